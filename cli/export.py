@@ -223,7 +223,7 @@ def _opened(export: _Export) -> Trainer:
 
 
 def _onnx(export: _Export) -> dict[str, Any]:
-    from gradgraph.export.held_against import report_of
+    from gradgraph.export.comparison import report_of
     from gradgraph.export.image_input import taking_images
     from gradgraph.files.models import save_model
     from gradgraph.graph.checks import validate

@@ -1,12 +1,12 @@
-"""Export after training, and artifacts of a step for other ways to train and to run it.
+"""Export after training, and artifacts of a step for other runtimes and training loops.
 
-It turns a step and trained weights into files: inference models, weights, flat buffers, ORT format, a page.
-It knows nothing of how a step is built.
+It turns a step and trained weights into files: inference models, weights, flat buffers, ORT format, a page. It does not
+depend on how a step is built.
 """
 
 from gradgraph.export.artifacts import fixed_sizes, inference_model, save_inference, save_weights, weights
+from gradgraph.export.comparison import Compared, ExportReport, compared, drawn, export_report
 from gradgraph.export.flat import FlatWeights, Place, flat_models, flat_weights
-from gradgraph.export.held_against import Compared, ExportReport, compared, drawn, export_report
 from gradgraph.export.image_input import with_image_input
 from gradgraph.export.mistakes import save_mistakes
 from gradgraph.export.ort_format import ort_model, required_operators, save_ort, save_required_operators

@@ -1,4 +1,4 @@
-"""The inference model and the weights of a step, from a checkpoint or as they were at the start."""
+"""The inference model and the weights of a step, from a checkpoint or before training."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ def inference_model(
     weights: Weights | None = None,
     sizes: Sizes | None = None,
 ) -> onnx.ModelProto:
-    """The trained model as plain ONNX: no loss, no optimizer, layers in evaluation form.
+    """Return the trained model as plain ONNX: no loss, no optimizer, layers in evaluation mode.
 
     Args:
-        step: a step, or the folder of one.
-        checkpoint: the state of a run; the weights are those before training without one.
-        outputs: those of the model's outputs that it is to have; by default all.
-        averaged: averages of the weights, where the optimizer keeps some.
-        mixed: keep the mixed precision of the step; the model is float32 otherwise.
-        weights: values in place of those of the step or checkpoint, as ``Trainer.load_state_dict`` takes them, or flat
+        step: a step, or its folder.
+        checkpoint: the state of a run; without one, the initial weights are used.
+        outputs: which of the model's outputs to keep; by default all.
+        averaged: use averages of the weights, if the optimizer keeps some.
+        mixed: keep the mixed precision of the step; otherwise the model is float32.
+        weights: values that replace those of the step or checkpoint, as for ``Trainer.load_state_dict``, or flat
             weights; other weights stay.
-        sizes: numbers for sizes that the model leaves open, as of ``gradgraph.build``.
+        sizes: values of symbolic sizes, as for ``gradgraph.build``.
 
     Raises:
-        BuildError: ``mixed``, and the step is not in mixed precision.
-        ModelError: the step is damaged, or keeps no output of the model.
+        BuildError: ``mixed`` is set, but the step is not in mixed precision.
+        ModelError: the step is damaged, or has no output of the model.
         UnknownNameError: the model has no such output.
-        CheckpointError: the checkpoint is damaged, or of another step.
+        CheckpointError: the checkpoint is damaged, or belongs to another step.
     """
     trainer = opened_trainer(step, checkpoint, weights)
     if not sizes:
@@ -82,7 +82,7 @@ def save_inference(
 
     Raises:
         BuildError, ModelError, UnknownNameError, CheckpointError: as for ``inference_model``.
-        OutputError: ``path`` cannot be written; what was there is intact.
+        OutputError: ``path`` cannot be written; an existing file is intact.
     """
     check_suffix(path, ".onnx")
     trainer = opened_trainer(step, checkpoint, weights)
@@ -100,15 +100,15 @@ def served(
     mixed: bool = False,
     sizes: Sizes | None = None,
 ) -> ir.Model:
-    """The model that ``inference_model`` gives; its weights lie in files, and in the state of the trainer."""
+    """Return the model of ``inference_model``; its weights stay in files, and in the state of the trainer."""
     model = trainer.exported(outputs, averaged=averaged, mixed=mixed, preprocess=True)
     return model if not sizes else _with_sizes(model, sizes)
 
 
 def weights(step: Step | Path, checkpoint: Path | None = None, *, averaged: bool = True) -> Arrays:
-    """Every weight of the model by its name: trained, running statistics, frozen; each with its shape and dtype.
+    """Return every weight of the model by name: trained, running statistics, frozen; each with its shape and dtype.
 
-    Large frozen ones are what is mapped of the step's files.
+    Large frozen ones are memory-mapped from the step's files.
 
     Raises:
         ModelError, CheckpointError: as for ``inference_model``.
@@ -127,7 +127,7 @@ def save_weights(step: Step | Path, path: Path, checkpoint: Path | None = None, 
 
     Raises:
         ModelError, CheckpointError: as for ``inference_model``.
-        OutputError: ``path`` cannot be written; what was there is intact.
+        OutputError: ``path`` cannot be written; an existing file is intact.
     """
     check_suffix(path, ".safetensors")
     arrays = weights(step, checkpoint, averaged=averaged)
@@ -137,12 +137,12 @@ def save_weights(step: Step | Path, path: Path, checkpoint: Path | None = None, 
 
 @checked(sizes=SIZES)
 def fixed_sizes(model: Source, sizes: Sizes) -> onnx.ModelProto:
-    """A copy of an inference model with numbers for sizes that it leaves open; what follows from them is computed now.
+    """Return a copy of an inference model with values for symbolic sizes; dependent values are folded.
 
-    A model of opset 17 to 21 keeps its opset; others come at opset 21.
+    A model of opset 17 to 21 keeps its opset; others are converted to opset 21.
 
     Raises:
-        ArgumentError: ``sizes`` are no sizes.
+        ArgumentError: ``sizes`` are invalid.
         ModelError: the model is damaged.
         UnknownNameError: no input has such a dimension, or there is no such input.
         BuildError: an input has other dimensions.
@@ -151,7 +151,7 @@ def fixed_sizes(model: Source, sizes: Sizes) -> onnx.ModelProto:
 
 
 def _with_sizes(model: ir.Model, sizes: Sizes) -> ir.Model:
-    """As ``fixed_sizes``; ``model`` may change, and weights are shared."""
+    """Set sizes as ``fixed_sizes``; ``model`` may change, and weights are shared."""
     fix_sizes(model, sizes)
     opset = model.opset_imports.get("", OPSET)
     folded = clean_up(normalise(model, keep_quantization=True))
@@ -164,7 +164,7 @@ def opened_trainer(
     weights: Weights | None = None,
     options: RuntimeOptions | None = None,
 ) -> Trainer:
-    """A trainer with the state of ``checkpoint``, if one is given, and then these ``weights``."""
+    """Return a trainer with the state of ``checkpoint``, if given, and then these ``weights``."""
     trainer = Trainer(step, device="cpu", options=options)
     if checkpoint is not None:
         trainer.load(checkpoint)

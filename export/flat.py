@@ -1,4 +1,4 @@
-"""All weights as one vector, with a table of where each lies."""
+"""All weights as one vector, with a table of offsets."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _KIND = "gradgraph flat weights"
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor lies in a vector: its first number, and its shape."""
+    """The place of a tensor in a vector: its offset, and its shape."""
 
     name: str
     offset: int
@@ -42,13 +42,13 @@ class Place:
 
     @property
     def size(self) -> int:
-        """How many numbers it has."""
+        """The number of elements."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FlatWeights:
-    """Tensors one behind the other in one float32 vector.
+    """Tensors concatenated in one float32 vector.
 
     Attributes:
         buffer: the vector.
@@ -65,25 +65,28 @@ class FlatWeights:
         end = 0
         for place in self.table:
             if place.offset != end or any(d < 0 for d in place.shape):
-                raise ModelError(f"'{shown(place.name)}' does not lie behind the tensor before it in the flat vector")
+                raise ModelError(
+                    f"'{shown(place.name)}' does not directly follow the previous tensor in the flat vector"
+                )
             end += place.size
         if self.buffer.dtype != np.float32 or self.buffer.shape != (end,):
             raise ModelError(
                 f"the flat vector is {self.buffer.dtype}{list(self.buffer.shape)}; its table needs float32[{end}]"
             )
         if len({p.name for p in self.table}) < len(self.table):
-            raise ModelError("the table of the flat vector has a name twice")
+            raise ModelError("the table of the flat vector has a duplicate name")
 
     def arrays(self) -> Arrays:
-        """The tensors by name: views of the vector, as ``trainer.load_state_dict(..., strict=False)`` takes them."""
+        """Return the tensors by name, as views of the vector, for ``trainer.load_state_dict(..., strict=False)``."""
         return {p.name: self.buffer[p.offset : p.offset + p.size].reshape(p.shape) for p in self.table}
 
     def replaced(self, buffer: np.ndarray[Any, Any]) -> FlatWeights:
-        """Another vector with the same table."""
+        """Return another vector with the same table."""
         return FlatWeights(np.ascontiguousarray(buffer, np.float32), self.table)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the numbers (float32, little-endian) to ``path``, and the table beside it as ``.json``.
+        """Write the numbers (float32, little-endian) to ``path``, and the table to the same path with ``.json``
+        appended.
 
         Raises:
             OutputError: they cannot be written.
@@ -93,10 +96,10 @@ class FlatWeights:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> FlatWeights:
-        """Read what ``save`` wrote.
+        """Load the files written by ``save``.
 
         Raises:
-            ModelError: a file is missing or damaged, or the two do not fit.
+            ModelError: a file is missing or damaged, or the two do not match.
         """
         path = Path(path)
         beside = path.with_suffix(".json")
@@ -105,17 +108,17 @@ class FlatWeights:
             for read in (beside, path):
                 contents.append(regular_bytes(read))
         except UnreadableError as error:
-            raise ModelError(f"cannot read '{shown(read)}' ({error}); flat weights are two files") from None
+            raise ModelError(f"cannot read '{shown(read)}' ({error}); flat weights consist of two files") from None
         document, numbers = contents
         try:
             rows = tables_of(Fields(json_of(document), "it").value("tensors"), "'tensors'")
             table = tuple(Place(r.text("name"), r.whole("offset"), r.wholes("shape")) for r in rows)
         except UnreadableError as error:
             raise ModelError(
-                f"'{shown(beside)}' is no table of flat weights ({error}); write both files again"
+                f"'{shown(beside)}' is not a table of flat weights ({error}); write both files again"
             ) from None
         if len(numbers) % 4:
-            raise ModelError(f"'{shown(path)}' is cut: it has {len(numbers)} bytes; write it again")
+            raise ModelError(f"'{shown(path)}' is truncated: it has {len(numbers)} bytes; write it again")
         return cls(np.frombuffer(numbers, "<f4").astype(np.float32), table)
 
 
@@ -126,16 +129,16 @@ def flat_weights(
     *,
     which: Which = "trainable",
 ) -> FlatWeights:
-    """The weights of a step in one float32 vector, in the order of the manifest.
+    """Return the weights of a step in one float32 vector, in the order of the manifest.
 
     Args:
-        step: a step, or the folder of one.
-        checkpoint: the state of a run; the weights are those before training without one.
-        which: ``"trainable"``, or ``"all"`` for running statistics as well.
+        step: a step, or its folder.
+        checkpoint: the state of a run; without one, the initial weights are used.
+        which: ``"trainable"``, or ``"all"`` to include running statistics.
 
     Raises:
-        ModelError: the step is damaged, or a weight is not float32 (or float16, which float32 holds exactly).
-        CheckpointError: the checkpoint is damaged, or of another step.
+        ModelError: the step is damaged, or a weight is not float32 (or float16, which float32 represents exactly).
+        CheckpointError: the checkpoint is damaged, or belongs to another step.
     """
     trainer = opened_trainer(step, checkpoint)
     table = _table(trainer.manifest, which)
@@ -148,7 +151,7 @@ def flat_weights(
 def save_flat(
     step: Step | str | os.PathLike[str], path: str | os.PathLike[str], checkpoint: str | os.PathLike[str] | None = None
 ) -> tuple[Place, ...]:
-    """Write ``flat_weights(step, checkpoint)`` from the state to ``path``, without the vector; returns the table.
+    """Write ``flat_weights(step, checkpoint)`` to ``path`` without building the vector; returns the table.
 
     Raises:
         ModelError, CheckpointError: as for ``flat_weights``.
@@ -167,7 +170,7 @@ def _seen(trainer: Trainer, table: Sequence[Place]) -> list[np.ndarray[Any, Any]
 
 
 def _write(path: Path, table: Sequence[Place], arrays: Iterable[np.ndarray[Any, Any]]) -> None:
-    """Write the table, and behind it the numbers of ``arrays``, one after the other."""
+    """Write the table, and the numbers of ``arrays``, one after the other."""
     rows = [{"name": p.name, "offset": p.offset, "shape": list(p.shape)} for p in table]
     document = {"kind": _KIND, "dtype": "float32", "elements": sum(p.size for p in table), "tensors": rows}
     write_atomically(path.with_suffix(".json"), (json.dumps(document, indent=1) + "\n").encode())
@@ -175,8 +178,8 @@ def _write(path: Path, table: Sequence[Place], arrays: Iterable[np.ndarray[Any, 
 
 
 def flat_models(step: Step | str | os.PathLike[str], *, which: Which = "trainable") -> dict[str, onnx.ModelProto]:
-    """Two models that do it where a step trains: ``"flatten"`` takes the weights by name and gives ``flat``;
-    ``"unflatten"`` takes ``flat`` and gives the weights.
+    """Return two models for use next to a training step: ``"flatten"`` maps the weights by name to ``flat``;
+    ``"unflatten"`` maps ``flat`` to the weights.
 
     Raises:
         ModelError: as for ``flat_weights``.
@@ -222,9 +225,9 @@ def _table(manifest: Manifest, which: Which) -> tuple[Place, ...]:
         if spec.kind not in kinds:
             continue
         if spec.dtype not in ("float32", "float16"):
-            raise ModelError(f"'{shown(spec.name)}' is {spec.dtype}, which a float32 vector does not hold exactly")
+            raise ModelError(f"'{shown(spec.name)}' is {spec.dtype}, which a float32 vector does not represent exactly")
         table.append(Place(spec.name, end, tuple(int(d or 0) for d in spec.shape)))
         end += table[-1].size
     if not table:
-        raise ModelError("the step has no weights to put into a vector")
+        raise ModelError("the step has no weights to flatten")
     return tuple(table)

@@ -1,4 +1,6 @@
-"""A model that takes the bytes of images: resizing, cropping and normalisation as ONNX nodes in front of it."""
+"""Image preprocessing as ONNX nodes: a model that reads the bytes of images, with resizing, cropping and
+normalisation.
+"""
 
 from __future__ import annotations
 
@@ -26,29 +28,29 @@ BYTE = 255.0
 
 
 def with_image_input(model: Source) -> onnx.ModelProto:
-    """A copy of an inference model whose input of images takes bytes: uint8 [samples, height, width, channels].
+    """Return a copy of an inference model whose image input is uint8 [samples, height, width, channels].
 
-    Height and width are open. What ``gradgraph.image_folder`` did in training, by the metadata of the model (or what a
-    file beside it says), stands in front as nodes of standard ONNX: resizing as Pillow computes it, cropping or
-    letterboxing, order of channels, scale, mean and std. Pixels equal those of Pillow but for a level or two of 255,
-    where ties are rounded otherwise.
+    Height and width are symbolic. The preprocessing of ``gradgraph.image_folder`` in training, as recorded in the
+    model's metadata (or a file next to it), is prepended in standard ONNX nodes: resizing as in Pillow, cropping or
+    letterboxing, order of channels, scale, mean and std. Pixels equal those of Pillow up to a level or two of 255 due
+    to ties.
 
     Raises:
-        ModelError: the model has no input of images, or is of an opset below 13; images of four channels are resized,
-            or by another filter than bilinear and bicubic.
+        ModelError: the model has no input of images, or an opset below 13; images of four channels are resized, or with
+            another filter than bilinear and bicubic.
     """
     return to_proto(taking_images(model))
 
 
 def taking_images(model: Source) -> ir.Model:
-    """As ``with_image_input``, an onnx-ir model whose weights lie where they lay."""
+    """Convert as ``with_image_input``, to an onnx-ir model whose weights stay in their files."""
     work = load_model(model)
     learn_preprocessing(work, model)
     names = DataNames.read_from(work.metadata_props)
     inputs = [v for v in work.graph.inputs if v.shape is not None and len(v.shape) == 4 and not v.is_initializer()]
     known = [v for v in inputs if v.name in names.images] or inputs
     if len(known) != 1 or known[0].dtype is None:
-        raise ModelError("the model has no input that is known to be of images; bytes of images need one")
+        raise ModelError("the model has no input that is known to be of images, as image bytes require")
     if work.opset_imports.get("", LEAST_OPSET) < LEAST_OPSET:
         raise ModelError(f"the model is of an opset below {LEAST_OPSET}; convert it first")
     _put_in_front(work, known[0], names)
@@ -68,27 +70,29 @@ def _put_in_front(work: ir.Model, value: ir.Value, names: DataNames) -> None:
     value.replace_all_uses_with(made.value)
     graph.inputs[list(graph.inputs).index(value)] = raw
     op.finish(graph, graph[0])
-    prune(work)  # of constants that others were made of
+    prune(work)  # of constants that others were folded from
     images = {**names.images, name: {"layout": "NHWC"}}
     data = DataNames(names.columns, names.classes, images, names.softmax, sigmoid=names.sigmoid)
     work.metadata_props.update(data.as_metadata())
 
 
 def _resized(op: Builder, raw: Var, form: ImageForm) -> Var:
-    """Pixels as float32 [samples, channels, height, width], at the size of the form."""
+    """Resize to float32 [samples, channels, height, width], at the size of the form."""
     x = op.Transpose(op.Cast(raw, to=FLOAT), perm=[0, 3, 1, 2])
     if form.size is None:
         return x
     kind = _FILTERS.get(form.resample or "bilinear")
     if kind is None or form.channels == 4:
         what = (
-            f"by the filter {shown(form.resample)}" if kind is None else "of four channels, whose colours Pillow weighs"
+            f"with the filter {shown(form.resample)}"
+            if kind is None
+            else "with four channels, whose colours Pillow premultiplies"
         )
-        raise ModelError(f"images {what} are not resized in the model; resize them before, and export without this")
+        raise ModelError(f"images {what} cannot be resized in the model; resize them before, and export without this")
     sides = [op.Gather(op.Shape(raw), i, axis=0) for i in (1, 2)]
     new = [op.const(side) for side in form.size]
     if form.shorter is not None:
-        new = [side * form.shorter / op.Min(*sides) for side in sides]  # whole numbers, rounded down
+        new = [side * form.shorter / op.Min(*sides) for side in sides]  # integers, rounded down
     elif form.letterbox:
         new = _letterboxed(op, sides, form.size)
     across = op.Transpose(_weights(op, sides[1], new[1], kind), perm=[1, 0])
@@ -103,7 +107,7 @@ def _resized(op: Builder, raw: Var, form: ImageForm) -> Var:
 
 
 def _letterboxed(op: Builder, sides: Sequence[Var], size: tuple[int, int]) -> list[Var]:
-    """Height and width, as large as the shape allows; in double, as Python counts."""
+    """Return height and width, as large as the shape allows; in double precision, as in Python."""
     wide = [op.Cast(side, to=ir.DataType.DOUBLE) for side in sides]
     scale = op.Min(*(op.const(np.float64(most)) / side for side, most in zip(wide, size, strict=True)))
     rounded = [op.Cast(op.Round(side * scale), to=INT64) for side in wide]
@@ -111,20 +115,22 @@ def _letterboxed(op: Builder, sides: Sequence[Var], size: tuple[int, int]) -> li
 
 
 def _middle(op: Builder, x: Var, sides: Sequence[Var], form: ImageForm) -> Var:
-    """Cut the middle out; what is smaller gets black around it. Half of an odd rest is as ``form.crop`` says."""
+    """Crop the middle; smaller images are padded with black. ``form.crop`` defines the rounding of odd margins."""
     assert form.size is not None and form.shorter is not None
     if form.shorter < max(form.size):
         x, sides = _padded(op, x, sides, form.size, 0.0), [op.Max(s, w) for s, w in zip(sides, form.size, strict=True)]
     for axis, side, wanted in zip((2, 3), sides, form.size, strict=True):
         half = (op.Cast(side, to=FLOAT) - float(wanted)) * 0.5
-        first = op.Cast(half if form.crop == "floor" else op.Round(half), to=INT64)  # to the even number, as in Python
+        first = op.Cast(half if form.crop == "floor" else op.Round(half), to=INT64)  # to even, as in Python
         first = op.Reshape(first, [1])
         x = op.Slice(x, first, first + wanted, [axis])
     return x
 
 
 def _padded(op: Builder, x: Var, sides: Sequence[Var], size: tuple[int, int], level: float) -> Var:
-    """Put pixels of a ``level`` around the middle, up to ``size``; those in front are fewer by one where it is odd."""
+    """Pad with pixels of a ``level`` around the middle, up to ``size``; the leading side gets one fewer if it is
+    odd.
+    """
     missing = [op.Reshape(op.Max(wanted - side, op.const(0)), [1]) for side, wanted in zip(sides, size, strict=True)]
     front = [rest / 2 for rest in missing]
     none = op.const(np.zeros(2, np.int64))
@@ -133,9 +139,9 @@ def _padded(op: Builder, x: Var, sides: Sequence[Var], size: tuple[int, int], le
 
 
 def _weights(op: Builder, before: Var, after: Var, kind: Callable[[Builder, Var], Var]) -> Var:
-    """How much each of ``before`` pixels counts for each of ``after``: [after, before].
+    """Return the weight of each of ``before`` pixels for each of ``after``: [after, before].
 
-    Those of Pillow's ``precompute_coeffs``: a filter around the middle of each new pixel, as wide as it is in old ones.
+    As in Pillow's ``precompute_coeffs``: a filter around the middle of each new pixel, as wide as it is in old ones.
     """
     zero, step = op.const(0), op.const(1)
     scale = op.Cast(before, to=FLOAT) / op.Cast(after, to=FLOAT)
@@ -185,12 +191,12 @@ def _down(op: Builder, weights: Var, x: Var) -> Var:
 
 
 def _rounded(op: Builder, x: Var) -> Var:
-    """Levels of bytes, as Pillow keeps them after each direction."""
+    """Round to byte levels, as Pillow does after each direction."""
     return op.Clip(op.Floor(x + 0.5), 0.0, BYTE)
 
 
 def _normalised(op: Builder, x: Var, form: ImageForm, dtype: ir.DataType) -> Var:
-    """Numbers in the type and layout of the model."""
+    """Normalise to the type and layout of the model."""
     if form.order == "BGR":
         x = op.Gather(x, op.const(np.array(REVERSED[: form.channels or 3])), axis=1)
     if not form.raw:

@@ -1,4 +1,4 @@
-"""A page of what a classifier gets wrong: confusion matrix, what is confused most, the worst samples, with pictures."""
+"""A page of a classifier's mistakes: confusion matrix, most frequent confusions, the worst samples, with pictures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gradgraph.runtime.execution.class_table import ClassTable
 from gradgraph.runtime.execution.confusions import Called, Confusions
 from gradgraph.runtime.trainer import Trainer
 
-MOST_CLASSES = 40  # of a matrix that is drawn
+MOST_CLASSES = 40  # classes in a matrix that is drawn
 
 
 def save_mistakes(
@@ -29,21 +29,21 @@ def save_mistakes(
     batch_size: int | None = None,
     averaged: bool = True,
 ) -> Confusions:
-    """Write a page of what a classifier gets wrong on held-out data; it is one file and needs no network.
+    """Write a page of a classifier's mistakes on held-out data; a single file that works offline.
 
     Args:
         trainer: of the classifier.
-        data: as for ``Trainer.evaluate``: of images, the page shows these.
+        data: as for ``Trainer.evaluate``; images are shown on the page.
         path: of the page.
         title: by default the name of the file.
-        scores: figures to show on top, such as ``Trainer.evaluate`` gives.
+        scores: metrics to show on top, such as the result of ``Trainer.evaluate``.
         batch_size, averaged: as for ``Trainer.evaluate``.
 
     Returns:
-        All that the page shows.
+        The contents of the page.
 
     Raises:
-        DataError: the data do not fit, or the step is no classifier.
+        DataError: the data do not fit, or the step is not a classifier.
         OutputError: ``path`` cannot be written.
     """
     check_suffix(path, ".html")
@@ -53,7 +53,7 @@ def save_mistakes(
 
 
 def page(title: str, found: Confusions, scores: Mapping[str, float]) -> str:
-    """The page that shows ``found``."""
+    """Return the page that shows ``found``."""
     facts = {"accuracy": f"{found.table.accuracy:.4f}", "samples": f"{int(found.table.samples.sum()):,}",
              **{name: f"{value:.4g}" for name, value in scores.items() if name != "accuracy"}}  # fmt: skip
     told = "".join(f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in facts.items())
@@ -88,7 +88,7 @@ def _figure(one: Called) -> str:
 
 
 def _matrix(table: ClassTable) -> str:
-    """The confusion matrix, a row for each class; nothing where there are too many."""
+    """Return the confusion matrix, a row for each class; empty if there are too many."""
     if len(table.names) > MOST_CLASSES:
         return ""
     head = "".join(f'<th class="number" scope="col">{_text(name)}</th>' for name in table.names)
@@ -96,7 +96,7 @@ def _matrix(table: ClassTable) -> str:
         f'<tr><th scope="row">{_text(name)}</th>{"".join(_cells(row, i))}</tr>'
         for i, (name, row) in enumerate(zip(table.names, table.matrix.tolist(), strict=True))
     ]
-    return (f'<h2>What is called what</h2><p class="hint">A row for each class, a column for what it is called.</p>'
+    return (f'<h2>Confusion matrix</h2><p class="hint">A row for each true class, a column for each predicted one.</p>'
             f'<div class="wide"><table class="matrix"><thead><tr><th></th>{head}</tr></thead><tbody>{"".join(rows)}'
             "</tbody></table></div>")  # fmt: skip
 
@@ -105,7 +105,7 @@ def _cells(row: Sequence[int], own: int) -> Iterable[str]:
     whole = sum(row) or 1
     for j, count in enumerate(row):
         kind = "right" if j == own else "wrong"
-        share = (count / whole) ** 0.5  # few are to be seen, too
+        share = (count / whole) ** 0.5  # small shares stay visible, too
         yield f'<td class="number {kind}" style="--share: {share:.3f}">{count or "·"}</td>'
 
 

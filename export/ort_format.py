@@ -1,7 +1,7 @@
-"""For small builds of onnxruntime: ``.ort`` files, and the list of operators that a build needs.
+"""``.ort`` files for reduced builds of onnxruntime, and the list of operators that such a build needs.
 
-Both are made by onnxruntime itself, in a process of its own. Large weights lie beside the models that it reads, and it
-does not copy them into the order in which products read them: so it takes 1.5 times their size, and 3.1 times else.
+Both are made by onnxruntime itself, in a separate process. Large weights are external to the models that it reads, and
+pre-packing is disabled: so it needs 1.5 times their size in memory instead of 3.1 times.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ __all__ = ["ort_model", "required_operators", "save_ort", "save_required_operato
 CONFIG = "required_operators.config"
 _LIMIT = 600  # seconds
 _SOURCE = Kind(
-    "a gradgraph.Step, the folder of one, or a model: its path or an onnx.ModelProto",
+    "a gradgraph.Step, its folder, or a model: its path or an onnx.ModelProto",
     lambda value: isinstance(value, Step | onnx.ModelProto) or PATH.fits(value),
 )
 
-# Of the models in the folder of each level an .ort file beside it; then what all of these need. The settings are those
-# of onnxruntime.tools.convert_onnx_models_to_ort, but that nothing is packed: it takes no settings.
+# Writes an .ort file next to each model in the folder of each level, then the operators that all of these need. The
+# settings are those of onnxruntime.tools.convert_onnx_models_to_ort, except that pre-packing is disabled, which it has
+# no setting for.
 _CONVERT = """
 import mmap, pathlib, sys
 import onnxruntime as ort
@@ -69,9 +70,9 @@ for path in sorted(folder.glob("*/*.onnx")):
     ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"], disabled_optimizers=without)
 create_config_from_models(sorted(folder.glob("*/*.ort")), folder / config, types)
 """
-# levels; functions are inlined in all. On x86-64 convolutions may be in blocks of channels, which no .ort file has
+# levels; functions are inlined in all. On x86-64 convolutions may be in NCHWc blocks, which no .ort file has
 _AS_IT_IS, _OPTIMISED, _IN_BLOCKS = "disable", "enable", "enable-amd64"
-Writer = Callable[[Path], None]  # writes a model to that path, and its large weights beside it
+Writer = Callable[[Path], None]  # writes a model to that path, and its large weights to an external file
 
 
 @checked(source=_SOURCE, types=FLAG, custom_ops=PATH.or_none())
@@ -81,18 +82,19 @@ def required_operators(
     types: bool = False,
     custom_ops: str | os.PathLike[str] | None = None,
 ) -> str:
-    """List what a build of onnxruntime must have to run these ``.onnx`` files: text for ``--include_ops_by_config``.
+    """List the operators that a build of onnxruntime needs to run these ``.onnx`` files, for
+    ``--include_ops_by_config``.
 
-    Operators in bodies of functions and of loops are among them, and those that onnxruntime's optimizers write; on
-    x86-64 also its convolutions in blocks of channels.
+    The list includes operators in functions and loops, and those that onnxruntime's optimizers write; on x86-64 also
+    its NCHWc convolutions.
 
     Args:
-        source: a step, the folder of one, or a model: its path, or a ModelProto.
-        types: with the element types of each, for ``--enable_reduced_operator_type_support``.
-        custom_ops: a library of operators that the model calls, if ``gradgraph.extend.library`` does not know it.
+        source: a step, its folder, or a model: its path, or a ModelProto.
+        types: include the element types of each, for ``--enable_reduced_operator_type_support``.
+        custom_ops: the library of custom ops in the model, unless registered with ``gradgraph.extend.library``.
 
     Raises:
-        ModelError: onnxruntime refuses a model.
+        ModelError: onnxruntime rejects a model.
         RuntimeUnavailableError: its converter does not run.
     """
     levels: dict[str, Mapping[str, Writer]] = dict.fromkeys((_AS_IT_IS, _OPTIMISED, _IN_BLOCKS), _models(source))
@@ -121,10 +123,10 @@ def save_required_operators(
 
 
 def ort_model(model: onnx.ModelProto, *, custom_ops: str | os.PathLike[str] | None = None) -> bytes:
-    """The ``.ort`` file of a model, optimised for any processor.
+    """Return the ``.ort`` file of a model, optimised for any processor.
 
     Raises:
-        ModelError: onnxruntime refuses the model.
+        ModelError: onnxruntime rejects the model.
         RuntimeUnavailableError: its converter does not run.
     """
     with _converted({_OPTIMISED: {"model": _writer(model)}}, False, custom_ops) as (made, _):
@@ -134,7 +136,7 @@ def ort_model(model: onnx.ModelProto, *, custom_ops: str | os.PathLike[str] | No
 def write_ort_models(
     models: Mapping[Path, onnx.ModelProto | ir.Model], custom_ops: str | os.PathLike[str] | None = None
 ) -> str:
-    """Write models as ``.ort`` files to these paths; returns what a build of onnxruntime needs for all of them.
+    """Write models as ``.ort`` files to these paths; returns the operators that a build of onnxruntime needs for all.
 
     Raises:
         ModelError, RuntimeUnavailableError: as for ``ort_model``.
@@ -157,23 +159,21 @@ def save_ort(
     types: bool = False,
     custom_ops: str | os.PathLike[str] | None = None,
 ) -> Path:
-    """Write a step as ``.ort`` files: each model, ``manifest.json``, and ``required_operators.config`` for a build that
-    runs just these.
+    """Write a step as ``.ort`` files: each model, ``manifest.json``, and ``required_operators.config`` for a reduced
+    build.
 
-    The initial state stays as it is computed in init.onnx; the other models are optimised.
+    The initial state is still computed in init.onnx; the other models are optimised.
 
     Raises:
-        ModelError: the step is damaged, or onnxruntime refuses one of its models.
+        ModelError: the step is damaged, or onnxruntime rejects one of its models.
         RuntimeUnavailableError: onnxruntime's converter does not run.
-        OutputError: the folder cannot be written, or is not empty and ``force`` is not given.
+        OutputError: the folder cannot be written, or is not empty and ``force`` is not set.
     """
     check_suffix(folder, FOLDER)
     step = step if isinstance(step, Step) else Step.load(step)
     models = _models(step)
-    check_replaceable(
-        Path(folder), [*(f"{name}.ort" for name in models), MANIFEST_FILE, CONFIG], force
-    )  # it takes time
-    first = {"init": models.pop("init")}  # whose zeros would be stored if it were optimised
+    check_replaceable(Path(folder), [*(f"{name}.ort" for name in models), MANIFEST_FILE, CONFIG], force)  # slow
+    first = {"init": models.pop("init")}  # optimising it would store its zeros
     with _converted({_AS_IT_IS: first, _OPTIMISED: models}, types, custom_ops) as (made, config):
         contents: dict[str, Any] = {f"{name}.ort": _read(made / _OPTIMISED / f"{name}.ort") for name in models}
         contents["init.ort"] = _read(made / _AS_IT_IS / "init.ort")
@@ -184,7 +184,7 @@ def save_ort(
 
 
 def _models(source: Any) -> dict[str, Writer]:
-    """The writers of the models of a source, by the names of their files."""
+    """Return the writers of the models of a source, by file name."""
     if not isinstance(source, Step | onnx.ModelProto) and Path(source).is_dir():
         source = Step.load(source)
     if isinstance(source, Step):
@@ -226,7 +226,7 @@ def _check_size(weights: int) -> None:
 
 
 def _too_large() -> ModelError:
-    return ModelError("a model above 2 GB has no .ort file; write it as .onnx")
+    return ModelError("a model above 2 GB cannot be an .ort file; write it as .onnx")
 
 
 def _read(path: Path) -> Iterator[bytes]:
@@ -238,14 +238,14 @@ def _read(path: Path) -> Iterator[bytes]:
 def _converted(
     levels: Mapping[str, Mapping[str, Writer]], types: bool, custom_ops: str | os.PathLike[str] | None
 ) -> Iterator[tuple[Path, str]]:
-    """A block with the ``.ort`` files of models, in a folder for each level of optimisation, and what all need.
+    """Yield a folder with the ``.ort`` files of models, in a subfolder for each level, and the operators that all need.
 
     Yields:
-        The folder of these folders, and the text of that list.
+        The folder of these subfolders, and the text of that list.
     """
     libraries = list(dict.fromkeys([*KNOWN, *absolute(custom_ops or ())]))
     if len(libraries) > 1:
-        raise ModelError("onnxruntime's converter takes one library of custom operators; put them into one")
+        raise ModelError("onnxruntime's converter accepts one custom-op library; combine them into one")
     with tempfile.TemporaryDirectory(prefix="gradgraph-") as scratch:
         folder = Path(scratch)
         for level, models in levels.items():
@@ -259,6 +259,6 @@ def _converted(
             raise RuntimeUnavailableError(f"onnxruntime's converter does not run: {shown(error)}") from None
         if ran.returncode:
             lines = ran.stderr.strip().splitlines() or [f"the process ended with {ran.returncode}"]
-            raise ModelError(f"onnxruntime's converter refuses the model: {shown(lines[-1])}")
+            raise ModelError(f"onnxruntime's converter rejects the model: {shown(lines[-1])}")
         lines = (folder / CONFIG).read_text("utf-8").splitlines(keepends=True)
         yield folder, "".join(line for line in lines if not line.startswith("#"))  # comments name temporary files

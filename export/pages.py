@@ -1,4 +1,4 @@
-"""Pages of one file each, which a browser opens without a network: all have one look, light or dark, wide or narrow."""
+"""Self-contained HTML pages with a common style, light or dark, wide or narrow."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ PARTS = Path(__file__).parent / "page"
 
 
 def text_of(name: str) -> str:
-    """A file of ``page/``."""
+    """Return the text of a file in ``page/``."""
     return (PARTS / name).read_text("utf-8")
 
 
 def whole_page(title: str, body: str, style: str = "") -> str:
-    """A page with the look of all pages.
+    """Return a page in the common style.
 
     Args:
         title: text.
-        body: markup; whatever comes from a model or from data is escaped in it already.
-        style: CSS of this page alone.
+        body: markup, with text from models and data already escaped.
+        style: CSS of this page only.
     """
     whole = text_of("frame.html").replace("/* style */", text_of("look.css") + style).replace("<!-- body -->", body)
     return whole.replace("<!-- title -->", html.escape(f"{title} · gradgraph"))
 
 
 def as_script_data(data: Mapping[str, Any]) -> str:
-    """JSON that stands in a ``script`` element: no text in it ends the element."""
+    """Return JSON for a ``script`` element, escaped so that no text ends the element."""
     return json.dumps(data, separators=(",", ":"), ensure_ascii=True).replace("<", "\\u003c")

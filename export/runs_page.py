@@ -1,4 +1,4 @@
-"""A page that compares runs: a table of their figures and of the options in which they differ, and their curves."""
+"""A page that compares runs: a table of their metrics and differing options, and their curves."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from gradgraph.runtime.saved.curves import svg
 
 
 def save_runs(runs: Sequence[Run], path: str | os.PathLike[str], title: str | None = None) -> None:
-    """Write a page that compares runs; it is one file and needs no network.
+    """Write a page that compares runs; a single file that works offline.
 
     Args:
-        runs: in the order of the table, as :func:`gradgraph.runtime.saved.compared_runs.runs_in` finds them.
+        runs: in the order of the table, as returned by :func:`gradgraph.runtime.saved.compared_runs.runs_in`.
         path: of the page.
         title: by default the name of the file.
 

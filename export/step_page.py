@@ -1,6 +1,6 @@
-"""A page that shows a training step: one file without any other, which a browser opens without a network.
+"""A page that shows a training step: a single HTML file that works offline.
 
-What the page says is data in it; ``page/step.js`` draws that. Whatever comes from a model is text there, never markup.
+Its contents are data in the file; ``page/step.js`` draws them. Anything from a model is text there, never markup.
 """
 
 from __future__ import annotations
@@ -37,15 +37,14 @@ def save_page(
     profiles: Mapping[str, Profile] | None = None,
     **sizes: int,
 ) -> None:
-    """Write a page of a step: its graph by the modules of the model, memory and time over the step, its weights.
+    """Write a page of a step: its graph by modules of the model, memory and time over the step, its weights.
 
     Args:
-        source: a :class:`gradgraph.Step`, or the folder of one; or an ``.onnx``, of which the page shows the graph and
-            the weights.
-        path: of the page, which is one file and needs no network.
+        source: a :class:`gradgraph.Step`, or its folder; or an ``.onnx``, for its graph and weights.
+        path: of the page.
         title: by default the name of the folder or file.
-        profiles: what ``Trainer.profile`` found, by the name of the step; ``""`` where it is the only one.
-        sizes: of open dimensions, such as ``batch=32``, for the memory; 1 where none is given.
+        profiles: results of ``Trainer.profile``, by the name of the step; ``""`` for a single step.
+        sizes: of symbolic dimensions, such as ``batch=32``, for the memory; 1 by default.
 
     Raises:
         ModelError: ``source`` is damaged.
@@ -64,7 +63,7 @@ def save_page(
 
 
 def page(title: str, data: Mapping[str, Any]) -> str:
-    """The page that shows ``data``."""
+    """Return the page that shows ``data``."""
     body = text_of("step.html").replace("/* step.js */", text_of("step.js"))
     return whole_page(title, body.replace("/* data */", as_script_data({"title": title, **data})), text_of("step.css"))
 
@@ -116,7 +115,7 @@ def _signatures(specs: Iterable[TensorSpec]) -> str:
 
 
 def _graph(step: Step, name: str, lived: list[Moment], profile: Profile | None) -> dict[str, Any]:
-    """One train graph: its nodes, and what happens while it runs."""
+    """Describe a train graph: its nodes, and the timeline of its memory."""
     train = step.trains[name]
     origins = Origins.of_step(step.manifest, step.eval, train)
     at = {node.name: i for i, node in enumerate(train.graph.node)}
@@ -130,7 +129,7 @@ def _graph(step: Step, name: str, lived: list[Moment], profile: Profile | None) 
 
 
 def _node(node: onnx.NodeProto, origins: Origins, number: str = "") -> dict[str, Any]:
-    """A node; one without a name is called by its number."""
+    """Describe a node; one without a name gets its number."""
     origin = origins(node.name)
     known = {
         "o": operator_name(node.op_type, node.domain),
@@ -158,9 +157,9 @@ def _kind_of_input(step: Step, name: str) -> str:
 
 
 def _moments(lived: list[Moment], origins: Origins, at: Mapping[str, int]) -> list[list[int]]:
-    """Rows of the nodes that run: the number of the node of the train graph that each stands for (or -1), the bytes
-    that it makes, and those that live then, by kind. A node whose long name was cut stands for the same one as the node
-    before it.
+    """Return a row for each executed node: the index of its node in the train graph (or -1), the bytes that it
+    allocates, and the bytes in use at that time, by kind. A node whose long name was truncated shares the index of the
+    node before it.
     """
     found: list[list[int]] = []
     last: dict[str, int] = dict.fromkeys(ROLES, -1)
@@ -184,8 +183,8 @@ def _times(profile: Profile, origins: Origins, at: Mapping[str, int]) -> dict[st
 
 
 def _weights(step: Step) -> list[dict[str, Any]]:
-    """Every weight, in the order of the model: its element type, shape, part and bytes, and those that the optimizer
-    keeps of it.
+    """Describe every weight, in the order of the model: its element type, shape, role, bytes, and those of its
+    optimizer slots.
     """
     m = step.manifest
     trained, slots, kept = set(m.trainable), Counter[str](), kept_of(m)

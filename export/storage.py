@@ -1,4 +1,4 @@
-"""Weights stored as float16, which are float32 again where the file is opened: half the bytes to send."""
+"""Weights stored as float16, and cast back to float32 when the file is loaded, to halve its size."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Float16Storage:
 
     Attributes:
         result: the model, or the step whose init.onnx is stored so.
-        tensors: how many weights are float16 now.
+        tensors: the number of weights stored as float16.
         bytes_before, bytes_after: of all initializers of that file.
-        largest_error: the largest difference of a number to what it was.
+        largest_error: the largest absolute rounding error.
         relative_error: the largest error of a tensor: the norm of the difference over the norm of the tensor.
-        kept: weights with numbers that float16 cannot hold (beyond 65504, or not finite), which stay float32.
+        kept: weights that float16 cannot represent (beyond 65504, or not finite), which stay float32.
     """
 
     result: Any
@@ -58,17 +58,17 @@ class Float16Storage:
 
 @checked(model=_MODEL)
 def float16_storage(model: onnx.ModelProto | Step) -> Float16Storage:
-    """Store the float32 weights of a model as float16, with a Cast behind each.
+    """Store the float32 weights of a model as float16, each followed by a Cast.
 
-    A runtime computes the Casts once, when it opens the file, and then has float32 weights: nothing is slower, and all
-    that is lost is lost by rounding the weights. Tensors of fewer than 256 numbers stay as they are.
+    Runtimes fold the Casts when they load the file: nothing is slower, and the only loss is the rounding of the
+    weights. Tensors of fewer than 256 numbers stay as they are.
 
     Args:
         model: an inference model; or a step, whose init.onnx is stored so.
 
     Raises:
         ArgumentError: ``model`` is neither.
-        ModelError: its weights lie in another file.
+        ModelError: its weights are external.
     """
     if isinstance(model, Step):
         stored = _stored(model.resolved("init"))
@@ -85,7 +85,7 @@ def _stored(model: onnx.ModelProto) -> Float16Storage:
     for tensor in model.graph.initializer:
         if is_external(tensor):
             raise ModelError(
-                f"the weights of '{shown(tensor.name)}' lie in another file; load the model with them first"
+                f"the weights of '{shown(tensor.name)}' are in another file; load the model with them first"
             )
     work: ir.Model = ir.from_proto(model)
     found = store_as_float16(work)
@@ -93,7 +93,7 @@ def _stored(model: onnx.ModelProto) -> Float16Storage:
 
 
 def _with_weights_of(work: ir.Model, model: onnx.ModelProto, casts: int) -> onnx.ModelProto:
-    """A copy of ``model`` with the initializers of ``work`` and the Casts at its start, and all else as it is."""
+    """Return a copy of ``model`` with the initializers of ``work`` and the Casts at its start, otherwise unchanged."""
     result, graph = copied(model, without="graph"), copied(model.graph, without="initializer")
     del graph.node[:]
     graph.node.extend(map(ir.to_proto, itertools.islice(work.graph, casts)))
@@ -107,7 +107,7 @@ def _with_weights_of(work: ir.Model, model: onnx.ModelProto, casts: int) -> onnx
 
 
 def store_as_float16(model: ir.Model) -> Float16Storage:
-    """As ``float16_storage``, in place; weights are rounded when they are written, one after the other."""
+    """Convert as ``float16_storage``, in place; weights are rounded one at a time when they are written."""
     graph = model.graph
     before = after = count = 0
     largest = relative = 0.0
@@ -148,7 +148,7 @@ def _narrow(tensor: ir.TensorProtocol) -> np.ndarray[Any, Any]:
 
 
 def _widened_in(graph: ir.Graph, value: ir.Value, tensor: ir.TensorProtocol, called: str) -> ir.Node:
-    """A Cast that gives what the initializer ``value`` was, whose numbers are stored as float16 now, under a name."""
+    """Return a Cast that restores the initializer ``value``, now stored as float16 under another name."""
     name, half, shape = value.name or "", ir.DataType.FLOAT16, ir.Shape(tensor.shape.numpy())
     kept = ir.LazyTensor(lambda: ir.tensor(_narrow(tensor)), half, shape, name=called)
     stored = ir.Value(name=called, type=ir.TensorType(half), shape=shape, const_value=kept)

@@ -1,4 +1,4 @@
-"""Temperature scaling: one number by which logits are divided, so that probabilities are as often right as they say.
+"""Temperature scaling: logits are divided by one number, to calibrate the model's probabilities.
 
 After Guo et al., "On Calibration of Modern Neural Networks" (2017), section 4.2.
 """
@@ -29,9 +29,9 @@ from gradgraph.step.column_assignment import MASK, SAMPLE_WEIGHT
 from gradgraph.step.finishes import calibration
 from gradgraph.step.manifest import TargetSpec
 
-BINS = 15  # of the calibration error, as of the metric
-LEAST, MOST = 0.01, 100.0  # temperatures that are looked at
-TINY = 1e-38  # probabilities below count as this
+BINS = 15  # bins of the calibration error, as in the metric
+LEAST, MOST = 0.01, 100.0  # range of temperatures searched
+TINY = 1e-38  # least probability
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,19 +49,19 @@ class Temperature:
 
     @property
     def as_data(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return plain data for JSON."""
         return {"temperature": self.temperature, "nll": self.nll, "ece": self.ece, "labels": self.labels}
 
 
 @dataclass(frozen=True, eq=False)
 class Calibration(Temperature):
-    """A temperature, and what it changes on the data that it was found on. Printed, it is a line.
+    """A temperature, and its effect on the calibration data. Its text form is one line.
 
     Attributes:
-        temperature: the number by which logits are divided: above 1 where the model was too sure.
+        temperature: the divisor of the logits: above 1 if the model was overconfident.
         nll: the mean negative log-likelihood of the labels before and after.
         ece: the expected calibration error before and after (the metric ``ece``).
-        labels: how many count.
+        labels: the number of labels that are not ignored.
         model: the exported model with the Div.
     """
 
@@ -81,20 +81,21 @@ class Calibration(Temperature):
 def calibrate(
     trainer: Trainer, data: Any, batch_size: int | None = None, *, output: str | None = None, averaged: bool = True
 ) -> Calibration:
-    """Find the temperature at which the labels of ``data`` are most likely; the trainer stays as it is.
+    """Find the temperature that maximises the likelihood of the labels of ``data``; the trainer does not change.
 
-    No label changes, only how sure of it the exported model is. Masks, ignored labels and weights of samples count.
+    Predicted classes stay the same, only the confidence of the exported model changes. Masks, ignored labels and sample
+    weights are respected.
 
     Args:
-        trainer: of a step with one loss on class numbers, or on yes or no.
-        data: as for ``Trainer.evaluate``; not the data that it was trained on, on which it is too sure.
+        trainer: of a step with one loss on class indices, or on yes or no.
+        data: as for ``Trainer.evaluate``; held-out data, as models are overconfident on training data.
         batch_size: samples per run.
         output: the output that the loss reads; the first by default.
         averaged: as for ``Trainer.evaluate``.
 
     Raises:
-        DataError: the data do not fit, or nothing counts in them.
-        ModelError: the loss compares with something else, or one cannot see the logits behind an output.
+        DataError: the data do not fit, or all labels are ignored.
+        ModelError: the loss has another kind of target, or the logits behind an output are unknown.
         UnknownNameError: the model has no such output.
     """
     found, served = temperature_of(trainer, data, batch_size, output=output, averaged=averaged)
@@ -106,7 +107,8 @@ def calibrate(
 def temperature_of(
     trainer: Trainer, data: Any, batch_size: int | None = None, *, output: str | None = None, averaged: bool = True
 ) -> tuple[Temperature, str]:
-    """The temperature of ``calibrate``, and the output of the exported model that it belongs to; no weight is copied.
+    """Return the temperature of ``calibrate``, and the output of the exported model that it applies to; copies no
+    weights.
 
     Raises:
         DataError, ModelError, UnknownNameError: as for ``calibrate``.
@@ -114,22 +116,24 @@ def temperature_of(
     m = trainer.manifest
     if len(m.parts) > 1 or not m.targets or not _fits(m.targets[0], m.loss.get("name", "")):
         raise ModelError(
-            "a temperature is that of one loss on class numbers, or on yes or no, and this step has another; "
-            "calibrate a step with cross_entropy, or with bce_with_logits"
+            "calibration requires one loss on class indices, or on yes or no, and this step has another; calibrate a "
+            "step with cross_entropy, or with bce_with_logits"
         )
     name = output or m.outputs[0]
     if name not in m.outputs:
         raise UnknownNameError(f"the model has no output '{shown(name)}'{suggestion(name, m.outputs)}")
     bare, whole = (trainer.exported(averaged=averaged, preprocess=behind).graph for behind in (False, True))
     end = output_of(bare, name)
-    served = whole.outputs[list(bare.outputs).index(end)].name or ""  # another one where a column has that name
+    served = whole.outputs[list(bare.outputs).index(end)].name or ""  # another one if a column has that name
     found = probabilities(end)
     rows = list(_rows(trainer, data, batch_size, name, averaged, found is not None))
     logits, hits, weights = (np.concatenate(parts) for parts in zip(*rows, strict=True))
     if not weights.sum() > 0:
-        raise DataError("no label of these data counts, so there is no temperature; give others")
+        raise DataError("all labels of these data are ignored, so there is no temperature; use other data")
     if not np.isfinite(logits[weights > 0]).all():
-        raise DataError("the model gives NaN or infinity for some of these data; look at them with trainer.worst(data)")
+        raise DataError(
+            "the model returns NaN or infinity for some of these data; look at them with trainer.worst(data)"
+        )
     scores = _Scores(logits[weights > 0], hits[weights > 0], weights[weights > 0])
     temperature = scores.best()
     nll, ece = ((measure(1.0), measure(temperature)) for measure in (scores.nll, scores.ece))
@@ -140,13 +144,13 @@ def _fits(target: TargetSpec, loss: str) -> bool:
     return target.dtype == "int64" or (loss in LOSSES and LOSSES.by_name(loss).binary)
 
 
-# --- what a model says -------------------------------------------------------------------------------------
+# --- predictions of a model -----------------------------------------------------------------------------------
 
 
 def _rows(
     trainer: Trainer, data: Any, batch_size: int | None, output: str, averaged: bool, probable: bool
 ) -> Iterator[tuple[Array, Array, Array]]:
-    """Logits [labels, classes] of each batch, the true classes, and what these weigh; yes or no is two classes."""
+    """Yield logits [labels, classes] of each batch, the true classes, and their weights; yes or no is two classes."""
     m = trainer.manifest
     target, arguments = m.targets[0], m.loss.get("arguments", {})
     for batch in trainer.prepare(data, batch_size, shuffle=False).batches(0):
@@ -176,7 +180,7 @@ class _Scores(NamedTuple):
     weights: Array
 
     def _shares(self, temperature: float) -> tuple[Array, Array]:
-        """Logits over the temperature less their largest, and the Softmax of these."""
+        """Return logits over the temperature minus their maximum, and the Softmax of these."""
         scaled = self.logits / temperature
         scaled -= scaled.max(1, keepdims=True)
         p = np.exp(scaled)
@@ -198,12 +202,12 @@ class _Scores(NamedTuple):
         return float(calibration(np.stack(sums)))
 
     def _slope(self, temperature: float) -> float:
-        """The derivative of the NLL by ``1 / temperature``, which rises with that: mean ``Σ p·z − z[true]``."""
+        """Return the derivative of the NLL by ``1 / temperature``, which increases: mean ``Σ p·z − z[true]``."""
         p = self._shares(temperature)[1]
         return float(np.average((p * self.logits).sum(1) - self._true(self.logits), weights=self.weights))
 
     def best(self) -> float:
-        """The temperature with the lowest NLL, which has one minimum, found by halving its logarithm's range."""
+        """Return the temperature of the unique minimum of the NLL, by bisection of its logarithm."""
         low, high = math.log(LEAST), math.log(MOST)
         for _ in range(50):
             middle = (low + high) / 2
@@ -215,7 +219,7 @@ class _Scores(NamedTuple):
 
 
 def with_temperature(model: onnx.ModelProto, temperature: float, output: str | None = None) -> onnx.ModelProto:
-    """A copy of an inference model whose logits are divided by ``temperature``, in one Div.
+    """Return a copy of an inference model whose logits are divided by ``temperature``, in one Div.
 
     Args:
         model: an inference model.
@@ -223,7 +227,7 @@ def with_temperature(model: onnx.ModelProto, temperature: float, output: str | N
         output: its logits, or the Softmax, LogSoftmax or Sigmoid of them; the first output by default.
 
     Raises:
-        ModelError: the output holds probabilities whose logits one cannot see.
+        ModelError: the output holds probabilities whose logits cannot be found.
     """
     changed = load_model(model)
     put_temperature(changed, temperature, output)
@@ -231,7 +235,7 @@ def with_temperature(model: onnx.ModelProto, temperature: float, output: str | N
 
 
 def put_temperature(model: ir.Model, temperature: float, output: str | None = None) -> None:
-    """As ``with_temperature``, in place."""
+    """Divide as ``with_temperature``, in place."""
     graph = model.graph
     end = graph.outputs[0] if output is None else output_of(graph, output)
     logits = _logits_of(end)
@@ -263,7 +267,7 @@ def _logits_of(end: ir.Value) -> ir.Value:
         return end
     if found.logits is None:
         raise ModelError(
-            f"the output '{shown(end.name)}' holds probabilities whose logits cannot be seen in the file; export the "
+            f"the output '{shown(end.name)}' holds probabilities whose logits cannot be found in the file; export the "
             "model with its logits as an output, and calibrate that one"
         )
     return found.logits

@@ -1,6 +1,6 @@
-"""Many processes that train one model together over MPI: ``gg.DataParallel``, the door.
+"""Data-parallel training in several processes over MPI: ``gg.DataParallel``.
 
-Each rank takes every N-th sample of a batch and runs gradient.onnx; gradients, loss and counts lie in one buffer, which
-is added up over all ranks in one message a step; then every rank runs apply.onnx and has the same weights, to the bit.
-It fills ``gradgraph.runtime.execution.team``; the trainer, its loop and its data know nothing of MPI.
+Each rank gets every N-th sample of a batch and runs gradient.onnx; gradients, loss and counts are in one buffer, which
+one all-reduce per step sums over all ranks; then every rank runs apply.onnx and has the same weights, bit for bit. It
+implements ``gradgraph.runtime.execution.team``; the trainer, its loop and its data do not depend on MPI.
 """

@@ -1,4 +1,4 @@
-"""Accumulated gradients add up on each rank, and travel when an update is due."""
+"""Gradient accumulation on each rank: gradients are sent only when an update is due."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from gradgraph.step.folder import copied
 from gradgraph.step.manifest import LEARNING_RATE, UPDATE
 from gradgraph.step.step import Step
 
-WEIGHT, SUM = "accumulated_weight", ".accumulated"  # what the state calls the sums that a checkpoint holds
+WEIGHT, SUM = "accumulated_weight", ".accumulated"  # state names of the accumulated sums, as in a checkpoint
 
 
 def adds_up_here(step: Step) -> bool:
-    """True if the update of ``step`` can wait for its gradients: nobody asks for their norm meanwhile."""
+    """Whether gradients can be accumulated on each rank: their norm is not reported before an update."""
     return UPDATE in step.manifest.hyperparameters and "grad_norm" not in step.manifest.reports
 
 
 def always_due(step: Step) -> Step:
-    """``step``, whose apply.onnx always moves the weights."""
+    """Return ``step`` with an apply.onnx that always updates the weights."""
     apply = copied(step.separate["apply"])
     graph = apply.graph
     nodes, due = list[onnx.NodeProto](), set[str]()
@@ -52,8 +52,8 @@ def always_due(step: Step) -> Step:
 
 
 def rate_alone(apply: onnx.ModelProto) -> onnx.ModelProto | None:
-    """The part of apply.onnx that computes a scheduled learning rate from the counter of updates, for batches after
-    which none is due; None if no schedule is written into it.
+    """Return the part of apply.onnx that computes a scheduled learning rate from the update counter, for batches
+    without an update; None if it has no schedule.
     """
     rate = next((o for o in apply.graph.output if o.name == LEARNING_RATE), None)
     if rate is None:

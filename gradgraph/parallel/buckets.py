@@ -1,6 +1,6 @@
-"""The memory that a step's message is: gradients, statistics, and a few numbers, one array for each floating type.
+"""Message buffers of a step: gradients, statistics, and a few numbers, one array for each floating type.
 
-gradient.onnx writes its outputs there, MPI adds it up in place, apply.onnx reads it: nothing is copied on the way.
+gradient.onnx writes its outputs there, MPI sums it in place, apply.onnx reads it: nothing is copied on the way.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from gradgraph.runtime.execution.state import ALIGNMENT, aligned_empty
 from gradgraph.step.manifest import StateSpec, numpy_dtype
 from gradgraph.step.step import Step
 
-NUMBERS = 8  # that the team sends along
-RANK_STRIDE = 1 << 16  # of the upper half of a seed word, in which one process alone has 0
+NUMBERS = 8  # further numbers of the team's message
+RANK_STRIDE = 1 << 16  # xored into the upper half of a seed word; 0 for a single process
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class Bucket:
     """One array of a message: gradients of one type, running statistics, and in the first one the numbers.
 
     Attributes:
-        array: all of it.
-        gradients: the part that gradient.onnx writes, by ranks where these share the gradients out.
-        counts: of the gradients, how many belong to each rank.
+        array: the whole array.
+        gradients: the part that gradient.onnx writes, in order of ranks if gradients are sharded.
+        counts: how many gradient numbers belong to each rank.
         rest: the other part, which all ranks get.
-        statistics: of the rest, the running statistics.
-        applied: what apply.onnx reads: the gradients, or of shared ones those of this rank, in memory of their own.
+        statistics: the running statistics in ``rest``.
+        applied: the input of apply.onnx: the gradients, or if sharded those of this rank, in memory of their own.
     """
 
     array: Array
@@ -52,24 +52,24 @@ class Buckets:
     Args:
         step: with its two halves.
         rank: of this process.
-        owners: by the name of each weight, the rank that moves it, where only one does.
-        ranks: how many there are.
-        has_joint_norms: norms are those of the samples of all ranks.
-        far: takes memory for a gradient of a shape and type where the graphs run, off the CPU. Each is then added up
-            there, and not as a part of an array.
+        owners: for each weight, the rank that updates it, if sharded.
+        ranks: their number.
+        has_joint_norms: norms use the samples of all ranks.
+        far: allocates a gradient of a shape and type on the device of the graphs, if that is not the CPU. Each is then
+            summed there, and not as part of an array.
 
     Attributes:
-        parts: what is added up: mostly one.
+        parts: the arrays to sum: usually one.
         views: the gradients by the names of outputs and inputs of the halves, in the arrays.
         far: the gradients that are in no array.
         gradients: likewise, OrtValues for gradient.onnx.
-        applied: likewise, for apply.onnx: of this rank, where only one moves a weight.
+        applied: likewise, for apply.onnx: of this rank, if sharded.
         moved: running statistics by name, which are averaged with the gradients; views of the arrays.
-        draws: the state of random numbers by name, as this rank reads it, and what its step makes of it.
-        weight: what the loss is a mean over, here and then over all.
-        counted: the same for apply.onnx where that is fed it.
-        kept: of each part, the gradients of batches whose update is not yet due, where there are some.
-        waiting: what they are means over, by weight and by count, on all ranks.
+        draws: the random-number state by name, as read by this rank, and its next value.
+        weight: the divisor of the loss, on this rank and then on all.
+        counted: the same for apply.onnx, if it reads it.
+        kept: for each part, the gradients of batches whose update is not yet due, if any.
+        waiting: their divisors, by weight and by count, on all ranks.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Buckets:
             own = [{n: shape for n, (d, shape) in group.items() if d == dtype} for group in (places, averaged)]
             step_of = ALIGNMENT // dtype.itemsize
             lengths = [sum(_padded(math.prod(s), step_of) for s in group.values()) for group in own]
-            extra = tail if not self.parts else 0  # with the widest type
+            extra = tail if not self.parts else 0  # starts with the widest type
             array = aligned_empty((sum(lengths) + extra,), dtype)
             array[...] = 0
             first = 0
@@ -148,13 +148,13 @@ class Buckets:
     # --- the random numbers of this rank --------------------------------------------------------------------------
 
     def draw_from(self, state: dict[str, Array]) -> None:
-        """Let this rank draw other numbers than others, by the state of all."""
+        """Give this rank different random numbers, derived from the state of all."""
         for name, (here, _) in self.draws.items():
             here[...] = state[name]
             here[0] += RANK_STRIDE * self._rank
 
     def drawn(self) -> dict[str, Array]:
-        """The next state of all."""
+        """Return the next state of all."""
         for _, after in self.draws.values():
             after[0] -= RANK_STRIDE * self._rank
         return {name: after for name, (_, after) in self.draws.items()}
@@ -162,11 +162,11 @@ class Buckets:
     # --- the message ----------------------------------------------------------------------------------------------
 
     def scale(self, rows: int, counted: int, usual: int) -> float:
-        """Weigh what this rank has found by its part in the whole; returns the weight of its gradients.
+        """Scale the results of this rank by its share of the whole; returns the weight of its gradients.
 
         Args:
             rows, counted: the samples of this rank, and the terms of a mean over them.
-            usual: the terms on all ranks: where there are as many, nothing is left to be done afterwards.
+            usual: the expected terms on all ranks: if correct, nothing remains to be done afterwards.
         """
         weight = self._weight_of(rows, counted)
         for part in self.parts:
@@ -176,14 +176,14 @@ class Buckets:
         return weight
 
     def unit(self, rows: int, counted: int) -> float:
-        """The weight of this rank's gradients. Samples of no weight have gradients by norms that all share: there,
-        their loss is a mean over one.
+        """Return the weight of this rank's gradients. With joint norms, samples of weight 0 still have gradients: their
+        loss is treated as a mean over one.
         """
         weight = float(bool(rows)) if self.adds_up else self._weight_of(rows, counted)
         return 1.0 if self.has_joint_norms and rows and not weight else weight
 
     def far_factor(self, rows: int, counted: int, whole: float) -> float:
-        """The part of this rank in gradients that are added up elsewhere: scaled by it, their sum is the mean.
+        """Return the factor of this rank's gradients that are summed on the device, so that their sum is the mean.
 
         Args:
             rows, counted: as for :meth:`scale`.
@@ -192,23 +192,23 @@ class Buckets:
         return self.unit(rows, counted) / (1.0 if self.adds_up or not whole else whole)
 
     def _weight_of(self, rows: int, counted: int) -> float:
-        if self._counts_samples:  # a session for known sizes may not write it before ranks tell each other sums
+        if self._counts_samples:  # a session for known sizes may not write it before the sums are exchanged
             return float(rows)
         return float(self.weight) if self.weighs and rows else float(counted)
 
     def tensors(self, part: Bucket) -> dict[str, Array]:
-        """The gradients in one part, by the names of their weights."""
+        """Return the gradients in one part, by the names of their weights."""
         views = {name: self.views[gradient] for name, gradient in self._spec.gradients.items()}
         return {name: view for name, view in views.items() if view.dtype == part.array.dtype}
 
     def add_kept(self) -> None:
-        """Add those that were kept to the gradients of this batch."""
+        """Add the kept gradients to those of this batch."""
         if any(self.waiting):
             for part, sums in zip(self.parts, self.kept, strict=True):
                 np.add(part.gradients, sums, out=part.gradients)
 
     def settle(self, due: bool) -> None:
-        """The batch counts: forget what was kept if the weights have moved by it, else keep its gradients, too."""
+        """Finish the batch: drop kept gradients if the weights were updated, otherwise keep its gradients, too."""
         if due:
             self.waiting = (0.0, 0)
             return
@@ -219,7 +219,7 @@ class Buckets:
         self.waiting = self._whole
 
     def sums(self, kept: Sequence[Array], usual: int) -> tuple[dict[str, Array], float]:
-        """The sums that accumulation keeps of the gradients of all ranks, by weight, and what they are divided by."""
+        """Return the sums that accumulation keeps over all ranks, by weight, and their divisor."""
         found, factor = dict[str, Array](), 1 if self.adds_up else usual
         for name, gradient in self._spec.gradients.items():
             view = self.views[gradient]
@@ -230,11 +230,11 @@ class Buckets:
         return found, self.waiting[0] if self.weighs else self.waiting[1]
 
     def write(self, numbers: Sequence[float]) -> None:
-        """Write the team's numbers into the message; the results of this rank are there already."""
+        """Write the team's numbers into the message, next to the results of this rank."""
         self._tail[:NUMBERS] = numbers
 
     def put_results(self, numbers: dict[str, float], sums: Sequence[Array], names: Sequence[str]) -> None:
-        """Write loss, metrics and sums of this rank, as parts of those of all."""
+        """Write loss, metrics and sums of this rank, as shares of the total."""
         weight = 1.0 if self.adds_up else self._own_weight
         first = NUMBERS
         for i, name in enumerate(names):
@@ -246,24 +246,24 @@ class Buckets:
             first += array.size
 
     def read(self) -> list[float]:
-        """The team's numbers, added up."""
+        """Return the team's numbers, summed."""
         found: list[float] = self._tail[:NUMBERS].tolist()
         return found
 
     def unscale(
         self, totals: tuple[int, int], weight: float, usual: int, due: bool, alone: float | None = None
     ) -> None:
-        """Make means of what was added up: of gradients, if an update is ``due``; of this rank alone, whose weight is
-        ``alone``, where they stay on their ranks.
+        """Turn sums into means: of gradients, if an update is ``due``; of this rank alone, whose weight is ``alone``,
+        if they stay on their ranks.
 
         Raises:
-            DataError: nothing counts.
+            DataError: all samples are ignored.
         """
         rows, counted = totals
         if not self.adds_up and not counted:
             raise DataError(
-                "no label of this batch counts on any rank, so the loss would be a mean over nothing; leave this "
-                "batch out"
+                "all labels of this batch are ignored on all ranks, so the loss would be a mean over nothing; drop "
+                "this batch"
             )
         whole, terms = self.waiting[0] + weight, self.waiting[1] + counted
         divisor = whole if alone is None else alone
@@ -278,12 +278,12 @@ class Buckets:
         self._total_weight, self._total_counted = weight, counted
 
     def get_results(self, names: Sequence[str], sums: Sequence[Array]) -> dict[str, float]:
-        """Loss and metrics over all ranks; ``sums`` get theirs."""
+        """Return loss and metrics over all ranks; ``sums`` are filled in."""
         first = NUMBERS
         found = {}
         for i, name in enumerate(names):
             divisor = (1.0 if self.adds_up else self._total_weight) if i == 0 else self._total_counted
-            found[name] = float(self._tail[first + i]) / (divisor or 1.0)  # where nothing weighs, all is 0
+            found[name] = float(self._tail[first + i]) / (divisor or 1.0)  # if all weights are 0, everything is 0
         first += len(names)
         for array in sums:
             array[...] = self._tail[first : first + array.size].reshape(array.shape)
@@ -293,13 +293,13 @@ class Buckets:
 
 def _scale(array: Array, factor: float) -> None:
     if factor == 0.0:
-        array[...] = 0  # whatever it holds: nothing of it counts
+        array[...] = 0  # whatever it holds is ignored
     elif factor != 1.0:
         np.multiply(array, array.dtype.type(factor), out=array)
 
 
 def _is_shape_alone(graph: onnx.GraphProto, name: str) -> bool:
-    """Whether a value depends on the lengths of tensors, and on no number in them."""
+    """Whether a value depends only on the shapes of tensors."""
     maker = {y: node for node in graph.node for y in node.output}
     fed = {v.name for v in graph.input}
     waiting = [name]

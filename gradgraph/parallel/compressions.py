@@ -1,8 +1,8 @@
-"""Gradients in fewer bytes: what ranks send instead of float32, by name.
+"""Gradient compression, by name: alternatives to sending float32.
 
-Each is a class that adds up the gradients of all ranks, and comes to the same bits on each. What a lossy one leaves out
-it keeps as an error, and adds to the gradients of the next step (error feedback: Stich et al., arXiv 1809.07599,
-algorithm 1; Karimireddy et al., arXiv 1901.09847): these errors are state, and checkpoints hold those of every rank.
+Each is a class that sums the gradients of all ranks, with the same bits on each. The error of a lossy one is kept and
+added to the gradients of the next step (error feedback: Stich et al., arXiv 1809.07599, algorithm 1; Karimireddy et
+al., arXiv 1901.09847). These errors are state, and checkpoints hold those of every rank.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ import numpy as np
 from gradgraph.arguments import FLAG, Kind, Makers, checked
 from gradgraph.runtime.data.batch import Array
 
-_RATIO = Kind("a part above 0 and at most 1", lambda v: isinstance(v, int | float) and 0 < v <= 1)
+_RATIO = Kind("a share above 0 and at most 1", lambda v: isinstance(v, int | float) and 0 < v <= 1)
 _RANK = Kind("a whole number above 0", lambda v: isinstance(v, int) and not isinstance(v, bool) and v > 0)
 
 
 class Messages(Protocol):
-    """The messages that ranks send each other; ``rank`` of ``ranks`` is this one."""
+    """The collective operations between ranks; ``rank`` of ``ranks`` is this one."""
 
     rank: int
     ranks: int
 
     def all_reduce(self, array: Array) -> None:
-        """Add up this array over all ranks, in place."""
+        """Sum this array over all ranks, in place."""
 
     def all_gather(self, array: Array, counts: Sequence[int]) -> None:
-        """Fill this array, of which each rank has so many numbers, one rank behind the other."""
+        """Gather an array of which each rank has ``counts[rank]`` numbers, in order of ranks."""
 
     def all_to_all(self, sent: Array, got: Array) -> None:
-        """Send each rank its part of ``sent``, all of one size; ``got`` are the parts that all sent to this one."""
+        """Send each rank its part of ``sent``, all of one size, and receive this rank's part from each into ``got``."""
 
 
 class Compression:
-    """A way to add up gradients.
+    """A method to sum gradients.
 
     Attributes:
-        remembers: it has a memory, which a run that goes on needs.
-        memory: what it keeps from step to step on this rank, by name.
-        after: what ``add_up`` has changed of it, which counts once the step does.
+        remembers: it has state, which a resumed run needs.
+        memory: its state on this rank, by name.
+        after: the changes by ``add_up``, applied once the step succeeds.
     """
 
     remembers = False
@@ -53,23 +53,25 @@ class Compression:
         self.after: dict[str, Array] = {}
 
     def add_up(self, part: str, flat: Array, tensors: Mapping[str, Array], team: Messages) -> None:
-        """Make of the gradients of this rank the sum over all.
+        """Replace the gradients of this rank by the sum over all.
 
         Args:
             part: the name of this array.
-            flat: all gradients of one type, written over.
+            flat: all gradients of one type, overwritten.
             tensors: each gradient by name, a view of ``flat``.
             team: the ranks.
         """
         raise NotImplementedError
 
     def settle(self) -> None:
-        """The step counts: the memory is now that behind it."""
+        """Apply the pending changes of the state after a successful step."""
         self.memory |= self.after
         self.after = {}
 
     def take(self, ranks: Sequence[Mapping[str, Array]], rank: int, count: int) -> None:
-        """Go on with the memory of a checkpoint: as it was, or where there were other ranks, errors in equal parts."""
+        """Restore the state from a checkpoint: unchanged, or, for another number of ranks, with errors in equal
+        parts.
+        """
         if len(ranks) == count:
             self.memory = dict(ranks[rank])
             return
@@ -78,12 +80,12 @@ class Compression:
                        for n, a in names.items()}  # fmt: skip
 
     def is_shared(self, name: str) -> bool:
-        """True of a tensor of the memory that is the same on all ranks."""
+        """Whether a state tensor is the same on all ranks."""
         return False
 
 
 class SixteenBits(Compression):
-    """Each number in 16 bits: rounded, sent, added up in full width, rounded again and sent to all."""
+    """16-bit rounding: each number is rounded, sent, summed in full width, rounded again and sent to all."""
 
     def __init__(self, dtype: Any) -> None:
         super().__init__()
@@ -102,7 +104,7 @@ class SixteenBits(Compression):
 
 
 class TopK(Compression):
-    """The largest numbers of each rank with their places (Stich et al., arXiv 1809.07599, algorithm 1)."""
+    """The largest numbers of each rank with their indices (Stich et al., arXiv 1809.07599, algorithm 1)."""
 
     remembers = True
 
@@ -128,8 +130,8 @@ class TopK(Compression):
 
 
 class PowerSGD(Compression):
-    """A matrix of low rank for each gradient, by one step of power iteration from the last one's (Vogels et al.,
-    arXiv 1905.13727, algorithms 1 and 2). Gradients that it would not make smaller travel whole.
+    """A low-rank matrix for each gradient, by one step of power iteration from the last one's (Vogels et al., arXiv
+    1905.13727, algorithms 1 and 2). Gradients that this would not make smaller are sent whole.
     """
 
     remembers = True
@@ -172,7 +174,7 @@ def _matrix(tensor: Array) -> Array:
 
 
 def _add_up(arrays: Sequence[Array], team: Messages) -> None:
-    """Add up these arrays in one message, in place."""
+    """Sum these arrays in one message, in place."""
     if not arrays:
         return
     message = np.concatenate([a.ravel() for a in arrays])
@@ -189,7 +191,7 @@ COMPRESSIONS: Makers[Compression] = Makers(
 
 
 def float16() -> Compression:
-    """Each number in 16 bits; they are added up in float32. Above 65,504 they overflow, and below 6e-8 they vanish."""
+    """Each number in 16 bits, summed in float32. Above 65,504 they overflow, and below 6e-8 they vanish."""
     return SixteenBits(np.float16)
 
 
@@ -200,8 +202,8 @@ def bfloat16() -> Compression:
 
 @checked(ratio=_RATIO, feedback=FLAG)
 def top_k(ratio: float = 0.01, feedback: bool = True) -> Compression:
-    """The largest numbers of each rank, a part ``ratio`` of all, with their places; ``feedback`` sends the others later
-    (Stich et al., arXiv 1809.07599, algorithm 1).
+    """The largest numbers of each rank, a share ``ratio`` of all, with their indices; ``feedback`` sends the others
+    later (Stich et al., arXiv 1809.07599, algorithm 1).
     """
     return TopK(float(ratio), bool(feedback))
 

@@ -18,22 +18,22 @@ _COUNT = Kind("a whole number, 0 or above", lambda value: WHOLE.fits(value) and 
 
 
 class DataParallel:
-    """Synchronous training in several processes over MPI, each on a part of every batch.
+    """Synchronous data-parallel training in several processes over MPI, each on a share of every batch.
 
-    The weights are those of one process on the whole batches, but for rounding, Dropout (whose masks differ between
-    ranks) and BatchNormalization (by the samples of its own rank, unless ``sync_batch_norm``). Started by ``mpiexec
-    -n 4 python train.py``; without that, one process trains as it would without this.
+    The weights equal those of one process on the whole batches, except for rounding, Dropout (whose masks differ
+    between ranks) and BatchNormalization (over the samples of its own rank, unless ``sync_batch_norm``). Start it with
+    ``mpiexec -n 4 python train.py``; without mpiexec, it has no effect.
 
     Args:
-        timeout: seconds after which a rank that the others wait for is named and the run ends; longer than the first
-            rank takes for a checkpoint or a callback.
-        check_every: compare the weights of all ranks after so many steps, and at the end; 0 never does.
-        shard_state: each rank keeps the optimizer's state of its part of the weights alone and moves these; then all
-            get the new weights (ZeRO, stage 1). ``save``, ``state_dict`` and their like outside of a fit are then
-            called by all ranks.
-        sync_batch_norm: BatchNormalization normalises by the samples of all ranks, as one process would: with two more
-            messages a step for each that follows another one.
-        compress: send gradients in fewer bytes, by the name or call of a compression, as ``"top_k(ratio=0.01)"``.
+        timeout: seconds to wait for a rank before the run fails and names it; must exceed the time of the first rank
+            for a checkpoint or a callback.
+        check_every: compare the weights of all ranks every so many steps, and at the end; 0 disables it.
+        shard_state: each rank keeps the optimizer state of its share of the weights and updates these; then all get the
+            new weights (ZeRO, stage 1). ``save``, ``state_dict`` and similar outside of a fit must then be called on
+            all ranks.
+        sync_batch_norm: BatchNormalization normalises over the samples of all ranks, as one process would, with two
+            more messages per step for each layer that follows another one.
+        compress: gradient compression, a name or call such as ``"top_k(ratio=0.01)"``.
         comm: a communicator of mpi4py; all processes of the job by default.
 
     Raises:
@@ -55,9 +55,9 @@ class DataParallel:
             COMPRESSIONS.typed(compress)
             if shard_state:
                 raise BuildError(
-                    "gradgraph compresses messages of whole gradients alone, and shared state has others",
-                    remedy="leave compress or shard_state out",
-                    shell="leave --compress or --shard-state out",
+                    "gradient compression requires whole gradients, which shard_state does not send",
+                    remedy="remove compress or shard_state",
+                    shell="remove --compress or --shard-state",
                 )
         self._comm = world() if comm is None else comm
         self._timeout, self._check_every = float(timeout), int(check_every)
@@ -70,21 +70,21 @@ class DataParallel:
 
     @property
     def ranks(self) -> int:
-        """How many processes train together."""
+        """The number of processes."""
         return int(self._comm.size)
 
     @property
     def is_first(self) -> bool:
-        """Whether this process is the one that speaks and writes."""
+        """Whether this process prints and writes files."""
         return self.rank == 0
 
     def team(self) -> Team:
-        """The processes as a trainer sees them: each trainer has messages of its own."""
+        """The processes as seen by a trainer: each trainer has its own communicator."""
         if self.ranks == 1:
             return ALONE
-        from gradgraph.parallel.mpi_team import MpiTeam  # which needs MPI
+        from gradgraph.parallel.mpi_team import MpiTeam  # requires MPI
 
-        compress = None if self._compress is None else COMPRESSIONS.typed(self._compress)  # each has its own memory
+        compress = None if self._compress is None else COMPRESSIONS.typed(self._compress)  # each has its own state
         told = self._compress or ""
         return MpiTeam(
             self._comm, self._timeout, self._check_every, self._shard_state, self._sync_batch_norm, compress, told

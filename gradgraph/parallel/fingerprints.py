@@ -1,4 +1,4 @@
-"""Numbers by which ranks see that they have the same step and the same state."""
+"""Fingerprints by which ranks check that they have the same step and the same state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradgraph.step.step import Step
 
 
 def digest_of_step(step: Step) -> str:
-    """A digest of the manifest and the graphs; not of initial weights, which the first rank gives to all."""
+    """Return a digest of the manifest and the graphs; not of initial weights, which the first rank sends to all."""
     digest = hashlib.sha256(step.manifest.to_json().encode())
     for model in (step.eval, *step.separate.values()):
         digest.update(model.SerializeToString(deterministic=True))
@@ -21,7 +21,7 @@ def digest_of_step(step: Step) -> str:
 
 
 def digest_of_state(state: Mapping[str, Array]) -> int:
-    """A number that differs as soon as one bit of these tensors does: sums of 64-bit words, at the speed of memory."""
+    """Return a number that changes with any bit of these tensors: sums of 64-bit words, at memory speed."""
     found = 0
     for array in state.values():
         flat = array.reshape(-1).view(np.uint8)

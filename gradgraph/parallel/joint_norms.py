@@ -1,10 +1,9 @@
-"""BatchNormalization over the samples of all ranks: a gradient graph with nodes for the sums that it is told.
+"""BatchNormalization over the samples of all ranks: a gradient graph that receives sums at certain nodes.
 
-Forward, each rank gives the count, mean and sum of squared deviations of its own numbers, and is given those of all
-(Chan et al., 1979). Backward, it gives Σ dy and Σ dy·(x − mean), and is given those of all: ``dx = a·(dy − k·(x − mean)
+Forward, each rank sends the count, mean and sum of squared deviations of its own numbers, and receives those of all
+(Chan et al., 1979). Backward, it sends Σ dy and Σ dy·(x − mean), and receives those of all: ``dx = a·(dy − k·(x − mean)
 − s)`` with ``a = scale/√(var + ε)``, ``k = Σ dy·(x − mean)/(n·(var + ε))`` and ``s = Σ dy/n``. Gradients of scale and
-bias stay those of the rank, as all gradients do until they are added up. The graph is cut at the nodes ``Told`` once it
-is lowered.
+bias stay those of the rank, as all gradients do until the all-reduce. The lowered graph is cut at the nodes ``Told``.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ from gradgraph.runtime.data.batch import Array
 from gradgraph.step.manifest import Manifest
 from gradgraph.step.step import Step
 
-RANKS, TOLD = "gradgraph.ranks", "Told"  # the node that stands where sums are told
+RANKS, TOLD = "gradgraph.ranks", "Told"  # the placeholder node at which sums are received
 
 
 @dataclass(frozen=True)
 class Message:
-    """Sums of one norm that each rank gives and is told.
+    """Sums of one norm that each rank sends and receives.
 
     Attributes:
-        name: of the node that gives what is told.
+        name: of the node whose output is received.
         channels: of the norm.
         dtype: of the numbers.
-        is_gradient: Σ dy and Σ dy·(x − mean), [2 · channels]; else the count, mean and sum of squared deviations, for
-            which count, mean and variance are told, [1 + 2 · channels].
+        is_gradient: Σ dy and Σ dy·(x − mean), [2 · channels]; else it sends count, mean and sum of squared deviations,
+            and receives count, mean and variance, [1 + 2 · channels].
     """
 
     name: str
@@ -51,18 +50,18 @@ class Message:
 
     @property
     def size(self) -> int:
-        """How many numbers it has."""
+        """The number of elements."""
         return 2 * self.channels + (not self.is_gradient)
 
     def given(self, own: Array, unit: float) -> Array:
-        """The share of one rank in the sums (float64), where its gradients count for ``unit``."""
+        """Return this rank's contribution to the sums (float64), with its gradients weighted by ``unit``."""
         if self.is_gradient:
             return np.asarray(own, np.float64) * unit
         count, mean, squares = self._parts(np.asarray(own, np.float64))
         return np.concatenate([count, count * mean, squares + count * mean * mean])
 
     def taken(self, sums: Array, unit: float) -> Array:
-        """The sums of all, as one rank is told them."""
+        """Return the sums of all, as received by one rank."""
         if self.is_gradient:
             return sums / unit
         count, total, squares = self._parts(sums)
@@ -74,7 +73,7 @@ class Message:
 
 
 def norms_of(manifest: Manifest) -> list[str]:
-    """The running statistics that training moves, whose norms normalise by the batch."""
+    """Return the running statistics that training updates, whose norms use batch statistics."""
     state = {s.name: s for s in manifest.state}
     spec = manifest.separate
     return [] if spec is None else [n for n in spec.gradient.writes if state[n].kind == "statistic"]
@@ -82,17 +81,17 @@ def norms_of(manifest: Manifest) -> list[str]:
 
 @dataclass(frozen=True)
 class JointNorms:
-    """A gradient graph that normalises by sums that it is told, and its messages."""
+    """A gradient graph that normalises by received sums, and its messages."""
 
     gradient: onnx.ModelProto
     messages: Sequence[Message]
 
 
 def joint_norms(step: Step) -> JointNorms:
-    """Let the norms of a step with two halves be those of all ranks; the step is not changed.
+    """Return the gradient graph of a step with two halves, with norms over all ranks; the step is not changed.
 
     Raises:
-        BuildError: there is no norm that trains, or one has its statistics from elsewhere or is differentiated twice.
+        BuildError: there is no norm to train, or one has other statistics or is differentiated twice.
     """
     model: ir.Model = ir.from_proto(step.separate["gradient"])
     spec = step.manifest.separate
@@ -105,9 +104,9 @@ def joint_norms(step: Step) -> JointNorms:
             work.backward(node)
     if not work.messages:
         raise BuildError(
-            "the model has no BatchNormalization whose statistics training moves, so there is nothing to synchronise",
-            remedy="leave sync_batch_norm out",
-            shell="leave --sync-batch-norm out",
+            "the model has no BatchNormalization in training mode, so there is nothing to synchronise",
+            remedy="remove sync_batch_norm",
+            shell="remove --sync-batch-norm",
         )
     if spec.weight:
         _never_by_zero(work.editor, next(o for o in model.graph.outputs if o.name == spec.weight))
@@ -119,7 +118,7 @@ _GRADIENTS = ("BatchNormalizationGrad", "UnscaledBatchNormalizationGrad")
 
 
 class _Joining:
-    """Rewrites the norms of a gradient graph, in place, and their gradients behind them."""
+    """A rewriter of the norms of a gradient graph, and of their gradients, in place."""
 
     def __init__(self, model: ir.Model, nexts: set[str]) -> None:
         self.editor = Editor(model)
@@ -128,11 +127,11 @@ class _Joining:
         self._counts: dict[ir.Value | None, Var] = {}  # by the mean of a norm
 
     def forward(self, node: ir.Node) -> None:
-        """Let a norm in training mode normalise by the statistics of all ranks."""
+        """Use the statistics of all ranks in a norm in training mode."""
         if not attributes(node).get("training_mode"):
             if any(v is not None and v.producer() is not None for v in node.inputs[3:5]):
                 raise BuildError(f"{describe(node)} reads statistics that the graph computes, which cannot be "
-                                 "synchronised; leave sync_batch_norm out, or train it with running ones")  # fmt: skip
+                                 "synchronised; remove sync_batch_norm, or train it with running ones")  # fmt: skip
             return
         self._check(node)
         op = self.editor.op
@@ -154,11 +153,11 @@ class _Joining:
         self._counts[by[0].value] = parts[0]
 
     def backward(self, node: ir.Node) -> None:
-        """Let the gradient of a norm follow from the sums of all ranks."""
+        """Use the sums of all ranks in the gradient of a norm."""
         count = self._counts.get(_kept(node.inputs[3]))
         if count is None or operator_name(node.op_type) != _GRADIENTS[0]:
-            raise BuildError(f"{describe(node)} is the gradient of a norm that cannot be synchronised; leave "
-                             "sync_batch_norm out")  # fmt: skip
+            raise BuildError(f"{describe(node)} is the gradient of a norm that cannot be synchronised; remove "
+                             "sync_batch_norm")  # fmt: skip
         op = self.editor.op
         op.scope = node.name or ""
         inputs = [op.wrap(v) for v in node.inputs if v is not None]
@@ -177,7 +176,7 @@ class _Joining:
         self.editor.replace(node, *(op.cast(new, _dtype(old)) for new, old in results))
 
     def _told(self, own: Var, channels: int, is_gradient: bool) -> Var:
-        """``own`` of all ranks: by a node that nothing but messages can compute."""
+        """Return ``own`` of all ranks, by a placeholder node that only messages can compute."""
         op = self.editor.op
         name = op.fresh_in(op.scope, TOLD)
         node = ir.Node(RANKS, TOLD, [own.value], name=name)
@@ -190,7 +189,7 @@ class _Joining:
         return op.wrap(told)
 
     def _check(self, node: ir.Node) -> None:
-        """Refuse a norm whose batch statistics go elsewhere than into running ones and its own gradient."""
+        """Raise for a norm whose batch statistics are used other than in running ones and its own gradient."""
         seen, waiting = set[ir.Node](), [use.node for v in node.outputs[1:3] for use in v.uses()]
         while waiting:
             reader = waiting.pop()
@@ -198,13 +197,13 @@ class _Joining:
                 continue
             seen.add(reader)
             if any(v.is_graph_output() and v.name not in self._nexts for v in reader.outputs):
-                raise BuildError(f"the loss looks at the statistics of {describe(node)} by more than its output, so it "
-                                 "cannot be synchronised; leave sync_batch_norm out")  # fmt: skip
+                raise BuildError(f"the loss uses the statistics of {describe(node)} other than through its output, so "
+                                 "it cannot be synchronised; remove sync_batch_norm")  # fmt: skip
             waiting += [use.node for v in reader.outputs for use in v.uses()]
 
 
 def _never_by_zero(editor: Editor, weight: ir.Value) -> None:
-    """Divide by 1 where a loss is a mean over nothing: its gradient is then 0 and not NaN, which sums would spread."""
+    """Divide by 1 if a loss is a mean over nothing: its gradient is then 0 and not NaN, which sums would spread."""
     op = editor.op
     divisions = [use.node for use in weight.uses() if use.idx == 1 and is_standard(use.node, "Div")]
     if not divisions:
@@ -218,7 +217,7 @@ def _never_by_zero(editor: Editor, weight: ir.Value) -> None:
 
 
 def _kept(value: ir.Value | None) -> ir.Value | None:
-    """The value that a copy of the forward pass reads late."""
+    """Return the original value behind a delayed copy of the forward pass."""
     while value is not None and (node := value.producer()) is not None:
         if node.domain != DOMAIN or operator_name(node.op_type) != AFTER:
             break
@@ -236,10 +235,10 @@ def _dtype(value: ir.Value) -> ir.DataType:
 
 
 def _channels(node: ir.Node, x: Var) -> int:
-    """How many channels a norm has, or the gradient of one, as one of its vectors tells, or what it normalises."""
+    """Return the number of channels of a norm, or of its gradient, from its vectors or its input."""
     vectors = [v.shape[0] for v in (*node.inputs[1:], *node.outputs[1:]) if v is not None and v.shape is not None
                and len(v.shape) == 1]  # fmt: skip
     found = next((size for size in (*vectors, x.dim(1)) if isinstance(size, int)), None)
     if found is None:
-        raise BuildError(f"{describe(node)} has a number of channels that nothing tells; export the model with sizes")
+        raise BuildError(f"{describe(node)} has an unknown number of channels; export the model with sizes")
     return found

@@ -1,4 +1,4 @@
-"""Starting the ranks of a run on this machine, by the mpiexec of the MPI that mpi4py uses."""
+"""Launching the ranks of a run on this machine, with the mpiexec of the MPI that mpi4py uses."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from gradgraph.errors import ParallelError, RuntimeUnavailableError
 from gradgraph.machine.processes import in_foreground, program, python_command
 from gradgraph.parallel.mpi import RANKS, library
 
-# what launchers say besides: of signals that they hand on, and of a job that ended as it should end
+# further output of launchers: signals that they forward, and normal ends of jobs
 _SAID_BY_LAUNCHERS = re.compile(
     r"\[mpiexec@|Abort\(\d+\) on node|={20,}|=   |YOUR APPLICATION TERMINATED|This typically refers|Please see the FAQ|"
     r"\s*$"
 )
 _BY_SIGNAL = range(128, 160)
-STOPPED = (130, 143)  # the exit codes of runs that were stopped by Ctrl-C and SIGTERM
+STOPPED = (130, 143)  # exit codes of runs stopped by Ctrl-C and SIGTERM
 
 
 def launch(ranks: int, arguments: Sequence[str]) -> int:
-    """Run ``gradgraph`` with these arguments in so many processes; returns the exit code of the run.
+    """Run ``gradgraph`` with these arguments in this number of processes; returns the exit code of the run.
 
     Raises:
-        RuntimeUnavailableError: mpi4py or mpiexec is not there.
+        RuntimeUnavailableError: mpi4py or mpiexec is missing.
         ParallelError: a process was killed.
     """
-    library(initialize=False)  # which says what is missing
+    library(initialize=False)  # raises if something is missing
     beside = Path(sys.executable).with_name("mpiexec")
     mpiexec = str(beside) if os.access(beside, os.X_OK) else program("mpiexec")
     if mpiexec is None:
         raise RuntimeUnavailableError(
-            "there is no mpiexec, which starts the ranks", remedy="pip install mpich (on Windows impi-rt)"
+            "mpiexec, which launches the ranks, was not found", remedy="pip install mpich (on Windows impi-rt)"
         )
     environment = {RANKS: str(ranks)}
-    if hasattr(os, "getuid") and os.getuid() == 0:  # Open MPI asks for these
+    if hasattr(os, "getuid") and os.getuid() == 0:  # required by Open MPI
         environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    if ranks > (os.cpu_count() or 1):  # Open MPI 5 and 4 ask for these; with cores enough they would slow messages down
+    if ranks > (os.cpu_count() or 1):  # required by Open MPI 5 and 4; with enough cores they would slow messages down
         environment |= {
             "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
             "OMPI_MCA_rmaps_base_oversubscribe": "1",
         }
     child = python_command("from gradgraph.cli import main\nmain()", *arguments)
-    told: list[str] = []  # the errors of ranks
+    told: list[str] = []  # error output of ranks
 
     def shows(line: str) -> bool:
         told.extend([line] if line.startswith("error: ") else [])
@@ -55,6 +55,6 @@ def launch(ranks: int, arguments: Sequence[str]) -> int:
         return code if code in (*STOPPED, *range(3)) else 1
     number = -code if code < 0 else code - 128 if code in _BY_SIGNAL else code
     raise ParallelError(
-        f"a process of the {ranks} was ended from outside (signal or exit code {number}), and so were all",
-        remedy="if memory ran out, start fewer ranks or take smaller batches",
+        f"a process of the {ranks} was killed from outside (signal or exit code {number}), and so were all",
+        remedy="if memory ran out, start fewer ranks or use smaller batches",
     )

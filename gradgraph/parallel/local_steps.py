@@ -1,4 +1,4 @@
-"""Steps by each rank alone, after some of which the weights of all ranks are put together."""
+"""Local steps: each rank trains alone, and the weights of all ranks are combined from time to time."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _MOMENTUM = Kind("a number from 0 and below 1", lambda v: isinstance(v, int | fl
 
 
 class LocalSteps(Compression):
-    """Rounds of steps that each rank takes alone: its gradients stay, and its optimizer keeps its own state.
+    """Rounds of local steps on each rank, with its own gradients and optimizer state.
 
     Args:
-        every: steps of a round, which ends as well before the weights are evaluated.
-        outer_lr, momentum: of the outer step; with 1 and 0 it goes to the mean of the weights.
+        every: steps in a round, which also ends before an evaluation.
+        outer_lr, momentum: of the outer step; with 1 and 0 the result is the mean of the weights.
     """
 
     remembers = True
@@ -39,21 +39,21 @@ class LocalSteps(Compression):
         self.memory["round"] = np.array([steps], np.int64)
 
     def add_up(self, part: str, flat: Array, tensors: Mapping[str, Array], team: Messages) -> None:
-        """Leave the gradients of this rank as they are."""
+        """Leave the gradients of this rank unchanged."""
 
     def is_shared(self, name: str) -> bool:
         return name.startswith(("round", "start/", "velocity/"))
 
     def begin(self, weights: Mapping[str, Array]) -> None:
-        """Begin a fit at these weights, which are the same on all ranks."""
+        """Start a fit at these weights, which are the same on all ranks."""
         self.steps = 0
         self.memory |= {f"start/{name}": array.copy() for name, array in weights.items()}
 
     def meet(self, weights: Mapping[str, Array], averages: Mapping[str, Array], team: Messages) -> None:
-        """End a round: write over the weights of this rank those of all, and over averages of them their mean.
+        """End a round: overwrite this rank's weights with the combined ones, and averages of weights with their mean.
 
-        The outer gradient is how far the mean has come from the start of the round, Δ = θ₀ − mean θ; then
-        v ← μv + Δ and θ ← θ₀ − lr(Δ + μv), Nesterov's momentum.
+        The outer gradient is the difference of the mean to the start of the round, Δ = θ₀ − mean θ; then v ← μv + Δ and
+        θ ← θ₀ − lr(Δ + μv), Nesterov's momentum.
         """
         self.steps = 0
         for name, array in {**weights, **averages}.items():
@@ -72,7 +72,7 @@ class LocalSteps(Compression):
 
 
 def mean_of(arrays: Sequence[Array]) -> Array:
-    """The mean of arrays of one type: of equal ones, and of whole numbers, the first."""
+    """Return the mean of arrays of one type; for equal ones, and for integers, the first."""
     first = arrays[0]
     if first.dtype.kind in "iub":
         return first
@@ -83,14 +83,14 @@ def mean_of(arrays: Sequence[Array]) -> Array:
 
 @checked(every=_EVERY)
 def local_sgd(every: int = 8) -> Compression:
-    """No gradients: the mean of the weights, after so many steps of each rank alone (Stich, arXiv 1805.09767)."""
+    """No gradients are sent: the weights are averaged every so many local steps (Stich, arXiv 1805.09767)."""
     return LocalSteps(every, 1.0, 0.0)
 
 
 @checked(every=_EVERY, outer_lr=_RATE, momentum=_MOMENTUM)
 def diloco(every: int = 100, outer_lr: float = 0.7, momentum: float = 0.9) -> Compression:
-    """Likewise; an outer step with Nesterov's momentum goes from the last common weights towards the mean (Douillard et
-    al., arXiv 2311.08105, algorithm 1).
+    """As local_sgd, with an outer step with Nesterov momentum from the last common weights towards the mean (Douillard
+    et al., arXiv 2311.08105, algorithm 1).
     """
     return LocalSteps(every, float(outer_lr), float(momentum))
 

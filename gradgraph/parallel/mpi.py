@@ -1,4 +1,4 @@
-"""MPI itself: whether there is one, whether this process is part of a job, and how a job ends when a rank fails."""
+"""MPI itself: whether it is available, whether this process is part of a job, and how a job ends when a rank fails."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from typing import Any
 
 from gradgraph.errors import RuntimeUnavailableError, shown
 
-TOGETHER = 2.0  # seconds within which all ranks must have failed, so that it is one failure
+TOGETHER = 2.0  # failures of all ranks within these seconds count as one
 
-RANKS = "GRADGRAPH_RANKS"  # by which `gradgraph train --ranks` tells the processes that it starts
-# how launchers tell a process the size of its job: MPICH and Intel MPI, Open MPI, MVAPICH, Slurm, ours
+RANKS = "GRADGRAPH_RANKS"  # set by `gradgraph train --ranks` for the processes that it starts
+# how launchers pass the size of a job: MPICH and Intel MPI, Open MPI, MVAPICH, Slurm, ours
 _SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", RANKS)
 _installed: list[Any] = []  # the communicator of the hook, once it is installed
 
 
 def started_ranks() -> int:
-    """The size of the job that a launcher has started this process in; 1 where none has."""
+    """Return the size of the job in which a launcher started this process; 1 if none did."""
     sizes = [os.environ.get(name, "") for name in _SIZES]
     return max((int(size) for size in sizes if size.isascii() and size.isdecimal()), default=1)
 
 
 def library(initialize: bool = True) -> Any:
-    """MPI of mpi4py.
+    """Return the module MPI of mpi4py.
 
     Args:
-        initialize: take part in a job.
+        initialize: initialise MPI.
 
     Raises:
-        RuntimeUnavailableError: there is no mpi4py, or it finds no MPI.
+        RuntimeUnavailableError: mpi4py is not installed, or finds no MPI.
     """
     try:
         import mpi4py
@@ -41,7 +41,7 @@ def library(initialize: bool = True) -> Any:
         from mpi4py import MPI
     except ImportError:
         raise RuntimeUnavailableError(
-            "mpi4py is not installed, by which processes train together",
+            "mpi4py, which multi-process training requires, is not installed",
             remedy="pip install mpi4py mpich (on Windows impi-rt in place of mpich)",
         ) from None
     except RuntimeError as error:
@@ -54,16 +54,16 @@ def library(initialize: bool = True) -> Any:
 
 
 def world() -> Any:
-    """All processes of the job, as mpi4py has them; from here on an exception on one ends all.
+    """Return the communicator of all processes of the job; afterwards an exception on one ends all.
 
     Raises:
-        RuntimeUnavailableError: as for :func:`library`, or a launcher and MPI do not understand each other.
+        RuntimeUnavailableError: as for :func:`library`, or launcher and MPI are incompatible.
     """
     comm = library().COMM_WORLD
     if comm.size == 1 and (started := started_ranks()) > 1:
         raise RuntimeUnavailableError(
-            f"a launcher started {started} processes, and each of them is alone to MPI",
-            remedy="start them by the mpiexec of the MPI that mpi4py uses (of Slurm's srun, by its option mpi)",
+            f"a launcher started {started} processes, but MPI sees each of them alone",
+            remedy="launch them with the mpiexec of the MPI that mpi4py uses (with Slurm's srun, set its option mpi)",
         )
     if comm.size > 1 and not _installed:
         _installed.append(comm.Dup())
@@ -72,14 +72,15 @@ def world() -> Any:
 
 
 def rank_here() -> int:
-    """The rank of this process where several train together, else 0."""
+    """Return the rank of this process in multi-process training, else 0."""
     return int(_installed[0].rank) if _installed else 0
 
 
 def end_together() -> bool:
-    """Call it when this process has failed; returns whether all others have, too.
+    """Synchronise with other ranks after a failure; returns whether all of them failed, too.
 
-    If so, each may end by itself, and the first one says why. If not, this one says it and calls :func:`end_all`.
+    If so, each may end by itself, and the first one prints the error. If not, this one prints it and calls
+    :func:`end_all`.
     """
     if not _installed:
         return True
@@ -93,7 +94,7 @@ def end_together() -> bool:
 
 
 def finish(_code: int = 0) -> None:
-    """Leave MPI, where all ranks do, before a process ends in the middle of something."""
+    """Leave MPI, if all ranks do, before a process exits prematurely."""
     if _installed:
         library().Finalize()
 
@@ -109,7 +110,7 @@ Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
 
 def _hook(before: Hook) -> Hook:
-    """A hook for exceptions that nobody handles: one rank says it, and all end."""
+    """Return a hook for unhandled exceptions: one rank prints the error, and all end."""
 
     def failed(kind: type[BaseException], error: BaseException, at: TracebackType | None) -> None:
         together = end_together()

@@ -1,7 +1,7 @@
 """Several processes over MPI as the team of a trainer.
 
-All wait for each other at every step. Whoever waits looks at the clock: a rank that does not come is asked for by name
-(a roll call that waiting ranks answer), and the run ends.
+All ranks wait for each other at every step. A waiting rank checks the time: a missing rank is identified by a roll call
+that waiting ranks answer, and the run fails.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from gradgraph.parallel.accumulated import SUM, WEIGHT, adds_up_here, always_due
 from gradgraph.parallel.buckets import Buckets
 from gradgraph.parallel.compressions import Compression
 from gradgraph.parallel.fingerprints import digest_of_state, digest_of_step
-from gradgraph.parallel.halved_session import HalvedSession
 from gradgraph.parallel.joint_norms import JointNorms, Message, joint_norms, norms_of
-from gradgraph.parallel.lending import Lending
 from gradgraph.parallel.local_steps import LocalSteps, mean_of
 from gradgraph.parallel.nccl import Begun, Nccl, gpu_of
+from gradgraph.parallel.remote_state import RemoteState
 from gradgraph.parallel.sharded import ShardedUpdate
+from gradgraph.parallel.split_session import SplitSession
 from gradgraph.parallel.summable_loss import check_loss
 from gradgraph.parallel.update_parts import Shards, shards_of, too_large
 from gradgraph.parallel.wide_gradients import widened
@@ -54,25 +54,25 @@ log = logging.getLogger("gradgraph")
 
 T = TypeVar("T")
 
-STATE = "state/"  # begins the names of tensors of a rank's own state
-AWAKE, LONG = 200, 1.0  # polls without rest, and seconds after which a wait is long
-ROLL_CALL = 5.0  # seconds within which ranks that wait answer
+STATE = "state/"  # prefix of tensors of a rank's own state
+AWAKE, LONG = 200, 1.0  # polls without sleeping, and seconds after which a wait is long
+ROLL_CALL = 5.0  # seconds within which waiting ranks answer
 
 
 class MpiTeam(Team):
-    """All processes of a communicator.
+    """The processes of a communicator.
 
     Args:
         comm: of mpi4py.
         timeout, check_every, shard_state, sync_batch_norm, compress: as for ``DataParallel``.
-        told: how the user wrote ``compress``.
+        told: ``compress`` as written by the user.
 
     Attributes:
-        joint_norms: the gradient graph and its messages, where norms are those of the samples of all ranks.
-        usual: the terms of a mean over a batch on all ranks together, mostly: gradients are scaled by it before they
-            are added up, and again only where the batch has others.
-        sent: the bytes that each rank has sent in steps, where messages go round a ring.
-        keeps_gradients: those of batches whose update is not yet due stay on their rank until it is.
+        joint_norms: the gradient graph and its messages, if norms use the samples of all ranks.
+        usual: the expected terms of a mean over a batch on all ranks together: gradients are scaled by it before the
+            sum, and again only if the batch has others.
+        sent: the bytes that each rank has sent in steps, assuming ring messages.
+        keeps_gradients: gradients of batches whose update is not yet due stay on their rank until then.
     """
 
     def __init__(
@@ -100,14 +100,14 @@ class MpiTeam(Team):
         self._new_far: Callable[..., ort.OrtValue] | None = None
         self.keeps_gradients = False
         self._shards: Shards | None = None
-        self._state: State | None = None  # once it is shared out
+        self._state: State | None = None  # once it is sharded
         self.joint_norms: JointNorms | None = None
         self._sync_batch_norm, self._has_told_of_norms = sync_batch_norm, False
         self._ways = {
             "shard_state": shard_state, "check_every": check_every, "compress": told, "sync_batch_norm": sync_batch_norm
         }  # fmt: skip
-        self._shard_state, self._lending = shard_state, Lending(comm.Dup(), self._wait, timeout, self._lent)
-        self._lending.is_shared = compress is not None and compress.remembers
+        self._shard_state, self._remote_state = shard_state, RemoteState(comm.Dup(), self._wait, timeout, self._lent)
+        self._remote_state.is_shared = compress is not None and compress.remembers
         self._steps = 0
         self._own, self._total = (0, 0), (0, 0)
         self._asks: tuple[bool, int | None] = (False, None)
@@ -123,9 +123,9 @@ class MpiTeam(Team):
         where = self.gathered("CPU" if placement.memory == "cpu" else "GPU")
         if other := next((rank for rank, kind in enumerate(where) if kind != where[0]), None):
             raise ParallelError(
-                f"rank {other} trains on the {where[other]} and rank 0 on the {where[0]}, so a GPU does not start",
-                remedy="pass device='cuda', which says it, or device='cpu'",
-                shell="add --device cuda, which says it, or --device cpu",
+                f"rank {other} trains on the {where[other]} and rank 0 on the {where[0]}, so a GPU cannot be used",
+                remedy="pass device='cuda' to see why, or device='cpu'",
+                shell="add --device cuda to see why, or --device cpu",
             )
         if placement.memory != "cpu":
             self._check_far(options)
@@ -141,9 +141,9 @@ class MpiTeam(Team):
         halves = always_due(halves) if self.keeps_gradients else halves
         if self._shard_state and UPDATE in halves.manifest.hyperparameters and not self.keeps_gradients:
             raise BuildError(
-                "the norm of accumulated gradients is reported for each batch, for which shared state has no message",
+                "the norm of accumulated gradients is reported for each batch, which sharded state does not support",
                 remedy="build the step without grad_norm",
-                shell="leave --grad-norm or --shard-state out",
+                shell="remove --grad-norm or --shard-state",
             )
         if (
             self._compress is not None
@@ -151,21 +151,22 @@ class MpiTeam(Team):
             and halves.manifest.precision.get("name") == "float16"
         ):
             raise BuildError(
-                "compression that keeps errors does not go with float16, whose loss scale they would not follow",
+                "compression with error feedback does not support float16, whose loss scale the errors would not "
+                "follow",
                 remedy="build the step with precision='bfloat16', or compress with 'float16' or 'bfloat16'",
-                shell="take --precision bfloat16, or --compress float16 or bfloat16",
+                shell="use --precision bfloat16, or --compress float16 or bfloat16",
             )
         if self._local is not None and (UPDATE in halves.manifest.hyperparameters or _adds_up(halves)):
             raise BuildError(
-                "steps that each rank takes alone go with neither accumulated gradients nor a loss that is a sum",
+                "local steps support neither gradient accumulation nor a loss that is a sum",
                 remedy="build the step without accumulate, with a loss that is a mean",
-                shell="leave --accumulate out, and take a loss that is a mean",
+                shell="remove --accumulate, and use a loss that is a mean",
             )
         if self._sync_batch_norm and self._local is not None:
             raise BuildError(
-                "norms of all ranks need the same weights on each, and local steps have others",
-                remedy="leave sync_batch_norm or compress out",
-                shell="leave --sync-batch-norm or --compress out",
+                "sync_batch_norm needs the same weights on all ranks, and local steps have different ones",
+                remedy="remove sync_batch_norm or compress",
+                shell="remove --sync-batch-norm or --compress",
             )
         self.joint_norms = joint_norms(halves) if self._sync_batch_norm else None
         self._averages = list(halves.manifest.averages.values())
@@ -173,32 +174,32 @@ class MpiTeam(Team):
             self._shards = shards_of(halves, self.ranks)
             if self.is_first and (found := too_large(halves.manifest, self.ranks)) is not None:
                 log.warning(
-                    "'%s' is %.0f %% of all weights, and is not divided: the rank that moves it keeps so much of the "
-                    "optimizer's state, in place of %.0f %%", shown(found[0]), found[1] * 100, 100 / self.ranks,
+                    "'%s' is %.0f %% of all weights, and is not split: the rank that updates it keeps this share of "
+                    "the optimizer's state, instead of %.0f %%", shown(found[0]), found[1] * 100, 100 / self.ranks,
                 )  # fmt: skip
         return halves, options
 
     def _check_far(self, options: RuntimeOptions) -> None:
-        """Refuse what is computed on the CPU alone."""
+        """Raise for features that are supported on the CPU only."""
         asked = {"shard_state": self._shard_state, "sync_batch_norm": self._sync_batch_norm,
                  "compress": self._compress is not None}  # fmt: skip
         for name in (name for name, is_asked in asked.items() if is_asked):
             flag = name.replace("_", "-")
             raise RuntimeUnavailableError(
-                f"{name} is for ranks that train on the CPU",
-                remedy=f"pass device='cpu', or leave {name} out",
-                shell=f"add --device cpu, or leave --{flag} out",
+                f"{name} is supported for ranks on the CPU only",
+                remedy=f"pass device='cpu', or remove {name}",
+                shell=f"add --device cpu, or remove --{flag}",
             )
         if options.cuda_graph is True:
-            raise RuntimeUnavailableError("CUDA graphs hold whole steps, and ranks run a step in two halves; leave "
-                                          "cuda_graph out")  # fmt: skip
+            raise RuntimeUnavailableError("CUDA graphs hold whole steps, but ranks run a step in two halves; remove "
+                                          "cuda_graph")  # fmt: skip
 
-    def session(self, opened: OpenedStep, part: Part, sizes: Sizes) -> HalvedSession:
-        if self._buckets is None:  # one for all sizes of a batch
+    def session(self, opened: OpenedStep, part: Part, sizes: Sizes) -> SplitSession:
+        if self._buckets is None:  # one for all batch sizes
             owners = self._shards.owners if self._shards else None
             joint = self.joint_norms is not None
             self._buckets = Buckets(opened.definition, self.rank, owners, self.ranks, joint, self._new_far)
-        return HalvedSession.of(opened, part, sizes, self._buckets, self)
+        return SplitSession.of(opened, part, sizes, self._buckets, self)
 
     def sharded(self, opened: OpenedStep) -> ShardedUpdate | None:
         if self._shards is None:
@@ -207,14 +208,14 @@ class MpiTeam(Team):
         return ShardedUpdate(self._shards, self.rank, self, opened)
 
     def _share_out(self, state: State) -> None:
-        """Keep of the optimizer's state what belongs to this rank."""
+        """Keep only this rank's share of the optimizer's state."""
         assert self._shards is not None
-        self._lending.is_shared = True
+        self._remote_state.is_shared = True
         state.leave(self._shards.elsewhere(self.rank), functools.partial(self._fetched, state))
         self._state = state
 
     def _lent(self, name: str) -> Array:
-        """The array that another rank asks for: a tensor, or gradients that wait (by number)."""
+        """Return an array that another rank asks for: a tensor, or kept gradients (by number)."""
         if name.startswith(BESIDE):
             assert self._compress is not None
             name = name.removeprefix(BESIDE)
@@ -231,7 +232,7 @@ class MpiTeam(Team):
         assert self._shards is not None
         specs = {name: state.specs[name] for name in names}
         found = {n: np.empty([int(d or 0) for d in s.shape], numpy_dtype(s.dtype)) for n, s in specs.items()}
-        self._lending.fetch([(self._shards.owners[name], name, array) for name, array in found.items()])
+        self._remote_state.fetch([(self._shards.owners[name], name, array) for name, array in found.items()])
         return found
 
     def completed(self, values: Mapping[str, Array]) -> dict[str, Array]:
@@ -242,13 +243,13 @@ class MpiTeam(Team):
         for rank in range(self.ranks):
             if rank != self.rank:
                 theirs = [(rank, str(i), np.empty_like(array)) for i, array in enumerate(kept)]
-                self._lending.fetch(theirs)
+                self._remote_state.fetch(theirs)
                 for array, (_, _, part) in zip(kept, theirs, strict=True):
                     array += part
         return {**values, **_with_sums(values, *buckets.sums(kept, self.usual))}
 
     def _settle_sums(self, state: State) -> None:
-        """Make what waits part of the state, on all ranks."""
+        """Make kept gradients part of the state, on all ranks."""
         buckets = self._buckets
         if buckets is None or not any(buckets.waiting):
             return
@@ -266,7 +267,7 @@ class MpiTeam(Team):
         return self._total
 
     def reduce(self, put_results: Callable[[], None], due: bool) -> None:
-        """Add up the buckets of all ranks, and what each counts and asks for."""
+        """Sum the buckets of all ranks, with their counts and requests."""
         buckets = self._buckets
         assert buckets is not None
         over, signal = self._asks
@@ -274,7 +275,7 @@ class MpiTeam(Team):
         buckets.write([*_halved(self._own[0]), *_halved(self._own[1]), weight, over, signal == 2, signal == 15])
         put_results()
         if self._shards is not None and self._state is not None and not self._state.absent:
-            self._share_out(self._state)  # which was loaded as a whole
+            self._share_out(self._state)  # it was loaded as a whole
         if due:
             buckets.add_kept()
         for i in range(len(buckets.parts)):
@@ -289,17 +290,17 @@ class MpiTeam(Team):
     def _add_up_far(self, buckets: Buckets, factor: float) -> None:
         assert self._far is not None
         gradients = buckets.far.values()
-        if not factor:  # nothing of this rank counts, whatever it holds
+        if not factor:  # everything on this rank is ignored, whatever it holds
             for value in gradients:
                 fill(value, np.zeros(value.shape(), onnx.helper.tensor_dtype_to_np_dtype(value.element_type())))
         self.sent += sum(2 * value.tensor_size_in_bytes() * (self.ranks - 1) / self.ranks for value in gradients)
         self._wait(self._far.add_up(gradients, factor or 1.0))
 
     def tell(self, told: Sequence[tuple[Message, Array, Array]]) -> None:
-        """Let norms know the sums of all ranks, in one message.
+        """Exchange the sums of norms between all ranks, in one message.
 
-        Counts, sums and sums of squares are added up in float64: it has digits enough for a variance of what varies
-        little.
+        Counts, sums and sums of squares are added in float64, which has enough digits for the variance of nearly
+        constant values.
         """
         assert self._buckets is not None
         rows = self._own[0]
@@ -324,18 +325,18 @@ class MpiTeam(Team):
             self._compress.add_up(f"{i}", part.gradients, buckets.tensors(part), self)
 
     def all_to_all(self, sent: Array, got: Array) -> None:
-        """Send each rank its part of ``sent``, all of one size; ``got`` are the parts that all sent to this one."""
+        """Send each rank its part of ``sent``, all of one size, and receive this rank's part from each into ``got``."""
         self.sent += sent.nbytes * (self.ranks - 1) / self.ranks
         self._wait(self._comm.Ialltoall(sent, got))
 
     def all_reduce(self, array: Array) -> None:
-        """Add up this array over all ranks, in place."""
+        """Sum this array over all ranks, in place."""
         if array.size:
             self.sent += 2 * array.nbytes * (self.ranks - 1) / self.ranks
             self._wait(self._comm.Iallreduce(MPI.IN_PLACE, array))
 
     def all_gather(self, array: Array, counts: Sequence[int]) -> None:
-        """Fill this array, of which each rank has so many numbers, one rank behind the other."""
+        """Gather an array of which each rank has ``counts[rank]`` numbers, in order of ranks."""
         self.sent += array.nbytes * (self.ranks - 1) / self.ranks
         self._wait(self._comm.Iallgatherv(MPI.IN_PLACE, [array, list(counts)]))
 
@@ -347,12 +348,12 @@ class MpiTeam(Team):
             self._local.steps += 1
             if self._local.steps == self._local.every:
                 self.meet(state)
-            return  # the weights differ, within a round
+            return  # weights differ within a round
         self._steps += 1
         if self._check_every and self._steps % self._check_every == 0:
             self.check_same(state)
 
-    # --- what the loop asks -------------------------------------------------------------------------------------
+    # --- interface for the loop ---------------------------------------------------------------------------------
 
     def begin(self, executor: Executor, facts: Mapping[str, Any], usual: int) -> None:
         versions = f"gradgraph {package_version()}, onnxruntime {ort.__version__}, Python {platform.python_version()}"
@@ -362,8 +363,8 @@ class MpiTeam(Team):
             for what, value in others.items():
                 if value != everyone[0][what]:
                     raise ParallelError(
-                        f"rank {rank} has not the {what} of rank 0 ({value} and {everyone[0][what]}); start all ranks "
-                        "with the same"
+                        f"rank {rank} differs from rank 0 in its {what} ({value} and {everyone[0][what]}); start all "
+                        "ranks with the same"
                     )
         state = executor.state
         if self.agreed(not state.absent):
@@ -378,18 +379,18 @@ class MpiTeam(Team):
             self._local.begin(state.read(executor.manifest.trainable))
             self._state = state
         self._recall(executor.progress)
-        self._lending.is_open = self._is_begun = True
+        self._remote_state.is_open = self._is_begun = True
         self.usual = max(1, sum(self.gathered(usual)))
         self._tell_of_norms(executor.manifest)
         self._asks = self._heard = (False, None)
 
     def _tell_of_norms(self, manifest: Manifest) -> None:
-        """Say, once, that norms differ from those of one process."""
+        """Warn once that norms differ from those of one process."""
         norms = norms_of(manifest)
         if self.is_first and norms and self.joint_norms is None and not self._has_told_of_norms:
             log.warning(
-                "BatchNormalization normalises by the samples of its own rank (%s); sync_batch_norm=True "
-                "(--sync-batch-norm) takes those of all ranks, as one process would",
+                "BatchNormalization normalises over the samples of its own rank (%s); sync_batch_norm=True "
+                "(--sync-batch-norm) uses those of all ranks, as one process would",
                 listed(norms),
             )
         self._has_told_of_norms = True
@@ -399,12 +400,12 @@ class MpiTeam(Team):
         digests = self.gathered(digest_of_state(state.seen(self._on_all(state))))
         if others := [rank for rank, digest in enumerate(digests) if digest != digests[0]]:
             raise ParallelError(
-                f"the weights of {_named(others)} are no longer those of rank 0: the machines compute differently, or "
-                "something on one rank alone has moved them; go on from the last checkpoint, on machines of one kind"
+                f"the weights of {_named(others)} differ from those of rank 0: the machines compute differently, or "
+                "code on one rank alone changed them; resume from the last checkpoint, on machines of one kind"
             )
 
     def _on_all(self, state: State) -> list[str]:
-        """The names of the state that all ranks have."""
+        """Return the names of the state tensors that all ranks have."""
         if self._local is not None and self._is_begun:
             own = self._own_slots(state)
             return [name for name in state.specs if name not in own]
@@ -418,11 +419,11 @@ class MpiTeam(Team):
             self._local.meet(trained, state.seen(self._averages), self)
 
     def _own_slots(self, state: State) -> list[str]:
-        """The tensors that the optimizer of each rank has for itself, between steps that each takes alone."""
+        """Return the optimizer tensors that each rank has for itself, during local steps."""
         return [n for n, s in state.specs.items() if s.kind == "optimizer" and n not in self._averages]
 
     def _recall(self, progress: Progress) -> None:
-        """Go on with what a checkpoint holds of each rank."""
+        """Restore the state of each rank from a checkpoint."""
         beside, progress.beside = progress.beside, {}
         ranks: dict[int, dict[str, Array]] = {}
         for name, array in beside.items():
@@ -436,14 +437,16 @@ class MpiTeam(Team):
                 if self._state is not None and len(ranks) == self.ranks:
                     self._state.put(name.removeprefix(STATE), array)
         elif ranks and self.is_first:
-            log.warning("the checkpoint holds errors of compressed gradients, which this run leaves out")
+            log.warning("the checkpoint has errors of compressed gradients, which this run ignores")
 
     def kept(self, values: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
         values, beside = self.completed(values), self._beside()
         if self._local is None:
             return values, beside
         first = f"{self.rank}/{STATE}"
-        for own in [name for name in beside if name.startswith(first)]:  # so other ranks, or one, go on from the mean
+        for own in [
+            name for name in beside if name.startswith(first)
+        ]:  # so other numbers of ranks resume from the mean
             name = own.removeprefix(first)
             values[name] = mean_of([beside[f"{rank}/{STATE}{name}"] for rank in range(self.ranks)])
         return values, beside
@@ -459,17 +462,17 @@ class MpiTeam(Team):
         own = {name: array for name, array in memory.items() if not self._compress.is_shared(name)}
         others = [rank for rank in range(self.ranks) if rank != self.rank]
         wanted = [(rank, name, np.empty_like(array)) for rank in others for name, array in own.items()]
-        self._lending.fetch([(rank, f"{BESIDE}{name}", array) for rank, name, array in wanted])
+        self._remote_state.fetch([(rank, f"{BESIDE}{name}", array) for rank, name, array in wanted])
         return found | {f"{rank}/{name}": array for rank, name, array in wanted}
 
     def lend(self) -> None:
-        self._lending.lend()
+        self._remote_state.serve()
 
     def end(self, state: State) -> None:
         self._wait(self._comm.Ibarrier())
-        self._lending.is_open = self._is_begun = False
+        self._remote_state.is_open = self._is_begun = False
         self._settle_sums(state)
-        self._wait(self._comm.Ibarrier())  # or one would ask for what another has not yet settled
+        self._wait(self._comm.Ibarrier())  # otherwise one would ask for what another has not yet settled
 
     def heard(self, over: bool, signal: int | None) -> tuple[bool, int | None]:
         self._asks, heard = (over, signal), self._heard
@@ -503,7 +506,7 @@ class MpiTeam(Team):
     # --- waiting ------------------------------------------------------------------------------------------------
 
     def _wait(self, request: MPI.Request | Begun) -> None:
-        """Wait until all ranks have come.
+        """Wait until all ranks have arrived.
 
         Raises:
             ParallelError: one has not, in time.
@@ -513,16 +516,16 @@ class MpiTeam(Team):
             polls += 1
             if polls < AWAKE:
                 continue
-            self._lending.answer()
+            self._remote_state.answer()
             waited = time.monotonic() - begin
             if waited > self._timeout:
                 self._call_the_roll(waited)
             if waited > LONG:
                 self._answer()
-            time.sleep(1e-3 if waited > LONG else 0)  # 0 lets another process have the core
+            time.sleep(1e-3 if waited > LONG else 0)  # 0 lets another process use the core
 
     def _answer(self) -> set[int]:
-        """Answer those who call the roll; returns who has answered or called."""
+        """Answer roll calls; return the ranks that have answered or called."""
         found, status = set[int](), MPI.Status()
         while self._roll.Iprobe(status=status):
             calls = self._roll.recv(source=status.source)
@@ -538,25 +541,25 @@ class MpiTeam(Team):
             here |= self._answer()
             time.sleep(0.01)
         missing = [rank for rank in range(self.ranks) if rank not in here]
-        if self.rank != min(here):  # which speaks, and ends all
+        if self.rank != min(here):  # prints the error, and ends all
             time.sleep(2 * ROLL_CALL)
         del requests
         who = _named(missing) if missing else "the message itself"
         raise ParallelError(
-            f"{who} has not answered for {waited:.0f} seconds (after step {self._steps}); look at that process and its "
-            "machine, or give a longer timeout"
+            f"{who} has not answered for {waited:.0f} seconds (after step {self._steps}); check that process and its "
+            "machine, or set a longer timeout"
         )
 
 
 def _with_sums(values: Mapping[str, Array], sums: Mapping[str, Array], weight: float) -> dict[str, Array]:
-    """The tensors of accumulation among ``values``, with what waits added."""
+    """Return the accumulation tensors among ``values``, with kept gradients added."""
     found = {f"{n}{SUM}": values[f"{n}{SUM}"] + add for n, add in sums.items() if f"{n}{SUM}" in values}
     if WEIGHT in values:
         found[WEIGHT] = values[WEIGHT] + np.float32(weight)
     return found
 
 
-HALF = 1 << 12  # whole numbers of up to 36 bits travel as two that float32 holds
+HALF = 1 << 12  # integers of up to 36 bits are sent as two that float32 represents exactly
 
 
 def _halved(count: int) -> tuple[int, int]:
@@ -568,7 +571,7 @@ def _adds_up(step: Step) -> bool:
 
 
 def _cores() -> int:
-    """The processor cores that this process may use."""
+    """Return the number of processor cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -1,6 +1,6 @@
-"""Adding up gradients where they lie, on GPUs: by NCCL, through NVIDIA's nccl4py, which reads OrtValues over DLPack.
+"""Summing gradients on GPUs with NCCL, through NVIDIA's nccl4py, which reads OrtValues over DLPack.
 
-Written against nccl4py 0.6 and run in the tests with a stand-in for it; it has not been run on GPUs yet.
+Written against nccl4py 0.6 and tested with a stand-in for it; not yet run on GPUs.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class Nccl:
-    """The ranks of a job as owners of one GPU each.
+    """The ranks of a job, each with a GPU of its own.
 
     Args:
         comm: of mpi4py, by which the ranks find each other.
-        memory, device_id: of this rank's GPU, as onnxruntime calls them.
+        memory, device_id: of this rank's GPU, in onnxruntime's terms.
 
     Raises:
-        RuntimeUnavailableError: there is no nccl4py, or NCCL does not start.
+        RuntimeUnavailableError: nccl4py is not installed, or NCCL does not start.
     """
 
     def __init__(self, comm: Any, memory: str, device_id: int) -> None:
@@ -44,19 +44,20 @@ class Nccl:
             self._stream = self._device.create_stream()
             unique = comm.bcast(self._nccl.get_unique_id() if comm.rank == 0 else None)
             self._comm = self._nccl.Communicator.init(comm.size, comm.rank, unique)
-        except Exception as error:  # of the driver, the library or the network: whatever they raise
+        except Exception as error:  # any error of the driver, the library or the network
             raise RuntimeUnavailableError(
                 f"NCCL does not start on GPU {device_id} ({shown(str(error))}); each rank on a machine needs a GPU of "
-                "its own, and NCCL_DEBUG=INFO tells more"
+                "its own; set NCCL_DEBUG=INFO for details"
             ) from None
 
     def add_up(self, values: Collection[ort.OrtValue], factor: float) -> Begun:
-        """Begin to let each of ``values`` be the sum over all ranks of ``factor``, which each has its own of, times it.
+        """Start replacing each of ``values`` by the sum over all ranks of its value times ``factor``, which differs by
+        rank.
 
         Args:
             values: on this rank's GPU, float32 or float64; the same shapes on all ranks, in the same order.
         """
-        self._device.set_current()  # another thread may have begun
+        self._device.set_current()  # another thread may have started
         sums = {kind: self._scaled_sum(kind, factor) for kind in {value.element_type() for value in values}}
         with self._nccl.group():
             for value in values:
@@ -64,9 +65,9 @@ class Nccl:
         return Begun(self._stream.record())
 
     def _scaled_sum(self, element_type: int, factor: float) -> Any:
-        """NCCL's operator that scales what this rank has by ``factor`` before it is added up.
+        """Return NCCL's operator that scales this rank's values by ``factor`` before summing.
 
-        There is one for each type: nccl4py keeps each that is ever made.
+        There is one per type, as nccl4py keeps each that is created.
         """
         if element_type not in self._scales:
             dtype = onnx.helper.tensor_dtype_to_np_dtype(element_type)
@@ -79,21 +80,21 @@ class Nccl:
 
 
 class Begun:
-    """A sum on its way, as something to wait for in the manner of MPI's requests."""
+    """A sum in progress, with the interface of an MPI request."""
 
     def __init__(self, event: Any) -> None:
         self._event = event
 
     def Test(self) -> bool:  # noqa: N802 (MPI's name)
-        """Whether it has arrived."""
+        """Whether it is complete."""
         return bool(self._event.is_done)
 
 
 def gpu_of(rank: int, ranks: int) -> int:
-    """The number of the GPU for a process, one of ``ranks`` on this machine; some launchers let each see its own alone.
+    """Return the GPU index for a process, one of ``ranks`` on this machine; some launchers let each see only its own.
 
     Raises:
-        RuntimeUnavailableError: they see fewer GPUs than they are.
+        RuntimeUnavailableError: there are fewer visible GPUs than ranks.
     """
     told = os.environ.get(_VISIBLE)
     if told is None:
@@ -103,18 +104,18 @@ def gpu_of(rank: int, ranks: int) -> int:
         return 0
     if visible < ranks:
         raise RuntimeUnavailableError(
-            f"{ranks} ranks on this machine see {visible} GPUs ({_VISIBLE}={shown(told)}), and each needs one of its "
+            f"{ranks} ranks on this machine see {visible} GPUs ({_VISIBLE}={shown(told)}), but each needs one of its "
             "own; start as many ranks as there are GPUs"
         )
     return rank
 
 
 def _libraries() -> tuple[Any, Any]:
-    """``nccl.core``, and the class of GPUs of ``cuda.core``."""
+    """Return ``nccl.core``, and the GPU class of ``cuda.core``."""
     try:
         return importlib.import_module("nccl.core"), importlib.import_module("cuda.core").Device
     except ImportError as error:
         raise RuntimeUnavailableError(
-            f"nccl4py is not installed, by which GPUs add up their gradients ({shown(str(error))})",
+            f"nccl4py, which sums gradients on GPUs, is not installed ({shown(str(error))})",
             remedy="pip install 'nccl4py[cu12]' (or [cu13], as this onnxruntime-gpu has it), or train on the CPU",
         ) from None

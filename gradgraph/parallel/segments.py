@@ -1,4 +1,4 @@
-"""A gradient graph that is told sums of all ranks while it runs: a session for each part between two messages."""
+"""A gradient graph that receives sums of all ranks while it runs: one session for each part between two messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gradgraph.runtime.execution.opened import OpenedStep
     from gradgraph.runtime.execution.state import State
 
-Told = Callable[[Sequence[tuple[Message, Array, Array]]], None]  # fills the last array of each from all ranks' second
+Told = Callable[[Sequence[tuple[Message, Array, Array]]], None]  # fills the last array of each
 
 
 @dataclass
@@ -33,9 +33,9 @@ class Segment:
 
     Attributes:
         nodes: in order.
-        told: what is told behind them: the message, what this rank has, and what it is told.
-        reads, gives: values of segments before this one, and for those behind it.
-        forgets: values that no segment behind this one reads.
+        told: the messages after them, with the value that this rank sends, and the one it receives.
+        reads, gives: values from earlier segments, and for later ones.
+        forgets: values that no later segment reads.
     """
 
     nodes: list[onnx.NodeProto] = field(default_factory=list)
@@ -45,20 +45,20 @@ class Segment:
     forgets: list[str] = field(default_factory=list)
 
 
-# operators that move no numbers: each segment that reads their result has them, in place of a copy of it
+# operators that move no numbers: each segment that reads their result recomputes them instead of keeping a copy
 
 
 def cut(model: onnx.ModelProto, messages: Iterable[Message], ahead: str = "") -> list[Segment]:
-    """Cut a lowered gradient graph at its messages: into as few parts as there can be.
+    """Cut a lowered gradient graph at its messages, into as few parts as possible.
 
-    Results are computed in the first part that can, all else in the first one that reads it: what backward passes make
-    of activations would else be held from the forward pass on.
+    Results are computed in the first part that can, everything else in the first one that reads it, so that activations
+    transformed for the backward pass are not held from the forward pass on.
 
     Args:
-        ahead: a value that is computed before gradients are told.
+        ahead: a value that is computed before the sums are exchanged.
     """
     by_name, nodes = {m.name: m for m in messages}, model.graph.node
-    made = dict[str, int]()  # the first segment that can make a value
+    made = dict[str, int]()  # the first segment that can compute a value
     for node in nodes:
         at = max((made.get(x, 0) for x in reads_of(node)), default=0)
         if node.domain == RANKS:
@@ -85,7 +85,7 @@ def cut(model: onnx.ModelProto, messages: Iterable[Message], ahead: str = "") ->
 
 
 def _cross(segments: Sequence[Segment]) -> None:
-    """Find what each segment gives to others."""
+    """Find the values that each segment passes to others."""
     maker, last = dict[str, Segment](), dict[str, Segment]()
     for segment in segments:
         made = {y for node in segment.nodes for y in node.output if y}
@@ -101,18 +101,18 @@ def _cross(segments: Sequence[Segment]) -> None:
 
 
 class SegmentedGradient:
-    """The session of a gradient graph that is told sums of all ranks on its way.
+    """The session of a gradient graph that receives sums of all ranks on its way.
 
     Args:
         opened: the step.
         model: the graph, lowered.
         messages, ahead: as for :func:`cut`.
-        ports: what is beside the batch.
+        ports: inputs and outputs other than the batch.
         tell: fills arrays with the sums of all ranks.
         packs: whether sessions may keep a copy of frozen weights.
 
     Attributes:
-        numbers, measures, sums, gathers, inputs: as of a ``BoundSession``.
+        numbers, measures, sums, gathers, inputs: as in a ``BoundSession``.
         sessions: of the segments.
     """
 
@@ -138,7 +138,7 @@ class SegmentedGradient:
         self._tell = tell
         self._told: list[list[tuple[Message, Array, Array]]] = []
         self.sessions: list[_SegmentSession] = []
-        options = replace(opened.options, spinning=False)  # or threads of all sessions but one would be in the way
+        options = replace(opened.options, spinning=False)  # otherwise threads of all but one session would compete
         known = _types(model)
         with region_of_several(most_alive(model)) as memory:
             for segment in segments:
@@ -167,13 +167,13 @@ class SegmentedGradient:
             self.numbers |= session.numbers
 
     def release(self) -> None:
-        """Let go of all batches."""
+        """Release all batches."""
         for session in self.sessions:
             session.release()
 
 
 class _SegmentSession(BoundSession):
-    """The session of one segment; what goes from one to the other lies in memory of onnxruntime."""
+    """The session of one segment; values pass between segments in memory of onnxruntime."""
 
     def __init__(self, session: ort.InferenceSession, state: State, ports: Ports, segment: Segment) -> None:
         super().__init__(session, state, ports)
@@ -185,13 +185,13 @@ class _SegmentSession(BoundSession):
     def run_between(
         self, feeds: Mapping[str, Feed], values: dict[str, ort.OrtValue], options: ort.RunOptions | None
     ) -> None:
-        """Run with ``values`` of segments before this one: those that no later one reads go, those of this one come."""
+        """Run with ``values`` of earlier segments; removes those that no later one reads, and adds its own."""
         self._values = values
         self.run({name: feed for name, feed in feeds.items() if name in self.inputs}, options)
         binding = self.current_side().binding
         values.update(zip(self._gives, binding.get_outputs()[-len(self._gives) :], strict=False))
         values |= {x: self._further[x] if x in self._further else to_ortvalue(self._buffers[x]) for x in self._fixed}
-        for name in self._segment.reads:  # or the binding would keep them alive
+        for name in self._segment.reads:  # otherwise the binding would keep them alive
             binding.bind_ortvalue_input(name, _NOTHING)
         for name in self._gives:
             binding.bind_ortvalue_output(name, _NOTHING)
@@ -211,7 +211,7 @@ _NOTHING = to_ortvalue(np.zeros(1, np.float32))
 
 
 def _of(ports: Ports, part: onnx.ModelProto) -> Ports:
-    """The ports of one segment."""
+    """Return the inputs and outputs of one segment."""
     outputs = {o.name for o in part.graph.output}
     return Ports(
         {n: o for n, o in ports.results.items() if o in outputs},

@@ -1,4 +1,4 @@
-"""One rank's part of an update whose weights are shared out, with the messages before and after it."""
+"""One rank's part of a sharded update, with the messages before and after it."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class ShardedUpdate:
     """The part of one rank.
 
     Args:
-        shards: who moves what.
+        shards: the assignment of weights to ranks.
         rank: this one.
-        team: sends.
+        team: for messages.
         opened: the step.
 
     Attributes:
-        last: the model that moves the weights of this rank.
-        values: what it is fed of the messages before it.
-        idle: memory for what it gives where it moves nothing.
+        last: the model that updates the weights of this rank.
+        values: its inputs from earlier messages.
+        idle: memory for its output if this rank updates nothing.
     """
 
     def __init__(self, shards: Shards, rank: int, team: Messages, opened: OpenedStep) -> None:
@@ -46,12 +46,12 @@ class ShardedUpdate:
         self.values: dict[str, ort.OrtValue] = {name: to_ortvalue(array) for name, array in self._told.items()}
         self._before: list[BoundSession | None] = []
         mine = {stand_in: weight for weight, stand_in in opened.manifest.averages.items()}
-        self._rounds: list[dict[str, str]] = [{}, {}]  # of messages behind the update: tensor → weight
+        self._rounds: list[dict[str, str]] = [{}, {}]  # messages after the update: tensor → weight
         for name in shards.gathered:
             self._rounds[name in mine][name] = mine.get(name, name)
 
     def moved(self, names: Iterable[str]) -> list[str]:
-        """The state tensors among ``names`` that this rank moves."""
+        """Return the state tensors among ``names`` that this rank updates."""
         return [name for name in names if self._shards.owners.get(name, self._rank) == self._rank]
 
     def open(self, opened: OpenedStep, constants: Mapping[str, ort.OrtValue]) -> None:
@@ -67,7 +67,7 @@ class ShardedUpdate:
             self._before.append(BoundSession(session, opened.state, ports))
 
     def before_update(self, options: ort.RunOptions | None) -> None:
-        """Compute what all ranks are to know, and tell it."""
+        """Compute and exchange the values that all ranks need."""
         for level, session in enumerate(self._before):
             if session is not None:
                 session.run({}, options)
@@ -85,7 +85,7 @@ class ShardedUpdate:
                 first += array.size
 
     def after_update(self, buckets: Buckets) -> None:
-        """Let all ranks have the new weights, and averages of them; they travel in the memory of the gradients."""
+        """Send the new weights, and averages of them, to all ranks, in the memory of the gradients."""
         for names in filter(None, self._rounds):
             places = {n: buckets.views[self._gradients[weight]] for n, weight in names.items()}
             owners = self._shards.owners

@@ -1,4 +1,4 @@
-"""Losses whose gradients add up over ranks; all others are refused by name before the first step."""
+"""Check that the gradients of a loss can be summed over ranks; raises before the first step otherwise."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gradgraph.step.manifest import Manifest
 
 
 def check_loss(manifest: Manifest) -> None:
-    """Raise BuildError if the gradients of the shares of ranks do not add up to those of a whole batch."""
+    """Raise BuildError if the gradients of ranks' shares do not add up to those of a whole batch."""
     if manifest.separate is None or not manifest.separate.differs:
         return
     name, arguments = str(manifest.loss.get("name")), manifest.loss.get("arguments", {}).values()
@@ -15,6 +15,6 @@ def check_loss(manifest: Manifest) -> None:
     subject = f"the sum of the losses {listed(several)}" if several else f"the loss '{shown(name)}'"
     raise BuildError(
         f"{subject} {manifest.separate.differs}, so the gradients of ranks do not add up to those of one process",
-        remedy="train in one process, or with a loss that is a mean or a sum over samples",
-        shell="train without --ranks, or with a --loss that is a mean or a sum over samples",
+        remedy="train in one process, or use a loss that is a mean or a sum over samples",
+        shell="remove --ranks, or use a --loss that is a mean or a sum over samples",
     )

@@ -1,9 +1,8 @@
-"""The weights that each rank moves, and the parts of apply.onnx that each rank runs.
+"""Sharding of an update: the weights that each rank updates, and the parts of apply.onnx that it runs.
 
-An update is mostly one of each weight by itself. Where it looks at several (a norm over all gradients, whether all are
-finite), it makes a number of each before it puts these together. So apply.onnx is cut at these numbers: every rank
-computes those of its own weights, all are told, and each goes on with its own (Rajbhandari et al., ZeRO, arXiv
-1910.02054, stage 1).
+An update mostly treats each weight by itself. Where it combines several (a norm over all gradients, whether all are
+finite), it reduces each to a number first. So apply.onnx is cut at these numbers: every rank computes those of its own
+weights, all are exchanged, and each continues with its own (Rajbhandari et al., ZeRO, arXiv 1910.02054, stage 1).
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ from gradgraph.step.manifest import Manifest
 from gradgraph.step.step import Step
 
 NOTHING = "nothing"  # the output of a part that has no other
-UNEVEN = 1.25  # times a rank's share, above which one weight is named
-SMALL = 1024  # numbers that a value may have which all ranks are told
+UNEVEN = 1.25  # times a rank's share, above which one weight is reported
+SMALL = 1024  # most elements of a value that is exchanged
 _TOLD = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BOOL}
 
 
 @dataclass(frozen=True)
 class Told:
-    """A value that one rank computes and all are told.
+    """A value computed by one rank and sent to all.
 
     Attributes:
         owner: the rank.
-        level: the number of the message that it is in.
+        level: the index of its message.
     """
 
     owner: int
@@ -49,9 +48,9 @@ class Shards:
     """The parts of an update.
 
     Attributes:
-        owners: of each weight, and of each tensor that the optimizer keeps of one, the rank that moves it.
-        gathered: of these, what all ranks have: weights, and averages of them.
-        told: the values between the parts.
+        owners: for each weight and each of its optimizer slots, the rank that updates it.
+        gathered: those that all ranks have: weights, and averages of them.
+        told: the values exchanged between the parts.
     """
 
     owners: Mapping[str, int]
@@ -62,11 +61,11 @@ class Shards:
     _reports: tuple[str, ...] = field(default=())
 
     def of(self, rank: int) -> list[str]:
-        """The tensors that this rank moves."""
+        """Return the tensors that this rank updates."""
         return [name for name, owner in self.owners.items() if owner == rank]
 
     def elsewhere(self, rank: int) -> list[str]:
-        """The tensors that this rank need not have."""
+        """Return the tensors that this rank need not have."""
         return [n for n, owner in self.owners.items() if owner != rank and n not in self.gathered]
 
     @property
@@ -75,18 +74,18 @@ class Shards:
         return max((told.level + 1 for told in self.told.values()), default=0)
 
     def before(self, level: int, rank: int) -> onnx.ModelProto:
-        """The part that computes what this rank tells in one message."""
+        """Return the part that computes what this rank sends in one message."""
         outputs = [n for n, told in self.told.items() if (told.level, told.owner) == (level, rank)]
         return _part(self._apply, outputs, {n: told for n, told in self.told.items() if told.level < level})
 
     def last(self, rank: int) -> onnx.ModelProto:
-        """The part that moves the weights of this rank, and what belongs to none."""
+        """Return the part that updates the weights of this rank, and tensors without an owner."""
         mine = [after for name, after in self._nexts.items() if self.owners.get(name, rank) == rank]
         return _part(self._apply, [*mine, *self._reports], self.told)
 
 
 def balanced(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
-    """Give each tensor to a rank, the largest first, each to the rank that has least."""
+    """Assign each tensor to a rank, the largest first, each to the rank with the least."""
     load, found = [0] * ranks, dict[str, int]()
     for name in sorted(sizes, key=lambda n: -sizes[n]):
         rank = min(range(ranks), key=load.__getitem__)
@@ -96,9 +95,9 @@ def balanced(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
 
 
 def too_large(manifest: Manifest, ranks: int) -> tuple[str, float] | None:
-    """The largest weight and its part of all numbers that are trained, where that is well above a rank's share.
+    """Return the largest weight and its share of all trained numbers, if that is well above a rank's share.
 
-    Weights are shared out whole, so the rank that moves it keeps more of the optimizer's state than the others.
+    Weights are not split, so the rank that updates it keeps more of the optimizer's state than the others.
     """
     sizes = {s.name: math.prod(int(d or 0) for d in s.shape) for s in manifest.state if s.name in manifest.trainable}
     largest = max(sizes, key=sizes.__getitem__)
@@ -107,10 +106,10 @@ def too_large(manifest: Manifest, ranks: int) -> tuple[str, float] | None:
 
 
 def shards_of(step: Step, ranks: int) -> Shards:
-    """Share the update of a step out.
+    """Shard the update of a step.
 
     Raises:
-        BuildError: it looks at whole tensors of several weights at once.
+        BuildError: it combines whole tensors of several weights.
     """
     manifest, apply = step.manifest, copied(step.separate["apply"])
     spec = manifest.separate
@@ -149,13 +148,13 @@ def shards_of(step: Step, ranks: int) -> Shards:
 
 
 def _weight_of(name: str, weights: Collection[str]) -> str | None:
-    """The weight that a tensor of the optimizer belongs to: ``layer.weight`` for ``layer.weight.exp_avg``."""
+    """Return the weight that a tensor of the optimizer belongs to: ``layer.weight`` for ``layer.weight.exp_avg``."""
     stems = (name[:i] for i in range(len(name) - 1, 0, -1) if name[i] == ".")
     return next((stem for stem in stems if stem in weights), None)
 
 
 class _Walk:
-    """Follows an update: which rank can compute a value, and after how many messages."""
+    """A traversal of an update: which rank can compute a value, and after how many messages."""
 
     def __init__(
         self, owners: Mapping[str, int], types: Mapping[str, tuple[int, tuple[int, ...] | None]], manifest: Manifest
@@ -180,7 +179,7 @@ class _Walk:
                 self.owner[output] = next(iter(whose))
 
     def tell(self, names: Iterable[str]) -> None:
-        """Let all ranks know those of these values that one alone can compute."""
+        """Send those of these values that only one rank can compute to all ranks."""
         for name in names:
             if name in self.owner and name not in self.told:
                 dtype, shape = self._types.get(name, (0, None))
@@ -192,15 +191,15 @@ class _Walk:
 
     def refusal(self, name: str) -> BuildError:
         return BuildError(
-            f"the optimizer {shown(str(self._optimizer.get('name')))} looks at several whole weights at once "
-            f"('{shown(name)}'), so its state cannot be shared out",
-            remedy="leave shard_state out",
-            shell="leave --shard-state out",
+            f"the optimizer {shown(str(self._optimizer.get('name')))} combines several whole weights "
+            f"('{shown(name)}'), so its state cannot be sharded",
+            remedy="remove shard_state",
+            shell="remove --shard-state",
         )
 
 
 def _split_branches(graph: onnx.GraphProto) -> None:
-    """Make of each If one for each of its outputs, with what these need."""
+    """Split each If into one for each of its outputs, with the nodes that these need."""
     nodes = list[onnx.NodeProto]()
     for node in graph.node:
         nodes += [_one_output(node, i) for i in range(len(node.output))] if node.op_type == "If" else [node]
@@ -219,7 +218,7 @@ def _one_output(node: onnx.NodeProto, i: int) -> onnx.NodeProto:
 
 
 def reads_of(node: onnx.NodeProto) -> list[str]:
-    """The values that a node reads, its bodies included."""
+    """Return the values that a node reads, including its subgraphs."""
     found = [x for x in node.input if x]
     for attribute in node.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:
@@ -232,7 +231,7 @@ def reads_of(node: onnx.NodeProto) -> list[str]:
 
 
 def _types(model: onnx.ModelProto) -> dict[str, tuple[int, tuple[int, ...] | None]]:
-    """Types and, where they are known, shapes of all values."""
+    """Return types and, if known, shapes of all values."""
     graph = onnx.shape_inference.infer_shapes(model).graph
     found = {t.name: (t.data_type, tuple(t.dims)) for t in graph.initializer}
     return found | {v.name: _type(v) for v in (*graph.input, *graph.value_info, *graph.output)}
@@ -244,7 +243,7 @@ def _type(value: onnx.ValueInfoProto) -> tuple[int, tuple[int, ...] | None]:
 
 
 def _part(model: onnx.ModelProto, outputs: Sequence[str], fed: Mapping[str, Told]) -> onnx.ModelProto:
-    """The nodes that compute ``outputs``; the values that are ``fed`` are inputs."""
+    """Return the nodes that compute ``outputs``; the values in ``fed`` are inputs."""
     graph = model.graph
     made = functools.partial(_made, fed=fed)
     nodes, names = needed(graph.node, outputs, made, reads_of)
@@ -254,7 +253,7 @@ def _part(model: onnx.ModelProto, outputs: Sequence[str], fed: Mapping[str, Told
     known = {v.name: v for v in (*inferred, *graph.value_info, *graph.output)}
     part = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
     part.metadata_props.extend(model.metadata_props)
-    if not outputs:  # of more ranks than weights, some have nothing to move; onnxruntime wants a node
+    if not outputs:  # with more ranks than weights, some update nothing, and onnxruntime requires a node
         nodes, outputs = [onnx.helper.make_node("Constant", [], [NOTHING], value_float=0.0)], [NOTHING]
         known[NOTHING] = onnx.helper.make_tensor_value_info(NOTHING, onnx.TensorProto.FLOAT, ())
     part.graph.CopyFrom(
@@ -271,7 +270,7 @@ def _made(node: onnx.NodeProto, fed: Collection[str]) -> list[str]:
 
 
 def _without(node: onnx.NodeProto, fed: Collection[str]) -> onnx.NodeProto:
-    """``node``, whose outputs that are ``fed`` have other names."""
+    """Return ``node`` with its outputs in ``fed`` renamed."""
     if not any(y in fed for y in node.output):
         return node
     own = onnx.NodeProto()

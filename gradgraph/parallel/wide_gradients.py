@@ -1,4 +1,4 @@
-"""Gradients of 16 bits travel as float32: MPI adds these up 25 times faster, and knows no bfloat16."""
+"""16-bit gradients are sent as float32: MPI sums these 25 times faster, and has no bfloat16."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NARROW = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 
 
 def widened(step: Step) -> Step:
-    """``step``, whose halves give and take each gradient in float32 or float64; itself where they do already."""
+    """Return ``step`` with halves that pass each gradient in float32 or float64; itself if they do already."""
     spec = step.manifest.separate
     assert spec is not None
     types = {o.name: o.type.tensor_type.elem_type for o in step.separate["gradient"].graph.output}

@@ -161,7 +161,7 @@ def test_what_is_exported_is_held_against_the_step(cli: Cli, tables: Any) -> Non
     ok(cli, *_train("kind"), "--run", str(RUN))
     for words in ([], ["--size", "batch=1"]):
         ran = cli("export", str(RUN), "-o", "t.onnx", *words)
-        assert ran.code == 0 and "on a batch that was drawn: 'logits' is equal up to rounding" in ran.err
+        assert ran.code == 0 and "on a random batch: 'logits' is equal up to rounding" in ran.err
 
 
 def test_a_trained_model_is_tuned_to_another_column_of_raw_tables(cli: Cli, tables: Any) -> None:

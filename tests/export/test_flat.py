@@ -52,12 +52,12 @@ def test_files_say_where_each_tensor_lies(step: gg.Step, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lambda f: f.with_suffix(".json").unlink(), "flat weights are two files"),
-        (lambda f: f.with_suffix(".json").write_text("{}"), "is no table of flat weights"),
+        (lambda f: f.with_suffix(".json").unlink(), "flat weights consist of two files"),
+        (lambda f: f.with_suffix(".json").write_text("{}"), "is not a table of flat weights"),
         (lambda f: f.write_bytes(f.read_bytes()[:-4]), "its table needs float32"),
-        (lambda f: f.write_bytes(f.read_bytes()[:-1]), "is cut"),
-        (lambda f: _edit(f, offset=3), "does not lie behind the tensor before it"),
-        (lambda f: _edit(f, name="fc.bias"), "a name twice"),
+        (lambda f: f.write_bytes(f.read_bytes()[:-1]), "is truncated"),
+        (lambda f: _edit(f, offset=3), "does not directly follow the previous tensor"),
+        (lambda f: _edit(f, name="fc.bias"), "a duplicate name"),
     ],
 )
 def test_damaged_files_are_refused(step: gg.Step, tmp_path: Path, damage, said: str) -> None:

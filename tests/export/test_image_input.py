@@ -186,8 +186,8 @@ def test_an_exported_classifier_takes_bytes(tmp_path: Path, monkeypatch: pytest.
     ("dims", "images", "says"),
     [
         ("n, 4", {}, "no input that is known to be of images"),
-        ("n, 3, 8, 8", {"resample": "lanczos"}, "by the filter lanczos"),
-        ("n, 4, 8, 8", {"layout": "NCHW"}, "of four channels"),
+        ("n, 3, 8, 8", {"resample": "lanczos"}, "with the filter lanczos"),
+        ("n, 4, 8, 8", {"layout": "NCHW"}, "with four channels"),
     ],
 )
 def test_what_cannot_be_done_is_said(dims: str, images: dict[str, Any], says: str) -> None:

@@ -173,7 +173,7 @@ def test_a_step_begins_with_rounded_weights_and_loads_others_as_ever(tmp_path: P
 
 def test_what_has_its_weights_elsewhere_or_is_no_model_is_refused(tmp_path: Path) -> None:
     onnx.save(wide_model(), tmp_path / "m.onnx", save_as_external_data=True, size_threshold=0)
-    with pytest.raises(ModelError, match="lie in another file"):
+    with pytest.raises(ModelError, match="are in another file"):
         export.float16_storage(onnx.load(tmp_path / "m.onnx", load_external_data=False))
     with pytest.raises(ArgumentError):
         export.float16_storage("m.onnx")  # type: ignore[arg-type]
@@ -268,5 +268,5 @@ def test_ort_files_of_several_steps(tmp_path: Path) -> None:
 def test_a_model_that_onnxruntime_refuses_is_said() -> None:
     model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 21, "other" : 1]>
         g (float[2] x) => (float[2] y) { y = other.Nothing(x) }""")
-    with pytest.raises(ModelError, match="onnxruntime's converter refuses the model"):
+    with pytest.raises(ModelError, match="onnxruntime's converter rejects the model"):
         export.ort_model(model)

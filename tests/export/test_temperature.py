@@ -110,7 +110,7 @@ def test_only_labels_that_count_say_it() -> None:
 
 def test_what_has_no_temperature_is_refused() -> None:
     data = {"x": Z, "target": Z}
-    with pytest.raises(gg.GradgraphError, match="class numbers, or on yes or no"):
+    with pytest.raises(gg.GradgraphError, match="class indices, or on yes or no"):
         gg.calibrate(gg.Trainer(gg.build(model(), "mse"), device="cpu"), data)
     trainer = gg.Trainer(gg.build(model(), "cross_entropy"), device="cpu")
     with pytest.raises(gg.GradgraphError, match="has no output 'z'"):
@@ -120,7 +120,7 @@ def test_what_has_no_temperature_is_refused() -> None:
     hidden = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
     net (float[batch, 3] x) => (float[3, batch] y) { p = Softmax <axis = 1> (x)
         y = Transpose <perm = [1, 0]> (p) }""")
-    with pytest.raises(gg.GradgraphError, match="logits cannot be seen"):
+    with pytest.raises(gg.GradgraphError, match="logits cannot be found"):
         with_temperature(hidden, 2.0)
 
 

@@ -78,5 +78,5 @@ def test_what_cannot_be_is_said() -> None:
         gg.DataParallel(compress="top_l")
     with pytest.raises(gg.GradgraphError, match="ratio"):
         gg.DataParallel(compress="top_k(ratio=2.0)")
-    with pytest.raises(gg.GradgraphError, match="leave compress or shard_state out"):
+    with pytest.raises(gg.GradgraphError, match="remove compress or shard_state"):
         gg.DataParallel(compress="float16", shard_state=True)

@@ -64,11 +64,11 @@ def test_each_rank_on_a_machine_takes_a_gpu_of_its_own(
 
 
 REFUSED: dict[str, tuple[dict[str, Any], gg.RuntimeOptions, str]] = {
-    "shared state": ({"shard_state": True}, gg.RuntimeOptions(), "shard_state is for ranks that train on the CPU"),
+    "shared state": ({"shard_state": True}, gg.RuntimeOptions(), "shard_state is supported for ranks on the CPU only"),
     "norms": ({"sync_batch_norm": True}, gg.RuntimeOptions(), "sync_batch_norm is for ranks"),
     "compression": ({"told": "float16"}, gg.RuntimeOptions(), "compress is for ranks"),
     "graphs": ({}, gg.RuntimeOptions(cuda_graph=True), "CUDA graphs hold whole steps"),
-    "no library": ({}, gg.RuntimeOptions(), "nccl4py is not installed"),
+    "no library": ({}, gg.RuntimeOptions(), "nccl4py, which sums gradients on GPUs, is not installed"),
 }
 
 

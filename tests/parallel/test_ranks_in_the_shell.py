@@ -110,7 +110,7 @@ def test_a_run_whose_process_is_killed_ends_and_says_so(folder: Path) -> None:
     ranks = [place for place in Path("/proc").iterdir() if place.name.isdecimal() and _is_rank(place, folder)]
     os.kill(max(int(place.name) for place in ranks), signal.SIGKILL)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 1 and err.count("error:") == 1 and "was ended from outside" in err, err
+    assert process.returncode == 1 and err.count("error:") == 1 and "was killed from outside" in err, err
 
 
 def _is_rank(process: Path, folder: Path) -> bool:

@@ -1,4 +1,4 @@
-"""An exported model beside the one that it was made from: its outputs on the same data, its operators and its size."""
+"""Comparison of an exported model with its source: outputs on the same data, operators and size."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from gradgraph.verify.feeds import Feeds, candidates
 __all__ = ["Compared", "ExportReport", "compared", "drawn", "export_report"]
 
 Outputs = Mapping[str, np.ndarray[Any, Any]]
-_ROUNDING = 1e-5  # of the largest number: what another order of float32 sums makes
-_ROWS = 16  # of a table that is drawn
-_MOST_SHOWN = 6  # operators in words
+_ROUNDING = 1e-5  # relative to the largest number: rounding of float32 sums in another order
+_ROWS = 16  # rows of a random table
+_MOST_SHOWN = 6  # operators listed
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One output of two models on the same data.
+    """The comparison of one output of two models on the same data.
 
     Attributes:
-        largest: the largest difference of two numbers; infinite if shapes differ.
-        relative: that, over the largest number of the first model's output.
-        same_class: the share of samples whose largest entry is the same one; None of what is not [samples, classes].
+        largest: the largest absolute difference; infinite if shapes differ.
+        relative: the same, relative to the largest number in the first model's output.
+        same_class: the share of samples whose largest entry is the same; None unless [samples, classes].
     """
 
     largest: float
@@ -58,12 +58,11 @@ class ExportReport:
 
     Attributes:
         opset, ir_version: of the exported model.
-        operators_before, operators_after: how often each operator is there: in the graph that evaluates, and in the
-            exported model.
+        operators_before, operators_after: operator counts in the evaluation graph, and in the exported model.
         bytes: of the exported model.
         input_shapes, output_shapes: of the exported model, by name.
-        compared: how each output compares with what the step evaluates to, on a batch that was drawn; empty where none
-            that was drawn fits the model.
+        compared: the comparison of each output with the step's evaluation, on a random batch; empty if no random batch
+            fits the model.
     """
 
     opset: int
@@ -77,7 +76,7 @@ class ExportReport:
 
     @property
     def as_data(self) -> dict[str, Any]:
-        """All of it as JSON has it."""
+        """Return the report as plain data for JSON."""
         found = {name: vars(one) for name, one in self.compared.items()}
         return {**vars(self), "compared": found}
 
@@ -88,9 +87,9 @@ class ExportReport:
         more = f" and {len(most) - _MOST_SHOWN} more kinds" if len(most) > _MOST_SHOWN else ""
         said = "; ".join(f"'{shown(name)}' {one}" for name, one in self.compared.items())
         return (
-            f"opset {self.opset}, {self.bytes:,} bytes; {after:,} nodes of the {before:,} that are evaluated: "
-            f"{', '.join(names)}{more}\n"
-            + (f"beside the evaluated graph, on a batch that was drawn: {said}" if said else "no drawn batch fits it")
+            f"opset {self.opset}, {self.bytes:,} bytes; {after:,} nodes of the {before:,} in the evaluation "
+            f"graph: {', '.join(names)}{more}\\n"
+            + (f"compared with the evaluation graph, on a random batch: {said}" if said else "no random batch fits it")
         )
 
 
@@ -102,22 +101,22 @@ def export_report(
     averaged: bool = True,
     weights: Weights | None = None,
 ) -> ExportReport:
-    """Compare an exported model with what the step evaluates to, on a batch that is drawn at random.
+    """Compare an exported model with the step's evaluation, on a random batch.
 
     Args:
         model: a file, or a model, exported from the step, with the same ``checkpoint``, ``averaged`` and ``weights``;
-            in float16 or with int8 its outputs differ by as much as rounding costs.
+            in float16 or int8, differences include the rounding.
         step, checkpoint, averaged, weights: as for ``inference_model``.
 
     Raises:
         ModelError, CheckpointError: as for ``inference_model``.
     """
-    trainer = opened_trainer(step, checkpoint, weights, RuntimeOptions(pack_weights=False))  # for a glance at each
+    trainer = opened_trainer(step, checkpoint, weights, RuntimeOptions(pack_weights=False))  # for a report on each
     return report_of(model, trainer, averaged=averaged)
 
 
 def report_of(model: Source, trainer: Trainer, *, averaged: bool = True) -> ExportReport:
-    """As ``export_report``, beside a trainer with the weights that were exported."""
+    """Compare as ``export_report``, with a trainer that has the exported weights."""
     exported = load_model(model)
     after = Predictor(exported, device="cpu", packs=False)
     names = [o.name for o in trainer.definition.eval.graph.output]
@@ -132,7 +131,7 @@ def report_of(model: Source, trainer: Trainer, *, averaged: bool = True) -> Expo
         found = trainer.predict(given, averaged=averaged)
         return found if isinstance(found, Mapping) else {name: found for name in after.outputs if name in names}
 
-    last: list[Outputs] = []  # of both on the last batch with which both run
+    last: list[Outputs] = []  # of both on the last batch that runs in both
 
     def run(feeds: Feeds) -> None:
         last[:] = after(feeds), before(feeds)
@@ -157,7 +156,7 @@ def report_of(model: Source, trainer: Trainer, *, averaged: bool = True) -> Expo
 
 
 def _bytes(model: Source, opened: ir.Model) -> int:
-    """The bytes of a file, without those of its external data, or of a model in memory."""
+    """Return the size of a file, without its external data, or of a model in memory."""
     if isinstance(model, str | os.PathLike):
         return pathlib.Path(model).stat().st_size
     proto = model if isinstance(model, onnx.ModelProto) else to_proto(opened)
@@ -169,7 +168,7 @@ def _sizes(value: ir.Value) -> list[int | str | None]:
 
 
 def drawn(model: ir.Model, run: Callable[[Feeds], object] | None = None) -> Feeds | None:
-    """The first batch, of those that are drawn at random, with which the model runs; None if it runs with none."""
+    """Return the first random batch that the model accepts; None if there is none."""
     run = Predictor(model, device="cpu") if run is None else run
     try:
         for feeds in candidates(model.graph, np.random.default_rng(0)):
@@ -178,7 +177,7 @@ def drawn(model: ir.Model, run: Callable[[Feeds], object] | None = None) -> Feed
             except GradgraphError:
                 continue
             return feeds
-    except GradgraphError:  # an input is too large to be drawn
+    except GradgraphError:  # an input is too large for random data
         return None
     return None
 

@@ -1,7 +1,7 @@
-"""Asking other ranks for the parts of the state that they alone have.
+"""Access to parts of the state that only other ranks have.
 
-Inside a fit, a rank that wants some (the first one, which saves) asks while the others wait for it at their next
-message. Outside, all call what reads the state, and each waits until all have read.
+Inside a fit, a rank that needs some (the first one, which saves) asks while the others wait for it at their next
+message. Outside, all ranks call the method that reads the state, and each waits until all have finished.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from gradgraph.runtime.data.batch import Array
 ASKED, LENT = 1, 2  # tags
 
 
-class Lending:
-    """The ranks as lenders of arrays that each alone has.
+class RemoteState:
+    """The arrays that each rank shares with others on request.
 
     Args:
-        comm: of these messages alone.
-        wait: waits for a request of MPI.
-        timeout: seconds after which a rank that does not answer ends the run.
-        give: the array of a name, on this rank.
+        comm: a communicator of its own.
+        wait: waits for an MPI request.
+        timeout: seconds to wait for a rank before the run fails.
+        give: returns the array of a name, on this rank.
 
     Attributes:
-        is_shared: parts of the state lie on one rank alone.
-        is_open: a fit is going on, so all others wait for who asks.
+        is_shared: parts of the state are on one rank only.
+        is_open: a fit is running, so all others wait for a rank that asks.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Lending:
         self._comm, self._wait, self._timeout, self._give = comm, wait, timeout, give
 
     def answer(self) -> None:
-        """Send what others ask for."""
+        """Send the requested arrays."""
         status = MPI.Status()
         while self._comm.Iprobe(tag=ASKED, status=status):
             names: list[str] = self._comm.recv(source=status.source, tag=ASKED)
@@ -48,7 +48,7 @@ class Lending:
                 self._comm.Send(_bytes(self._give(name)), status.source, LENT)
 
     def fetch(self, wanted: Sequence[tuple[int, str, Array]]) -> None:
-        """Fill arrays with what other ranks have: each with that of a rank under a name.
+        """Fill arrays from other ranks, each given by rank and name.
 
         Raises:
             ParallelError: one does not answer.
@@ -59,19 +59,19 @@ class Lending:
             self._receive(self._comm.Irecv(_bytes(array), rank, LENT), rank, name)
         MPI.Request.waitall(asked)
 
-    def lend(self) -> None:
-        """Outside of a fit, answer until all ranks have what they ask for."""
+    def serve(self) -> None:
+        """Outside of a fit, answer requests until all ranks have their arrays."""
         if self.is_shared and not self.is_open:
             self._wait(self._comm.Ibarrier())
 
     def _receive(self, request: Any, rank: int, name: str) -> None:
         begin = time.monotonic()
         while not request.Test():
-            self.answer()  # who asks this rank meanwhile
+            self.answer()  # another rank asks this one meanwhile
             if time.monotonic() - begin > self._timeout:
                 raise ParallelError(
-                    f"rank {rank}, which has '{shown(name)}', has not answered for {self._timeout:.0f} seconds; "
-                    "call what saves or reads a state that is shared out on all ranks"
+                    f"rank {rank}, which has '{shown(name)}', has not answered for {self._timeout:.0f} seconds; call "
+                    "methods that save or read a sharded state on all ranks"
                 )
             time.sleep(0)
 

@@ -1,4 +1,4 @@
-"""A step in two halves with a message in between, as one session of a trainer."""
+"""A step in two halves with an all-reduce in between, as one session of a trainer."""
 
 from __future__ import annotations
 
@@ -32,43 +32,43 @@ Gradient: TypeAlias = BoundSession | SegmentedGradient
 
 
 class Adding(Protocol):
-    """The ranks, as a session sees them."""
+    """The ranks, as seen by a session."""
 
     def reduce(self, put_results: Callable[[], None], due: bool) -> None:
-        """Add up the buckets of all ranks, where ``put_results`` has written what each has found; the gradients if an
-        update is ``due``, else they are kept.
+        """Sum the buckets of all ranks; ``put_results`` writes this rank's results first. Gradients are summed if an
+        update is ``due``, otherwise kept.
         """
 
     def after_step(self, state: State) -> None:
-        """Look at the state that a step has come to."""
+        """Check the state after a step."""
 
     def sharded(self, opened: OpenedStep) -> ShardedUpdate | None:
-        """The part of this rank in the update, where each has one."""
+        """The share of this rank in the update, if sharded."""
 
     @property
     def joint_norms(self) -> JointNorms | None:
-        """The gradient graph and its messages, where norms are those of the samples of all ranks."""
+        """The gradient graph and its messages, if norms use the samples of all ranks."""
 
     @property
     def keeps_gradients(self) -> bool:
-        """Whether those of a batch wait on their rank until an update is due."""
+        """Whether the gradients of a batch stay on their rank until an update is due."""
         ...
 
     def tell(self, told: Sequence[tuple[Message, Array, Array]]) -> None:
-        """Fill the last array of each from the ones before it, of all ranks."""
+        """Fill the last array of each entry from the second one of all ranks."""
 
 
-class HalvedSession(BoundSession):
-    """The session of apply.onnx, in front of which another one runs gradient.onnx and all ranks add up.
+class SplitSession(BoundSession):
+    """The session of apply.onnx, preceded by that of gradient.onnx and the all-reduce.
 
     Args:
         given: the arguments of ``BoundSession`` for apply.onnx.
         gradient: the session of gradient.onnx.
         columns: the loss, then the metrics.
-        buckets: what both read and write.
+        buckets: the shared buffers of both.
         team: the ranks.
-        shards: the part of this rank in the update, where each has one.
-        host: inputs of both that this process writes from step to step.
+        shards: the share of this rank in the update, if sharded.
+        host: inputs of both that this process writes in each step.
     """
 
     def __init__(
@@ -84,15 +84,15 @@ class HalvedSession(BoundSession):
         super().__init__(*given)
         self._shards, self._host = shards, host
         self._due: ort.OrtValue | None = None
-        self._rate: ort.InferenceSession | None = None  # of a schedule, where no update is due
-        self._keeps = True  # the state, where the loss is no number
+        self._rate: ort.InferenceSession | None = None  # of a schedule, if no update is due
+        self._keeps = True  # the state, if the loss is not a number
         self._gradient, self._buckets, self._team = gradient, buckets, team
         self._columns = list(columns)
         self.numbers = dict.fromkeys(self._columns, 0.0)  # in the order of the columns
         self.measures, self.sums, self.gathers = gradient.measures, gradient.sums, gradient.gathers
 
     @classmethod
-    def of(cls, opened: OpenedStep, part: Part, sizes: Sizes, buckets: Buckets, team: Adding) -> HalvedSession:
+    def of(cls, opened: OpenedStep, part: Part, sizes: Sizes, buckets: Buckets, team: Adding) -> SplitSession:
         """Open both halves for batches of these sizes."""
         manifest, halves, state, ports = opened.manifest, opened.definition.separate, opened.state, part.ports
         spec = manifest.separate
@@ -126,11 +126,11 @@ class HalvedSession(BoundSession):
         return made
 
     def run(self, feeds: Mapping[str, Feed], options: ort.RunOptions | None = None) -> None:
-        """Run once, together with all ranks: then the state is the next one, and the same on all.
+        """Run once, together with all ranks: afterwards the state is updated, and the same on all.
 
         Raises:
-            DataError: no label of the batch counts.
-            ParallelError: a rank does not come, or has another state.
+            DataError: all labels of the batch are ignored.
+            ParallelError: a rank does not respond, or has another state.
             ModelError, TerminatedError: as for ``BoundSession.run``.
         """
         buckets, state, gradient = self._buckets, self._state, self._gradient
@@ -155,7 +155,7 @@ class HalvedSession(BoundSession):
         self._team.after_step(state)
 
     def _of_halves(self, feeds: Mapping[str, Feed]) -> tuple[Mapping[str, Feed], Mapping[str, Feed]]:
-        """The inputs of each half: a device copies what is bound at binding, so there all is bound anew."""
+        """Return the inputs of each half: a device copies inputs when they are bound, so all are bound again there."""
         if self._state.on_cpu:
             return feeds, {}
         anew = {**feeds, **self._host}
@@ -170,7 +170,7 @@ class HalvedSession(BoundSession):
             self._shards.after_update(self._buckets)
 
     def results(self) -> dict[str, Array]:
-        """The results over all ranks."""
+        """Return the results over all ranks."""
         found = {name: np.asarray(value, np.float32) for name, value in self.numbers.items()}
         if self.measures:
             found |= {name: np.asarray(value) for name, value in finished(self.measures, self.sums).items()}
@@ -182,7 +182,7 @@ class HalvedSession(BoundSession):
 
 
 def _gradient(opened: OpenedStep, part: Part, sizes: Sizes, ports: Ports, team: Adding) -> Gradient:
-    """The session of the first half, which reads frozen weights as that of one process does."""
+    """Open the session of the first half, which reads frozen weights as that of one process does."""
     spec, packs = opened.manifest.separate, opened.packs_for(part, sizes)
     assert spec is not None
     if (joint := team.joint_norms) is not None:
