@@ -180,7 +180,7 @@ def test_what_concerns_the_whole_file(monkeypatch: pytest.MonkeyPatch) -> None:
     report = gg.check_backend(old, "openvino")
     assert [f.reason for f in report.findings] == [
         "it has opset 11, but Toy 1.0 supports 13 to 21",
-        "it has IR version 14, and Toy 1.0 takes 3 to 10",
+        "it has IR version 14, but Toy 1.0 supports 3 to 10",
     ]
     assert report.notes == ("opset 11 was converted to 21",)
     assert not report.ok

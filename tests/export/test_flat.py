@@ -103,7 +103,7 @@ def test_models_do_the_same_where_a_step_trains(dtype: type) -> None:
 def test_what_a_float32_vector_cannot_hold_is_refused(step: gg.Step) -> None:
     graph = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
         g (double[n, 2] x) => (double[n, 2] y) <double[2] w = {1, 2}> { y = Mul(x, w) }""")
-    with pytest.raises(ModelError, match="'w' is float64, which a float32 vector does not hold"):
+    with pytest.raises(ModelError, match="'w' is float64, which a float32 vector does not represent"):
         flat_weights(gg.build(graph, "mse"))
     with pytest.raises(ModelError, match="no 'some' weights"):
         flat_weights(step, which="some")  # type: ignore[arg-type]

@@ -150,7 +150,7 @@ def test_scores_of_all_tokens_have_no_gradient_of_their_own() -> None:
 
 
 ANSWERS = {
-    "as many": (PROMPTS, CHOSEN[1:], REJECTED),
+    "equally many": (PROMPTS, CHOSEN[1:], REJECTED),
     "prompt of pair 0 has no token": ([[]], [[3]], [[4]]),
     "answer of pair 1 has no token": ([[3], [3]], [[3], [4]], [[4], []]),
 }
