@@ -58,10 +58,14 @@ def is_exception(message: Message) -> bool:
     return any(f"{message.file}: {message.problem}".startswith(e) or message.file.startswith(e) for e in EXCEPTIONS)
 
 
-def test_every_class_has_a_row_on_the_page() -> None:
+def test_every_class_has_a_row_on_the_page_with_words_of_its_messages() -> None:
     table = PAGE.read_text("utf-8").partition("## Error classes\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| (.+) \| (.+) \|$", table, re.MULTILINE)
     assert sorted(name for name, _, _ in rows) == sorted(CLASSES)
+    for name, meaning, _ in rows:
+        said = [f"{m.problem}; {m.remedy}" for m in EVERY if m.kind == name]
+        words = [quoted.strip("… ") for quoted in re.findall('"([^"]+)"', meaning)]
+        assert words and [w for w in words if not any(w in text for text in said)] == []
 
 
 def test_every_message_has_words() -> None:
