@@ -113,9 +113,9 @@ class Recompute:
             said = keywords if all(name.isidentifier() for name in named) else f"**{named}"
             typed = " ".join((f"{self.keep}B", *(f"{name}={size}" for name, size in named.items())))
             raise BuildError(
-                f"to recompute for a number of bytes needs the size of {', '.join(named)}, which the model leaves open",
+                f"a memory budget for recomputation needs the size of {', '.join(named)}, which the model leaves open",
                 remedy=f"pass it: gradgraph.Recompute({self.keep}, {said})",
-                shell=f"say it: --recompute {shlex.quote(typed)}",
+                shell=f"pass it: --recompute {shlex.quote(typed)}",
             )
         return self.sizes
 
@@ -124,7 +124,7 @@ class Recompute:
         least, cuts = course.least_recomputation(budget - beside)
         if cuts is None:
             raise BuildError(
-                f"a step takes at least {_readable(least + beside)} here, however much is computed again, of which "
+                f"a step takes at least {_readable(least + beside)} even with full recomputation, of which "
                 f"{_readable(beside)} are weights, state and the batch; {_readable(budget)} are not enough",
                 remedy="allow more, take a smaller batch, or train fewer weights",
             )
@@ -163,14 +163,14 @@ def _check_named(value: ir.Value) -> None:
     name, dims = shown(value.name), shape_of(value)
     if dims is None:
         raise BuildError(
-            f"to recompute for a number of bytes needs all sizes, and nobody knows the axes of '{name}'",
+            f"a memory budget for recomputation needs all sizes, but the axes of '{name}' are unknown",
             remedy="use recompute='sqrt'",
             shell="use --recompute sqrt",
         )
     if None in dims:
         axis = dims.index(None)
         raise BuildError(
-            f"to recompute for a number of bytes needs all sizes, and axis {axis} of '{name}' is open and has no name",
+            f"a memory budget for recomputation needs all sizes, but axis {axis} of '{name}' has neither size nor name",
             remedy=f"give it one: gradgraph.surgery.open_axes(model, {{'{name}': {{{axis}: 'batch'}}}})",
             shell=f"give it one: `gradgraph surgery MODEL --open {shlex.quote(f'{name}:{axis}=batch')}`",
         )
@@ -212,12 +212,12 @@ def _places_behind(model: ir.Model, passes: Differentiated, names: Sequence[str]
             }
             if pattern in inside:
                 raise BuildError(
-                    f"'{shown(pattern)}' lies in the body of an If, Loop or Scan, of which nothing can be kept "
-                    "by itself; name a value outside"
+                    f"'{shown(pattern)}' is in the body of an If, Loop or Scan, whose values cannot be stored "
+                    "separately; name a value outside"
                 )
             fed = {v.name for v in (*model.graph.inputs, *model.graph.initializers.values())}
             why = (
-                "is an input or a weight, which is there anyway; name a value that nodes compute"
+                "is an input or a weight, which is stored anyway; name a value that nodes compute"
                 if pattern in fed
                 else f"matches no value of the forward pass{suggestion(pattern, _names_in_file(model, passes, fed))}"
             )

@@ -153,7 +153,7 @@ def _doubtful(graph: ir.Graph, trained: Collection[str]) -> Iterator[Finding]:
     yield Finding(
         f"the {'number' if one else 'numbers'} {listed(names, _NAMED)}",
         f"{'is' if one else 'are'} not trained",
-        f"the file does not tell whether {'it was' if one else 'they were'} learned",
+        f"the file does not say whether {'it was' if one else 'they were'} learned",
         f"if so, name {'it' if one else 'each of them'} in full: train=['*', '{shown(names[0])}'] "
         f"(--train '*' --train {shown(names[0])})",
         "warning",

@@ -184,7 +184,7 @@ class _Node:
         if node.domain or any(x in places and x not in node.inputs for x in reads(node)):
             raise _Mixed(_UNSEEN)
         if len(merged) > 1:
-            raise _Mixed("puts samples beside one another")
+            raise _Mixed("combines different samples")
         self.outer, self.inner = merged.pop() if merged else (_Size(), _Size())
 
     def places(self) -> list[_Place | None]:
@@ -283,7 +283,7 @@ class _Node:
         rank = max(self.rank(i) for i in places if self.node.inputs[i] is not None)
         found = {rank - self.rank(i) + a for i in places if (a := self.axes[i]) is not None}
         if len(found) != 1 or max(found) >= rank - beyond:
-            raise _Mixed("puts samples beside one another")
+            raise _Mixed("combines different samples")
         axis = found.pop()
         for i in places:
             x, at = self.node.inputs[i], axis - rank + (0 if self.node.inputs[i] is None else self.rank(i))
@@ -328,7 +328,7 @@ def _normalized(it: _Node) -> Axes:
 
 def _both_first(it: _Node) -> Axes:
     if any(a not in (0, None) for a in it.axes):
-        raise _Mixed("puts samples beside one another")
+        raise _Mixed("combines different samples")
     return [0]
 
 
@@ -394,7 +394,7 @@ def _gemm(it: _Node) -> Axes:
 
 def _agreed(it: _Node, axis: int) -> int:
     if len(it.axes) > 2 and it.axes[2] not in (None, axis - 2 + it.rank(2)):
-        raise _Mixed("puts samples beside one another")
+        raise _Mixed("combines different samples")
     return axis
 
 
@@ -403,7 +403,7 @@ def _einsum(it: _Node) -> Axes:
     terms, _, result = equation.partition("->")
     letters = {t[a] for t, a in zip(terms.split(","), it.axes, strict=True) if a is not None and "." not in equation}
     if len(letters) != 1 or not result or not letters <= set(string.ascii_letters) or not letters <= set(result):
-        raise _Mixed("puts samples beside one another, or sums over them")
+        raise _Mixed("combines different samples, or sums over them")
     return [result.index(letters.pop())]
 
 
@@ -432,7 +432,7 @@ def _unsqueezed(it: _Node) -> Axes:
 def _concatenated(it: _Node) -> Axes:
     ranks, found = it.rank(0), {a for a in it.axes if a is not None}
     if len(found) != 1 or it.number("axis", 0) % ranks in found:
-        raise _Mixed("puts samples beside one another")
+        raise _Mixed("combines different samples")
     return [found.pop()]
 
 

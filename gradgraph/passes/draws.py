@@ -54,7 +54,7 @@ def draw_from(source: RandomSource, model: ir.Model, op: Builder) -> None:
 
 
 def fixed(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Replace random operators of eval.onnx by draws that are the same in every run; return it, or a copy."""
+    """Return eval.onnx with random operators replaced by fixed draws; itself if it has no random operators."""
     if not any(node.op_type in DRAWING and not node.domain for node in proto_nodes(model.graph.node)):
         return model
     work: ir.Model = ir.from_proto(model)

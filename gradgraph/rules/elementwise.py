@@ -112,7 +112,7 @@ def abs_(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
 def stepped_sign(op: Builder, x: Var) -> Var:
     """``Sign(x)``: clipped to [-½, ½], ``x`` rounds up to [x > 0] and down to -[x < 0].
 
-    onnxruntime's CPU kernels vectorise these four operators, but not Sign. Other runtimes use Sign.
+    onnxruntime's CPU kernels vectorise these four operators, but not Sign, which would be a single pass elsewhere.
     """
     near = op.Clip(x, -0.5, 0.5)
     return op.Ceil(near) + op.Floor(near)

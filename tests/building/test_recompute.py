@@ -258,7 +258,7 @@ def test_statistics_move_once() -> None:
     [
         ("nowhere*", UnknownNameError, "matches no value of the forward pass"),
         ("x", UnknownNameError, "is an input or a weight"),
-        ("u", BuildError, "lies in the body of an If, Loop or Scan"),
+        ("u", BuildError, "is in the body of an If, Loop or Scan"),
         ("attention", BuildError, "no Softmax between two products"),
         ("2MB", BuildError, r"gradgraph.Recompute\(2000000, batch=32\)"),
         ("2kB batch=64", BuildError, "takes at least .* kB"),

@@ -52,4 +52,4 @@ def test_the_exporter_of_today(options: dict[str, Any], caplog: pytest.LogCaptur
     missing = {name for name, p in net.named_parameters() if not np.isin(p.detach().numpy(), found).all()}
     assert missing == ({"logit_scale"} if not options else set())  # of which only the exponential is in the file
     notes = [r.getMessage() for r in caplog.records if r.name == "gradgraph" and "Dropout" not in r.getMessage()]
-    assert ["is not trained, and the file does not tell" in n for n in notes] == [True] * len(missing)
+    assert ["is not trained, and the file does not say" in n for n in notes] == [True] * len(missing)

@@ -432,5 +432,5 @@ def test_columns_of_json_that_are_called_like_dates_stay_as_they_are_written(tmp
 
 def test_a_key_twice_in_a_row_of_lines_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text('{"a": 1, "a": 2}\n{"a": 3}\n')
-    with pytest.raises(DataError, match="it gives 'a' 2 times"):
+    with pytest.raises(DataError, match="the key 'a' appears 2 times"):
         read_table(tmp_path / "t.jsonl")

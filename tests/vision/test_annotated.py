@@ -383,7 +383,7 @@ def test_lines_of_yolo_that_cannot_be_meant(shapes: Path, tmp_path: Path, line: 
 BAD_YAMLS = {
     "names: &a [b]\n": "is not a key with a text, a list or a table of texts",
     "names: [a\n": "is not a key with a text",
-    "names: a\nnames: b\n": "line 2 gives 'names' for the second time",
+    "names: a\nnames: b\n": "line 2 repeats 'names'",
     "names:\n  0: a\n  2: b\n": "'names' leaves out a number",
     "names: a\n  b: c\n": "line 2 is indented, but not part of a table",
     "- a\n": "line 1 is an item without a list",

@@ -44,8 +44,8 @@ _ARC_TANGENT = (-0.06071255, 0.10590755, -0.14243062, 0.19998442, -0.33333315)
 def arc_tangent(op: Builder, x: Var) -> Var:
     """A polynomial up to tan(π/8), extended by two identities: atan a = π/4 + atan (a - 1)/(a + 1) = π/2 - atan 1/a.
 
-    The polynomial suffices for float32. In float64 a Newton step towards tan(angle) = a, with Sin and Cos, triples the
-    digits.
+    The polynomial suffices for float32. In float64 a correction towards tan(angle) = a, with Sin and Cos, triples
+    the digits.
     """
     a = op.Abs(x)
     steep, far = a > math.tan(math.pi / 8), a > math.tan(3 * math.pi / 8)

@@ -168,7 +168,7 @@ def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) < len(pairs):
         most, times = Counter(key for key, _ in pairs).most_common(1)[0]
-        raise KeyTwiceError(f"it gives '{shown(most)}' {times} times")
+        raise KeyTwiceError(f"the key '{shown(most)}' appears {times} times")
     return table
 
 

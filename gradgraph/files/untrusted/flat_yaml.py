@@ -45,7 +45,7 @@ def flat_yaml_of(content: bytes) -> dict[str, Value]:
         else:
             key = _scalar(found[1], number)
             if key in table:
-                raise UnreadableError(f"line {number} gives '{shown(key)}' for the second time")
+                raise UnreadableError(f"line {number} repeats '{shown(key)}'")
             table[key] = _value(found[2] or "", number)
     return table
 
@@ -130,7 +130,7 @@ def _set(table: dict[str, Value], key: str, name: str, item: str, number: int) -
     if not isinstance(held, dict):
         raise UnreadableError(f"line {number} is indented, but not part of a table")
     if name in held:
-        raise UnreadableError(f"line {number} gives '{shown(name)}' for the second time")
+        raise UnreadableError(f"line {number} repeats '{shown(name)}'")
     held[name] = item
 
 

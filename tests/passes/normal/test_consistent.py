@@ -372,11 +372,11 @@ ILL_SIZED = {
     ),
     "Einsum": (
         model([node("Einsum", "x", equation="ijk->i")], [x(2, 3)]),
-        r"reads 'x' of shape \[2, 3\], which its equation 'ijk->i' gives 3 axes",
+        r"reads 'x' of shape \[2, 3\], but its equation 'ijk->i' needs 3 axes",
     ),
     "Einsum of many axes": (
         model([node("Einsum", "x", equation="ijk...->i")], [x(2, 3)]),
-        "gives 3 or more axes",
+        "needs 3 or more axes",
     ),
     "Einsum of two sizes": (
         model([node("Einsum", "x w", equation="ij,jk->ik")], [x(2, 3)], weights={"w": zeros(4, 3)}),

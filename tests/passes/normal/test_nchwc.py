@@ -292,9 +292,7 @@ def test_blocks_of_another_machine_are_refused(saved, monkeypatch):
 
 def test_a_machine_without_blocks_cannot_tell_their_size(saved, monkeypatch):
     monkeypatch.setattr(nchwc_machine, "nchwc_block", lambda: 0)
-    with pytest.raises(
-        ModelError, match="nobody can tell their size; save the model at onnxruntime's level 'extended'"
-    ):
+    with pytest.raises(ModelError, match="their size is unknown; save the model at onnxruntime's level 'extended'"):
         normalise(ir.from_proto(saved))
 
 

@@ -37,8 +37,8 @@ def undo_machine_blocks(model: ir.Model) -> bool:
     block = block_size()
     if names := undo_blocks(model, block):
         log.warning(
-            "onnxruntime saved the model in the layout of one machine: in the file, %s lie in blocks of %d channels; "
-            "here they, their gradients and what is exported have ONNX's own layout and the sizes of the original",
+            "onnxruntime saved the model in the layout of one machine: %s are stored in blocks of %d channels; "
+            "here they, their gradients and exported models have ONNX's own layout and the original sizes",
             listed(names, _NAMED),
             block,
         )
@@ -54,8 +54,8 @@ def block_size() -> int:
     block = nchwc_block()
     if not block:
         raise ModelError(
-            "the model has channels in blocks, which onnxruntime does not have on this machine, so nobody can tell "
-            f"their size; {REMEDY}"
+            "the model has channels in blocks, which onnxruntime does not support on this machine, so their size is "
+            f"unknown; {REMEDY}"
         )
     return block
 

@@ -197,7 +197,7 @@ def _einsum(*operands: Operand, equation: str, **_: Any) -> Words:
         letters, rest = term.replace("...", ""), "..." in term
         if operand.rank is not None and (operand.rank < len(letters) if rest else operand.rank != len(letters)):
             least = " or more" if rest else ""
-            yield f"reads {operand}, which its equation '{shown(equation)}' gives {len(letters)}{least} axes"
+            yield f"reads {operand}, but its equation '{shown(equation)}' needs {len(letters)}{least} axes"
         for letter, size in zip(letters, () if rest else operand.shape or (), strict=False):
             if isinstance(size, int) and size != 1 and sizes.setdefault(letter, size) != size:
                 yield f"reads {operand}, whose axis '{letter}' has {sizes[letter]} elements in an input before it"
