@@ -408,7 +408,7 @@ def _einsum(it: _Node) -> Axes:
 
 
 def _transposed(it: _Node) -> Axes:
-    order = it.node.attributes["perm"].as_ints()
+    order = it.node.attributes.get_ints("perm", range(it.rank(0))[::-1])
     return [list(order).index(it.only)]
 
 

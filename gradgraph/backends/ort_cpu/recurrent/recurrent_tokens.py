@@ -81,7 +81,7 @@ def tokens_of(op: Builder, layer: ir.Node, gradients: Sequence[ir.Node]) -> Toke
 
 def _turns(node: ir.Node) -> bool:
     """Whether it swaps steps and sequences."""
-    return _is(node, "Transpose") and list(node.attributes["perm"].as_ints()) == TURNED
+    return _is(node, "Transpose") and list(node.attributes.get_ints("perm", ())) == TURNED
 
 
 def _is(node: ir.Node | None, *op_types: str) -> bool:
