@@ -1,8 +1,8 @@
 """Networks in Python, lowered to ONNX.
 
 ``nn`` and ``functional`` read like PyTorch; ``export`` traces a network into an ONNX model whose parameters are named
-initializers, and ``from_torch`` does the same for a PyTorch module (PyTorch being optional: nothing here imports it
-before ``from_torch`` is called). ``from_onnx`` makes a module of a model, to be part of a network.
+initializers, and ``from_torch`` does the same for a PyTorch module (PyTorch is imported only when ``from_torch`` is
+called). ``from_onnx`` turns a model into a module, to be part of a network.
 """
 
 from gradgraph.frontend import functional, init, nn

@@ -52,18 +52,18 @@ def relu6(x: TensorLike, inplace: bool = False) -> Tensor:
 
 
 def hardtanh(x: TensorLike, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor:
-    """``x``, kept between ``min_val`` and ``max_val``."""
+    """``x``, clamped to ``[min_val, max_val]``."""
     x = real(x)
     return op.Clip(x, tensor(min_val, x.dtype), tensor(max_val, x.dtype))
 
 
 def leaky_relu(x: TensorLike, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
-    """``x`` where it is positive, else ``negative_slope·x``."""
+    """``x`` if positive, else ``negative_slope·x``."""
     return op.LeakyRelu(real(x), alpha=negative_slope)
 
 
 def prelu(x: TensorLike, weight: TensorLike) -> Tensor:
-    """``weight`` holds one slope, or one per channel (axis 1)."""
+    """Leaky ReLU with trained slopes: ``weight`` is one slope, or one per channel (axis 1)."""
     x, weight = real(x), tensor(weight)
     if weight.shape[0] != 1 and x.ndim > 2:
         weight = weight.reshape(-1, *[1] * (x.ndim - 2))
@@ -71,7 +71,7 @@ def prelu(x: TensorLike, weight: TensorLike) -> Tensor:
 
 
 def elu(x: TensorLike, alpha: float = 1.0, inplace: bool = False) -> Tensor:
-    """``x`` where it is positive, else ``α·(eˣ − 1)``."""
+    """``x`` if positive, else ``α·(eˣ − 1)``."""
     return op.Elu(real(x), alpha=alpha)
 
 
@@ -86,7 +86,7 @@ def selu(x: TensorLike, inplace: bool = False) -> Tensor:
 
 
 def gelu(x: TensorLike, approximate: str = "none") -> Tensor:
-    """``x·Φ(x)``, ``Φ`` being the normal distribution; ``approximate="tanh"`` takes its usual approximation."""
+    """``x·Φ(x)``, where ``Φ`` is the normal CDF; ``approximate="tanh"`` uses the tanh approximation."""
     return op.Gelu(real(x), approximate=approximate)
 
 
@@ -122,7 +122,7 @@ def logsigmoid(x: TensorLike) -> Tensor:
 
 
 def softplus(x: TensorLike, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
-    """``log(1 + exp(beta * x)) / beta``; above ``threshold`` the identity, which it then equals in float32."""
+    """``log(1 + exp(beta * x)) / beta``; the identity above ``threshold``, where both are equal in float32."""
     x = real(x)
     smooth = op.Softplus(x) if beta == 1.0 else op.Softplus(x * beta) * (1.0 / beta)
     return smooth if threshold >= 20.0 else where(x * beta > threshold, x, smooth)
@@ -140,17 +140,17 @@ def tanhshrink(x: TensorLike) -> Tensor:
 
 
 def softshrink(x: TensorLike, lambd: float = 0.5) -> Tensor:
-    """``x``, nearer to 0 by ``λ``, and 0 where ``|x| ≤ λ``."""
+    """``x`` shrunk towards 0 by ``λ``; 0 if ``|x| ≤ λ``."""
     return op.Shrink(real(x), lambd=lambd, bias=lambd)
 
 
 def hardshrink(x: TensorLike, lambd: float = 0.5) -> Tensor:
-    """``x`` where ``|x| > λ``, else 0."""
+    """``x`` if ``|x| > λ``, else 0."""
     return op.Shrink(real(x), lambd=lambd, bias=0.0)
 
 
 def threshold(x: TensorLike, threshold: float, value: float, inplace: bool = False) -> Tensor:
-    """``x`` where it is above the threshold, else ``value``."""
+    """``x`` if above the threshold, else ``value``."""
     x = real(x)
     return where(x > threshold, x, value)
 
@@ -183,12 +183,12 @@ def softmin(x: TensorLike, dim: int | None = None) -> Tensor:
 
 
 def _default_axis(x: Tensor) -> int:
-    """PyTorch's choice where ``dim`` is left out."""
+    """Return PyTorch's default for ``dim``."""
     return 0 if x.ndim in (0, 1, 3) else 1
 
 
 def gain(nonlinearity: str, param: float | None = None) -> float:
-    """The factor by which PyTorch's initialisers scale weights before this activation."""
+    """Return the factor by which PyTorch's initialisers scale weights before this activation."""
     if nonlinearity == "leaky_relu":
         return math.sqrt(2.0 / (1.0 + (0.01 if param is None else param) ** 2))
     gains = {"relu": math.sqrt(2.0), "tanh": 5.0 / 3.0, "selu": 0.75}

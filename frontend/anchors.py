@@ -1,4 +1,4 @@
-"""Places in a picture that detectors speak about: the anchors of RetinaNet, the priors of SSD, the points of FCOS."""
+"""Grids of detectors: the anchors of RetinaNet, the priors of SSD, the points of FCOS."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ def anchors(
     scales: Sequence[float] = SCALES,
     ratios: Sequence[float] = RATIOS,
 ) -> Array:
-    """Boxes of several sizes and shapes round the cells of feature maps (Lin et al. 2017): float64 ``[A, 4]``.
+    """Return anchors of several sizes and shapes around the cells of feature maps (Lin et al. 2017): float64 ``[A,
+    4]``.
 
-    Each is (centre x, centre y, width, height) in shares of the picture. They are listed map by map in the order of
-    ``strides``, in each row by row, in each cell ratio by ratio (height over width), for each ratio scale by scale.
+    Each is (centre x, centre y, width, height) relative to the image. They are ordered by map, as in ``strides``, then
+    row by row, cell by cell, by ratio (height over width), and by scale.
 
     Args:
-        image_size: height and width of the picture that the model takes.
+        image_size: height and width of the model's input image.
         strides: pixels between the cells of each map, which has ⌈side / stride⌉ of them.
         size: of an anchor of scale 1 on a map, in strides: 4 · 8 = 32 pixels on the finest.
         scales, ratios: of the anchors of each cell, whose area is that of a square of ``size · scale · stride``.
@@ -47,9 +48,10 @@ def anchors(
 
 
 def points(image_size: Sequence[int], strides: Sequence[int] = STRIDES) -> Array:
-    """The centres of the cells of feature maps (Tian et al. 2019): float64 ``[P, 3]``, each x, y and stride in pixels.
+    """Return the centres of the cells of feature maps (Tian et al. 2019): float64 ``[P, 3]``, each x, y and stride in
+    pixels.
 
-    They are listed map by map in the order of ``strides``, in each row by row.
+    They are ordered by map, as in ``strides``, then row by row.
     """
     grids = zip(strides, _grids(image_size, strides), strict=True)
     return np.concatenate([np.insert(centres, 2, stride, axis=1) for stride, centres in grids])
@@ -62,24 +64,24 @@ def _grids(image_size: Sequence[int], strides: Sequence[int]) -> Iterator[Array]
 
 
 def checked_size(name: str, given: Any) -> tuple[int, int]:
-    """Height and width of the picture; raises BuildError unless they are two whole numbers above zero."""
+    """Return height and width of the image; raises BuildError unless they are two whole numbers above zero."""
     sides = given if isinstance(given, list | tuple) else ()
     if len(sides) != 2 or not all(WHOLE.fits(side) and side > 0 for side in sides):
         raise BuildError(
-            f"{name} lays places over the picture, and needs its height and width",
-            remedy=f"give those that the model takes: gradgraph.losses.{name}(image_size=(480, 640))",
-            shell=f"give those that the model takes: --loss '{name}(image_size=[480, 640])'",
+            f"{name} places a grid on the image, and requires its height and width",
+            remedy=f"pass the size of the model's input: gradgraph.losses.{name}(image_size=(480, 640))",
+            shell=f"pass the size of the model's input: --loss '{name}(image_size=[480, 640])'",
         )
     return sides[0], sides[1]
 
 
 def checked_priors(given: Any) -> Array:
-    """Boxes ``[A, 4]`` of sides above zero; raises BuildError if they are missing or others."""
+    """Return boxes ``[A, 4]`` with sides above zero; raises BuildError if they are missing or invalid."""
     if given is None:
         raise BuildError(
-            "ssd compares boxes with the priors of the model, and needs them",
-            remedy="give the array [A, 4] that the model was made with: gradgraph.losses.ssd(priors)",
-            shell="give those that the model was made with: --loss 'ssd(priors=[[0.5, 0.5, 0.2, 0.2], …])'",
+            "ssd compares boxes with the priors of the model, and requires them",
+            remedy="pass the array [A, 4] that the model was trained with: gradgraph.losses.ssd(priors)",
+            shell="pass those that the model was trained with: --loss 'ssd(priors=[[0.5, 0.5, 0.2, 0.2], …])'",
         )
     try:
         laid = np.asarray(given, float)
@@ -87,7 +89,7 @@ def checked_priors(given: Any) -> Array:
         laid = np.empty(0)
     if laid.shape[1:] != (4,) or not np.isfinite(laid).all() or not (laid[:, 2:] > 0).all():
         raise BuildError(
-            "the priors of ssd must be an array [A, 4]: centre x, centre y, width and height in shares of the picture, "
+            "the priors of ssd must be an array [A, 4]: centre x, centre y, width and height relative to the image, "
             "with widths and heights above zero"
         )
     return laid

@@ -1,4 +1,4 @@
-"""The cheapest assignment of objects to predictions, as nodes of a graph."""
+"""The optimal assignment of objects to predictions, as graph nodes."""
 
 from __future__ import annotations
 
@@ -27,21 +27,19 @@ NUMBER, WHOLE, FLAG = ir.DataType.DOUBLE, ir.DataType.INT64, ir.DataType.BOOL
 
 
 def linear_sum_assignment(cost: TensorLike, counts: TensorLike) -> Tensor:
-    """The row of each column in the cheapest assignment of rows to columns, −1 for none: int64 ``[B, m]``.
+    """Return the row of each column in the cheapest assignment of rows to columns, −1 for none: int64 ``[B, m]``.
 
     Exact, like ``scipy.optimize.linear_sum_assignment``: shortest augmenting paths (Jonker and Volgenant 1987, as in
-    Crouse 2016), row after row in a Loop, all matrices of a batch at once, in float64. No gradient passes through.
+    Crouse 2016), row after row in a Loop, all matrices of a batch at once, in float64. It has no gradient.
 
     Args:
         cost: finite numbers ``[B, n, m]``.
-        counts: which rows are assigned, bool ``[B, n]``. There must be at most m of them; of more, the result means
-            nothing.
+        counts: which rows are assigned, bool ``[B, n]``; at most m of them, otherwise the result is undefined.
     """
     x, flags = detach(cast(cost, NUMBER)), cast(counts, FLAG)
     if (x.ndim, flags.ndim) != (3, 2):
         raise ModelError(
-            f"an assignment met costs of shape {x.shape} and flags of shape {flags.shape}; it takes [B, n, m] and "
-            "[B, n]"
+            f"assignment expects costs [B, n, m] and flags [B, n], but got shapes {x.shape} and {flags.shape}"
         )
     batch, rows, columns = x.shape
     wide, thin = (batch, columns), (batch, 1)
@@ -65,15 +63,15 @@ def _all_of(sizes: Sequence[Extent], value: float, dtype: ir.DataType) -> Tensor
 
 
 class _Assignment:
-    """The Loops, and their bodies. Throughout, ``[B, m]`` is something of columns, ``[B, 1]`` of each matrix.
+    """The Loops, and their bodies. Throughout, ``[B, m]`` is indexed by columns, ``[B, 1]`` by matrices.
 
-    A column that has a row keeps ``cost = price of row + price of column``, so that the prices of rows need no memory.
-    Without a column that is free, the numbers of rounds still end.
+    An assigned column satisfies ``cost = price of row + price of column``, so that prices of rows need no memory.
+    Without a free column, the loops still terminate.
 
     Args:
         cost, counts: as for ``linear_sum_assignment``.
-        columns: their numbers ``[1, m]``.
-        first: with what each search begins.
+        columns: their indices ``[1, m]``.
+        first: the initial state of each search.
     """
 
     def __init__(self, cost: Tensor, counts: Tensor, columns: Tensor, first: Mapping[str, Tensor]) -> None:
@@ -88,7 +86,7 @@ class _Assignment:
         return self._loop("assign", self.op.Squeeze(rows), states, self.one)[1]
 
     def one(self, row: Var, price: Var, row_of: Var) -> list[Var]:
-        """Find the shortest path from the row to a column that is free, and move rows along it."""
+        """Find the shortest path from the row to a free column, and shift rows along it."""
         op = self.op
         skipped = op.Not(op.Gather(self.counts, op.Unsqueeze(row, [0]), axis=1))
         start = {"costs": op.Gather(self.cost, row, axis=1), **self.first, "found": skipped}
@@ -101,16 +99,16 @@ class _Assignment:
 
     def search(self, price: Var, row_of: Var, costs: Var, length: Var, before: Var, seen: Var, least: Var, at: Var,
                found: Var) -> list[Var]:  # fmt: skip
-        """Go to the nearest column that was not seen, and on with its row if it has one.
+        """Move to the nearest unvisited column, and continue with its row if it has one.
 
         Args:
             price: of the columns.
             row_of: of the columns.
-            costs: of the row that the path stands on, less its price.
-            length: of the shortest path to each column, and ``before``: the last but one column on it, or −1.
-            seen: the columns that the path passed.
-            least: the length of the path to ``at``, the column where it stands.
-            found: it has come to a column without a row.
+            costs: of the current row of the path, minus its price.
+            length: of the shortest path to each column, and ``before``: its last column but one, or −1.
+            seen: the visited columns.
+            least: the length of the path to ``at``, the current column.
+            found: whether a column without a row was reached.
         """
         op = self.op
         through = least + costs - price
@@ -128,7 +126,7 @@ class _Assignment:
         return [go, costs - of_row, length, before, seen, least, at, found]
 
     def move(self, row: Var, before: Var, row_of: Var, at: Var, moves: Var) -> list[Var]:
-        """Give the column where the path ends the row of the column before; the first gets the new ``row``."""
+        """Give the last column of the path the row of the column before it; the first gets the new ``row``."""
         op = self.op
         last = op.GatherElements(before, at, axis=1)
         is_first = last < 0
@@ -141,7 +139,9 @@ class _Assignment:
     def _loop(
         self, name: str, rounds: Var, states: Mapping[str, Var], write: Callable[..., Sequence[Var]]
     ) -> list[Var]:
-        """The states after so many rounds, or when the first result of ``write(round, *states)`` is false."""
+        """Return the states after this number of rounds, or once the first result of ``write(round, *states)`` is
+        false.
+        """
         inputs = [_value("round", WHOLE, ()), _value("goes", FLAG, ())]
         inputs += [_value(name, x.dtype, x.shape) for name, x in states.items()]
         body = self.op.graph(inputs, lambda i, _, *state: write(i, *state), name)

@@ -31,8 +31,8 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """``softmax(q kᵀ · scale + mask) v`` for ``q`` ``[..., L, E]``, ``k`` ``[..., S, E]``, ``v`` ``[..., S, V]``.
 
-    A boolean mask says where attention is allowed; a query that may attend to nothing gets zeros. A floating mask is
-    added.
+    A boolean mask is true where attention is allowed; a query without any allowed position gets zeros. A floating mask
+    is added.
     """
     return attend(query, key, value, attn_mask, dropout_p, is_causal, scale)[0]
 
@@ -46,18 +46,18 @@ def attend(
     is_causal: bool,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The attended values and the weights."""
+    """Return the attended values and the attention probabilities."""
     q, k, v = real(query), real(key), real(value)
     if is_causal and mask is not None:
-        raise ModelError("attention got both a mask and is_causal=True; put the causal part into the mask")
+        raise ModelError("attention got both a mask and is_causal=True; make the mask causal instead")
     width = q.shape[-1]
     factor = 1.0 / math.sqrt(width) if scale is None and isinstance(width, int) else scale
     if factor is None:
-        raise ModelError(f"attention over {width} features needs their number fixed, or scale given")
+        raise ModelError(f"attention over {width} features requires their number to be fixed, or a scale")
     scores = op.MatMul(q * factor, k.transpose(-2, -1), shape=[*q.shape[:-1], k.shape[-2]])
     if is_causal:
         scores = where(causal_mask(q.shape[-2], k.shape[-2]), scores, lowest(scores))
-        weights = op.Softmax(scores, axis=-1)  # every row sees position 0
+        weights = op.Softmax(scores, axis=-1)  # every row attends to position 0
     elif mask is not None and tensor(mask).is_bool():
         weights = masked_softmax(scores, tensor(mask))
     else:
@@ -67,12 +67,12 @@ def attend(
 
 
 def masked_softmax(scores: Tensor, allowed: Tensor) -> Tensor:
-    """Softmax over what is allowed; zeros, and no NaN, where nothing is."""
+    """Softmax over allowed positions; zeros instead of NaN if there are none."""
     return where(allowed, op.Softmax(where(allowed, scores, lowest(scores)), axis=-1), 0.0)
 
 
 def lowest(x: Tensor) -> float:
-    """The most negative number of the type: its exponential beside any other score is 0, and it is not infinite."""
+    """Return the most negative finite number of the type, whose exponential vanishes next to any other score."""
     return -3e38 if x.dtype == ir.DataType.BFLOAT16 else float(np.finfo(x.dtype.numpy()).min)
 
 
@@ -94,7 +94,7 @@ def multi_head_attention(
     added: Tensor | None,
     dropout_p: float,
 ) -> tuple[Tensor, Tensor]:
-    """Attention of projected ``[N, L, E]`` and ``[N, S, E]``: ``[N, L, E]`` and the weights ``[N, heads, L, S]``.
+    """Attention of projected ``[N, L, E]`` and ``[N, S, E]``: ``[N, L, E]`` and the probabilities ``[N, heads, L, S]``.
 
     ``allowed`` (boolean) and ``added`` (floating) broadcast to ``[N, heads, L, S]``.
     """
@@ -112,7 +112,9 @@ def multi_head_attention(
 def combined_masks(
     attn_mask: TensorLike | None, key_padding_mask: TensorLike | None, num_heads: int
 ) -> tuple[Tensor | None, Tensor | None]:
-    """PyTorch's two masks (boolean: true is *not* attended) as one boolean (true is allowed) and one additive mask."""
+    """Convert PyTorch's two masks (boolean: true is *not* attended) to one boolean (true is allowed) and one additive
+    mask.
+    """
     allowed: Tensor | None = None
     added: Tensor | None = None
     masks = []
@@ -137,7 +139,7 @@ def combined_masks(
 def embedding(indices: TensorLike, weight: TensorLike, padding_idx: int | None = None) -> Tensor:
     """Rows of ``weight`` ``[count, width]`` at integer ``indices`` of any shape.
 
-    The row at ``padding_idx`` is given as it is now and gets no gradient from here.
+    The row at ``padding_idx`` keeps its present value and gets no gradient here.
     """
     weight, places = tensor(weight), cast(indices, ir.DataType.INT64)
     rows = index_at(weight, 0, places)
@@ -147,7 +149,7 @@ def embedding(indices: TensorLike, weight: TensorLike, padding_idx: int | None =
     table = weight.traced.const
     if not isinstance(count, int) or table is None or not -count <= padding_idx < count:
         raise ModelError(
-            f"padding_idx {padding_idx} needs a parameter with that many rows and met shape {weight.shape}"
+            f"padding_idx {padding_idx} requires a parameter with that many rows, but got shape {weight.shape}"
         )
     row = table[padding_idx]
     fixed = tensor(row if row.any() else np.zeros((), row.dtype), weight.dtype)
@@ -155,12 +157,12 @@ def embedding(indices: TensorLike, weight: TensorLike, padding_idx: int | None =
 
 
 def dropout(x: TensorLike, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """A Dropout node in inference form (it passes ``x`` on); building a training step switches it on.
+    """A Dropout node in inference mode (the identity); building a training step switches it on.
 
-    With ``p=0`` or ``training=False`` there is no node, in training either.
+    With ``p=0`` or ``training=False`` no node is written, so there is no dropout in training either.
     """
     if not 0.0 <= p < 1.0:
-        raise ModelError(f"dropout with p={p}: the share of dropped elements must be at least 0 and below 1")
+        raise ModelError(f"dropout with p={p}: p must be at least 0 and below 1")
     x = tensor(x)
     if p == 0.0 or not training:
         return x

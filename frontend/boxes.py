@@ -1,4 +1,4 @@
-"""Boxes: how they are written, and how far two overlap. Formulas and names are those of ``torchvision.ops``.
+"""Box formats and box overlap, with the formulas and names of ``torchvision.ops``.
 
 A box is the last axis of a tensor, of length 4: ``xyxy`` (left, top, right, bottom), ``xywh`` (left, top, width,
 height) or ``cxcywh`` (centre, width, height), in any unit.
@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 __all__ = ["box_convert", "box_iou", "generalized_box_iou"]
 
 FORMATS = ("xyxy", "xywh", "cxcywh")
-EPS = 1e-7  # as in torchvision, against boxes without an area
+EPS = 1e-7  # as in torchvision, for boxes without an area
 
 
 class Overlap(NamedTuple):
-    """The areas of the intersection, union and hull (the smallest box round both) of two boxes; the hull's sides."""
+    """The areas of the intersection, union and hull (the smallest box around both) of two boxes, and the hull's
+    sides.
+    """
 
     both: Tensor
     either: Tensor
@@ -44,18 +46,18 @@ class Overlap(NamedTuple):
 
 
 def wide(x: TensorLike) -> Tensor:
-    """``x`` in float32 at least: float16 ends at 65,504, the area of 256 × 256 pixels."""
+    """Return ``x`` in float32 at least: float16 overflows at 65,504, the area of 256 × 256 pixels."""
     y = real(x)
     return cast(y, ir.DataType.FLOAT) if y.dtype.bitwidth < 32 else y
 
 
 def corners(boxes: TensorLike, form: str = "xyxy") -> tuple[Tensor, ...]:
-    """Left, top, right and bottom of boxes ``[…, 4]``, each ``[…]``."""
+    """Return left, top, right and bottom of boxes ``[…, 4]``, each ``[…]``."""
     x = wide(boxes)
     if form not in FORMATS:
-        raise ModelError(f"boxes are written as {', '.join(FORMATS)}, not as '{shown(form)}'")
+        raise ModelError(f"box formats are {', '.join(FORMATS)}, not '{shown(form)}'")
     if not x.ndim or x.shape[-1] != 4:
-        raise ModelError(f"boxes have 4 numbers on the last axis, and these have the shape {list(x.shape)}")
+        raise ModelError(f"boxes must have 4 numbers on the last axis, but got shape {list(x.shape)}")
     a, b, c, d = unbind(x, -1)
     if form == "xyxy":
         return a, b, c, d
@@ -65,9 +67,9 @@ def corners(boxes: TensorLike, form: str = "xyxy") -> tuple[Tensor, ...]:
 
 
 def box_convert(boxes: TensorLike, in_fmt: str, out_fmt: str) -> Tensor:
-    """The boxes ``[…, 4]`` in another form: ``xyxy``, ``xywh`` or ``cxcywh``."""
+    """Convert boxes ``[…, 4]`` to another format: ``xyxy``, ``xywh`` or ``cxcywh``."""
     if out_fmt not in FORMATS:
-        raise ModelError(f"boxes are written as {', '.join(FORMATS)}, not as '{shown(out_fmt)}'")
+        raise ModelError(f"box formats are {', '.join(FORMATS)}, not '{shown(out_fmt)}'")
     if in_fmt == out_fmt:
         return tensor(boxes)
     left, top, right, bottom = corners(boxes, in_fmt)
@@ -83,7 +85,7 @@ def box_convert(boxes: TensorLike, in_fmt: str, out_fmt: str) -> Tensor:
 
 
 def overlap(a: Sequence[Tensor], b: Sequence[Tensor]) -> Overlap:
-    """How far boxes overlap, given by their corners, which are broadcast."""
+    """Return the overlap of boxes given by their corners, which are broadcast."""
     width = relu(minimum(a[2], b[2]) - maximum(a[0], b[0]))
     height = relu(minimum(a[3], b[3]) - maximum(a[1], b[1]))
     both = width * height
@@ -93,7 +95,7 @@ def overlap(a: Sequence[Tensor], b: Sequence[Tensor]) -> Overlap:
 
 
 def pairs(boxes1: TensorLike, boxes2: TensorLike, form: str = "xyxy") -> Overlap:
-    """How far each of the boxes ``[…, n, 4]`` overlaps each of ``[…, m, 4]``: ``[…, n, m]``."""
+    """Return the overlap of each of the boxes ``[…, n, 4]`` with each of ``[…, m, 4]``: ``[…, n, m]``."""
     first = [x.unsqueeze(-1) for x in corners(boxes1, form)]
     return overlap(first, [x.unsqueeze(-2) for x in corners(boxes2, form)])
 
@@ -106,6 +108,6 @@ def box_iou(boxes1: TensorLike, boxes2: TensorLike, fmt: str = "xyxy") -> Tensor
 def generalized_box_iou(boxes1: TensorLike, boxes2: TensorLike, fmt: str = "xyxy") -> Tensor:
     """``IoU − (hull − union)/hull`` of each of the boxes ``[…, n, 4]`` with each of ``[…, m, 4]``: ``[…, n, m]``.
 
-    The hull is the smallest box round both, so that the value falls with their distance (Rezatofighi et al. 2019).
+    The hull is the smallest box around both, so that the value decreases with their distance (Rezatofighi et al. 2019).
     """
     return pairs(boxes1, boxes2, fmt).giou

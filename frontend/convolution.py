@@ -20,7 +20,7 @@ Spatial: TypeAlias = "int | Sequence[int]"
 
 
 def per_axis(value: Spatial, rank: int, what: str) -> list[int]:
-    """One number per spatial axis."""
+    """Return one number per spatial axis."""
     numbers = [int(value)] * rank if isinstance(value, int | np.integer) else [int(v) for v in value]
     if len(numbers) != rank:
         raise ModelError(f"{what} {tuple(numbers)} must be one number or {rank}, one per spatial dimension")
@@ -28,7 +28,7 @@ def per_axis(value: Spatial, rank: int, what: str) -> list[int]:
 
 
 def window_dim(size: Extent, kernel: int, stride: int, pads: int, dilation: int, ceil_mode: bool = False) -> Extent:
-    """How many windows fit: ``floor((size + pads - dilation*(kernel-1) - 1) / stride) + 1``."""
+    """Return the number of windows: ``floor((size + pads - dilation*(kernel-1) - 1) / stride) + 1``."""
     rest: Extent = size + (pads - dilation * (kernel - 1) - 1)
     return floor_divide(rest + (stride - 1 if ceil_mode else 0), stride) + 1
 
@@ -72,7 +72,7 @@ conv2d = conv3d = conv1d
 def conv_pads(
     padding: str | Spatial, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """Padding before and after each axis; "same" puts the odd one after."""
+    """Return the padding before and after each axis; "same" puts the odd one after."""
     if not isinstance(padding, str):
         pads = per_axis(padding, len(kernel), "padding")
         return pads, pads
@@ -127,8 +127,8 @@ conv_transpose2d = conv_transpose3d = conv_transpose1d
 def _check(x: Tensor, weight: Tensor, channels: Extent, expected: Extent) -> None:
     if x.ndim != weight.ndim:
         raise ModelError(
-            f"a convolution with a kernel of {weight.ndim - 2} dimensions met an input of shape {x.shape}; "
-            f"it must be [batch, channels] and {weight.ndim - 2} more"
+            f"a convolution with a kernel of {weight.ndim - 2} dimensions got an input of shape {x.shape}; expected "
+            f"[batch, channels] and {weight.ndim - 2} more"
         )
     if isinstance(channels, int) and channels != expected:
-        raise ModelError(f"a convolution over {expected} channels met an input of shape {x.shape}; channels are axis 1")
+        raise ModelError(f"a convolution over {expected} channels got an input of shape {x.shape}; channels are axis 1")

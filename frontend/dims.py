@@ -1,8 +1,8 @@
-"""Sizes that are known only at run time, as polynomials over named sizes.
+"""Symbolic sizes, as polynomials over named sizes.
 
 ``x.shape[0] * 8 + 1`` for an input ``("batch", ...)`` is the ``Dim`` ``8*batch + 1``: arithmetic stays symbolic, equal
-formulas are equal sizes, and a graph node is written only where a kernel needs the number. Whole-number division that
-does not come out even is a new name such as ``floor(width/2)``.
+formulas are equal sizes, and a graph node is written only where a kernel needs the number. Inexact integer division
+introduces a new name such as ``floor(width/2)``.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Extent: TypeAlias = "int | Dim"
 
 
 class Dim:
-    """An integer known only at run time: a sum of products of named sizes.
+    """A size known only at run time: a sum of products of named sizes.
 
-    Supports ``+ - * // %`` with ints and other Dims, and stands wherever a traced function takes a size or a number.
-    Python cannot branch or loop on it: that raises ``ModelError``.
+    Supports ``+ - * // %`` with ints and other Dims, and is accepted wherever a traced function takes a size or a
+    number. Python cannot branch or loop on it: that raises ``ModelError``.
     """
 
     __slots__ = ("terms",)
@@ -33,12 +33,12 @@ class Dim:
 
     @staticmethod
     def named(name: str) -> Dim:
-        """The size of that name."""
+        """Return the size of that name."""
         return Dim({(name,): 1})
 
     @property
     def name(self) -> str | None:
-        """The name, where this is one named size and not a formula."""
+        """The name, if this is a single named size."""
         ((monomial, coefficient), *rest) = self.terms.items()
         return monomial[0] if not rest and coefficient == 1 and len(monomial) == 1 else None
 
@@ -108,11 +108,11 @@ class Dim:
         return float(other) ** self._tensor().float()
 
     def _tensor(self) -> Tensor:
-        from gradgraph.frontend.trace import tensor  # trace builds on this file
+        from gradgraph.frontend.trace import tensor  # trace imports this module
 
         return tensor(self)
 
-    # --- what only a number can do ---
+    # --- operations that require a number ---
 
     def __eq__(self, other: object) -> bool:
         if self.same(other):
@@ -142,13 +142,13 @@ class Dim:
 
     def _undecided(self, use: str) -> ModelError:
         return ModelError(
-            f"size '{self}' is known only at run time and cannot be {use} while the graph is traced; "
-            "give that input dimension a number to make it fixed"
+            f"size '{self}' is known only at run time and cannot be {use} while the graph is traced; set that input "
+            "dimension to a number to fix it"
         )
 
 
 def same(a: Extent, b: Extent) -> bool:
-    """Whether two sizes are certainly equal."""
+    """Whether two sizes are known to be equal."""
     return a.same(b) if isinstance(a, Dim) else isinstance(b, int) and a == b
 
 
@@ -160,11 +160,11 @@ def product(sizes: Iterable[Extent]) -> Extent:
 
 
 def floor_divide(a: Extent, b: Extent) -> Extent:
-    """``a // b``: exact where the formula divides, else a new name ``floor(a/b)``."""
+    """``a // b``: exact if the formula divides, else a new name ``floor(a/b)``."""
     if isinstance(a, int) and isinstance(b, int):
         return a // b
     if isinstance(b, int) and b == 0:
-        raise ModelError(f"size '{a}' is divided by zero; the divisor must not be 0")
+        raise ModelError(f"size '{a}' is divided by zero")
     quotient = _exact_quotient(a, b)
     if quotient is None:
         name = f"floor({_grouped(a)}/{_grouped(b)})"
@@ -173,11 +173,11 @@ def floor_divide(a: Extent, b: Extent) -> Extent:
     return quotient
 
 
-QUOTIENTS: dict[str, tuple[Extent, Extent]] = {}  # what each name floor(a/b) stands for; the name says it all
+QUOTIENTS: dict[str, tuple[Extent, Extent]] = {}  # the operands of each name floor(a/b)
 
 
 def _exact_quotient(a: Extent, b: Extent) -> Extent | None:
-    """``a / b`` where every term of ``a`` is divisible by the one term of ``b``."""
+    """Return ``a / b`` if every term of ``a`` is divisible by the one term of ``b``."""
     divisor = _terms(b)
     if len(divisor) > 1:
         return 1 if same(a, b) else None

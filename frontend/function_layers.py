@@ -1,4 +1,4 @@
-"""Functions with fixed options as layers."""
+"""Layers of functions with fixed options."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gradgraph.frontend.module import Module
 
 
 class FunctionLayer(Module):
-    """The base of such layers: options when it is made, tensors when it is called."""
+    """Base class of such layers: options are passed to the constructor, tensors to the call."""
 
     _computes: Callable[..., Any]
 
@@ -30,7 +30,7 @@ class FunctionLayer(Module):
 
 
 def layer_of(module: str, name: str, function: Callable[..., Any], options: str = "") -> type[FunctionLayer]:
-    """The layer of a function, whose ``options`` it has in this order; it has the function's docstring."""
+    """Return the layer of a function, with these ``options`` in order, and the function's docstring."""
     known = inspect.signature(function).parameters
     given = [known[option].replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD) for option in options.split()]
     members = {

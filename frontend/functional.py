@@ -1,7 +1,6 @@
-"""Functions of traced tensors, as ``torch.nn.functional`` and ``torch`` name them.
+"""Functions of traced tensors, under the names of ``torch.nn.functional`` and ``torch``.
 
-Every function takes tensors, parameters, numbers, arrays and dynamic sizes. The files behind this one hold one family
-each.
+Every function accepts tensors, parameters, numbers, arrays and dynamic sizes. Each family is in a module of its own.
 """
 
 from gradgraph.frontend import (

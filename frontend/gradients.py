@@ -1,7 +1,7 @@
-"""Gradients inside a traced function: of traced tensors by traced tensors, as further nodes of the same graph.
+"""Gradients inside a traced function: of traced tensors with respect to traced tensors, as nodes of the same graph.
 
-They are written in operators that have gradients themselves, so a result may be differentiated again: by a second
-``grad``, or by the step that trains the network.
+They are written in differentiable operators, so a result can be differentiated again: by a second ``grad``, or by the
+step that trains the network.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 __all__ = ["detach", "grad", "jvp", "stop_gradient", "vjp"]
 
-assert families  # importing them fills the registry
+assert families  # the imports fill the registry
 
 
 def detach(x: TensorLike) -> Tensor:
-    """``x``, through which no gradient passes: neither one that ``grad`` writes nor that of the training step.
+    """Return ``x`` with its gradient stopped, both for ``grad`` and in the training step.
 
-    In the file it is an Identity, marked in its metadata (``gradgraph.role: detached``): runtimes pass ``x`` on, and a
-    step that is built of the file stops there, too.
+    In the file it is an Identity, marked in its metadata (``gradgraph.role: detached``): runtimes treat it as the
+    identity, and a step built from the file stops the gradient, too.
     """
     x = tensor(x)
     if is_marked_constant(x.traced.value):
@@ -54,22 +54,23 @@ def grad(y: Value, x: Sequence[Value], allow_unused: bool = False) -> tuple[Tens
 
 
 def grad(y: Value, x: Value | Sequence[Value], allow_unused: bool = False) -> Tensor | tuple[Tensor, ...]:
-    """The gradient of a scalar by a tensor, or by each of several: of their shapes and element types.
+    """Return the gradient of a scalar with respect to a tensor, or to each of several: of their shapes and element
+    types.
 
     Args:
         y: a floating tensor with one element.
         x: floating tensors that ``y`` was computed from: inputs, parameters or inner values.
-        allow_unused: give zeros for tensors that ``y`` does not depend on, instead of an error.
+        allow_unused: return zeros for tensors that ``y`` does not depend on, instead of raising.
 
     Raises:
         DifferentiationError: ``y`` has several elements or does not depend on ``x``, or one of them is not floating.
-        UnsupportedOperatorError: operators between them have no rule; all of them are listed.
+        UnsupportedOperatorError: operators between them have no rule; the message lists all of them.
     """
     target = _floating(y, "y")
     if any(not isinstance(d, int) or d != 1 for d in target.shape):
         raise DifferentiationError(
-            f"grad of a tensor of shape {target.shape}; grad needs a scalar: reduce it with .sum() (rows that do "
-            "not mix keep gradients of their own), or use vjp(y, x, cotangent)"
+            f"grad of a tensor of shape {target.shape}; grad requires a scalar: reduce it with .sum() (independent "
+            "rows keep their own gradients), or use vjp(y, x, cotangent)"
         )
     found = _pulled(target, _several(x), current().builder.ones_like(target.traced), allow_unused)
     return found[0] if isinstance(x, Value) else tuple(found)
@@ -84,7 +85,7 @@ def vjp(y: Value, x: Sequence[Value], cotangent: TensorLike, allow_unused: bool 
 def vjp(
     y: Value, x: Value | Sequence[Value], cotangent: TensorLike, allow_unused: bool = False
 ) -> Tensor | tuple[Tensor, ...]:
-    """The vector-Jacobian product ``J(y, x)ᵀ · cotangent``, as ``torch.autograd.grad(y, x, cotangent)`` gives it.
+    """Return the vector-Jacobian product ``J(y, x)ᵀ · cotangent``, as ``torch.autograd.grad(y, x, cotangent)`` does.
 
     Args:
         y, x, allow_unused: as for ``grad``; ``y`` may have any shape.
@@ -98,7 +99,8 @@ def vjp(
 def jvp(
     y: Value, x: Value | Sequence[Value], tangent: TensorLike | Sequence[TensorLike], allow_unused: bool = False
 ) -> Tensor:
-    """The Jacobian-vector product ``Σ J(y, x) · tangent``: how ``y`` changes where each ``x`` moves along its tangent.
+    """Return the Jacobian-vector product ``Σ J(y, x) · tangent``: the change of ``y`` as each ``x`` moves along its
+    tangent.
 
     Args:
         y, x, allow_unused: as for ``grad``; ``y`` may have any shape.
@@ -110,8 +112,8 @@ def jvp(
     target, sources = _floating(y, "y"), _several(x)
     tangents = [tangent] if isinstance(x, Value) else list(cast("Sequence[TensorLike]", tangent))
     if len(tangents) != len(sources):
-        raise ModelError(f"jvp by {len(sources)} tensors met {len(tangents)} tangents; give one for each")
-    cotangent = detach(target)  # Jᵀ·c is linear in c, so its derivative by c reads no numbers of c
+        raise ModelError(f"jvp with respect to {len(sources)} tensors got {len(tangents)} tangents; pass one for each")
+    cotangent = detach(target)  # Jᵀ·c is linear in c, so its derivative with respect to c does not read c
     pulled = _pulled(target, sources, cotangent.traced, allow_unused)
     along = [_fitting(t, wrap(source.traced)) for t, source in zip(tangents, sources, strict=True)]
     moved = [_pulled(slope, [cotangent], t.traced, True)[0] for slope, t in zip(pulled, along, strict=True)]
@@ -121,24 +123,24 @@ def jvp(
 def _several(x: Value | Sequence[Value]) -> list[Value]:
     sources = list(x) if isinstance(x, list | tuple) else [cast("Value", x)]
     if not sources:
-        raise ModelError("a gradient by no tensors; name at least one")
+        raise ModelError("a gradient with respect to no tensors; name at least one")
     return sources
 
 
 def _fitting(given: TensorLike, like: Tensor) -> Tensor:
-    """``given`` in the element type and shape of ``like``."""
+    """Return ``given`` in the element type and shape of ``like``."""
     x = tensor(given, like.dtype)
     return x if str(x.shape) == str(like.shape) else expand(x, like.shape)
 
 
 def _floating(x: Value, role: str) -> Tensor:
     if not isinstance(x, Value):
-        raise DifferentiationError(f"{role} is {type(x).__name__}; gradients are of traced tensors by traced tensors")
+        raise DifferentiationError(f"{role} is {type(x).__name__}; gradients require traced tensors")
     found = wrap(x.traced)
     if not carries(found.traced.value):
         raise DifferentiationError(
-            f"{role} '{shown(found.traced.value.name)}' holds {found.dtype.name.lower()} numbers; only floating "
-            "tensors have gradients"
+            f"{role} '{shown(found.traced.value.name)}' is {found.dtype.name.lower()}; only floating tensors have "
+            "gradients"
         )
     return found
 
@@ -152,19 +154,20 @@ def _pulled(y: Tensor, x: Sequence[Value], seed: Var, allow_unused: bool) -> lis
         if source not in path.active:
             raise DifferentiationError(
                 f"'{shown(target.name)}' does not depend on '{shown(source.name)}': {path.where_it_ends(source)}",
-                remedy="take the gradient by a tensor that it was computed from, or pass allow_unused=True for zeros",
+                remedy="differentiate with respect to a tensor that it was computed from, or pass allow_unused=True "
+                "for zeros",
             )
-    # training switches these on after the gradient of their inference form is written
+    # training switches these to training mode after the gradient of their inference form is written
     own, builder = set(trace.builder.nodes), trace.builder
     for node in path.every_node:
         if node in own and node.op_type in ("Dropout", "BatchNormalization"):
             raise DifferentiationError(
                 f"the gradient passes through {describe(node)}, which computes something else in training than in the "
                 "file; take the gradient in a loss function (gradgraph.build(model, loss=f)), which is traced in "
-                "either mode, or use a layer that has one mode only, such as LayerNorm"
+                "either mode, or use a layer without modes, such as LayerNorm"
             )
     check_rules(path)
-    with builder.naming_operators(False):  # gradient operators have no gradients
+    with builder.naming_operators(False):  # gradient operators cannot be differentiated
         found = backward(builder, path, {target: seed})
     results = []
     for source in sources:

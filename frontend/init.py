@@ -40,7 +40,7 @@ __all__ = [
 
 
 def manual_seed(seed: int) -> None:
-    """Start the generator of all initialisers anew: the same seed gives the same numbers."""
+    """Seed the generator of all initialisers: the same seed gives the same numbers."""
     global _GENERATOR
     _GENERATOR = np.random.default_rng(seed)
 
@@ -65,7 +65,7 @@ def normal_(x: T, mean: float = 0.0, std: float = 1.0) -> T:
 
 
 def trunc_normal_(x: T, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0) -> T:
-    """The normal distribution cut off outside ``[a, b]``, by inverting its cumulative distribution."""
+    """Draw from the normal distribution truncated to ``[a, b]``, by inverting its cumulative distribution."""
     law = NormalDist(mean, std)
     quantiles = _GENERATOR.uniform(law.cdf(a), law.cdf(b), int(np.prod(_array(x).shape)))
     numbers = np.array([law.inv_cdf(min(max(q, 1e-16), 1.0 - 1e-16)) for q in quantiles])
@@ -88,13 +88,13 @@ def ones_(x: T) -> T:
 
 
 def eye_(x: T) -> T:
-    """The identity matrix."""
+    """Fill a parameter with the identity matrix."""
     rows, columns = _array(x).shape
     return _fill(x, np.eye(rows, columns))
 
 
 def dirac_(x: T, groups: int = 1) -> T:
-    """A convolution weight that passes its input channels through."""
+    """Fill a convolution weight so that it preserves its input channels."""
     kernel = np.zeros(_array(x).shape)
     per_group = _array(x).shape[0] // groups
     centre = tuple(k // 2 for k in _array(x).shape[2:])
@@ -105,24 +105,24 @@ def dirac_(x: T, groups: int = 1) -> T:
 
 
 def xavier_uniform_(x: T, gain: float = 1.0) -> T:
-    """Uniform with variance ``2 gain² / (fan_in + fan_out)``."""
+    """Draw uniformly with variance ``2 gain² / (fan_in + fan_out)``."""
     bound = gain * math.sqrt(6.0 / sum(fans(_array(x).shape)))
     return uniform_(x, -bound, bound)
 
 
 def xavier_normal_(x: T, gain: float = 1.0) -> T:
-    """Normal with variance ``2 gain² / (fan_in + fan_out)``."""
+    """Draw normally with variance ``2 gain² / (fan_in + fan_out)``."""
     return normal_(x, 0.0, gain * math.sqrt(2.0 / sum(fans(_array(x).shape))))
 
 
 def kaiming_uniform_(x: T, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu") -> T:
-    """Uniform with variance ``gain² / fan``."""
+    """Draw uniformly with variance ``gain² / fan``."""
     bound = math.sqrt(3.0) * _kaiming_std(_array(x).shape, a, mode, nonlinearity)
     return uniform_(x, -bound, bound)
 
 
 def kaiming_normal_(x: T, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu") -> T:
-    """Normal with variance ``gain² / fan``."""
+    """Draw normally with variance ``gain² / fan``."""
     return normal_(x, 0.0, _kaiming_std(_array(x).shape, a, mode, nonlinearity))
 
 
@@ -134,7 +134,7 @@ def _kaiming_std(shape: tuple[int, ...], a: float, mode: str, nonlinearity: str)
 
 
 def orthogonal_(x: T, gain: float = 1.0) -> T:
-    """A random (semi-)orthogonal matrix; further dimensions count as columns."""
+    """Fill with a random (semi-)orthogonal matrix; further dimensions count as columns."""
     rows, columns = _array(x).shape[0], int(np.prod(_array(x).shape[1:]))
     q, r = np.linalg.qr(_GENERATOR.normal(size=(max(rows, columns), min(rows, columns))))
     q = q * np.sign(np.diag(r))  # makes the distribution uniform
@@ -142,8 +142,8 @@ def orthogonal_(x: T, gain: float = 1.0) -> T:
 
 
 def fans(shape: tuple[int, ...]) -> tuple[int, int]:
-    """How many inputs feed one output element, and how many outputs one input element feeds."""
+    """Return the number of inputs of an output element, and of outputs of an input element."""
     if len(shape) < 2:
-        raise ModelError(f"fan-in and fan-out need a weight of at least 2 dimensions and got shape {shape}")
+        raise ModelError(f"fan-in and fan-out require a weight of at least 2 dimensions, but got shape {shape}")
     field = int(np.prod(shape[2:]))
     return shape[1] * field, shape[0] * field

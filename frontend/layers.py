@@ -42,7 +42,7 @@ def empty(*shape: int) -> Parameter:
 
 
 def fan_in_uniform(weight: Parameter, bias: Parameter | None) -> None:
-    """PyTorch's default for linear maps and convolutions: uniform within ``1 / sqrt(fan_in)``."""
+    """Initialise as PyTorch does for linear maps and convolutions: uniform within ``1 / sqrt(fan_in)``."""
     init.kaiming_uniform_(weight, a=math.sqrt(5.0))
     if bias is not None:
         bound = 1.0 / math.sqrt(init.fans(weight.data.shape)[0])
@@ -50,7 +50,7 @@ def fan_in_uniform(weight: Parameter, bias: Parameter | None) -> None:
 
 
 class Identity(Module):
-    """Passes its input on, whatever arguments it was made with."""
+    """The identity; accepts any constructor arguments."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class _BatchNorm(Module):
     ) -> None:
         super().__init__()
         if momentum is None and track_running_stats:
-            raise ModelError("BatchNorm with momentum=None: ONNX has no cumulative average; give a number such as 0.1")
+            raise ModelError("BatchNorm with momentum=None: ONNX has no cumulative average; use a number such as 0.1")
         self.num_features, self.eps, self.momentum = num_features, eps, 0.1 if momentum is None else momentum
         self.register_parameter("weight", init.ones_(empty(num_features)) if affine else None)
         self.register_parameter("bias", empty(num_features) if affine else None)
@@ -117,7 +117,7 @@ class _BatchNorm(Module):
         x = tensor(x)
         if x.ndim not in self.ranks:
             wanted = " or ".join(map(str, self.ranks))
-            raise ModelError(f"{type(self).__name__} met an input of shape {x.shape}; it takes {wanted} dimensions")
+            raise ModelError(f"{type(self).__name__} got an input of shape {x.shape}; expected {wanted} dimensions")
         normalization.channels(x, self.num_features)
         return normalization.batch_norm(
             x, self.running_mean, self.running_var, self.weight, self.bias, momentum=self.momentum, eps=self.eps
@@ -209,7 +209,7 @@ class _InstanceNorm(Module):
     ) -> None:
         super().__init__()
         if track_running_stats:
-            raise ModelError("InstanceNorm with track_running_stats=True has no ONNX operator; leave it False")
+            raise ModelError("InstanceNorm with track_running_stats=True has no ONNX operator; use False")
         self.num_features, self.eps = num_features, eps
         self.register_parameter("weight", init.ones_(empty(num_features)) if affine else None)
         self.register_parameter("bias", empty(num_features) if affine else None)
@@ -246,7 +246,7 @@ class LocalResponseNorm(Module):
 
 
 class Dropout(Module):
-    """Passes its input on in the exported file; in the training step it drops a share ``p`` of the elements."""
+    """Dropout of a share ``p`` of the elements in the training step; the identity in the exported file."""
 
     def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
         super().__init__()
@@ -279,7 +279,7 @@ class Embedding(Module):
 
 
 class Flatten(Module):
-    """Dimensions from ``start_dim`` to ``end_dim`` joined to one."""
+    """Dimensions ``start_dim`` to ``end_dim`` flattened to one."""
 
     def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
         super().__init__()
@@ -290,7 +290,7 @@ class Flatten(Module):
 
 
 class Unflatten(Module):
-    """One dimension taken apart into ``unflattened_size``."""
+    """One dimension split into ``unflattened_size``."""
 
     def __init__(self, dim: int, unflattened_size: Sequence[int]) -> None:
         super().__init__()

@@ -19,8 +19,8 @@ class MultiheadAttention(Module):
 
     ``forward(query, key, value, ...)`` takes ``[L, N, E]``, ``[S, N, kdim]``, ``[S, N, vdim]`` (batch first with
     ``batch_first``) and returns ``(output, weights)``: ``[L, N, E]`` and ``[N, L, S]``, or ``None`` unless
-    ``need_weights``. Boolean masks say what is *not* attended; floating masks are added. A query that may attend to
-    nothing gets zeros from boolean masks.
+    ``need_weights``. Boolean masks are true where attention is *not* allowed; floating masks are added. A query that
+    boolean masks exclude from all positions gets zeros.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class MultiheadAttention(Module):
         if embed_dim % num_heads:
             raise ModelError(f"embed_dim {embed_dim} must divide into {num_heads} heads")
         if add_bias_kv or add_zero_attn:
-            raise ModelError("MultiheadAttention has no add_bias_kv and add_zero_attn; leave them False")
+            raise ModelError("MultiheadAttention does not support add_bias_kv and add_zero_attn; leave them False")
         self.embed_dim, self.num_heads, self.dropout, self.batch_first = embed_dim, num_heads, dropout, batch_first
         kdim, vdim = kdim or embed_dim, vdim or embed_dim
         self.packed = kdim == vdim == embed_dim
@@ -82,10 +82,10 @@ class MultiheadAttention(Module):
         return out, reductions.mean(weights, 1) if average_attn_weights else weights
 
     def _project(self, query: TensorLike, key: TensorLike, value: TensorLike) -> list[Any]:
-        """Queries, keys and values, batch first; a self-attention is projected by one product."""
+        """Project queries, keys and values, batch first; self-attention needs only one product."""
         inputs = [tensor(x) for x in (query, key, value)]
         if any(x.ndim != 3 for x in inputs):
-            raise ModelError(f"MultiheadAttention met a query of shape {inputs[0].shape}; it takes 3 dimensions")
+            raise ModelError(f"MultiheadAttention got a query of shape {inputs[0].shape}; expected 3 dimensions")
         itself = query is key and key is value
         if not self.batch_first:
             inputs = [x.transpose(0, 1) for x in (inputs[:1] * 3 if itself else inputs)]
@@ -154,7 +154,7 @@ class TransformerEncoderLayer(Module):
 
 
 class TransformerEncoder(Module):
-    """``num_layers`` copies of an encoder layer, and a last normalisation if one is given."""
+    """A stack of ``num_layers`` copies of an encoder layer, with an optional final normalisation."""
 
     def __init__(self, encoder_layer: TransformerEncoderLayer, num_layers: int, norm: Module | None = None) -> None:
         super().__init__()
@@ -174,5 +174,5 @@ class TransformerEncoder(Module):
 
 
 def generate_square_subsequent_mask(size: Any) -> Any:
-    """The causal mask of that (possibly dynamic) size, true where attention is *not* allowed."""
+    """Return the causal mask of that (possibly dynamic) size, true where attention is *not* allowed."""
     return ~attention.causal_mask(size, size)

@@ -24,22 +24,22 @@ __all__ = ["GRU", "LSTM", "RNN"]
 
 
 class Cell(NamedTuple):
-    """An ONNX recurrent operator: its name and the place of each of its gates in PyTorch's order."""
+    """An ONNX recurrent operator: its name and the order of its gates relative to PyTorch's."""
 
     op_type: str
     order: tuple[int, ...]
 
 
 class Recurrent(Module):
-    """The base of RNN, LSTM and GRU.
+    """Base class of RNN, LSTM and GRU.
 
     ``forward(x, state=None, lengths=None)`` takes ``[L, N, in]`` (``[N, L, in]`` with ``batch_first``, or ``[L, in]``)
     and returns ``(output, state)``: outputs ``[L, N, directions * hidden]`` and the last state of every layer and
     direction, ``[layers * directions, N, hidden]``.
 
-    ``lengths``, whole numbers ``[N]`` of at most L, say where each sequence of a padded batch ends, as a packed
-    sequence does in PyTorch: outputs behind an end are zeros, nothing there has a gradient, the last state is that of
-    the end, and a backward direction starts there.
+    ``lengths``, integers ``[N]`` of at most L, are the lengths of the sequences in a padded batch, as in PyTorch's
+    packed sequences: outputs in the padding are zeros without gradients, the last state is that at the end of the
+    sequence, and the backward direction starts there.
     """
 
     cell: Cell
@@ -75,7 +75,7 @@ class Recurrent(Module):
 
     @property
     def directions(self) -> int:
-        """2 if it reads in both directions, else 1."""
+        """2 if bidirectional, else 1."""
         return 2 if self.bidirectional else 1
 
     def _suffixes(self, layer: int) -> list[str]:
@@ -87,19 +87,19 @@ class Recurrent(Module):
             lengths = tensor(lengths)
             if lengths.is_floating_point() or lengths.ndim != x.ndim - 2:
                 raise ModelError(
-                    f"{type(self).__name__} met lengths of type {lengths.dtype.name.lower()} and shape "
-                    f"{lengths.shape}; give whole numbers, one of each sequence of the batch"
+                    f"{type(self).__name__} got lengths of type {lengths.dtype.name.lower()} and "
+                    f"shape {lengths.shape}; pass integers, one per sequence of the batch"
                 )
             lengths = (lengths.unsqueeze(0) if x.ndim == 2 else lengths).int()
-        if x.ndim == 2:  # one sequence without a batch
+        if x.ndim == 2:  # a single sequence without a batch axis
             output, last = self.forward(
                 x.unsqueeze(0 if self.batch_first else 1), _each(state, lambda s: s.unsqueeze(1)), lengths
             )
             return output.squeeze(0 if self.batch_first else 1), _each(last, lambda s: s.squeeze(1))
         if x.ndim != 3 or (isinstance(x.shape[2], int) and x.shape[2] != self.input_size):
             raise ModelError(
-                f"{type(self).__name__} over {self.input_size} features met an input of shape {x.shape}; "
-                f"it must be [{'batch, length' if self.batch_first else 'length, batch'}, {self.input_size}]"
+                f"{type(self).__name__} over {self.input_size} features got an input of shape {x.shape}; expected "
+                f"[{'batch, length' if self.batch_first else 'length, batch'}, {self.input_size}]"
             )
         x = x.transpose(0, 1) if self.batch_first else x
         initial = () if state is None else state if isinstance(state, tuple) else (state,)
@@ -117,7 +117,7 @@ class Recurrent(Module):
     def _layer(
         self, layer: int, x: Tensor, initial: list[Tensor], lengths: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """One layer over ``[L, N, in]``: its output ``[L, N, directions * hidden]`` and last states."""
+        """Apply one layer to ``[L, N, in]``: its output ``[L, N, directions * hidden]`` and last states."""
         length, batch, _ = x.shape
         suffixes = self._suffixes(layer)
         weights = [stack([self._gates(f"weight_{kind}{s}") for s in suffixes], 0) for kind in ("ih", "hh")]
@@ -144,7 +144,7 @@ class Recurrent(Module):
         return y, finals
 
     def _gates(self, name: str) -> Tensor:
-        """A stored array with its gates in ONNX's order."""
+        """Return a stored array with its gates in ONNX's order."""
         stored = tensor(getattr(self, name))
         if self.cell.order == tuple(range(len(self.cell.order))):
             return stored
@@ -201,4 +201,4 @@ class GRU(Recurrent):
     cell = Cell("GRU", (1, 0, 2))
 
     def _attributes(self) -> dict[str, Any]:
-        return {"linear_before_reset": 1}  # PyTorch resets after the product with W_hn
+        return {"linear_before_reset": 1}  # PyTorch applies the reset gate after the product with W_hn

@@ -47,7 +47,7 @@ __all__ = [
 
 
 class _Ranked(Module):
-    """A layer over so many spatial axes."""
+    """Base class of layers over a given number of spatial axes."""
 
     rank: ClassVar[int]
 
@@ -175,7 +175,10 @@ class _MaxPool(_Ranked):
     ) -> None:
         super().__init__()
         if return_indices:
-            raise ModelError("max pooling with return_indices=True counts positions otherwise in ONNX; leave it False")
+            raise ModelError(
+                "max pooling with return_indices=True is not supported, as ONNX numbers positions "
+                "differently; leave it False"
+            )
         self.options = (kernel_size, stride, padding, dilation, ceil_mode)
 
     def forward(self, x: TensorLike) -> Any:
@@ -242,27 +245,27 @@ class AvgPool3d(_AvgPool, rank=3):
 
 
 class AdaptiveAvgPool1d(_AdaptiveAvg, rank=1):
-    """Means of ``[N, C, L]`` over as many windows as asked; 1 is global pooling."""
+    """Means of ``[N, C, L]`` over a given number of windows; 1 is global pooling."""
 
 
 class AdaptiveAvgPool2d(_AdaptiveAvg, rank=2):
-    """Means of ``[N, C, H, W]`` over as many windows as asked; 1 is global pooling."""
+    """Means of ``[N, C, H, W]`` over a given number of windows; 1 is global pooling."""
 
 
 class AdaptiveAvgPool3d(_AdaptiveAvg, rank=3):
-    """Means of ``[N, C, D, H, W]`` over as many windows as asked; 1 is global pooling."""
+    """Means of ``[N, C, D, H, W]`` over a given number of windows; 1 is global pooling."""
 
 
 class AdaptiveMaxPool1d(_AdaptiveMax, rank=1):
-    """Maxima of ``[N, C, L]`` over as many windows as asked; 1 is global pooling."""
+    """Maxima of ``[N, C, L]`` over a given number of windows; 1 is global pooling."""
 
 
 class AdaptiveMaxPool2d(_AdaptiveMax, rank=2):
-    """Maxima of ``[N, C, H, W]`` over as many windows as asked; 1 is global pooling."""
+    """Maxima of ``[N, C, H, W]`` over a given number of windows; 1 is global pooling."""
 
 
 class AdaptiveMaxPool3d(_AdaptiveMax, rank=3):
-    """Maxima of ``[N, C, D, H, W]`` over as many windows as asked; 1 is global pooling."""
+    """Maxima of ``[N, C, D, H, W]`` over a given number of windows; 1 is global pooling."""
 
 
 # --- resizing and padding ------------------------------------------------------------------------

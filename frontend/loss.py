@@ -1,7 +1,7 @@
-"""Losses that have a name: each is a function of traced tensors, the outputs it reads and the targets it compares with.
+"""Named losses: each is a function of traced tensors, the outputs that it reads and its targets.
 
-``gradgraph.losses`` and ``functional`` share one implementation: the files ``losses_*.py`` hold each loss as a function
-under PyTorch's name, and say with ``named`` what ``gradgraph.losses`` calls it and what it compares with.
+``gradgraph.losses`` and ``functional`` share one implementation: the files ``losses_*.py`` define each loss as a
+function under PyTorch's name, and ``named`` registers it in ``gradgraph.losses`` with its targets.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ REDUCTIONS = ("mean", "sum", "none")
 
 
 class Spec(NamedTuple):
-    """A target: element type and shape; of class numbers also how many classes there are, and which does not count.
+    """A target: element type and shape; for class indices also their number, and the ignored one.
 
     Attributes:
-        axes: for each of its axes that axis of the first output which it is as long as; None for a length of its own.
-        most: no number is negative or above it; a name stands for a size.
-        counted_by: the name of the target that says how many of the numbers in a row count.
-        padded: ``ignore_index`` fills up rows with fewer objects than others, and a batch may hold none.
+        axes: for each of its axes, the axis of the first output with the same length; None for a length of its own.
+        most: numbers are in [0, most]; a name is a symbolic size.
+        counted_by: the name of the target with the count of valid numbers in each row.
+        padded: ``ignore_index`` pads rows with fewer objects, and a batch may have none.
     """
 
     dtype: ir.DataType
@@ -58,11 +58,11 @@ class Target:
     """An input that a loss compares with.
 
     Attributes:
-        name: of all but the first, which has the name that the user gives it.
-        words: what it is, for people.
-        spec: what it is, for the outputs that the loss reads.
-        is_labels: it holds class numbers.
-        is_sign: it holds −1 and 1.
+        name: except for the first, whose name is chosen by the user.
+        words: its description.
+        spec: its specification, for the outputs that the loss reads.
+        is_labels: it has class indices.
+        is_sign: it has −1 and 1.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Target:
 
 
 def like(words: str = "as the prediction", is_sign: bool = False) -> Target:
-    """A target of the shape and type of the first output that the loss reads."""
+    """Return a target of the shape and type of the first output that the loss reads."""
     return Target(
         "target",
         words,
@@ -83,7 +83,7 @@ def like(words: str = "as the prediction", is_sign: bool = False) -> Target:
 
 
 def over(output: Var, axes: Sequence[int], dtype: ir.DataType) -> Spec:
-    """A target as long as ``output`` along these ``axes`` of it."""
+    """Return a target with the lengths of these ``axes`` of ``output``."""
     sizes = output.shape or ()
     return Spec(dtype, tuple(sizes[axis] for axis in axes), tuple(axes))
 
@@ -93,23 +93,23 @@ LIKE_PREDICTION = (like(),)
 
 @dataclass(frozen=True)
 class Loss:
-    """How outputs of a model and targets become a number.
+    """A loss: a function from outputs of a model and targets to a number.
 
-    Calling it with traced tensors, the outputs and then the targets, writes it.
+    Call it with traced tensors, the outputs and then the targets.
 
     Args:
         name: for the manifest.
         function: of the tensors, with ``arguments`` by name; ``reduction`` is one of them.
         arguments: for the manifest, too.
-        targets: what it compares with.
-        reads: what it takes of the model, an output each.
-        shares: of the same tensors: what each element counts where its losses are averaged; 1 if there is none.
-        binary: targets say yes (above 1/2) or no, and so does the side of ``middle`` on which a prediction lies.
-        activation: it computes this operator of its first output, Softmax or Sigmoid, which are therefore logits.
-        of_logs: its first output holds logarithms of probabilities.
-        soft: targets are the share of each class along the axis; that with the largest is the label of metrics.
-        spelt: of the same tensors: the sequences of labels that are found and that are true, for metrics; int64
-            ``[rows, times]`` each, −1 where there is no label. None where each time has a label of its own.
+        targets: that it compares with.
+        reads: names for the outputs of the model that it reads.
+        shares: of the same tensors: the weight of each element in an average; 1 by default.
+        binary: targets are yes (above 1/2) or no, and predictions likewise, above or below ``middle``.
+        activation: it applies this operator, Softmax or Sigmoid, to its first output, which therefore holds logits.
+        of_logs: its first output holds log-probabilities.
+        soft: targets are class probabilities along the axis; metrics use the largest as label.
+        spelt: of the same tensors: predicted and true label sequences, for metrics; int64 ``[rows, times]`` each,
+            padded with −1. None if each time has a label of its own.
     """
 
     name: str
@@ -134,17 +134,17 @@ class Loss:
 
     @property
     def labels(self) -> bool:
-        """Whether targets are class numbers (int64, the class axis left out); else they look like the prediction."""
+        """Whether targets are class indices (int64, without the class axis); else they have the prediction's form."""
         return bool(self.targets) and self.targets[0].is_labels
 
     @property
     def axis(self) -> int:
-        """The class axis of the prediction, where targets are class numbers."""
+        """The class axis of the prediction, if targets are class indices."""
         return int(self.arguments.get("axis", 1))
 
     @property
     def ignore_index(self) -> int | None:
-        """The label that does not count."""
+        """The label that is ignored."""
         return self.arguments.get("ignore_index")
 
 
@@ -152,11 +152,11 @@ class Loss:
 
 LOSSES: Makers[Loss] = Makers("loss", Loss, "gradgraph.losses", "mse()", entries.LOSSES)
 
-REMEDIES: dict[str, Mapping[str, str]] = {}  # by loss: the way out of a value that is not finite, "inf" or "nan"
+REMEDIES: dict[str, Mapping[str, str]] = {}  # by loss: the remedy for a non-finite value, "inf" or "nan"
 
 _WEIGHTS = Kind("a number or a list of numbers", lambda value: NUMBER.fits(value) or NUMBERS.fits(value)).or_none()
 _ROWS = Kind("a list of rows of numbers", lambda value: hasattr(value, "__len__") and all(map(NUMBERS.fits, value)))
-# by annotation; a tensor is given as numbers
+# by annotation; tensors are passed as numbers
 _KINDS = {"int": WHOLE, "int | None": WHOLE.or_none(), "float": NUMBER, "str": TEXT, "str | None": TEXT.or_none(),
           "bool": FLAG, "bool | None": FLAG.or_none(),
           "Sequence[Sequence[float]] | None": _ROWS.or_none()}  # fmt: skip
@@ -180,16 +180,16 @@ def named(
     reductions: Sequence[str] = REDUCTIONS,
     remedies: Mapping[str, str] = {},
 ) -> None:
-    """Make ``function`` known to ``gradgraph.losses`` as ``name``.
+    """Register ``function`` in ``gradgraph.losses`` as ``name``.
 
     Args:
         name, function, reads, shares, binary, middle, of_logs, soft, spelt: as for ``Loss``.
-        activation: likewise, or what gives it for the options.
-        options: the arguments of ``function`` that users give, in their order; defaults and kinds are those of it.
-        targets: as for ``Loss``, or what gives them for the options.
-        check: raises BuildError for options that make no sense.
-        reductions: those that it has.
-        remedies: the way out where its value is ``"inf"`` or ``"nan"``, if that says something about the data.
+        activation: likewise, or a function of the options that returns it.
+        options: the arguments of ``function`` that users may pass, in order; it defines their defaults and types.
+        targets: as for ``Loss``, or a function of the options that returns them.
+        check: raises BuildError for invalid options.
+        reductions: that it supports.
+        remedies: for a value of ``"inf"`` or ``"nan"``, if that has a cause in the data.
     """
 
     def make(arguments: dict[str, Any]) -> Loss:
@@ -212,7 +212,7 @@ def named(
 def recipe(
     name: str, function: Callable[..., Any], options: str, make: Callable[[dict[str, Any]], T]
 ) -> Callable[..., T]:
-    """Make the function that users call: ``name(options)``, with the defaults, kinds and docstring of ``function``.
+    """Return the public function ``name(options)``, with the defaults, types and docstring of ``function``.
 
     ``make`` gets the options as a dict.
     """
@@ -237,7 +237,7 @@ def _kind(option: inspect.Parameter) -> Kind:
 
 
 def positive(*names: str) -> Callable[[Mapping[str, Any]], None]:
-    """Make a check that these options are finite numbers above zero."""
+    """Return a check that these options are finite numbers above zero."""
 
     def check(arguments: Mapping[str, Any]) -> None:
         for name in names:
@@ -247,59 +247,59 @@ def positive(*names: str) -> Callable[[Mapping[str, Any]], None]:
     return check
 
 
-# --- words that all share --------------------------------------------------------------------------------
+# --- shared by all losses --------------------------------------------------------------------------------
 
 
 def reduced(losses: Tensor, reduction: str) -> Tensor:
-    """Return ``losses`` as they are ("none"), their mean or their sum."""
+    """Return ``losses`` unchanged ("none"), their mean or their sum."""
     if reduction not in REDUCTIONS:
         raise ModelError(f"a loss has no reduction {reduction!r}; use 'mean', 'sum' or 'none'")
     return losses if reduction == "none" else mean(losses) if reduction == "mean" else reductions.sum(losses)
 
 
 def class_weights(weight: TensorLike, x: Tensor, axis: int) -> Tensor:
-    """A factor for each class of ``x``, which lie on this axis.
+    """Return a factor for each class of ``x``, along this axis.
 
     Raises:
-        BuildError: the numbers are known, and are none of weights, or more or fewer than there are classes.
+        BuildError: the numbers are known, and are not valid weights, or not as many as there are classes.
     """
     if (array := _known_weights("weight", weight)) is not None:
         shape = x.traced.shape
         classes = None if shape is None else shape[axis]
         if array.ndim != 1 or (isinstance(classes, int) and array.size != classes):
             has = "is a single number" if array.ndim == 0 else f"has the shape {list(array.shape)}"
-            raise BuildError(f"weight {has}, and a loss takes one for each of the {classes or 'n'} classes")
+            raise BuildError(f"weight {has}, but a loss takes one for each of the {classes or 'n'} classes")
     return numbers_like(weight, x)
 
 
 def element_weights(name: str, weight: TensorLike, x: Tensor, signed: bool = False) -> Tensor:
-    """Factors for the elements of ``x``, or for all that lie along its last axes.
+    """Return factors for the elements of ``x``, or for its last axes.
 
     Raises:
-        BuildError: the numbers are known, and are none of weights, or do not fit along these axes.
+        BuildError: the numbers are known, and are not valid weights, or do not fit these axes.
     """
     array, shape = _known_weights(name, weight, signed), x.traced.shape
     if array is not None and shape is not None:
         pairs = zip(reversed(array.shape), reversed(shape), strict=False)
         if array.ndim > len(shape) or any(n not in (1, d) for n, d in pairs if isinstance(d, int)):
             raise BuildError(
-                f"{name} has the shape {list(array.shape)}, which does not fit what the loss reads, of shape "
-                f"{list(shape)}; give one number, or as many as its last axis is long"
+                f"{name} has the shape {list(array.shape)}, which does not fit the prediction of shape {list(shape)}; "
+                "pass one number, or one for each entry of its last axis"
             )
     return numbers_like(weight, x)
 
 
 def _known_weights(name: str, weight: TensorLike, signed: bool = False) -> np.ndarray[Any, Any] | None:
-    """The numbers of weights; None for a traced tensor, whose numbers are not known yet."""
+    """Return the numbers of weights; None for a traced tensor, whose numbers are unknown."""
     if isinstance(weight, Value):
         return None
     array = np.asarray(weight, np.float64)
     wrong = ~(np.isfinite(array) & (signed | (array >= 0)))
     if wrong.any():
         below = "" if signed else ", none of them below zero"
-        raise BuildError(f"{name} holds {array[wrong][0]:g}; give finite numbers{below}")
+        raise BuildError(f"{name} has {array[wrong][0]:g}; use finite numbers{below}")
     if not signed and not array.any():
-        raise BuildError(f"{name} holds no number above zero, so that nothing would count; give one")
+        raise BuildError(f"{name} has no number above zero, so everything would be ignored; use at least one")
     return array
 
 

@@ -1,4 +1,4 @@
-"""Losses of boxes: one minus their overlap, with what tells boxes apart that do not overlap."""
+"""Box losses: one minus their overlap, with terms for boxes that do not overlap."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _met(boxes: TensorLike, target: TensorLike, fmt: str) -> tuple[Corners, Corn
 
 
 def box_iou_loss(boxes: TensorLike, target: TensorLike, fmt: str = "xyxy", reduction: str = "mean") -> Tensor:
-    """``mean 1 − IoU`` of boxes ``[…, 4]``. Boxes that do not overlap get no gradient: ``giou`` gives them one.
+    """``mean 1 − IoU`` of boxes ``[…, 4]``. Boxes that do not overlap get no gradient; use ``giou`` for these.
 
     Args:
         boxes, target: ``fmt`` is "xyxy" (left, top, right, bottom), "xywh" or "cxcywh".
@@ -44,8 +44,8 @@ def generalized_box_iou_loss(
 ) -> Tensor:
     """``mean 1 − IoU + (hull − union)/hull`` of boxes ``[…, 4]`` (Rezatofighi et al. 2019).
 
-    The hull is the smallest box round both: boxes that do not overlap are drawn together. As in torchvision,
-    ``fmt`` is "xyxy"; "xywh" and "cxcywh" are read, too.
+    The hull is the smallest box around both: boxes that do not overlap attract each other. ``fmt`` is "xyxy", as in
+    torchvision, "xywh" or "cxcywh".
     """
     return reduced(1.0 - _met(boxes, target, fmt)[2].giou, reduction)
 
@@ -58,7 +58,7 @@ def distance_box_iou_loss(boxes: TensorLike, target: TensorLike, fmt: str = "xyx
 
 
 def complete_box_iou_loss(boxes: TensorLike, target: TensorLike, fmt: str = "xyxy", reduction: str = "mean") -> Tensor:
-    """``diou + α·v`` with ``v = 4/π²·(atan(w/h) − atan(w'/h'))²``, ``α = v/(1 − IoU + v)`` taken for a constant (Zheng
+    """``diou + α·v`` with ``v = 4/π²·(atan(w/h) − atan(w'/h'))²``, ``α = v/(1 − IoU + v)`` treated as a constant (Zheng
     et al. 2020). ``fmt`` is "xyxy", "xywh" or "cxcywh".
     """
     a, b, met = _met(boxes, target, fmt)
@@ -72,7 +72,7 @@ def _distance(a: Corners, b: Corners, met: Overlap) -> Tensor:
 
 
 def _slant(box: Corners) -> Tensor:
-    """The angle whose tangent is width over height; of a box without height, over EPS."""
+    """Return the angle whose tangent is width over height, with EPS for a height of 0."""
     height = box[3] - box[1]
     return atan((box[2] - box[0]) / where(op.Abs(height) < EPS, EPS, height))
 
@@ -82,7 +82,7 @@ def _slant(box: Corners) -> Tensor:
 
 def check_format(arguments: Mapping[str, Any]) -> None:
     if arguments["fmt"] not in FORMATS:
-        raise BuildError(f"boxes are written as {', '.join(FORMATS)}, not as '{shown(arguments['fmt'])}'; give fmt")
+        raise BuildError(f"box formats are {', '.join(FORMATS)}, not '{shown(arguments['fmt'])}'; set fmt")
 
 
 for _name, _function in {

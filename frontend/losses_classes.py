@@ -1,4 +1,4 @@
-"""Losses of class numbers and probabilities, under PyTorch's names and arguments."""
+"""Losses on class indices and probabilities, under PyTorch's names and arguments."""
 
 from __future__ import annotations
 
@@ -22,24 +22,26 @@ __all__ = ["cross_entropy", "nll_loss", "soft_cross_entropy"]
 
 
 def class_axis(shape: Shape, axis: int) -> int:
-    """``axis`` counted from the front; a prediction without a batch axis has its classes on axis 0, as in PyTorch."""
+    """Return ``axis`` counted from the front; a prediction without a batch axis has its classes on axis 0, as in
+    PyTorch.
+    """
     rank = len(shape)
     if rank == 0:
-        raise BuildError("a classification loss needs an axis of classes, but the model's output is a scalar")
+        raise BuildError("a classification loss requires an axis of classes, but the model's output is a scalar")
     if rank == 1:
         return 0
     if not -rank <= axis < rank:
-        raise BuildError(f"the model's output has {rank} axes, so the classes cannot lie on axis {axis}")
+        raise BuildError(f"the model's output has {rank} axes, so axis {axis} cannot be the class axis")
     return axis % rank
 
 
 def classes_at(x: Tensor, axis: int) -> int:
-    """Where the classes of ``x`` lie."""
+    """Return the class axis of ``x``."""
     return class_axis((None,) * x.traced.rank, axis)
 
 
 def labels(axis: int, ignore_index: int | None = None) -> Target:
-    """Class numbers: the shape of the scores without the axis of classes."""
+    """Return a target of class indices: the shape of the logits without the class axis."""
 
     def spec(outputs: Sequence[Var]) -> Spec:
         scores = outputs[0]
@@ -51,7 +53,7 @@ def labels(axis: int, ignore_index: int | None = None) -> Target:
             return spec._replace(classes=classes, ignore_index=ignore_index)
         return spec._replace(ignore_index=ignore_index, most="classes" if ignore_index is None else None)
 
-    return Target("target", "class numbers (int64), the prediction's shape without the axis of classes", spec, True)
+    return Target("target", "class indices (int64), the prediction's shape without the class axis", spec, True)
 
 
 # --- cross entropy and likelihood ------------------------------------------------------------------------
@@ -71,20 +73,20 @@ def cross_entropy(
     """``−Σ w[t]·log softmax(x)[t] / Σ w[t]`` over labels other than ``ignore_index`` (``F.cross_entropy``).
 
     Args:
-        logits: scores ``[N, C, ...]``.
-        target: class indices ``[N, ...]``; or probabilities ``[N, C, ...]``, which ``soft_cross_entropy`` compares.
+        logits: ``[N, C, ...]``.
+        target: class indices ``[N, ...]``; or probabilities ``[N, C, ...]``, as in ``soft_cross_entropy``.
         weight: a factor for each class.
-        ignore_index: the label that counts neither above nor below the line.
+        ignore_index: the label that is ignored, also in the divisor.
         reduction: "mean", "sum", or "none" for the loss of each label.
         label_smoothing: the share of a label that is spread evenly over all classes.
-        axis: where the classes lie.
-        z_loss: of labels that are class indices, the factor of ``(log Σ exp x)²``, which keeps scores near 0 (PaLM,
-            Chowdhery et al., 2022, section 5, has 1e-4).
+        axis: the class axis.
+        z_loss: for class indices, the factor of ``(log Σ exp x)²``, which keeps logits near 0 (PaLM, Chowdhery et al.,
+            2022, section 5, uses 1e-4).
     """
     x, target = real(logits), tensor(target)
     if target.is_floating_point():
         if z_loss:
-            raise BuildError("z_loss goes with class numbers, and the targets are probabilities; leave it out")
+            raise BuildError("z_loss requires class indices, but the targets are probabilities; remove it")
         return soft_cross_entropy(x, target, weight, reduction, label_smoothing, axis=axis)
     log_p = op.LogSoftmax(x, axis=classes_at(x, axis))
     loss = _likelihood(log_p, target, axis, ignore_index, weight, reduction, label_smoothing)
@@ -109,7 +111,7 @@ def nll_loss(
     *,
     axis: int = 1,
 ) -> Tensor:
-    """``−Σ w[t]·x[t] / Σ w[t]``, where the model gives log-probabilities (``F.nll_loss``)."""
+    """``−Σ w[t]·x[t] / Σ w[t]``, for a model that outputs log-probabilities (``F.nll_loss``)."""
     return _likelihood(real(log_probabilities), tensor(target), axis, ignore_index, weight, reduction, 0.0)
 
 
@@ -126,13 +128,13 @@ def _likelihood(
     ranks = rank_of(log_p), rank_of(target)
     if ranks[1] is not None and ranks[0] != ranks[1] + 1:
         raise ModelError(
-            f"class scores of shape {log_p.shape} met targets of shape {target.shape}; "
-            f"targets have the shape of the scores without axis {at}"
+            f"class scores of shape {log_p.shape} got targets of shape {target.shape}; expected the shape of the "
+            f"scores without axis {at}"
         )
     counted = op.Not(op.Equal(target, ignore_index))
     safe = op.Where(counted, target, 0)
     picked = op.Squeeze(op.GatherElements(log_p, op.Unsqueeze(safe, [at]), axis=at), [at])
-    picked = op.Where(counted, picked, 0.0)  # not times 0: the class that stands in for an ignored label may be at −∞
+    picked = op.Where(counted, picked, 0.0)  # not times 0: the substitute class of an ignored label may be at −∞
     share = cast(counted, log_p.dtype)
     weights = None if weight is None else class_weights(weight, log_p, at)
     if weights is not None:
@@ -148,12 +150,12 @@ def _likelihood(
         losses = (1.0 - smoothing) * losses - smoothing * (even if reduction == "none" else _sum(even))
     if reduction == "mean":
         below = _sum(share)
-        losses = losses / op.Where(below == 0.0, 1.0, below)  # where nothing counts, the loss is 0
+        losses = losses / op.Where(below == 0.0, 1.0, below)  # if everything is ignored, the loss is 0
     return cast(losses, log_p.dtype)
 
 
 def label_shares(x: Tensor, target: Tensor, **arguments: Any) -> Tensor:
-    """The share of each label in a mean: nothing if it is ignored, else the weight of its class."""
+    """Return the weight of each label in a mean: 0 if it is ignored, else the weight of its class."""
     counted = op.Not(op.Equal(target, arguments["ignore_index"]))
     share, weight = cast(counted, x.dtype), arguments["weight"]
     if weight is None:
@@ -163,12 +165,12 @@ def label_shares(x: Tensor, target: Tensor, **arguments: Any) -> Tensor:
 
 
 def _sum(x: Tensor) -> Tensor:
-    """Σ x; in float32 where x is float16, which ends at 65,504: so many labels, or so large a sum of their losses."""
+    """Return Σ x; in float32 if x is float16, which overflows at 65,504."""
     return op.ReduceSum(cast(x, ir.DataType.FLOAT) if x.dtype == ir.DataType.FLOAT16 else x, keepdims=0)
 
 
 def _along(vector: Tensor, x: Tensor, axis: int) -> Tensor:
-    """``vector`` reshaped so that it broadcasts along ``axis`` of ``x``."""
+    """Reshape ``vector`` to broadcast along ``axis`` of ``x``."""
     return op.Reshape(vector, [-1] + [1] * (x.traced.rank - axis - 1))
 
 
@@ -181,7 +183,7 @@ def soft_cross_entropy(
     *,
     axis: int = 1,
 ) -> Tensor:
-    """``mean −Σ w[c]·t[c]·log softmax(x)[c]``, the targets being probabilities of classes (``F.cross_entropy``)."""
+    """``mean −Σ w[c]·t[c]·log softmax(x)[c]`` for targets that are class probabilities (``F.cross_entropy``)."""
     x, target = tensors(real(logits), target)
     at = classes_at(x, axis)
     if label_smoothing:
@@ -197,13 +199,13 @@ def soft_cross_entropy(
 
 def _check_smoothing(arguments: Mapping[str, Any]) -> None:
     if not 0.0 <= arguments["label_smoothing"] <= 1.0:
-        raise BuildError(f"label_smoothing must lie in [0, 1], but is {arguments['label_smoothing']}")
+        raise BuildError(f"label_smoothing must be in [0, 1], but is {arguments['label_smoothing']}")
     if not 0.0 <= arguments.get("z_loss", 0.0) < math.inf:
         raise BuildError(f"z_loss must be finite and not negative, but is {arguments['z_loss']}")
 
 
 def by_class(arguments: Mapping[str, Any]) -> tuple[Target]:
-    """Class numbers along the axis of the options."""
+    """Return the target of class indices along the axis in the options."""
     return (labels(arguments["axis"], arguments.get("ignore_index")),)
 
 

@@ -1,8 +1,8 @@
-"""Losses of detectors: which prediction answers for which object, and what it should have said.
+"""Detection losses: which prediction is matched with which object, and the loss of the match.
 
-All compare with two targets: ``labels``, class numbers int64 ``[B, N]``, −1 where a picture has fewer than N objects;
-and ``boxes`` ``[B, N, 4]``, each (centre x, centre y, width, height) in shares of the picture. ``gradgraph.vision``
-reads both from COCO and YOLO files.
+All have two targets: ``labels``, class indices int64 ``[B, N]``, padded with −1 for images with fewer than N objects;
+and ``boxes`` ``[B, N, 4]``, each (centre x, centre y, width, height) relative to the image. ``gradgraph.vision`` reads
+both from COCO and YOLO files.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ __all__ = ["detr_loss", "fcos_loss", "retinanet_loss", "ssd_loss"]
 
 
 class Objects(NamedTuple):
-    """The objects of pictures, and one behind them that stands for none, so that there is always one.
+    """The objects of images, and one dummy object at the end, so that there is always one.
 
     Attributes:
-        labels: ``[B, N + 1]``; that of none is ``nothing``.
+        labels: ``[B, N + 1]``; that of the dummy is ``nothing``.
         boxes: ``[B, N + 1, 4]``.
-        real: which are there, bool ``[B, N + 1]``.
+        real: whether an object is real, bool ``[B, N + 1]``.
     """
 
     labels: Tensor
@@ -53,14 +53,14 @@ class Objects(NamedTuple):
     def of(cls, labels: TensorLike, boxes: TensorLike, nothing: int, dtype: ir.DataType) -> Objects:
         t, b = cast(labels, ir.DataType.INT64), cast(boxes, dtype)
         if (t.ndim, b.ndim) != (2, 3):
-            raise ModelError(f"a detector met labels of shape {t.shape} and boxes of shape {b.shape}; give [B, N] and "
-                             "[B, N, 4]")  # fmt: skip
+            raise ModelError(f"a detector got labels of shape {t.shape} and boxes of shape {b.shape}; expected [B, N] "
+                             "and [B, N, 4]")  # fmt: skip
         batch = t.shape[0]
         t = cat([t, full((batch, 1), -1, "int64")], 1)
         return cls(where(t < 0, nothing, t), cat([b, full((batch, 1, 4), 0.0, dtype)], 1), t >= 0)
 
     def at(self, places: Tensor) -> Objects:
-        """The objects that predictions answer for: ``places`` ``[B, Q]``, −1 for none."""
+        """Return the objects matched with predictions: ``places`` ``[B, Q]``, −1 for none."""
         batch, count = places.shape
         i = where(places < 0, self.labels.shape[1] - 1, places)
         boxes = gather(self.boxes, 1, i.unsqueeze(-1).expand(batch, count, 4))
@@ -68,18 +68,18 @@ class Objects(NamedTuple):
 
 
 def _scores(logits: TensorLike, name: str) -> tuple[Tensor, int]:
-    """Scores ``[B, Q, C]`` and the number of classes, which must be known."""
+    """Return scores ``[B, Q, C]`` and the number of classes, which must be known."""
     x = wide(logits)
     classes = x.shape[-1] if x.ndim == 3 else None
     if not isinstance(classes, int):
         raise ModelError(
-            f"{name} reads scores of pictures, predictions and classes, a fixed number of these, and met the shape "
-            f"{list(x.shape)}"
+            f"{name} expects scores of images, predictions and classes, a fixed number of these, but got the "
+            f"shape {list(x.shape)}"
         )
     return x, classes
 
 
-# --- one prediction for each object ----------------------------------------------------------------------
+# --- one prediction per object ---------------------------------------------------------------------------
 
 
 def detr_loss(
@@ -95,16 +95,16 @@ def detr_loss(
     box_weight: float = 5.0,
     giou_weight: float = 2.0,
 ) -> Tensor:
-    """``class_weight · cross entropy + box_weight · L1 + giou_weight · GIoU`` of predictions, each object answered for
-    by one, so that ``Σ −class_cost · p[label] + box_cost · L1 − giou_cost · GIoU`` is least (Carion et al. 2020).
+    """``class_weight · cross entropy + box_weight · L1 + giou_weight · GIoU`` of predictions, with one per object,
+    matched so that ``Σ −class_cost · p[label] + box_cost · L1 − giou_cost · GIoU`` is minimal (Carion et al. 2020).
 
     Args:
         logits: scores ``[B, Q, C + 1]`` of Q predictions; the last class is "no object".
-        boxes: ``[B, Q, 4]``: centre, width and height in shares of the picture, as those of the targets are.
-        labels, target_boxes: as this file says. With more than Q objects in a picture, the loss is NaN.
+        boxes: ``[B, Q, 4]``: centre, width and height relative to the image, like the target boxes.
+        labels, target_boxes: as described in this module. With more than Q objects in an image, the loss is NaN.
         no_object: the weight of that class in the cross entropy, a mean over all predictions.
-        class_cost, box_cost, giou_cost: of an assignment.
-        class_weight, box_weight, giou_weight: of the parts of the loss. The latter two are sums over objects, divided
+        class_cost, box_cost, giou_cost: for the matching.
+        class_weight, box_weight, giou_weight: of the terms of the loss. The latter two are sums over objects, divided
             by the number of objects in the batch.
     """
     x, classes = _scores(logits, "detr")
@@ -127,7 +127,7 @@ def detr_loss(
 def _assignment_costs(
     x: Tensor, boxes: Tensor, objects: Objects, class_cost: float, box_cost: float, giou_cost: float
 ) -> Tensor:
-    """The cost of each object at each prediction: ``[B, N + 1, Q]``."""
+    """Return the cost of each object for each prediction: ``[B, N + 1, Q]``."""
     batch, count = objects.labels.shape
     places = objects.labels.unsqueeze(-1).expand(batch, count, x.shape[1])
     called = gather(op.Softmax(x, axis=2).transpose(1, 2), 1, places)
@@ -156,23 +156,23 @@ def retinanet_loss(
     beta: float = 1 / 9,
     box_weight: float = 1.0,
 ) -> Tensor:
-    """Focal loss of anchors and ``box_weight`` · smooth L1 of where their boxes lie (Lin et al. 2017), the loss of
-    RetinaNet. ``ssd_loss`` is that of SSD.
+    """Focal loss of anchors and ``box_weight`` · smooth L1 of their boxes (Lin et al. 2017), the loss of RetinaNet. For
+    SSD use ``ssd_loss``.
 
-    An anchor answers for the object with which its IoU is greatest, if that is ``positive`` or above, or the greatest
-    of that object; it is background below ``negative``, and left out between. Per picture, both sums are divided by the
-    number of anchors that answer, at least 1; the loss is their mean over pictures (as in torchvision).
+    An anchor is matched with the object with the greatest IoU, if that is at least ``positive``, or the greatest of
+    that object; it is background below ``negative``, and ignored in between. Per image, both sums are divided by the
+    number of matched anchors, at least 1; the loss is their mean over images (as in torchvision).
 
     Args:
         logits: ``[B, A, C]``, an independent yes or no (sigmoid) for each class.
         deltas: ``[B, A, 4]``: ``(x − xa)/wa``, ``(y − ya)/ha``, ``log(w/wa)``, ``log(h/ha)`` of the box's centre and
-            sides against the anchor's.
-        labels, target_boxes: as this file says.
-        image_size, strides, size, scales, ratios: of the anchors, as for ``gradgraph.vision.anchors``, in whose order
-            the model speaks of them.
+            sides relative to the anchor's.
+        labels, target_boxes: as described in this module.
+        image_size, strides, size, scales, ratios: of the anchors, as for ``gradgraph.vision.anchors``, in the same
+        order as the model's outputs.
         positive, negative: bounds of the IoU.
         alpha, gamma: of the focal loss.
-        beta: where smooth L1 goes from square to straight.
+        beta: where smooth L1 changes from quadratic to linear.
         box_weight: of the smooth L1.
     """
     x, classes = _scores(logits, "retinanet")
@@ -194,12 +194,12 @@ def retinanet_loss(
 
 
 def _answers(anchor: Tensor, objects: Objects, positive: float, negative: float) -> tuple[Tensor, Tensor]:
-    """The object that each anchor answers for, −1 for none, and which are background: ``[B, A]``."""
+    """Return the object matched with each anchor, −1 for none, and which are background: ``[B, A]``."""
     iou = where(objects.real.unsqueeze(-1), pairs(objects.boxes, anchor, "cxcywh").iou, -1.0)
     iou = detach(iou)
     best, place = reductions.amax(iou, 1), op.ArgMax(iou, axis=1, keepdims=0)
     of_object = reductions.amax(iou, 2, keepdim=True)
-    # anchors of one size round an object have the same IoU, but for rounding
+    # anchors of one size around an object have the same IoU, up to rounding
     is_best = reductions.any(logical_and(iou >= of_object * (1.0 - 1e-5), of_object > 0.0), 1)
     return where(logical_or(best >= positive, is_best), place, -1), best < negative
 
@@ -210,7 +210,7 @@ def _check_places(
     found = x.shape[1]
     if isinstance(found, int) and found != expected:
         raise BuildError(
-            f"{name} lays {expected} {what} over the picture, and the model speaks of {found}; give the {options} "
+            f"{name} places {expected} {what} on the image, but the model has outputs for {found}; pass the {options} "
             "that the model was made for"
         )
 
@@ -230,8 +230,8 @@ def ssd_loss(
     beta: float = 1.0,
     box_weight: float = 1.0,
 ) -> Tensor:
-    """Cross entropy of priors with hard negative mining, and ``box_weight`` · smooth L1 of where their boxes lie
-    (Liu et al. 2016, arXiv:1512.02325), the loss of SSD.
+    """Cross entropy of priors with hard negative mining, and ``box_weight`` · smooth L1 of their boxes (Liu et al.
+    2016, arXiv:1512.02325), the loss of SSD.
 
     A prior is matched with the object with which its IoU is greatest, if that is ``positive`` or above; each object is
     also matched with its best prior. Of the other priors of a picture, those with the greatest loss are trained as
@@ -239,17 +239,17 @@ def ssd_loss(
     at least 1 (as in torchvision).
 
     Args:
-        logits: scores ``[B, A, C + 1]`` of the A priors; class 0 is the background, so class number 0 of the labels is
-            scored by ``logits[..., 1]``.
+        logits: scores ``[B, A, C + 1]`` of the A priors; class 0 is the background, so label 0 is scored by
+            ``logits[..., 1]``.
         deltas: ``[B, A, 4]``: ``(x − xa)/wa/v₀``, ``(y − ya)/ha/v₀``, ``log(w/wa)/v₁``, ``log(h/ha)/v₁`` of the box's
-            centre and sides against the prior's.
-        labels, target_boxes: as this file says.
+            centre and sides relative to the prior's.
+        labels, target_boxes: as described in this module.
         priors: ``[A, 4]``, the boxes that the model was made for, in its order: centre x, centre y, width and height
-            in shares of the picture.
+            relative to the image.
         variances: v₀ of centres and v₁ of sides; ``(1, 1)`` if the model has none.
-        positive: the IoU from which on a prior is matched.
+        positive: the least IoU of a matched prior.
         negatives: background priors for each matched one.
-        beta: where smooth L1 goes from square to straight.
+        beta: where smooth L1 changes from quadratic to linear.
         box_weight: of the smooth L1.
     """
     x, _ = _scores(logits, "ssd")
@@ -271,7 +271,7 @@ def ssd_loss(
 
 
 def _matched(prior: Tensor, objects: Objects, positive: float) -> Tensor:
-    """The object that each prior is matched with, −1 for none ``[B, A]``; the best prior of an object is its own."""
+    """Return the object matched with each prior, −1 for none ``[B, A]``; the best prior of an object is its own."""
     iou = where(objects.real.unsqueeze(-1), pairs(objects.boxes, prior, "cxcywh").iou, -1.0)
     iou = detach(iou)
     best, place = reductions.amax(iou, 1), op.ArgMax(iou, axis=1, keepdims=0)
@@ -300,17 +300,18 @@ def fcos_loss(
     """Focal loss of points, ``box_weight`` · GIoU of their boxes and the cross entropy of their centerness (Tian et al.
     2019; as in torchvision).
 
-    A point answers for an object if it lies within its box and less than ``radius`` strides from its centre, and the
-    farthest side is between 4 and 8 strides away (the finest map answers for nearer, the coarsest for farther ones); of
-    several objects for the smallest. All three are sums, divided by the number of points that answer, at least 1.
+    A point is matched with an object if it is in its box and less than ``radius`` strides from its centre, and the
+    farthest side is between 4 and 8 strides away (the finest map also covers nearer, the coarsest farther ones); of
+    several objects, with the smallest. All three are sums, divided by the number of matched points, at least 1.
 
     Args:
         logits: ``[B, P, C]``, an independent yes or no (sigmoid) for each class.
         distances: ``[B, P, 4]``, in strides, from the point to the left, top, right and bottom of its box; not below
             zero, so a model ends in Relu, Exp or Softplus.
         centerness: ``[B, P, 1]``, a logit of ``√(min(l, r)/max(l, r) · min(t, b)/max(t, b))``.
-        labels, target_boxes: as this file says.
-        image_size, strides: of the points, as for ``gradgraph.vision.points``, in whose order the model speaks of them.
+        labels, target_boxes: as described in this module.
+        image_size, strides: of the points, as for ``gradgraph.vision.points``, in the same order as the model's
+        outputs.
         radius: in strides.
         alpha, gamma: of the focal loss.
         box_weight: of the GIoU.
@@ -340,7 +341,7 @@ def fcos_loss(
 
 
 def _nearest(laid: np.ndarray[Any, Any], objects: Objects, radius: float, dtype: ir.DataType) -> Tensor:
-    """The smallest object that each point may answer for, −1 for none: ``[B, P]``."""
+    """Return the smallest object that each point may be matched with, −1 for none: ``[B, P]``."""
     px, py, stride = (tensor(laid[:, i], dtype) for i in range(3))
     near, far = 4 * laid[:, 2], 8 * laid[:, 2]
     near = np.where(laid[:, 2] == laid[:, 2].min(), 0.0, near)
@@ -360,42 +361,42 @@ def _nearest(laid: np.ndarray[Any, Any], objects: Objects, radius: float, dtype:
 
 
 def _targets(spare: int) -> tuple[Target, ...]:
-    """Labels and boxes of models whose scores have ``spare`` classes that no object has."""
+    """Return the targets (labels and boxes) for models with ``spare`` classes that no object has."""
 
     def labels(outputs: Sequence[Var]) -> Spec:
         shape = outputs[0].shape or (None,) * outputs[0].rank
         if len(shape) != 3:
             raise BuildError(
-                f"a detector gives scores of pictures, predictions and classes, and its first output has shape "
-                f"{list(shape)}; name the outputs in the order that the loss reads"
+                "a detector outputs scores of images, predictions and classes, but its first output has "
+                f"shape {list(shape)}; name the outputs in the order of the loss"
             )
         classes = shape[2] - spare if isinstance(shape[2], int) else None
         return Spec(ir.DataType.INT64, (shape[0], "objects"), (0, None), classes, -1, padded=True)
 
     def boxes(outputs: Sequence[Var]) -> Spec:
         shape = outputs[0].shape or (None,)
-        dtype = outputs[1].dtype  # float16 would move boxes by a third of a pixel of 640
+        dtype = outputs[1].dtype  # float16 would round boxes by a third of a pixel of 640
         dtype = ir.DataType.FLOAT if dtype.bitwidth < 32 else dtype
         return Spec(dtype, (shape[0], "objects", 4), (0, None, None))
 
     return (
-        Target("labels", "class numbers (int64) `[B, N]`, −1 for none", labels),
-        Target("target_boxes", "`[B, N, 4]`: centre, width, height in shares of the picture", boxes),
+        Target("labels", "class indices (int64) `[B, N]`, −1 for none", labels),
+        Target("target_boxes", "`[B, N, 4]`: centre, width, height relative to the image", boxes),
     )
 
 
 def _check_bounds(arguments: Mapping[str, Any]) -> None:
     if not 0 <= arguments["negative"] <= arguments["positive"] <= 1:
         raise BuildError(
-            f"anchors are background below an IoU of {arguments['negative']} and positive from "
-            f"{arguments['positive']} on; give 0 ≤ negative ≤ positive ≤ 1"
+            f"anchors are background below an IoU of {arguments['negative']} and positive "
+            f"from {arguments['positive']} on; use 0 ≤ negative ≤ positive ≤ 1"
         )
 
 
 def _check_variances(arguments: Mapping[str, Any]) -> None:
     found = arguments["variances"]
     if np.shape(found) != (2,) or not all(0 < v < np.inf for v in found):
-        raise BuildError(f"ssd has two variances, of centres and of sides, and not {shown(found)}; give (0.1, 0.2)")
+        raise BuildError(f"ssd has two variances, of centres and of sides, not {shown(found)}; use (0.1, 0.2)")
     if arguments["priors"] is not None:
         checked_priors(arguments["priors"])
 
@@ -405,7 +406,7 @@ def _add(name: str, function: Callable[..., Tensor], options: str, reads: str, s
 
 
 _TOO_MANY = {
-    "nan": "look whether a picture has more objects than the model predicts, and leave some out; or lower the rate"
+    "nan": "check whether an image has more objects than the model predicts, and drop some; or lower the learning rate"
 }
 _add("detr", detr_loss, "no_object class_cost box_cost giou_cost class_weight box_weight giou_weight",
      "logits boxes", 1, activation="Softmax", remedies=_TOO_MANY)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Losses of embeddings, where rows that belong together should be close, under PyTorch's names and arguments."""
+"""Embedding losses, which pull together rows that belong together, under PyTorch's names and arguments."""
 
 from __future__ import annotations
 
@@ -41,10 +41,9 @@ def triplet_margin_loss(
     swap: bool = False,
     reduction: str = "mean",
 ) -> Tensor:
-    """``mean max(0, ‖a − p‖ − ‖a − n‖ + margin)`` of an anchor, what is like it and what is not
-    (``F.triplet_margin_loss``).
+    """``mean max(0, ‖a − p‖ − ‖a − n‖ + margin)`` of anchor, positive and negative samples (``F.triplet_margin_loss``).
 
-    ``swap`` takes the distance of the other two if it is less than that of anchor and negative.
+    ``swap`` uses the distance of positive and negative if it is less than that of anchor and negative.
     """
     a, b, c = tensors(real(anchor), positive, negative)
     near, far = norm(a - b + eps, p, -1), norm(a - c + eps, p, -1)
@@ -54,7 +53,7 @@ def triplet_margin_loss(
 
 
 def info_nce_loss(query: TensorLike, key: TensorLike, temperature: float = 0.07, reduction: str = "mean") -> Tensor:
-    """``mean −log softmax(cos(q, k)/T)[own]``: of all keys of a batch, a query finds that of its own row (InfoNCE)."""
+    """``mean −log softmax(cos(q, k)/T)[own]``: a query is classified among all keys of a batch (InfoNCE)."""
     scores = _cosines(query, key) / temperature
     return cross_entropy(scores, arange(scores.shape[0]), reduction=reduction)
 
@@ -72,7 +71,7 @@ def clip_loss(
 
 
 def _cosines(x: TensorLike, y: TensorLike) -> Tensor:
-    """The cosine of every row of ``x`` with every row of ``y``."""
+    """Return the cosine of every row of ``x`` with every row of ``y``."""
     a, b = tensors(real(x), y)
     rows = a.shape[0]
     return op.MatMul(normalize(a, dim=-1), normalize(b, dim=-1).mT, shape=[rows, rows])
@@ -85,7 +84,7 @@ def _per_row(outputs: Sequence[Var]) -> Spec:
     return over(outputs[0], range(outputs[0].rank - 1), outputs[0].dtype)
 
 
-SAME = (Target("target", "−1 or 1, one a row", _per_row),)
+SAME = (Target("target", "−1 or 1, one per row", _per_row),)
 
 named("cosine_embedding", cosine_embedding_loss, "margin reduction", SAME, reads=("first", "second"))
 named("triplet", triplet_margin_loss, "margin p eps swap reduction", (), reads=("anchor", "positive", "negative"))

@@ -1,4 +1,4 @@
-"""Losses that want scores to be apart by a margin, under PyTorch's names and arguments."""
+"""Margin losses, under PyTorch's names and arguments."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
 def hinge_loss(
     x: TensorLike, target: TensorLike, margin: float = 1.0, squared: bool = False, reduction: str = "mean"
 ) -> Tensor:
-    """``mean max(0, margin − t·x)`` for targets −1 and 1; ``squared`` takes its square."""
+    """``mean max(0, margin − t·x)`` for targets −1 and 1; squared if ``squared``."""
     x, target = pair(x, target)
     losses = op.Relu(margin - target * x)
     return reduced(losses * losses if squared else losses, reduction)
@@ -71,8 +71,7 @@ def multi_margin_loss(
 
 
 def multilabel_margin_loss(x: TensorLike, target: TensorLike, reduction: str = "mean") -> Tensor:
-    """``Σ max(0, 1 − x[t] + x[c]) / C`` over labels ``t`` and classes ``c`` that are none
-    (``F.multilabel_margin_loss``).
+    """``Σ max(0, 1 − x[t] + x[c]) / C`` over labels ``t`` and other classes ``c`` (``F.multilabel_margin_loss``).
 
     The labels of a row end at the first −1.
     """
@@ -101,11 +100,11 @@ def _padded_labels(outputs: Sequence[Var]) -> Spec:
 
 def _check_power(arguments: Mapping[str, Any]) -> None:
     if arguments["p"] not in (1, 2):
-        raise BuildError(f"multi_margin has p=1 and p=2, not {arguments['p']}")
+        raise BuildError(f"multi_margin supports p=1 and p=2, not {arguments['p']}")
 
 
 SIGNS = (like("−1 or 1, as the prediction", is_sign=True),)
-PADDED = (Target("target", "class numbers (int64), as the prediction, −1 behind the last", _padded_labels),)
+PADDED = (Target("target", "class indices (int64), as the prediction, padded with −1", _padded_labels),)
 
 named("hinge", hinge_loss, "margin squared reduction", SIGNS, binary=True)
 named("hinge_embedding", hinge_embedding_loss, "margin reduction", SIGNS)

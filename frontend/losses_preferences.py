@@ -1,8 +1,8 @@
-"""Losses of preferences: a language model learns which of two answers is better, by their log-probabilities.
+"""Preference losses: a language model learns which of two answers is better, by their log-probabilities.
 
-Each reads ``log_probability`` ``[pairs, 2]``, of the chosen answer and the rejected one, which
-``gradgraph.surgery.pair_model`` makes a language model give; some read the number of their ``tokens`` likewise. A
-``reference`` is the same of the model before it learns (``gradgraph.surgery.reference``).
+Each reads ``log_probability`` ``[pairs, 2]``, of the chosen and the rejected answer, an output of models converted by
+``gradgraph.surgery.pair_model``; some also read the number of ``tokens``. ``reference`` is the log-probability under
+the reference model (``gradgraph.surgery.reference``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["dpo_loss", "ipo_loss", "kto_loss", "orpo_loss", "simpo_loss"]
 
-_CERTAIN = -1e-6  # nats a token: odds of what is surer are infinite in float32
+_CERTAIN = -1e-6  # nats per token: above it, odds are infinite in float32
 
 
 def dpo_loss(
@@ -36,13 +36,12 @@ def dpo_loss(
     reduction: str = "mean",
 ) -> Tensor:
     """``−(1 − ε)·log σ(β·m) − ε·log σ(−β·m)`` with the margin ``m = (p₀ − r₀) − (p₁ − r₁)``: direct preference
-    optimization (Rafailov et al. 2023, arXiv:2305.18290; with ``ε``, which says how many preferences are wrong,
-    conservative DPO).
+    optimization (Rafailov et al. 2023, arXiv:2305.18290; with ``ε``, the share of wrong preferences, conservative DPO).
 
     Args:
-        log_probability: p, of the chosen answer and the rejected one ``[pairs, 2]``, in nats.
-        reference: r, the same by the model that is not to be left too far.
-        beta: how much leaving it costs.
+        log_probability: p, of the chosen and the rejected answer ``[pairs, 2]``, in nats.
+        reference: r, the same under the reference model.
+        beta: strength of the penalty for deviating from the reference.
         label_smoothing: ε, from 0 to below 1/2.
         reduction: "mean", "sum", or "none" for the loss of each pair.
     """
@@ -57,15 +56,15 @@ def ipo_loss(
     beta: float = 0.1,
     reduction: str = "mean",
 ) -> Tensor:
-    """``(m − 1/(2β))²`` with the margin of DPO, of log-probabilities a token (Azar et al. 2023, arXiv:2310.12036)."""
+    """``(m − 1/(2β))²`` with the margin of DPO, of log-probabilities per token (Azar et al. 2023, arXiv:2310.12036)."""
     p, n, r = tensors(real(log_probability), tokens, reference)
     gap = preference_margin(_by_token(p, n), _by_token(r, n)) - 1.0 / (2.0 * beta)
     return reduced(gap * gap, reduction)
 
 
 def orpo_loss(log_probability: TensorLike, tokens: TensorLike, beta: float = 0.1, reduction: str = "mean") -> Tensor:
-    """``−a₀ − β·log σ(log odds₀ − log odds₁)`` with ``odds = eᵃ/(1 − eᵃ)`` of log-probabilities a token ``a``: the
-    odds ratio beside the likelihood of the chosen answer, without a reference (Hong et al. 2024, arXiv:2403.07691,
+    """``−a₀ − β·log σ(log odds₀ − log odds₁)`` with ``odds = eᵃ/(1 − eᵃ)`` of log-probabilities per token ``a``: the
+    odds ratio added to the likelihood of the chosen answer, without a reference (Hong et al. 2024, arXiv:2403.07691,
     equation 6; ``beta`` is its λ).
     """
     p, n = tensors(real(log_probability), tokens)
@@ -83,7 +82,7 @@ def simpo_loss(
     label_smoothing: float = 0.0,
     reduction: str = "mean",
 ) -> Tensor:
-    """``−log σ(β·(a₀ − a₁) − γ)`` of log-probabilities a token ``a``, without a reference (Meng et al. 2024,
+    """``−log σ(β·(a₀ − a₁) − γ)`` of log-probabilities per token ``a``, without a reference (Meng et al. 2024,
     arXiv:2405.14734, equation 6). ``label_smoothing`` as in ``dpo_loss``.
     """
     p, n = tensors(real(log_probability), tokens)
@@ -100,15 +99,16 @@ def kto_loss(
     undesirable_weight: float = 1.0,
     reduction: str = "mean",
 ) -> Tensor:
-    """``w·(1 − σ(±β·(p₀ − r₀ − z)))``, with + for answers that are desirable, and ``z = max(0, mean(p₁ − r₁))`` of the
-    batch, through which no gradient passes (Ethayarajh et al. 2024, arXiv:2402.01306).
+    """``w·(1 − σ(±β·(p₀ − r₀ − z)))``, with + for desirable answers, and ``z = max(0, mean(p₁ − r₁))`` of the batch,
+    without a gradient (Ethayarajh et al. 2024, arXiv:2402.01306).
 
     Args:
-        log_probability: p ``[rows, 2]``: of the row's own answer, and of an answer to another prompt, behind this one.
-        reference: r, the same by the model that is not to be left too far.
-        desirable: 1 or 0, one a row ``[rows]``.
-        beta: how much leaving it costs.
-        desirable_weight, undesirable_weight: w, of either kind of row.
+        log_probability: p ``[rows, 2]``: of the row's own answer, and of an answer to another prompt, given this
+            prompt.
+        reference: r, the same under the reference model.
+        desirable: 1 or 0, one per row ``[rows]``.
+        beta: strength of the penalty for deviating from the reference.
+        desirable_weight, undesirable_weight: w, for either kind of row.
         reduction: "mean", "sum", or "none" for the loss of each row.
     """
     p, r, wanted = tensors(real(log_probability), reference, desirable)
@@ -119,11 +119,11 @@ def kto_loss(
     return reduced(losses, reduction)
 
 
-# --- parts of several ------------------------------------------------------------------------------------
+# --- shared --------------------------------------------------------------------------------------------------
 
 
 def preference_margin(log_probability: Tensor, reference: Tensor) -> Tensor:
-    """How much further the chosen answer is above the rejected one than by the reference ``[pairs]``, in nats."""
+    """Return how much the chosen answer gained on the rejected one relative to the reference ``[pairs]``, in nats."""
     gain = _of_two(log_probability) - reference
     return gain[:, 0] - gain[:, 1]
 
@@ -132,25 +132,25 @@ def _of_two(x: Tensor) -> Tensor:
     shape = x.traced.shape
     if shape is not None and (len(shape) != 2 or (isinstance(shape[1], int) and shape[1] != 2)):
         raise ModelError(
-            f"a loss of preferences met log-probabilities of shape {x.shape}; it takes [pairs, 2], as models have them "
-            "that gradgraph.surgery.pair_model makes"
+            f"a preference loss got log-probabilities of shape {x.shape}; expected [pairs, 2], as in models converted "
+            "by gradgraph.surgery.pair_model"
         )
     return x
 
 
 def _by_token(x: Tensor, tokens: Tensor) -> Tensor:
-    """Log-probabilities of answers, for each of their tokens; of none it is 0."""
+    """Return log-probabilities of answers per token; 0 for empty ones."""
     return _of_two(x) / where(tokens > 0.0, tokens, 1.0)
 
 
 def _preferred(gap: Tensor, smoothing: float) -> Tensor:
-    """−log σ(gap), and a share of −log σ(−gap)."""
+    """−log σ(gap), plus a share of −log σ(−gap)."""
     losses = softplus(-gap)
     return (1.0 - smoothing) * losses + smoothing * softplus(gap) if smoothing else losses
 
 
 def _exp_minus_1(x: Tensor) -> Tensor:
-    """eˣ − 1 of numbers below 0, as tanh(x/2)·(eˣ + 1), which rounds nothing away near 0."""
+    """eˣ − 1 for negative x, as tanh(x/2)·(eˣ + 1), which is accurate near 0."""
     return op.Tanh(x * 0.5) * (op.Exp(x) + 1.0)
 
 
@@ -161,8 +161,8 @@ def _check(arguments: Mapping[str, Any]) -> None:
     positive("beta")(arguments)
     if not 0.0 <= arguments.get("label_smoothing", 0.0) < 0.5:
         raise BuildError(
-            f"label_smoothing is {arguments['label_smoothing']}, and a share of wrong preferences lies from 0 to below "
-            "0.5; swap chosen and rejected answers if more than half are wrong"
+            f"label_smoothing is {arguments['label_smoothing']}, but the share of wrong preferences must be at least "
+            "0 and below 0.5; swap chosen and rejected answers if more than half are wrong"
         )
     for name in ("gamma", "desirable_weight", "undesirable_weight"):
         if not 0.0 <= arguments.get(name, 0.0) < math.inf:
@@ -174,10 +174,10 @@ def _one_a_row(outputs: Sequence[Var]) -> Spec:
 
 
 _P, _BOTH = ("log_probability",), ("log_probability", "tokens")
-_REFERENCE = (like("log-probabilities by the reference `[pairs, 2]`"),)
-_WITH_KINDS = (*_REFERENCE, Target("desirable", "1 or 0, one a row", _one_a_row))
+_REFERENCE = (like("log-probabilities under the reference model `[pairs, 2]`"),)
+_WITH_KINDS = (*_REFERENCE, Target("desirable", "1 or 0, one per row", _one_a_row))
 
-PREFERENCES: list[str] = []  # the names of the losses of this file
+PREFERENCES: list[str] = []  # the names of the losses in this module
 
 for _name, _function, _options, _targets, _reads in (
     ("dpo", dpo_loss, "beta label_smoothing reduction", _REFERENCE, _P),

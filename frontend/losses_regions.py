@@ -1,4 +1,4 @@
-"""Losses where few of the elements matter: focal losses, and overlap of regions."""
+"""Losses for sparse or unbalanced elements: focal losses, and region overlap."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def focal_loss(
     *,
     axis: int = 1,
 ) -> Tensor:
-    """``−Σ w[t]·(1 − p[t])^γ·log p[t] / Σ w[t]``, ``p = softmax(x)``: cross entropy that passes over easy labels."""
+    """``−Σ w[t]·(1 − p[t])^γ·log p[t] / Σ w[t]``, ``p = softmax(x)``: cross entropy that down-weights easy labels."""
     x, target = real(logits), tensor(target)
     plain = cross_entropy(x, target, None, ignore_index, "none", axis=axis)  # −log p[t]
     hard = (1.0 - op.Exp(-plain)) ** gamma
@@ -45,8 +45,8 @@ def focal_loss(
 def sigmoid_focal_loss(
     x: TensorLike, target: TensorLike, alpha: float = 0.25, gamma: float = 2.0, reduction: str = "mean"
 ) -> Tensor:
-    """``mean −αₜ·(1 − pₜ)^γ·log pₜ`` with ``p = σ(x)``, ``α`` being the share of positives; below 0 it is left out
-    (``torchvision.ops.sigmoid_focal_loss``).
+    """``mean −αₜ·(1 − pₜ)^γ·log pₜ`` with ``p = σ(x)``, ``α`` being the weight of positives; a negative ``α`` disables
+    it (``torchvision.ops.sigmoid_focal_loss``).
     """
     x, target = pair(x, target)
     p = op.Sigmoid(x)
@@ -66,12 +66,12 @@ def dice_loss(
 ) -> Tensor:
     """``mean 1 − (2·Σ p·t + s)/(Σ p + Σ t + s)`` over samples and classes, ``p`` being ``σ(x)``, ``softmax(x)``, ``x``.
 
-    The sums are over all axes behind the first two; of vectors, over the second. Where both are empty and ``s = 0``,
-    the loss is 0.
+    The sums are over all axes after the first two; for vectors, over the second. If both are empty and ``s = 0``, the
+    loss is 0.
     """
     x, target = pair(x, target)
     if activation not in ACTIVATIONS:
-        raise ModelError(f"dice has the activations 'sigmoid', 'softmax' and 'none', not '{shown(activation)}'")
+        raise ModelError(f"the activations of dice are 'sigmoid', 'softmax' and 'none', not '{shown(activation)}'")
     p = x
     if activation != "none":
         p = op.Sigmoid(x) if activation == "sigmoid" else op.Softmax(x, axis=classes_at(x, 1))
@@ -94,16 +94,16 @@ def tversky_loss(
     axis: int = 1,
 ) -> Tensor:
     """``mean 1 − (Σ p·t + s)/(Σ p·t + α·Σ p·(1 − t) + β·Σ (1 − p)·t + s)`` over samples and classes, ``p = softmax(x)``
-    (Salehi et al. 2017). With the defaults it is Dice of class numbers; ``β > α`` counts what is missed for more.
+    (Salehi et al. 2017). With the defaults it is Dice on class indices; ``β > α`` weights false negatives more.
 
     Args:
         logits: scores ``[N, C, ...]``.
-        target: class numbers ``[N, ...]``.
-        alpha, beta: the weight of what is called a class and is none, and of what is one and not called so.
-        smooth: ``s``, so that classes that a sample lacks have a loss.
-        ignore_index: the label that does not count.
+        target: class indices ``[N, ...]``.
+        alpha, beta: the weights of false positives and of false negatives.
+        smooth: ``s``, which defines the loss of classes that are absent from a sample.
+        ignore_index: the label that is ignored.
         reduction: "mean", "sum", or "none" for each sample and class ``[N, C]``.
-        axis: where the classes lie.
+        axis: the class axis.
     """
     p, t, _ = _shares_of_classes(logits, target, ignore_index, axis)
     both, called, there = (reductions.sum(x, -1) for x in (p * t, p, t))
@@ -113,14 +113,14 @@ def tversky_loss(
 
 
 def lovasz_softmax_loss(logits: TensorLike, target: TensorLike, ignore_index: int = -100, *, axis: int = 1) -> Tensor:
-    """The mean over classes that there are of what errors ``|t − p|``, ``p = softmax(x)``, cost in IoU (Berman et al.
-    2018): their Lovász extension, over all places of the batch.
+    """The mean over present classes of the Lovász extension of the IoU loss of errors ``|t − p|``, ``p = softmax(x)``,
+    over all positions of the batch (Berman et al. 2018).
 
     Args:
-        logits: scores ``[N, C, ...]``.
-        target: class numbers ``[N, ...]``.
-        ignore_index: the label that does not count.
-        axis: where the classes lie.
+        logits: ``[N, C, ...]``.
+        target: class indices ``[N, ...]``.
+        ignore_index: the label that is ignored.
+        axis: the class axis.
     """
     p, t, counted = (
         op.Reshape(x.transpose(0, 1), [x.shape[1], -1]) for x in _shares_of_classes(logits, target, ignore_index, axis)
@@ -139,7 +139,7 @@ def lovasz_softmax_loss(logits: TensorLike, target: TensorLike, ignore_index: in
 def _shares_of_classes(
     logits: TensorLike, target: TensorLike, ignore_index: int, axis: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Softmax, 1 for the class that is there, and 1 for what counts: ``[N, C, places]``."""
+    """Return softmax, one-hot labels, and 1 for positions that are not ignored: ``[N, C, places]``."""
     x, target = real(logits), tensor(target)
     at = classes_at(x, axis)
     classes = x.shape[at]
@@ -164,7 +164,7 @@ def _check_gamma(arguments: Mapping[str, Any]) -> None:
 def _check_dice(arguments: Mapping[str, Any]) -> None:
     if arguments["activation"] not in ACTIVATIONS:
         words = shown(arguments["activation"])
-        raise BuildError(f"dice has the activations 'sigmoid', 'softmax' and 'none', not '{words}'")
+        raise BuildError(f"the activations of dice are 'sigmoid', 'softmax' and 'none', not '{words}'")
     if not arguments["smooth"] >= 0:
         raise BuildError(f"smooth must be 0 or above, but is {arguments['smooth']}")
 

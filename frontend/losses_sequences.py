@@ -1,4 +1,4 @@
-"""The loss of sequences whose labels have no places: connectionist temporal classification."""
+"""The loss of unaligned label sequences: connectionist temporal classification (CTC)."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ def ctc_loss(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> Tensor:
-    """``−log Σ p(path)`` over all paths that spell the labels (``F.ctc_loss``), "mean" of each by its number of labels.
+    """``−log Σ p(path)`` over all paths that spell the labels (``F.ctc_loss``); "mean" divides each by its number of
+    labels.
 
     Args:
         log_probs: log-probabilities ``[T, N, C]``.
-        targets: labels ``[N, S]``, of which each row has ``target_lengths``; what lies behind them is not read.
+        targets: labels ``[N, S]``, padded after ``target_lengths``.
         input_lengths, target_lengths: ``[N]``; a row with an input length above T has a loss of NaN.
-        blank: the class of no label.
+        blank: the index of the blank class.
         reduction: "mean", "sum", or "none" for the loss of each row.
-        zero_infinity: rows whose labels do not fit into their input count 0 and not ∞.
+        zero_infinity: rows whose labels do not fit into their input have a loss of 0 instead of ∞.
     """
     x = real(log_probs)
     kind = x.dtype
@@ -52,7 +53,7 @@ def ctc_loss(
     labels, steps, lengths = (cast(t, ir.DataType.INT64) for t in (targets, input_lengths, target_lengths))
     if (x.ndim, labels.ndim) != (3, 2):
         raise ModelError(
-            f"ctc met log-probabilities of shape {x.shape} and labels of shape {labels.shape}; it takes [T, N, C] and "
+            f"ctc got log-probabilities of shape {x.shape} and labels of shape {labels.shape}; expected [T, N, C] and "
             "[N, S]"
         )
     states, may_skip = _states(labels, lengths, blank)
@@ -63,14 +64,16 @@ def ctc_loss(
     losses = -logsumexp(ends, 1)
     impossible = losses > -0.5 * NOTHING
     losses = where(impossible, 0.0 if zero_infinity else np.inf, losses)
-    losses = where(steps > x.shape[0], np.nan, losses)  # of times that there are not, where PyTorch stops
+    losses = where(steps > x.shape[0], np.nan, losses)  # for times beyond the input, where PyTorch raises
     if reduction == "mean":
         losses = losses / cast(maximum(lengths, 1), x.dtype)
     return cast(reduced(losses, reduction), kind)
 
 
 def _states(labels: Tensor, lengths: Tensor, blank: int) -> tuple[Tensor, Tensor]:
-    """The classes of blank, label, blank, …, label, blank ``[N, 2S+1]``, and where the blank before may be skipped."""
+    """Return the classes blank, label, blank, …, label, blank ``[N, 2S+1]``, and where the previous blank may be
+    skipped.
+    """
     rows, most = labels.shape
     labels = where(arange(most) < lengths.unsqueeze(1), labels, blank)
     blanks = full((rows, 1), blank, "int64")
@@ -81,7 +84,7 @@ def _states(labels: Tensor, lengths: Tensor, blank: int) -> tuple[Tensor, Tensor
 
 
 def _last(x: Tensor, states: Tensor, may_skip: Tensor, steps: Tensor) -> Tensor:
-    """The logarithm of the probability of all paths to each state, after the steps of each row ``[N, 2S+1]``."""
+    """Return the log-probability of all paths to each state, after the steps of each row ``[N, 2S+1]``."""
     length, rows, _ = x.shape
     count = states.shape[1]
     emitted = gather(x, 2, states.unsqueeze(0).expand(length, rows, count))
@@ -115,7 +118,7 @@ def _ctc(
     reduction: str = "mean",
 ) -> Tensor:
     x = real(scores)
-    log_p = op.LogSoftmax(x.transpose(0, 1) if batch_first else x, axis=2)  # of log-probabilities it is the same
+    log_p = op.LogSoftmax(x.transpose(0, 1) if batch_first else x, axis=2)  # for log-probabilities it is the same
     return ctc_loss(log_p, targets, input_lengths, target_lengths, blank, reduction, zero_infinity)
 
 
@@ -128,7 +131,9 @@ def _spelt(
     batch_first: bool,
     **rest: Any,
 ) -> tuple[Tensor, Tensor]:
-    """The labels of the best classes, repeats once and blanks left out, and those that are true; −1: none."""
+    """Return the decoded labels (best classes, repeats merged and blanks removed), and the true ones, padded with
+    −1.
+    """
     classes = op.ArgMax(scores, axis=2, keepdims=0)
     classes = classes if batch_first else classes.transpose(0, 1)
     before = cat([full((classes.shape[0], 1), -1, "int64"), classes[:, :-1]], 1)
@@ -149,7 +154,7 @@ def _targets(arguments: Mapping[str, Any]) -> tuple[Target, ...]:
             shape = outputs[0].shape or (None,) * outputs[0].rank
             if len(shape) != 3:
                 raise BuildError(
-                    f"ctc reads scores of steps, rows and classes, but the model's output has shape {list(shape)}"
+                    f"ctc expects scores of steps, rows and classes, but the model's output has shape {list(shape)}"
                 )
             axes = (at, *(None for _ in rest))
             return Spec(ir.DataType.INT64, (shape[at], *rest), axes, most=most(shape), **more)
@@ -157,7 +162,7 @@ def _targets(arguments: Mapping[str, Any]) -> tuple[Target, ...]:
         return found
 
     return (
-        Target("target", "class numbers (int64) `[N, S]`", spec(last_class, "labels", counted_by="target_lengths")),
+        Target("target", "class indices (int64) `[N, S]`", spec(last_class, "labels", counted_by="target_lengths")),
         Target("input_lengths", "int64 `[N]`", spec(lambda shape: shape[1 - at] or "steps")),
         Target("target_lengths", "int64 `[N]`", spec(lambda shape: "labels")),
     )
@@ -165,7 +170,7 @@ def _targets(arguments: Mapping[str, Any]) -> tuple[Target, ...]:
 
 def _check_blank(arguments: Mapping[str, Any]) -> None:
     if arguments["blank"] < 0:
-        raise BuildError(f"the blank of ctc is a class number, but is {arguments['blank']}")
+        raise BuildError(f"the blank of ctc must be a class index, but is {arguments['blank']}")
 
 
 _ctc.__doc__ = """``−log Σ p(path)`` over all paths that spell the labels, divided by their number (``F.ctc_loss``).
@@ -173,8 +178,8 @@ _ctc.__doc__ = """``−log Σ p(path)`` over all paths that spell the labels, di
 The model gives scores or log-probabilities ``[T, N, C]``; ``batch_first`` takes ``[N, T, C]``.
 """
 _LENGTHS = {
-    "inf": "a row has more labels than the times of the model's output can spell: give it fewer, or zero_infinity",
-    "nan": "look whether an input length is above the number of times of the model's output, or lower the rate",
+    "inf": "a row has more labels than the model's output has steps for: give it fewer, or set zero_infinity",
+    "nan": "check whether an input length exceeds the steps of the model's output, or lower the learning rate",
 }
 named("ctc", _ctc, "blank batch_first zero_infinity reduction", _targets, activation="Softmax", spelt=_spelt,
       check=_check_blank, remedies=_LENGTHS)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Losses of numbers and distributions, under PyTorch's names and arguments, as plain differentiable graphs."""
+"""Losses on numbers and distributions, under PyTorch's names and arguments, as plain differentiable graphs."""
 
 from __future__ import annotations
 
@@ -32,10 +32,12 @@ __all__ = [
 
 
 def pair(x: TensorLike, target: TensorLike) -> list[Tensor]:
-    """A prediction and its target in their common type; they have as many axes."""
+    """Return a prediction and its target in their common type; raises if their ranks differ."""
     a, b = tensors(real(x), target)
     if None not in (ranks := {rank_of(a), rank_of(b)}) and len(ranks) > 1:
-        raise ModelError(f"a loss met a prediction of shape {a.shape} and a target of shape {b.shape}; they must agree")
+        raise ModelError(
+            f"a loss got a prediction of shape {a.shape} and a target of shape {b.shape}, which must agree"
+        )
     return [a, b]
 
 
@@ -73,7 +75,7 @@ def smooth_l1_loss(x: TensorLike, target: TensorLike, reduction: str = "mean", b
 
 
 def log_cosh_loss(x: TensorLike, target: TensorLike, reduction: str = "mean") -> Tensor:
-    """``mean log cosh(x − t)``: a square near 0, an absolute difference far from it."""
+    """``mean log cosh(x − t)``: quadratic near 0, linear far from it."""
     x, target = pair(x, target)
     d = op.Abs(x - target)
     return reduced(d + softplus(-2.0 * d) - math.log(2.0), reduction)
@@ -91,7 +93,7 @@ def binary_cross_entropy_with_logits(
 ) -> Tensor:
     """``mean max(x, 0) − x·t + log(1 + e^−|x|)`` (``F.binary_cross_entropy_with_logits``).
 
-    ``weight`` rescales losses; positives count ``pos_weight`` times.
+    ``weight`` scales losses; ``pos_weight`` scales those of positives.
     """
     x, target = pair(x, target)
     if pos_weight is None:
@@ -115,7 +117,7 @@ def binary_cross_entropy(
 ) -> Tensor:
     """``mean −t·log p − (1 − t)·log(1 − p)`` of probabilities ``p`` (``F.binary_cross_entropy``).
 
-    ``log 0`` counts −100 and has no gradient.
+    ``log 0`` is −100, without a gradient.
     """
     p, target = pair(p, target)
     losses = -(target * _held_log(p) + (1.0 - target) * _held_log(1.0 - p))
@@ -123,7 +125,7 @@ def binary_cross_entropy(
 
 
 def _held_log(p: Tensor) -> Tensor:
-    """``max(log p, −100)``, as PyTorch has it, without the ∞·0 that the gradient of ``log 0`` would be."""
+    """``max(log p, −100)``, as in PyTorch, without the ∞·0 in the gradient of ``log 0``."""
     return where(p > 0.0, op.Log(where(p > 0.0, p, 1.0)), -100.0)
 
 
@@ -133,7 +135,7 @@ def kl_div(x: TensorLike, target: TensorLike, reduction: str = "mean", log_targe
     if log_target:
         losses = op.Exp(target) * (target - x)
     else:
-        safe = where(target > 0.0, target, 1.0)  # 0 log 0 counts 0
+        safe = where(target > 0.0, target, 1.0)  # 0 log 0 is 0
         losses = target * (op.Log(safe) - x)
     if reduction == "batchmean":
         return reductions.sum(losses) / tensor(losses.shape[0], losses.dtype)
@@ -166,7 +168,7 @@ def poisson_nll_loss(
 def gaussian_nll_loss(
     x: TensorLike, target: TensorLike, var: TensorLike, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
 ) -> Tensor:
-    """``mean (log v + (x − t)²/v) / 2``, the variance ``v`` being at least ``ε`` (``F.gaussian_nll_loss``).
+    """``mean (log v + (x − t)²/v) / 2``, with the variance ``v`` at least ``ε`` (``F.gaussian_nll_loss``).
 
     ``full`` adds ``log(2π)/2``.
     """

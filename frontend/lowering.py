@@ -46,21 +46,21 @@ def export(
     outputs: str | Sequence[str] | None = None,
     name: str | None = None,
 ) -> onnx.ModelProto:
-    """Trace ``net`` and return it as an ONNX model in inference form (opset 21, IR 10).
+    """Trace ``net`` and return it as an ONNX model in inference mode (opset 21, IR 10).
 
     Args:
         net: a module, or any function of traced tensors.
-        inputs: names to shapes, ``{"x": ("batch", 3, 32, 32)}`` (float32), or to ``Input(shape, dtype)``. Names that
-            are arguments of ``forward`` are passed as these; if none is, all are passed in order.
+        inputs: shapes by name, ``{"x": ("batch", 3, 32, 32)}`` (float32), or ``Input(shape, dtype)``. Names of
+            arguments of ``forward`` are passed by keyword; if there are none, all are passed in order.
         outputs: name or names of the outputs; by default "output", "output_0" and so on, or the keys of the dict that
             ``forward`` returns.
         name: name of the graph; by default that of the network's class.
 
     Parameters and buffers that ``forward`` uses are initializers under their paths (``layer1.0.weight``), a shared
-    one once. Dropout and BatchNormalization are in inference form; building a training step switches them.
+    one once. Dropout and BatchNormalization are in inference mode; building a training step switches them.
 
     Raises:
-        ModelError: shapes do not fit, names clash, or ``forward`` needs numbers that only a run has.
+        ModelError: shapes do not fit, names clash, or ``forward`` needs values that are known only at run time.
     """
     stored: dict[int, str] = {}
     if isinstance(net, Module):
@@ -88,21 +88,21 @@ def export(
 
 
 def input_of(name: str, spec: Spec) -> ir.Value:
-    """The value that ``spec`` declares."""
+    """Return the value that ``spec`` declares."""
     declared = spec if isinstance(spec, Input) else Input(spec)
     if isinstance(declared.shape, str) or not isinstance(declared.shape, Sequence):
-        raise ModelError(f"input '{name}' has shape {declared.shape!r}; give a tuple such as ('batch', 3, 32, 32)")
+        raise ModelError(f"input '{name}' has shape {declared.shape!r}; use a tuple such as ('batch', 3, 32, 32)")
     for dim in declared.shape:
         positive = isinstance(dim, Integral) and int(dim) > 0
         if not (positive or dim is None or (isinstance(dim, str) and dim.isidentifier())):
-            raise ModelError(f"input '{name}' has the dimension {dim!r}; give a positive number, a name or None")
-    given = [int(d) if isinstance(d, Integral) else d for d in declared.shape]  # NumPy's integers among them
+            raise ModelError(f"input '{name}' has the dimension {dim!r}; use a positive number, a name or None")
+    given = [int(d) if isinstance(d, Integral) else d for d in declared.shape]  # including NumPy's integers
     dims = [f"{name}_{i}" if d is None else d for i, d in enumerate(given)]
     return ir.Value(name=name, type=ir.TensorType(as_dtype(declared.dtype)), shape=ir.Shape(dims))
 
 
 def _call(net: Any, tensors: dict[str, Tensor]) -> Any:
-    """``net`` on the inputs, by name where ``forward`` has these names, else in order."""
+    """Call ``net`` on the inputs, by name if ``forward`` has these names, else in order."""
     forward = getattr(net, "forward", None) if isinstance(net, Module) else net
     arguments = inspect.signature(forward).parameters if forward is not None else {}
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -112,13 +112,13 @@ def _call(net: Any, tensors: dict[str, Tensor]) -> Any:
             raise ModelError(f"forward has no argument '{min(strange)}'; its arguments are {', '.join(arguments)}")
         missing = [n for n in known - set(tensors) if arguments[n].default is inspect.Parameter.empty]
         if missing:
-            raise ModelError(f"forward needs the argument '{min(missing)}'; add it to inputs")
+            raise ModelError(f"forward requires the argument '{min(missing)}'; add it to inputs")
         return net(**tensors)
     try:
         if forward is not None:
             inspect.signature(forward).bind(*tensors.values())
     except TypeError as problem:
-        raise ModelError(f"forward takes ({', '.join(arguments)}) and inputs gives {len(tensors)}: {problem}") from None
+        raise ModelError(f"forward takes ({', '.join(arguments)}), but inputs has {len(tensors)}: {problem}") from None
     return net(*tensors.values())
 
 
@@ -133,13 +133,15 @@ def _named_outputs(result: Any, names: Sequence[str] | None) -> list[tuple[str, 
         return [(path or "output", value) for path, value in given.items()]
     if len(names) != len(given) or len(set(names)) != len(names):
         raise ModelError(
-            f"forward returned {len(given)} tensors; outputs must be that many different names, not {listed(names)}"
+            f"forward returned {len(given)} tensors; outputs must be as many different names, not {listed(names)}"
         )
     return list(zip(names, given.values(), strict=True))
 
 
 def _leaves(result: Any, path: str) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a nested result with their names: keys of dicts, positions in tuples; ``None`` is passed over."""
+    """Yield the tensors of a nested result with their names: keys of dicts, positions in tuples; ``None`` is
+    skipped.
+    """
     if isinstance(result, Mapping):
         for key, value in result.items():
             yield from _leaves(value, f"{path}_{key}" if path else str(key))
@@ -153,7 +155,7 @@ def _leaves(result: Any, path: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def _outputs(trace: Trace, named: Mapping[str, Tensor], reserved: set[str]) -> list[ir.Value]:
-    """The values under their names; one that has a name of its own (an input, a parameter) goes through Identity."""
+    """Rename the values to outputs; one that must keep its name (an input, a parameter) gets an Identity."""
     if clash := reserved & set(named):
         raise ModelError(f"'{min(clash)}' names both an output and an input or parameter; rename the output")
     values: list[ir.Value] = []
@@ -163,7 +165,7 @@ def _outputs(trace: Trace, named: Mapping[str, Tensor], reserved: set[str]) -> l
             name = "" if x.traced.const is None else "output"
             x = wrap(trace.builder.emit("Identity", x.traced, name=name))
         values.append(shaped(x, dims).traced.value)
-    for node in trace.builder.nodes:  # inner values make way for the names of outputs
+    for node in trace.builder.nodes:  # inner values are renamed if an output has their name
         for value in node.outputs:
             if value.name in named and value not in values:
                 value.name = trace.builder.fresh(value.name or "")
@@ -176,7 +178,7 @@ def _outputs(trace: Trace, named: Mapping[str, Tensor], reserved: set[str]) -> l
 
 
 def _graph(trace: Trace, inputs: list[ir.Value], outputs: list[ir.Value], name: str) -> ir.Graph:
-    """A graph of all that the outputs need: nodes in the order they were written, parameters by first use."""
+    """Return a graph of the nodes that the outputs need, in order, with parameters by first use."""
     builder = trace.builder
     builder.nodes, read = needed(builder.nodes, outputs, lambda node: node.outputs, reads)
     for node in builder.nodes:
@@ -190,7 +192,9 @@ def _graph(trace: Trace, inputs: list[ir.Value], outputs: list[ir.Value], name: 
 
 
 def _with_constants(builder: Builder) -> list[ir.Node]:
-    """The nodes, each constant as a Constant node before its first use: initializers are the parameters alone."""
+    """Return the nodes, with each constant as a Constant node before its first use: only parameters are
+    initializers.
+    """
     constants = set(builder.constants)
     written: dict[ir.Value, ir.Value] = {}
     nodes = []

@@ -1,6 +1,6 @@
-"""Metrics as sums over the samples of a batch, which are carried from batch to batch and finished at the end.
+"""Metrics as sums over the samples of a batch, accumulated over batches and finished at the end.
 
-Those that are no sums, since they rank all samples, give a row for each sample instead.
+Ranking metrics, which are not sums, return a row for each sample instead.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Sums(NamedTuple):
 
 
 class Share(NamedTuple):
-    """A metric of a batch that is a quotient, before it is added up: ``Σ above / Σ below``."""
+    """A ratio metric of a batch, before accumulation: ``Σ above / Σ below``."""
 
     above: Tensor
     below: Tensor
@@ -64,10 +64,10 @@ class Metric:
         function: of prediction, target and mask, with ``arguments`` by name.
         arguments: those of the call.
         column: its column in the history.
-        reads: targets that it compares with: "classes" (or yes and no), "scores" (a score for each class, never yes
-            and no), or "numbers".
+        reads: the kind of targets: "classes" (or yes and no), "scores" (a score for each class, never yes and no), or
+            "numbers".
         better: whether a low value is better ("min") or a high one ("max"); None if neither is.
-        as_number: a step with one plain loss gives its ``number``, which everyone who runs the step can read.
+        as_number: a step with one plain loss outputs its ``number``, readable in any runtime.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Metric:
         return share(*found) if isinstance(found, Share) else found
 
     def number(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """The share of one batch, finished in the graph; 0 where nothing counts."""
+        """Return the ratio of one batch, computed in the graph; 0 if everything is ignored."""
         found = self.function(prediction, target, None, **self.arguments)
         assert isinstance(found, Share)
         total = reductions.sum(cast(found.below, ir.DataType.FLOAT))
@@ -91,25 +91,25 @@ class Metric:
 
     @property
     def ranks(self) -> bool:
-        """Does it take scores as they are, rather than the side of 0 on which they lie?"""
+        """Whether it uses scores as such, rather than their sign."""
         return "probable" in self.arguments
 
     def bound(self, axis: int, ignore_index: int | None, probable: bool = False) -> Metric:
-        """Take the class axis, the ignored label, and whether scores are probabilities if the options do not say it."""
+        """Set the class axis, the ignored label, and whether scores are probabilities, unless the options do."""
         known = {"axis": axis, "ignore_index": ignore_index, "probable": probable}
         filled = {name: known[name] if value is None and name in known else value
                   for name, value in self.arguments.items()}  # fmt: skip
         return replace(self, arguments=filled)
 
     def check_fits(self, loss: Loss) -> None:
-        """Raise BuildError unless it can compare what ``loss`` compares."""
+        """Raise BuildError unless it fits the target of ``loss``."""
         if loss.labels and self.reads == "numbers":
-            raise BuildError(f"the metric '{self.name}' compares numbers, and the loss has class numbers")
+            raise BuildError(f"the metric '{self.name}' compares numbers, but the loss has class indices")
         if self.reads == "sequences" and loss.spelt:
             return
         fits = self.reads == "numbers" or loss.soft or (self.reads == "classes" and loss.binary)
         if not loss.labels and not fits:
-            raise BuildError(f"the metric '{self.name}' needs a loss on class numbers, such as cross_entropy")
+            raise BuildError(f"the metric '{self.name}' requires a loss on class indices, such as cross_entropy")
 
 
 Formula = TypeVar("Formula", bound=Callable[..., "Sums | Share"])
@@ -121,10 +121,10 @@ _SCORES = " probable ignore_index axis"
 def metric(
     options: str = "", *, reads: Reads = "classes", better: Better = None, column: str = "", as_number: bool = False
 ) -> Callable[[Formula], Formula]:
-    """Make a function of prediction, target and mask known to ``gradgraph.metrics`` by its name.
+    """Register a function of prediction, target and mask in ``gradgraph.metrics`` by its name.
 
     Args:
-        options: its arguments that users give, in their order; each has a default.
+        options: the arguments that users may pass, in order; each has a default.
         reads, better, as_number: as for ``Metric``.
         column: of the history, formatted with the options; by default the name.
     """
@@ -139,9 +139,9 @@ def metric(
             if (weights := arguments.get("weights")) not in KAPPA_WEIGHTS:
                 raise BuildError(f"{name} takes weights 'linear', 'quadratic' or None, not '{shown(weights)}'")
             if arguments.get("bins", 1) < 1:
-                raise BuildError(f"{name} needs at least one of the bins, not {arguments['bins']}")
+                raise BuildError(f"{name} requires at least one bin, not {arguments['bins']}")
             if arguments.get("k", 1) < 1:
-                raise BuildError(f"{name} counts the k largest scores, at least one, not {arguments['k']}")
+                raise BuildError(f"{name} counts the k largest scores; k must be at least 1, not {arguments['k']}")
             return Metric(name, function, arguments, column.format(**arguments) or name, reads, better, as_number)
 
         METRICS.add(name, recipe(name, function, options, make))
@@ -156,11 +156,11 @@ def share(above: Tensor, below: Tensor) -> Sums:
     return Sums(stack(parts), (2,), "ratio")
 
 
-# --- class numbers ---------------------------------------------------------------------------------------
+# --- class indices ---------------------------------------------------------------------------------------
 
 
 def _counted(target: Tensor, mask: Tensor | None, ignore_index: int | None) -> Tensor:
-    """Return which labels count."""
+    """Return which labels are not ignored."""
     counted = target != (-100 if ignore_index is None else ignore_index)
     return counted if mask is None else logical_and(counted, mask)
 
@@ -173,7 +173,7 @@ def _along(axis: int | None) -> int:
 def accuracy(
     x: Tensor, target: Tensor, mask: Tensor | None = None, ignore_index: int | None = None, axis: int | None = None
 ) -> Share:
-    """The share of labels that the largest score hits, over those that count; of numbers, by their side of 0."""
+    """The share of correctly classified labels, ignoring ``ignore_index``; for numbers, by sign."""
     if target.is_floating_point():
         hit = (real(x) > 0.0) == (target > 0.5)
         counts = ones_like(cast(hit, "float32")) if mask is None else _spread(mask, hit)
@@ -184,7 +184,7 @@ def accuracy(
 
 
 def _spread(mask: Tensor, x: Tensor) -> Tensor:
-    """``mask``, which belongs to the first axes, as a factor of each element."""
+    """Broadcast ``mask``, which aligns with the leading axes, to the elements."""
     extra = list(range(mask.ndim, x.ndim))
     factor = cast(mask, ir.DataType.FLOAT)
     return op.Expand(op.Unsqueeze(factor, extra) if extra else factor, op.Shape(x))
@@ -194,13 +194,15 @@ def _spread(mask: Tensor, x: Tensor) -> Tensor:
 def token_accuracy(
     x: Tensor, target: Tensor, mask: Tensor | None = None, ignore_index: int | None = None, axis: int = -1
 ) -> Share:
-    """The share of tokens that are hit, over those that are no padding (``ignore_index``); classes on the last axis."""
+    """The share of correct tokens, ignoring padding (``ignore_index``); classes on the last axis."""
     return accuracy(x, target, mask, ignore_index, axis)
 
 
 @metric(reads="numbers", better="max")
 def reward_accuracy(x: Tensor, target: Tensor, mask: Tensor | None = None) -> Share:
-    """The share of pairs whose chosen answer has gained more log-probability on the reference than the rejected one."""
+    """The share of pairs in which the chosen answer gained more log-probability over the reference than the rejected
+    one.
+    """
     won = preference_margin(real(x), target) > 0.0
     return Share(won, ones_like(cast(won, "float32")) if mask is None else mask)
 
@@ -225,7 +227,7 @@ def top_k(
 def perplexity(
     x: Tensor, target: Tensor, mask: Tensor | None = None, ignore_index: int | None = None, axis: int | None = None
 ) -> Sums:
-    """``exp`` of the mean cross entropy of the labels that count."""
+    """``exp`` of the mean cross entropy of the labels that are not ignored."""
     ignored = -100 if ignore_index is None else ignore_index
     counted = _counted(target, mask, ignored)
     kept = where(counted, target, ignored)
@@ -237,7 +239,7 @@ def perplexity(
 def confusion_matrix(
     x: Tensor, target: Tensor, mask: Tensor | None = None, ignore_index: int | None = None, axis: int | None = None
 ) -> Sums:
-    """How often each class (row) was called each class (column); of numbers, ≤ 0 and > 0."""
+    """Counts by true class (row) and predicted class (column); for numbers, ≤ 0 and > 0."""
     return _from_matrix("confusion", x, target, mask, ignore_index, axis)
 
 
@@ -260,7 +262,7 @@ def _from_matrix(
         at, flags = classes_at(x, _along(axis)), _counted(target, mask, ignore_index)
         size = x.shape[at]
         if not isinstance(size, int):
-            raise ModelError(f"a confusion matrix needs a fixed number of classes, but there are {size} scores")
+            raise ModelError(f"a confusion matrix requires a fixed number of classes, but there are {size} scores")
         called, truth, classes = op.ArgMax(x, axis=at, keepdims=0), where(flags, target, 0), size
         counted = cast(flags, ir.DataType.FLOAT)
     places, counts = (op.Reshape(y, [-1]) for y in (truth * classes + called, counted))
@@ -271,7 +273,7 @@ def _from_matrix(
 def _of_labels(
     finish: str, places: Tensor, counted: Tensor, labels: int, axis: int, arguments: Mapping[str, Any]
 ) -> Sums:
-    """A table of truth and answer for each of several labels, which lie on an axis."""
+    """Return a 2×2 table of truth and prediction for each of several labels along an axis."""
     shape = [1] * axis + [labels] + [1] * (places.ndim - axis - 1)
     places = places + np.arange(0, 4 * labels, 4).reshape(shape)
     places, counts = (op.Reshape(y, [-1]) for y in (places, counted))
@@ -279,7 +281,7 @@ def _of_labels(
 
 
 def _averaged(name: str, doc: str) -> Callable[..., Sums]:
-    """Make a metric that each class has."""
+    """Return a metric defined per class."""
 
     def averaged(
         x: Tensor,
@@ -297,13 +299,15 @@ def _averaged(name: str, doc: str) -> Callable[..., Sums]:
 
 
 precision = _averaged(
-    "precision", 'Of what is called a class the share that is one, averaged over classes; "none" gives each.'
+    "precision", 'The share of true ones among predictions of a class, averaged over classes; "none" returns each.'
 )
-recall = _averaged("recall", 'Of what is a class the share that is found, averaged over classes; "none" gives each.')
-f1 = _averaged("f1", '``2·precision·recall / (precision + recall)`` of each class, averaged; "none" gives each.')
+recall = _averaged(
+    "recall", 'The share of a class that is predicted as such, averaged over classes; "none" returns each.'
+)
+f1 = _averaged("f1", '``2·precision·recall / (precision + recall)`` of each class, averaged; "none" returns each.')
 iou = _averaged(
     "iou",
-    'What is a class and called so over what is the one or the other, averaged over classes; "none" gives each.',
+    'Intersection over union of predicted and true members of a class, averaged over classes; "none" returns each.',
 )
 
 
@@ -311,7 +315,7 @@ iou = _averaged(
 def balanced_accuracy(
     x: Tensor, target: Tensor, mask: Tensor | None = None, ignore_index: int | None = None, axis: int | None = None
 ) -> Sums:
-    """The mean recall of the classes that there are."""
+    """The mean recall over the classes that occur."""
     return _from_matrix("balanced_accuracy", x, target, mask, ignore_index, axis)
 
 
@@ -319,7 +323,7 @@ def balanced_accuracy(
 def mcc(
     x: Tensor, target: Tensor, mask: Tensor | None = None, ignore_index: int | None = None, axis: int | None = None
 ) -> Sums:
-    """Matthews' correlation between what is called a class and what is one; 0 where either is always the same."""
+    """Matthews' correlation of predicted and true classes; 0 if either is constant."""
     return _from_matrix("mcc", x, target, mask, ignore_index, axis)
 
 
@@ -332,7 +336,7 @@ def cohen_kappa(
     ignore_index: int | None = None,
     axis: int | None = None,
 ) -> Sums:
-    """Cohen's κ, the agreement beyond chance; with ``weights`` "linear" or "quadratic", of ordered classes."""
+    """Cohen's κ, the agreement beyond chance; with ``weights`` "linear" or "quadratic", for ordered classes."""
     return _from_matrix("cohen_kappa", x, target, mask, ignore_index, axis, weights=weights)
 
 
@@ -340,7 +344,9 @@ def cohen_kappa(
 def exact_match(
     x: Tensor, target: Tensor, mask: Tensor | None = None, ignore_index: int | None = None, axis: int = -1
 ) -> Share:
-    """The share of samples of which every label is hit that counts: whole texts, or all answers of yes or no."""
+    """The share of samples whose labels are all correct, ignoring ``ignore_index``: whole texts, or all yes/no
+    answers.
+    """
     if target.is_floating_point():
         hit = (real(x) > 0.0) == (target > 0.5)
         counted = cast(ones_like(cast(hit, "float32")) if mask is None else _spread(mask, hit), "bool")
@@ -358,7 +364,7 @@ def exact_match(
 
 
 class _Scored(NamedTuple):
-    """Scores as float32 [rows, classes], their labels [rows] (0 where they do not count) and whether these count."""
+    """Scores as float32 [rows, classes], their labels [rows] (0 if ignored) and whether these are not ignored."""
 
     scores: Tensor
     labels: Tensor
@@ -370,14 +376,14 @@ def _scored(x: Tensor, target: Tensor, mask: Tensor | None, ignore_index: int | 
     at, flags = classes_at(x, _along(axis)), _counted(target, mask, ignore_index)
     size = x.shape[at]
     if not isinstance(size, int):
-        raise ModelError(f"probabilities of classes need a fixed number of them, but there are {size} scores")
+        raise ModelError(f"class probabilities require a fixed number of classes, but there are {size} scores")
     scores = op.Reshape(movedim(cast(x, ir.DataType.FLOAT), at, -1), [-1, size])
     labels, counts = (op.Reshape(y, [-1]) for y in (where(flags, target, 0), cast(flags, ir.DataType.FLOAT)))
     return _Scored(scores, labels, counts, size)
 
 
 def _answers(x: Tensor, target: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores of yes, whether it is (1 or 0), and how much that counts: float32, all of one shape."""
+    """Return scores of yes, the truth (1 or 0), and weights: float32, all of one shape."""
     scores, truth = (cast(y, ir.DataType.FLOAT) for y in (x, target > 0.5))
     return scores, truth, ones_like(truth) if mask is None else _spread(mask, truth)
 
@@ -396,7 +402,7 @@ def log_loss(
     ignore_index: int | None = None,
     axis: int | None = None,
 ) -> Sums:
-    """``mean −log p`` of what is true, ``p`` being the Softmax or Sigmoid of scores, or these themselves."""
+    """``mean −log p`` of the true class, with ``p`` the Softmax or Sigmoid of scores, or the scores themselves."""
     if target.is_floating_point():
         scores, truth, counts = _answers(x, target, mask)
         loss = binary_cross_entropy if probable else binary_cross_entropy_with_logits
@@ -417,7 +423,7 @@ def brier(
     ignore_index: int | None = None,
     axis: int | None = None,
 ) -> Sums:
-    """Brier's score, ``mean (p − t)²``: of yes, or of one of two classes; the sum over classes where there are more."""
+    """Brier's score, ``mean (p − t)²``: for yes, or for one of two classes; summed over three or more classes."""
     if target.is_floating_point():
         scores, truth, counts = _answers(x, target, mask)
         wrong = (scores if probable else op.Sigmoid(scores)) - truth
@@ -460,7 +466,7 @@ def ece(
 
 
 def _ranked(name: str, doc: str) -> Callable[..., Sums]:
-    """Make a metric of how a model ranks samples: it gives scores and labels, which are ranked at the end."""
+    """Return a ranking metric: it outputs scores and labels, which are ranked at the end."""
 
     def ranked(
         x: Tensor,
@@ -476,7 +482,7 @@ def _ranked(name: str, doc: str) -> Callable[..., Sums]:
             scores, truth, counts = _answers(x, target, mask)
             width = x.shape[-1] if x.ndim == 2 else 1
             if not isinstance(width, int):
-                raise ModelError(f"{name} needs a fixed number of answers, but there are {width} on the last axis")
+                raise ModelError(f"{name} requires a fixed number of answers, but there are {width} on the last axis")
             pairs = [op.Reshape(y, [-1, width]) for y in (scores, where(counts > 0.0, truth, -1.0))]
             return Sums(stack(pairs, 1), (2, width), name, arguments, rows=True)
         given = _scored(x, target, mask, ignore_index, axis)
@@ -490,13 +496,14 @@ def _ranked(name: str, doc: str) -> Callable[..., Sums]:
 
 roc_auc = _ranked(
     "roc_auc",
-    "The area under the ROC curve, each class against the rest: how often yes has a higher score than no, ties "
-    'counting half. Exact: an evaluation keeps all scores. "macro" leaves out classes without yes or no.',
+    "The area under the ROC curve, each class against the rest: how often a positive has a higher score than a "
+    'negative, with ties counted half. Exact: an evaluation keeps all scores. "macro" skips classes without '
+    "positives or negatives.",
 )
 average_precision = _ranked(
     "average_precision",
-    "The mean precision over all yes, each class against the rest: ``Σ (recallₙ − recallₙ₋₁)·precisionₙ`` over scores. "
-    "Exact: an evaluation keeps all of them.",
+    "The mean precision over all positives, each class against the rest: ``Σ (recallₙ − recallₙ₋₁)·precisionₙ`` over "
+    "scores. Exact: an evaluation keeps all of them.",
 )
 
 
@@ -530,7 +537,7 @@ def _mean_of(of: Callable[[Tensor], Tensor], x: Tensor, target: Tensor, mask: Te
 
 @metric(reads="numbers", better="max")
 def r2(x: Tensor, target: Tensor, mask: Tensor | None = None) -> Sums:
-    """``1 − Σ (t − x)² / Σ (t − mean t)²``, the mean over the last axis where there are several."""
+    """``1 − Σ (t − x)² / Σ (t − mean t)²``, averaged over the last axis if there are several."""
     a, t, counted, width = _columns("r2", x, target, mask)
     errors = op.ReduceSum(op.Reshape((t - a) * (t - a) * counted, [-1, width]), [0], keepdims=0)
     return _shifted("r2_shifted", [*_moments(t, counted, width), cast(errors, ir.DataType.DOUBLE)], width)
@@ -538,7 +545,7 @@ def r2(x: Tensor, target: Tensor, mask: Tensor | None = None) -> Sums:
 
 @metric(reads="numbers", better="min")
 def mape(x: Tensor, target: Tensor, mask: Tensor | None = None) -> Sums:
-    """``mean |x − t| / max(|t|, 2.2e-16)``, a share and not hundredths; of no use where targets are near 0."""
+    """``mean |x − t| / max(|t|, 2.2e-16)``, as a fraction, not in percent; unsuitable for targets near 0."""
     a, b = pair(x, target)
     each = op.Abs(cast(a - b, ir.DataType.FLOAT)) / op.Max(op.Abs(cast(b, ir.DataType.FLOAT)), _EPSILON)
     return _share_of(each, ones_like(each) if mask is None else _spread(mask, each))
@@ -549,7 +556,7 @@ _EPSILON = 2.0**-52  # scikit-learn's
 
 @metric(reads="numbers", better="max")
 def explained_variance(x: Tensor, target: Tensor, mask: Tensor | None = None) -> Sums:
-    """``1 − Var(t − x) / Var t``, the mean over the last axis where there are several: r2 but for a constant error."""
+    """``1 − Var(t − x) / Var t``, averaged over the last axis if there are several: r2 except for a constant error."""
     a, t, counted, width = _columns("explained_variance", x, target, mask)
     moments = [*_moments(t, counted, width), *_moments(t - a, counted, width)]
     return _shifted("explained_variance_shifted", moments, width)
@@ -572,7 +579,7 @@ def _moments(t: Tensor, counted: Tensor, width: int) -> list[Tensor]:
 
 
 def _shifted(finish: str, rows: list[Tensor], width: int) -> Sums:
-    """Numbers of float64 as three of float32 each, which add up to them."""
+    """Split float64 numbers into three float32 numbers each, which add up to them."""
     rest, addends = stack(rows), []
     for _ in range(3):
         addends.append(cast(rest, ir.DataType.FLOAT))
@@ -581,9 +588,9 @@ def _shifted(finish: str, rows: list[Tensor], width: int) -> Sums:
 
 
 def _columns(name: str, x: Tensor, target: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Prediction, target and what counts, as float32, and how many values there are on the last axis."""
+    """Return prediction, target and mask, as float32, and the number of values on the last axis."""
     a, t = (cast(y, ir.DataType.FLOAT) for y in pair(x, target))
     width = t.shape[-1] if t.ndim > 1 else 1
     if not isinstance(width, int):
-        raise ModelError(f"{name} needs a fixed number of values on the last axis, but there are {width}")
+        raise ModelError(f"{name} requires a fixed number of values on the last axis, but there are {width}")
     return a, t, ones_like(t) if mask is None else _spread(mask, t), width

@@ -1,4 +1,4 @@
-"""Metrics of sequences: the fewest edits from what is found to what is true, in labels or in words of labels.
+"""Sequence metrics: edit distance of predictions to the truth, in labels or in words of labels.
 
 An edit inserts, deletes or replaces one label (Levenshtein, 1966).
 """
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from gradgraph.frontend.tensor import Tensor
 
 _LABELS = " ignore_index axis"
-FAR = 1e9  # further than any two sequences are apart
+FAR = 1e9  # larger than the distance of any two sequences
 
 
 class Row(NamedTuple):
-    """Sequences of labels, each from the start of a row ``[N, T + 1]`` on and with −1 behind; their lengths ``[N]``."""
+    """Sequences of labels, each at the start of a row ``[N, T + 1]`` and padded with −1; their lengths ``[N]``."""
 
     labels: Tensor
     lengths: Tensor
@@ -40,7 +40,7 @@ class Row(NamedTuple):
 def edit_distance(
     x: Tensor, target: Tensor, mask: Tensor | None = None, ignore_index: int | None = None, axis: int | None = None
 ) -> Share:
-    """The mean over sequences of the fewest labels to insert, delete or replace until what is found is what is true."""
+    """The mean edit distance over sequences, from prediction to truth."""
     found, truth, counts = _sequences(x, target, mask, ignore_index, axis)
     return Share(_edits(found, truth) * counts, counts)
 
@@ -49,7 +49,7 @@ def edit_distance(
 def cer(
     x: Tensor, target: Tensor, mask: Tensor | None = None, ignore_index: int | None = None, axis: int | None = None
 ) -> Share:
-    """The error rate of labels, such as characters: the edits of all sequences over their number of true labels."""
+    """The label error rate, such as for characters: the edits of all sequences over their number of true labels."""
     found, truth, counts = _sequences(x, target, mask, ignore_index, axis)
     return _rate(found, truth, counts)
 
@@ -63,7 +63,7 @@ def wer(
     ignore_index: int | None = None,
     axis: int | None = None,
 ) -> Share:
-    """The error rate of words, which the label ``space`` separates; None: each label is a word."""
+    """The word error rate, with words separated by the label ``space``; None: each label is a word."""
     found, truth, counts = _sequences(x, target, mask, ignore_index, axis)
     return _rate(found, truth, counts) if space is None else _rate(_words(found, space), _words(truth, space), counts)
 
@@ -75,13 +75,14 @@ def _rate(found: Row, truth: Row, counts: Tensor) -> Share:
 def _sequences(
     x: Tensor, target: Tensor, mask: Tensor | None, ignore_index: int | None, axis: int | None
 ) -> tuple[Row, Row, Tensor]:
-    """Give the sequences that are found and that are true, and which rows count (1.0 or 0.0).
+    """Return predicted and true sequences, and which rows are not masked (1.0 or 0.0).
 
-    Scores count where the target does; labels are found where they are not negative.
+    Scores are used where the target is not ignored; labels where they are not negative.
     """
     if target.ndim != 2 or target.is_floating_point():
         raise ModelError(
-            f"edits are those of sequences, but the labels have shape {target.shape}; give class numbers [rows, times]"
+            f"edit distance is defined for sequences, but the labels have shape {target.shape}; use class indices "
+            "[rows, times]"
         )
     counted = logical_and(target >= 0, target != (-100 if ignore_index is None else ignore_index))
     if mask is not None and mask.ndim == 2:
@@ -95,7 +96,7 @@ def _sequences(
 
 
 def _joined(labels: Tensor, kept: Tensor) -> Row:
-    """The labels of each row that are kept, moved together at its start."""
+    """Move the kept labels of each row to its start."""
     rows, most = labels.shape
     count = cast(kept, ir.DataType.INT64)
     places = where(kept, cumsum(count, 1) - 1, most)
@@ -104,14 +105,15 @@ def _joined(labels: Tensor, kept: Tensor) -> Row:
 
 
 def _edits(found: Row, truth: Row) -> Tensor:
-    """The distance of each two rows, as float32 ``[N]``: ``dᵢⱼ = min(dᵢ₋₁ⱼ + 1, dᵢⱼ₋₁ + 1, dᵢ₋₁ⱼ₋₁ + [aᵢ ≠ bⱼ])``.
+    """Return the distance of each pair of rows, as float32 ``[N]``: ``dᵢⱼ = min(dᵢ₋₁ⱼ + 1, dᵢⱼ₋₁ + 1, dᵢ₋₁ⱼ₋₁ + [aᵢ ≠
+    bⱼ])``.
 
-    A step takes the diagonal ``i + j = k``, all ``j`` at once, from the two before it. Wagner and Fischer, "The
-    string-to-string correction problem" (1974), has the formula.
+    A step computes the diagonal ``i + j = k``, for all ``j`` at once, from the two before it. The formula is from
+    Wagner and Fischer, "The string-to-string correction problem" (1974).
     """
     (rows, times), most = found.labels.shape, truth.labels.shape[1]
     diagonals = arange(1, times + most + 1)
-    at = diagonals.unsqueeze(1) - arange(1, most + 1) - 1  # of the label aᵢ that meets bⱼ on a diagonal [K, S]
+    at = diagonals.unsqueeze(1) - arange(1, most + 1) - 1  # the label aᵢ compared with bⱼ on a diagonal [K, S]
     meets = op.Gather(found.labels, minimum(maximum(at, 0), times - 1), axis=1, shape=(rows, *at.shape))
     differs = cast(meets != truth.labels.unsqueeze(1), ir.DataType.FLOAT)
     start = where(arange(most + 1) == 0, tensor(0.0, ir.DataType.FLOAT), FAR).unsqueeze(0).expand(rows, most + 1)
@@ -136,7 +138,7 @@ _FACTORS, _PRIME = np.array([[1_000_003], [69_069]]), 2**31 - 1
 
 
 def _words(letters: Row, space: int) -> Row:
-    """The words of each row, as a number for each that differs: its letters as digits to two bases, modulo a prime."""
+    """Hash the words of each row to numbers: letters as digits to two bases, modulo a prime."""
     rows = letters.labels.shape[0]
     inside = logical_and(letters.labels != space, letters.labels >= 0)
     builder = letters.labels.traced.op

@@ -20,12 +20,12 @@ N = TypeVar("N", bound="_Numbered")
 
 
 class Stored(TensorMethods):
-    """An array that a module holds; inside ``forward`` it computes like any traced tensor.
+    """An array held by a module; inside ``forward`` it behaves like any traced tensor.
 
     Args:
-        data: the numbers (anything ``numpy.asarray`` takes; float64 becomes float32 unless it is an array of that
-            type made on purpose with ``dtype``).
-        dtype: element type, where not that of ``data``.
+        data: the numbers (anything that ``numpy.asarray`` accepts; float64 becomes float32 unless ``dtype`` says
+            otherwise).
+        dtype: element type, if not that of ``data``.
     """
 
     role = ""
@@ -47,7 +47,7 @@ class Stored(TensorMethods):
         return Size(self.data.shape)
 
     def numpy(self) -> np.ndarray:
-        """The numbers themselves, not a copy."""
+        """Return the numbers, without copying."""
         return self.data
 
     def __repr__(self) -> str:
@@ -55,13 +55,13 @@ class Stored(TensorMethods):
 
 
 class Parameter(Stored):
-    """An array to be trained: an initializer of the exported model under its path, ``layer1.0.weight``."""
+    """A trained array: an initializer of the exported model under its path, ``layer1.0.weight``."""
 
     role = "parameter"
 
 
 class Buffer(Stored):
-    """An array that belongs to the model and is not trained, such as a running mean."""
+    """An array that belongs to the model but is not trained, such as a running mean."""
 
     role = "buffer"
 
@@ -71,7 +71,7 @@ class Buffer(Stored):
 
 
 def as_array(data: Any) -> np.ndarray:
-    """A NumPy array from an array, a list, a number or a PyTorch tensor."""
+    """Convert an array, a list, a number or a PyTorch tensor to a NumPy array."""
     if isinstance(data, Stored):
         return data.data
     if hasattr(data, "detach"):
@@ -98,14 +98,14 @@ class Module:
             object.__setattr__(self, name, {})
         object.__setattr__(self, "training", True)
 
-    # forward takes whatever arguments a network has
+    # the arguments of forward depend on the network
     forward: Callable[..., Any]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         trace = current()
         forward = getattr(self, "forward", None)
         if forward is None:
-            raise ModelError(f"{type(self).__name__} has no forward; define forward(self, ...) to say what it computes")
+            raise ModelError(f"{type(self).__name__} has no forward; define forward(self, ...)")
         path = trace.modules.get(id(self))
         outer = trace.builder.scope
         with trace.scope(path if path is not None else "/".join(filter(None, (outer, type(self).__name__)))):
@@ -143,15 +143,15 @@ class Module:
             object.__delattr__(self, name)
 
     def register_parameter(self, name: str, parameter: Parameter | None) -> None:
-        """Hold a parameter under a name that need not be an identifier; ``None`` reserves the name."""
+        """Register a parameter under a name that need not be an identifier; ``None`` reserves the name."""
         self._parameters[name] = parameter
 
     def register_buffer(self, name: str, data: Any, persistent: bool = True) -> None:
-        """Hold an array that is part of the model and not trained; ``None`` reserves the name."""
+        """Register an array that is not trained; ``None`` reserves the name."""
         self._buffers[name] = None if data is None else Buffer(data, persistent=persistent)
 
     def register_module(self, name: str, module: Module | None) -> None:
-        """Hold a module under a name; ``None`` reserves the name."""
+        """Register a module under a name; ``None`` reserves the name."""
         self._modules[name] = module
 
     add_module = register_module
@@ -159,15 +159,15 @@ class Module:
     # --- walking ---
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
-        """The modules that this one holds itself, with their names."""
+        """Yield direct submodules with their names."""
         return ((name, m) for name, m in self._modules.items() if m is not None)
 
     def children(self) -> Iterator[Module]:
-        """The modules that this one holds itself."""
+        """Yield direct submodules."""
         return (m for _, m in self.named_children())
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
-        """The module itself and all below it with their paths, each object once."""
+        """Yield the module itself and all submodules with their paths, each object once."""
         seen: set[int] = set()
         for path, module in self._walk(prefix):
             if id(module) not in seen:
@@ -175,29 +175,29 @@ class Module:
                 yield path, module
 
     def modules(self) -> Iterator[Module]:
-        """The module itself and all below it, each once."""
+        """Yield the module itself and all submodules, each once."""
         return (m for _, m in self.named_modules())
 
     def _walk(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
-        """As ``named_modules``, and a shared module under each of its paths."""
+        """Yield as ``named_modules``, with a shared module under each of its paths."""
         yield prefix, self
         for name, child in self.named_children():
             yield from child._walk(f"{prefix}.{name}" if prefix else name)
 
     def named_parameters(self, prefix: str = "", remove_duplicate: bool = True) -> Iterator[tuple[str, Parameter]]:
-        """Parameters with their paths; a shared one once, under its first path."""
+        """Yield parameters with their paths; a shared one once, under its first path."""
         return _distinct(self._stored("_parameters", prefix), remove_duplicate)
 
     def parameters(self) -> Iterator[Parameter]:
-        """Parameters of this module and of all below it, each once."""
+        """Yield the parameters of this module and all submodules, each once."""
         return (p for _, p in self.named_parameters())
 
     def named_buffers(self, prefix: str = "", remove_duplicate: bool = True) -> Iterator[tuple[str, Buffer]]:
-        """Buffers with their paths; a shared one once, under its first path."""
+        """Yield buffers with their paths; a shared one once, under its first path."""
         return _distinct(self._stored("_buffers", prefix), remove_duplicate)
 
     def buffers(self) -> Iterator[Buffer]:
-        """Buffers of this module and of all below it, each once."""
+        """Yield the buffers of this module and all submodules, each once."""
         return (b for _, b in self.named_buffers())
 
     def _stored(self, table: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -207,14 +207,14 @@ class Module:
                     yield (f"{path}.{name}" if path else name), held
 
     def get_submodule(self, target: str) -> Module:
-        """The module at a path such as ``"layer1.0"``."""
+        """Return the module at a path such as ``"layer1.0"``."""
         for path, module in self._walk():
             if path == target:
                 return module
         raise UnknownNameError(f"{type(self).__name__} has no module '{target}'; named_modules() lists them")
 
     def apply(self: M, fn: Callable[[Module], Any]) -> M:
-        """Call ``fn`` on every module below and on this one, as for custom initialisation."""
+        """Call ``fn`` on all submodules and on this module, as for custom initialisation."""
         for child in self.children():
             child.apply(fn)
         fn(self)
@@ -223,7 +223,7 @@ class Module:
     # --- state ---
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Copies of all parameters and persistent buffers, under PyTorch's names."""
+        """Return copies of all parameters and persistent buffers, under PyTorch's names."""
         return {name: held.data.copy() for name, held in self._state().items()}
 
     def _state(self) -> dict[str, Stored]:
@@ -236,9 +236,9 @@ class Module:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
-        """Take over arrays (or PyTorch tensors) by name; nothing changes if any of them does not fit.
+        """Load arrays (or PyTorch tensors) by name; nothing changes if any of them does not fit.
 
-        ``num_batches_tracked``, which PyTorch counts and nothing here needs, is passed over.
+        ``num_batches_tracked``, which PyTorch counts and is not needed here, is ignored.
 
         Raises:
             UnknownNameError: a name is missing or unexpected, and ``strict``.
@@ -256,8 +256,8 @@ class Module:
         for name, held in own.items():
             if name in given and given[name].shape != held.data.shape:
                 raise ModelError(
-                    f"'{name}' has shape {given[name].shape} in the state and {held.data.shape} in the module; "
-                    "build the module with the sizes of the saved one"
+                    f"'{name}' has shape {given[name].shape} in the state and {held.data.shape} in the module; build "
+                    "the module with the sizes of the saved one"
                 )
         for name, held in own.items():
             if name in given:
@@ -272,17 +272,17 @@ class Module:
         return self
 
     def train(self: M, mode: bool = True) -> M:
-        """Set the flag ``training``, which a ``forward`` may read.
+        """Set the flag ``training``, which ``forward`` may read.
 
-        ``export`` writes the inference form of Dropout and BatchNormalization whatever the flag says; building the
-        training step switches them.
+        ``export`` always writes the inference mode of Dropout and BatchNormalization; building the training step
+        switches them.
         """
         for module in self.modules():
             object.__setattr__(module, "training", mode)
         return self
 
     def eval(self: M) -> M:
-        """``train(False)``."""
+        """Call ``train(False)``."""
         return self.train(False)
 
     # --- printing ---
@@ -323,12 +323,12 @@ class _Numbered(Module):
     """Modules under the names 0, 1, 2, …"""
 
     def append(self: N, module: Module) -> N:
-        """One more module, under the next number."""
+        """Append a module, under the next number."""
         self.register_module(str(len(self)), module)
         return self
 
     def extend(self: N, modules: Iterable[Module]) -> N:
-        """Several more, in their order."""
+        """Append several modules, in order."""
         for module in modules:
             self.append(module)
         return self
@@ -344,7 +344,7 @@ class _Numbered(Module):
         return self._of(modules[i]) if isinstance(i, slice) else modules[i]
 
     def _of(self, modules: list[Module]) -> Module:
-        """The same kind of container of other modules."""
+        """Return a container of the same kind with other modules."""
         raise NotImplementedError
 
 
@@ -368,7 +368,7 @@ class Sequential(_Numbered):
 
 
 class ModuleList(_Numbered):
-    """A list of modules whose parameters count as the owner's."""
+    """A list of modules whose parameters belong to the owner."""
 
     def __init__(self, modules: Iterable[Module] = ()) -> None:
         super().__init__()
@@ -379,7 +379,7 @@ class ModuleList(_Numbered):
 
 
 class ModuleDict(Module):
-    """A dictionary of modules whose parameters count as the owner's."""
+    """A dictionary of modules whose parameters belong to the owner."""
 
     def __init__(self, modules: Mapping[str, Module] | None = None) -> None:
         super().__init__()
@@ -415,7 +415,7 @@ class ModuleDict(Module):
 
 
 class ParameterList(Module):
-    """A list of parameters that count as the owner's."""
+    """A list of parameters that belong to the owner."""
 
     def __init__(self, parameters: Iterable[Parameter] = ()) -> None:
         super().__init__()
@@ -423,7 +423,7 @@ class ParameterList(Module):
             self.append(parameter)
 
     def append(self, parameter: Parameter) -> ParameterList:
-        """Hold one more."""
+        """Append a parameter."""
         self.register_parameter(str(len(self)), parameter)
         return self
 
@@ -438,5 +438,5 @@ class ParameterList(Module):
 
 
 def clones(module: M, count: int) -> list[M]:
-    """``count`` independent copies."""
+    """Return ``count`` independent copies."""
     return [copy.deepcopy(module) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""Modules, layers and losses, as ``torch.nn`` names them."""
+"""Modules, layers and losses, under the names of ``torch.nn``."""
 
 from gradgraph.arguments import Table
 from gradgraph.frontend import (

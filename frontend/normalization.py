@@ -1,4 +1,4 @@
-"""Normalisation over batches, layers, groups, instances."""
+"""Normalisation over batches, layers, groups and instances."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm", "local_res
 
 
 def affine(x: Tensor, scale: TensorLike | None, bias: TensorLike | None, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Scale and bias, as constants 1 and 0 where they are absent (ONNX wants both)."""
+    """Return scale and bias, as constants 1 and 0 if absent (ONNX requires both)."""
     return (
         tensor(np.ones(shape, np.float32) if scale is None else scale, x.dtype),
         tensor(np.zeros(shape, np.float32) if bias is None else bias, x.dtype),
@@ -30,7 +30,7 @@ def channels(x: Tensor, expected: int | None = None) -> int:
     size = x.shape[1] if x.ndim > 1 else None
     if not isinstance(size, int) or (expected is not None and size != expected):
         wanted = "a fixed number of" if expected is None else str(expected)
-        raise ModelError(f"normalisation met an input of shape {x.shape}; axis 1 must hold {wanted} channels")
+        raise ModelError(f"normalisation got an input of shape {x.shape}; axis 1 must have {wanted} channels")
     return size
 
 
@@ -44,13 +44,13 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """One BatchNormalization in inference form; building a training step switches it to batch statistics.
+    """BatchNormalization in inference mode; building a training step switches it to batch statistics.
 
-    Without running statistics it normalises with those of the batch, there and in inference alike.
+    Without running statistics it uses those of the batch, in training and inference alike.
     """
     x = real(x)
     if training and running_mean is not None:
-        raise ModelError("batch_norm is traced in inference form; leave training=False, building the step switches it")
+        raise ModelError("batch_norm is traced in inference mode; leave training=False: building the step switches it")
     count = channels(x)
     if running_mean is None or running_var is None:
         axes = [a for a in range(x.ndim) if a != 1]
@@ -73,7 +73,7 @@ def layer_norm(
     bias: TensorLike | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """``x`` to mean 0 and variance 1 over its last dimensions, those of ``normalized_shape``."""
+    """Normalise ``x`` to mean 0 and variance 1 over its last dimensions, those of ``normalized_shape``."""
     x = real(x)
     inner = normalized(x, normalized_shape)
     scale, shift = affine(x, weight, bias, inner)
@@ -88,7 +88,7 @@ def rms_norm(
     weight: TensorLike | None = None,
     eps: float | None = None,
 ) -> Tensor:
-    """``x`` over its root mean square along its last dimensions; ``eps`` defaults to the type's resolution."""
+    """``x`` divided by its root mean square over its last dimensions; ``eps`` defaults to the type's resolution."""
     x = real(x)
     inner = normalized(x, normalized_shape)
     eps = float(np.finfo(x.dtype.numpy()).eps) if eps is None else eps
@@ -97,7 +97,7 @@ def rms_norm(
 
 
 def sizes_of(shape: int | Sequence[int]) -> tuple[int, ...]:
-    """One size or several, as a tuple."""
+    """Return one size or several, as a tuple."""
     return (int(shape),) if isinstance(shape, int | np.integer) else tuple(shape)
 
 
@@ -106,7 +106,7 @@ def normalized(x: Tensor, normalized_shape: int | Sequence[int]) -> list[int]:
     fixed = x.shape[x.ndim - len(inner) :] if len(inner) <= x.ndim else ()
     if len(fixed) != len(inner) or any(isinstance(d, int) and d != n for d, n in zip(fixed, inner, strict=True)):
         raise ModelError(
-            f"normalising over {tuple(inner)} met an input of shape {x.shape}; its last dimensions must be these"
+            f"normalising over {tuple(inner)} got an input of shape {x.shape}; its last dimensions must be these"
         )
     return inner
 
@@ -114,7 +114,7 @@ def normalized(x: Tensor, normalized_shape: int | Sequence[int]) -> list[int]:
 def group_norm(
     x: TensorLike, num_groups: int, weight: TensorLike | None = None, bias: TensorLike | None = None, eps: float = 1e-5
 ) -> Tensor:
-    """``x`` to mean 0 and variance 1 over each of ``num_groups`` groups of channels."""
+    """Normalise ``x`` to mean 0 and variance 1 over each of ``num_groups`` groups of channels."""
     x = real(x)
     count = channels(x)
     if count % num_groups:
@@ -133,10 +133,12 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """``x`` to mean 0 and variance 1 over the space of each channel of each sample; no running statistics are kept."""
+    """Normalise ``x`` to mean 0 and variance 1 over the spatial axes of each channel of each sample, without running
+    statistics.
+    """
     if running_mean is not None or running_var is not None or not use_input_stats or momentum != 0.1:
         raise ModelError(
-            "instance_norm keeps no running statistics; leave out their arguments, use_input_stats and momentum"
+            "instance_norm keeps no running statistics; remove their arguments, use_input_stats and momentum"
         )
     x = real(x)
     scale, shift = affine(x, weight, bias, [channels(x)])

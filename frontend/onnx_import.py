@@ -1,4 +1,4 @@
-"""``from_onnx``: a model from a file as a module, a part of networks that are written in Python."""
+"""``from_onnx``: a model file as a module, for use in networks written in Python."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from gradgraph.passes.normal.functions.inline import applied
 
 @checked(outputs=NAMES.or_none())
 def from_onnx(model: Source, outputs: str | Sequence[str] | None = None) -> OnnxModule:
-    """A model as a module: a trunk for another head, a tower, a teacher.
+    """Load a model as a module: a backbone for a new head, an encoder, a teacher.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
-        outputs: what the module returns: names of outputs or of inner values, which any tool that shows a model has.
-            What only other outputs need is left out, weights as well. By default all outputs.
+        outputs: results of the module: names of outputs or of inner values. Nodes and weights that they do not need are
+            dropped. By default all outputs.
 
     Returns:
         A module whose ``forward`` takes the model's inputs, by position or by name. It returns a tensor if ``outputs``
-        is one name or the model has one output, and a dict by name otherwise. Its weights are parameters under the
-        names that the file gives them, running statistics are buffers, and numbers in formulas are constants.
+        is one name or the model has one output, and a dict by name otherwise. Its weights are parameters under their
+        names in the file, running statistics are buffers, and numbers in formulas are constants.
 
     Raises:
         ModelError: the file is damaged, or its operators have no equivalent at opset 21.
@@ -52,7 +52,7 @@ def from_onnx(model: Source, outputs: str | Sequence[str] | None = None) -> Onnx
 
 
 class OnnxModule(Module):
-    """A model that was read from a file; ``from_onnx`` makes it."""
+    """A model loaded from a file; created by ``from_onnx``."""
 
     def __init__(self, graph: ir.Graph, names: Sequence[str], single: bool) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class OnnxModule(Module):
             functools.cache(functools.partial(trace.builder.fresh_in, trace.builder.scope)),
             {v: self._stored_in(trace, name, v) for name, v in self._graph.initializers.items()},
         )
-        sizes: dict[str, int | str] = {}  # what the symbolic sizes of the model are in the network around it
+        sizes: dict[str, int | str] = {}  # the symbolic sizes of the model in the surrounding network
         for declared, x in zip(self._graph.inputs, inputs, strict=True):
             for dim, here in zip(declared.shape or (), x.shape, strict=False):
                 if isinstance(dim, ir.SymbolicDim) and dim.value is not None:
@@ -92,13 +92,13 @@ class OnnxModule(Module):
         return f"{', '.join(v.name or '' for v in self._graph.inputs)} -> {', '.join(self._names)}"
 
     def _inputs(self, given: Sequence[Any], by_name: Mapping[str, Any]) -> list[Tensor]:
-        """One tensor for each of the model's inputs, of its type and number of axes."""
+        """Return a tensor for each of the model's inputs, of its type and rank."""
         wanted = {v.name or "": v for v in self._graph.inputs}
         found = {**dict(zip(wanted, given, strict=False)), **by_name}
         if len(given) > len(wanted) or set(found) != set(wanted) or len(found) != len(given) + len(by_name):
             raise ModelError(
-                f"the model takes {listed(wanted)}; pass each once, in this order or by name, and not "
-                f"{len(given)} in order and {listed(by_name) if by_name else 'none'} by name"
+                f"the model takes {listed(wanted)}; pass each once, in this order or by name, not {len(given)} in "
+                f"order and {listed(by_name) if by_name else 'none'} by name"
             )
         tensors = {name: tensor(x) for name, x in found.items()}
         for name, x in tensors.items():
@@ -112,14 +112,15 @@ class OnnxModule(Module):
             return trace.builder.const(_array(value), value.dtype).value
         if held.traced.dtype != value.dtype or held.data.shape != tuple(value.shape or ()):
             raise ModelError(
-                f"'{shown(name)}' holds {held.traced.dtype.name.lower()}{list(held.data.shape)} by now, and the model "
-                "from the file was made for what it held then; convert the file instead, or leave its weights alone"
+                f"'{shown(name)}' is now {held.traced.dtype.name.lower()}{list(held.data.shape)}, but the model from "
+                "the file was built for its original type and shape; convert the file instead, or leave its weights "
+                "unchanged"
             )
         return held.traced.value
 
 
 def _keep_outputs(model: ir.Model, names: Sequence[str]) -> None:
-    """Make these values the outputs, and drop what only others need, inputs as well."""
+    """Make these values the outputs, and drop everything that they do not need, including inputs."""
     graph = model.graph
     known = {v.name or "": v for v in (*(o for node in graph for o in node.outputs), *graph.outputs)}
     for name in names:
@@ -136,8 +137,8 @@ def _check_fits(declared: ir.Value, x: Tensor) -> None:
     name, shape = shown(declared.name), declared.shape
     if declared.dtype is not None and x.traced.dtype != declared.dtype:
         raise ModelError(
-            f"input '{name}' of the model holds {declared.dtype.name.lower()} numbers and is given "
-            f"{x.traced.dtype.name.lower()}; convert it first"
+            f"input '{name}' of the model is {declared.dtype.name.lower()}, but got {x.traced.dtype.name.lower()}; "
+            "convert it first"
         )
     if shape is None:
         return
@@ -147,11 +148,11 @@ def _check_fits(declared: ir.Value, x: Tensor) -> None:
     )
     if wrong:
         wanted, given = (", ".join(str(d) for d in dims) for dims in (shape, here))
-        raise ModelError(f"input '{name}' of the model has shape ({wanted}) and is given ({given})")
+        raise ModelError(f"input '{name}' of the model has shape ({wanted}), but got ({given})")
 
 
 def _rename_sizes(trace: Trace, value: ir.Value, sizes: dict[str, int | str]) -> None:
-    """Write the symbolic sizes of the file as those of the network around it; new ones get new names."""
+    """Rename the symbolic sizes of the file to those of the surrounding network; new ones get new names."""
     if value.shape is None:
         return
     dims: list[int | str | None] = []

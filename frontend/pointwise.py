@@ -1,4 +1,4 @@
-"""Functions of each element, under PyTorch's names: arithmetic, logarithms, comparisons, activations."""
+"""Element-wise functions, under PyTorch's names: arithmetic, logarithms, comparisons, activations."""
 
 from __future__ import annotations
 
@@ -87,23 +87,23 @@ __all__ = [
 
 
 def real(x: TensorLike) -> Tensor:
-    """``x`` as a floating tensor (integers and booleans become float32)."""
+    """Return ``x`` as a floating tensor (integers and booleans become float32)."""
     x = tensor(x)
     return x if x.is_floating_point() else cast(x, ir.DataType.FLOAT)
 
 
 def cast(x: TensorLike, dtype: Any) -> Tensor:
-    """``x`` with another element type; towards integers the fraction is cut off."""
+    """Cast ``x`` to another element type; fractions are truncated for integers."""
     return tensor(x, as_dtype(dtype)) if isinstance(x, Value) else tensor(tensor(x), as_dtype(dtype))
 
 
 def numbers_like(weight: TensorLike, x: Tensor) -> Tensor:
-    """Numbers, or a tensor, in the element type of ``x``."""
+    """Return numbers, or a tensor, in the element type of ``x``."""
     return tensor(weight if isinstance(weight, Value) else np.asarray(weight, x.dtype.numpy()), x.dtype)
 
 
 def unary(op_type: str, doc: str, operand: Callable[[TensorLike], Tensor] = real) -> Callable[[TensorLike], Tensor]:
-    """The function of one tensor that a node of ``op_type`` computes, called as the operator in small letters."""
+    """Return the function of one tensor that a node of ``op_type`` computes, named after the operator in lower case."""
 
     def function(x: TensorLike) -> Tensor:
         return op.emit(op_type, operand(x))
@@ -116,7 +116,7 @@ def unary(op_type: str, doc: str, operand: Callable[[TensorLike], Tensor] = real
 def binary(
     name: str, op_type: str, doc: str, operands: Callable[[TensorLike, TensorLike], list[Tensor]] = tensors
 ) -> Callable[[TensorLike, TensorLike], Tensor]:
-    """The function of two tensors that a node of ``op_type`` computes; ``operands`` brings them to one type."""
+    """Return the function of two tensors that a node of ``op_type`` computes; ``operands`` promotes their types."""
 
     def function(x: TensorLike, y: TensorLike) -> Tensor:
         return op.emit(op_type, *operands(x, y))
@@ -143,7 +143,7 @@ def sub(x: TensorLike, y: TensorLike, *, alpha: float = 1) -> Tensor:
     """``x − alpha·y``."""
     a, b = tensors(x, y if alpha == 1 else mul(y, alpha))
     if a.is_bool():
-        raise ModelError("booleans have no difference; use logical_xor or convert one of them with .float()")
+        raise ModelError("booleans cannot be subtracted; use logical_xor or convert one of them with .float()")
     return op.Sub(a, b)
 
 
@@ -170,7 +170,7 @@ def floor_divide(x: TensorLike, y: TensorLike) -> Tensor:
     a, b = tensors(x, y)
     if a.is_floating_point():
         return op.Floor(op.Div(a, b))
-    return op.Div(op.Sub(a, op.Mod(a, b)), b)  # ONNX divides integers towards zero
+    return op.Div(op.Sub(a, op.Mod(a, b)), b)  # ONNX rounds integer division towards zero
 
 
 def remainder(x: TensorLike, y: TensorLike) -> Tensor:
@@ -230,19 +230,19 @@ def lerp(start: TensorLike, end: TensorLike, weight: TensorLike) -> Tensor:
 # --- rounding ------------------------------------------------------------------------------------
 
 
-floor = unary("Floor", "The greatest integer that is not above ``x``.")
-ceil = unary("Ceil", "The least integer that is not below ``x``.")
-round = unary("Round", "To the nearest integer, halves to the even one.")
+floor = unary("Floor", "The greatest integer that is at most ``x``.")
+ceil = unary("Ceil", "The least integer that is at least ``x``.")
+round = unary("Round", "Round to the nearest integer, halves to even.")
 
 
 def trunc(x: TensorLike) -> Tensor:
-    """``x`` without the digits behind the point."""
+    """``x`` without its fractional part."""
     x = real(x)
     return op.Sign(x) * op.Floor(op.Abs(x))
 
 
 def frac(x: TensorLike) -> Tensor:
-    """The digits behind the point, with the sign of ``x``."""
+    """The fractional part, with the sign of ``x``."""
     x = real(x)
     return x - trunc(x)
 
@@ -276,7 +276,7 @@ def log10(x: TensorLike) -> Tensor:
 
 
 def log1p(x: TensorLike) -> Tensor:
-    """``log(1 + x)``, accurate near 0: what rounding took from ``u = 1 + x`` is added to first order."""
+    """``log(1 + x)``, accurate near 0: the rounding error of ``u = 1 + x`` is corrected to first order."""
     x = real(x)
     u = x + 1.0
     return op.Log(u) + (x - (u - 1.0)) / u
@@ -289,7 +289,7 @@ def logaddexp(x: TensorLike, y: TensorLike) -> Tensor:
 
 
 def logit(x: TensorLike, eps: float | None = None) -> Tensor:
-    """``log(x / (1 − x))``; with ``eps``, of ``x`` kept between ``eps`` and ``1 − eps``."""
+    """``log(x / (1 − x))``; with ``eps``, of ``x`` clamped to ``[eps, 1 − eps]``."""
     x = real(x) if eps is None else clamp(real(x), eps, 1.0 - eps)
     return op.Log(x / (1.0 - x))
 
@@ -307,7 +307,7 @@ sinh = unary("Sinh", "``(eˣ − e⁻ˣ) / 2``.")
 cosh = unary("Cosh", "``(eˣ + e⁻ˣ) / 2``.")
 tanh = unary("Tanh", "``(eˣ − e⁻ˣ) / (eˣ + e⁻ˣ)``.")
 asinh = unary("Asinh", "The number whose hyperbolic sine is ``x``.")
-acosh = unary("Acosh", "The number from 0 on whose hyperbolic cosine is ``x``.")
+acosh = unary("Acosh", "The non-negative number whose hyperbolic cosine is ``x``.")
 atanh = unary("Atanh", "The number whose hyperbolic tangent is ``x``.")
 erf = unary("Erf", "``2/√π · ∫ e^(−t²) dt`` from 0 to ``x``.")
 
@@ -321,9 +321,9 @@ def erfc(x: TensorLike) -> Tensor:
 
 
 def clamp(x: TensorLike, min: TensorLike | None = None, max: TensorLike | None = None) -> Tensor:
-    """``x`` held between two bounds, either of which may be absent, a number or a tensor."""
+    """``x`` clamped to two bounds, each optional, a number or a tensor."""
     if min is None and max is None:
-        raise ModelError("clamp got neither min nor max; give at least one bound")
+        raise ModelError("clamp got neither min nor max; pass at least one bound")
     bounds = [b for b in (min, max) if b is not None]
     x = tensors(x, *bounds)[0]
     if any(isinstance(b, Value) and b.traced.rank > 0 for b in bounds):
@@ -335,24 +335,24 @@ def clamp(x: TensorLike, min: TensorLike | None = None, max: TensorLike | None =
 clip = clamp
 
 
-maximum = binary("maximum", "Max", "The larger of two, element by element.")
-minimum = binary("minimum", "Min", "The smaller of two, element by element.")
+maximum = binary("maximum", "Max", "The element-wise maximum.")
+minimum = binary("minimum", "Min", "The element-wise minimum.")
 
 
 def where(condition: TensorLike, x: TensorLike, y: TensorLike) -> Tensor:
-    """``x`` where the condition holds, else ``y``; the three broadcast."""
+    """``x`` where the condition is true, else ``y``; the three broadcast."""
     a, b = tensors(x, y)
     return op.Where(cast(condition, ir.DataType.BOOL), a, b)
 
 
 def masked_fill(x: TensorLike, mask: TensorLike, value: TensorLike) -> Tensor:
-    """``x`` with ``value`` where the mask holds; keeps the type of ``x``."""
+    """``x`` with ``value`` where the mask is true; keeps the type of ``x``."""
     x = tensor(x)
     return op.Where(cast(mask, ir.DataType.BOOL), tensor(value, x.dtype), x)
 
 
 def nan_to_num(x: TensorLike, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
-    """``x`` with numbers in place of NaN and of infinities."""
+    """``x`` with NaN and infinities replaced by numbers."""
     x = real(x)
     limits = ir.DataType(x.dtype).numpy()
     top = float(np.finfo(limits).max)

@@ -66,9 +66,11 @@ def max_pool(
 
 
 def _end(count: Extent, size: Extent, kernel: int, stride: int, pad: int, dilation: int) -> int:
-    """How far the last window reaches behind the input: padding written out, as runtimes disagree on ceil_mode."""
+    """Return how far the last window extends beyond the input: padding is explicit, as runtimes disagree on
+    ceil_mode.
+    """
     if not isinstance(count, int) or not isinstance(size, int):
-        return pad  # stride 1, where ceil_mode changes nothing
+        return pad  # stride 1, for which ceil_mode has no effect
     return max((count - 1) * stride + dilation * (kernel - 1) + 1 - size - pad, 0)
 
 
@@ -81,7 +83,9 @@ def avg_pool(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> Tensor:
-    """The mean of each window of ``x`` ``[N, C, *spatial]``; padding counts unless ``count_include_pad`` is false."""
+    """The mean of each window of ``x`` ``[N, C, *spatial]``; including padding unless ``count_include_pad`` is
+    false.
+    """
     x = _checked(tensor(x), rank, "AvgPool")
     kernel, strides, pads = _windows(rank, kernel_size, stride, padding)
     axes = list(zip(x.shape[2:], kernel, strides, pads, [1] * rank, strict=True))
@@ -98,13 +102,13 @@ def avg_pool(
 
 
 def _rounds_up(counts: list[Extent], axes: list[tuple[Extent, int, int, int, int]]) -> bool:
-    """Whether ONNX's ceil_mode gives these counts (it keeps a window that starts in the padding; PyTorch does not)."""
+    """Whether ONNX's ceil_mode yields these counts (it keeps a window that starts in the padding; PyTorch does not)."""
     for up in (False, True):
         if all(same(c, window_dim(n, k, s, 2 * p, d, up)) for c, (n, k, s, p, d) in zip(counts, axes, strict=True)):
             return up
     raise ModelError(
-        "average pooling with this ceil_mode rounds some dimensions up and others down, which ONNX cannot say; "
-        "pad the input and leave ceil_mode out"
+        "average pooling with this ceil_mode rounds some dimensions up and others down, which ONNX does not support; "
+        "pad the input and leave ceil_mode False"
     )
 
 
@@ -120,18 +124,20 @@ def _windows(
 
 
 def _count(size: Extent, kernel: int, stride: int, pad: int, dilation: int, ceil_mode: bool) -> Extent:
-    """How many windows there are; with ceil_mode the last one must still start inside the input or before it."""
+    """Return the number of windows; with ceil_mode the last one must still start inside the input or before it."""
     count = window_dim(size, kernel, stride, 2 * pad, dilation, ceil_mode)
     if not ceil_mode or stride == 1:
         return count
     if not isinstance(count, int) or not isinstance(size, int):
-        raise ModelError(f"pooling with ceil_mode needs fixed sizes and met '{size}'; fix it, or pad the input instead")
+        raise ModelError(
+            f"pooling with ceil_mode requires fixed sizes, but got '{size}'; fix it, or pad the input instead"
+        )
     return count - 1 if (count - 1) * stride >= size + pad else count
 
 
 def _checked(x: Tensor, rank: int, name: str) -> Tensor:
     if x.ndim != rank + 2:
-        raise ModelError(f"{name}{rank}d met an input of shape {x.shape}; it must be [batch, channels] and {rank} more")
+        raise ModelError(f"{name}{rank}d got an input of shape {x.shape}; expected [batch, channels] and {rank} more")
     return x
 
 
@@ -139,17 +145,17 @@ def _checked(x: Tensor, rank: int, name: str) -> Tensor:
 
 
 def adaptive_avg_pool(x: TensorLike, rank: int, output_size: Output) -> Tensor:
-    """Means over as many windows as ``output_size`` says; ``None`` keeps a size."""
+    """Means over ``output_size`` windows; ``None`` keeps a size."""
     return _adaptive(_checked(tensor(x), rank, "AdaptiveAvgPool"), output_size, "AveragePool")
 
 
 def adaptive_max_pool(x: TensorLike, rank: int, output_size: Output) -> Tensor:
-    """Maxima over as many windows as ``output_size`` says; ``None`` keeps a size."""
+    """Maxima over ``output_size`` windows; ``None`` keeps a size."""
     return _adaptive(_checked(tensor(x), rank, "AdaptiveMaxPool"), output_size, "MaxPool")
 
 
 def _adaptive(x: Tensor, output_size: Output, kind: str) -> Tensor:
-    """A global pool, a plain pool where sizes divide, else one axis after another."""
+    """Apply a global pool, a plain pool if sizes divide, else pool one axis after another."""
     sizes = x.shape[2:]
     given = list(output_size) if isinstance(output_size, Sequence) else [output_size] * len(sizes)
     asked: list[int | None] = [int(o) if isinstance(o, np.integer) else o for o in given]
@@ -174,7 +180,7 @@ def _adaptive_axis(x: Tensor, axis: int, size: Extent, out: Extent, kind: str) -
     if same(out, 1):
         return reduce(x, axis, keepdim=True)
     if not isinstance(size, int) or not isinstance(out, int):
-        raise ModelError(f"adaptive pooling of size '{size}' to {out} needs a fixed size; fix it, or pool to 1")
+        raise ModelError(f"adaptive pooling of size '{size}' to {out} requires a fixed size; fix it, or pool to 1")
     windows = [(i * size // out, -(-(i + 1) * size // out)) for i in range(out)]
     if kind == "MaxPool":
         parts = [x[(slice(None),) * axis + (slice(a, b),)] for a, b in windows]
@@ -191,7 +197,7 @@ def _adaptive_axis(x: Tensor, axis: int, size: Extent, out: Extent, kind: str) -
 def _of_rank(
     pool: Callable[Concatenate[TensorLike, int, P], Tensor], rank: int, words: str
 ) -> Callable[Concatenate[TensorLike, P], Tensor]:
-    """``pool`` with so many spatial axes, as PyTorch names it."""
+    """Return ``pool`` with ``rank`` spatial axes, under PyTorch's name."""
 
     def function(x: TensorLike, *args: P.args, **kwargs: P.kwargs) -> Tensor:
         return pool(x, rank, *args, **kwargs)

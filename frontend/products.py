@@ -31,12 +31,12 @@ __all__ = [
 
 
 def matmul(x: TensorLike, y: TensorLike) -> Tensor:
-    """The matrix product over the last two dimensions, the leading ones broadcasting; vectors as in NumPy."""
+    """The matrix product over the last two dimensions, with broadcasting of the leading ones; vectors as in NumPy."""
     a, b = tensors(x, y)
     if a.ndim and b.ndim:
         inner, other = a.shape[-1], b.shape[-2 if b.ndim > 1 else 0]
         if isinstance(inner, int) and isinstance(other, int) and inner != other:
-            raise ModelError(f"shapes {a.shape} and {b.shape} do not multiply; {inner} and {other} must be equal")
+            raise ModelError(f"shapes {a.shape} and {b.shape} cannot be multiplied; {inner} and {other} must be equal")
     return op.MatMul(a, b)
 
 
@@ -49,7 +49,7 @@ def dot(x: TensorLike, y: TensorLike) -> Tensor:
 
 
 def outer(x: TensorLike, y: TensorLike) -> Tensor:
-    """All products of an element of one vector with one of another: a matrix."""
+    """The outer product of two vectors: a matrix."""
     return tensor(x).unsqueeze(1) * tensor(y).unsqueeze(0)
 
 
@@ -58,8 +58,8 @@ def linear(x: TensorLike, weight: TensorLike, bias: TensorLike | None = None) ->
     x, weight = tensor(x), tensor(weight)
     if x.ndim == 0 or (isinstance(x.shape[-1], int) and x.shape[-1] != weight.shape[1]):
         raise ModelError(
-            f"a linear map from {weight.shape[1]} features met an input of shape {x.shape}; "
-            f"its last dimension must be {weight.shape[1]}"
+            f"a linear map from {weight.shape[1]} features got an input of shape {x.shape}; its last dimension must "
+            f"be {weight.shape[1]}"
         )
     if x.ndim == 2:
         return op.Gemm(x, weight, bias, transB=1, shape=[x.shape[0], weight.shape[0]])
@@ -74,13 +74,13 @@ def bilinear(x1: TensorLike, x2: TensorLike, weight: TensorLike, bias: TensorLik
 
 
 def einsum(equation: str, *operands: TensorLike | Sequence[TensorLike]) -> Tensor:
-    """Einstein's summation, in the notation that NumPy, PyTorch and ONNX share; operands one by one or as a list."""
+    """Einstein summation, in the notation shared by NumPy, PyTorch and ONNX; operands one by one or as a list."""
     listed = operands[0] if len(operands) == 1 and isinstance(operands[0], list | tuple) else operands
     xs = tensors(*listed)
     equation = equation.replace(" ", "")
     terms, arrow, output = equation.partition("->")
     if len(terms.split(",")) != len(xs):
-        raise ModelError(f"einsum '{equation}' names {len(terms.split(','))} operands and got {len(xs)}")
+        raise ModelError(f"einsum '{equation}' has {len(terms.split(','))} operands, but got {len(xs)}")
     if len(set(output.replace("...", ""))) != len(output.replace("...", "")):
         raise ModelError(f"einsum '{equation}' repeats a letter in its output; name each output dimension once")
     dims = _einsum_shape(terms, output, xs) if arrow and "..." not in equation else None
@@ -104,13 +104,13 @@ def _einsum_shape(terms: str, output: str, xs: list[Tensor]) -> list[Extent]:
 
 
 def normalize(x: TensorLike, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
-    """``x`` over its p-norm along ``dim``, the norm being at least ``eps``."""
+    """``x`` divided by its p-norm along ``dim``, which is at least ``eps``."""
     x = real(x)
     return x / norm(x, p, dim, keepdim=True).clamp(min=eps)
 
 
 def cosine_similarity(x1: TensorLike, x2: TensorLike, dim: int = 1, eps: float = 1e-8) -> Tensor:
-    """The cosine of the angle between vectors along ``dim``, each norm being at least ``eps``."""
+    """The cosine of the angle between vectors along ``dim``, with norms at least ``eps``."""
     a, b = (real(x) for x in (x1, x2))
     a, b = (x / norm(x, 2.0, dim, keepdim=True).clamp(min=eps) for x in (a, b))
     return reductions.sum(a * b, dim)

@@ -1,7 +1,7 @@
-"""Random numbers, under PyTorch's names: ONNX's random operators, which a training step draws itself.
+"""Random numbers, under PyTorch's names: ONNX's random operators, replaced in a training step.
 
 In a step they come from its counter-based generator, so that a resumed run draws the same ones (``passes/draws.py``);
-in a model that is run or exported, the runtime draws them. No gradient passes through them.
+in a model that is run or exported, the runtime draws them. They have no gradient.
 """
 
 from __future__ import annotations
@@ -29,44 +29,45 @@ __all__ = ["bernoulli", "gumbel_softmax", "multinomial", "rand", "rand_like", "r
 
 _UNIFORM: dict[str, Any] = {"low": 0.0, "high": 1.0}
 _NORMAL: dict[str, Any] = {"mean": 0.0, "scale": 1.0}
-_MOST = 1 << 24  # numbers that 24 random bits tell apart
+_MOST = 1 << 24  # distinct values of 24 random bits
 
 
 def rand(*size: Extent | Sequence[Extent], dtype: Any = "float32") -> Tensor:
-    """Numbers in [0, 1) of that shape, whose sizes may be dynamic: ``rand(x.shape[0], 1)``."""
+    """Uniform numbers in [0, 1) of this shape, whose sizes may be dynamic: ``rand(x.shape[0], 1)``."""
     return _drawn("RandomUniform", size, dtype, _UNIFORM)
 
 
 def randn(*size: Extent | Sequence[Extent], dtype: Any = "float32") -> Tensor:
-    """Standard normal numbers of that shape, whose sizes may be dynamic."""
+    """Standard normal numbers of this shape, whose sizes may be dynamic."""
     return _drawn("RandomNormal", size, dtype, _NORMAL)
 
 
 def rand_like(x: TensorLike, dtype: Any = None) -> Tensor:
-    """Numbers in [0, 1) of the shape of ``x``, and of its element type unless another one is given."""
+    """Uniform numbers in [0, 1) of the shape of ``x``, and of its element type by default."""
     return _drawn_like("RandomUniformLike", tensor(x), dtype, _UNIFORM)
 
 
 def randn_like(x: TensorLike, dtype: Any = None) -> Tensor:
-    """Standard normal numbers of the shape of ``x``, and of its element type unless another one is given."""
+    """Standard normal numbers of the shape of ``x``, and of its element type by default."""
     return _drawn_like("RandomNormalLike", tensor(x), dtype, _NORMAL)
 
 
 def randint(low: int, high: Any, size: Sequence[Extent] | None = None, dtype: Any = "int64") -> Tensor:
-    """Whole numbers from ``low`` to ``high - 1``, such as the times of a diffusion model.
+    """Integers from ``low`` to ``high - 1``, such as the time steps of a diffusion model.
 
-    ``randint(high, size)`` begins at 0; sizes may be dynamic.
+    ``randint(high, size)`` starts at 0; sizes may be dynamic.
     """
     first, end, sizes = (low, high, size) if size is not None else (0, low, high)
     if not isinstance(end, int) or not 0 < end - first <= _MOST:
-        raise ModelError(f"randint from {first} to {end!r}: give at least 1 and at most 2**24 numbers to choose from")
+        raise ModelError(f"randint from {first} to {end!r}: pass a range of at least 1 and at most 2**24 numbers")
     return cast(floor(rand(*_sizes(sizes)) * (end - first)), as_dtype(dtype)) + first
 
 
 def bernoulli(p: TensorLike) -> Tensor:
     """1 with probability ``p``, else 0: of the shape and element type of ``p``.
 
-    Not by ONNX's Bernoulli, whose body in the standard, which onnxruntime runs, gives 1 with probability ``1 - p``.
+    ONNX's Bernoulli is not used: its function body in the standard, which onnxruntime runs, yields 1 with probability
+    ``1 - p``.
     """
     p = tensor(p)
     _check_floating(p.dtype, "bernoulli")
@@ -74,12 +75,12 @@ def bernoulli(p: TensorLike) -> Tensor:
 
 
 def multinomial(weights: TensorLike, num_samples: int, replacement: bool = False) -> Tensor:
-    """Class numbers, drawn with probabilities proportional to ``weights``.
+    """Class indices, drawn with probabilities proportional to ``weights``.
 
     Args:
         weights: ``[classes]`` or ``[rows, classes]``, not negative; each row has at least ``num_samples`` that are not
-            zero, unless classes may be drawn again.
-        num_samples: how many of each row.
+            zero, unless ``replacement`` is set.
+        num_samples: per row.
         replacement: whether a class may be drawn again.
 
     Returns:
@@ -89,11 +90,11 @@ def multinomial(weights: TensorLike, num_samples: int, replacement: bool = False
     _check_floating(weights.dtype, "multinomial")
     if weights.ndim not in (1, 2) or not isinstance(num_samples, int) or num_samples < 1:
         raise ModelError(
-            f"multinomial of {num_samples!r} samples from a tensor of shape {weights.shape}; it takes one or two "
-            "dimensions, and draws at least one sample"
+            f"multinomial of {num_samples!r} samples from a tensor of shape {weights.shape}; expected one or two "
+            "dimensions, and at least one sample"
         )
     logits = log(cast(weights, ir.DataType.FLOAT))
-    if not replacement and num_samples > 1:  # the largest of logits with noise of Gumbel's are such a choice
+    if not replacement and num_samples > 1:  # the Gumbel-max trick
         return topk(logits + _gumbel_noise(logits), num_samples)[1]
     rows = logits if logits.ndim == 2 else logits.unsqueeze(0)
     found = op.Multinomial(rows, sample_size=num_samples, dtype=int(ir.DataType.INT64))
@@ -102,7 +103,7 @@ def multinomial(weights: TensorLike, num_samples: int, replacement: bool = False
 
 
 def gumbel_softmax(logits: TensorLike, tau: float = 1.0, hard: bool = False, dim: int = -1) -> Tensor:
-    """A relaxed choice of one class along ``dim``; with ``hard`` one-hot, with the gradient of the relaxed one."""
+    """A relaxed one-hot sample along ``dim``; with ``hard`` exactly one-hot, with the gradient of the relaxed one."""
     logits = tensor(logits)
     soft = softmax((logits + _gumbel_noise(logits)) / tau, dim)
     if not hard:
@@ -115,7 +116,7 @@ def gumbel_softmax(logits: TensorLike, tau: float = 1.0, hard: bool = False, dim
 
 
 def _gumbel_noise(like: Tensor) -> Tensor:
-    """Numbers of Gumbel's distribution, computed in float32 at least."""
+    """Draw Gumbel noise, computed in float32 at least."""
     wide = like.dtype if like.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
     return cast(-log(-log(clamp(rand_like(like, wide), 2.0**-25))), like.dtype)
 
@@ -144,4 +145,4 @@ def _sizes(size: Sequence[Any]) -> tuple[Extent, ...]:
 
 def _check_floating(dtype: ir.DataType, what: str) -> None:
     if not dtype.is_floating_point():
-        raise ModelError(f"{what} of {dtype.name.lower()} numbers; give a floating element type, such as 'float32'")
+        raise ModelError(f"{what} of {dtype.name.lower()} numbers; use a floating element type, such as 'float32'")

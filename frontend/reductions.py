@@ -1,4 +1,4 @@
-"""Sums, means, extremes, orders: functions that reduce or scan along dimensions, as PyTorch has them."""
+"""Reductions and scans along dimensions, as in PyTorch: sums, means, extremes, sorting."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Axes: TypeAlias = "int | Sequence[int] | None"
 
 
 class Extreme(NamedTuple):
-    """The extreme (or sorted) values and where they are."""
+    """The extreme (or sorted) values and their indices."""
 
     values: Tensor
     indices: Tensor
@@ -54,7 +54,7 @@ R = TypeVar("R")
 
 
 def numpy_words(function: Callable[P, R]) -> Callable[P, R]:
-    """``axis`` and ``keepdims`` are understood as ``dim`` and ``keepdim``, as PyTorch understands them."""
+    """Accept ``axis`` and ``keepdims`` as ``dim`` and ``keepdim``, as PyTorch does."""
 
     @functools.wraps(function)
     def translated(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -67,7 +67,7 @@ def numpy_words(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def axes_of(x: Tensor, dim: Axes) -> list[int]:
-    """``dim`` as a list of non-negative axes; ``ModelError`` if there is no such axis."""
+    """Return ``dim`` as a list of non-negative axes; raises ``ModelError`` if there is no such axis."""
     given = list(range(x.ndim)) if dim is None else [int(dim)] if isinstance(dim, int | np.integer) else list(dim)
     return [axis_of(x, d) for d in given]
 
@@ -86,7 +86,7 @@ def reduce(op_type: str, x: Tensor, dim: Axes, keepdim: bool) -> Tensor:
 
 @numpy_words
 def sum(x: TensorLike, dim: Axes = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    """The sum; integers and booleans are added as int64."""
+    """The sum; integers and booleans are summed as int64."""
     x = tensor(x)
     if dtype is None and not x.is_floating_point():
         dtype = ir.DataType.INT64
@@ -123,9 +123,9 @@ def amin(x: TensorLike, dim: Axes = None, keepdim: bool = False) -> Tensor:
 
 @numpy_words
 def max(x: TensorLike, dim: TensorLike | None = None, keepdim: bool = False) -> Any:
-    """Without ``dim`` the greatest element; with one, ``(values, indices)``, the gradient going to those indices.
+    """Without ``dim`` the maximum; with it, ``(values, indices)``, with the gradient at these indices.
 
-    A tensor as second argument gives the elementwise maximum, as in PyTorch.
+    A tensor as second argument returns the element-wise maximum, as in PyTorch.
     """
     if dim is None:
         return amax(x)
@@ -134,7 +134,7 @@ def max(x: TensorLike, dim: TensorLike | None = None, keepdim: bool = False) -> 
 
 @numpy_words
 def min(x: TensorLike, dim: TensorLike | None = None, keepdim: bool = False) -> Any:
-    """As ``max``, for the least element."""
+    """As ``max``, for the minimum."""
     if dim is None:
         return amin(x)
     return _extreme("ArgMin", x, int(dim), keepdim) if isinstance(dim, int | np.integer) else minimum(x, dim)
@@ -150,13 +150,13 @@ def _extreme(op_type: str, x: TensorLike, dim: int, keepdim: bool) -> Extreme:
 
 @numpy_words
 def argmax(x: TensorLike, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """Where the largest element is: the first of several, in the flattened tensor or along ``dim``."""
+    """The index of the first maximum, in the flattened tensor or along ``dim``."""
     return _position("ArgMax", x, dim, keepdim)
 
 
 @numpy_words
 def argmin(x: TensorLike, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """Where the smallest element is: the first of several, in the flattened tensor or along ``dim``."""
+    """The index of the first minimum, in the flattened tensor or along ``dim``."""
     return _position("ArgMin", x, dim, keepdim)
 
 
@@ -176,7 +176,7 @@ def var(
     *,
     correction: int | None = None,
 ) -> Tensor:
-    """The variance: squared deviations over ``count - correction`` (1 unless said otherwise, as in PyTorch)."""
+    """The variance: squared deviations over ``count - correction`` (1 by default, as in PyTorch)."""
     x = real(x)
     axes = axes_of(x, dim)
     if correction is None:
@@ -195,7 +195,7 @@ def std(
     *,
     correction: int | None = None,
 ) -> Tensor:
-    """The standard deviation, ``correction`` being 1 for that of a sample, of all elements or along ``dim``."""
+    """The standard deviation of all elements or along ``dim``, with ``correction`` as for ``var``."""
     return op.Sqrt(var(x, dim, unbiased, keepdim, correction=correction))
 
 
@@ -219,7 +219,7 @@ def norm(x: TensorLike, p: float | str = 2.0, dim: Axes = None, keepdim: bool = 
 
 @numpy_words
 def any(x: TensorLike, dim: Axes = None, keepdim: bool = False) -> Tensor:
-    """Whether an element is true, of the whole tensor or along ``dim``."""
+    """Whether any element is true, of the whole tensor or along ``dim``."""
     return cast(reduce("ReduceMax", _flags(x), dim, keepdim), "bool")
 
 
@@ -235,14 +235,14 @@ def _flags(x: TensorLike) -> Tensor:
 
 @numpy_words
 def cumsum(x: TensorLike, dim: int) -> Tensor:
-    """The sum of all elements up to each, along ``dim``."""
+    """The cumulative sum along ``dim``."""
     x = tensor(x)
     x = x if x.is_floating_point() else cast(x, ir.DataType.INT64)
     return op.CumSum(x, axis_of(x, dim), shape=x.shape)
 
 
 def topk(x: TensorLike, k: Extent, dim: int = -1, largest: bool = True, sorted: bool = True) -> Extreme:
-    """The ``k`` greatest (or least) elements along ``dim``, and where they are."""
+    """The ``k`` greatest (or least) elements along ``dim``, and their indices."""
     x = tensor(x)
     axis = axis_of(x, dim)
     k = int(k) if isinstance(k, np.integer) else k
@@ -253,11 +253,11 @@ def topk(x: TensorLike, k: Extent, dim: int = -1, largest: bool = True, sorted: 
 
 
 def sort(x: TensorLike, dim: int = -1, descending: bool = False) -> Extreme:
-    """The elements along ``dim`` in order, and where they were."""
+    """The elements along ``dim`` in order, and their original indices."""
     x = tensor(x)
     return topk(x, x.shape[axis_of(x, dim)], dim, largest=descending)
 
 
 def argsort(x: TensorLike, dim: int = -1, descending: bool = False) -> Tensor:
-    """The order in which the elements along ``dim`` are sorted."""
+    """The indices that sort the elements along ``dim``."""
     return sort(x, dim, descending).indices

@@ -1,4 +1,4 @@
-"""Padding, interpolation and the exchange of channels for space."""
+"""Padding, interpolation and pixel shuffling."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def pad(x: TensorLike, pad: Sequence[int], mode: str = "constant", value: float 
         raise ModelError(f"pad {tuple(pad)} must hold a pair for each of at most {x.ndim} dimensions")
     pairs = list(zip(pad[::2], pad[1::2], strict=True))[::-1]
     if mode != "constant" and any(p < 0 for p in pad):
-        raise ModelError(f"pad {tuple(pad)} crops, which mode {mode!r} does not do; slice the tensor instead")
+        raise ModelError(f"pad {tuple(pad)} crops, which mode {mode!r} does not support; slice the tensor instead")
     pairs = [(0, 0)] * (x.ndim - len(pairs)) + pairs
     if not any(map(any, pairs)):
         return x
@@ -75,12 +75,12 @@ def interpolate(
             f"interpolate mode {mode!r} does not fit an input of shape {x.shape}; use one of {', '.join(RESIZE)}"
         )
     if align_corners is not None and mode not in RANKS:
-        raise ModelError(f"align_corners does not apply to mode {mode!r}; leave it out")
+        raise ModelError(f"align_corners does not apply to mode {mode!r}; remove it")
     options = dict(RESIZE[mode])
     if align_corners:
         options["coordinate_transformation_mode"] = "align_corners"
     if (size is None) == (scale_factor is None):
-        raise ModelError("interpolate takes either size or scale_factor; give exactly one of them")
+        raise ModelError("interpolate takes either size or scale_factor; pass exactly one of them")
     if size is not None:
         sizes, axes = per_axis(size, rank, "size"), list(range(2, x.ndim))
         return op.Resize(x, None, None, current().sizes(sizes), axes=axes, shape=[*x.shape[:2], *sizes], **options)

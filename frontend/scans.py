@@ -22,11 +22,11 @@ def scanned(
     """Run ``step`` for each element along the first axis of ``along``.
 
     Args:
-        step: gets the states and an element of each of ``along``, and gives the next states, which keep their shapes,
+        step: gets the states and an element of each of ``along``, and returns the next states, which keep their shapes,
             and ``rows`` results of the shape of the first state.
         states: before the first element.
         along: tensors of equal length.
-        rows: how many results it gives beside its states; they are stacked along a new first axis.
+        rows: the number of its results, which are stacked along a new first axis.
 
     Returns:
         The last states, and then the results.

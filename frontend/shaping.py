@@ -1,4 +1,4 @@
-"""Changing shapes: reshape, transpose, join, split, repeat, as PyTorch has them, also where sizes are dynamic."""
+"""Reshaping functions: reshape, transpose, join, split, repeat, as in PyTorch, also with dynamic sizes."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ Sizes: TypeAlias = "Extent | Sequence[Extent]"
 def reshape(x: TensorLike, *shape: Sizes) -> Tensor:
     """``x`` with another shape of the same number of elements; one size may be -1.
 
-    The target is written with Reshape's own words where possible (0: as before, -1: the rest), so that a dynamic
-    batch costs no shape arithmetic at run time.
+    The target uses Reshape's special values where possible (0: unchanged, -1: inferred), so that a dynamic batch costs
+    no shape arithmetic at run time.
     """
     x = tensor(x)
     asked = listed(shape)
@@ -68,11 +68,11 @@ def reshape(x: TensorLike, *shape: Sizes) -> Tensor:
 
 
 def _without_hole(x: Tensor, dims: list[Extent]) -> list[Extent]:
-    """``dims`` with -1 worked out, after checking what can be checked."""
+    """Replace -1 in ``dims`` by its size, after checking what can be checked."""
     total = product(x.shape)
     holes = [i for i, d in enumerate(dims) if isinstance(d, int) and d == -1]
     if len(holes) > 1:
-        raise ModelError(f"reshape to {tuple(dims)} leaves several sizes open; give at most one -1")
+        raise ModelError(f"reshape to {tuple(dims)} leaves several sizes open; use at most one -1")
     if holes:
         rest = product(d for d in dims if not (isinstance(d, int) and d == -1))
         if isinstance(total, int) and isinstance(rest, int) and (rest == 0 or total % rest):
@@ -86,13 +86,13 @@ def _without_hole(x: Tensor, dims: list[Extent]) -> list[Extent]:
 
 
 def listed(sizes: Sequence[Sizes]) -> list[Extent]:
-    """``f(2, 3)`` and ``f((2, 3))`` alike."""
+    """Accept sizes as ``f(2, 3)`` or ``f((2, 3))``."""
     flat: Any = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], numbers.Integral | Dim) else sizes
     return [d if isinstance(d, Dim) else int(d) for d in flat]
 
 
 def op_sizes(dims: Sequence[Extent]) -> Tensor:
-    """Sizes as an int64 vector of the graph."""
+    """Return sizes as an int64 vector of the graph."""
     return wrap(current().sizes(dims))
 
 
@@ -118,18 +118,18 @@ def unflatten(x: TensorLike, dim: int, sizes: Sequence[Extent]) -> Tensor:
 
 
 def squeeze(x: TensorLike, dim: Axes = None) -> Tensor:
-    """Without dimensions of size 1: those of ``dim`` that have it, or all."""
+    """Remove dimensions of size 1: those in ``dim``, or all."""
     x = tensor(x)
     axes = [a for a in axes_of(x, dim) if same(x.shape[a], 1)]
     return op.Squeeze(x, axes, shape=[d for i, d in enumerate(x.shape) if i not in axes]) if axes else x
 
 
 def unsqueeze(x: TensorLike, dim: int) -> Tensor:
-    """A new dimension of size 1 at ``dim``."""
+    """Insert a dimension of size 1 at ``dim``."""
     x = tensor(x)
     axis = dim if dim >= 0 else dim + x.ndim + 1
     if not 0 <= axis <= x.ndim:
-        raise ModelError(f"unsqueeze({dim}) does not fit a tensor of shape {x.shape}; give at most {x.ndim}")
+        raise ModelError(f"unsqueeze({dim}) does not fit a tensor of shape {x.shape}; use at most {x.ndim}")
     return op.Unsqueeze(x, [axis], shape=[*x.shape[:axis], 1, *x.shape[axis:]])
 
 
@@ -137,7 +137,7 @@ def unsqueeze(x: TensorLike, dim: int) -> Tensor:
 
 
 def permute(x: TensorLike, *dims: int | Sequence[int]) -> Tensor:
-    """The dimensions in this order."""
+    """Reorder the dimensions."""
     x = tensor(x)
     axes = axes_of(x, [int(d) for d in listed(dims)])
     if sorted(axes) != list(range(x.ndim)):
@@ -146,7 +146,7 @@ def permute(x: TensorLike, *dims: int | Sequence[int]) -> Tensor:
 
 
 def transpose(x: TensorLike, *dims: int) -> Tensor:
-    """``x`` with two dimensions exchanged; with none or more than two given, as NumPy's ``transpose``."""
+    """Swap two dimensions; with none or more than two given, as NumPy's ``transpose``."""
     x = tensor(x)
     if len(dims) != 2:
         return permute(x, dims or list(range(x.ndim))[::-1])
@@ -158,7 +158,7 @@ def transpose(x: TensorLike, *dims: int) -> Tensor:
 
 
 def movedim(x: TensorLike, source: int, destination: int) -> Tensor:
-    """Dimensions at other places; the others keep their order."""
+    """Move dimensions; the others keep their order."""
     x = tensor(x)
     axes = list(range(x.ndim))
     axes.insert(axis_of(x, destination), axes.pop(axis_of(x, source)))
@@ -166,7 +166,7 @@ def movedim(x: TensorLike, source: int, destination: int) -> Tensor:
 
 
 def flip(x: TensorLike, *dims: int | Sequence[int]) -> Tensor:
-    """The elements along ``dims`` in reverse."""
+    """Reverse the elements along ``dims``."""
     x = tensor(x)
     axes = axes_of(x, [int(d) for d in listed(dims)])
     ends = np.full(len(axes), np.iinfo(np.int64).min)
@@ -174,7 +174,7 @@ def flip(x: TensorLike, *dims: int | Sequence[int]) -> Tensor:
 
 
 def roll(x: TensorLike, shifts: int | Sequence[int], dims: int | Sequence[int]) -> Tensor:
-    """``x`` with its elements moved on by ``shifts`` along ``dims``, the last ones coming in at the front."""
+    """Shift the elements by ``shifts`` along ``dims``, cyclically."""
     x = tensor(x)
     for shift, dim in zip(listed([shifts]), listed([dims]), strict=True):
         axis = axis_of(x, int(dim))
@@ -195,16 +195,14 @@ def expand(x: TensorLike, *sizes: Sizes) -> Tensor:
     wanted = listed(sizes)
     before = [1] * (len(wanted) - x.ndim) + list(x.shape)
     if len(before) != len(wanted):
-        raise ModelError(
-            f"a tensor of shape {x.shape} cannot be expanded to {tuple(wanted)}; give every dimension a size"
-        )
+        raise ModelError(f"a tensor of shape {x.shape} cannot be expanded to {tuple(wanted)}; specify every dimension")
     dims = [b if isinstance(w, int) and w == -1 else w for w, b in zip(wanted, before, strict=True)]
     for d, b in zip(dims, before, strict=True):
         if isinstance(d, int) and isinstance(b, int) and b not in (1, d):
             raise ModelError(
                 f"a tensor of shape {x.shape} cannot be expanded to {tuple(wanted)}; {b} is neither 1 nor {d}"
             )
-    # Expand broadcasts both ways, so a size that stays is written as 1
+    # Expand broadcasts both ways, so a kept size is written as 1
     target = [1 if same(d, b) else d for d, b in zip(dims, before, strict=True)]
     if len(dims) == x.ndim and all(map(same, dims, before)):
         return x
@@ -212,7 +210,7 @@ def expand(x: TensorLike, *sizes: Sizes) -> Tensor:
 
 
 def repeat(x: TensorLike, *counts: Sizes) -> Tensor:
-    """``x`` laid out ``counts`` times along each dimension (PyTorch's ``repeat``, NumPy's ``tile``)."""
+    """Tile ``x`` ``counts`` times along each dimension (PyTorch's ``repeat``, NumPy's ``tile``)."""
     x = tensor(x)
     times = listed(counts)
     for _ in range(len(times) - x.ndim):
@@ -225,7 +223,7 @@ tile = repeat
 
 
 def repeat_interleave(x: TensorLike, repeats: int, dim: int | None = None) -> Tensor:
-    """``x`` with each element along ``dim`` repeated in place."""
+    """Repeat each element along ``dim``, in place."""
     x = tensor(x).reshape(-1) if dim is None else tensor(x)
     axis = axis_of(x, dim or 0)
     wide = unsqueeze(x, axis + 1)
@@ -237,12 +235,12 @@ def repeat_interleave(x: TensorLike, repeats: int, dim: int | None = None) -> Te
 
 
 def cat(xs: Sequence[TensorLike], dim: int = 0) -> Tensor:
-    """The tensors joined along an existing dimension."""
+    """Concatenate tensors along an existing dimension."""
     parts = tensors(*xs)
     axis = axis_of(parts[0], dim)
     ranks = {p.ndim for p in parts}
     if len(ranks) > 1:
-        raise ModelError(f"cat joins tensors of one rank and got shapes {', '.join(str(p.shape) for p in parts)}")
+        raise ModelError(f"cat requires tensors of equal rank, but got shapes {', '.join(str(p.shape) for p in parts)}")
     length: Extent = 0
     for part in parts:
         length = length + part.shape[axis]
@@ -255,14 +253,14 @@ concat = cat
 
 
 def stack(xs: Sequence[TensorLike], dim: int = 0) -> Tensor:
-    """The tensors joined along a new dimension."""
+    """Concatenate tensors along a new dimension."""
     parts = tensors(*xs)
     axis = dim if dim >= 0 else dim + parts[0].ndim + 1
     return cat([unsqueeze(p, axis) for p in parts], axis)
 
 
 def split(x: TensorLike, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
-    """Pieces of one size (the last may be smaller), or of the listed sizes."""
+    """Split into pieces of equal size (the last may be smaller), or of the listed sizes."""
     x = tensor(x)
     axis = axis_of(x, dim)
     size = x.shape[axis]
@@ -270,8 +268,8 @@ def split(x: TensorLike, split_size_or_sections: int | Sequence[int], dim: int =
         step = int(split_size_or_sections)
         if not isinstance(size, int):
             raise ModelError(
-                f"split by {step} along dimension {dim} of size '{size}' gives an unknown number of pieces; "
-                "use chunk, list the sizes, or make that dimension fixed"
+                f"split by {step} along dimension {dim} of size '{size}' has an unknown number of pieces; use chunk, "
+                "list the sizes, or make that dimension fixed"
             )
         sections = [min(step, size - i) for i in range(0, size, step)]
     else:
@@ -285,7 +283,7 @@ def split(x: TensorLike, split_size_or_sections: int | Sequence[int], dim: int =
 
 
 def chunk(x: TensorLike, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
-    """``chunks`` pieces of equal size, the last one smaller where it does not come out even."""
+    """Split into ``chunks`` pieces of equal size, the last one possibly smaller."""
     x = tensor(x)
     axis = axis_of(x, dim)
     size = x.shape[axis]
@@ -301,7 +299,7 @@ def chunk(x: TensorLike, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
 
 
 def unbind(x: TensorLike, dim: int = 0) -> tuple[Tensor, ...]:
-    """The slices along a dimension of fixed size, that dimension removed."""
+    """Return the slices along a dimension of fixed size, with that dimension removed."""
     x = tensor(x)
     axis = axis_of(x, dim)
     return tuple(

@@ -1,4 +1,4 @@
-"""Reading parts of a tensor: ``x[...]`` with everything NumPy allows there, gather, triangles, creation of ranges."""
+"""Indexing: ``x[...]`` as in NumPy, gather, triangles, and creation of ranges."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ FIRST = np.iinfo(np.int64).min  # an open end of a Slice with a negative step
 def index(x: TensorLike, key: Any) -> Tensor:
     """``x[key]``: integers, slices (of any step), ``None``, ``...``, integer tensors and one boolean mask.
 
-    As in PyTorch an integer removes its dimension first; tensors then broadcast together, their dimensions standing
-    where the tensors stood if those are neighbours, else in front.
+    As in PyTorch, an integer removes its dimension first; tensors then broadcast together, and their dimensions replace
+    theirs if these are adjacent, else come first.
     """
     x = tensor(x)
     entries = _listed_key(key)
     used = sum(e is not None and e is not Ellipsis for e in entries)
     if used > x.ndim:
         raise ModelError(f"{used} indices are too many for a tensor of shape {x.shape}")
-    # ... written out, and whole slices for the dimensions that nobody mentions
+    # ... expanded, and whole slices for the remaining dimensions
     at = next((i for i, e in enumerate(entries) if e is Ellipsis), len(entries))
     behind = [e for e in entries[at + 1 :] if e is not Ellipsis]
     x, entries = _cut(x, [*entries[:at], *[slice(None)] * (x.ndim - used), *behind])
@@ -63,7 +63,7 @@ def index(x: TensorLike, key: Any) -> Tensor:
 
 
 def _listed_key(key: Any) -> list[Any]:
-    """One entry per place, lists and arrays made tensors, a mask made the tensors of its positions."""
+    """Return one entry per position: lists and arrays as tensors, a mask as the tensors of its positions."""
     entries: list[Any] = []
     for entry in key if isinstance(key, tuple) else (key,):
         if isinstance(entry, bool | np.bool_ | float):
@@ -83,7 +83,7 @@ def _listed_key(key: Any) -> list[Any]:
 
 
 def _cut(x: Tensor, entries: list[Any]) -> tuple[Tensor, list[Any]]:
-    """Write all slices and integers as one Slice (and Squeeze); returns the entries that remain with the result."""
+    """Write all slices and integers as one Slice (and Squeeze); return the remaining entries with the result."""
     cuts: list[tuple[int, Extent, Extent, int]] = []
     dims = list(x.shape)
     dropped = []
@@ -98,7 +98,7 @@ def _cut(x: Tensor, entries: list[Any]) -> tuple[Tensor, list[Any]]:
         elif isinstance(entry, slice) and entry not in (slice(None), slice(None, None, 1)):
             step = 1 if entry.step is None else int(entry.step)
             if step == 0:
-                raise ModelError("a slice has step 0; give a step that is not zero")
+                raise ModelError("a slice has step 0; use a step that is not zero")
             start = entry.start if entry.start is not None else (0 if step > 0 else LAST)
             stop = entry.stop if entry.stop is not None else (LAST if step > 0 else FIRST)
             cuts.append((axis, start, stop, step))
@@ -113,7 +113,7 @@ def _cut(x: Tensor, entries: list[Any]) -> tuple[Tensor, list[Any]]:
 
 
 def _sliced_size(x: Tensor, size: Extent, part: slice, step: int) -> Extent:
-    """The size of a sliced dimension; where it must wait for run time, a name that says how it came about."""
+    """Return the size of a sliced dimension; if known only at run time, a name that describes it."""
     start, stop = None if isinstance(part.start, int) and part.start == 0 and step > 0 else part.start, part.stop
     if isinstance(size, int) and not isinstance(start, Dim) and not isinstance(stop, Dim):
         return len(range(*part.indices(size)))
@@ -121,7 +121,7 @@ def _sliced_size(x: Tensor, size: Extent, part: slice, step: int) -> Extent:
         return size
     is_long = same(stop, size) or (isinstance(size, int) and size > 1)
     if step == 1 and start is None and isinstance(stop, Dim) and is_long:
-        return stop  # x[:n] of a table that is long enough
+        return stop  # x[:n] of a long enough table
     if step == 1 and isinstance(size, Dim):
         cut = start if stop is None else -stop if start is None and isinstance(stop, int) else None
         if isinstance(cut, int) and cut > 0:  # x[k:] and x[:-k] are equally long; a dimension has at least 1 element
@@ -130,7 +130,7 @@ def _sliced_size(x: Tensor, size: Extent, part: slice, step: int) -> Extent:
 
 
 def _take(x: Tensor, chosen: list[tuple[int, Value]]) -> Tensor:
-    """``x`` at the positions of integer tensors, given with their axes."""
+    """Return ``x`` at the positions of integer tensors, given with their axes."""
     if not chosen:
         return x
     axes = [axis for axis, _ in chosen]
@@ -151,7 +151,7 @@ def _take(x: Tensor, chosen: list[tuple[int, Value]]) -> Tensor:
 
 
 def broadcast_shape(*shapes: Sequence[Extent]) -> list[Extent]:
-    """The common shape of tensors of these shapes; two names that differ cannot be joined."""
+    """Return the broadcast shape; two different names cannot be combined."""
     rank = max(map(len, shapes))
     result: list[Extent] = []
     for column in zip(*[(*[1] * (rank - len(s)), *s) for s in shapes], strict=True):
@@ -170,24 +170,24 @@ def gather(x: TensorLike, dim: int, index: TensorLike) -> Tensor:
     x, places = tensor(x), cast(index, ir.DataType.INT64)
     axis = axis_of(x, dim)
     for i, (size, wanted) in enumerate(zip(x.shape, places.shape, strict=True)):
-        if i != axis and not same(size, wanted):  # GatherElements wants equal sizes, gather allows smaller ones
+        if i != axis and not same(size, wanted):  # GatherElements requires equal sizes, gather allows smaller ones
             x = x[(slice(None),) * i + (slice(0, wanted),)]
     return op.GatherElements(x, places, axis=axis, shape=places.shape)
 
 
 def index_select(x: TensorLike, dim: int, index: TensorLike) -> Tensor:
-    """The slices along ``dim`` that a vector of integers names."""
+    """The slices along ``dim`` at the indices in a vector."""
     x = tensor(x)
     return index_at(x, axis_of(x, dim), tensor(index))
 
 
 def index_at(x: Tensor, axis: int, places: Tensor) -> Tensor:
-    """The entries of one axis at ``places`` (an integer tensor of any rank)."""
+    """Return the entries of one axis at ``places`` (an integer tensor of any rank)."""
     return _take(x, [(axis, places)])
 
 
 def take_along_dim(x: TensorLike, indices: TensorLike, dim: int) -> Tensor:
-    """The elements that ``indices`` name along ``dim``; the other dimensions are broadcast."""
+    """The elements at ``indices`` along ``dim``; the other dimensions are broadcast."""
     return gather(x, dim, indices)
 
 
@@ -203,19 +203,19 @@ def scatter(x: TensorLike, dim: int, index: TensorLike, src: TensorLike, *, redu
 
 
 def scatter_add(x: TensorLike, dim: int, index: TensorLike, src: TensorLike) -> Tensor:
-    """``x`` with ``src`` added where ``index`` says, along ``dim``."""
+    """``x`` with ``src`` added at ``index`` along ``dim``."""
     return scatter(x, dim, index, src, reduce="add")
 
 
 def one_hot(x: TensorLike, num_classes: int) -> Tensor:
-    """int64 indicators of ``num_classes`` classes along a new last dimension."""
+    """int64 one-hot vectors of ``num_classes`` classes along a new last dimension."""
     x = cast(x, ir.DataType.INT64)
     values = np.array([0, 1], np.int64)
     return op.OneHot(x, np.array(num_classes, np.int64), values, axis=-1, shape=[*x.shape, num_classes])
 
 
 def nonzero(x: TensorLike, as_tuple: bool = False) -> Any:
-    """The positions of elements that are not zero: int64 ``[count, rank]``, or one vector per dimension."""
+    """The positions of nonzero elements: int64 ``[count, rank]``, or one vector per dimension."""
     x = tensor(x)
     positions = op.NonZero(x)
     count = positions.shape[1]
@@ -236,33 +236,33 @@ def full(size: Extent | Sequence[Extent], value: float, dtype: Any = "float32") 
 
 
 def zeros(*size: Any, dtype: Any = "float32") -> Tensor:
-    """Zeros, of this shape."""
+    """Zeros of this shape."""
     return full(size[0] if len(size) == 1 else size, 0, dtype)
 
 
 def ones(*size: Any, dtype: Any = "float32") -> Tensor:
-    """Ones, of this shape."""
+    """Ones of this shape."""
     return full(size[0] if len(size) == 1 else size, 1, dtype)
 
 
 def full_like(x: TensorLike, value: float) -> Tensor:
-    """A tensor of that shape, all of whose elements are ``value``."""
+    """A tensor of the shape of ``x``, filled with ``value``."""
     x = tensor(x)
     return full(x.shape, value, x.dtype)
 
 
 def zeros_like(x: TensorLike) -> Tensor:
-    """Zeros, of the shape of ``x``."""
+    """Zeros of the shape of ``x``."""
     return full_like(x, 0)
 
 
 def ones_like(x: TensorLike) -> Tensor:
-    """Ones, of the shape of ``x``."""
+    """Ones of the shape of ``x``."""
     return full_like(x, 1)
 
 
 def arange(start: Extent | float, end: Extent | float | None = None, step: float = 1, dtype: Any = None) -> Tensor:
-    """Numbers from ``start`` (0 if only one bound is given) up to but without ``end``; bounds may be dynamic."""
+    """Numbers from ``start`` (0 by default) up to but excluding ``end``; bounds may be dynamic."""
     low, high = (0, start) if end is None else (start, end)
     if not isinstance(low, Dim) and not isinstance(high, Dim):
         return tensor(np.arange(low, high, step), None if dtype is None else as_dtype(dtype))

@@ -1,4 +1,4 @@
-"""The traced tensor: what ``forward`` computes with.
+"""The traced tensor, on which ``forward`` computes.
 
 Operators and methods are those of ``torch.Tensor``, each one the function of the same name in ``functional``.
 """
@@ -33,7 +33,7 @@ class Size(tuple[Extent, ...]):
 def _reflected(
     function: Callable[[TensorLike, TensorLike], Tensor],
 ) -> Callable[[TensorMethods, TensorLike], Tensor]:
-    """The operator for a tensor on the right of a number or an array."""
+    """Return the reflected operator, for a tensor on the right of a number or an array."""
 
     def operator(self: TensorMethods, other: TensorLike) -> Tensor:
         return function(other, self)
@@ -44,7 +44,7 @@ def _reflected(
 class TensorMethods(Value):
     """Operators and methods shared by traced tensors, parameters and buffers."""
 
-    # --- what is known of it ---
+    # --- properties ---
 
     @property
     def dtype(self) -> ir.DataType:
@@ -59,7 +59,7 @@ class TensorMethods(Value):
         return len(self.shape)
 
     def size(self, dim: builtins.int | None = None) -> Any:
-        """The shape, or the size of one dimension."""
+        """Return the shape, or the size of one dimension."""
         return self.shape if dim is None else self.shape[reductions.axis_of(self, dim)]  # type: ignore[arg-type]
 
     def dim(self) -> builtins.int:
@@ -80,7 +80,7 @@ class TensorMethods(Value):
     def __iter__(self) -> Iterator[Tensor]:
         return iter(shaping.unbind(self))
 
-    # --- what a traced tensor cannot do ---
+    # --- not supported by traced tensors ---
 
     def __bool__(self) -> builtins.bool:
         self._no_number("decide an if or a while; choose between tensors with where(condition, a, b)")
@@ -98,7 +98,7 @@ class TensorMethods(Value):
         self._no_number("be changed in place; build the new tensor with where, cat or scatter")
 
     def _no_number(self, use: str) -> NoReturn:
-        raise ModelError(f"a traced tensor has no numbers yet and cannot {use}")
+        raise ModelError(f"a traced tensor has no value yet and cannot {use}")
 
     # --- operators ---
 
@@ -222,7 +222,7 @@ class TensorMethods(Value):
     def expand_as(self, other: TensorMethods) -> Tensor:
         return shaping.expand(self, other.shape)
 
-    # --- parts ---
+    # --- indexing ---
 
     gather = subscripts.gather
     index_select = subscripts.index_select

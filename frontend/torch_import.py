@@ -30,30 +30,29 @@ def from_torch(
     """Export a ``torch.nn.Module`` with all names of parameters and buffers kept.
 
     Args:
-        module: the module; its weights are copied and it is left as it was.
+        module: the module; its weights are copied and it is not changed.
         example_inputs: a tensor or a tuple of tensors to trace with.
         input_names: names of the inputs; by default those of the arguments of ``forward``.
         output_names: names of the outputs; by default "output", or "output_0" and so on.
-        dynamic: ``{"x": {0: "batch", 1: "time"}}``: which axes of which inputs may vary, the same name being the same
-            size. By default axis 0 of every input, named "batch"; ``{}`` fixes everything. The example needs a size of
-            at least 2 along a dynamic axis.
+        dynamic: dynamic axes by input, such as ``{"x": {0: "batch", 1: "time"}}``; the same name is the same size. By
+            default axis 0 of every input, named "batch"; ``{}`` fixes everything. The example must have a size of at
+            least 2 along a dynamic axis.
 
-    The model is in inference form, with what training needs still in it: every BatchNormalization is one node with its
-    running statistics, and every ``nn.Dropout`` or ``torch.nn.functional.dropout`` is a Dropout node, switched off.
-    Parameters with ``requires_grad=False`` are frozen in the file, too, unless all are: a step trains them only if they
-    are named in full. Dropout inside ``scaled_dot_product_attention`` is absent, since PyTorch leaves it
-    out in evaluation mode.
+    The model is in inference mode, but can be trained: every BatchNormalization is one node with its running
+    statistics, and every ``nn.Dropout`` or ``torch.nn.functional.dropout`` is a Dropout node, switched off. Parameters
+    with ``requires_grad=False`` are frozen in the file, too, unless all are: a step trains them only if they are named
+    in full. Dropout inside ``scaled_dot_product_attention`` is absent, as PyTorch omits it in evaluation mode.
 
     Raises:
         RuntimeUnavailableError: torch or onnxscript is not installed.
-        ModelError: the example does not fit, or PyTorch cannot export the module (its reason is the cause).
+        ModelError: the example does not fit, or PyTorch cannot export the module (see the cause).
     """
     try:
         import onnxscript  # noqa: F401 (the exporter needs it)
         import torch
     except ImportError as missing:
         raise RuntimeUnavailableError(
-            f"from_torch needs {missing.name}, which is not installed; pip install torch onnxscript"
+            f"from_torch requires {missing.name}, which is not installed; pip install torch onnxscript"
         ) from missing
     args = tuple(example_inputs) if isinstance(example_inputs, tuple | list) else (example_inputs,)
     names = _input_names(module, args, None if input_names is None else as_names(input_names))
@@ -63,7 +62,7 @@ def from_torch(
     _name_outputs(model.graph, as_names(output_names or ()))
     _switch_off_dropout(model.graph)
     _drop_misshapen_biases(model.graph)
-    # a parameter is frozen if it needs no gradient while others do; where none needs one, nobody has chosen
+    # a parameter is frozen if it needs no gradient while others do; if none needs one, nobody has chosen
     trained = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
     frozen = [name for name, trains in trained.items() if not trains] if any(trained.values()) else []
     roles = dict.fromkeys(frozen, "frozen") | {name: "buffer" for name, _ in module.named_buffers()}
@@ -78,7 +77,7 @@ def from_torch(
 def _input_names(module: Any, args: tuple[Any, ...], names: Sequence[str] | None) -> list[str]:
     if names is not None:
         if len(names) != len(args):
-            raise ModelError(f"{len(args)} example inputs have {len(names)} input_names; give one name for each")
+            raise ModelError(f"{len(args)} example inputs have {len(names)} input_names; pass one name for each")
         return list(names)
     try:
         bound = inspect.signature(module.forward).bind(*args)
@@ -92,18 +91,18 @@ def _input_names(module: Any, args: tuple[Any, ...], names: Sequence[str] | None
 
 
 def _dynamic_axes(torch: Any, examples: dict[str, Any], dynamic: Dynamic | None) -> list[dict[int, Any] | None]:
-    """For each input its dynamic axes, as the exporter wants them."""
+    """Return the dynamic axes of each input, in the exporter's format."""
     if dynamic is None:
         dynamic = {name: {0: "batch"} for name, x in examples.items() if getattr(x, "ndim", 0) > 0}
     if strange := set(dynamic) - set(examples):
-        raise ModelError(f"dynamic names '{min(strange)}', which is no input; the inputs are {', '.join(examples)}")
+        raise ModelError(f"dynamic names '{min(strange)}', which is not an input; the inputs are {', '.join(examples)}")
     for name, axes in dynamic.items():
         for axis in axes:
             shape = tuple(examples[name].shape)
             if not 0 <= axis < len(shape) or shape[axis] < 2:
                 raise ModelError(
-                    f"axis {axis} of '{name}' is dynamic and the example has shape {shape}; PyTorch takes 0 and "
-                    "1 for fixed sizes, so give an example of at least 2 there"
+                    f"axis {axis} of '{name}' is dynamic, but the example has shape {shape}; PyTorch treats 0 and 1 "
+                    "as fixed sizes, so use a size of at least 2 there"
                 )
     dims = {label: torch.export.Dim(label) for axes in dynamic.values() for label in axes.values()}
     return [{axis: dims[label] for axis, label in dynamic.get(name, {}).items()} or None for name in examples]
@@ -132,7 +131,7 @@ def _export(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the exporter's notes on its own internals and on packages that it does not find."""
+    """Hide the exporter's notes on its internals and on missing packages."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -146,7 +145,7 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _evaluating(torch: Any, module: Any) -> Iterator[None]:
-    """Put the module into evaluation mode, its dropout still recorded; all flags are put back."""
+    """Put the module into evaluation mode, with dropout still recorded; restores all flags."""
     flags = {m: m.training for m in module.modules()}
     functional = torch.nn.functional
     original = functional.dropout
@@ -165,7 +164,7 @@ def _evaluating(torch: Any, module: Any) -> Iterator[None]:
 
 
 def _switch_off_dropout(graph: ir.Graph) -> None:
-    """Put Dropout nodes into inference form: without the input that says training."""
+    """Put Dropout nodes into inference mode, without the input training_mode."""
     for node in list(graph.all_nodes()):
         if node.op_type == "Dropout" and len(node.inputs) > 2:
             flag = node.inputs[2]
@@ -176,7 +175,9 @@ def _switch_off_dropout(graph: ir.Graph) -> None:
 
 
 def _drop_misshapen_biases(graph: ir.Graph) -> None:
-    """PyTorch 2.13 gives a three-dimensional Conv without bias zeros of shape [channels, 2], which no runtime takes."""
+    """Remove zeros of shape [channels, 2], which PyTorch 2.13 writes for a Conv3d without bias, and no runtime
+    accepts.
+    """
     misshapen = [n for n in graph if n.op_type == "Conv" and len(n.inputs) == 3 and _is_misshapen(n.inputs[2])]
     for node in misshapen:
         node.resize_inputs(2)
@@ -195,7 +196,7 @@ def _name_outputs(graph: ir.Graph, names: Sequence[str]) -> None:
     outputs = list(graph.outputs)
     names = names or (["output"] if len(outputs) == 1 else [f"output_{i}" for i in range(len(outputs))])
     if len(names) != len(outputs):
-        raise ModelError(f"the module returns {len(outputs)} tensors and output_names gives {len(names)}")
+        raise ModelError(f"the module returns {len(outputs)} tensors, but output_names has {len(names)}")
     taken = {v.name: v for node in graph.all_nodes() for v in node.outputs if v.name in names}
     for name, value in taken.items():
         value.name = f"{name}.inner"

@@ -1,8 +1,8 @@
-"""Recording a forward pass as ONNX nodes.
+"""Recording of a forward pass as ONNX nodes.
 
 While ``export`` runs a module's ``forward``, a ``Trace`` is current. ``op.Relu(x)`` appends a node to it and returns a
-``Tensor`` (the vocabulary of ``gradgraph.graph.builder``, on traced tensors). Parameters become its initializers when
-they are first used, and it finds sizes that are known only at run time.
+``Tensor`` (the interface of ``gradgraph.graph.builder``, on traced tensors). Parameters become its initializers when
+they are first used, and it names sizes that are known only at run time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TensorLike: TypeAlias = "Value | Dim | bool | int | float | np.ndarray | Sequenc
 
 
 class Value:
-    """Stands for a tensor while a graph is traced: a traced ``Tensor``, a ``Parameter`` or a ``Buffer``."""
+    """A tensor during tracing: a traced ``Tensor``, a ``Parameter`` or a ``Buffer``."""
 
     @property
     def traced(self) -> Var:
@@ -37,7 +37,7 @@ class Value:
 
 
 def mark_role(value: ir.Value, role: str) -> None:
-    """Write beside an initializer what it is: a ``parameter``, or a ``buffer``, which is not to be trained."""
+    """Mark an initializer as ``parameter``, or as ``buffer``, which is not trained."""
     if value.const_value is not None:
         value.const_value.metadata_props["gradgraph.role"] = role
 
@@ -46,10 +46,10 @@ class Trace:
     """One graph under construction.
 
     Args:
-        stored: names of the parameters and buffers by ``id``; using any other one is an error.
-        taken: names that no node may get.
-        builder: that of a graph which is extended; by default one of a new graph.
-        before: the nodes of the graph which is extended.
+        stored: names of the parameters and buffers by ``id``; using any other one raises.
+        taken: reserved names.
+        builder: that of a graph to extend; by default one for a new graph.
+        before: the nodes of the graph to extend.
     """
 
     def __init__(
@@ -71,14 +71,14 @@ class Trace:
     # --- parameters and scopes ---
 
     def stored(self, owner: Value, array: np.ndarray, role: str) -> Var:
-        """The initializer that holds a parameter or buffer: one, however often it is used."""
+        """Return the initializer of a parameter or buffer: one, however often it is used."""
         value = self.initializers.get(id(owner))
         if value is None:
             name = self._stored.get(id(owner))
             if name is None:
                 raise ModelError(
                     f"forward uses a {role} of shape {array.shape} that no module holds; assign it to an attribute of "
-                    "a module, or keep it in a ParameterList"
+                    "a module, or store it in a ParameterList"
                 )
             held = ir.Tensor(array, name=name)
             value = ir.Value(name=name, type=ir.TensorType(held.dtype), shape=ir.Shape(array.shape), const_value=held)
@@ -88,7 +88,7 @@ class Trace:
 
     @contextlib.contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """Names of the nodes written inside start with the path of their module."""
+        """Prefix the names of nodes written inside with the path of their module."""
         outer, self.builder.scope = self.builder.scope, name
         try:
             yield
@@ -98,10 +98,10 @@ class Trace:
     # --- sizes ---
 
     def shape(self, var: Var) -> tuple[Extent, ...]:
-        """Every dimension as a number or a ``Dim``; one nobody has named gets a name."""
+        """Return every dimension as a number or a ``Dim``; an anonymous one gets a name."""
         known = var.shape
         if known is None:
-            raise ModelError(f"the rank of '{var.value.name}' is unknown; reshape it to a stated number of dimensions")
+            raise ModelError(f"the rank of '{var.value.name}' is unknown; reshape it to a fixed number of dimensions")
         if None in known:
             known = tuple(self.builder.fresh(f"{var.value.name}.{i}") if d is None else d for i, d in enumerate(known))
             record_shape(var.value, known)
@@ -112,7 +112,7 @@ class Trace:
         return tuple(d if isinstance(d, int) else self._formulas[d or ""] for d in known)
 
     def record(self, var: Var, dims: Sequence[Extent]) -> None:
-        """State the shape of ``var``; a name seen for the first time is from now on the size of that axis."""
+        """Declare the shape of ``var``; a new name is defined as the size of that axis."""
         for axis, dim in enumerate(dims):
             if isinstance(dim, Dim):
                 self._formulas.setdefault(str(dim), dim)
@@ -121,7 +121,7 @@ class Trace:
         record_shape(var.value, tuple(d if isinstance(d, int) else str(d) for d in dims))
 
     def size(self, dim: Extent) -> Var:
-        """A size as an int64 vector of length 1: a constant where it is a number."""
+        """Return a size as an int64 vector of length 1: a constant if it is a number."""
         if isinstance(dim, int):
             return self.builder.const(np.array([dim], np.int64))
         terms = []
@@ -136,14 +136,14 @@ class Trace:
         source = self._sources.get(name)
         if isinstance(source, tuple):
             source = self.builder.dim(*source)
-        elif source is None:  # ONNX divides integers towards zero, so take the remainder off first
+        elif source is None:  # ONNX rounds integer division towards zero, so the remainder is subtracted first
             dividend, divisor = (self.size(part) for part in QUOTIENTS[name])
             source = (dividend - self.builder.Mod(dividend, divisor)) / divisor
         self._sources[name] = source
         return source
 
     def sizes(self, dims: Sequence[Extent]) -> Var:
-        """Several sizes as one int64 vector."""
+        """Return several sizes as one int64 vector."""
         if is_static(dims):
             return self.builder.const(np.array(dims, np.int64))
         parts = [self.size(d) for d in dims]
@@ -154,12 +154,12 @@ _CURRENT: ContextVar[Trace | None] = ContextVar("gradgraph_trace", default=None)
 
 
 def current() -> Trace:
-    """The graph under construction; ``ModelError`` outside of ``export``."""
+    """Return the graph under construction; raises ``ModelError`` outside of ``export``."""
     trace = _CURRENT.get()
     if trace is None:
         raise ModelError(
             "tensor functions and modules record a graph and run only inside gradgraph.frontend.export(net, inputs); "
-            "export the network and run the file to compute numbers"
+            "to compute numbers, export the network and run the file"
         )
     return trace
 
@@ -177,19 +177,19 @@ def tracing(trace: Trace) -> Iterator[Trace]:
 
 
 def wrap(var: Var) -> Tensor:
-    from gradgraph.frontend.tensor import Tensor  # Tensor's methods build on this file
+    from gradgraph.frontend.tensor import Tensor  # Tensor's module imports this one
 
     return Tensor(var)
 
 
 class _Emitter:
-    """``op.Name(x, ..., attribute=...)``: one node of the current trace, on Tensors."""
+    """The namespace of operators: ``op.Name(x, ..., attribute=...)`` appends one node to the current trace."""
 
     def __getattr__(self, op_type: str) -> Callable[..., Tensor]:
         return functools.partial(self.emit, op_type)
 
     def emit(self, op_type: str, *inputs: Any, shape: Sequence[Extent] | None = None, **attributes: Any) -> Tensor:
-        """Append a node; ``shape`` states the shape of its output where ONNX's inference would lose it."""
+        """Append a node; ``shape`` declares the shape of its output if ONNX's inference would lose it."""
         trace = current()
         result = wrap(trace.builder.emit(op_type, *[_operand(trace, x) for x in inputs], outputs=1, **attributes))
         return result if shape is None else shaped(result, shape)
@@ -202,7 +202,7 @@ class _Emitter:
 
 
 def shaped(x: Tensor, dims: Sequence[Extent]) -> Tensor:
-    """``x``, with its shape stated (a statement; nothing is emitted)."""
+    """Return ``x`` with its shape declared (no node is written)."""
     if x.traced.const is None:
         current().record(x.traced, dims)
     return x
@@ -221,7 +221,9 @@ def _operand(trace: Trace, x: Any) -> Any:
 
 
 def tensor(x: TensorLike, dtype: ir.DataType | None = None) -> Tensor:
-    """``x`` as a traced tensor; numbers and arrays become constants (float64 ones float32, without a ``dtype``)."""
+    """Return ``x`` as a traced tensor; numbers and arrays become constants (float64 as float32, unless ``dtype`` is
+    given).
+    """
     trace = current()
     if isinstance(x, Value):
         value = wrap(x.traced)
@@ -235,18 +237,18 @@ def tensor(x: TensorLike, dtype: ir.DataType | None = None) -> Tensor:
 def _literal(x: Any) -> np.ndarray:
     if isinstance(x, Mapping):
         raise ModelError(
-            f"a traced computation met tensors by name ({listed(x)}) where it needs one tensor; take one of them, "
-            f"as in out['{shown(next(iter(x), '...'))}']"
+            f"a traced computation got tensors by name ({listed(x)}) but needs one tensor; use one of them, as in "
+            f"out['{shown(next(iter(x), '...'))}']"
         )
     array = np.asarray(x)
     if array.dtype.kind not in "biuf":
-        raise ModelError(f"a traced computation met {type(x).__name__}, which is not a number, an array or a tensor")
+        raise ModelError(f"a traced computation got {type(x).__name__}, which is not a number, an array or a tensor")
     wide = {np.dtype(np.float64): np.float32, np.dtype(np.int32): np.int64}
     return array.astype(wide[array.dtype]) if array.dtype in wide else array
 
 
 def tensors(*xs: TensorLike) -> list[Tensor]:
-    """The operands of one operation, brought to their common type as PyTorch promotes types.
+    """Return the operands of one operation in their common type, as PyTorch promotes types.
 
     Only tensors decide the width; numbers, arrays and sizes only raise the kind (bool < integer < floating).
     """
@@ -287,7 +289,7 @@ _SHORT = {"float": "float32", "double": "float64", "half": "float16", "long": "i
 
 
 def as_dtype(dtype: Any) -> ir.DataType:
-    """``"float32"``, ``np.float32``, ``"long"``, ``torch.float32`` or an ``onnx_ir.DataType`` as the latter."""
+    """Convert ``"float32"``, ``np.float32``, ``"long"`` or ``torch.float32`` to an ``onnx_ir.DataType``."""
     if isinstance(dtype, ir.DataType):
         return dtype
     text = str(dtype).removeprefix("torch.") if not isinstance(dtype, type) else np.dtype(dtype).name

@@ -221,7 +221,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "all outputs for one": (
         lambda out, batch: F.relu(out).mean(),
         {},
-        r"needs one tensor; take one .* out\['logits'\]",
+        r"needs one tensor; use one .* out\['logits'\]",
     ),
     "no tensor": (lambda out, batch: 3.0, {}, r"returned 3\.0; return a scalar tensor"),
     "nothing": (lambda out, batch: None, {}, "returned None"),
@@ -237,7 +237,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a metric": (read("score"), {"metrics": "accuracy"}, "write it as a function"),
     "two outputs for one": ("mse", {"output": ["logits", "score"]}, "reads 1 output"),
     "nothing depends on a weight": (lambda out, batch: batch["x"].mean(), {}, "no parameters to train"),
-    "a number of a traced tensor": (lambda out, batch: float(out["score"]), {}, "has no numbers yet"),
+    "a number of a traced tensor": (lambda out, batch: float(out["score"]), {}, "has no value yet"),
     "no scalar": ("mse", {"loss": gg.losses.mse("none")}, "returns many numbers"),
 }
 

@@ -80,7 +80,7 @@ def test_more_rows_than_columns_and_numbers_that_are_none_come_to_an_end(assigne
 
 
 def test_the_cost_of_an_assignment_of_wrong_shape() -> None:
-    with pytest.raises(gg.GradgraphError, match=r"it takes \[B, n, m\] and \[B, n\]"):
+    with pytest.raises(gg.GradgraphError, match=r"assignment expects costs \[B, n, m\] and flags \[B, n\]"):
         export(lambda x: F.linear_sum_assignment(x, x), {"x": ("n", "m")})
 
 
@@ -238,14 +238,14 @@ def test_a_step_says_that_there_are_more_objects_than_predictions() -> None:
 
 
 REFUSED: dict[str, tuple[losses.Loss, list[tuple[int, ...]], str]] = {
-    "no size": (losses.retinanet(), [(1, 90, 3), (1, 90, 4)], "retinanet lays places over the picture, and needs its"),
-    "no priors": (losses.ssd(), [(1, 90, 3), (1, 90, 4)], "ssd compares boxes with the priors of the model, and needs"),
-    "other priors": (losses.ssd([[0.5, 0.5, 0.1, 0.1]]), [(1, 90, 3), (1, 90, 4)], "ssd lays 1 priors over the picture,"
-                     " and the model speaks of 90; give the priors that"),
-    "other cells": (losses.fcos((32, 32)), [(1, 30, 3), (1, 30, 4), (1, 30, 1)], "fcos lays 23 points over the picture"
-                    ", and the model speaks of 30"),
-    "no classes": (losses.detr(), [(1, 30), (1, 30, 4)], "a detector gives scores of pictures, predictions and"),
-    "boxes of 3": (losses.detr(), [(1, 30, 3), (1, 30, 3)], "boxes have 4 numbers on the last axis"),
+    "no size": (losses.retinanet(), [(1, 90, 3), (1, 90, 4)], "retinanet places a grid on the image, and requires its"),
+    "no priors": (losses.ssd(), [(1, 90, 3), (1, 90, 4)], "ssd compares boxes with the priors of the model, and requires"),
+    "other priors": (losses.ssd([[0.5, 0.5, 0.1, 0.1]]), [(1, 90, 3), (1, 90, 4)], "ssd places 1 priors on the image,"
+                     " but the model has outputs for 90; pass the priors that"),
+    "other cells": (losses.fcos((32, 32)), [(1, 30, 3), (1, 30, 4), (1, 30, 1)], "fcos places 23 points on the image"
+                    ", but the model has outputs for 30"),
+    "no classes": (losses.detr(), [(1, 30), (1, 30, 4)], "a detector outputs scores of images, predictions and"),
+    "boxes of 3": (losses.detr(), [(1, 30, 3), (1, 30, 3)], "boxes must have 4 numbers on the last axis"),
 }  # fmt: skip
 
 

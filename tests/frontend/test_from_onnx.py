@@ -179,7 +179,7 @@ class Misuse(nn.Module):
         (lambda inner, x, place: inner(x), "takes 'x', 'place'; pass each once"),
         (lambda inner, x, place: inner(x, place, x=x), "pass each once"),
         (lambda inner, x, place: inner(x, places=place), "and 'places' by name"),
-        (lambda inner, x, place: inner(place, x), "'x' of the model holds float numbers and is given int64"),
+        (lambda inner, x, place: inner(place, x), "'x' of the model is float, but got int64"),
         (lambda inner, x, place: inner(x[:, :2], place), r"has shape \(n, 3\) and is given \(n, 2\)"),
     ],
 )
@@ -200,5 +200,5 @@ def test_copies_are_independent_and_other_types_are_refused() -> None:
     found = {i.name: numpy_helper.to_array(i) for i in export(second, {"x": ("n", 1, 8, 8)}).graph.initializer}
     assert found["head.4.bias"].tolist() == [7.0] * 10
     assert np.all(first.state_dict()["head.4.bias"] != 7)
-    with pytest.raises(ModelError, match=r"holds float16\[.*convert the file instead"):
+    with pytest.raises(ModelError, match=r"is now float16\[.*convert the file instead"):
         export(first.to("float16"), {"x": ("n", 1, 8, 8)})

@@ -46,8 +46,8 @@ CASES = {
     "loop over a size": (lambda v: sum(v[i] for i in range(v.shape[0])), X, "used as a Python integer"),
     "truth of a size": (lambda v: v if v.shape[0] else -v, X, "cannot be tested"),
     "split of a size": (lambda v: v.split(2, 0)[0], X, "use chunk, list the sizes"),
-    "adaptive pool": (nn.AdaptiveAvgPool2d(3), IMAGE, "of size 'height' to 3 needs a fixed size"),
-    "ceil mode": (nn.MaxPool2d(2, ceil_mode=True), IMAGE, "ceil_mode needs fixed sizes"),
+    "adaptive pool": (nn.AdaptiveAvgPool2d(3), IMAGE, "of size 'height' to 3 requires a fixed size"),
+    "ceil mode": (nn.MaxPool2d(2, ceil_mode=True), IMAGE, "ceil_mode requires fixed sizes"),
     # a traced tensor is no number
     "branch on a tensor": (lambda v: v if v.sum() > 0 else -v, X, "choose between tensors with where"),
     "number of a tensor": (lambda v: v * float(v.sum()), X, "become a Python number"),
@@ -61,11 +61,11 @@ CASES = {
     "axis": (lambda v: v.sum(3), X, "dimension 3 does not exist"),
     "index": (lambda v: v[:, 3], X, "index 3 is outside a dimension of size 3"),
     "too many indices": (lambda v: v[0, 0, 0, 0], X, "4 indices are too many"),
-    "linear": (nn.Linear(4, 2), X, "from 4 features met an input of shape (batch, 3, 8)"),
+    "linear": (nn.Linear(4, 2), X, "from 4 features got an input of shape (batch, 3, 8)"),
     "matmul": (lambda v: v @ np.ones((7, 2)), X, "8 and 7 must be equal"),
     "conv rank": (nn.Conv2d(3, 4, 3), X, "must be [batch, channels] and 2 more"),
-    "conv channels": (nn.Conv1d(4, 4, 3), X, "over 4 channels met an input of shape (batch, 3, 8)"),
-    "batch norm rank": (nn.BatchNorm2d(3), X, "it takes 4 dimensions"),
+    "conv channels": (nn.Conv1d(4, 4, 3), X, "over 4 channels got an input of shape (batch, 3, 8)"),
+    "batch norm rank": (nn.BatchNorm2d(3), X, "expected 4 dimensions"),
     "batch norm channels": (nn.BatchNorm1d(4), X, "axis 1 must hold 4 channels"),
     "instance norm statistics": (
         lambda v: F.instance_norm(v, np.zeros(3), np.ones(3)),
@@ -73,8 +73,8 @@ CASES = {
         "instance_norm keeps no running statistics",
     ),
     "layer norm": (nn.LayerNorm(7), X, "its last dimensions must be these"),
-    "lengths": (lambda v: nn.LSTM(8, 2)(v, lengths=v[:, 0, 0])[0], X, "give whole numbers, one of each sequence"),
-    "pool rank": (nn.MaxPool2d(2), X, "MaxPool2d met an input of shape"),
+    "lengths": (lambda v: nn.LSTM(8, 2)(v, lengths=v[:, 0, 0])[0], X, "pass integers, one per sequence"),
+    "pool rank": (nn.MaxPool2d(2), X, "MaxPool2d got an input of shape"),
     "split sizes": (lambda v: v.split([1, 1], 1)[0], X, "must add up to 3"),
     "einsum": (lambda v: F.einsum("ij->i", v), X, "has 2 letters for a tensor of shape"),
     "einsum output": (lambda v: F.einsum("bij->bb", v), X, "name each output dimension once"),
@@ -87,7 +87,7 @@ CASES = {
     ),
     "pad mode": (lambda v: F.pad(v, (1, 1), mode="mirror"), X, "no mode 'mirror'"),
     "reduction": (lambda v: F.mse_loss(v, v, reduction="median"), X, "no reduction 'median'"),
-    "clamp": (lambda v: F.clamp(v), X, "give at least one bound"),
+    "clamp": (lambda v: F.clamp(v), X, "pass at least one bound"),
     "dtype": (lambda v: v.to("float33"), X, "not an element type"),
     "mean of integers": (lambda v: v.mean(), {"v": Input(("n",), "int64")}, "convert it with .float() first"),
     # parameters, inputs, outputs
@@ -95,12 +95,12 @@ CASES = {
     "no forward": (nn.Module(), X, "Module has no forward"),
     "strange output": (lambda v: "text", X, "forward returned str"),
     "no output": (lambda v: None, X, "forward returned nothing"),
-    "missing argument": (Two(), {"a": (2,)}, "needs the argument 'b'"),
+    "missing argument": (Two(), {"a": (2,)}, "requires the argument 'b'"),
     "strange argument": (Two(), {"a": (2,), "c": (2,)}, "has no argument 'c'"),
-    "too many inputs": (lambda v: v, {"p": (2,), "q": (2,)}, "inputs gives 2"),
+    "too many inputs": (lambda v: v, {"p": (2,), "q": (2,)}, "inputs has 2"),
     "bad dimension": (lambda v: v, {"v": ("batch", 0)}, "has the dimension 0"),
     "bad name": (lambda v: v, {"v": ("batch size",)}, "has the dimension 'batch size'"),
-    "bad shape": (lambda v: v, {"v": "batch"}, "give a tuple such as"),
+    "bad shape": (lambda v: v, {"v": "batch"}, "use a tuple such as"),
     "clash of input": (nn.Linear(3, 3), {"weight": ("n", 3)}, "names both an input and a parameter"),
 }
 
@@ -115,7 +115,7 @@ def test_export_refuses(name):
 
 
 def test_names_of_outputs_are_checked():
-    with pytest.raises(ModelError, match="outputs must be that many different names"):
+    with pytest.raises(ModelError, match="outputs must be as many different names"):
         export(lambda v: (v + 1, v + 2), X, outputs=["a", "a"])
     with pytest.raises(ModelError, match="'weight' names both an output and an input or parameter"):
         export(nn.Linear(8, 2), X, outputs=["weight"])
@@ -128,7 +128,7 @@ CONSTRUCTORS = {
     "heads": (lambda: nn.MultiheadAttention(8, 3), "divide into 3 heads"),
     "activation": (lambda: nn.TransformerEncoderLayer(8, 2, activation="swish"), "no activation 'swish'"),
     "batch norm momentum": (lambda: nn.BatchNorm1d(3, momentum=None), "no cumulative average"),
-    "instance norm statistics": (lambda: nn.InstanceNorm1d(3, track_running_stats=True), "leave it False"),
+    "instance norm statistics": (lambda: nn.InstanceNorm1d(3, track_running_stats=True), "use False"),
     "pool indices": (lambda: nn.MaxPool2d(2, return_indices=True), "leave it False"),
     "projection": (lambda: nn.LSTM(2, 3, proj_size=1), "apply a Linear to the output"),
     "nonlinearity": (lambda: nn.RNN(2, 3, nonlinearity="selu"), "use 'tanh' or 'relu'"),
@@ -166,6 +166,6 @@ def test_missing_torch_is_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(
-        RuntimeUnavailableError, match="from_torch needs onnxscript, which is not installed; pip install"
+        RuntimeUnavailableError, match="from_torch requires onnxscript, which is not installed; pip install"
     ):
         from_torch(None, None)

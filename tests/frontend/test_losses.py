@@ -165,7 +165,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "unknown loss": ({"loss": "cros_entropy"}, "did you mean 'cross_entropy'"),
     "own output is no scalar": ({"loss": None}, "own loss is a scalar output"),
     "unknown metric": ({"loss": "mse", "metrics": ["acuracy"]}, "did you mean 'accuracy'"),
-    "metric without labels": ({"loss": "mse", "metrics": ["accuracy"]}, "needs a loss on class numbers"),
+    "metric without labels": ({"loss": "mse", "metrics": ["accuracy"]}, "requires a loss on class indices"),
     "unknown output": ({"output": "z"}, "no floating output 'z'"),
     "train glob": ({"train": "conv*"}, "'conv\\*', which is to be trained, matches no weight"),
     "freeze glob": ({"freeze": "conv*"}, "'conv\\*', which is to be frozen, matches no weight"),

@@ -493,8 +493,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no tensor": ({"metrics": {"m": lambda out, batch: 1}}, "returned 1; return a scalar"),
     "a vector": ({"metrics": {"m": lambda out, batch: out["y0"]}}, "did not return a scalar"),
     "another output": ({"metrics": {"y1": "f1"}}, "no loss compares 'y1'"),
-    "no sequences": ({"loss": "cross_entropy", "metrics": "cer"}, r"give class numbers \[rows, times\]"),
-    "labels of numbers": ({"loss": "mse", "metrics": "f1"}, "needs a loss on class numbers"),
+    "no sequences": ({"loss": "cross_entropy", "metrics": "cer"}, r"use class indices \[rows, times\]"),
+    "labels of numbers": ({"loss": "mse", "metrics": "f1"}, "requires a loss on class indices"),
     "which of several": ({"loss": {"y0": "mse", "y1": "l1"}, "metrics": "mae"}, "name its output"),
     "beside a function": ({"loss": lambda out, batch: out["y0"].mean(), "metrics": "mae"}, "write it as a function"),
 }

@@ -53,16 +53,16 @@ def test_shapes_are_those_of_what_is_differentiated_by() -> None:
 
 
 BAD: dict[str, tuple[Any, str]] = {
-    "several elements": (lambda x: frontend.grad(x * 2, x), r"shape \(batch, 3\); grad needs a scalar: reduce it"),
-    "whole numbers": (lambda x: frontend.grad(x.argmax(1).sum(), x), "y '.*' holds int64 numbers; only floating"),
-    "by whole numbers": (lambda x: frontend.grad(x.sum(), x.argmax(1)), "x '.*' holds int64 numbers; only floating"),
+    "several elements": (lambda x: frontend.grad(x * 2, x), r"shape \(batch, 3\); grad requires a scalar: reduce it"),
+    "whole numbers": (lambda x: frontend.grad(x.argmax(1).sum(), x), "y '.*' is int64; only floating"),
+    "by whole numbers": (lambda x: frontend.grad(x.sum(), x.argmax(1)), "x '.*' is int64; only floating"),
     "by a number": (lambda x: frontend.grad(x.sum(), 3.0), "x is float; gradients are of traced tensors"),
     "of a number": (lambda x: frontend.grad(3.0, x), "y is float"),
-    "by nothing": (lambda x: frontend.grad(x.sum(), []), "by no tensors"),
+    "by nothing": (lambda x: frontend.grad(x.sum(), []), "with respect to no tensors"),
     "what was not read": (lambda x: frontend.grad(x.sum(), x * 2), "does not depend on.*nothing reads it; take the"),
     "no way": (lambda x: frontend.grad(x.round().sum(), x), "ends at node .*Round.*which has no gradient"),
     "a detached way": (lambda x: frontend.grad(x.detach().sum(), x), "ends at node .* the model detaches it"),
-    "tangents": (lambda x: frontend.jvp(x, [x, x], [1.0]), "2 tensors met 1 tangents"),
+    "tangents": (lambda x: frontend.jvp(x, [x, x], [1.0]), "2 tensors got 1 tangents"),
     "a cotangent": (lambda x: frontend.vjp(x, x, np.ones((7, 2), np.float32)), "2"),
     "Dropout": (lambda x: frontend.grad(F.dropout(x).sum(), x), "computes something else in training.*in a loss func"),
     "BatchNorm": (Network(nn.BatchNorm1d(3)), "computes something else in training"),

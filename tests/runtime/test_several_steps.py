@@ -116,7 +116,7 @@ def test_a_folder_has_one_manifest_and_a_train_graph_for_each(gan: Step, tmp_pat
     assert d.metrics == ("discriminator.real", "discriminator.made")
     assert "discriminator.rng" in d.writes
     assert not any(name.startswith("generator.generator") for name in d.reads)  # slots of the other optimizer
-    with pytest.raises(ModelError, match=r"several train graphs \('discriminator', 'generator'\); take one of"):
+    with pytest.raises(ModelError, match=r"several train graphs \('discriminator', 'generator'\); use one of"):
         _ = gan.train
 
 
