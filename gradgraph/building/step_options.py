@@ -1,4 +1,4 @@
-"""The build options, each written once: ``gradgraph.build``, recipes, help and documentation read the fields below."""
+"""The build options, each defined once: ``gradgraph.build``, recipes, help and documentation read the fields below."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class StepOptions:
     The arguments are those of ``gradgraph.build``.
 
     Args:
-        seed: of what this step draws; by default each step gets one of its own from that of ``gradgraph.build``.
+        seed: of the random numbers of this step; by default derived from that of ``gradgraph.build``.
 
     Raises:
         ArgumentError: an argument is of the wrong kind.
@@ -57,15 +57,15 @@ class StepOptions:
 
     loss: str | Loss | LossFunction | Mapping[Any, Any] | None = option(
         "a name, a call such as ``\"focal(gamma=3)\"``, or a ``Loss`` from ``gradgraph.losses``; ``None`` if the "
-        "model computes its own scalar loss; or a function ``loss(out, batch)`` of traced tensors that gives a "
+        "model computes its own scalar loss; or a function ``loss(out, batch)`` of traced tensors that returns a "
         "scalar tensor, or a dict of them, which are added up. ``out`` has the model's outputs by name, and its "
-        "inputs, inner values and weights; ``batch`` has its inputs and the ``targets``. A dict ``{output: "
-        "loss}`` or ``{output: (loss, weight)}`` adds several up; the target of an output is then called "
-        "``<output>_target``, and each loss is a column ``<output>_loss``. A list of these in place of one, on "
-        "the same output and target, gives columns ``<output>_<loss>``.",
+        "inputs, inner values and weights; ``batch`` has its inputs and the ``targets``. A dict ``{output: loss}`` "
+        "or ``{output: (loss, weight)}`` adds several up; the target of an output is then called "
+        "``<output>_target``, and each loss has a column ``<output>_loss``. A list of losses for the same output and "
+        "target has columns ``<output>_<loss>``.",
         None,
-        Shell("loss", "What is minimised, such as mse or 'focal(gamma=3)'; none if the model computes its own loss. "
-              "Several are added up: OUTPUT=NAME or OUTPUT=NAME:WEIGHT, repeatable, also for one output.",
+        Shell("loss", "The loss, such as mse or 'focal(gamma=3)'; none if the model computes its own. Several are "
+                      "added up: OUTPUT=NAME or OUTPUT=NAME:WEIGHT, repeatable, also for the same output.",
               "list", key="name", names=("losses:LOSSES", "none"), default=["cross_entropy"]),
         Shell("loss", "An argument of the loss, or OUTPUT.KEY=VALUE of one of several; repeatable.",
               "arguments", "loss_option", key="options", of="loss"),
@@ -74,54 +74,54 @@ class StepOptions:
     optimizer: str | Optimizer = option(
         "a name, a call such as ``\"sgd(momentum=0.9)\"``, or an ``Optimizer`` from ``gradgraph.optim``.",
         None,
-        Shell("optimizer", "How weights follow their gradients, such as adamw or 'sgd(momentum=0.9)'.",
+        Shell("optimizer", "The optimizer, such as adamw or 'sgd(momentum=0.9)'.",
               key="name", names=("optim.recipes:RECIPES",), default="adamw"),
-        Shell("optimizer", "Learning rate; the optimizer's own by default.", "number", "lr", in_runs=True),
+        Shell("optimizer", "Learning rate; by default the optimizer's own.", "number", "lr", in_runs=True),
         Shell("optimizer", "An argument of the optimizer; repeatable.", "arguments", "optimizer_option", key="options",
               of="optimizer"),
-        Shell("optimizer", "Weights whose optimizer has other arguments, such as 'head.*:lr=1e-3'; repeatable.",
+        Shell("optimizer", "Optimizer arguments of a parameter group, such as 'head.*:lr=1e-3'; repeatable.",
               "groups", "group", key="groups", of="optimizer"),
-        Shell("optimizer", "Weights without weight decay: a glob, or norm_and_bias; repeatable.",
+        Shell("optimizer", "Parameters without weight decay: a glob, or norm_and_bias; repeatable.",
               "list", "no_decay", metavar="GLOB"),
-        Shell("optimizer", "Multiply the learning rate by this for each layer behind a weight's.",
+        Shell("optimizer", "Layer-wise learning-rate decay: factor for each layer above.",
               "number", "layer_decay", metavar="FACTOR"),
-        Shell("optimizer", "Clip gradients to this norm, taken over all of them.",
+        Shell("optimizer", "Clip gradients to this global norm.",
               "number", "clip_norm", metavar="NORM"),
-        Shell("optimizer", "Clip gradients to this share of the norm of each unit's weights, such as 0.01.",
+        Shell("optimizer", "Adaptive gradient clipping: limit relative to the norm of each unit's weights, such as "
+                           "0.01.",
               "number", "clip_units", metavar="SHARE"),
-        Shell("optimizer", "Keep slow weights, go half the way to the fast ones and start again there every so many "
-              "steps.", "count", "lookahead", metavar="STEPS"),
-        Shell("optimizer", "Take gradients this far uphill, such as 0.05, for flat minima; two passes a step.",
+        Shell("optimizer", "Lookahead: every so many steps, move the slow weights halfway to the fast ones and "
+                           "restart there.", "count", "lookahead", metavar="STEPS"),
+        Shell("optimizer", "Sharpness-aware minimisation with this radius, such as 0.05; two passes per step.",
               "number", "sam", metavar="RHO"),
-        Shell("optimizer", "Zero the smallest weights, this part of them in the end, such as 0.9; or 2:4, two of four.",
+        Shell("optimizer", "Magnitude pruning to this share of zeros, such as 0.9; or 2:4, two of four.",
               "text", "sparsity", metavar="PART"),
-        Shell("optimizer", "When and what --sparsity prunes: begin, end, every, target, scope; repeatable.",
+        Shell("optimizer", "Arguments of --sparsity: begin, end, every, target, scope; repeatable.",
               "arguments", "sparsity_option"),
         Shell("optimizer", "Keep and update float32 copies of float16 weights.", "flag", "master_weights"),
-        Shell("schedule", "How the learning rate moves, as in Python: cosine, 'warmup(100, cosine(1e-3, 1000))'.",
+        Shell("schedule", "Learning-rate schedule, in Python syntax: cosine, 'warmup(100, cosine(1e-3, 1000))'.",
               "text", "schedule", key="name", metavar="SCHEDULE", names=("optim.schedules:SCHEDULES",)),
         default="adamw",
     )  # fmt: skip
     _: KW_ONLY
     train: str | Sequence[str] = option(
-        'names and globs of initializers; what ``train`` selects and ``freeze`` does not is trained. ``"*"`` means '
-        "every trainable initializer: floating, on the way to the loss, neither running statistic nor buffer; of a "
-        "model with adapters (``gradgraph.lora``), those of the adapters.",
+        'names and globs of initializers to train, except those that ``freeze`` matches. ``"*"`` means every '
+        "trainable initializer: floating, on the way to the loss, neither running statistic nor buffer; for a model "
+        "with adapters (``gradgraph.lora``), those of the adapters.",
         NAMES,
-        Shell("model", "Weights to train; repeatable. All by default.", "list", metavar="GLOB"),
+        Shell("model", "Parameters to train; repeatable. All by default.", "list", metavar="GLOB"),
         default="*",
     )
     freeze: str | Sequence[str] = option(
-        "names and globs of initializers that are not trained, whatever ``train`` selects.",
+        "names and globs of initializers to freeze, even if ``train`` matches them.",
         NAMES,
-        Shell("model", "Weights to keep as they are; repeatable.", "list", metavar="GLOB"),
+        Shell("model", "Parameters to freeze; repeatable.", "list", metavar="GLOB"),
         default=(),
     )
     freeze_below: str | Sequence[str] = option(
-        "values of the model, such as ``\"features\"``: the weights that they are computed from are not trained, "
-        "either.",
+        'values of the model, such as ``"features"``: parameters upstream of them are frozen, too.',
         NAMES,
-        Shell("model", "A value of the model; the weights that it is computed from stay as they are. Repeatable.",
+        Shell("model", "A value of the model; parameters upstream of it are frozen. Repeatable.",
               "list", metavar="NAME"),
         default=(),
     )  # fmt: skip
@@ -134,82 +134,81 @@ class StepOptions:
         default=None,
     )  # fmt: skip
     target_name: str = option(
-        "of the input that the loss compares with (another free name is found if it is taken).",
+        "the name of the loss's target input (or the next free name, if it is taken).",
         TEXT,
-        Shell("model", "The name of the input that the loss compares with.", metavar="NAME", default="target"),
+        Shell("model", "The name of the loss's target input.", metavar="NAME", default="target"),
         default="target",
     )
     targets: Mapping[str, Spec] = option(
-        "what a function reads of a batch beside the model's inputs: names, and shapes (of float32 numbers) or "
-        "``gradgraph.frontend.Input(shape, dtype)``. One that has the name of a value of the model is fed under that "
-        "name with ``_target`` behind it.",
+        "further inputs of a loss function: names, and shapes (float32) or ``gradgraph.frontend.Input(shape, "
+        "dtype)``. One with the name of a value of the model gets the suffix ``_target``.",
         _TARGETS,
         default_factory=dict,
     )
     sample_weight: bool | Sequence[int | str | None] = option(
-        "an input ``sample_weight``, a number a sample: the loss is then ``Σ w·loss / Σ w``, and 0 where nothing "
-        "counts. A shape in place of ``True`` says for which of the first axes of the losses there is a weight.",
+        "an input ``sample_weight``, one number per sample: the loss is then ``Σ w·loss / Σ w``, and 0 if all "
+        "weights are 0. Pass a shape instead of ``True`` to weight further leading axes of the losses.",
         None,
-        Shell("data", "Weigh samples by the array `sample_weight` of the data.", "flag"),
+        Shell("data", "Weight samples by the array `sample_weight` of the data.", "flag"),
         default=False,
     )
     mask: MaskSpec = option(
-        "an input ``mask``, booleans as targets are, True where an element counts; the loss is as with "
-        "``sample_weight``. A dict masks the losses of one output alone: ``mask={\"boxes\": 2}`` is an input "
-        "``boxes_mask`` over two axes of the target.",
+        'an input ``mask``, booleans shaped like the targets, True for elements to include; the loss is as with '
+        '``sample_weight``. A dict masks the losses of single outputs: ``mask={"boxes": 2}`` is an input '
+        '``boxes_mask`` over two axes of the target.',
         _MASK,
-        Shell("data", "Count only what the array `mask` of the data says.", "flag"),
-        Shell("data", "Count of the losses on OUTPUT only what the array `OUTPUT_mask` says, over all axes of the "
-              "target or so many; repeatable.", "list", "mask_of", metavar="OUTPUT[:AXES]"),
+        Shell("data", "Mask the loss by the array `mask` of the data.", "flag"),
+        Shell("data", "Mask the losses on OUTPUT by the array `OUTPUT_mask`, over all axes of the target or this "
+                      "many; repeatable.", "list", "mask_of", metavar="OUTPUT[:AXES]"),
         default=False,
     )  # fmt: skip
     metrics: Any = option(
-        "a name, a ``Metric`` of ``gradgraph.metrics``, or several; or a dict of these by output, where there are "
+        "a name, a ``Metric`` of ``gradgraph.metrics``, or several; or a dict of these by output, if there are "
         "several losses; or functions ``metric(out, batch)`` of traced tensors, in a dict by column or by their own "
-        "names. Accuracy for losses on class numbers by default.",
+        "names. Accuracy for losses on class indices by default.",
         None,
-        Shell("loss", "What is reported beside the loss, such as f1, 'top_k(k=3)' or OUTPUT=f1; repeatable. Accuracy "
-              "for class numbers by default.", "list", "metric", key="metrics", names=("metrics:METRICS",)),
+        Shell("loss", "Metrics, such as f1, 'top_k(k=3)' or OUTPUT=f1; repeatable. Accuracy for class indices by "
+                      "default.", "list", "metric", key="metrics", names=("metrics:METRICS",)),
         default=None,
     )  # fmt: skip
     grad_norm: bool = option(
-        "give the norm of the gradient, over all weights and before clipping, as ``\"grad_norm\"`` beside the loss: a "
-        "column of the history and of logs. (Where gradients accumulate, that of their mean so far.)",
+        'report the global norm of the gradient, before clipping, as ``"grad_norm"``: a column of the history and of '
+        'logs. (With gradient accumulation, that of the mean so far.)',
         FLAG,
-        Shell("loss", "Report the norm of the gradient, over all weights and before clipping, beside the loss.",
+        Shell("loss", "Report the global norm of the gradient, before clipping.",
               "flag"),
         default=False,
     )  # fmt: skip
     ema: float | None = option(
-        "keep an average of the weights with this decay, such as 0.999, which evaluation, prediction and export read: "
-        "``gradgraph.optim.ema``.",
+        "keep an exponential moving average of the weights with this decay, such as 0.999, for evaluation, "
+        "prediction and export: ``gradgraph.optim.ema``.",
         NUMBER.or_none(),
-        Shell("optimizer", "Keep an average of the weights, such as 0.999, for evaluation and export.", "number",
+        Shell("optimizer", "Keep an exponential moving average of the weights, such as 0.999, for evaluation and "
+                           "export.", "number",
               metavar="DECAY"),
         default=None,
     )  # fmt: skip
     accumulate: bool = option(
-        "let ``fit(accumulate=n)`` and ``step(batch, update=0)`` add up the gradients of several batches before the "
-        "weights move. It costs one more tensor of state for each weight.",
+        "support gradient accumulation: ``fit(accumulate=n)`` and ``step(batch, update=0)`` sum the gradients of "
+        "several batches before an update. Costs one more state tensor per weight.",
         FLAG,
-        Shell("training", "Let runs add up the gradients of several batches for one update.", "flag", in_runs=True),
+        Shell("training", "Support gradient accumulation over several batches.", "flag", in_runs=True),
         default=False,
     )
     seed: int | None = option(
-        "of what is drawn in training: the masks of Dropout, and the numbers of random operators.",
+        "of the random numbers in training: Dropout masks and random operators.",
         WHOLE.or_none(),
         default=None,
     )
     recompute: Keep = option(
-        "keep less of the forward pass, and compute it again in the backward pass, to the same bits (a Trainer with "
-        "native kernels fuses otherwise: to rounding): ``\"sqrt\"`` for "
-        "the least memory; ``\"attention\"`` for the weights of attentions alone; names and globs of the values that "
-        "are kept; a number of bytes, such as ``\"500MB\"`` or ``500_000_000``, that a step may take; or "
-        "``gradgraph.Recompute(...)``, which says sizes.",
+        'recompute activations in the backward pass instead of storing them, bit for bit (a Trainer with native '
+        'kernels fuses differently: up to rounding): ``"sqrt"`` for the least memory; ``"attention"`` for attention '
+        'probabilities only; names and globs of values to store; a memory limit for a step, such as ``"500MB"`` or '
+        '``500_000_000``; or ``gradgraph.Recompute(...)``, to specify sizes.',
         "autodiff.recomputation:KEEP",
-        Shell("model", "Compute values of the forward pass again rather than keep them: sqrt for the least memory, "
-              "attention for the weights of attentions alone, a number of bytes such as '500MB batch=32', or values "
-              "that are kept (names or globs; repeatable).", "list", metavar="WHAT"),
+        Shell("model", "Recompute activations in the backward pass instead of storing them: sqrt for the least "
+                       "memory, attention for attention probabilities only, a memory limit such as '500MB batch=32', "
+                       "or values to store (names or globs; repeatable).", "list", metavar="WHAT"),
         default=None,
     )  # fmt: skip
 
@@ -219,9 +218,9 @@ class StepOptions:
                 one.check(f.name, getattr(self, f.name))
         if not self.target_name:
             raise BuildError(
-                "the input that the loss compares with needs a name",
+                "the target input of the loss requires a name",
                 remedy="pass one, such as target_name='target'",
-                shell="give one, such as --target-name target",
+                shell="pass one, such as --target-name target",
             )
 
 
@@ -234,68 +233,68 @@ class _Model:
 
 @options
 class BuildOptions(StepOptions, _Model):
-    """The arguments of ``gradgraph.build``: a model, the options of its step, and those of the whole."""
+    """The arguments of ``gradgraph.build``: a model, the options of its step, and those of the whole build."""
 
     _: KW_ONLY
     seed: int = option(
-        "of what is drawn in training: the masks of Dropout, and the numbers of random operators.",
+        "of the random numbers in training: Dropout masks and random operators.",
         WHOLE,
-        Shell("training", "Of everything random.", "whole", span=(0, (1 << 63) - 1), default=0, in_runs=True),
+        Shell("training", "Random seed.", "whole", span=(0, (1 << 63) - 1), default=0, in_runs=True),
         default=0,
     )
     backend: str = option(
-        "what the step is written for: ``\"auto\"`` (named operators are functions, which every onnxruntime runs and a "
-        "Trainer replaces by the best form of its machine), ``\"portable\"`` (standard nodes only), or another one of "
-        "``gradgraph.backends.step_backends()``.",
+        'the runtime to build for: ``"auto"`` (named operators are functions, which every onnxruntime runs and a '
+        'Trainer replaces by the best form for its machine), ``"portable"`` (standard nodes only), or another one of '
+        '``gradgraph.backends.step_backends()``.',
         TEXT,
         Shell("model", "The runtime to build for; auto runs wherever ONNX functions do, portable everywhere.",
               names=("backends:step_backends",), strict=True, default="auto"),
         default="auto",
     )  # fmt: skip
     opset: int | None = option(
-        "of the files, 17 to 21, with the IR version of that opset's time, for runtimes that end there; by default 21, "
-        "or the newest that the runtime takes.",
+        "opset of the files, 17 to 21, with a matching IR version, for older runtimes; by default 21, or the newest "
+        "that the runtime supports.",
         WHOLE.or_none(),
-        Shell("model", "The ONNX opset of what is written. 21 by default, or the newest that the runtime takes.",
+        Shell("model", "ONNX opset of the files. 21 by default, or the newest that the runtime supports.",
               "whole", span=(17, 21)),
         default=None,
     )  # fmt: skip
     precision: str | Precision = option(
-        "``\"float16\"`` or ``\"bfloat16\"`` for mixed precision: products are computed in it, weights stay float32, "
-        "and in float16 the loss is scaled dynamically. ``gradgraph.Precision(...)`` says it in detail.",
+        '``"float16"`` or ``"bfloat16"`` for mixed precision: products are computed in it, parameters stay float32, '
+        'and in float16 the loss is scaled dynamically. Use ``gradgraph.Precision(...)`` for details.',
         "passes.autocast:GIVEN",
-        Shell("model", "What products are computed in; weights stay float32.",
+        Shell("model", "Compute precision; parameters stay float32.",
               names=("passes.autocast:PRECISIONS",), default="float32"),
-        Shell("model", "Nodes or operators that --precision leaves in float32; repeatable.",
+        Shell("model", "Nodes or operators that stay in float32 with --precision; repeatable.",
               "list", "keep_float32", metavar="GLOB"),
         default="float32",
     )  # fmt: skip
     steps: Mapping[str, StepOptions] | None = option(
-        "several steps by name over one state, each with options of its own, in place of all other arguments but "
-        '``seed``, ``backend``, ``opset`` and ``precision``: ``{"discriminator": gradgraph.StepOptions(loss, '
-        "optimizer, train=...), ...}``.",
+        "several named steps over one state, each with options of its own, in place of all other arguments except "
+        "``seed``, ``backend``, ``opset`` and ``precision``: "
+        '``{"discriminator": gradgraph.StepOptions(loss, optimizer, train=...), ...}``.',
         STEPS.or_none(),
         default=None,
     )
     separate: bool = option(
-        "the step in two files as well: gradient.onnx gives the gradients, apply.onnx moves the weights by them. For "
-        "gradients that are added up or averaged on the way, on one machine or on many.",
+        "also write the step in two files: gradient.onnx computes the gradients, apply.onnx updates the weights with "
+        "them. For gradients that are accumulated or averaged in between, on one machine or on many.",
         FLAG,
-        Shell("model", "Write gradient.onnx and apply.onnx as well: the step in two files.", "flag"),
+        Shell("model", "Also write gradient.onnx and apply.onnx: the step in two files.", "flag"),
         default=False,
     )
     sizes: Sizes | None = option(
-        "numbers for sizes that the model leaves open, such as ``{\"batch\": 32}``; or by the name of an input all its "
-        "sizes. The step takes these only, and what follows from them is computed now.",
+        'values of symbolic sizes, such as ``{"batch": 32}``; or, by the name of an input, all its sizes. The step '
+        'supports these sizes only, and dependent values are folded.',
         "passes.normal.sizes.fixed:GIVEN",
-        Shell("model", "A number for a size that the model leaves open, such as batch=32, or all sizes of an input, "
-              "such as x=1,3,224,224; repeatable.", "sizes", "size"),
+        Shell("model", "The value of a symbolic size, such as batch=32, or all sizes of an input, such as "
+                       "x=1,3,224,224; repeatable.", "sizes", "size"),
         default=None,
     )  # fmt: skip
 
     @property
     def of_step(self) -> dict[str, Any]:
-        """The options that are not as they are by default, and that each of several steps has for itself."""
+        """Return the options without the defaults, which each of several steps has for itself."""
         own = {f.name: (getattr(self, f.name), default_of(f)) for f in fields(StepOptions) if f.name != "seed"}
         return {name: value for name, (value, default) in own.items() if value != default}
 
@@ -303,13 +302,14 @@ class BuildOptions(StepOptions, _Model):
 def check_names(steps: Mapping[str, StepOptions]) -> None:
     """Raise BuildError unless each name can be that of a column and of a file."""
     if not steps:
-        raise BuildError("steps is empty; name at least one, or leave steps out")
+        raise BuildError("steps is empty; name at least one, or remove steps")
     seen = dict[str, str]()
     for name in steps:
         if not (isinstance(name, str) and name.isidentifier() and name.isascii()):
             raise BuildError(
-                f"a step is called {name!r}; a name begins with a letter and has only letters, digits and underscores"
+                f"a step is called {name!r}; a name must begin with a letter and have only letters, digits and "
+                "underscores"
             )
         other = seen.setdefault(name.casefold(), name)
         if other != name:
-            raise BuildError(f"two steps are called '{other}' and '{name}', which are one file on some systems")
+            raise BuildError(f"two steps are called '{other}' and '{name}', which are the same file on some systems")

@@ -150,7 +150,7 @@ BAD = [
     ("", ["build", "model.onnx", "--lr", "1e400"], 1, "must be finite"),
     ("", ["build", "model.onnx", "--loss-option", "axis=1.5"], 1, "axis is 1.5; it should be a whole number"),
     ("", ["build", "model.onnx", "--loss", "huber", "--loss-option", "delta=0"], 1, "above zero, but is 0"),
-    ("", ["build", "model.onnx", "--target-name", ""], 1, "needs a name"),
+    ("", ["build", "model.onnx", "--target-name", ""], 1, "requires a name"),
     ("split.onnx", ["build", "split.onnx"], 1, "no floating output"),
     ("split.onnx", ["check", "split.onnx"], 1, "no floating output"),
     ("split.onnx", ["grad", "split.onnx"], 1, "'parts' holds a sequence"),

@@ -239,7 +239,7 @@ def test_a_step_says_that_there_are_more_objects_than_predictions() -> None:
 
 REFUSED: dict[str, tuple[losses.Loss, list[tuple[int, ...]], str]] = {
     "no size": (losses.retinanet(), [(1, 90, 3), (1, 90, 4)], "retinanet places a grid on the image, and requires its"),
-    "no priors": (losses.ssd(), [(1, 90, 3), (1, 90, 4)], "ssd compares boxes with the priors of the model, and requires"),
+    "no priors": (losses.ssd(), [(1, 90, 3), (1, 90, 4)], "ssd compares boxes with the priors of the model, and"),
     "other priors": (losses.ssd([[0.5, 0.5, 0.1, 0.1]]), [(1, 90, 3), (1, 90, 4)], "ssd places 1 priors on the image,"
                      " but the model has outputs for 90; pass the priors that"),
     "other cells": (losses.fcos((32, 32)), [(1, 30, 3), (1, 30, 4), (1, 30, 1)], "fcos places 23 points on the image"
@@ -267,7 +267,7 @@ def test_arguments_that_cannot_be_meant() -> None:
             losses.ssd(priors)
     with pytest.raises(gg.GradgraphError, match="a list of rows of numbers"):
         losses.ssd("priors.npy")
-    with pytest.raises(gg.GradgraphError, match="not as 'yxyx'"):
+    with pytest.raises(gg.GradgraphError, match="not 'yxyx'"):
         losses.giou("yxyx")
 
 

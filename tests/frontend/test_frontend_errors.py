@@ -63,10 +63,10 @@ CASES = {
     "too many indices": (lambda v: v[0, 0, 0, 0], X, "4 indices are too many"),
     "linear": (nn.Linear(4, 2), X, "from 4 features got an input of shape (batch, 3, 8)"),
     "matmul": (lambda v: v @ np.ones((7, 2)), X, "8 and 7 must be equal"),
-    "conv rank": (nn.Conv2d(3, 4, 3), X, "must be [batch, channels] and 2 more"),
+    "conv rank": (nn.Conv2d(3, 4, 3), X, "expected [batch, channels] and 2 more"),
     "conv channels": (nn.Conv1d(4, 4, 3), X, "over 4 channels got an input of shape (batch, 3, 8)"),
     "batch norm rank": (nn.BatchNorm2d(3), X, "expected 4 dimensions"),
-    "batch norm channels": (nn.BatchNorm1d(4), X, "axis 1 must hold 4 channels"),
+    "batch norm channels": (nn.BatchNorm1d(4), X, "axis 1 must have 4 channels"),
     "instance norm statistics": (
         lambda v: F.instance_norm(v, np.zeros(3), np.ones(3)),
         X,
