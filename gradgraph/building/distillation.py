@@ -112,7 +112,7 @@ def check_imitation(graph: ir.Graph, imitation: Imitation, is_alone: bool, mask:
     if missing := [name for name in imitation.values if name not in floating_outputs(graph)]:
         raise BuildError(
             f"the distillation loss reads {listed(missing, 3)}, which this model lacks as floating outputs; pass the "
-            "model returned by gg.distill unchanged"
+            "distilled model unchanged"
         )
     if isinstance(mask, Mapping):
         raise BuildError(

@@ -164,7 +164,7 @@ def _observed(
 ) -> Iterator[tuple[str, str, Observed]]:
     """The fault of ``model``, its symptom, and a function that checks for it."""
     if shows is not None and test is not None:
-        raise DataError("give either shows= or test=, not both")
+        raise DataError("give either shows or test, not both")
     if shows is not None:
         judge = shows
         yield "test", *_first(model, lambda candidate: "the test says so" if judge(candidate) else None, "the test")
