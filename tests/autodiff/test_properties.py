@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, assume, given, settings
 
 import gradgraph as gg
 from gradgraph.verify.reference import Oracle, in_float64
-from tests.conformance.comparison import (
+from tests.conformance.central_differences import (
     NotCleanError,
     Truth,
     against_differences,

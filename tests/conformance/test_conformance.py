@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from gradgraph.errors import DifferentiationError, UnsupportedOperatorError
-from tests.conformance.comparison import NotCleanError, disagreements, measured, missing_rule, truth
+from tests.conformance.central_differences import NotCleanError, disagreements, measured, missing_rule, truth
 from tests.conformance.exceptions import IN_NORMAL_FORM, NO_CASES, NOT_CLEAN, NOT_IN_ONNXRUNTIME, REFUSED, listed
 from tests.conformance.node_cases import FURTHER, OPERATORS, NodeCase, node_cases
 
