@@ -17,7 +17,7 @@ __all__ = ["main"]
 
 
 def main() -> NoReturn:
-    """The entry point of the ``gradgraph`` command. Ctrl-C ends it without a traceback at any time."""
+    """Run the ``gradgraph`` command. Ctrl-C exits without a traceback at any time."""
     try:
         from gradgraph.cli.app import start
 

@@ -1,4 +1,4 @@
-"""``python -m gradgraph.cli``, for where the ``gradgraph`` command is not installed."""
+"""``python -m gradgraph.cli``, for use where the ``gradgraph`` command is not installed."""
 
 from gradgraph.cli import main
 

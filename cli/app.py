@@ -15,38 +15,38 @@ from typing import TextIO
 
 import click
 
-from gradgraph.cli import one_voice, output
+from gradgraph.cli import output, rank_output
 from gradgraph.cli.command import keep_indented, talk_options
 from gradgraph.cli.exit_codes import FAILED, INTERRUPTED, OK, USAGE
 from gradgraph.errors import GradgraphError, shown, suggestion
 from gradgraph.rivals.keywords import shell_advice
 
-# each lives in the module of its name and is imported when it is invoked; the words stand here so that
+# each lives in the module of its name, imported on demand; the summaries are repeated here so that
 # `gradgraph --help` need not import it
 COMMANDS = {
-    "build": "Append loss, backward pass and optimizer to a model: write a step folder.",
-    "train": "Train a model (or a step folder) on arrays from disk.",
-    "grad": "Append gradients to a model: write an ONNX model that returns them.",
+    "build": "Append a loss, backward pass and optimizer to a model; write a step folder.",
+    "train": "Train a model or a step folder on data files.",
+    "grad": "Append gradients to a model; write an ONNX model that returns them.",
     "check": "Check a model's gradients against finite differences.",
-    "finetune": "Teach a language model by chat data, from its folder to a folder of the same kind.",
-    "surgery": "Give a finished model another head, other ends, open sizes or other weights.",
-    "runs": "Compare the runs of a folder: their figures, and the options in which they differ.",
-    "export": "Write the trained model as a plain inference model.",
-    "evaluate": "Print loss and metrics of a step on data from disk, and what it gets wrong.",
-    "predict": "Write what a model or a trained step says of arrays from disk.",
-    "generate": "Write the answers of a language model to prompts.",
-    "inspect": "Show what a model or a step folder holds.",
-    "tune": "Time the forms of a step's operators on this machine, and keep the choice.",
-    "native": "Build kernels in C++ for training on this machine's CPU, or say whether they are built.",
-    "ops": "List the operators and the state of their gradients.",
-    "reduce": "Shrink a model that shows a fault as far as it still does, for a bug report.",
-    "demo": "Train a small CNN on handwritten digits, from scratch to exported model.",
+    "finetune": "Fine-tune a language model on chat data.",
+    "surgery": "Edit a model: new head, inputs and outputs, adapters, weights.",
+    "runs": "Compare the runs in a folder: results, and the options that differ.",
+    "export": "Export the trained model as a plain inference model.",
+    "evaluate": "Compute loss and metrics on held-out data, and list mistakes.",
+    "predict": "Run a model or a trained step on data files and write its outputs.",
+    "generate": "Generate a language model's answers to prompts.",
+    "inspect": "Show the contents of a model or a step folder.",
+    "tune": "Time operator implementations on this machine and cache the fastest.",
+    "native": "Build the native C++ kernels for this CPU, or show their status.",
+    "ops": "List the operators and which have gradients.",
+    "reduce": "Shrink a model that shows a fault to a minimal one, for a bug report.",
+    "demo": "Train a small CNN on handwritten digits, from scratch to the exported model.",
     "env": "Show versions and execution providers, for bug reports.",
 }
 
 
 class LazyGroup(click.Group):
-    """Commands that are imported when they are asked for."""
+    """Commands that are imported on demand."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -76,12 +76,12 @@ class LazyGroup(click.Group):
 
 @functools.cache
 def load_extensions() -> None:
-    """Import what installed packages name as entry points of the group ``gradgraph``: they register parts by it."""
+    """Import the entry points of installed packages in the group ``gradgraph``, which register extensions."""
     for point in metadata.entry_points(group="gradgraph"):
         try:
             point.load()
         except Exception as error:
-            output.say(f"the extension {shown(point.name)} ({shown(point.value)}) was left out: {shown(error)}")
+            output.say(f"could not load the extension {shown(point.name)} ({shown(point.value)}): {shown(error)}")
 
 
 def _version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
@@ -116,12 +116,12 @@ cli = LazyGroup(
 
 
 def start(arguments: Sequence[str]) -> int:
-    """Do :func:`run` in a process of its own; what was printed has left it then."""
-    # a stream that the caller closed leads nowhere; otherwise the next file to be opened would have its number, and
+    """Run :func:`run` in a process of its own, with its output flushed before it returns."""
+    # point a closed stream at /dev/null; otherwise the next file to be opened would get its number, and
     # receive what libraries print there
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))  # the lowest number that is free
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))  # the lowest free number
     code = run(arguments)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(ValueError):
@@ -133,17 +133,17 @@ def start(arguments: Sequence[str]) -> int:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code; whatever goes wrong ends here as one sentence on stderr.
+    """Run one command and return its exit code. Every error ends here, as one sentence on stderr.
 
     0 is success, 1 a failure or a finding, 2 a wrong command line, 130 an interruption by Ctrl-C.
     """
     output.talk.begin(arguments)
     try:
-        one_voice.join(arguments)
+        rank_output.join(arguments)
         with output.notes():
             code = cli.main(args=list(arguments) or ["--help"], prog_name="gradgraph", standalone_mode=False)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader of a pipe has seen enough
+    except BrokenPipeError:  # the reader of a pipe has closed it
         _forget(sys.stdout)
         return FAILED
     except click.exceptions.Exit as stop:
@@ -159,23 +159,23 @@ def run(arguments: Sequence[str]) -> int:
         if _came_of_interrupt(error):
             return _interrupted()
         kind, failure = _kind_and_failure(error)
-        sentence = one_voice.begin_end(error) + failure.in_shell()
+        sentence = rank_output.begin_end(error) + failure.in_shell()
         output.error(sentence)
         output.emit_failure(sentence, kind, failure.shell_remedy, failure.findings)
-        return one_voice.end(USAGE if isinstance(error, click.UsageError) else FAILED)
+        return rank_output.end(USAGE if isinstance(error, click.UsageError) else FAILED)
     return code if isinstance(code, int) else OK
 
 
 def _interrupted() -> int:
-    sentence = one_voice.begin_end(KeyboardInterrupt()) + "interrupted"
+    sentence = rank_output.begin_end(KeyboardInterrupt()) + "interrupted"
     output.say(sentence)
     output.emit_failure(sentence, "Interrupted")
-    return one_voice.end(INTERRUPTED)
+    return rank_output.end(INTERRUPTED)
 
 
 def _came_of_interrupt(error: BaseException | None) -> bool:
-    """Whether Ctrl-C is behind it: compiled modules that it stops in their import say ImportError."""
-    seen: set[int] = set()  # an error may be its own cause
+    """Whether Ctrl-C caused the error: an interrupted import of a compiled module raises ImportError."""
+    seen: set[int] = set()  # guards against cyclic causes
     while error is not None and id(error) not in seen:
         if isinstance(error, KeyboardInterrupt):
             return True
@@ -185,7 +185,7 @@ def _came_of_interrupt(error: BaseException | None) -> bool:
 
 
 def _kind_and_failure(error: Exception) -> tuple[str, GradgraphError]:
-    """The kind of failure, and a sentence about it with the remedy on the command line."""
+    """Return the kind of failure, and an error whose remedy is worded for the command line."""
     if isinstance(error, GradgraphError):
         return type(error).__name__, error
     if isinstance(error, click.NoSuchOption) and (advice := _where_it_lives(error)):
@@ -198,14 +198,14 @@ def _kind_and_failure(error: Exception) -> tuple[str, GradgraphError]:
         return "UsageError", GradgraphError(error.format_message())
     if isinstance(error, MemoryError):
         remedy = "lower --batch-size, or close other programs"
-        return "MemoryError", GradgraphError("the memory of this machine is not enough", remedy=remedy)
+        return "MemoryError", GradgraphError("this machine has run out of memory", remedy=remedy)
     if isinstance(error, OSError):
         name = f" ('{shown(error.filename)}')" if error.filename else ""
         remedy = "check the path, its permissions and the free space"
         return "OSError", GradgraphError(f"{error.strerror or shown(error)}{name}", remedy=remedy)
     place = "an unknown place"
     for frame, line in traceback.walk_tb(error.__traceback__):
-        if frame.f_globals.get("__name__", "").startswith("gradgraph."):  # the innermost one stays
+        if frame.f_globals.get("__name__", "").startswith("gradgraph."):  # keep the innermost one
             place = f"{Path(frame.f_code.co_filename).name}:{line}"
     return "InternalError", GradgraphError(
         f"this is a bug in gradgraph: {type(error).__name__} in {place}: {shown(error)}",
@@ -214,7 +214,7 @@ def _kind_and_failure(error: Exception) -> tuple[str, GradgraphError]:
 
 
 def _where_it_lives(error: click.NoSuchOption) -> str | None:
-    """Advice on an option that another command has, or another tool."""
+    """Advice for an option that belongs to another command or another tool."""
     asked, advice = error.option_name, shell_advice(error.option_name)
     if error.ctx is None:
         return advice
@@ -233,6 +233,6 @@ def _options_of(command: click.Command) -> set[str]:
 
 
 def _forget(stream: TextIO) -> None:
-    """Point a stream that cannot be written elsewhere, or Python would complain about it once more at exit."""
+    """Redirect a broken stream to /dev/null, since Python would report it again at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -35,7 +35,7 @@ def command(model: Path, out: Path, share_weights: bool, force: bool, store: str
       gradgraph build model.onnx --freeze 'backbone.*' -o step/
       gradgraph build recipe.toml --optimizer lion
 
-    The folder holds init.onnx, train.onnx, eval.onnx and manifest.json: all that any ONNX runtime needs to train.
+    The folder contains init.onnx, train.onnx, eval.onnx and manifest.json: all that an ONNX runtime needs to train.
     Globs select weights by name; `gradgraph inspect MODEL` lists them.
     """
     from gradgraph import optim
@@ -43,7 +43,7 @@ def command(model: Path, out: Path, share_weights: bool, force: bool, store: str
     chosen = Recipe(typed)
     rate = chosen.rate()
     if isinstance(rate, optim.Plateau):
-        raise BuildError("reduce_on_plateau follows the validation of a run; give it to `gradgraph train`")
+        raise BuildError("reduce_on_plateau depends on validation results; pass it to `gradgraph train`")
     step = chosen.build(model, rate=rate)
     if store == "float16":
         from gradgraph.export import float16_storage

@@ -1,4 +1,4 @@
-"""``gradgraph check``: a model's gradients against finite differences; or a model against a runtime's table."""
+"""``gradgraph check``: check a model's gradients by finite differences, or its support by a runtime."""
 
 from __future__ import annotations
 
@@ -31,29 +31,28 @@ if TYPE_CHECKING:
     "--backend",
     cls=Named,
     type=CHECKED_BACKENDS,
-    help="Say what this runtime would refuse, compute elsewhere or compute wrong, node by node; run nothing.",
+    help="Instead of running the model, list the nodes that this runtime would reject, run on the CPU, or compute "
+    "incorrectly.",
 )
 @click.option(
     "--wrt",
     multiple=True,
     metavar="GLOB",
-    help="Inputs and weights; repeatable. All that are differentiable by default.",
+    help="Inputs and parameters to differentiate with respect to; repeatable. Default: all differentiable ones.",
 )
-@click.option("--output", "target", metavar="NAME", help="The output to differentiate. All of them by default.")
-@click.option("--data", type=PATH, help="Inputs to check at (.npz, or a folder of .npy). Random ones by default.")
+@click.option("--output", "target", metavar="NAME", help="Output to differentiate. Default: all.")
+@click.option("--data", type=PATH, help="Inputs to check at (.npz, or a folder of .npy). Default: random.")
 @click.option(
-    "--rows", type=click.IntRange(min=1), default=4, show_default=True, help="How many samples of --data to use."
+    "--rows", type=click.IntRange(min=1), default=4, show_default=True, help="Number of samples of --data to use."
 )
 @build_option("size")
 @build_option("seed")
-@click.option(
-    "--seconds", type=click.IntRange(min=1), default=300, show_default=True, help="Stop a check that takes longer."
-)
+@click.option("--seconds", type=click.IntRange(min=1), default=300, show_default=True, help="Time limit in seconds.")
 @click.option(
     "--memory",
     type=click.FloatRange(min=0.1),
     metavar="GB",
-    help="Stop a check that takes more. By default 1 GB and 16 times the size of the file.",
+    help="Memory limit. Default: 1 GB plus 16 times the size of the file.",
 )
 @output.json_option
 def command(
@@ -76,20 +75,20 @@ def command(
       gradgraph check model.onnx --wrt 'conv1.*' --data train.npz --json
       gradgraph check step/ --backend coreml
 
-    Everything that is wrong with the model itself is told in one run. The exit code is 1 if something is, or if a
-    gradient is wrong. Numbers are float64; where ONNX's reference implementation cannot run
-    the model, they are float32 and the tolerance is wider, which is said.
+    All problems of the model itself are listed in one run. The exit code is 1 if there are any, or if a
+    gradient is wrong. Values are computed in float64. Where ONNX's reference implementation cannot run
+    the model, they are float32 with a wider tolerance, and the report says so.
 
-    Open sizes are tried from small ones on; --size chooses them. A check that takes more time or memory than --seconds
-    and --memory allow ends with one sentence.
+    Small values are tried for dynamic dimensions; --size sets them. A check that exceeds --seconds or --memory
+    stops with an error.
 
-    With --backend, MODEL (or a step folder) is held against the table of what that runtime can do, and nothing is run.
-    The exit code is 1 if a node would be refused or computed wrong; what onnxruntime computes on the CPU instead, and
-    what nobody has tried, is listed and no failure.
+    With --backend, MODEL (or a step folder) is compared with that runtime's operator support table; nothing is run.
+    The exit code is 1 if a node would be rejected or computed incorrectly. CPU fallbacks and untested nodes are
+    listed, but are not failures.
     """
     if backend is not None:
         if wrt or target or data is not None:
-            raise click.UsageError("--backend runs nothing; leave out --wrt, --output and --data")
+            raise click.UsageError("--backend runs nothing; omit --wrt, --output and --data")
         from gradgraph.verify.check_backend import check_backend
 
         found = check_backend(model, backend)
@@ -112,12 +111,12 @@ def command(
             )
     except (ModelError, UnsupportedOperatorError) as error:
         findings = diagnose(model, list(wrt) or None, target)
-        if len(findings) < 2:  # the error says everything
+        if len(findings) < 2:  # the error lists them
             raise
         for finding in findings:
             output.error(str(finding))
-        words = f"{len(findings)} things keep the gradients of '{shown(model)}' from being computed"
-        raise ModelError(words, findings, remedy="correct each, or export the model again") from error
+        words = f"{len(findings)} problems prevent computing the gradients of '{shown(model)}'"
+        raise ModelError(words, findings, remedy="fix each, or export the model again") from error
     if as_json:
         output.emit_json({"ok": report.ok, **dataclasses.asdict(report)})
     else:
@@ -128,13 +127,13 @@ def command(
 
 @contextlib.contextmanager
 def _bounded(model: Path, seconds: int, memory: float | None) -> Iterator[None]:
-    """End with one sentence what takes longer, or more memory (on Linux): a model may ask for any number of both."""
+    """Enforce limits on time and (on Linux) memory, since a model may ask for any amount of both."""
     held = sum(f.stat().st_size for f in model.parent.glob(f"{glob.escape(model.name)}*") if f.is_file())
     most = int(memory * 1e9) if memory else 1_000_000_000 + 16 * held
 
     def stop() -> None:
-        output.error(f"checking '{shown(model)}' takes more than {seconds} seconds; give small sizes with --size, or "
-                     "more with --seconds")  # fmt: skip
+        output.error(f"checking '{shown(model)}' took longer than {seconds} seconds; pass small sizes with --size, or "
+                     "raise --seconds")  # fmt: skip
         os._exit(1)  # from a library's loop, nothing else ends the process
 
     timer = threading.Timer(seconds, stop)
@@ -145,14 +144,14 @@ def _bounded(model: Path, seconds: int, memory: float | None) -> Iterator[None]:
             yield
     except MemoryError:
         raise DataError(
-            f"checking '{shown(model)}' takes more than {most / 1e9:.3g} GB of memory",
-            remedy="give small sizes with --size, or more with --memory",
+            f"checking '{shown(model)}' took more than {most / 1e9:.3g} GB of memory",
+            remedy="pass small sizes with --size, or raise --memory",
         ) from None
     finally:
         timer.cancel()
 
 
-_SAID = {"untried": "not tried", "falls back": "on the CPU instead", "refused": "refused", "wrong": "computed wrong"}
+_SAID = {"untried": "not tried", "falls back": "CPU fallback", "refused": "refused", "wrong": "computed wrong"}
 
 
 def _print_findings(report: BackendReport) -> None:
@@ -164,7 +163,7 @@ def _print_findings(report: BackendReport) -> None:
         rows = ((f.file, f.node, f.verdict, f.reason) for f in report.findings)
         output.emit_table(["file", "node", "verdict", "reason"], rows)
     counts = ", ".join(f"{count} {_SAID[verdict]}" for verdict, count in report.counts.items())
-    what = f"{report.runtime}, {report.nodes} nodes: {counts or 'all are computed right, by its table'}"
+    what = f"{report.runtime}, {report.nodes} nodes: {counts or 'all are supported according to its table'}"
     if report.ok:
         output.say(what)
     else:
@@ -175,13 +174,13 @@ def _verdict(tensor: TensorCheck) -> str:
     if not tensor.ok:
         return "WRONG"
     if tensor.kink:
-        return "ok (beside a kink)" if tensor.resolved else "kink (too close to others to tell)"
-    return "ok" if tensor.resolved else "ok (too small to tell)"
+        return "ok (next to a kink)" if tensor.resolved else "kink (too close to others to decide)"
+    return "ok" if tensor.resolved else "ok (too small to decide)"
 
 
 def _print_report(report: Report) -> None:
     if report.reason:
-        output.say(f"note: checked in onnxruntime in float32, as {report.reason}")
+        output.say(f"note: checked with onnxruntime in float32, because {report.reason}")
     rows = []
     for t in report.tensors:
         rows.append((t.name, list(t.shape), f"{t.analytic:.6g}", f"{t.numeric:.6g}", f"{t.error:.1e}", _verdict(t)))
@@ -194,4 +193,4 @@ def _print_report(report: Report) -> None:
     if wrong:
         output.error(f"{len(wrong)} of {what}: the gradient of '{shown(wrong[0])}' is wrong")
     else:
-        output.say(f"all gradients agree with differences ({what})")
+        output.say(f"all gradients agree with finite differences ({what})")

@@ -1,4 +1,4 @@
-"""The kinds of value that options take, and the names that some of them choose from, read from their tables."""
+"""Parameter types of options, and choices that are read from the tables of names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATH = click.Path(path_type=Path)
 
 
 class BatchSize(click.ParamType[int | str]):
-    """Samples of a batch: a number, or ``auto`` with a limit on memory or without."""
+    """A batch size: a number, or ``auto`` with an optional memory limit."""
 
     name = "SIZE"
 
@@ -29,10 +29,10 @@ BATCH_SIZE = BatchSize()
 
 
 class Listed(click.Choice[str]):
-    """One of some names, which are read from their table when they are asked for: importing it takes time.
+    """A choice among names that are read from their tables on demand, since importing these takes time.
 
     Args:
-        places: tables of names and functions that give some, such as ``losses:LOSSES``; or names.
+        places: tables or functions that return names, such as ``losses:LOSSES``; or plain names.
     """
 
     def __init__(self, *places: str) -> None:
@@ -43,59 +43,59 @@ class Listed(click.Choice[str]):
     def choices(self) -> tuple[str, ...]:  # type: ignore[override]
         return tuple(name for place in self.places for name in _names(place))
 
-    def told(self) -> tuple[str, ...]:
-        """The choices, for help, which imports no table: ``names.txt`` has what the tables of this package hold."""
-        extended = bool(metadata.entry_points(group="gradgraph"))  # other packages add to the tables
-        return tuple(name for place in self.places for name in (_names if extended else _told)(place))
+    def listed(self) -> tuple[str, ...]:
+        """Return the choices for help without importing tables: ``names.txt`` lists those of this package."""
+        extended = bool(metadata.entry_points(group="gradgraph"))  # other packages may add names
+        return tuple(name for place in self.places for name in (_names if extended else _known)(place))
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        return f"[{'|'.join(self.told())}]"
+        return f"[{'|'.join(self.listed())}]"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if param is not None and value == param.default:  # which need not be looked up
+        if param is not None and value == param.default:  # avoids the look-up
             return value
         return super().convert(value, param, ctx)
 
 
 class Briefly(Listed):
-    """Likewise, with names too many for one line."""
+    """A choice whose names are too many for one line of help."""
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
         return "NAME"
 
 
 class Suggested(Briefly):
-    """Names of which others are refused where they are looked up, as in Python."""
+    """A choice that is validated later, where the name is looked up."""
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         return value
 
 
 class Named(click.Option):
-    """An option whose help ends with the names that it takes."""
+    """An option whose help ends with the list of choices."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         record = super().get_help_record(ctx)
         if record is None or not isinstance(self.type, Listed):
             return record
-        return record[0], f"{record[1]}  One of {', '.join(self.type.told())}."
+        return record[0], f"{record[1]}  One of {', '.join(self.type.listed())}."
 
 
 @functools.cache
 def written_names() -> dict[str, list[str]]:
-    """The names of each table as ``make pages`` wrote them: a line for each, its place before them."""
+    """Return the names of each table as ``make pages`` wrote them: one line each, beginning with the place."""
     lines = (Path(__file__).parent / "names.txt").read_text("utf-8").splitlines()
     return {place: names for place, *names in map(str.split, lines)}
 
 
-def _told(place: str) -> Iterable[str]:
-    """The names at a place: those in memory where its table has been imported, and may have been added to."""
+def _known(place: str) -> Iterable[str]:
+    """Names at a place: read from memory once its table has been imported, since names may have been added."""
     is_imported = f"gradgraph.{place.partition(':')[0]}" in sys.modules
     return _names(place) if is_imported or ":" not in place else written_names()[place]
 
 
 def _names(place: str) -> Iterable[str]:
-    """Read the names at a place: ``step_backends`` gives them, ``LOSSES`` has them, and "none" is one."""
+    """Import the names at a place: a function that returns them, a table, or a plain name."""
     if ":" not in place:
         return (place,)
     found = found_at(place)

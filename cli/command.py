@@ -1,4 +1,4 @@
-"""The class of every command: help that keeps its examples' lines, and the options that all commands share."""
+"""The class of all commands: help that preserves the lines of its examples, and the options that all commands share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gradgraph.cli.output import talk
 
 
 class Command(click.Command):
-    """A click command with ``--debug`` and ``--quiet``, whose indented help is shown as it is written."""
+    """A click command with ``--debug`` and ``--quiet`` that prints indented help verbatim."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -20,7 +20,7 @@ class Command(click.Command):
 
 
 def keep_indented(text: str) -> str:
-    """Mark every paragraph with an indented line by click's sign (a backspace) for "do not wrap this"."""
+    """Mark every paragraph with an indented line with a backspace, click's sign for "do not rewrap"."""
     paragraphs = text.split("\n\n")
     return "\n\n".join(f"\b\n{p}" if "\n  " in p or p.startswith("  ") else p for p in paragraphs)
 
@@ -28,9 +28,9 @@ def keep_indented(text: str) -> str:
 def talk_options() -> list[click.Parameter]:
     return [
         click.Option(["--quiet"], is_flag=True, is_eager=True, expose_value=False, callback=_remember,
-                     help="Say nothing on stderr but errors."),
+                     help="Print nothing on stderr except errors."),
         click.Option(["--debug"], is_flag=True, is_eager=True, expose_value=False, callback=_remember,
-                     help="Show the traceback of an error."),
+                     help="Show the traceback of errors."),
     ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Data that the command line reads otherwise than Python does: how files become arrays is said by options there."""
+"""Options that describe how files are read as arrays."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ READING = (
         multiple=True,
         callback=arguments,
         metavar="KEY=VALUE",
-        help="How images become arrays, such as mean=[0.5,0.5,0.5], std=…, size=[224,224], shorter=256, "
-        "resample=bicubic, layout=NHWC, order=BGR, scale=1; repeatable.",
+        help="Image preprocessing, such as mean=[0.5,0.5,0.5], std=…, size=[224,224], shorter=256, resample=bicubic, "
+        "layout=NHWC, order=BGR, scale=1; repeatable.",
     ),
     placed(
         "data",
         "--tokenizer",
         type=PATH,
-        help="The tokenizer.json by which the texts of a table (or of .conll) become what the model takes; it is kept "
-        "beside the trained model, and found there.",
+        help="The tokenizer.json for the texts of a table (or of .conll). It is copied next to the trained model, "
+        "and found there later.",
     ),
     placed(
         "data",
@@ -48,7 +48,7 @@ READING = (
         multiple=True,
         callback=arguments,
         metavar="KEY=VALUE",
-        help="How texts are read, such as text=review, pair=answer, words=tokens, length=128; repeatable.",
+        help="Text preprocessing, such as text=review, pair=answer, words=tokens, length=128; repeatable.",
     ),
     placed(
         "data",
@@ -57,15 +57,15 @@ READING = (
         multiple=True,
         callback=arguments,
         metavar="KEY=VALUE",
-        help="How WAV files become samples: rate=16000, seconds=1; repeatable.",
+        help="Audio preprocessing of WAV files: rate=16000, seconds=1; repeatable.",
     ),
 )
 
 
 def _columns(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
-    """``a,b``: the names of columns; one that has a comma stands in quotes, as in a .csv, or beside another option."""
+    """Parse ``a,b``, column names; a name with a comma is quoted, as in a .csv."""
     if len(given) != 1 or ctx.get_parameter_source(parameter.name or "") is not ParameterSource.COMMANDLINE:
-        return tuple(given)  # a recipe lists them
+        return tuple(given)  # recipes contain a list
     from gradgraph.files.untrusted.documents import csv_head
 
     return tuple(name for name in csv_head(given[0].encode())[0] if name)
@@ -77,8 +77,8 @@ TARGET = placed(
     multiple=True,
     callback=_columns,
     metavar="COLUMN,…",
-    help="The column of a table that is learnt, or several; repeatable. A name that has a comma stands in quotes, as "
-    "in a .csv. By default that of the target's name.",
+    help="Target column(s) of a table; repeatable. Quote a name that contains a comma, as in a .csv. Default: the "
+    "column named like the target.",
 )
 
 
@@ -88,13 +88,13 @@ AUGMENT = placed(
     multiple=True,
     type=Suggested("augment:AUGMENTATIONS"),
     metavar="NAME",
-    help="Change the images or sounds that are trained on at random: flip, 'random_resized_crop(scale=[0.5,1])', "
+    help="Random augmentation of training images or sounds: flip, 'random_resized_crop(scale=[0.5,1])', "
     "'mixup(alpha=0.2)', spec_augment, …; repeatable.",
 )
 
 
 def reading_options(command: F) -> F:
-    """The options that say how data become arrays; :class:`Reading` takes them."""
+    """Add the options that describe how data are read; :class:`Reading` receives them."""
     for option in reversed(READING):
         command = option(command)
     return command
@@ -102,12 +102,12 @@ def reading_options(command: F) -> F:
 
 @dataclass(frozen=True)
 class Reading:
-    """The way from files to arrays, as it was typed.
+    """How files become arrays, as typed.
 
     Args:
-        image, text, sound: arguments for images, for texts and for sounds.
-        tokenizer: the path of that which texts are read with.
-        model: the model, its step folder or its run, beside which a tokenizer may lie.
+        image, text, sound: preprocessing arguments.
+        tokenizer: path of the tokenizer.
+        model: the model, its step folder or its run; a tokenizer may be stored next to it.
     """
 
     image: Mapping[str, Any] = field(default_factory=dict)
@@ -119,16 +119,16 @@ class Reading:
     def data(
         self, path: Path, names: DataNames | None = None, augment: Sequence[str] = (), one_length: bool = False
     ) -> Any:
-        """The dataset of texts, sounds, shards, or images of any kind; any other ``path`` as it is.
+        """Return a dataset of texts, sounds, shards or images; any other ``path`` is returned as it is.
 
         Args:
-            path: of the data.
-            names: of those that the model was trained on: who has read texts, reads texts.
-            augment: how images or sounds are changed.
-            one_length: fill up all texts to the length of the longest.
+            path: path of the data.
+            names: column names of the training data; a model trained on texts reads texts.
+            augment: augmentation of images or sounds.
+            one_length: pad all texts to the length of the longest.
 
         Raises:
-            DataError: an option says how something is read that is not there, or says it wrongly.
+            DataError: an option does not apply to the data, or is invalid.
         """
         from gradgraph.runtime.data.image_tables import image_table, is_image_table
         from gradgraph.runtime.data.images import image_folder, is_image_folder
@@ -145,16 +145,16 @@ class Reading:
         read = reader_of(path) or next((read for read, is_one in kinds.items() if is_one(path)), None)
         if read is None:
             if self.image:
-                raise DataError(f"--image says how images become arrays, but '{shown(path)}' holds no images")
+                raise DataError(f"--image describes how images are read, but '{shown(path)}' contains no images")
             sounds = self._sounds(path, augment)
             if augment and sounds is None:
-                raise DataError(f"--augment changes images and sounds, but '{shown(path)}' holds none")
+                raise DataError(f"--augment applies to images and sounds, but '{shown(path)}' contains none")
             return path if sounds is None else sounds
         _check("image", self.image, read, ("path", "augment"))
         return read(path, **self.image, augment=list(augment) or None)
 
     def rows(self, path: Path) -> int:
-        """How many samples there are."""
+        """Return the number of samples."""
         from gradgraph.runtime.data.sources import rows_in
         from gradgraph.vision.reading import reader_of
 
@@ -168,14 +168,14 @@ class Reading:
         return rows_in(path) if sounds is None else len(sounds)
 
     def _sounds(self, path: Path, augment: Sequence[str] = ()) -> Any:
-        """The dataset of WAV files in a folder, or that a table names; None where there are none."""
+        """Return the dataset of the WAV files in a folder or listed in a table; None if there are none."""
         from gradgraph.sound import folder, table
         from gradgraph.sound.sounds import is_sound_folder, is_sound_table
 
         read: Any = folder if is_sound_folder(path) else table if is_sound_table(path) else None
         if read is None:
             if self.sound:
-                raise DataError(f"--sound says how sounds are read, but '{shown(path)}' holds no WAV files")
+                raise DataError(f"--sound describes how sounds are read, but '{shown(path)}' contains no WAV files")
             return None
         _check("sound", self.sound, folder, ("path", "augment", "threads"))
         return read(path, **self.sound, augment=list(augment) or None)
@@ -193,13 +193,13 @@ class Reading:
         if tokenizer is None:
             tokenizer = None if self.model is None or names is None else tokenizer_beside(self.model, names)
         if tokenizer is None:
-            raise DataError("--text says how texts are read, and no tokenizer is given; add --tokenizer, the "
-                            "tokenizer.json that lies beside the model where it comes from")  # fmt: skip
+            raise DataError("--text describes how texts are read, but no tokenizer is given; add --tokenizer with "
+                            "the model's tokenizer.json")  # fmt: skip
         return table(path, tokenizer, one_length=one_length, **self.text)
 
 
 def _check(option: str, given: Mapping[str, Any], function: Callable[..., Any], others: Iterable[str]) -> None:
-    """Raise DataError for an argument that ``function`` does not have, or that is given otherwise."""
+    """Raise DataError for an argument that ``function`` does not have, or that has the wrong type."""
     known = [name for name in inspect.signature(function).parameters if name not in others]
     for name in given:
         if name not in known:
@@ -207,7 +207,7 @@ def _check(option: str, given: Mapping[str, Any], function: Callable[..., Any], 
 
 
 def check_longest(trainer: Trainer, data: Any) -> None:
-    """Run the longest of texts, which a model with fewer positions fails on; raises DataError."""
+    """Run the longest text, which fails if the model has fewer positions; raise DataError then."""
     from gradgraph.runtime.data.batch import fixed_rows
     from gradgraph.step.classes import as_class_numbers
     from gradgraph.text import TextTable
@@ -223,7 +223,7 @@ def check_longest(trainer: Trainer, data: Any) -> None:
     except ModelError as error:
         raise DataError(
             f"the model fails on the longest text, of {tokens:,} tokens ({error.problem}); if it has fewer positions, "
-            "cut texts to these with --text length=64, say"
+            "truncate texts, for example with --text length=64"
         ) from None
 
 
@@ -231,7 +231,7 @@ def check_longest(trainer: Trainer, data: Any) -> None:
 
 
 def keep_tokenizer(data: Any, written: Iterable[Path | None], run: Path | None = None) -> None:
-    """Write the tokenizer of texts beside each model and step folder that is written; once into a run's folder."""
+    """Copy the tokenizer next to each model and step folder that is written, and once into a run's folder."""
     from gradgraph.text import TextTable
     from gradgraph.text.tokenizer import NAME, place_beside
 
@@ -243,7 +243,7 @@ def keep_tokenizer(data: Any, written: Iterable[Path | None], run: Path | None =
 
 
 def carry_tokenizer(model: Path, out: Path) -> Path | None:
-    """Write the tokenizer that lies beside a step folder beside the model that is made of it, too; give its path."""
+    """Copy the tokenizer next to a step folder to the exported model; return its path."""
     from gradgraph.step.step import Step
     from gradgraph.text import tokenizer_beside
     from gradgraph.text.tokenizer import place_beside

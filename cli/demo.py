@@ -1,4 +1,4 @@
-"""``gradgraph demo``: from a network in Python to a trained model, by the commands that anybody can type."""
+"""``gradgraph demo``: from a network in Python to a trained model, with ordinary commands."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from gradgraph.cli.command import Command
 from gradgraph.errors import GradgraphError, OutputError, shown
 
 EPOCHS = 25
-ACCURACY = 0.98  # what the default number of epochs must reach on the held-out digits
+ACCURACY = 0.98  # the accuracy on held-out digits that the default number of epochs must reach
 
 
 @click.command("demo", cls=Command)
-@click.option("--out", type=PATH, default="demo", show_default=True, help="The folder for everything that is written.")
-@click.option("--epochs", type=click.IntRange(min=1), default=EPOCHS, show_default=True, help="Passes over the data.")
+@click.option("--out", type=PATH, default="demo", show_default=True, help="Output folder.")
+@click.option("--epochs", type=click.IntRange(min=1), default=EPOCHS, show_default=True, help="Number of epochs.")
 def command(out: Path, epochs: int) -> None:
     """Train a small CNN on scikit-learn's handwritten digits, from scratch to exported model.
 
@@ -28,7 +28,7 @@ def command(out: Path, epochs: int) -> None:
       gradgraph demo
       gradgraph demo --out /tmp/digits --epochs 5
 
-    The network is written in Python and lowered to digits.onnx; from there on the demo types the commands that it
+    The network is written in Python and lowered to digits.onnx; from there on, the demo runs the commands that it
     prints. The trained model must reach 98 % on digits it has not seen, and the same in plain onnxruntime.
     """
     from gradgraph.cli import digits
@@ -45,9 +45,9 @@ def command(out: Path, epochs: int) -> None:
     digits.save_arrays(out / "validation.npz", held_out)
     save_model(digits.network(seed=0), out / "digits.onnx")
     count = f"{len(data['x'])} + {len(held_out['x'])} images"
-    output.say(f"wrote {out / 'digits.onnx'} and {count}; from here on, what anybody could type:")
+    output.say(f"\nwrote {out / 'digits.onnx'} and {count}; the commands that follow can be typed by hand:")
     began = time.monotonic()
-    for words in commands(out, epochs):  # printed and run, as if they had been typed
+    for words in commands(out, epochs):  # printed and run as if typed
         output.say(f"\n$ {shlex.join(['gradgraph', *words])}")
         output.talk.arguments = words
         cli.main(args=list(words), prog_name="gradgraph", standalone_mode=False)
@@ -56,7 +56,7 @@ def command(out: Path, epochs: int) -> None:
 
 
 def commands(out: Path, epochs: int) -> list[list[str]]:
-    """The command lines, without the leading ``gradgraph``, that train ``out/digits.onnx``."""
+    """Return the command lines that train ``out/digits.onnx``, without the leading ``gradgraph``."""
     step, run = str(out / "step"), ["--checkpoint", str(out / "run.ckpt")]
     recipe = ["--loss", "cross_entropy", "--optimizer", "adamw", "--lr", "0.001"]
     data = ["--data", str(out / "train.npz"), "--validation", str(out / "validation.npz")]
@@ -68,7 +68,7 @@ def commands(out: Path, epochs: int) -> list[list[str]]:
 
 
 def _verify(out: Path, held_out: dict[str, Any], required: float) -> None:
-    """Run trained.onnx in onnxruntime alone: the accuracy must be that of the trainer; then draw the pictures."""
+    """Run trained.onnx in onnxruntime and compare its accuracy with the trainer's; then draw the pictures."""
     from gradgraph.cli.digits import draw_predictions
     from gradgraph.runtime.trainer import Trainer
 
@@ -81,9 +81,9 @@ def _verify(out: Path, held_out: dict[str, Any], required: float) -> None:
     output.emit(f"held-out accuracy in training       {expected:.2%}")
     output.emit(f"held-out accuracy in onnxruntime    {hits.mean():.2%} ({hits.sum()} of {len(hits)})")
     if abs(hits.mean() - expected) > 0.5 / len(hits):
-        raise GradgraphError("the exported model has another accuracy than the trained one, so the export is wrong")
+        raise GradgraphError("the exported model's accuracy differs from the trained model's, so the export is wrong")
     if hits.mean() < required:
-        raise GradgraphError(f"the accuracy should have reached {required:.0%}; something in training is wrong")
+        raise GradgraphError(f"the accuracy is below {required:.0%}; training is broken")
     output.say(f"see {out / 'loss.png'} and {out / 'predictions.png'}")
 
 

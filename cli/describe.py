@@ -1,4 +1,4 @@
-"""Facts about a model as plain data, which ``inspect`` shows."""
+"""Facts about a model as plain data, for ``inspect``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gradgraph.verify.operator_status import qualified, status
 
 @dataclass(frozen=True)
 class Selection:
-    """The user's choice of weights and output, as ``gradgraph build`` takes it."""
+    """A selection of weights and an output, as ``gradgraph build`` accepts it."""
 
     train: Sequence[str] = ()
     freeze: Sequence[str] = ()
@@ -44,11 +44,12 @@ class Selection:
 
 @paused_collection()
 def describe(path: Path, selection: Selection) -> dict[str, Any]:
-    """Facts about the model at ``path``: header, inputs, outputs, weights with their roles, operators, what is missing.
+    """Return facts about the model at ``path``: header, inputs, outputs, weights with their roles, operators, and what
+    is missing.
 
     Raises:
-        ModelError: there is no readable model.
-        UnknownNameError, BuildError: the selection does not fit it.
+        ModelError: the model cannot be read.
+        UnknownNameError, BuildError: the selection does not match the model.
     """
     header: dict[str, Any] = {"file": str(path)}
     stored: list[dict[str, Any]] = []
@@ -75,12 +76,12 @@ def describe(path: Path, selection: Selection) -> dict[str, Any]:
     usual = {v.name or "" for v in trainable(graph, targets)}
     why = reasons(graph, targets)
     is_adapted = not selection.train and bool(adapter_weights(model.metadata_props))
-    left_out = "the model's adapters are trained in its place" if is_adapted else "left out by --train or --freeze"
+    left_out = "the model's adapters are trained instead" if is_adapted else "excluded by --train or --freeze"
     for name in usual.difference(trained):
-        why[name] = "below a value of --freeze-below" if name in below else left_out
+        why[name] = "upstream of a value of --freeze-below" if name in below else left_out
     if TEACHER in model.metadata_props:
         theirs = (name for name in graph.initializers if name.startswith(TEACHERS))
-        why |= dict.fromkeys(theirs, "a teacher's, which stays frozen")
+        why |= dict.fromkeys(theirs, "part of a teacher, which stays frozen")
     weights = {n for n, v in graph.initializers.items() if carries(v) and not is_marked_constant(v)}
     others = [facts for facts in stored if facts["name"] not in weights]
     counts = Counter(registry.key_of(node) for node in graph.all_nodes())
@@ -89,7 +90,7 @@ def describe(path: Path, selection: Selection) -> dict[str, Any]:
         **ends,
         "names": DataNames.read_from(model.metadata_props).as_data(),
         "weights": _weights(graph, trained, why),
-        "numbers": [{**n, "reason": why.get(n["name"]) or f"it holds {n['dtype']} numbers"} for n in others],
+        "numbers": [{**n, "reason": why.get(n["name"]) or f"its type is {n['dtype']}"} for n in others],
         "findings": as_data(review(graph, targets, trained, by_default=not named and not below)),
         "operators": [{"operator": qualified(k), "count": n, "status": status(k)} for k, n in sorted(counts.items())],
         "missing": _missing(graph, selection, trained),
@@ -97,7 +98,7 @@ def describe(path: Path, selection: Selection) -> dict[str, Any]:
 
 
 def _trained(model: ir.Model, selection: Selection, below: Sequence[str]) -> list[str]:
-    """The weights that the selection trains; none where there is nothing to train and nobody asked for it."""
+    """Return the weights that the selection trains; empty if nothing is trainable and nothing was requested."""
     graph = model.graph
     try:
         output = output_of(graph, output_name(graph, selection.output))
@@ -120,7 +121,7 @@ def _targets(graph: ir.Graph, selection: Selection) -> list[ir.Value]:
 
 
 def _weights(graph: ir.Graph, trained: Sequence[str], why: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Every initializer that is a tensor of its own, and why it is trained by default, or why not."""
+    """Describe every initializer that is a tensor of its own: whether it is trained by default, and why."""
     chosen, statistics = set(trained), running_statistics(graph)
     rows = []
     for name, value in graph.initializers.items():
@@ -136,7 +137,9 @@ def _size(value: ir.Value) -> int:
 
 
 def _missing(graph: ir.Graph, selection: Selection, trained: Sequence[str]) -> list[dict[str, Any]]:
-    """The nodes between the trained weights and the output that can be differentiated neither by rule nor by body."""
+    """Return the nodes between the trained weights and the output that have neither a gradient rule nor a function
+    body.
+    """
     if not trained:
         return []
     path = GradientPath(graph, _targets(graph, selection), [graph.initializers[n] for n in trained])

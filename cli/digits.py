@@ -49,13 +49,13 @@ class DigitNet(nn.Module):
 
 
 def network(seed: int) -> Any:
-    """The untrained network as an ONNX model with a dynamic batch."""
+    """Return the untrained network as an ONNX model with a dynamic batch."""
     frontend.manual_seed(seed)
     return frontend.export(DigitNet(), {"x": ("batch", 1, 8, 8)}, outputs=["logits"])
 
 
 def check_packages() -> None:
-    """Raise RuntimeUnavailableError unless the demo's own packages are there."""
+    """Raise RuntimeUnavailableError if a package that the demo needs is missing."""
     missing = [name for module, name in _PACKAGES.items() if importlib.util.find_spec(module) is None]
     if missing:
         raise RuntimeUnavailableError(f"the demo needs {' and '.join(missing)}; pip install {' '.join(missing)}")
@@ -65,7 +65,7 @@ _PACKAGES = {"sklearn": "scikit-learn", "matplotlib": "matplotlib"}
 
 
 def split() -> tuple[Arrays, Arrays]:
-    """1,797 images in [0, 1] and their digits: four fifths to train on, a fifth held out."""
+    """Return 1,797 images in [0, 1] with their digits: four fifths for training, one fifth held out."""
     from sklearn.datasets import load_digits
 
     digits = cast("Any", load_digits())

@@ -1,4 +1,4 @@
-"""``gradgraph env``: the facts about a machine that a bug report needs."""
+"""``gradgraph env``: facts about this machine for bug reports."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ PACKAGES = ("onnx-gradgraph", "numpy", "onnx", "onnx-ir", "onnxruntime", "onnxru
 
 
 @click.command("env", cls=Command)
-@click.option("--forget-openings", is_flag=True, help="First remove what opening steps has left in the cache folder.")
+@click.option("--forget-openings", is_flag=True, help="First clear the cache of opened steps.")
 @output.json_option
 def command(forget_openings: bool, as_json: bool) -> None:
-    """Show versions, execution providers and native kernels, for bug reports, and where what opening steps has decided
-    is kept.
+    """Show versions, execution providers, native kernels and the cache of opened steps, for bug reports.
 
     Examples:
       gradgraph env
@@ -44,7 +43,7 @@ def command(forget_openings: bool, as_json: bool) -> None:
         "cores": str(os.cpu_count()),
         **{name: v for name in PACKAGES if (v := _version(name))},
         "providers": ", ".join(onnxruntime.get_available_providers()),
-        "openings": f"{shown(openings.folder())} ({count} kept, {size / 1e6:.0f} MB{off})",
+        "openings": f"{shown(openings.folder())} ({count} cached, {size / 1e6:.0f} MB{off})",
         "native kernels": _kernels(),
         "needed to run a saved step": "numpy, onnxruntime (docs/how-to/loops.md)",
     }
@@ -66,7 +65,7 @@ def _version(package: str) -> str | None:
 
 
 def _kernels() -> str:
-    """Whether native kernels are in use, and why not; a variable that forbids training altogether is a fact, too."""
+    """Describe whether native kernels are in use, and if not, why."""
     from gradgraph.backends.ort_native import in_use
 
     try:

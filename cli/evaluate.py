@@ -1,4 +1,4 @@
-"""``gradgraph evaluate``: a step folder and data in, its loss and metrics out, and what it gets wrong."""
+"""``gradgraph evaluate``: loss, metrics and mistakes of a step folder on held-out data."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 @reading_options
 @CHECKPOINT
 @UNTRAINED
-@click.option("--per-class", is_flag=True, help="A table of classes: precision, recall, F1, and what is confused.")
 @click.option(
-    "--class", "classes", multiple=True, metavar="NAME", help="The name of a class, in their order; repeatable."
+    "--per-class", is_flag=True, help="Per-class precision, recall and F1, and the classes confused with each other."
 )
-@click.option("--worst", type=click.IntRange(min=1), metavar="K", help="The K samples with the largest losses.")
+@click.option("--class", "classes", multiple=True, metavar="NAME", help="Names of the classes, in order; repeatable.")
+@click.option("--worst", type=click.IntRange(min=1), metavar="K", help="List the K samples with the largest losses.")
 @DRIFT
-@click.option("--page", type=PATH, help="Write a page (.html) of what a classifier gets wrong, with pictures.")
+@click.option("--page", type=PATH, help="Write a page (.html) of a classifier's mistakes, with pictures.")
 @click.option("--batch-size", type=click.IntRange(min=1), help="Samples per run.")
 @NOT_AVERAGED
 @device_option("run")
@@ -64,7 +64,7 @@ def command(
     device: Literal["auto", "cpu", "cuda"],
     as_json: bool,
 ) -> None:
-    """Print loss and metrics of a STEP folder, or of a run's folder, on data that it was not trained on.
+    """Print loss and metrics of a STEP folder, or of a run's folder, on held-out data.
 
     Examples:
       gradgraph evaluate runs/one --data test.npz
@@ -73,8 +73,8 @@ def command(
       gradgraph evaluate runs/one --data photos/ --page mistakes.html
       gradgraph evaluate runs/one --data later.csv --drift
 
-    --per-class needs a step that counts classes: build it with --metric f1, or --metric confusion_matrix. --worst looks
-    at one sample at a time: where labels are wrong, or something is not learnt yet.
+    --per-class requires a step that counts classes: build it with --metric f1 or --metric confusion_matrix. --worst
+    finds wrong labels and samples that are not learnt yet.
     """
     from gradgraph.cli.tagged_words import entities
     from gradgraph.runtime.trainer import Trainer
@@ -88,7 +88,7 @@ def command(
         read = Reading(image, tokenizer, text, sound, step).data(path, trainer.names)
         moved = drift_of(trainer.names, path, drift, as_json)
         if read is path and trainer.names.preprocess is not None:
-            read = trainer.prepare(path, batch_size, shuffle=False)  # so that what it says of the table is said once
+            read = trainer.prepare(path, batch_size, shuffle=False)  # so that notes about the table are printed once
         averaged = not not_averaged
         found = trainer.evaluate(read, batch_size, averaged=averaged)
         found |= _average_precision(trainer, read, batch_size, averaged)
@@ -118,7 +118,7 @@ def command(
 
 
 def _average_precision(trainer: Trainer, data: Any, batch_size: int | None, averaged: bool) -> dict[str, Any]:
-    """COCO's average precision, where a detector looks at pictures with boxes."""
+    """Compute COCO's average precision of a detector on images with boxes."""
     import numpy as np
 
     from gradgraph.vision import Annotated, evaluate
@@ -128,7 +128,7 @@ def _average_precision(trainer: Trainer, data: Any, batch_size: int | None, aver
         return {}
     try:
         found = evaluate(trainer, data, batch_size=batch_size, averaged=averaged)
-    except DataError as error:  # the loss reads outputs in an order of its own
+    except DataError as error:  # the loss reads the outputs in a custom order
         output.say(f"no average precision: {error}")
         return {}
     each = np.array(list(found["per_class"].values()))
@@ -136,7 +136,7 @@ def _average_precision(trainer: Trainer, data: Any, batch_size: int | None, aver
 
 
 def _printed(name: str, value: Any, classes: list[str]) -> str:
-    """A column of the evaluation; one that has a number for each class, with the names of these."""
+    """Format one column of the evaluation; per-class values are printed with the class names."""
     if isinstance(value, float):
         return f"{name} {value:.6g}"
     if value.shape == (len(classes),):

@@ -1,4 +1,4 @@
-"""``gradgraph export``: a step folder and a checkpoint in, a plain inference model, weights or artifacts out."""
+"""``gradgraph export``: write the inference model, weights or artifacts of a step folder and a checkpoint."""
 
 from __future__ import annotations
 
@@ -29,50 +29,49 @@ if TYPE_CHECKING:
 @click.argument("step", type=PATH)
 @CHECKPOINT
 @UNTRAINED
-@click.option("--weights", type=PATH, help="Weights in place of these: .safetensors, .npz, .onnx, or a flat .bin.")
+@click.option("--weights", type=PATH, help="Use these weights instead: .safetensors, .npz, .onnx, or a flat .bin.")
 @click.option(
     "-o",
     "--out",
     type=PATH,
     default="trained.onnx",
     show_default=True,
-    help="A model: .onnx or .ort. Weights alone: .safetensors or a flat .bin. What a small onnxruntime needs: .config.",
+    help="Output file. A model: .onnx or .ort. Weights only: .safetensors or a flat .bin. Operators for a minimal "
+    "onnxruntime build: .config.",
 )
-@click.option("--ort", is_flag=True, help="Write the whole step as .ort files, into the folder --out.")
-@click.option(
-    "--output", "outputs", multiple=True, metavar="NAME", help="An output to keep; repeatable. All by default."
-)
+@click.option("--ort", is_flag=True, help="Write the whole step as .ort files into the folder --out.")
+@click.option("--output", "outputs", multiple=True, metavar="NAME", help="Output to keep; repeatable. Default: all.")
 @NOT_AVERAGED
-@click.option("--mixed", is_flag=True, help="Keep the mixed precision of the step; the model is float32 otherwise.")
+@click.option("--mixed", is_flag=True, help="Keep the mixed precision of the step. Default: export in float32.")
 @build_option("size")
-@click.option("--image-input", is_flag=True, help="Let the model take bytes of images (uint8 [samples, height, width, "
-              "channels]): resizing and normalisation become nodes in front of it.")  # fmt: skip
+@click.option("--image-input", is_flag=True, help="Accept image bytes (uint8 [samples, height, width, channels]): "
+                                                  "resizing and normalisation become part of the model.")  # fmt: skip
 @STORE
 @click.option(
     "--quantize",
     type=click.Choice(["int8"]),
-    help="Integers in place of floats: of weights alone, or with --calibration of all that has integer kernels "
-    "(weights then from -64 to 64, which no processor saturates).",
+    help="Quantise: weights only or, with --calibration, every operator with an integer kernel (weights then lie "
+    "between -64 and 64, which saturates on no processor).",
 )
 @click.option(
     "--calibration",
     type=PATH,
     metavar="DATA",
-    help="Some hundred samples, as predict takes them, for the ranges of --quantize.",
+    help="Some hundred samples, in a format that predict reads, to calibrate the ranges of --quantize.",
 )
 @click.option(
     "--calibrate",
     type=PATH,
     metavar="HELD_OUT",
-    help="Divide the logits by the number at which probabilities are right on these data, and say what that changes.",
+    help="Calibrate probabilities on these held-out data by temperature scaling, and print the effect.",
 )
 @CUSTOM_OPS
-@click.option("--types", is_flag=True, help="With the element types of each operator, in a .config.")
+@click.option("--types", is_flag=True, help="In a .config, include the element types of each operator.")
 @FORCE
 @output.json_option
 def command(step: Path, out: Path, as_json: bool, force: bool, untrained: bool, **given: Any) -> None:
-    """Write the model of a STEP folder (or of a run's folder) as plain ONNX: no loss, no optimizer, layers in
-    evaluation form.
+    """Write the model of a STEP folder (or of a run's folder) as plain ONNX, without loss and optimizer,
+    with layers in evaluation mode.
 
     Examples:
       gradgraph export runs/one -o trained.onnx
@@ -88,10 +87,10 @@ def command(step: Path, out: Path, as_json: bool, force: bool, untrained: bool, 
     kind = _KINDS["folder" if export.ort else out.suffix if out.suffix in _KINDS else ".onnx"]
     export.check(kind)
     if "checkpoint" not in kind.takes and untrained:
-        raise click.UsageError(f"{kind.what} has nothing that --untrained could change; leave it out")
+        raise click.UsageError(f"--untrained has no effect on {kind.what}; omit it")
     if "checkpoint" in kind.takes and export.weights is None:
         export = replace(export, checkpoint=checkpoint_to_use(step, export.checkpoint, untrained, required=False))
-    export = replace(export, step=step_of(step))  # of a run, the weights are settled by now
+    export = replace(export, step=step_of(step))  # for a run, the weights have been chosen by now
     if not export.ort:
         check_output(out, step, *(p for p in (export.checkpoint, export.weights) if p))
     facts = kind.write(export, force) if export.ort else kind.write(export)
@@ -112,7 +111,7 @@ def command(step: Path, out: Path, as_json: bool, force: bool, untrained: bool, 
 
 @dataclass(frozen=True)
 class _Export:
-    """The options as they were typed."""
+    """The options as typed."""
 
     step: Path
     out: Path
@@ -131,7 +130,7 @@ class _Export:
     types: bool
 
     def check(self, kind: _Kind) -> None:
-        """Raise UsageError if an option says nothing about what is written."""
+        """Raise UsageError for options that do not apply to the output file."""
         options = {
             "checkpoint": self.checkpoint, "weights": self.weights, "output": self.outputs,
             "not-averaged": self.not_averaged, "mixed": self.mixed, "size": self.size,
@@ -140,15 +139,15 @@ class _Export:
             "calibrate": self.calibrate, "types": self.types,
         }  # fmt: skip
         if self.calibration and not self.quantize:
-            raise click.UsageError("--calibration is for --quantize int8; give both, or --calibrate for probabilities")
+            raise click.UsageError("--calibration requires --quantize int8; use --calibrate to calibrate probabilities")
         if self.quantize and (self.mixed or self.store != "float32"):
-            raise click.UsageError("--quantize makes integers of float32 weights; leave --mixed and --store out")
+            raise click.UsageError("--quantize requires float32 weights; omit --mixed and --store")
         for name, value in options.items():
             if value and name not in kind.takes:
-                raise click.UsageError(f"{kind.what} has nothing that --{name} could change; leave it out")
+                raise click.UsageError(f"--{name} has no effect on {kind.what}; omit it")
 
     def other_weights(self) -> Any:
-        """The weights in place of those of the run: a path, or arrays by name."""
+        """Return the weights that replace those of the run: a path, or arrays by name."""
         if self.weights is None or self.weights.suffix != ".bin":
             return self.weights
         from gradgraph.export import FlatWeights
@@ -158,7 +157,7 @@ class _Export:
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of file: the function that writes it and gives facts, these in words, and the options that change it."""
+    """A kind of output file: the function that writes it and returns facts, the message about them, and its options."""
 
     what: str
     write: Any
@@ -167,7 +166,7 @@ class _Kind:
 
 
 def _model(export: _Export, trainer: Trainer) -> tuple[ir.Model, dict[str, Any]]:
-    """The model and facts of it; its weights lie in files and in the trainer's state until it is written."""
+    """Return the model and facts about it. Its weights stay in files and in the trainer's state until it is written."""
     from gradgraph.export.artifacts import served
     from gradgraph.export.storage import store_as_float16
 
@@ -191,7 +190,7 @@ def _model(export: _Export, trainer: Trainer) -> tuple[ir.Model, dict[str, Any]]
 
 
 def _samples(export: _Export, model: ir.Model) -> Any:
-    """The samples by which the model is quantised, as its data are read."""
+    """Return the calibration samples, read as the model's data are."""
     from gradgraph.cli.data import Reading
     from gradgraph.step.data_names import DataNames
 
@@ -201,7 +200,7 @@ def _samples(export: _Export, model: ir.Model) -> Any:
 
 
 def _calibrated(export: _Export, trainer: Trainer, model: ir.Model) -> Temperature:
-    """Put the temperature of the step on the held-out data into ``model``."""
+    """Fit a temperature on the held-out data and put it into ``model``."""
     from gradgraph.cli.data import Reading
     from gradgraph.export.temperature import put_temperature, temperature_of
 
@@ -209,12 +208,14 @@ def _calibrated(export: _Export, trainer: Trainer, model: ir.Model) -> Temperatu
     held_out = Reading(model=export.step).data(export.calibrate, trainer.names)
     output = export.outputs[0] if export.outputs else None
     found, _ = temperature_of(trainer, held_out, output=output, averaged=not export.not_averaged)
-    put_temperature(model, found.temperature)  # its first output is the one that was asked for
+    put_temperature(model, found.temperature)  # its first output is the requested one
     return found
 
 
 def _opened(export: _Export) -> Trainer:
-    """A trainer with the weights to export; its sessions copy none where they run a batch or two."""
+    """Open a trainer with the weights to export, in sessions that do not copy them, since they run only a few
+    batches.
+    """
     from gradgraph.export.artifacts import opened_trainer
     from gradgraph.runtime.execution.session import RuntimeOptions
 
@@ -231,11 +232,11 @@ def _onnx(export: _Export) -> dict[str, Any]:
 
     trainer = _opened(export)
     model, facts = _model(export, trainer)
-    validate(model)  # before a file that is there is replaced
+    validate(model)  # before an existing file is replaced
     if export.image_input:
-        taking_images(model)  # it may be refused
+        taking_images(model)  # which may fail
     save_model(plain(model), export.out)
-    if not export.calibrate:  # by which the file is to differ from the step
+    if not export.calibrate:  # from which the file differs on purpose
         report = report_of(export.out, trainer, averaged=not export.not_averaged)
         facts |= report.as_data | {"checked": str(report)}
     if export.image_input:

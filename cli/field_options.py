@@ -1,4 +1,4 @@
-"""Options of a command from the fields of a dataclass, which has their words and kinds."""
+"""Options of a command derived from the fields of a dataclass, with their help and types."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def options_of(kind: type) -> Callable[[F], F]:
-    """An option for each field, in their order."""
+    """Add an option for each field, in order."""
 
     def decorate(command: F) -> F:
         for option in reversed(fields(kind)):
@@ -37,7 +37,7 @@ def options_of(kind: type) -> Callable[[F], F]:
 
 
 def _check_of(kind: Kind) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    """A callback that refuses values of another kind, by the name that was typed."""
+    """Return a callback that rejects values of the wrong type, naming the option as typed."""
 
     def check(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
         kind.check(parameter.opts[0], value)

@@ -1,4 +1,4 @@
-"""The words that name what a command wrote: a model's file with those that hold its weights."""
+"""A description of the files that a command wrote: a model and its external data."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import Path
 
 
 def written(out: Path, *others: Path | None) -> str:
-    """``out``, the files beside it in which its weights lie, and ``others``; what is not there is left out."""
+    """List ``out``, its external data files, and those of ``others`` that exist."""
     return ", ".join(str(path) for path in (out, *data_beside(out), *others) if path is not None)
 
 
 def data_beside(model: Path) -> list[Path]:
-    """The files in which the weights of a ``.onnx`` lie, where that is not itself."""
+    """Return the external data files of a ``.onnx``."""
     from gradgraph.files.external import data_names, stored_values
     from gradgraph.files.models import load_model
 

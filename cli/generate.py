@@ -1,4 +1,4 @@
-"""``gradgraph generate``: a language model's folder and a prompt in, its answer out, as it is written."""
+"""``gradgraph generate``: stream the answers of the language model in a folder."""
 
 from __future__ import annotations
 
@@ -18,12 +18,16 @@ WITH = ("onnxruntime", "genai")
 
 @click.command("generate", cls=Command)
 @click.argument("folder", type=PATH)
-@click.option("--prompt", "prompts", multiple=True, required=True, metavar="TEXT", help="What is asked; repeatable.")
-@click.option("--system", metavar="TEXT", help="What the system says before, to models with a chat template.")
-@click.option("--adapter", type=PATH, help="A folder of PEFT, or an .onnx_adapter for a model that switches them.")
-@click.option("--template", metavar="FILE", help="Another chat template, in Jinja; none takes prompts as they stand.")
+@click.option("--prompt", "prompts", multiple=True, required=True, metavar="TEXT", help="User prompt; repeatable.")
+@click.option("--system", metavar="TEXT", help="System prompt, for models with a chat template.")
+@click.option(
+    "--adapter", type=PATH, help="A PEFT adapter folder, or an .onnx_adapter for a model with switchable adapters."
+)
+@click.option(
+    "--template", metavar="FILE", help='Chat template to use instead, in Jinja; "none" uses prompts verbatim.'
+)
 @click.option("--with", "runtime", type=click.Choice(WITH), default=WITH[0], show_default=True,
-              help="What runs the model; genai: onnxruntime-genai, where it is installed.")  # fmt: skip
+              help="Runtime; genai: onnxruntime-genai, if installed.")  # fmt: skip
 @options_of(Sampling)
 @output.json_option
 def command(
@@ -36,7 +40,7 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Write the answers of a language model (a FOLDER of onnxruntime-genai's builder, optimum or finetune).
+    """Generate a language model's answers (a FOLDER written by onnxruntime-genai's builder, optimum or finetune).
 
     Examples:
       gradgraph generate tuned/ --prompt "Who are you?"

@@ -1,4 +1,4 @@
-"""``gradgraph grad``: a model in, a model with gradients out."""
+"""``gradgraph grad``: append gradients to a model."""
 
 from __future__ import annotations
 
@@ -21,43 +21,59 @@ from gradgraph.errors import shown
 @click.command("grad", cls=Command)
 @click.argument("model", type=PATH)
 @click.option(
-    "--wrt", multiple=True, metavar="GLOB", help="Inputs and weights; repeatable. Every trainable weight by default."
+    "--wrt",
+    multiple=True,
+    metavar="GLOB",
+    help="Inputs and parameters to differentiate with respect to; repeatable. Default: every trainable parameter.",
 )
 @click.option(
     "--output",
     "outputs",
     multiple=True,
     metavar="NAME",
-    help="The output to differentiate, a scalar unless an option below says otherwise; the first by default. "
-    "Repeatable with --vjp and --jvp, which take all by default.",
+    help="Output to differentiate, a scalar unless an option below says otherwise. Default: the first one. "
+    "Repeatable with --vjp and --jvp, which default to all.",
 )
-@click.option("--vjp", is_flag=True, help="Jᵀ·c: an input OUTPUT.cotangent for each output, and outputs NAME.grad.")
-@click.option("--jvp", is_flag=True, help="J·t: an input NAME.tangent for each tensor, and outputs OUTPUT.tangent.")
-@click.option("--hvp", is_flag=True, help="H·t: an input NAME.tangent for each tensor, and outputs NAME.hvp.")
-@click.option("--jacobian", is_flag=True, help="The whole Jacobian of an output of any shape: NAME.jacobian.")
-@click.option("--hessian", is_flag=True, help="The whole Hessian of a scalar: NAME.hessian, and NAME.OTHER.hessian.")
+@click.option(
+    "--vjp",
+    is_flag=True,
+    help="Vector-Jacobian product: adds an input OUTPUT.cotangent per output, and outputs NAME.grad.",
+)
+@click.option(
+    "--jvp",
+    is_flag=True,
+    help="Jacobian-vector product: adds an input NAME.tangent per tensor, and outputs OUTPUT.tangent.",
+)
+@click.option(
+    "--hvp", is_flag=True, help="Hessian-vector product: adds an input NAME.tangent per tensor, and outputs NAME.hvp."
+)
+@click.option("--jacobian", is_flag=True, help="Full Jacobian of an output of any shape: NAME.jacobian.")
+@click.option("--hessian", is_flag=True, help="Full Hessian of a scalar: NAME.hessian and NAME.OTHER.hessian.")
 @click.option(
     "--per-sample",
     is_flag=True,
-    help="Loss and gradients of each sample by itself: OUTPUT.per_sample and NAME.per_sample_grad. With --jacobian: of "
-    "each sample of the output by its own row of the inputs.",
+    help="Per-sample loss and gradients: OUTPUT.per_sample and NAME.per_sample_grad. With --jacobian: the Jacobian "
+    "of each output row with respect to the same input row.",
 )
 @click.option(
-    "--independent", is_flag=True, help="With --per-sample: samples do not mix, whatever operators the model has."
+    "--independent",
+    is_flag=True,
+    help="With --per-sample: assume that samples do not interact, whatever operators the model has.",
 )
 @click.option(
     "--mode",
     type=click.Choice(["auto", "reverse", "forward"]),
     default="auto",
     show_default=True,
-    help="With --jacobian: a backward pass for each element of the output, or a tangent for each of the inputs.",
+    help="With --jacobian: reverse mode runs a backward pass per output element, forward mode a tangent per input "
+    "element.",
 )
 @click.option(
     "--recompute",
     multiple=True,
     metavar="WHAT",
-    help="Compute values of the forward pass again rather than keep them, as for `gradgraph build`. Not with the "
-    "options above but --vjp.",
+    help="Recompute activations in the backward pass instead of storing them, as for `gradgraph build`. Of the "
+    "options above, only --vjp allows it.",
 )
 @click.option(
     "--backend",
@@ -65,10 +81,10 @@ from gradgraph.errors import shown
     type=BACKENDS,
     default="portable",
     show_default=True,
-    help="The runtime that the model is written for.",
+    help="Runtime to write the model for.",
 )
 @build_option("opset")
-@click.option("-o", "--out", type=PATH, default="grad.onnx", show_default=True, help="The model to write.")
+@click.option("-o", "--out", type=PATH, default="grad.onnx", show_default=True, help="Output file.")
 @output.json_option
 @click.pass_context
 def command(
@@ -82,8 +98,8 @@ def command(
     as_json: bool,
     **asked: Any,
 ) -> None:
-    """Append gradients to MODEL (.onnx): the new model returns the output, then NAME.grad for each tensor
-    (or NAME.grad_1, … where MODEL has that name already).
+    """Append gradients to MODEL (.onnx). The new model returns the output, then NAME.grad for each tensor
+    (or NAME.grad_1, … if MODEL already uses that name).
 
     Examples:
       gradgraph grad model.onnx --wrt 'conv1.*' --wrt x -o grad.onnx
@@ -119,7 +135,7 @@ def _transform(
     recompute: tuple[str, ...],
     **flags: bool,
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """The transform that the options ask for, and its arguments."""
+    """Return the transform that the options request, and its arguments."""
     from gradgraph import transforms
 
     asked = [name for name, given in flags.items() if given]
@@ -127,18 +143,18 @@ def _transform(
         raise click.UsageError(f"--{asked[0]} and --{asked[1]} are different transforms; give one of them", ctx)
     name = asked[0] if asked else "per_sample_gradients" if per_sample else "value_and_grad"
     if per_sample and name not in ("per_sample_gradients", "jacobian"):
-        raise click.UsageError(f"--per-sample goes with --jacobian or alone, not with --{name}", ctx)
+        raise click.UsageError(f"--per-sample can be combined only with --jacobian, not with --{name}", ctx)
     if independent and name != "per_sample_gradients":
-        raise click.UsageError("--independent is said of the samples of --per-sample; add that, or leave it out", ctx)
+        raise click.UsageError("--independent requires --per-sample; add it, or omit --independent", ctx)
     if mode != "auto" and name != "jacobian":
-        raise click.UsageError("--mode is that of --jacobian; add that, or leave it out", ctx)
+        raise click.UsageError("--mode requires --jacobian; add it, or omit --mode", ctx)
     if recompute and name not in ("value_and_grad", "vjp"):
-        raise click.UsageError(f"--recompute goes with --vjp or alone, not with --{name.replace('_', '-')}", ctx)
+        raise click.UsageError(f"--recompute can be combined only with --vjp, not with --{name.replace('_', '-')}", ctx)
     kept = {"recompute": one_or_all(recompute)} if recompute else {}
     if name in ("vjp", "jvp"):
         return getattr(transforms, name), {"outputs": list(outputs) or None} | kept
     if len(outputs) > 1:
-        raise click.UsageError("several --output go with --vjp and --jvp only; give one", ctx)
+        raise click.UsageError("only --vjp and --jvp accept several --output; give one", ctx)
     arguments: dict[str, Any] = {"output": outputs[0] if outputs else None} | kept
     if name == "jacobian":
         arguments |= {"mode": mode, "per_sample": per_sample}

@@ -1,4 +1,4 @@
-"""``gradgraph inspect``: the contents of a model or a step folder."""
+"""``gradgraph inspect``: show the contents of a model or a step folder."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from gradgraph.errors import Finding, listed, readable_bytes, shown
 
 @click.command("inspect", cls=Command)
 @click.argument("file", type=PATH)
-@click.option("--train", multiple=True, metavar="GLOB", help="Show what this would train; repeatable.")
-@click.option("--freeze", multiple=True, metavar="GLOB", help="Show what this would freeze; repeatable.")
+@click.option("--train", multiple=True, metavar="GLOB", help="Show what would be trained with this option; repeatable.")
+@click.option("--freeze", multiple=True, metavar="GLOB", help="Show what would be frozen with this option; repeatable.")
 @click.option("--freeze-below", multiple=True, metavar="NAME",
-              help="Show what is frozen below a value of the model; repeatable.")  # fmt: skip
-@click.option("--output", "target", metavar="NAME", help="The model output that the loss reads. The first by default.")
-@click.option("--batch-size", type=click.IntRange(min=1), help="Of a step: MACs and memory for so many samples.")
+              help="Show the parameters upstream of this value that would be frozen; repeatable.")  # fmt: skip
+@click.option("--output", "target", metavar="NAME", help="Model output used by the loss. Default: the first one.")
+@click.option(
+    "--batch-size", type=click.IntRange(min=1), help="For a step: MACs and memory estimate at this batch size."
+)
 @click.option("--size", multiple=True, callback=key_values.sizes, metavar="NAME=N",
-              help="Of a step: the size of an open dimension, such as sequence=128; repeatable.")  # fmt: skip
-@click.option("--memory", "of_memory", is_flag=True, help="Of a step: what the peak of its memory consists of.")
-@click.option("--html", "page", type=PATH, metavar="FILE", help="Write a page that shows it: graph, memory, weights.")
+              help="For a step: size of a dynamic dimension, such as sequence=128; repeatable.")  # fmt: skip
+@click.option("--memory", "of_memory", is_flag=True, help="For a step: the breakdown of peak memory.")
+@click.option("--html", "page", type=PATH, metavar="FILE", help="Write a page (.html) with graph, memory and weights.")
 @click.option("--profile", is_flag=True, help="Time a step on a batch of --data, for the page.")
 @click.option("--data", type=PATH, help="Samples for --profile: an .npz, a folder of .npy, images, ….")
 @output.json_option
@@ -43,7 +45,7 @@ def command(
     data: Path | None,
     as_json: bool,
 ) -> None:
-    """Show what FILE (.onnx), a step folder or a run's folder holds: inputs, outputs, weights, operators and their
+    """Show the contents of FILE (.onnx), a step folder or a run's folder: inputs, outputs, weights, operators and their
     gradients.
 
     Examples:
@@ -53,13 +55,13 @@ def command(
       gradgraph inspect step/ --memory --batch-size 8 --size sequence=128
       gradgraph inspect step/ --html step.html --profile --data train.npz
 
-    For a step, --json gives its manifest, and the numbers of nodes ("train_written": before clean-up).
-    The page is one file that needs no network: a graph by the modules of the model, where each gradient stands beside
-    what it is the gradient of. Without --profile nothing is executed, and nothing outside the model's folder is opened.
+    For a step, --json prints its manifest and node counts ("train_written": before clean-up).
+    The page is one file that needs no network, with a graph grouped by module in which each gradient is drawn
+    next to its forward node. Without --profile, nothing is executed, and no file outside the model's folder is opened.
     """
     if profile != (data is not None) or (profile and page is None):
         raise click.UsageError(
-            "--profile times a step for the page: give --html, --profile and --data together",
+            "--profile times a step for the page and requires --html and --data; give all three",
             click.get_current_context(),
         )
     if page is not None:
@@ -72,7 +74,8 @@ def command(
         return
     if of_memory:
         raise click.UsageError(
-            f"'{shown(file)}' is no step folder, and --memory is that of a step; build one", click.get_current_context()
+            f"--memory requires a step, but '{shown(file)}' is not a step folder; build one",
+            click.get_current_context(),
         )
     from gradgraph.cli.describe import Selection, describe
 
@@ -89,7 +92,7 @@ def _write_page(file: Path, page: Path, batch_size: int | None, size: dict[str, 
 
     if not file.is_dir():
         if data is not None:
-            raise click.UsageError(f"'{shown(file)}' is no step folder, and only a step is timed; leave --profile out")
+            raise click.UsageError(f"--profile requires a step, but '{shown(file)}' is not a step folder; omit it")
         save_page(file, page)
     else:
         step, profiles = Step.load(file), None
@@ -129,7 +132,9 @@ def _inspect_step(folder: Path, batch_size: int | None, size: dict[str, int], of
 
 
 def _sizes(step: Any, batch_size: int | None, size: dict[str, int]) -> dict[str, int]:
-    """Sizes of open dimensions: that of the batch is the first one of the first input that has any."""
+    """Return the sizes of dynamic dimensions. The batch dimension is the first dynamic one of the first input that has
+    any.
+    """
     from gradgraph.graph.shapes import size_factors
 
     opened = step.manifest.open_dimensions
@@ -137,7 +142,9 @@ def _sizes(step: Any, batch_size: int | None, size: dict[str, int]) -> dict[str,
     given = ({batch: batch_size} if batch_size is not None and batch is not None else {}) | size
     unsaid = [d for d in opened if not given.keys() & {d, *size_factors(d)}]
     if given and unsaid:
-        output.say(f"note: {listed(unsaid)} {'is' if len(unsaid) == 1 else 'are'} taken as 1; say --size {unsaid[0]}=…")
+        output.say(
+            f"note: {listed(unsaid)} {'is' if len(unsaid) == 1 else 'are'} assumed to be 1; set --size {unsaid[0]}=…"
+        )
     return given
 
 
@@ -154,9 +161,9 @@ def _print_facts(facts: dict[str, Any]) -> None:
         named = facts["names"].get(what, {})
         rows |= {what: "; ".join(f"{name}: {listed(each)}" for name, each in named.items())} if named else {}
     for label, text in rows.items():
-        output.emit(f"{label:10}{' '.join(shown(word) for word in text.split(' '))}")  # not cut as a whole
+        output.emit(f"{label:10}{' '.join(shown(word) for word in text.split(' '))}")  # not truncated as a whole
     _print_weights(facts["weights"])
-    # tensors that might be taken for weights
+    # tensors that might be mistaken for weights
     numbers = [n for n in facts["numbers"] if not n["dtype"].startswith(("int64", "int32", "bool"))]
     if numbers:
         output.emit("")
@@ -165,7 +172,7 @@ def _print_facts(facts: dict[str, Any]) -> None:
     output.emit("")
     output.emit_table(["operator", "count", "status"], ([*o.values()] for o in facts["operators"]), numeric=["count"])
     if facts["missing"]:
-        output.emit("\noperators without a gradient between the trained weights and the output:")
+        output.emit("operators without a gradient between the trained weights and the output:")
         for node in facts["missing"]:
             output.emit(f"  {shown(node['operator'])} (node '{shown(node['node'])}')")
     for finding in facts["findings"]:

@@ -1,4 +1,4 @@
-"""Options that take names with values, such as ``momentum=0.9``: callbacks of click that make dicts of them."""
+"""Options of the form ``momentum=0.9``: click callbacks that parse them into dicts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradgraph.files.untrusted.regular import UnreadableError
 
 
 def arguments(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:
-    """``momentum=0.9``: a name and a JSON value (``True``, ``False`` and ``None`` are understood, too)."""
+    """Parse ``momentum=0.9``: a name and a JSON value (``True``, ``False`` and ``None`` are accepted, too)."""
     found = {}
     for text in given:
         key, equals, value = text.partition("=")
@@ -27,7 +27,7 @@ def arguments(ctx: click.Context, parameter: click.Parameter, given: tuple[str, 
 
 
 def groups(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """``head.*:lr=1e-3,betas=[0.8,0.9]``: a glob, and names with JSON values; ``lr`` may be a schedule."""
+    """Parse ``head.*:lr=1e-3,betas=[0.8,0.9]``: a glob, then names with JSON values; ``lr`` may be a schedule."""
     found: dict[str, dict[str, Any]] = {}
     for text in given:
         glob, colon, _ = text.partition("=")[0].rpartition(":")
@@ -41,7 +41,7 @@ def groups(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...
 
 
 def _split_at_commas(text: str) -> list[str]:
-    """Split a text at the commas that stand in no brackets."""
+    """Split a text at the commas outside brackets."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter in "([") - (letter in ")]")
@@ -53,7 +53,7 @@ def _split_at_commas(text: str) -> list[str]:
 
 
 def sizes(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, int | tuple[int, ...]]:
-    """``batch=32``: a dimension and its number; or ``x=1,3,224,224``: an input and all its sizes."""
+    """Parse ``batch=32``, a dimension and its size, or ``x=1,3,224,224``, an input and its shape."""
     found: dict[str, int | tuple[int, ...]] = {}
     for text in given:
         name, equals, numbers = text.rpartition("=")
@@ -67,7 +67,7 @@ def sizes(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]
 
 
 def value_of(text: str) -> Any:
-    """A JSON value (``True``, ``False`` and ``None`` are understood, too), or else text."""
+    """Parse a JSON value (``True``, ``False`` and ``None`` are accepted, too); anything else is a string."""
     python = {"True": True, "False": False, "None": None}
     if text in python:
         return python[text]

@@ -1,4 +1,4 @@
-"""Predictions with the names that belong to them: the file of each sample, its class, the probability of each class."""
+"""Predictions with names: the file of each sample, its class, and the probability of each class."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ OF_SAMPLES = Layout(axes=(0,))
 
 @dataclass(frozen=True)
 class Beside:
-    """An array that is written beside the outputs of a model.
+    """An array that is written next to the outputs of a model.
 
     Attributes:
-        name: what it is called.
-        made: gives it for the outputs of a batch, and for which of all samples these are.
-        columns: the names of its columns, if it has several.
+        name: its name.
+        made: computes it from the outputs of a batch and the indices of the batch's samples.
+        columns: its column names, if it has several columns.
     """
 
     name: str
@@ -34,12 +34,12 @@ class Beside:
 
 
 def named(batches: Batches, files: Sequence[str], predictor: Predictor) -> tuple[Batches, Layouts, list[Beside]]:
-    """Batches with arrays beside the outputs, where there are names for these; with all layouts, and what was added.
+    """Add named arrays to batches, if there are names; return the batches, all layouts, and the additions.
 
     Args:
         batches: at least one.
-        files: of all samples, in their order; empty where they have none.
-        predictor: gives the batches.
+        files: the file of each sample, in order; empty if samples are not files.
+        predictor: computes the batches.
     """
     coming = iter(batches)
     rows, outputs = first = next(coming)
@@ -51,7 +51,7 @@ def named(batches: Batches, files: Sequence[str], predictor: Predictor) -> tuple
             yield count, {**found, **{one.name: one.made(found, slice(done, done + count)) for one in added}}
             done += count
 
-    beside = [name for name in outputs if name not in predictor.layouts]  # such as the words that scores belong to
+    beside = [name for name in outputs if name not in predictor.layouts]  # such as the words that were scored
     return every(), {**predictor.layouts, **dict.fromkeys([*beside, *(one.name for one in added)], OF_SAMPLES)}, added
 
 

@@ -1,4 +1,4 @@
-"""``gradgraph native``: build the native kernels for this machine, or say whether they are there."""
+"""``gradgraph native``: build the native kernels for this machine, or show their status."""
 
 from __future__ import annotations
 
@@ -13,23 +13,21 @@ from gradgraph.errors import shown
 
 @click.command("native", cls=Command)
 @click.argument("action", type=click.Choice(["build", "status"]))
-@click.option(
-    "--compiler", metavar="NAME", help="The C++ compiler; by default $CXX, or the first of c++, g++, clang++."
-)
+@click.option("--compiler", metavar="NAME", help="C++ compiler. Default: $CXX, or the first of c++, g++, clang++.")
 @output.json_option
 @click.pass_context
 def command(ctx: click.Context, action: Literal["build", "status"], compiler: str | None, as_json: bool) -> None:
-    """Native kernels for training on the CPU: ACTION builds them for this machine, or says whether they are built.
+    """Build the native kernels for training on this CPU, or show their status.
 
     Examples:
       gradgraph native build
       gradgraph native build --compiler clang++
       gradgraph native status --json
 
-    They are optional: training on the CPU uses them where they are, unless --no-native-kernels,
-    gg.RuntimeOptions(native_kernels=False) or the environment variable GRADGRAPH_NATIVE_KERNELS=0 says otherwise. Many
-    installs bring some. Those that are built here lie in the user's cache folder, come before those, and fit one
-    processor, one onnxruntime and one gradgraph: after a change of any of these, build them again.
+    They are optional. Training on the CPU uses them if they are built, unless --no-native-kernels,
+    gg.RuntimeOptions(native_kernels=False) or the environment variable GRADGRAPH_NATIVE_KERNELS=0 disables them. Many
+    installations include some; kernels built with this command are stored in the user's cache folder and take
+    precedence. They match one processor and one version of onnxruntime and gradgraph: rebuild after a change.
     """
     from gradgraph.backends.ort_native import in_use
     from gradgraph.backends.ort_native import library as kernels
@@ -38,7 +36,7 @@ def command(ctx: click.Context, action: Literal["build", "status"], compiler: st
         raise click.UsageError("--compiler belongs to 'build'", ctx)
     library = kernels.build(compiler) if action == "build" else kernels.here()
     if library.is_built:
-        library.required()  # refuses what somebody else may have written
+        library.required()  # rejects files that another user may have written
     told = in_use.status()
     if as_json:
         output.emit_json({"built": library.is_built, "library": str(library.path), "told": told})

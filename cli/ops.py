@@ -1,4 +1,4 @@
-"""``gradgraph ops``: the table of operators."""
+"""``gradgraph ops``: list the operators and which have gradients."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from gradgraph.cli.command import Command
 @click.option(
     "--status",
     type=click.Choice(["rule", "body", "lowered", "no gradient", "none"]),
-    help="Only operators of this status.",
+    help="List only operators with this status.",
 )
 @output.json_option
 def command(status: str | None, as_json: bool) -> None:
-    """List every ONNX operator and the state of its gradient.
+    """List every ONNX operator and whether it has a gradient.
 
     Examples:
       gradgraph ops
       gradgraph ops --status none --json
 
-      rule         it has a gradient rule of its own, tried in so many cases
-      body         the function body that ONNX defines for it is differentiated
-      lowered      it is written with other operators first, by its body or better
-      no gradient  its derivative is zero or does not exist; gradients stop there
-      none         an error, unless it lies on no path from a weight to the loss
+      rule         has a gradient rule, tested on this many cases
+      body         differentiated through the function body that ONNX defines
+      lowered      rewritten with other operators first
+      no gradient  the derivative is zero or undefined; gradients stop here
+      none         an error if the operator is on a path from a weight to the loss
 
-    The inputs named have gradients, to every order unless it says 1.
+    The listed inputs have gradients, of any order unless it says 1.
     """
     from gradgraph.verify.operator_status import STATUSES, operators
 

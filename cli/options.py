@@ -1,4 +1,4 @@
-"""Options that several commands share, in the words of their help."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _TAKES: dict[str, dict[str, Any]] = {
 }
 SPELLINGS = spellings(BuildOptions)
 BUILDING = tuple(name for name, shell in SPELLINGS.items() if not shell.in_runs)
-"""The options that say how a step is built, and nothing of its runs."""
+"Options that describe how a step is built, but not how it is trained."
 
 
 def build_option(name: str, help: str = "") -> Callable[[F], F]:
-    """The option ``name`` of ``gradgraph.build``, in other words where there is ``help``."""
+    """Declare the option ``name`` of ``gradgraph.build``; ``help`` replaces its description."""
     shell = SPELLINGS[name]
     settings = {**_TAKES[shell.takes], "help": help or shell.help}
     if shell.metavar is not None:
@@ -49,7 +49,7 @@ def build_option(name: str, help: str = "") -> Callable[[F], F]:
 
 
 def build_options(*left_out: str) -> Callable[[F], F]:
-    """The options of ``gradgraph.build`` in their order, but those that the command leaves out or has otherwise."""
+    """Declare the options of ``gradgraph.build`` in order, except those that the command omits or declares itself."""
 
     def decorate(command: F) -> F:
         for name in reversed([name for name in SPELLINGS if name not in left_out]):
@@ -60,21 +60,23 @@ def build_options(*left_out: str) -> Callable[[F], F]:
 
 
 STORE = placed("output", "--store", type=click.Choice(["float32", "float16"]), default="float32", show_default=True,
-               help="How weights lie in the file; float16 is half as large, and they are float32 again where the file "
-               "is opened.")  # fmt: skip
+               help="Storage type of the weights. float16 halves the file; the weights are float32 again once the "
+                    "file is loaded.")  # fmt: skip
 
 
 CHECKPOINT = click.option(
-    "--checkpoint", type=PATH, help="The run of the step; by default that of the folder of `train --run` it lies in."
+    "--checkpoint",
+    type=PATH,
+    help="Checkpoint of the step. Default: that of the `train --run` folder which contains the step.",
 )
-UNTRAINED = click.option("--untrained", is_flag=True, help="The weights before training, as the step was built.")
+UNTRAINED = click.option("--untrained", is_flag=True, help="Use the initial weights, as the step was built.")
 NOT_AVERAGED = click.option(
-    "--not-averaged", is_flag=True, help="The weights that were trained, where the step keeps averages of them."
+    "--not-averaged", is_flag=True, help="Use the trained weights themselves instead of their moving averages."
 )
 
 
 def device_option(what: str) -> Callable[[F], F]:
-    """``--device``, where to do ``what``."""
+    """Declare ``--device``, with the purpose ``what``."""
     kinds = click.Choice(["auto", "cpu", "cuda"])
     return placed("training", "--device", type=kinds, default="auto", show_default=True, help=f"Where to {what}.")
 
@@ -88,20 +90,20 @@ def _register(ctx: click.Context, parameter: click.Parameter, paths: tuple[Path,
 
 # not exposed, so that no recipe can name a library
 CUSTOM_OPS = click.option("--custom-ops", type=PATH, multiple=True, expose_value=False, callback=_register,
-                          help="A library of operators that onnxruntime lacks, whose code runs as you do; "
-                          "repeatable.")  # fmt: skip
+                          help="Custom operator library for onnxruntime. Its code runs with your permissions; "
+                               "repeatable.")  # fmt: skip
 SHARE_WEIGHTS = placed("output", "--share-weights", is_flag=True,
-                       help="Let the step folder refer to the model's external data, by relative path and digest, "
-                       "instead of copying large weights.")  # fmt: skip
-FORCE = placed("output", "--force", is_flag=True, help="Replace what an earlier run has written.")
+                       help="Refer to the model's external data by relative path and digest instead of copying large "
+                            "weights.")  # fmt: skip
+FORCE = placed("output", "--force", is_flag=True, help="Overwrite the output of an earlier run.")
 
 
 def one_or_all(given: Sequence[str]) -> str | Sequence[str] | None:
-    """Return what an option that may be repeated was given: None, one value, or several."""
+    """Return the value of a repeatable option: None, one value, or several."""
     return given[0] if len(given) == 1 else given or None
 
 
 def typed_by_user(ctx: click.Context, names: Sequence[str]) -> list[str]:
-    """The options among ``names`` that stand on the command line or in a recipe, as they are typed."""
+    """Return the options among ``names`` that were given on the command line or in a recipe, as typed."""
     default = click.core.ParameterSource.DEFAULT
     return [f"--{n.replace('_', '-')}" for n in names if ctx.get_parameter_source(n) not in (default, None)]

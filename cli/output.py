@@ -1,8 +1,8 @@
-"""Printing: data go to stdout, talk to stderr.
+"""Printing: data go to stdout, messages to stderr.
 
-Anybody may have written the names in a model: all that is printed passes ``escaped`` or ``escaped_json``, and has no
-markup. rich decides about colour (``NO_COLOR``, ``TERM=dumb`` and pipes have none) and is imported when something is
-printed.
+Names in a model are untrusted: everything printed is passed through ``escaped`` or ``escaped_json``, without rich
+markup. rich decides about colour (none for ``NO_COLOR``, ``TERM=dumb`` and pipes) and is imported on demand.
+
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from gradgraph.errors import LONGEST_MESSAGE, Finding, cut, escaped, escaped_jso
 
 @dataclass
 class Talk:
-    """How much the command says, the command line that was typed, and whether stdout has its JSON document yet.
+    """How verbose the command is, the command line as typed, and whether stdout already has its JSON document.
 
     Attributes:
-        follows: this process is one of several that do the same, and another one speaks for all.
-        ends_all: it has failed alone, and all are to end with it.
+        follows: this process is a rank other than 0, which does not print.
+        ends_all: only this rank has failed, and all ranks are to exit.
     """
 
     debug: bool = False
@@ -53,7 +53,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 
 def say(text: str) -> None:
-    """A line for people, unless ``--quiet`` or stderr cannot be written: a full log stops no work."""
+    """Print a line on stderr, unless ``--quiet``. Failures to write are ignored: a full log must not stop the work."""
     if not (talk.quiet or talk.follows):
         with contextlib.suppress(OSError):
             click.echo(lines_of(text), err=True)
@@ -71,7 +71,7 @@ def error(sentence: str) -> None:
 
 @contextlib.contextmanager
 def notes() -> Iterator[None]:
-    """The library's warnings appear on stderr as ``note: …``."""
+    """Print the library's warnings on stderr as ``note: …``."""
     handler = _Notes()
     logger = logging.getLogger("gradgraph")
     logger.addHandler(handler)
@@ -84,8 +84,8 @@ def notes() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def told_by(name: str) -> Iterator[None]:
-    """Lines that the library logs under ``name`` appear on stderr; warnings do so anyway, as notes."""
+def printed_log(name: str) -> Iterator[None]:
+    """Print what the library logs under ``name`` on stderr; warnings are printed in any case, as notes."""
     handler, logger = _Lines(), logging.getLogger(name)
     before = logger.level
     logger.addHandler(handler)
@@ -113,7 +113,7 @@ class _Notes(logging.Handler):
 
 @contextlib.contextmanager
 def progress(label: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal, nothing elsewhere."""
+    """Show a progress bar on a terminal, and nothing elsewhere."""
     if talk.quiet or not sys.stderr.isatty():
         yield lambda done, total: None
         return
@@ -134,16 +134,16 @@ def emit(text: str) -> None:
 
 
 def emit_json(document: Any) -> None:
-    """One JSON document; NaN and infinities, which JSON does not have, become null."""
+    """Print one JSON document; NaN and infinities, which JSON does not have, become null."""
     if not talk.follows:
         click.echo(escaped_json(json.dumps(_plain(document), indent=2, ensure_ascii=False, allow_nan=False)))
     talk.answered = True
 
 
 def emit_failure(sentence: str, kind: str, remedy: str | None = None, findings: Iterable[Finding] = ()) -> None:
-    """Write the failure as the one JSON document, if ``--json`` stands on the command line and none is written yet.
+    """Print the failure as the JSON document, if ``--json`` was given and none has been printed yet.
 
-    If stdout cannot be written, that may be what failed: stderr has it.
+    Errors of writing to stdout are ignored, as they may be the failure itself; it is printed on stderr, too.
     """
     if "--json" in talk.arguments and not talk.answered:
         parts = [dataclasses.asdict(finding) for finding in findings]
@@ -152,7 +152,7 @@ def emit_failure(sentence: str, kind: str, remedy: str | None = None, findings: 
 
 
 def lines_of(text: str) -> str:
-    """Every line of ``text`` as it may reach a terminal."""
+    """Return ``text`` with each line escaped for a terminal."""
     return "\n".join(map(escaped, text.split("\n")))
 
 
@@ -167,7 +167,7 @@ def _plain(value: Any) -> Any:
 
 
 def emit_table(columns: Sequence[str], rows: Iterable[Sequence[object]], numeric: Sequence[str] = ()) -> None:
-    """Print aligned columns, the ``numeric`` ones to the right; nothing is cut or wrapped."""
+    """Print aligned columns, the ``numeric`` ones right-aligned; nothing is truncated or wrapped."""
     from gradgraph.runtime.saved.printed import text_table
 
     texts = [i for i, name in enumerate(columns) if name not in numeric]
@@ -179,7 +179,7 @@ def emit_table(columns: Sequence[str], rows: Iterable[Sequence[object]], numeric
 
 
 def console() -> Any:
-    """The console on stdout, in colour where that is a terminal."""
+    """Return the console on stdout, in colour on a terminal."""
     return _console(stderr=False)
 
 

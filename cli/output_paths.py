@@ -1,4 +1,4 @@
-"""A check of the paths that a command writes to: refused before the work begins, not after it."""
+"""Checks of output paths before the work begins."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from gradgraph.errors import OutputError, shown
 
 
 def check_output(path: Path | None, *inputs: Path) -> None:
-    """Refuse before the work begins what could not be written after it.
+    """Raise an error before the work begins if its output could not be written.
 
     Raises:
-        OutputError: the folder is missing or may not be written to, ``path`` is a folder, a device, a link to itself or
-            no name for a file, or it is one of the files that are read.
+        OutputError: the folder does not exist or is not writable; ``path`` is a folder, a device, a link to itself or
+            an invalid name; or it is one of the input files.
     """
     from gradgraph.files.atomic import check_writable
     from gradgraph.step.folder import ALL_FILES
@@ -22,24 +22,22 @@ def check_output(path: Path | None, *inputs: Path) -> None:
     if path is None:
         return
     if path.is_dir():
-        raise OutputError(f"'{shown(path)}' is a folder, and a file is to be written there; add a file name")
+        raise OutputError(f"'{shown(path)}' is a folder, but the output is a file; add a file name")
     try:
         regular = stat.S_ISREG(path.stat().st_mode)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise OutputError(
-                f"'{shown(path)}' is a link that leads to itself; choose another path to write to"
-            ) from None
+            raise OutputError(f"'{shown(path)}' is a symbolic link to itself; choose another output path") from None
     else:
         if not regular:
-            raise OutputError(f"'{shown(path)}' is not a regular file; choose another path to write to")
-    target = path.resolve()  # a symlink's target is what will be written
+            raise OutputError(f"'{shown(path)}' is not a regular file; choose another output path")
+    target = path.resolve()  # the output goes to the target of a symlink
     if not target.parent.is_dir():
         where = target.parent if path.is_symlink() else path.parent
         raise OutputError(f"there is no folder '{shown(where)}' to write '{shown(target.name)}' to; create it first")
     for given in filter(Path.exists, inputs):
-        # of a step folder or a folder of arrays, its files are read
+        # of a folder, its files are the inputs
         read = [f for glob in (*ALL_FILES, "*.npy") for f in given.glob(glob)] if given.is_dir() else [given]
         if path.exists() and any(file.samefile(path) for file in read):
-            raise OutputError(f"'{shown(path)}' is what the command reads; write to another path")
+            raise OutputError(f"'{shown(path)}' is an input of this command; choose another output path")
     check_writable(path)

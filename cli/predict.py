@@ -1,4 +1,4 @@
-"""``gradgraph predict``: a model (or a step folder) and data in, its outputs out, batch by batch."""
+"""``gradgraph predict``: run a model or a step folder on data, batch by batch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gradgraph.cli.predictions import Batches
 
 BATCH_SIZE = 32
-TARGET = "target"  # the name of the first of them where nobody says otherwise
+TARGET = "target"  # the default name of the first of them
 
 
 @click.command("predict", cls=Command)
@@ -34,8 +34,8 @@ TARGET = "target"  # the name of the first of them where nobody says otherwise
     "--data",
     type=PATH,
     required=True,
-    help="An .npz (- from stdin), or a folder of .npy, whose arrays carry the names of the inputs; a table (.csv, "
-    ".parquet, …); a folder of images; or shards (.tar).",
+    help="An .npz (- from stdin) or a folder of .npy, with one array per input; a table (.csv, .parquet, …); a "
+    "folder of images; or shards (.tar).",
 )
 @reading_options
 @click.option(
@@ -46,14 +46,12 @@ TARGET = "target"  # the name of the first of them where nobody says otherwise
     show_default=True,
     help="An .npz, a .csv, or - for CSV on stdout.",
 )
-@click.option(
-    "--output", "outputs", multiple=True, metavar="NAME", help="An output to write; repeatable. All by default."
-)
+@click.option("--output", "outputs", multiple=True, metavar="NAME", help="Output to write; repeatable. Default: all.")
 @DRIFT
 @CHECKPOINT
 @UNTRAINED
 @click.option(
-    "--batch-size", type=click.IntRange(min=1), help="Samples per run. 32 by default, or what the model is fixed to."
+    "--batch-size", type=click.IntRange(min=1), help="Samples per run. Default: 32, or the batch size of a fixed model."
 )
 @NOT_AVERAGED
 @device_option("run")
@@ -83,12 +81,12 @@ def command(
       gradgraph predict trained.onnx --data test.npz -o predictions.npz
       gradgraph predict step/ --checkpoint run.ckpt --data test.npz --output logits -o logits.csv
 
-    Data are read and outputs are written batch by batch: a few batches are in memory, whatever the number of samples
-    (tables and arrays in Fortran order are read whole). Arrays that the model does not take are left out, and so are
-    the targets of a table. An output without an axis of samples, such as a sum, has an entry for each batch.
+    Data are read and outputs written batch by batch, so that only a few batches are in memory at a time
+    (tables and arrays in Fortran order are loaded whole). Arrays that are not inputs of the model are ignored, and so
+    are the targets of a table. An output without a sample axis, such as a sum, has one entry per batch.
 
-    Columns of a table are matched by name with those that the model was trained on. Where its classes have names, there
-    are a "class" and the "probability" of each class beside its outputs, and with a folder of images the "file".
+    Columns of a table are matched by name with those of the training data. If classes have names, the "class" and the
+    "probability" of each class are written after the outputs, and for a folder of images the "file".
     """
     from gradgraph.cli import predictions
     from gradgraph.cli.named_predictions import named
@@ -104,7 +102,7 @@ def command(
     if model.is_dir():
         checkpoint = checkpoint_to_use(model, checkpoint, untrained)
     elif untrained:
-        raise click.UsageError("--untrained belongs to a step folder; a model has its weights inside")
+        raise click.UsageError("--untrained requires a step folder, but a model contains its weights; omit it")
     read, targets = _model_and_targets(model, checkpoint, outputs, not not_averaged)
     predictor = Predictor(read, outputs, device)
     size = batch_size or predictor.fixed_rows or BATCH_SIZE
@@ -114,7 +112,7 @@ def command(
         in_order(samples := reading.data(path, names, one_length=True), predictor.specs, targets, names) as source,
     ):
         if source.others:
-            output.say(f"not read: {listed(source.others)}")
+            output.say(f"ignored: {listed(source.others)}")
         moved = drift_of(names, path, drift, as_json)
         with output.progress("samples") as advance:
             found: Batches = predictor.over(source, size)
@@ -139,7 +137,7 @@ def command(
 def _model_and_targets(
     path: Path, checkpoint: Path | None, outputs: tuple[str, ...], averaged: bool
 ) -> tuple[ir.Model, Collection[str]]:
-    """The model to run, and the names of its targets."""
+    """Return the model to run and the names of its targets."""
     from gradgraph.files.models import load_model
     from gradgraph.preprocess.column_nodes import cut_off
     from gradgraph.step.data_names import DataNames
@@ -155,7 +153,7 @@ def _model_and_targets(
         return model, [t.name for t in step.manifest.targets]
     if checkpoint is not None or not averaged:
         what = "--checkpoint" if checkpoint is not None else "--not-averaged"
-        raise click.UsageError(f"{what} belongs to a step folder; a model has its weights inside")
+        raise click.UsageError(f"{what} requires a step folder, but a model contains its weights; omit it")
     model = load_model(path)
     if told := learn_preprocessing(model, path):
         output.say(told)
@@ -169,7 +167,7 @@ def _model_and_targets(
 
 
 def _reported(batches: Batches, rows: int, advance: Callable[[int, int], None]) -> Batches:
-    """Pass batches on, and report how many samples are done."""
+    """Pass batches on and report the number of samples processed."""
     done = 0
     for count, found in batches:
         yield count, found

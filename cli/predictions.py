@@ -1,4 +1,4 @@
-"""Writing of predictions while they are made: to an ``.npz``, or as CSV."""
+"""Write predictions as they are computed, to an ``.npz`` or as CSV."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ Array = np.ndarray[Any, Any]
 Batches = Iterable[tuple[int, Mapping[str, Array]]]
 Shapes = dict[str, list[int]]
 Layouts = Mapping[str, Layout]
-Columns = Mapping[str, Sequence[str]]  # the names of the columns of what was added to the outputs
+Columns = Mapping[str, Sequence[str]]  # the column names of arrays added to the outputs
 
 MOST_COLUMNS = 1000
 CHUNK = 1 << 20
 
 
 def writer_for(path: Path) -> Callable[[Path, Batches, int, Layouts, Columns], Shapes]:
-    """Choose the function that writes batches of outputs to ``path`` and returns their shapes.
+    """Return the function that writes batches of outputs to ``path`` and returns their shapes.
 
     Raises:
-        OutputError: the name does not say how.
+        OutputError: the suffix is unknown.
     """
     if str(path) == "-":
         return print_csv
@@ -47,12 +47,12 @@ def writer_for(path: Path) -> Callable[[Path, Batches, int, Layouts, Columns], S
 
 @dataclass
 class _Plan:
-    """How an output of all batches is made of its parts, as the first one tells.
+    """How an output is assembled from its parts, as determined from the first batch.
 
     Attributes:
-        shape: of the whole.
-        axis: that of the samples, if it has one.
-        once: whether the first part is all of it.
+        shape: shape of the whole.
+        axis: the sample axis, if there is one.
+        once: whether the first part is the whole.
     """
 
     shape: list[int]
@@ -78,19 +78,19 @@ Part = tuple[_Plan, Array]
 
 
 def _checked(batches: Batches, all_rows: int, layouts: Layouts, shapes: Shapes) -> Iterator[dict[str, Part]]:
-    """The outputs of batches that can be put together; ``shapes`` receives those of the whole."""
+    """Yield the outputs of batches after checking that they can be assembled; ``shapes`` receives the final shapes."""
     plans: dict[str, _Plan] = {}
     for rows, found in batches:
         for name, array in found.items():
             if not isinstance(array, np.ndarray):
-                raise DataError(f"the output '{shown(name)}' is no tensor; choose others with --output")
+                raise DataError(f"the output '{shown(name)}' is not a tensor; choose others with --output")
             if name not in plans:
                 plans[name] = _Plan.of(array, rows, all_rows, layouts[name])
                 shapes[name] = plans[name].shape
             elif not plans[name].fits(array, rows):
                 raise DataError(
-                    f"the output '{shown(name)}' has another shape in each batch ({list(array.shape)} for {rows} "
-                    f"samples, which is no part of {shapes[name]}); pad the inputs to one length, or choose others "
+                    f"the output '{shown(name)}' changes shape between batches ({list(array.shape)} for {rows} "
+                    f"samples, which does not fit {shapes[name]}); pad the inputs to one length, or choose others "
                     "with --output"
                 )
         yield {name: (plans[name], array) for name, array in found.items()}
@@ -100,7 +100,9 @@ def _checked(batches: Batches, all_rows: int, layouts: Layouts, shapes: Shapes) 
 
 
 def write_npz(path: Path, batches: Batches, rows: int, layouts: Layouts, added: Columns) -> Shapes:
-    """Write to an ``.npz``, atomically; outputs grow in files beside it first, as one follows the other in a zip."""
+    """Write an ``.npz`` atomically. Outputs are first written to files next to it, since a zip stores one after
+    another.
+    """
     shapes: Shapes = {}
     with tempfile.TemporaryDirectory(prefix=".gradgraph-", dir=output_target(path).parent) as folder:
         files: dict[str, _Growing] = {}
@@ -108,7 +110,7 @@ def write_npz(path: Path, batches: Batches, rows: int, layouts: Layouts, added: 
             for name, (plan, array) in found.items():
                 if name not in files:
                     if array.dtype.hasobject:
-                        raise DataError(f"the output '{shown(name)}' is text, which an .npz cannot hold; write a .csv")
+                        raise DataError(f"the output '{shown(name)}' is text, which an .npz cannot store; write a .csv")
                     files[name] = _Growing(Path(folder) / str(len(files)), plan, array.dtype)
                 files[name].add(array)
         write_atomically(path, _zipped({name: file.path for name, file in files.items()}))
@@ -116,7 +118,7 @@ def write_npz(path: Path, batches: Batches, rows: int, layouts: Layouts, added: 
 
 
 class _Growing:
-    """A ``.npy`` file that is written part by part."""
+    """A ``.npy`` file that is written in parts."""
 
     def __init__(self, path: Path, plan: _Plan, dtype: np.dtype[Any]) -> None:
         self.path, self._plan, self._done = path, plan, 0
@@ -126,7 +128,7 @@ class _Growing:
             self._start = file.tell()
 
     def add(self, array: Array) -> None:
-        """The next part; along an inner axis its pieces lie apart."""
+        """Write the next part, which is not contiguous along an inner axis."""
         axis = self._plan.axis or 0
         if self._plan.once and self._done:
             return
@@ -143,7 +145,7 @@ class _Growing:
 
 
 class _Pipe(io.RawIOBase):
-    """A stream that a zip file is written to, while its bytes are taken out."""
+    """A stream that a zip file is written to and whose bytes are read out at the same time."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -176,14 +178,14 @@ def _zipped(files: Mapping[str, Path]) -> Iterator[bytes]:
 
 
 def write_csv(path: Path, batches: Batches, rows: int, layouts: Layouts, added: Columns) -> Shapes:
-    """Write one line per sample, atomically; one per batch of outputs that have no axis of samples."""
+    """Write one line per sample, atomically; for outputs without a sample axis, one line per batch."""
     shapes: Shapes = {}
     write_atomically(path, (text.encode() for text in _lines(_checked(batches, rows, layouts, shapes), added)))
     return shapes
 
 
 def print_csv(path: Path, batches: Batches, rows: int, layouts: Layouts, added: Columns) -> Shapes:
-    """Print such lines on stdout."""
+    """Print the same lines on stdout."""
     shapes: Shapes = {}
     for text in _lines(_checked(batches, rows, layouts, shapes), added):
         click.echo(text, nl=False)
@@ -198,7 +200,7 @@ def _lines(batches: Iterable[Mapping[str, Part]], added: Columns) -> Iterator[st
             names = [name for part, _ in columns for name in part]
             own = sum(len(part) for name, (part, _) in zip(found, columns, strict=True) if name not in added)
             if own > MOST_COLUMNS:
-                raise OutputError(f"the outputs have {own:,} numbers for each sample; write an .npz")
+                raise OutputError(f"the outputs have {own:,} numbers per sample; write an .npz")
             yield _line(names)
         elif all(plan.once for plan, _ in found.values()):
             continue
@@ -209,8 +211,8 @@ def _lines(batches: Iterable[Mapping[str, Part]], added: Columns) -> Iterator[st
 
 
 def _columns(name: str, plan: _Plan, array: Array, called: Sequence[str]) -> tuple[list[str], Array]:
-    """``name`` or ``name[0]``, ``name[1]``, … (``name[cat]``, … where columns are ``called`` so), and a line of cells
-    for each sample, or for the batch.
+    """Return the column names (``name``, or ``name[0]``, ``name[1]``, …; ``name[cat]``, … for columns that are
+    ``called`` so) and a row of cells per sample, or per batch.
     """
     rows = array[np.newaxis] if plan.axis is None else np.moveaxis(array, plan.axis, 0)
     inner = ["".join(f"[{i}]" for i in index) for index in np.ndindex(*rows.shape[1:])]

@@ -1,4 +1,4 @@
-"""How to build a step, as the build options say it."""
+"""How to build a step, from the build options."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Recipe:
     """How to build a step, as typed on the command line.
 
     Args:
-        typed: the values of options by their names as parameters; one that is left out is as it is by default.
+        typed: option values by parameter name; defaults apply to the others.
     """
 
     def __init__(self, typed: Mapping[str, Any]) -> None:
@@ -35,13 +35,13 @@ class Recipe:
         return self._typed.get(name)
 
     def rate(self, total_steps: Callable[[], int | None] = lambda: None) -> Schedule | Plateau | float | None:
-        """The learning rate; None for the optimizer's own.
+        """Return the learning rate; None for the optimizer's default.
 
         Args:
-            total_steps: gives how long the run takes, if that is known.
+            total_steps: returns the number of steps of the run, if it is known.
 
         Raises:
-            BuildError: the schedule makes no sense.
+            BuildError: the schedule is invalid.
         """
         lr: float | None = self.lr
         if self.schedule is None:
@@ -58,14 +58,14 @@ class Recipe:
         return schedule_from(self.schedule, known)
 
     def _optimizer_arguments(self) -> tuple[str, dict[str, Any]]:
-        """The name of the optimizer and its own arguments, as typed."""
+        """Return the optimizer's name and its own arguments, as typed."""
         from gradgraph.optim.recipes import RECIPES
 
         rate = {} if self.lr is None else {"lr": self.lr}
         return RECIPES.written(self.optimizer, self.optimizer_option, rate)
 
     def _grouping(self) -> dict[str, Any]:
-        """Return the groups of weights, and what else every optimizer takes besides its own arguments."""
+        """Return the parameter groups, and the arguments that every optimizer accepts."""
         from gradgraph.optim.written import schedule_from
 
         groups = {
@@ -76,12 +76,12 @@ class Recipe:
         return {name: value for name, value in grouping.items() if value}
 
     def build(self, model: Source, loss: Any = None, rate: Schedule | Plateau | float | None = None) -> Step:
-        """The step for ``model``, with this learning rate; raises what ``gradgraph.build`` raises.
+        """Build the step for ``model`` with this learning rate. Raises what ``gradgraph.build`` raises.
 
         Args:
-            model: a path, or a model.
-            loss: that of the model, where none was typed.
-            rate: as :meth:`rate` gives it.
+            model: a path or a model.
+            loss: the model's default loss, used unless one was typed.
+            rate: as returned by :meth:`rate`.
         """
         from gradgraph import build
         from gradgraph.runtime.loop.reporter import told_if_slow
@@ -127,7 +127,7 @@ class Recipe:
 
         if self.sparsity is None:
             if self.sparsity_option:
-                raise BuildError("--sparsity-option says when and what --sparsity prunes; add that, such as 0.9")
+                raise BuildError("--sparsity-option requires --sparsity; add it, such as --sparsity 0.9")
             return optimizer
         given = self.sparsity_option
         if stray := given.keys() - {"begin", "end", "every", "target", "scope"}:
@@ -139,11 +139,11 @@ class Recipe:
         from gradgraph.passes.autocast import FLOAT32, Precision
 
         if self.keep_float32 and self.precision == FLOAT32:
-            raise BuildError("--keep-float32 says what --precision leaves alone; add --precision float16 or bfloat16")
+            raise BuildError("--keep-float32 requires --precision float16 or bfloat16; add it")
         return Precision(self.precision, float32=self.keep_float32)
 
     def _loss(self) -> Any:
-        """The loss, or several by output."""
+        """Return the loss, or several by output."""
         from gradgraph.building.terms import OWN_LOSS
 
         if len(self.loss) > 1 or _output_and_rest(self.loss[0])[0]:
@@ -152,7 +152,7 @@ class Recipe:
         if name != OWN_LOSS:
             return _named_loss(name, self.loss_option)
         if self.loss_option:
-            raise BuildError(f"--loss {OWN_LOSS} reads the model's own scalar, so it takes no --loss-option")
+            raise BuildError(f"--loss {OWN_LOSS} uses the model's own scalar and takes no --loss-option; omit these")
         return None
 
     def _mask(self) -> bool | dict[str, bool | int]:
@@ -166,10 +166,10 @@ class Recipe:
                 masks[output] = int(axes)
             else:
                 raise BuildError(
-                    f"--mask-of {shown(text)}: a mask has one axis or more; give such as {shown(output)}:1"
+                    f"--mask-of {shown(text)}: a mask needs at least one axis; pass for example {shown(output)}:1"
                 )
         if masks and self.mask:
-            raise BuildError("--mask weighs every loss, and --mask-of that of one output; give only one of them")
+            raise BuildError("--mask applies to every loss and --mask-of to one output; give only one of them")
         return masks or self.mask
 
     def _losses(self) -> dict[str, Any]:
@@ -180,11 +180,15 @@ class Recipe:
             if not colon or rest.endswith(")"):
                 name, weight = rest, ""
             if not output:
-                raise BuildError(f"'{shown(text)}' names no output; of several losses write each as --loss OUTPUT=NAME")
+                raise BuildError(
+                    f"'{shown(text)}' names no output; with several losses, write each as --loss OUTPUT=NAME"
+                )
             try:
                 by_output.setdefault(output, []).append((name, float(weight or 1)))
             except ValueError:
-                raise BuildError(f"the weight in '{shown(text)}' is no number; write --loss OUTPUT=NAME:0.5") from None
+                raise BuildError(
+                    f"the weight in '{shown(text)}' is not a number; write --loss OUTPUT=NAME:0.5"
+                ) from None
         taken: set[str] = set()
         chosen: dict[str, Any] = {}
         for output, named in by_output.items():
@@ -196,7 +200,7 @@ class Recipe:
                 parts.append((_named_loss(name, options), factor))
             chosen[output] = parts[0] if len(parts) == 1 else parts
         if stray := [k for k in self.loss_option if k not in taken]:
-            raise BuildError(f"--loss-option {shown(stray[0])} belongs to none of the losses; write OUTPUT.KEY=VALUE")
+            raise BuildError(f"--loss-option {shown(stray[0])} matches none of the losses; write OUTPUT.KEY=VALUE")
         return chosen
 
     def _metrics(self) -> Any:
@@ -208,7 +212,7 @@ class Recipe:
             output, name = _output_and_rest(text)
             by_output.setdefault(output, []).append(name)
         if "" in by_output and len(by_output) > 1:
-            raise BuildError(f"--metric '{shown(by_output[''][0])}' names no output, and others do; write OUTPUT=NAME")
+            raise BuildError(f"--metric '{shown(by_output[''][0])}' names no output, but others do; write OUTPUT=NAME")
         return by_output.get("") or by_output
 
 
@@ -220,13 +224,13 @@ def _number(text: str) -> float | str:
 
 
 def _output_and_rest(text: str) -> tuple[str, str]:
-    """Split ``OUTPUT=NAME``; the "=" in ``f1(average="macro")`` is that of an argument."""
+    """Split ``OUTPUT=NAME``; the "=" in ``f1(average="macro")`` does not count."""
     output, equals, rest = text.partition("=")
     return (output, rest) if equals and "(" not in output else ("", text)
 
 
 def _arguments_of(loss: str) -> Mapping[str, Any]:
-    """The parameters of a loss that is named or called; of none, where there is no such loss."""
+    """Return the parameters of a loss given by name or as a call; none for an unknown loss."""
     from gradgraph.losses import LOSSES
 
     name = loss.partition("(")[0]

@@ -1,7 +1,7 @@
 """TOML recipes: the options of ``build`` and ``train`` in a file.
 
-Every option is a key in the table of its section (``gradgraph.cli.sections``). A recipe gives click the defaults of
-options, so what is typed on the command line wins, and types and ranges are checked as if they were typed there.
+Every option is a key in the table of its section (``gradgraph.cli.sections``). A recipe sets the defaults of
+options, so the command line overrides it, and types and ranges are checked in the same way.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ Tables = dict[str, dict[str, Any]]
 
 
 class RecipeCommand(Command):
-    """A command whose MODEL may be a recipe; its help shows the options in sections."""
+    """A command whose MODEL may be a recipe and whose help lists the options by section."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.params.append(
             click.Option(["--print-config"], is_flag=True, expose_value=False, callback=_remember,
-                         help="Print all that was chosen as a recipe (TOML), and do nothing else.")
+                         help="Print the resolved options as a recipe (TOML) and exit.")
         )  # fmt: skip
         self.by_name = {p.name or "" for p in self.params}
         self.of = {p.name or "": of for p in self.params if (of := of_table(p)) is not None}
 
     def make_parser(self, ctx: click.Context) -> Any:
-        """Each flag can be taken back, as a recipe may have set it: ``--no-force``, ``--shuffle``."""
+        """Add a negation to each flag, since a recipe may have set it: ``--no-force``, ``--shuffle``."""
         parser = super().make_parser(ctx)
         for flag in self.params:
             if isinstance(flag, click.Option) and flag.is_flag and section_of(flag):
@@ -68,7 +68,7 @@ class RecipeCommand(Command):
         except click.UsageError as error:
             error.ctx = ctx
             raise
-        # of a run that goes on: where it lies now, and nothing is written over again
+        # for a resumed run: its current folder, and nothing is overwritten again
         ctx.default_map = recipe.defaults | ({} if run is None else {"run_folder": run, "force": False})
         try:
             rest = super().parse_args(ctx, args)
@@ -79,9 +79,9 @@ class RecipeCommand(Command):
             raise click.UsageError(f"{where} in '{shown(given)}': {error.message}", ctx) from None
         ctx.params["model"] = recipe.model
         if given == STDIN == str(ctx.params.get("data")):
-            raise click.UsageError("the recipe and --data both come from stdin; give one of them as a file", ctx)
+            raise click.UsageError("the recipe and --data are both read from stdin; pass one of them as a file", ctx)
         for name, arguments in recipe.arguments.items():
-            if not isinstance(typed.get(self.of[name]), str | list):  # of another one than that of the recipe
+            if not isinstance(typed.get(self.of[name]), str | list):  # for another table than that of the recipe
                 ctx.params[name] = _merged(arguments, ctx.params[name])
                 ctx.set_parameter_source(name, FROM_RECIPE)
         return rest
@@ -112,11 +112,11 @@ def _is_inverted(flag: click.Parameter) -> bool:
 
 
 def _going_on(run: str, typed: Mapping[str, Any], ctx: click.Context) -> str:
-    """The recipe of a run's folder, which is given to go on with."""
+    """Return the recipe in a run's folder, which is given in order to resume it."""
     if not typed.get("resume"):
         raise click.UsageError(
-            f"'{shown(run)}' is the folder of a run; add --resume to go on with it, or train its model "
-            f"'{shown(Path(run) / MODEL)}' anew",
+            f"'{shown(run)}' is the folder of a run; add --resume to resume it, or train its model "
+            f"'{shown(Path(run) / MODEL)}' again",
             ctx,
         )
     return str(Path(run) / RECIPE)
@@ -127,7 +127,7 @@ def _going_on(run: str, typed: Mapping[str, Any], ctx: click.Context) -> str:
 
 @dataclass
 class Given:
-    """The content of a recipe for one command: MODEL, defaults of its options, and arguments by name."""
+    """The contents of a recipe for one command: MODEL, defaults of its options, and arguments by name."""
 
     model: Path | None
     defaults: dict[str, Any] = field(default_factory=dict)
@@ -135,10 +135,10 @@ class Given:
 
 
 def read(path: str, command: click.Command) -> Given:
-    """The recipe at ``path`` ("-" is stdin), for ``command``. What only the other command takes is left out.
+    """Read the recipe at ``path`` ("-" is stdin) for ``command``. Keys of the other command are ignored.
 
     Raises:
-        UsageError: it cannot be read, has a key that no command takes, or a value of another kind.
+        UsageError: it cannot be read, has an unknown key, or a value of the wrong type.
     """
     tables = _load(path)
     name = "stdin" if path == STDIN else path
@@ -169,7 +169,7 @@ def _command(name: str) -> click.Command:
 
 
 def _parameters(command: click.Command) -> dict[tuple[str, str], click.Parameter]:
-    """Return the parameters of a command that recipes set, by table and key."""
+    """Return the parameters of a command that recipes may set, by table and key."""
     return {(section, key_of(p)): p for p in command.params if (section := section_of(p))}
 
 
@@ -182,11 +182,11 @@ def _load(path: str) -> Tables:
     except UnreadableError as error:
         raise click.UsageError(f"'{shown(path)}' cannot be read ({error}); give a recipe (.toml)") from None
     if len(content) > LARGEST:
-        raise click.UsageError("the recipe has more than 1 MiB; that is none")
+        raise click.UsageError("the recipe is larger than 1 MiB; pass a recipe (.toml)")
     try:
         return toml_of(content)
     except UnreadableError as error:
-        raise click.UsageError(f"'{shown(path)}' is no TOML: {error}") from None
+        raise click.UsageError(f"'{shown(path)}' is not valid TOML: {error}") from None
 
 
 def _unknown(section: str, key: str, name: str, every: Mapping[str, set[str]]) -> str:
@@ -218,9 +218,11 @@ def _placed(path: str, folder: Path) -> str:
 
 
 def _checked(parameter: click.Parameter, value: Any, where: str) -> Any:
-    """Return ``value`` as click takes it as a default; raise UsageError if the parameter takes another kind."""
+    """Return ``value`` in the form that click expects of a default; raise UsageError for a value of the wrong type."""
     if isinstance(parameter, click.Option) and parameter.is_flag:
-        if parameter.name == "accumulate" and type(value) is int:  # building needs to know that, not how many
+        if (
+            parameter.name == "accumulate" and type(value) is int
+        ):  # building depends on whether it is known, not on the number
             return True
         if isinstance(value, bool):
             return value is not _is_inverted(parameter)
@@ -242,16 +244,16 @@ def _checked(parameter: click.Parameter, value: Any, where: str) -> Any:
 
 
 def _arguments(name: str, value: Any, folder: Path, where: str) -> dict[str, Any]:
-    """Return the table of an option that takes arguments in the form that its callback makes of typed words."""
+    """Return the table of an option with arguments in the form that its callback makes of typed words."""
     if not isinstance(value, dict):
         raise click.UsageError(f"{where} should be a table, not {toml.shown_value(value)}")
-    if name == "loss_option":  # [loss.options.boxes] is of the loss of the output "boxes"
+    if name == "loss_option":  # [loss.options.boxes] applies to the loss of the output "boxes"
         parts = [(f"{k}.{n}", v) for k, own in value.items() if isinstance(own, dict) for n, v in own.items()]
         return dict(parts) | {k: v for k, v in value.items() if not isinstance(v, dict)}
     if name == "group":
         for glob, group in value.items():
             if not isinstance(group, dict):
-                raise click.UsageError(f'{where} should hold tables, such as [optimizer.groups."{shown(glob)}"]')
+                raise click.UsageError(f'{where} should contain tables, such as [optimizer.groups."{shown(glob)}"]')
             if isinstance(group.get("lr"), str):
                 group["lr"] = _moved(group["lr"], folder)
     return value
@@ -264,7 +266,7 @@ def _moved(schedule: str, folder: Path) -> str:
 
 
 def _merged(recipe: Mapping[str, Any], typed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of both; typed ones win, and groups that both have are merged."""
+    """Merge the arguments of both; typed ones override, and groups in both are merged."""
     both = {k: {**recipe[k], **v} for k, v in typed.items() if isinstance(v, dict) and isinstance(recipe.get(k), dict)}
     return {**recipe, **typed, **both}
 
@@ -273,11 +275,11 @@ def _merged(recipe: Mapping[str, Any], typed: Mapping[str, Any]) -> dict[str, An
 
 
 def resolved(ctx: click.Context) -> Tables:
-    """Return all that a command was told, and its defaults, as tables of a recipe; None where nothing is chosen."""
+    """Return all options of a command, including defaults, as tables of a recipe; None for unset options."""
     model = ctx.params["model"]
     left_out: tuple[str, ...] = (*BUILDING, "out") if model is not None and model.is_dir() else ()
     if ctx.params.get("start") is not None and not typed_by_user(ctx, ("loss",)):
-        left_out = ("loss",)  # the model's own
+        left_out = ("loss",)  # the model's default loss
     return {
         section: {key_of(p): _as_data(p, ctx.params[p.name or ""]) for p in parameters if p.name not in left_out}
         for section, parameters in by_section(ctx.command, ctx).items()
@@ -303,7 +305,7 @@ def _as_data(parameter: click.Parameter, value: Any) -> Any:
             (nested.setdefault(of, {}) if of else nested)[last] = argument
         value = nested
     if isinstance(value, dict) and (key := next((k for k, v in value.items() if v is None), None)):
-        raise BuildError(f"{shown(key)} is None, which TOML does not have; leave it out")
+        raise BuildError(f"{shown(key)} is None, which TOML cannot express; omit it")
     if isinstance(value, tuple):
         values = [_as_data(parameter, v) for v in value]
         return values[0] if name == "loss" and len(values) == 1 else values

@@ -1,4 +1,4 @@
-"""``gradgraph reduce``: a model that shows a fault becomes a small one, without names and weights, that still does."""
+"""``gradgraph reduce``: shrink a model that shows a fault, and anonymise it."""
 
 from __future__ import annotations
 
@@ -22,42 +22,42 @@ from gradgraph.errors import listed
     type=Listed("auto", "reduction.kinds:FAULTS"),
     default="auto",
     show_default=True,
-    help="How it shows: gradients cannot be written; onnxruntime refuses the model, ends, or computes something else "
-    "than the reference implementation; the same of its gradients; a gradient is wrong. By default the first of them.",
+    help="Kind of fault: gradients cannot be built; onnxruntime rejects the model, crashes, or disagrees with the "
+    "reference implementation; the same for the gradients; a gradient is wrong. Default: the first one found.",
 )
 @click.option(
     "--test",
     metavar="COMMAND",
-    help="A command of your own that ends with 0 where the fault shows; {} stands for the path of a model.",
+    help="Your own test command, which exits with 0 if the fault shows; {} stands for the path of a model.",
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
     default=60,
     show_default=True,
-    help="Of the processor, after which a look at one model ends; that is a fault, too.",
+    help="CPU time limit for testing one model; exceeding it counts as a fault, too.",
 )
-@click.option("--keep-names", is_flag=True, help="Keep names, texts and weights.")
-@click.option("-o", "--out", type=PATH, default="reduced.onnx", show_default=True, help="The model to write.")
+@click.option("--keep-names", is_flag=True, help="Keep names, strings and weights.")
+@click.option("-o", "--out", type=PATH, default="reduced.onnx", show_default=True, help="Output file.")
 @output.json_option
 def command(
     model: Path, fault: str, test: str | None, seconds: float, keep_names: bool, out: Path, as_json: bool
 ) -> None:
-    """Shrink MODEL (.onnx) as far as its fault still shows: a file to send with a bug report.
+    """Shrink MODEL (.onnx) as far as its fault still shows, for a bug report.
 
     Examples:
       gradgraph reduce model.onnx -o small.onnx
       gradgraph reduce model.onnx --fault gradient
       gradgraph reduce model.onnx --test 'python my_check.py {}'
 
-    Nodes, outputs, branches and sizes go as far as the same fault shows, looked for in a process of its own. Names,
-    texts and weights are replaced, so that the file says nothing of the model; weights that the fault needs are named.
+    Nodes, outputs, branches and sizes are removed as long as the same fault shows, tested in a separate process. Names,
+    strings and weights are replaced, so that the file reveals nothing; weights that the fault depends on are listed.
     """
     from gradgraph.reduction.reduced import reduce
 
     check_output(out, model)
     if test is not None and fault != "auto":
-        raise click.UsageError("--test is a judge of your own; leave out --fault")
+        raise click.UsageError("--test replaces the built-in tests; omit --fault")
     words = None if test is None else shlex.split(test)
     with output.progress("nodes") as advance:
 
@@ -75,5 +75,7 @@ def command(
         output.emit(f"{count} {operator}")
     output.say(f"{found.fault}: {found.seen}")
     if found.not_anonymous:
-        output.say(f"note: it needs its own numbers in {listed(found.not_anonymous)}: look whether you may send them")
+        output.say(
+            f"note: the fault depends on the values of {listed(found.not_anonymous)}: check whether you may share them"
+        )
     output.say(f"wrote {written(out)}: {found.nodes} of {found.nodes_before} nodes, after {found.tried} models")

@@ -1,8 +1,8 @@
-"""``gradgraph train --run FOLDER``: all that a run makes, in one folder with a page that explains it.
+"""``gradgraph train --run FOLDER``: everything that a run writes, in one folder with a page that explains it.
 
-The page is written before the first step and again at the end, so that a run that was killed says how to go on. What
-lies in the folder already is the user's: without ``--force`` a run begins in an empty one, and one that goes on keeps
-its recipe, the command that it began with, and a page that somebody else wrote. Later commands are added to a list.
+The page is written before the first step and again at the end, so that it explains how to resume a run that
+was killed. Existing files belong to the user: without ``--force``, a run starts in an empty folder. A resumed run keeps
+its recipe, the command it was started with, and a page that somebody else wrote. Later commands are appended to a list.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ if TYPE_CHECKING:
     from gradgraph.runtime.trainer import Trainer
 
 PAGE, COMMANDS = "README.md", "commands.txt"
-PLOT, DRAWING = "plot.png", "plot.svg"  # by matplotlib, or else by hand
+PLOT, DRAWING = "plot.png", "plot.svg"  # drawn by matplotlib, or else by hand
 MISTAKES = "mistakes.html"
-_TRAINED = "Trained by gradgraph"  # what a page begins with, after its title
-FILES = {  # options that name a file: the file in the folder, and what it holds
+_TRAINED = "Trained by gradgraph"  # the beginning of a page, after its title
+FILES = {  # options that name a file: its name in the folder, and its description
     "export_to": ("trained.onnx", "the trained model, for any runtime"),
-    "checkpoint": (LAST, "weights, optimizer and progress of the last epoch: to go on from"),
+    "checkpoint": (LAST, "weights, optimizer state and progress of the last epoch, to resume from"),
     "history": ("history.csv", "loss and metrics of each epoch"),
-    "logs": ("log.jsonl", "figures of every few steps, as JSON lines"),
-    "out": (STEP, "the training step: its graphs, and a manifest that says what is what"),
+    "logs": ("log.jsonl", "metrics every few steps, as JSON lines"),
+    "out": (STEP, "the training step: its graphs, and a manifest that describes them"),
 }
 OTHERS = {
-    BEST: "the state of the best epoch, where `--patience` looks for one",
-    **dict.fromkeys((PLOT, DRAWING), "the curves of the history"),
-    "tokenizer.json": "the tokenizer by which the model reads texts",
-    MISTAKES: "the held-out images that it gets wrong, and which classes it takes for which",
-    COMMANDS: "the commands that trained it, each with the time (UTC) and the steps done before it",
-    RECIPE: "every option of this run; `gradgraph train` takes it in place of a model",
+    BEST: "the state of the best epoch, with `--patience`",
+    **dict.fromkeys((PLOT, DRAWING), "the learning curves"),
+    "tokenizer.json": "the model's tokenizer",
+    MISTAKES: "the held-out images that it gets wrong, and the classes it confuses",
+    COMMANDS: "the commands that trained it, each with the time (UTC) and the step count at its start",
+    RECIPE: "all options of this run; pass it to `gradgraph train` in place of a model",
 }
 LARGEST_LIST = 1 << 20  # bytes of commands
-LARGEST_DIGESTED = 1 << 30  # bytes: larger files are named by their size alone
+LARGEST_DIGESTED = 1 << 30  # bytes: for larger files, only the size is given
 
 
 @dataclass
@@ -55,48 +55,52 @@ class RunFolder:
     """The folder of a run.
 
     Args:
-        path: where it is, or will be.
+        path: its path.
         recipe: all options, as tables of TOML.
-        read: the files that the run reads, by what they are.
-        resume: the run goes on.
+        read: the input files, by their role.
+        resume: the run is resumed.
     """
 
     path: Path
     recipe: Mapping[str, Mapping[str, Any]]
     read: Mapping[str, Path]
     resume: bool = False
-    _first: str = ""  # the command that the run began with
+    _first: str = ""  # the command that started the run
 
     def fill(self, given: dict[str, Any], builds: bool) -> None:
-        """Name the files that were not named, in place; a step folder is written by a run that ``builds`` one."""
+        """Fill in the file names that were not given, in place; a step folder is written if the run ``builds`` a
+        step.
+        """
         for option, (name, _) in FILES.items():
             if option != "out" or builds:
                 path = self.path / name
                 given[option] = given[option] or ((path,) if option == "logs" else path)
 
     def check(self, force: bool) -> None:
-        """Raise OutputError if a run would write over what is no run's."""
+        """Raise OutputError if the run would overwrite files that do not belong to a run."""
         if force or not self.path.is_dir() or not any(self.path.iterdir()):
             return
         if self.resume and not (self.path / RECIPE).is_file():
-            raise OutputError(f"the folder '{shown(self.path)}' holds no run to go on with, as there is no {RECIPE}; "
-                              "give --run the folder of one, or an empty one")  # fmt: skip
-        if not self.resume and not (self.path / LAST).exists():  # of a checkpoint, more is said where it is looked at
-            raise OutputError(f"the folder '{shown(self.path)}' is not empty; give --run another one, or add --force "
-                              "to write over what lies there")  # fmt: skip
+            raise OutputError(f"the folder '{shown(self.path)}' contains no run to resume, as there is no {RECIPE}; "
+                              "pass --run the folder of one, or an empty one")  # fmt: skip
+        if (
+            not self.resume and not (self.path / LAST).exists()
+        ):  # an existing checkpoint is checked elsewhere, with a better message
+            raise OutputError(f"the folder '{shown(self.path)}' is not empty; pass --run another one, or add --force "
+                              "to overwrite its contents")  # fmt: skip
 
     @contextlib.contextmanager
     def made(self) -> Iterator[None]:
-        """Make the folder, and remove it afterwards if nothing was written.
+        """Create the folder, and remove it afterwards if nothing was written.
 
         Raises:
-            OutputError: it cannot be made.
+            OutputError: it cannot be created.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputError(
-                f"the folder '{shown(self.path)}' cannot be made ({error.strerror}); give --run another path"
+                f"the folder '{shown(self.path)}' cannot be created ({error.strerror}); pass --run another path"
             ) from None
         try:
             yield
@@ -105,13 +109,13 @@ class RunFolder:
                 self.path.rmdir()
 
     def begin(self, trainer: Trainer) -> None:
-        """Write the recipe, and the page of a run that is not done.
+        """Write the recipe, and the page of an unfinished run.
 
         Raises:
             OutputError: they cannot be written.
         """
         if not self.resume:
-            for name in (BEST, PLOT, DRAWING, MISTAKES, COMMANDS):  # of a run that this one replaces
+            for name in (BEST, PLOT, DRAWING, MISTAKES, COMMANDS):  # of a run that is overwritten
                 (self.path / name).unlink(missing_ok=True)
         if not (self.resume and (self.path / RECIPE).exists()):
             write_atomically(self.path / RECIPE, toml.written(self.recipe).encode() + b"\n")
@@ -120,10 +124,10 @@ class RunFolder:
         self._first = before[0] if before else command
         with (self.path / COMMANDS).open("a", encoding="utf-8") as file:
             file.write(f"# {_now()}, after {trainer.progress.steps:,} steps\n{escaped(command)}\n")
-        self._write(trainer, ["It is not done: it runs, or was stopped."])
+        self._write(trainer, ["Not finished: still running, or stopped."])
 
     def show_mistakes(self, trainer: Trainer, held_out: Any) -> None:
-        """Write a page of the images that a classifier gets wrong; nothing where it is none, or has no images."""
+        """Write a page of the images that a classifier gets wrong; nothing for other models or data."""
         from gradgraph.export import save_mistakes
 
         if held_out is not None and any(len(spec.shape) == 4 for spec in trainer.manifest.inputs):
@@ -131,7 +135,7 @@ class RunFolder:
                 save_mistakes(trainer, held_out, self.path / MISTAKES, title=self.path.name)
 
     def finish(self, trainer: Trainer, history: History) -> None:
-        """Draw the curves, and write the page anew, with the results."""
+        """Draw the curves and write the page again, with the results."""
         drawing = self._draw(history) if history else []
         restored = history.restored
         row = history.row(-1 if restored is None else restored) if history else {}
@@ -142,12 +146,12 @@ class RunFolder:
         )
 
     def draw(self, history: History) -> None:
-        """Draw the curves of a run that was stopped."""
+        """Draw the curves of an interrupted run."""
         if history:
             self._draw(history)
 
     def _draw(self, history: History) -> list[str]:
-        """Draw the curves, and return the lines of the page that show them."""
+        """Draw the curves and return the lines of the page that show them."""
         name = PLOT
         try:
             history.plot(self.path / PLOT)
@@ -157,7 +161,7 @@ class RunFolder:
         return ["", f"![The curves of loss and metrics over the epochs]({name})"]
 
     def _commands(self) -> list[str]:
-        """The commands in the list so far."""
+        """Return the commands in the list so far."""
         try:
             lines = regular_bytes(self.path / COMMANDS, LARGEST_LIST).decode("utf-8", "replace").splitlines()
         except UnreadableError:
@@ -202,7 +206,7 @@ class RunFolder:
         write_atomically(self.path / PAGE, "\n".join(lines).encode())
 
     def _wrote_page(self) -> bool:
-        """Is the page that is there, if there is one, a run's?"""
+        """Whether the existing page, if any, was written by a run."""
         try:
             return _TRAINED.encode() in regular_bytes(self.path / PAGE)[:1000]
         except MissingFileError:
@@ -213,10 +217,10 @@ class RunFolder:
     def _next_commands(self) -> list[str]:
         run, data = str(self.path), str(self.read.get("validation", self.read["data"]))
         commands = {
-            "go on, for more epochs": ["train", run, "--resume"],
-            "what it gets wrong": ["evaluate", run, "--data", data, "--worst", "10"],
-            "what it says": ["predict", run, "--data", data],
-            "it, and others beside it": ["runs", str(self.path.parent)],
+            "train for more epochs": ["train", run, "--resume"],
+            "show what it gets wrong": ["evaluate", run, "--data", data, "--worst", "10"],
+            "write its predictions": ["predict", run, "--data", data],
+            "compare it with the runs next to it": ["runs", str(self.path.parent)],
         }
         return [f"{shlex.join(['gradgraph', *words])}    # {why}" for why, words in commands.items()]
 
@@ -235,7 +239,7 @@ def _table(head: list[str], rows: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _identified(path: Path) -> str:
-    """A file with its size and its digest, by which it can be known again."""
+    """Describe a file by its size and digest."""
     if not path.is_file():
         return f"`{shown(path)}`"
     size = path.stat().st_size

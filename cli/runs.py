@@ -1,4 +1,4 @@
-"""``gradgraph runs``: the runs of a folder, compared."""
+"""``gradgraph runs``: compare the runs in a folder."""
 
 from __future__ import annotations
 
@@ -14,18 +14,22 @@ from gradgraph.cli.output_paths import check_output
 
 @click.command("runs", cls=Command)
 @click.argument("folder", type=PATH)
-@click.option("--sort", metavar="COLUMN", help="The column to sort by, the better first; by default what most monitor.")
-@click.option("--html", "page", type=PATH, metavar="FILE", help="Write a page: the table, and curves over each other.")
+@click.option(
+    "--sort", metavar="COLUMN", help="Column to sort by, best first. Default: the column that most runs monitor."
+)
+@click.option(
+    "--html", "page", type=PATH, metavar="FILE", help="Write a page (.html) with the table and the learning curves."
+)
 @output.json_option
 def command(folder: Path, sort: str | None, page: Path | None, as_json: bool) -> None:
-    """Compare the runs in FOLDER: their figures, and the options in which they differ.
+    """Compare the runs in FOLDER: their results, and the options that differ.
 
     Examples:
       gradgraph runs runs/
       gradgraph runs runs/ --sort val_accuracy --html runs.html
 
-    Runs are what `gradgraph train --run` writes, also while they train. Figures are those of the epoch whose weights
-    count: the best, where --patience looked for one, or else the last.
+    Runs are folders written by `gradgraph train --run`, finished or not. Results are those of the epoch whose weights
+    were kept: the best with --patience, otherwise the last.
     """
     from gradgraph.runtime.saved.compared_runs import differing, runs_in, sorted_by, table_of
 

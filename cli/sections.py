@@ -1,6 +1,6 @@
-"""The sections of the options of ``build`` and ``train``: groups of their help, and tables of recipes.
+"""Sections of the options of ``build`` and ``train``: groups in help, and tables in recipes.
 
-An option of these commands says its section where it is declared: ``placed("data", "--validation", …)``.
+An option declares its section: ``placed("data", "--validation", …)``.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ SECTIONS = ("model", "data", "loss", "optimizer", "schedule", "training", "outpu
 
 
 class Option(Named):
-    """An option with a place in recipes.
+    """An option with a key in recipes.
 
     Args:
-        section: the table of recipes, and the group of the help.
+        section: its table in recipes, and its group in help.
         key: its name there; by default that of the parameter.
-        of: in a recipe it is a table of the arguments of this option, or of none (""); None if it is no table.
+        of: in a recipe, it is a table with the arguments of this option, or of none (""); None if it is not a table.
     """
 
     def __init__(self, *declared: Any, section: str, key: str = "", of: str | None = None, **settings: Any) -> None:
@@ -32,12 +32,12 @@ class Option(Named):
 
 
 def placed(section: str, *declared: str, **settings: Any) -> Callable[[F], F]:
-    """``click.option`` of an option with a place in recipes."""
+    """Declare a ``click.option`` with a key in recipes."""
     return click.option(*declared, cls=Option, section=section, **settings)
 
 
 def section_of(parameter: click.Parameter) -> str | None:
-    """Return the section of a parameter; None of those that say how the command talks, which no recipe sets.
+    """Return the section of a parameter; None for parameters about output that recipes do not set.
 
     Raises:
         TypeError: it was declared without a section.
@@ -57,12 +57,12 @@ def key_of(parameter: click.Parameter) -> str:
 
 
 def of_table(parameter: click.Parameter) -> str | None:
-    """Return the option whose arguments a table of a recipe holds ("" for none); None if this is no table."""
+    """Return the option whose arguments are in a table of a recipe ("" for none); None if this is not a table."""
     return parameter.of if isinstance(parameter, Option) else None
 
 
 def by_section(command: click.Command, ctx: click.Context) -> dict[str, list[click.Parameter]]:
-    """Return the parameters of a command: sections in their order, then the others under an empty name."""
+    """Return the parameters of a command by section, in order; the others are under an empty name."""
     parts: dict[str, list[click.Parameter]] = {section: [] for section in (*SECTIONS, "")}
     for parameter in command.get_params(ctx):
         parts[section_of(parameter) or ""].append(parameter)

@@ -1,4 +1,4 @@
-"""Data that a command reads from stdin."""
+"""Data read from stdin."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from pathlib import Path
 from gradgraph.errors import DataError
 
 STDIO = Path("-")
-_ZIP = b"PK"  # what an .npz begins with
+_ZIP = b"PK"  # the magic bytes of an .npz
 
 
 @contextlib.contextmanager
 def from_stdin(path: Path) -> Iterator[Path]:
-    """``path``, or where it is "-" an ``.npz`` from stdin: in a temporary file, as a zip file is read from its end.
+    """Yield ``path``, or for "-" a temporary copy of the ``.npz`` on stdin, since a zip file is read from its end.
 
     Raises:
-        DataError: what comes is something else, be it without an end.
+        DataError: stdin is not an ``.npz``.
     """
     if path != STDIO:
         yield path
         return
     first = sys.stdin.buffer.read(len(_ZIP))
     if first != _ZIP:
-        raise DataError("what comes from stdin is no .npz; pipe one in, with one array per input, or name a file")
+        raise DataError("stdin is not an .npz; pipe one in, with one array per input, or name a file")
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "stdin.npz"
         with copy.open("wb") as file:

@@ -1,4 +1,4 @@
-"""``gradgraph surgery``: a finished model in, the model with another head, other ends or other weights out."""
+"""``gradgraph surgery``: edit a model: new head, inputs and outputs, adapters, weights."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from gradgraph.errors import shown
     type=PATH,
     default="edited.onnx",
     show_default=True,
-    help="The model to write; with --save-adapter alone, none unless this is given.",
+    help="Output file. With only --save-adapter, a model is written only if this is given.",
 )
 @output.json_option
 @click.pass_context
 def command(ctx: click.Context, /, model: Path, out: Path, as_json: bool, **asked: Any) -> None:
-    """Change a finished MODEL (.onnx) as its framework would in source code; several changes are made in the order
+    """Edit a MODEL (.onnx) as its framework would in source code. Several changes are made in the order
     of the options below.
 
     Examples:
@@ -55,12 +55,12 @@ def command(ctx: click.Context, /, model: Path, out: Path, as_json: bool, **aske
     writes = typed_by_user(ctx, ["out"]) or not all(change.keeps for change in asking)
     _check_companions(ctx, asked)
     if not changes:
-        raise click.UsageError("nothing is to be changed; give one of the options, such as --new-head 7", ctx)
+        raise click.UsageError("no change was requested; give an option, such as --new-head 7", ctx)
     if writes:
         check_output(out, model)
     edited = load_model(model)
-    if told := learn_preprocessing(edited, model):
-        output.say(told)
+    if report := learn_preprocessing(edited, model):
+        output.say(report)
     for _, change in changes:
         edited = change(edited)
     if writes:
@@ -86,7 +86,7 @@ def _is_asked(change: Change, typed: Mapping[str, Any]) -> bool:
 
 
 def _asked(ctx: click.Context, change: Change, typed: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[Any], Any]]]:
-    """Yield a change that options ask for, in words and as a function from model to model."""
+    """Yield the description of each requested change, and a function from model to model."""
     if not _is_asked(change, typed):
         return
     found = {argument: option.argument(ctx, typed[option.name]) for argument, option in change.options.items()}
@@ -104,16 +104,16 @@ def _changed(change: Change, arguments: Sequence[Any], given: Mapping[str, Any],
     from gradgraph import surgery
 
     reported: dict[str, float] = {}
-    told = {change.reports: reported} if change.reports else {}
-    with output.told_by("gradgraph.surgery"):
-        result = getattr(surgery, change.function)(model, *arguments, **given, **told)
+    report = {change.reports: reported} if change.reports else {}
+    with output.printed_log("gradgraph.surgery"):
+        result = getattr(surgery, change.function)(model, *arguments, **given, **report)
     for module, error in reported.items():
-        output.say(f"{shown(module)}: rounded again, {error:.2%} off")
-    return model if result is None else result  # save_adapter leaves the model as it is
+        output.say(f"{shown(module)}: requantised, relative error {error:.2%}")
+    return model if result is None else result  # save_adapter does not change the model
 
 
 def _check_companions(ctx: click.Context, typed: Mapping[str, Any]) -> None:
-    """Refuse an option that goes with another one, without that."""
+    """Reject an option without the one that it requires."""
     for option in OPTIONS.values():
         changes = [change for change in CHANGES if option in change.options.values()]
         asking = [asks for change in changes for asks in change.asking]

@@ -1,6 +1,6 @@
-"""The table of what ``gradgraph surgery`` does: each change, and the options that are its function's arguments.
+"""The table of the changes ``gradgraph surgery`` makes, and their options.
 
-Another argument of a function of ``gradgraph.surgery`` is one row here; a test holds rows against the functions.
+To expose another argument of a function of ``gradgraph.surgery``, add a row; a test compares rows with the functions.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from gradgraph.errors import shown
 
 @dataclass(frozen=True)
 class Option:
-    """An option of the shell.
+    """A command line option.
 
     Attributes:
-        flag: the word that is typed.
+        flag: its name as typed.
         settings: arguments of ``click.option``.
-        read: from all that was typed to the argument of a function; ValueError about what is none.
-        such: an example, for the message about that.
+        read: converts all typed values to the function's argument; raises ValueError for an invalid one.
+        such: an example, for the error message.
     """
 
     flag: str
@@ -36,10 +36,10 @@ class Option:
         return self.flag.partition("/")[0].lstrip("-").replace("-", "_")
 
     def argument(self, ctx: click.Context, given: Any) -> Any:
-        """The argument of a function.
+        """Return the function's argument.
 
         Raises:
-            click.UsageError: what was typed cannot be read.
+            click.UsageError: the value is invalid.
         """
         try:
             return self.read(given)
@@ -53,12 +53,12 @@ class Change:
 
     Attributes:
         function: its name in ``gradgraph.surgery``.
-        said: the change in words; ``{load}`` is what was typed behind ``--load``.
-        options: by the argument that each is; one that only asks for the change has a name in brackets.
-        asks: how many of these, from the first on, ask for the change; the others go with it.
-        each: every value of the first option is a change of its own, whose arguments are in it.
-        reports: the argument that gets how far each module is off.
-        keeps: whether the model stays as it is, as something else is written.
+        said: the description of the change; ``{load}`` is the value of ``--load``.
+        options: by argument name; one that only requests the change has a name in brackets.
+        asks: how many of these, from the first on, request the change; the others refine it.
+        each: every value of the first option is a change of its own and contains its arguments.
+        reports: the argument that receives the error of each module.
+        keeps: whether the model stays the same and something else is written.
     """
 
     function: str
@@ -117,7 +117,7 @@ def _rows(text: str) -> int:
 
 
 def _axes(given: Sequence[str]) -> dict[str, dict[int, str]]:
-    """``x:0=batch`` as ``{"x": {0: "batch"}}``."""
+    """Parse ``x:0=batch`` as ``{"x": {0: "batch"}}``."""
     axes: dict[str, dict[int, str]] = {}
     for text, (place, name) in zip(given, _pairs(given), strict=True):
         tensor, _, axis = place.rpartition(":")
@@ -130,142 +130,148 @@ def _axes(given: Sequence[str]) -> dict[str, dict[int, str]]:
 # --- the table ----------------------------------------------------------------------------------------------------
 
 _TWO = "two names with = between them"
-_SEED = _option("--seed", "Of new numbers.", type=int, default=0)
-_NAME = _option("--name", "What adapters are called, where a model has several: of --lora, --adapter, --merge, "
-                "--save-adapter and --switchable.")  # fmt: skip
-_TRAINED = _option("--trained", "With --merge or --save-adapter: what training made of the weights.", type=PATH,
+_SEED = _option("--seed", "Random seed of new parameters.", type=int, default=0)
+_NAME = _option("--name", "Adapter name, for a model with several: applies to --lora, --adapter, --merge, "
+                          "--save-adapter and --switchable.")  # fmt: skip
+_TRAINED = _option("--trained", "With --merge or --save-adapter: the trained weights to use.", type=PATH,
                    metavar="FILE")  # fmt: skip
 
-_LAYERS = _several("--called", "LAYER=MODULE", "With --adapter or --save-adapter: what a layer is called in the "
-                   "folder, where that cannot be derived; * stands for the same in both.", _table, _TWO)  # fmt: skip
+_LAYERS = _several("--called", "LAYER=MODULE",
+                   "With --adapter or --save-adapter: the layer's name in the adapter folder, if it cannot be "
+                   "derived; * stands for the same text in both.", _table, _TWO)  # fmt: skip
 
 CHANGES: Sequence[Change] = (
     Change("cut", "cut the model", {
-        "inputs": _several("--input", "VALUE", "Cut: feed this inner value."),
-        "outputs": _several("--output", "VALUE", "Cut: return this inner value."),
+        "inputs": _several("--input", "VALUE", "Cut: make this inner value an input."),
+        "outputs": _several("--output", "VALUE", "Cut: make this inner value an output."),
     }, asks=2),
     Change("name_weights", "named the weights", {
-        "(name)": _flag("--name-weights", "Name anonymous weights by where they are used."),
+        "(name)": _flag("--name-weights", "Name anonymous weights after the nodes that use them."),
     }),
-    Change("load_weights", "took weights from {load}", {
-        "weights": _option("--load", "Take weights by name from a .safetensors, .npz, .onnx or checkpoint.", type=PATH,
+    Change("load_weights", "loaded weights from {load}", {
+        "weights": _option("--load", "Load weights by name from a .safetensors, .npz, .onnx or checkpoint.", type=PATH,
                            metavar="FILE"),
-        "turned": _option("--turned/--not-turned", "With --load: square matrices are transposed there, as nn.Linear "
-                          "stores them; or they are not.", default=None),
-        "strict": _flag("--partly", "With --load: take what fits, and leave the rest as it is.",
+        "turned": _option("--turned/--not-turned", "With --load: whether square matrices in the file are transposed, "
+                                                   "as in nn.Linear.", default=None),
+        "strict": _flag("--partly", "With --load: load the tensors that match, and keep the others.",
                         lambda partly: not partly),
     }),
     Change("open_axes", "opened {open}", {
-        "axes": _several("--open", "INPUT:AXIS=NAME", "Let an axis of an input take any size, such as x:0=batch.",
+        "axes": _several("--open", "INPUT:AXIS=NAME", "Make an axis of an input dynamic, such as x:0=batch.",
                          _axes, "such as x:0=batch"),
     }),
     Change("fix_inputs", "fixed {fix}", {
-        "values": _several("--fix", "INPUT=VALUE", "Let an input have this number for good, such as "
-                           "use_cache_branch=0; an If that it decides is its branch.",
+        "values": _several("--fix", "INPUT=VALUE", "Fix an input to a number, such as use_cache_branch=0; an If that "
+                                                   "depends on it becomes its branch.",
                            lambda given: dict(_numbers(given)), "such as use_cache_branch=0"),
     }),
     Change("new_head", "a new last layer of {new_head} classes, {head_name}.weight: train it with --train "
            "'{head_name}.*'", {
-        "classes": _option("--new-head", "A new last linear layer, untrained.", type=click.IntRange(min=1),
+        "classes": _option("--new-head", "Replace the last linear layer by a new, untrained one with this many "
+                                         "outputs.", type=click.IntRange(min=1),
                            metavar="CLASSES"),
-        "output": _option("--head-output", "With --new-head: the output that it computes; the first by default.",
+        "output": _option("--head-output", "With --new-head: the output to compute. Default: the first one.",
                           metavar="NAME"),
-        "name": _option("--head-name", "With --new-head: what its weights are called.", default="head"),
+        "name": _option("--head-name", "With --new-head: name prefix of its weights.", default="head"),
         "seed": _SEED,
     }),
     Change("resize_embedding", "{0} has {1} rows", {
-        "(weight, rows)": _several("--resize-embedding", "WEIGHT=ROWS", "Another number of rows.",
+        "(weight, rows)": _several("--resize-embedding", "WEIGHT=ROWS", "Resize an embedding to this many rows.",
                                    lambda given: _numbers(given, _rows),
                                    "such as wte=32000, where rows are a whole number above zero"),
     }, each=True),
-    Change("reset_weights", "began {reset} anew", {
-        "weights": _several("--reset", "GLOB", "Let these weights begin anew."),
+    Change("reset_weights", "reinitialised {reset}", {
+        "weights": _several("--reset", "GLOB", "Reinitialise these weights."),
         "seed": _SEED,
     }),
-    Change("tie_weights", "{0} is {1}", {
-        "(weight, to)": _several("--tie", "WEIGHT=OTHER", "Read OTHER instead of WEIGHT.", _pairs, _TWO),
+    Change("tie_weights", "tied {0} to {1}", {
+        "(weight, to)": _several("--tie", "WEIGHT=OTHER", "Tie weights: use OTHER in place of WEIGHT.", _pairs, _TWO),
     }, each=True),
     Change("untie_weights", "untied {untie}", {
-        "weights": _several("--untie", "GLOB", "One for each module that reads it."),
+        "weights": _several("--untie", "GLOB", "Untie weights: give each module that uses them its own copy."),
     }),
-    Change("untie_weights", "untied what was merged", {
-        "(merged)": _flag("--untie-merged", "Untie what an exporter stored once because it began alike."),
+    Change("untie_weights", "untied weights that were merged", {
+        "(merged)": _flag("--untie-merged", "Untie weights that an exporter merged because their initial values were "
+                                            "equal."),
     }),
-    Change("lora", "adapters on {lora}: a step of this model trains them alone", {
-        "target": _several("--lora", "GLOB", "Adapters on these layers."),
+    Change("lora", "added adapters to {lora}: only they are trained", {
+        "target": _several("--lora", "GLOB", "Add LoRA adapters to these layers."),
         "kind": _option("--kind", "With --lora.", cls=Named,
                         type=Briefly("surgery.adapter_kinds.adapter_table:KINDS"),
                         default="lora"),
         "rank": _option("--rank", "With --lora.", type=click.IntRange(min=1), default=8),
-        "alpha": _option("--alpha", "With --lora: it counts alpha/rank times; twice the rank by default.", type=float),
+        "alpha": _option("--alpha", "With --lora: scaling is alpha/rank. Default: twice the rank.", type=float),
         "dropout": _option("--dropout", "With --lora.", type=click.FloatRange(0, 1, max_open=True), default=0.0,
                            show_default=False),
-        "feedforward": _several("--feedforward", "GLOB", "With ia3: of these, the input."),
+        "feedforward": _several("--feedforward", "GLOB", "With ia3: the layers whose input is scaled."),
         "name": _NAME,
         "seed": _SEED,
     }),
-    Change("load_adapter", "adapters of {adapter}", {
-        "folder": _option("--adapter", "Put in the adapters of a folder of PEFT.", type=PATH, metavar="FOLDER"),
+    Change("load_adapter", "applied the adapters of {adapter}", {
+        "folder": _option("--adapter", "Apply the adapters in a PEFT folder.", type=PATH, metavar="FOLDER"),
         "name": _NAME,
         "names": _LAYERS,
     }),
-    Change("use_adapters", "adapters count {use}", {
-        "weights": _several("--use", "NAME=WEIGHT", "How often adapters count.", lambda given: dict(_numbers(given)),
+    Change("use_adapters", "set adapter weights to {use}", {
+        "weights": _several("--use", "NAME=WEIGHT", "Weight of an adapter.", lambda given: dict(_numbers(given)),
                             "such as fr=0.5"),
     }),
     Change("save_adapter", "saved the adapters to {save_adapter}", {
-        "folder": _option("--save-adapter", "Write the adapters, too: a folder of PEFT, or a file .onnx_adapter of "
-                          "onnxruntime.", type=PATH, metavar="PATH"),
+        "folder": _option("--save-adapter", "Save the adapters as well: as a PEFT folder, or as an .onnx_adapter "
+                                            "file for onnxruntime.", type=PATH, metavar="PATH"),
         "weights": _TRAINED,
         "name": _NAME,
-        "family": _option("--family", "With --save-adapter: the names that Hugging Face has, for PEFT beside PyTorch.",
+        "family": _option("--family", "With --save-adapter: use Hugging Face parameter names, for PEFT in PyTorch.",
                           type=Briefly("surgery.peft_names:FAMILIES")),
         "names": _LAYERS,
     }, keeps=True),
-    Change("merge_adapters", "merged the adapters", {
-        "(merge)": _flag("--merge", "Make adapters part of the weights."),
-        "requantise": _flag("--requantise", "With --merge: store weights that were quantised as they were."),
+    Change("merge_adapters", "merged the adapters into the weights", {
+        "(merge)": _flag("--merge", "Merge adapters into the weights."),
+        "requantise": _flag("--requantise", "With --merge: requantise the weights that were quantised."),
         "weights": _TRAINED,
         "names": _NAME,
     }, reports="errors"),
-    Change("switchable", "adapters are optional inputs", {
+    Change("switchable", "made the adapters optional inputs", {
         "(switch)": _flag("--switchable", "Make adapters optional inputs, for onnxruntime's LoraAdapter."),
-        "required": _flag("--required-inputs", "With --switchable: inputs that each run must feed, for onnxruntime-web "
-                          "and -node."),
+        "required": _flag("--required-inputs", "With --switchable: make them inputs that each run must feed, for "
+                                               "onnxruntime-web and -node."),
         "name": _NAME,
     }),
-    Change("qat", lambda typed: "the integers train" if typed["qat"] is None
-           else f"rounding to {typed['weights']}, ranges from {typed['qat']}", {
-        "data": _option("--qat", "Round weights and data as 8-bit runtimes do; ranges from DATA.", type=PATH,
+    Change("qat", lambda typed: "made the integer weights trainable" if typed["qat"] is None
+           else f"added fake quantisation of {typed['weights']}, ranges from {typed['qat']}", {
+        "data": _option("--qat", "Add fake quantisation of weights and activations to 8 bits; ranges are calibrated "
+                                 "on DATA.", type=PATH,
                         metavar="DATA"),
-        "(go on)": _flag("--qat-quantised", "Let the integers of a quantised model train; its pairs stay."),
+        "(go on)": _flag("--qat-quantised", "Make the weights of a quantised model trainable, keeping its "
+                                            "quantise/dequantise pairs."),
         "weights": _option("--weights", "With --qat.", type=click.Choice(["int8", "int4"]), default="int8"),
         "activations": _option("--activations", "With --qat.", type=click.Choice(["uint8", "int8", "uint16"]),
                                default="uint8"),
-        "target": _several("--qat-target", "GLOB", "With --qat or --qat-quantised: these layers only."),
-        "ranges": _option("--ranges", "With --qat or --qat-quantised: scales found on data and weights, or trained "
-                          "from there.", type=click.Choice(["observed", "learned"]), default="observed"),
+        "target": _several("--qat-target", "GLOB", "With --qat or --qat-quantised: restrict it to these layers."),
+        "ranges": _option("--ranges", "With --qat or --qat-quantised: compute scales from data and weights, or train "
+                                      "them.", type=click.Choice(["observed", "learned"]), default="observed"),
     }, asks=2),
-    Change("distill", "{teacher} is a frozen teacher: it is no part of what a run exports", {
-        "teacher": _option("--teacher", "A frozen model that training makes this one imitate.", type=PATH,
+    Change("distill", "added {teacher} as a frozen teacher, which exports omit", {
+        "teacher": _option("--teacher", "Add a frozen teacher model for distillation.", type=PATH,
                            metavar="FILE"),
         "temperature": _option("--temperature", "With --teacher.", type=click.FloatRange(0, min_open=True),
                                default=2.0),
-        "alpha": _option("--teacher-share", "With --teacher: its part of what is minimised; with 1, `--loss none` "
-                         "leaves only that.", type=click.FloatRange(0, 1), default=0.5),
-        "match": _several("--match", "VALUE=OTHER", "With --teacher: let this inner value be like the teacher's.",
+        "alpha": _option("--teacher-share", "With --teacher: weight of the distillation loss; with 1 and `--loss "
+                                            "none`, it is the only loss.", type=click.FloatRange(0, 1), default=0.5),
+        "match": _several("--match", "VALUE=OTHER", "With --teacher: match this inner value to the teacher's.",
                           _table, _TWO),
-        "inputs": _several("--teacher-input", "INPUT=OWN", "With --teacher: its input, and which one of the model "
-                           "that is.", _table, _TWO),
+        "inputs": _several("--teacher-input", "INPUT=OWN", "With --teacher: the teacher's input, and the model's "
+                                                           "input that feeds it.", _table, _TWO),
     }),
-    Change("language_model", "tokens in, scores out", {
-        "(text)": _flag("--language-model", "Of a model that generates: tokens in, scores out, no past."),
+    Change("language_model", "made tokens the only input and scores the only output", {
+        "(text)": _flag("--language-model", "Reduce a generating model to tokens in, scores out, without a key-value "
+                                            "cache."),
     }),
-    Change("in_float32", "computes in float32", {
-        "(wide)": _flag("--in-float32", "Compute in float32 what the model computes in float16."),
+    Change("in_float32", "converted float16 to float32", {
+        "(wide)": _flag("--in-float32", "Convert the model from float16 to float32."),
     }),
-    Change("forget_sizes", "forgot the sizes of inner values", {
-        "(forget)": _flag("--forget-sizes", "Leave out declared sizes of inner values."),
+    Change("forget_sizes", "removed the recorded shapes of inner values", {
+        "(forget)": _flag("--forget-sizes", "Remove the recorded shapes of inner values."),
     }),
 )  # fmt: skip
 
@@ -274,7 +280,7 @@ OPTIONS = {option.name: option for option in [*_USED, _SEED]}
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options of all changes."""
+    """Add the options of all changes to a command."""
     for option in reversed(OPTIONS.values()):
         command = click.option(option.flag, option.name, **option.settings)(command)
     return command

@@ -1,4 +1,4 @@
-"""Options of those who have a table and columns: a model to begin with, and preprocessing that goes with it."""
+"""Options for tables: a starting model, and preprocessing of columns."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gradgraph")
 
-LOOKED_AT = 1000  # rows, to see whether numbers are codes
+LOOKED_AT = 1000  # rows to inspect for numeric codes
 
 
 def _kinds(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:
-    """``zip=category``, or a JSON object with the arguments of a kind; a name may have ``=`` in it."""
+    """Parse ``zip=category``, or a JSON object with the arguments of a kind; a name may contain ``=``."""
     found = {}
     for text in given:
         parts = re.fullmatch(r"(.+?)=(\{.*\}|[^={}]+)", text, re.DOTALL)
@@ -50,14 +50,14 @@ START = placed(
     key="start",
     type=Listed("tables.starting_models:MODELS"),
     metavar="NAME",
-    help="Begin with this network for the columns of a table, in place of MODEL; --target says what it predicts.",
+    help="Train this network on the columns of a table, in place of MODEL; --target is required.",
 )
 PREPROCESS = placed(
     "data",
     "--preprocess",
     type=click.Choice(["auto"]),
-    help="Learn from the table of --data how its columns become numbers (scaling, gaps, categories, dates, text), and "
-    "let the exported model take the columns themselves. With --model this is always so.",
+    help="Learn the preprocessing of the columns of --data (scaling, imputation, categories, dates, text), and make "
+    "it part of the exported model. Always on with --model.",
 )
 COLUMN = placed(
     "data",
@@ -67,15 +67,15 @@ COLUMN = placed(
     callback=_kinds,
     type=Suggested("preprocess.column_kinds:KINDS"),
     metavar="NAME=KIND",
-    help="A column that is not what it looks like, such as zip=category; or with arguments, "
-    """notes='{"kind": "text", "buckets": 256}'; repeatable.""",
+    help="Column kind, if the detected one is wrong, such as zip=category; or with arguments, "
+    'notes=\'{"kind": "text", "buckets": 256}\'; repeatable.',
 )
 
 
 DRIFT = click.option(
     "--drift",
     is_flag=True,
-    help="Print, for each column of a table, the share of values that are missing or that training data never had.",
+    help="For each column of a table, print the share of missing values and of values outside the training data.",
 )
 
 
@@ -91,15 +91,15 @@ class DriftTable:
         return "\n".join(text_table(self.found.as_rows(), (0, 1, 6)))
 
     def as_data(self) -> list[dict[str, Any]]:
-        """Plain data, for JSON."""
+        """Return plain data for JSON."""
         return self.found.as_data()
 
 
 def drift_of(names: DataNames, data: Path, asked: bool, as_json: bool) -> dict[str, DriftTable]:
-    """The table of ``--drift``, under that name; with ``--json`` wherever there is one.
+    """Return the table of ``--drift`` under that name; with ``--json``, whenever there is one.
 
     Raises:
-        DataError: it is asked for, and the model knows no columns, or the data are no table.
+        DataError: it is requested, but the model has no columns, or the data are not a table.
     """
     from gradgraph.runtime.data.tables import is_table_file, read_table
 
@@ -107,20 +107,22 @@ def drift_of(names: DataNames, data: Path, asked: bool, as_json: bool) -> dict[s
         is_wanted = asked or as_json
         return {"drift": DriftTable(names.preprocess.drift(read_table(data, known=names)))} if is_wanted else {}
     if asked:
-        raise DataError("--drift compares a table with the columns that a model was trained on (with --model, or "
-                        "--preprocess auto), and there is no such table or no such model; leave it out")  # fmt: skip
+        raise DataError("--drift compares a table with the training columns of a model (trained with --model or "
+                        "--preprocess auto), but the data or the model are of another kind; omit it")  # fmt: skip
     return {}
 
 
 def learnt(data: Path, target: Sequence[str], kinds: Mapping[str, Any], index: bool) -> Preprocessing:
-    """The preprocessing that the table in a file gives; raises DataError."""
+    """Return the preprocessing learnt from the table in a file. Raises DataError."""
     from gradgraph.preprocess import fit
     from gradgraph.preprocess.column_kinds import Category, Number
     from gradgraph.preprocess.frames import Frame
     from gradgraph.runtime.data.tables import codes_in, is_table_file, read_table
 
     if not is_table_file(data):
-        raise DataError(f"'{shown(data)}' is no table whose columns could be preprocessed; give a .csv, .parquet, …")
+        raise DataError(
+            f"'{shown(data)}' is not a table, so there are no columns to preprocess; pass a .csv, .parquet, …"
+        )
     table = Frame(read_table(data))
     said = {name: kind if isinstance(kind, str) else kind.get("kind") for name, kind in kinds.items()}
     table = _with_codes(table, data, [name for name, kind in said.items() if kind == Category.name and name in table])
@@ -130,7 +132,7 @@ def learnt(data: Path, target: Sequence[str], kinds: Mapping[str, Any], index: b
         plan = fit(_with_codes(table, data, labels), target, kinds, index=index)
     numbers = [name for name, kind in plan.read.items() if isinstance(kind, Number) and name not in kinds]
     for name in codes_in(data, numbers, rows=LOOKED_AT):
-        log.warning("the column '%s' is read as numbers, and some begin with 0 or have more digits than floats keep; "
+        log.warning("the column '%s' is read as numbers, but some begin with 0 or have more digits than floats keep; "
                     "if they are codes, add --column %s=category, or %s=drop", *[shown(name)] * 3)  # fmt: skip
     for line in str(plan).split("\n"):
         output.say(f"  {line}")
@@ -138,7 +140,7 @@ def learnt(data: Path, target: Sequence[str], kinds: Mapping[str, Any], index: b
 
 
 def _with_codes(table: Frame, data: Path, names: Sequence[str]) -> Frame:
-    """``table`` with those of the columns as text that hold codes in the file."""
+    """Return ``table`` with the columns that contain codes in the file as text."""
     from gradgraph.runtime.data.tables import codes_in
 
     for name, texts in codes_in(data, names).items():
@@ -149,12 +151,12 @@ def _with_codes(table: Frame, data: Path, names: Sequence[str]) -> Frame:
 def starting_model(
     name: str, data: Path, target: Sequence[str], kinds: Mapping[str, Any], begun: Path | None
 ) -> tuple[onnx.ModelProto, Any]:
-    """A model to begin with for the table in a file, and its loss.
+    """Return a starting model for the table in a file, and its loss.
 
     Args:
-        name: of the model.
+        name: name of the model.
         data, target, kinds: as for :func:`learnt`.
-        begun: the step of a run that goes on, whose columns are those of the model.
+        begun: the step of a resumed run, whose columns the model keeps.
     """
     from gradgraph.step.step import Step
     from gradgraph.tables import INDEXED, MODELS, loss
@@ -167,11 +169,11 @@ def starting_model(
 
 
 def preprocess(trainer: Trainer, data: Path, target: Sequence[str], kinds: Mapping[str, Any]) -> None:
-    """Let a trainer that has no preprocessing learn it from the table in a file."""
+    """Let a trainer without preprocessing learn it from the table in a file."""
     from gradgraph.step.column_assignment import compared
     from gradgraph.step.data_names import DataNames
 
-    if trainer.names.preprocess is not None:  # it goes on
+    if trainer.names.preprocess is not None:  # the run is resumed
         return
     manifest = trainer.manifest
     index = any(len(spec.shape) == 2 and "int" in spec.dtype for spec in manifest.inputs)
@@ -180,8 +182,8 @@ def preprocess(trainer: Trainer, data: Path, target: Sequence[str], kinds: Mappi
 
 
 def check_same_data(trainer: Trainer, step: Step) -> None:
-    """Raise CheckpointError if a run goes on whose starting model was made for other data."""
+    """Raise CheckpointError if a run is resumed whose starting model was made for other data."""
     if trainer.names.preprocess != step.manifest.data.preprocess:
         raise CheckpointError(
-            "the run began with other data, of which its model was made; go on with those, or from a run folder"
+            "the run began with other data, which its model was made for; resume with those data, or from a run folder"
         )

@@ -1,4 +1,4 @@
-"""Words with the tags that a model gives them, and how well entities are found among them, in the shell."""
+"""Words with predicted tags, and the scores of entities, on the command line."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from gradgraph.runtime.trainer import Trainer
     from gradgraph.step.data_names import DataNames
 
-LOST = "?"  # the tag of a word that was cut off
+LOST = "?"  # the tag of a word that was truncated
 
 
 def tags_words(samples: Any, names: DataNames) -> bool:
-    """Whether these are words, each of which has one of the classes that have names."""
+    """Whether the samples are words that are classified one by one, with class names."""
     is_read = any("words" in read for read in names.texts.values())
     return is_read and bool(names.classes) and hasattr(samples, "tagged")
 
 
 def with_tags(batches: Batches, samples: Any, predictor: Predictor) -> Batches:
-    """Batches with the words and their tags, parted by blanks, in place of a score for each class of each token."""
+    """Replace per-token class scores in batches by the words and their tags, separated by spaces."""
     classes = next(iter(predictor.names.classes.values()))
     form = next(read for read in predictor.names.texts.values() if "words" in read)
     words = samples.columns.lists(samples.form.words or form["words"])
@@ -47,7 +47,7 @@ def with_tags(batches: Batches, samples: Any, predictor: Predictor) -> Batches:
 
 
 def entities(trainer: Trainer, samples: Any, averaged: bool) -> dict[str, Any]:
-    """The table of entities, where the classes are their tags."""
+    """Return the table of entities, if the classes are entity tags."""
     names = next(iter(trainer.names.classes.values()), ())
     if not tags_words(samples, trainer.names) or not any("-" in name for name in names):
         return {}

@@ -1,4 +1,4 @@
-"""Writing of TOML, for recipes."""
+"""A TOML writer for recipes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gradgraph.errors import shown
 
 
 def written(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """``tables`` as TOML. What is None stands there as a comment; an empty table within one is left out."""
+    """Return ``tables`` as TOML. None becomes a comment; empty nested tables are omitted."""
     return "\n\n".join("\n".join(_table(name, table)) for name, table in tables.items())
 
 
@@ -44,5 +44,5 @@ def _text(text: str) -> str:
 
 
 def shown_value(value: Any) -> str:
-    """``value`` as it may stand in a message, in the words of TOML."""
+    """Format ``value`` for a message, in TOML's terms."""
     return shown(_value(value))

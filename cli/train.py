@@ -1,4 +1,4 @@
-"""``gradgraph train``: a model (or a step folder) and data in, a trained model out."""
+"""``gradgraph train``: train a model or a step folder on data."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gradgraph.cli import output
 from gradgraph.cli.choices import BATCH_SIZE, PATH, Suggested
 from gradgraph.cli.data import AUGMENT, TARGET, Reading, check_longest, keep_tokenizer, reading_options
 from gradgraph.cli.files_written import data_beside
+from gradgraph.cli.interruption import drawn_if_stopped, how_to_resume, where_it_diverged
 from gradgraph.cli.key_values import arguments
-from gradgraph.cli.one_voice import parallel, starts
 from gradgraph.cli.options import (
     BUILDING,
     CUSTOM_OPS,
@@ -27,9 +27,9 @@ from gradgraph.cli.options import (
     typed_by_user,
 )
 from gradgraph.cli.output_paths import check_output
+from gradgraph.cli.rank_output import parallel, starts
 from gradgraph.cli.recipe import Recipe
 from gradgraph.cli.recipe_command import RecipeCommand, resolved
-from gradgraph.cli.run_ends import drawn_if_stopped, how_to_resume, where_it_diverged
 from gradgraph.cli.run_folder import RunFolder
 from gradgraph.cli.sections import placed
 from gradgraph.cli.stdin import from_stdin
@@ -51,29 +51,29 @@ if TYPE_CHECKING:
     key="train",
     type=PATH,
     required=True,
-    help="An .npz (- from stdin), or a folder of .npy, whose arrays carry the names of the inputs; a table (.csv, "
-    ".parquet, …); a folder of images, with a subfolder for each class; shards (.tar); or pictures with boxes or "
-    "masks, as COCO (.json), YOLO (data.yaml) and Pascal VOC have them.",
+    help="An .npz (- from stdin) or a folder of .npy, with one array per input; a table (.csv, .parquet, …); a "
+    "folder of images, with one subfolder per class; shards (.tar); or images with boxes or masks, as COCO "
+    "(.json), YOLO (data.yaml) or Pascal VOC.",
 )
-@placed("data", "--validation", type=PATH, help="Held-out data, evaluated after each epoch.")
+@placed("data", "--validation", type=PATH, help="Validation data, evaluated after each epoch.")
 @TARGET
 @PREPROCESS
 @COLUMN
 @reading_options
 @AUGMENT
-@placed("training", "--epochs", type=click.IntRange(min=1), default=10, show_default=True, help="Passes over the data.")
+@placed("training", "--epochs", type=click.IntRange(min=1), default=10, show_default=True, help="Number of epochs.")
 @placed(
     "data",
     "--batch-size",
     type=BATCH_SIZE,
-    help="Samples per step. 32 by default, or what the model is fixed to; auto: the largest power of two that fits in "
-    "free memory; auto:4GB: with which the process takes no more than that.",
+    help="Samples per step. Default: 32, or the batch size of a fixed model. auto: the largest power of two that "
+    "fits in free memory; auto:4GB: with this memory limit for the process.",
 )
 @placed(
     "training",
     "--accumulate",
     type=click.IntRange(min=1),
-    help="Update the weights after so many batches, as one large batch would.",
+    help="Accumulate gradients over this many batches before each update.",
 )
 @placed(
     "training",
@@ -81,7 +81,7 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="STEP=N",
     callback=arguments,
-    help="Of a folder with several steps, train this one on every N-th batch only; repeatable.",
+    help="For a folder with several steps: train this one only on every N-th batch; repeatable.",
 )
 @placed(
     "output",
@@ -90,18 +90,18 @@ if TYPE_CHECKING:
     key="run",
     type=PATH,
     metavar="FOLDER",
-    help="Keep all that the run makes in this folder, with a README.md that explains it: step, checkpoint, trained "
-    "model, history, log, and a recipe of all options.",
+    help="Write everything to this folder, with a README.md that explains it: step, checkpoint, trained model, "
+    "history, log, and a recipe of all options.",
 )
-@placed("output", "-o", "--out", key="step", type=PATH, help="Write the step folder that MODEL gives here, too.")
+@placed("output", "-o", "--out", key="step", type=PATH, help="Also write the step folder built from MODEL here.")
 @placed("output", "--checkpoint", type=PATH, help="Save state and progress here after each epoch and when interrupted.")
 @placed(
     "model",
     "--weights",
     type=PATH,
-    help="Start from those weights in this .safetensors, .ckpt, .npz or .onnx whose names and shapes fit.",
+    help="Initialise from the tensors in this .safetensors, .ckpt, .npz or .onnx whose names and shapes match.",
 )
-@placed("training", "--resume", is_flag=True, help="Go on from --checkpoint.")
+@placed("training", "--resume", is_flag=True, help="Resume from --checkpoint.")
 @placed("output", "--export", "export_to", key="export", type=PATH, help="Write the trained inference model here.")
 @placed("output", "--history", type=PATH, help="Write loss and metrics of each epoch here (.csv).")
 @placed(
@@ -110,7 +110,7 @@ if TYPE_CHECKING:
     "logs",
     type=PATH,
     multiple=True,
-    help="Write figures here while it runs: .jsonl, .csv, or a folder for TensorBoard; repeatable.",
+    help="Log metrics here during training: .jsonl, .csv, or a folder for TensorBoard; repeatable.",
 )
 @placed(
     "output",
@@ -118,48 +118,57 @@ if TYPE_CHECKING:
     type=click.IntRange(min=1),
     default=50,
     show_default=True,
-    help="Steps from one record of --log to the next.",
+    help="Number of steps between records of --log.",
 )
 @placed(
     "training",
     "--max-steps",
     type=click.IntRange(min=1),
-    help="Stop after so many steps. A schedule is as long as all --epochs, so a run that goes on is the whole one.",
+    help="Stop after this many steps. Schedules still span all --epochs, so that a resumed run completes them.",
 )
 @placed(
-    "training", "--max-time", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Stop after so long."
+    "training",
+    "--max-time",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="Stop after this time.",
 )
-@placed("training", "--limit", type=click.IntRange(min=1), help="Use only the first so many batches of each epoch.")
+@placed("training", "--limit", type=click.IntRange(min=1), help="Use only this many batches of each epoch.")
 @placed(
     "training",
     "--patience",
     type=click.IntRange(min=1),
-    help="Stop after so many epochs (or --eval-every) without improvement; keep the best weights.",
+    help="Early stopping: stop after this many epochs (or --eval-every intervals) without improvement, and keep the "
+    "best weights.",
 )
 @placed(
     "training",
     "--eval-every",
     type=click.IntRange(min=1),
     metavar="STEPS",
-    help="Evaluate --validation after so many steps instead of after each epoch; --patience and checkpoints go by it.",
+    help="Evaluate --validation every N steps instead of after each epoch; --patience and checkpoints follow.",
 )
 @placed(
     "training",
     "--monitor",
     metavar="COLUMN",
-    help="What --patience watches, such as val_accuracy; val_loss by default.",
+    help="Column that --patience monitors, such as val_accuracy. Default: val_loss.",
 )
 @placed(
     "training",
     "--mode",
     type=click.Choice(["min", "max"]),
-    help="What is better; by default what the column's name says.",
+    help="Whether lower or higher is better. Default: derived from the column's name.",
 )
 @placed(
-    "training", "--min-delta", type=click.FloatRange(min=0), default=0.0, help="An improvement is by more than this."
+    "training",
+    "--min-delta",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    help="Minimum change that counts as an improvement.",
 )
-@placed("data", "--no-shuffle", key="shuffle", is_flag=True, help="Take the samples in their order.")
-@placed("data", "--drop-last", is_flag=True, help="Leave out a last, smaller batch.")
+@placed("data", "--no-shuffle", key="shuffle", is_flag=True, help="Do not shuffle the samples.")
+@placed("data", "--drop-last", is_flag=True, help="Drop the last batch of an epoch if it is smaller.")
 @device_option("train")
 @CUSTOM_OPS
 @placed(
@@ -167,8 +176,8 @@ if TYPE_CHECKING:
     "--native-kernels",
     is_flag=True,
     default=None,
-    help="Require kernels in C++, or with --no-native-kernels do without; else they are used on the CPU where they are "
-    "(`gradgraph env`).",
+    help="Require native C++ kernels, or with --no-native-kernels disable them. Default: use them on the CPU if they "
+    "are built (see `gradgraph env`).",
 )
 @placed(
     "training",
@@ -176,14 +185,14 @@ if TYPE_CHECKING:
     type=click.Choice(["highest", "high"]),
     default="highest",
     show_default=True,
-    help="Of native kernels: as exact as float32, or faster with errors of 2^-15 at most (on processors with AMX).",
+    help="Native kernels: full float32 precision, or faster with errors of at most 2^-15 (on processors with AMX).",
 )
 @placed(
     "training",
     "--ranks",
     type=click.IntRange(min=1),
-    help="Train in so many processes on this machine, each on a part of every batch (on many machines: mpiexec -n 64 "
-    "gradgraph train …).",
+    help="Train in this many processes on this machine, each on a part of every batch (on several machines: mpiexec "
+    "-n 64 gradgraph train …).",
 )
 @placed(
     "training",
@@ -192,52 +201,52 @@ if TYPE_CHECKING:
     default=600.0,
     show_default=True,
     metavar="SECONDS",
-    help="End the run if a process does not answer the others for so long.",
+    help="Stop the run if a process does not respond for this long.",
 )
 @placed(
     "training",
     "--shard-state",
     is_flag=True,
-    help="Of several processes, let each keep the optimizer's state of a part of the weights alone.",
+    help="With several processes: partition the optimizer state among them.",
 )
 @placed(
     "training",
     "--sync-batch-norm",
     is_flag=True,
-    help="Of several processes, let BatchNormalization normalise by the samples of all, as one process would.",
+    help="With several processes: compute batch statistics over the whole batch, as one process would.",
 )
 @placed(
     "training",
     "--compress",
     type=Suggested("parallel.data_parallel:COMPRESSIONS"),
-    help="Of several processes, send gradients in fewer bytes, as top_k(ratio=0.01) does.",
+    help="With several processes: compress gradients, such as top_k(ratio=0.01).",
 )
 @placed(
     "training",
     "--dry-run",
     is_flag=True,
-    help="Train, evaluate, save and export one batch to see that all works; write nothing.",
+    help="Train, evaluate, save and export one batch as a test; write nothing.",
 )
 @placed(
     "training",
     "--find-lr",
     is_flag=True,
-    help="Compare learning rates on the data, suggest one, and stop; write nothing.",
+    help="Compare learning rates on the data, suggest one, and exit; write nothing.",
 )
 @placed(
     "training",
     "--overfit",
     is_flag=True,
-    help="Train on one batch for 200 steps, say whether it is learnt, and stop; write nothing.",
+    help="Try to overfit one batch in 200 steps, report the result, and exit; write nothing.",
 )
 @placed(
     "training",
     "--profile",
     is_flag=True,
-    help="Time the operators of a step by layers of the model, and stop; write nothing.",
+    help="Profile the operators of a step by layer, and exit; write nothing.",
 )
 @build_option(
-    "seed", "Of everything random; with a step folder, of the data's order: its masks keep the seed of the build."
+    "seed", "Random seed. With a step folder, it only affects the order of data: masks keep the seed of the build."
 )
 @SHARE_WEIGHTS
 @FORCE
@@ -246,7 +255,7 @@ if TYPE_CHECKING:
 @click.pass_context
 def command(ctx: click.Context, /, model: Path | None, out: Path | None, as_json: bool, **given: Any) -> None:
     """Train MODEL: an .onnx file, which is built first (with the options of `gradgraph build`), a step folder, or a
-    recipe (.toml, or - for stdin) with these options; those that are typed win over it.
+    recipe (.toml, or - for stdin) of these options, which the command line overrides.
 
     Examples:
       gradgraph train model.onnx --data train.npz --validation held_out.npz --epochs 10 --export trained.onnx
@@ -254,13 +263,13 @@ def command(ctx: click.Context, /, model: Path | None, out: Path | None, as_json
       gradgraph train --model mlp --data train.csv --target price --run runs/one
       gradgraph train recipe.toml --lr 1e-4
 
-    The data hold one array per input of the model, and the targets under the name `target`; each has one row per
-    sample. Ctrl-C finishes the step, saves the checkpoint and prints how to go on.
+    Provide one array per model input, with one row per sample, under the input's name. Labels go under `target`.
+    Ctrl-C finishes the current step, saves the checkpoint and prints the command to resume.
     """
     if (model is None) == (given["start"] is None):
-        raise click.UsageError("give MODEL, such as model.onnx, or --model NAME to begin with for a table", ctx)
+        raise click.UsageError("give MODEL, such as model.onnx, or --model NAME to train a new network on a table", ctx)
     if given["start"] is not None and not typed_by_user(ctx, ("loss",)):
-        given["loss"] = ()  # that of the model
+        given["loss"] = ()  # the model's default loss
     if starts(given["ranks"], given, model, ctx):
         from gradgraph.parallel.launching import launch
 
@@ -284,15 +293,17 @@ def command(ctx: click.Context, /, model: Path | None, out: Path | None, as_json
         out, given = named.pop("out"), named
     run = Run(**given)
     if recipe.sample_weight and (run.start is not None or run.preprocess is not None):
-        run = replace(run, column={**run.column, "sample_weight": "drop"})  # which the model is not to read
+        run = replace(run, column={**run.column, "sample_weight": "drop"})  # which is not an input of the model
     if run.resume and run.checkpoint is None:
-        raise click.UsageError("--resume needs --checkpoint, the file to go on from", ctx)
+        raise click.UsageError("--resume needs --checkpoint, the file to resume from", ctx)
     if run.resume and run.force:
-        raise click.UsageError("--resume goes on with the checkpoint and --force replaces it; give one of them", ctx)
+        raise click.UsageError(
+            "--resume continues from the checkpoint and --force overwrites it; give one of them", ctx
+        )
     if run.resume and run.weights is not None:
-        raise click.UsageError("--resume takes the weights of the checkpoint; leave --weights out", ctx)
+        raise click.UsageError("--resume uses the weights of the checkpoint; omit --weights", ctx)
     if run.matmul_precision != "highest" and run.native_kernels is False:
-        raise click.UsageError("--matmul-precision is that of native kernels; leave --no-native-kernels out", ctx)
+        raise click.UsageError("--matmul-precision applies to native kernels; omit --no-native-kernels", ctx)
     begun = out if model is None and run.resume and out is not None and out.is_dir() else None
     is_step = model is not None and model.is_dir()
     named_model = model or begun or run.start
@@ -305,7 +316,7 @@ def command(ctx: click.Context, /, model: Path | None, out: Path | None, as_json
     else:
         step = _load_step(ctx, model) if is_step else recipe.build(model, rate=rate)
     if shared is not None:
-        step = step.apart()  # so that the folder of the step can train in many processes, too
+        step = step.apart()  # so that the step folder supports several processes, too
     for line in step.taken:
         output.say(line)
 
@@ -326,8 +337,8 @@ def command(ctx: click.Context, /, model: Path | None, out: Path | None, as_json
     if run.preprocess is not None:
         preprocess(trainer, run.data, run.target, run.column)
     elif run.column and run.start is None:
-        raise click.UsageError("--column says how --preprocess reads a column; add --preprocess auto", ctx)
-    if run.target and run.start is None and run.preprocess is None:  # else what was learnt of the table has them
+        raise click.UsageError("--column requires --preprocess auto or --model; add --preprocess auto", ctx)
+    if run.target and run.start is None and run.preprocess is None:  # otherwise preprocessing is restored from it
         trainer.names = trainer.names.updated(target_columns(compared(step.manifest.targets), run.target))
     samples = run.reading(model).data(run.data, trainer.names, run.augment)
     data = trainer.prepare(samples, run.batch_size, shuffle=not run.no_shuffle, drop_last=run.drop_last)
@@ -336,8 +347,10 @@ def command(ctx: click.Context, /, model: Path | None, out: Path | None, as_json
         output.say(f"the largest power of two that fits: batches of {run.batch_size} samples")
     trainer.names = data.names
     check_longest(trainer, samples)
-    trainer.evaluate(data, limit=1)  # data that do not fit are refused before anything is written
-    goes_on = folder is not None and run.resume and out is not None and out.exists()  # with what it wrote then
+    trainer.evaluate(data, limit=1)  # invalid data are rejected before anything is written
+    goes_on = (
+        folder is not None and run.resume and out is not None and out.exists()
+    )  # with the files that it wrote then
     if out is not None and not run.is_trial and not goes_on:
         step.remember(trainer.names)
         to, force, share = out, run.force, run.share_weights
@@ -346,7 +359,7 @@ def command(ctx: click.Context, /, model: Path | None, out: Path | None, as_json
     sizes = [s.nbytes for s in step.manifest.state if s.kind == "parameter"]
     output.say(f"training on {trainer.described}: {len(sizes)} tensors of weights, {readable_bytes(sum(sizes))}")
     if run.export_to is None and run.checkpoint is None and not run.is_trial:
-        output.say("nothing will keep the trained weights; add --export trained.onnx or --checkpoint run.ckpt")
+        output.say("the trained weights will not be saved; add --export trained.onnx or --checkpoint run.ckpt")
     if run.is_trial:
         _do_trials(trainer, run, model, data, rate, as_json)
         return
@@ -367,7 +380,7 @@ def command(ctx: click.Context, /, model: Path | None, out: Path | None, as_json
                               **run.fit_arguments(rate))  # fmt: skip
     if not team.is_first:
         return
-    if run.export_to is not None:  # first, as it is what the hours went into
+    if run.export_to is not None:  # first, as it is the result of hours of work
         trainer.export_file(run.export_to)
     if run.history is not None:
         history.to_csv(run.history)
@@ -378,12 +391,12 @@ def command(ctx: click.Context, /, model: Path | None, out: Path | None, as_json
 
 
 def _run_folder(ctx: click.Context, model: Path | None, given: dict[str, Any]) -> RunFolder | None:
-    """The folder that all is kept in, if there is one; nothing is written yet."""
+    """Return the run folder, if one is requested; nothing is written yet."""
     path = given.pop("run_folder")
     if path is None:
         return None
     if any(given[trial] for trial in ("dry_run", "find_lr", "overfit", "profile")):
-        raise click.UsageError("--run keeps what a run makes, and a trial makes nothing; give one of them", ctx)
+        raise click.UsageError("--run saves the results of a run, but a trial has none; give one of them", ctx)
     read = {"model": model, "data": given["data"], "validation": given["validation"], "weights": given["weights"]}
     return RunFolder(path, resolved(ctx), {what: file for what, file in read.items() if file is not None},
                      given["resume"])  # fmt: skip
@@ -438,19 +451,19 @@ class Run:
     force: bool
 
     def reading(self, model: Path | None = None) -> Reading:
-        """The way from files to arrays."""
+        """Return how files become arrays."""
         return Reading(self.image, self.tokenizer, self.text, self.sound, model)
 
     @property
     def is_trial(self) -> bool:
-        """Whether nothing is to be kept."""
+        """Whether nothing is to be saved."""
         return self.dry_run or self.find_lr or self.overfit or self.profile
 
     def check_outputs(self, model: Path | None) -> None:
-        """Refuse now what could not be written after hours of training."""
+        """Reject outputs that could not be written, before hours of training."""
         inputs = [p for p in (model, self.data, self.validation, self.weights) if p is not None]
         outputs = [("--checkpoint", self.checkpoint), ("--export", self.export_to), ("--history", self.history)]
-        outputs += [("--log", path) for path in self.logs if path.suffix]  # a folder of TensorBoard takes more
+        outputs += [("--log", path) for path in self.logs if path.suffix]  # a TensorBoard folder may exist
         taken: dict[Path, str] = {}
         for option, path in outputs:
             check_output(path, *inputs)
@@ -459,21 +472,21 @@ class Run:
             other = taken.get(path.resolve())
             taken[path.resolve()] = option
             if other is not None:
-                raise OutputError(f"{other} and {option} are both '{shown(path)}'; give each a path of its own")
+                raise OutputError(f"{other} and {option} are both '{shown(path)}'; give each its own path")
         if self.checkpoint is None or self.is_trial:
             return
         there = self.checkpoint.exists()
         if there and not (self.resume or self.force):
             raise CheckpointError(
-                f"'{shown(self.checkpoint)}' is there already; add --resume to go on from it, or --force to start anew"
+                f"'{shown(self.checkpoint)}' already exists; add --resume to resume from it, or --force to start over"
             )
         if self.resume and not there:
-            raise CheckpointError(
-                f"there is no checkpoint '{shown(self.checkpoint)}' to go on from; leave --resume out"
-            )
+            raise CheckpointError(f"there is no checkpoint '{shown(self.checkpoint)}' to resume from; omit --resume")
 
     def total_steps(self) -> int | None:
-        """How many steps all epochs take, where the options say it; a run that stops before goes on with the rest."""
+        """Return the number of steps in all epochs, if the options determine it; a run that stops early resumes with
+        the rest.
+        """
         if not isinstance(self.batch_size, int) or not self.data.exists():
             return None
         from gradgraph.runtime.data.sources import Order
@@ -481,10 +494,10 @@ class Run:
         steps = Order(self.batch_size, drop_last=self.drop_last).batch_count(self.reading().rows(self.data))
         steps = steps if self.limit is None else min(steps, self.limit)
         every = self.accumulate or 1
-        return self.epochs * -(-steps // every)  # of updates, which is what a schedule counts
+        return self.epochs * -(-steps // every)  # in updates, which schedules count
 
     def fit_arguments(self, rate: Any) -> dict[str, Any]:
-        """The arguments of ``fit`` among them; a ``rate`` that is part of the graph is not fed."""
+        """Return the arguments of ``fit``; a ``rate`` that is part of the graph is not fed."""
         from gradgraph.optim import Schedule
 
         rates = {} if rate is None or isinstance(rate, Schedule) else {"learning_rate": rate}
@@ -506,13 +519,13 @@ def _load_step(ctx: click.Context, folder: Path) -> Step:
     foreign = typed_by_user(ctx, (*BUILDING, "out"))
     if foreign:
         raise click.UsageError(
-            f"{foreign[0]} belongs to building, but '{shown(folder)}' is a step folder that is built already", ctx
+            f"{foreign[0]} is a build option, but '{shown(folder)}' is a step folder, already built; omit it", ctx
         )
     return Step.load(folder)
 
 
 def _do_trials(trainer: Trainer, run: Run, model: Path | None, data: Any, rate: Any, as_json: bool) -> None:
-    """Do --find-lr, --overfit, --profile and --dry-run, in this order; --json prints what they have found."""
+    """Run --find-lr, --overfit, --profile and --dry-run, in this order; --json prints the results."""
     facts: dict[str, Any] = {}
     if run.find_lr:
         curve = trainer.find_lr(data, accumulate=run.accumulate)
@@ -546,11 +559,11 @@ def _do_trials(trainer: Trainer, run: Run, model: Path | None, data: Any, rate: 
 
 
 def _report(trainer: Trainer, history: History, run: Run, step: Path | None, as_json: bool) -> None:
-    """Tell how the run ended, with the numbers of the epoch whose weights the trainer has."""
+    """Report how the run ended, with the metrics of the epoch whose weights the trainer has."""
     p = trainer.progress
     written = {"checkpoint": run.checkpoint, "export": run.export_to, "history": run.history}
     files = {name: str(path) for name, path in written.items() if path is not None}
-    follows = None  # the command that writes the trained model, where this run did not and a later one can
+    follows = None  # the command to export the trained model, if this run did not and a later one can
     if run.export_to is None and run.checkpoint is not None and step is not None:
         best = run.checkpoint.with_name(f"{run.checkpoint.stem}.best{run.checkpoint.suffix}")
         checkpoint = best if history.restored is not None and best.exists() else run.checkpoint

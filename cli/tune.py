@@ -1,4 +1,4 @@
-"""``gradgraph tune``: time the candidate forms of a step's operators on this machine, and keep the choice."""
+"""``gradgraph tune``: time operator implementations on this machine and cache the fastest."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gradgraph.errors import BuildError, shown
 
 @click.command("tune", cls=Command)
 @click.argument("step", type=PATH)
-@click.option("--batch-size", type=click.IntRange(1), help="Size of every open dimension that --dim does not name.")
-@click.option("--dim", multiple=True, metavar="NAME=SIZE", help="Size of one open dimension; repeatable.")
-@click.option("--threads", type=click.IntRange(1), help="Threads within an operator; one per core by default.")
+@click.option("--batch-size", type=click.IntRange(1), help="Size of every dynamic dimension that --dim does not name.")
+@click.option("--dim", multiple=True, metavar="NAME=SIZE", help="Size of one dynamic dimension; repeatable.")
+@click.option("--threads", type=click.IntRange(1), help="Intra-op threads. Default: one per core.")
 @device_option("time")
 @output.json_option
 def command(
@@ -29,7 +29,7 @@ def command(
     device: Literal["auto", "cpu", "cuda"],
     as_json: bool,
 ) -> None:
-    """Time every candidate form of the operators of a STEP folder here, and keep the fastest for Trainer(tune=True).
+    """Time all implementations of the operators of a STEP folder here, and cache the fastest for Trainer(tune=True).
 
     Example:
       gradgraph tune step/ --batch-size 64
@@ -55,7 +55,7 @@ def command(
 
 
 def _sizes(manifest: Any, batch_size: int | None, given: tuple[str, ...]) -> dict[str, int]:
-    """A size for every open dimension of the batch."""
+    """Return a size for every dynamic dimension of the batch."""
     sizes: dict[str, int] = {}
     for text in given:
         name, _, size = text.partition("=")
@@ -67,12 +67,12 @@ def _sizes(manifest: Any, batch_size: int | None, given: tuple[str, ...]) -> dic
     for name in sizes:
         if name not in names:
             raise BuildError(
-                f"the step has no open dimension '{shown(name)}'; it has {', '.join(map(shown, names)) or 'none'}"
+                f"the step has no dynamic dimension '{shown(name)}'; it has {', '.join(map(shown, names)) or 'none'}"
             )
     missing = [n for n in names if n not in sizes]
     if missing and batch_size is None:
         raise BuildError(
-            f"the dimension '{shown(missing[0])}' is open; give its size with --dim {shown(missing[0])}=SIZE, "
-            "or one for all with --batch-size"
+            f"the dimension '{shown(missing[0])}' is dynamic; set its size with --dim {shown(missing[0])}=SIZE, or "
+            "all with --batch-size"
         )
     return sizes | dict.fromkeys(missing, batch_size or 1)

@@ -1,6 +1,6 @@
 """Train any ONNX model, anywhere ONNX runs.
 
-A model goes in, a model comes out::
+Models in, models out::
 
     import gradgraph as gg
 
@@ -10,7 +10,7 @@ A model goes in, a model comes out::
     trainer.fit({"x": x, "target": labels}, epochs=10)
     trainer.export("trained.onnx")
 
-Names are loaded when they are first used, so that ``import gradgraph`` costs next to nothing.
+Names are loaded on first use, so that ``import gradgraph`` is fast.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ if TYPE_CHECKING:
 if not (_Path(__path__[0]) / "cli").is_dir():
     __path__.append(str(_Path(__path__[0]).parent))
 
-# onnxruntime looks for it when it is imported; without it, it keeps an identifier of the machine and events to be sent
+# read by onnxruntime on import; without it, onnxruntime stores an identifier of the machine and events to be sent
 _os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-# onnx-ir imports sympy, which steps are written without: it comes when it is needed
+# onnx-ir imports sympy, which steps do not need: it is loaded on demand
 _import_module(f"{__name__}.machine.light_imports")
 
-# onnx-ir logs warnings about files; where nobody has said what becomes of logs, Python would print them on stderr
+# onnx-ir logs warnings about files; without logging configuration, Python would print them on stderr
 _logging.getLogger("onnx_ir").addHandler(_logging.NullHandler())
 
 _HOMES = {
@@ -206,7 +206,7 @@ def _module(name: str) -> ModuleType:
     """Import a module of this package.
 
     Raises:
-        ImportError: it is not there. Where another project of the same import name is installed, the message names it.
+        ImportError: it does not exist. If another project with the same import name is installed, the message names it.
     """
     try:
         return _import_module(f"{__name__}.{name}")

@@ -1,4 +1,4 @@
-"""Public functions check their arguments before they begin: a wrong kind is one sentence, at once."""
+"""Validation of arguments of public functions: the wrong type raises a one-sentence error before any work."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Kind:
     """A kind of value that an argument may have.
 
     Attributes:
-        words: as they follow "should be" in a message.
+        words: its description, to follow "should be" in a message.
         fits: whether a value is of this kind.
     """
 
@@ -45,10 +45,10 @@ class Kind:
 
 
 def checked(**kinds: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Check the arguments of these names, where they are given.
+    """Check the arguments of these names, if given.
 
     Raises:
-        ArgumentError: one is of another kind, or the function has no argument of a name that is given.
+        ArgumentError: one is of the wrong kind, or the function has no argument of a given name.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -69,10 +69,10 @@ def checked(**kinds: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]:
 def bound(
     function: Callable[..., Any], signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> inspect.BoundArguments:
-    """The arguments of a call of ``function`` by their names in ``signature``.
+    """Bind the arguments of a call of ``function`` to the names in ``signature``.
 
     Raises:
-        ArgumentError: it has no argument of a name that is given; the message suggests what was meant.
+        ArgumentError: it has no argument of a given name; the message suggests one.
         TypeError: one is missing, or there are too many.
     """
     try:
@@ -94,7 +94,7 @@ def bound(
 
 
 def meant(word: str, known: Sequence[str]) -> str:
-    """End a sentence on ``word``, which is none of ``known``: with what is alike, or where that lives."""
+    """Return the end of a message about ``word``, which is not among ``known``: a similar name, or where to find it."""
     near, elsewhere = suggestion(word, known), advice(word, known)
     if elsewhere is None:
         return near
@@ -106,14 +106,14 @@ def _asks(words: str) -> bool:
 
 
 def described(value: Any) -> str:
-    """``value`` in a few words: never an array or a table."""
+    """Describe ``value`` in a few words, never printing an array or a table."""
     if value is None or isinstance(value, bool | int | float | str):
         return shown(repr(value))
     if isinstance(value, type):
         return f"the class {shown(value.__name__)}"
     if callable(value) and hasattr(value, "__name__"):
         return f"the function {shown(value.__name__)}"
-    kind = shown(type(value).__name__.removeprefix("nd"))  # NumPy's arrays are ndarrays
+    kind = shown(type(value).__name__.removeprefix("nd"))  # NumPy's arrays are called ndarray
     article = "an" if kind[0] in "aeiouAEIOU" else "a"
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple) and shape and all(isinstance(d, int) for d in shape):
@@ -162,20 +162,20 @@ def instance(kind: Any, words: str) -> Kind:
 
 
 def found_at(place: str) -> Any:
-    """Import what stands at ``place``, such as ``losses:LOSSES``: a module of the package, and a name in it."""
+    """Import the object at ``place``, such as ``losses:LOSSES``: a module of the package, and a name in it."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(f"gradgraph.{module}"), name)
 
 
-# --- what users name: a loss, an optimizer, tensors ---------------------------------------------------------
+# --- values that users give by name: a loss, an optimizer, tensors ------------------------------------------
 
 
 class Table(dict[str, E]):
-    """Entries by the names that users give them: the one list of losses, of backends, of kinds of adapters, ….
+    """A table of entries by name: the only list of losses, of backends, of adapter types, ….
 
     Args:
-        what: an entry in messages, such as "loss".
-        known_as: what others call an entry, for messages; or words that say what to do where there is none.
+        what: name of an entry in messages, such as "loss".
+        known_as: names of entries in other libraries, for messages; or advice if there is no such entry.
     """
 
     def __init__(self, what: str, known_as: Mapping[str, str] = {}) -> None:
@@ -184,30 +184,30 @@ class Table(dict[str, E]):
         self._known_as = {bare(name): entry for name, entry in known_as.items()}
 
     def add(self, name: str, entry: E) -> E:
-        """Give ``entry`` a name.
+        """Add ``entry`` under a name.
 
         Raises:
-            BuildError: an entry has that name, or nobody could type it.
+            BuildError: the name exists already, or is not a valid name.
         """
         TEXT.check(f"the name of a {self.what}", name)
         if not name.replace("-", "_").isidentifier():
-            raise BuildError(f"'{shown(name)}' is no name of a {self.what}; it begins with a letter, and has letters, "
-                             "digits and underscores")  # fmt: skip
+            raise BuildError(f"'{shown(name)}' is not a valid name of a {self.what}; it begins with a letter, and has "
+                             "letters, digits and underscores")  # fmt: skip
         if name in self:
             raise BuildError(f"there is a {self.what} '{shown(name)}' already; choose another name")
         self[name] = entry
         return entry
 
     def order(self, names: Iterable[str]) -> None:
-        """Let entries stand in the order of ``names``, whichever file was imported first."""
+        """Sort entries in the order of ``names``, whichever file was imported first."""
         for name in list(names):
             self[name] = self.pop(name)
 
     def named(self, name: str) -> E:
-        """The entry called ``name``.
+        """Return the entry called ``name``.
 
         Raises:
-            BuildError: there is none; the message suggests what was meant.
+            BuildError: there is none; the message suggests a similar one.
         """
         TEXT.check(f"the {self.what}", name)
         if name in self:
@@ -215,26 +215,26 @@ class Table(dict[str, E]):
         raise BuildError(f"there is no {self.what} '{shown(name)}'{self.hint(name)}")
 
     def hint(self, name: str) -> str:
-        """End a sentence on ``name``, which is no entry: the one that was meant, or what to do."""
+        """Return the end of a message about ``name``, which is not an entry: a similar entry, or advice."""
         known = self.known_as(name)
         if known is None:
             return suggestion(name, self)
         return f"; did you mean '{known}'?" if known in self else f"; {known}"
 
     def known_as(self, name: str) -> str | None:
-        """The entry that others call ``name``, or words about it; None if nobody says so."""
+        """Return the entry that other libraries call ``name``, or advice; None if unknown."""
         alike = {**{bare(entry): entry for entry in self}, **self._known_as}
         return alike.get(bare(name)) or alike.get(bare(name).removesuffix("loss"))
 
 
 class Makers(Table[Callable[..., T]]):
-    """Functions by the names of what they make.
+    """Functions by the names of what they create.
 
     Args:
-        what: what each makes, in messages.
+        what: name of the created object in messages.
         wanted: its class.
         module: where users find the functions.
-        example: a call of one.
+        example: an example call.
         known_as: as for ``Table``.
     """
 
@@ -243,18 +243,17 @@ class Makers(Table[Callable[..., T]]):
         self._wanted, self._module, self._example = wanted, module, example
 
     def check_arguments(self, name: str, given: Iterable[str]) -> None:
-        """Raise BuildError unless what is called ``name`` has arguments of all these names."""
+        """Raise BuildError unless the function called ``name`` has arguments of all these names."""
         known = inspect.signature(self.named(name)).parameters
         for key in given:
             if key not in known:
                 raise BuildError(f"the {self.what} {name} has no argument '{shown(key)}'{suggestion(key, known)}")
 
     def by_name(self, name: str, **arguments: Any) -> T:
-        """Make what is called ``name``.
+        """Create the object called ``name``.
 
         Raises:
-            BuildError: there is no such name, or it has no such argument, or needs another one; the message suggests
-                what was meant.
+            BuildError: the name or an argument is unknown, or an argument is missing; the message suggests a remedy.
         """
         self.check_arguments(name, arguments)
         parameters = inspect.signature(self[name]).parameters.values()
@@ -265,16 +264,17 @@ class Makers(Table[Callable[..., T]]):
         return self[name](**arguments)
 
     def typed(self, text: str, more: Mapping[str, Any] = {}) -> T:
-        """Make what ``text`` names or calls, as in Python: ``f1``, ``top_k(k=3)``; ``more`` arguments may stand apart.
+        """Create the object that ``text`` names or calls, as in Python: ``f1``, ``top_k(k=3)``; ``more`` adds
+        arguments.
 
         Raises:
-            BuildError: it is no call of one, or an argument is given twice.
+            BuildError: it is not such a call, or an argument is given twice.
         """
         name, arguments = self.written(text, more)
         return self.by_name(name, **arguments)
 
     def written(self, text: str, *more: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        """The name in ``text``, and the arguments in it and in ``more``.
+        """Return the name in ``text``, and the arguments in it and in ``more``.
 
         Raises:
             BuildError: as for :meth:`typed`.
@@ -297,10 +297,13 @@ class Makers(Table[Callable[..., T]]):
                     return call.func.id, {k: ast.literal_eval(value) for k, value in given.items()}
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             pass
-        raise BuildError(f"'{shown(text)}' is no {self.what}; write a name, or a call such as '{self._example}'")
+        raise BuildError(
+            f"'{shown(text)}' is not a valid {self.what}; write a name, or a call such as '{self._example}'"
+        )
 
     def given(self, value: Any) -> T:
-        """``value`` itself, or what it names; a function that was passed instead of its result is a common slip.
+        """Return ``value`` itself, or the object that it names; a function passed instead of its result is a common
+        slip.
 
         Raises:
             BuildError: it is neither.
@@ -321,10 +324,10 @@ class Makers(Table[Callable[..., T]]):
 
 
 def as_names(names: str | Iterable[str]) -> list[str]:
-    """One name as a list of it."""
+    """Return a single name as a list."""
     return [names] if isinstance(names, str) else list(names)
 
 
 def matching(pattern: str, names: Sequence[str]) -> list[str]:
-    """A name stands for itself, even if it holds brackets; anything else is a glob."""
+    """Return the names that match; a name matches itself, even with brackets, and anything else is a glob."""
     return [pattern] if pattern in names else fnmatch.filter(names, pattern)

@@ -42,17 +42,17 @@ _SHOWN_LENGTH = 120
 
 @dataclass(frozen=True)
 class Finding:
-    """One sentence in its parts: ``<subject> <what>, and <expected>; <remedy>``.
+    """The parts of a message: ``<subject> <what>, and <expected>; <remedy>``.
 
-    Names from files in them have passed ``errors.shown``.
+    Names from files have been escaped by ``errors.shown``.
 
     Attributes:
         subject: the node, tensor or file, as ``node '/head/Gemm' (Gemm)`` or ``tensor 'w'``.
-        what: what is the matter with it, as words that follow the subject: ``has 4 inputs``.
-        expected: what was expected instead, a clause of its own: ``this operator takes 2 to 3``; empty where ``what``
-            tells.
-        remedy: what to do about it: ``export the model again``.
-        severity: ``error`` for what is refused, ``warning`` for what works and may not be what was meant.
+        what: the problem, as words that follow the subject: ``has 4 inputs``.
+        expected: what was expected instead, a clause of its own: ``this operator takes 2 to 3``; may be
+            empty.
+        remedy: how to fix it: ``export the model again``.
+        severity: ``error`` for rejected models, ``warning`` for models that work, but perhaps not as intended.
     """
 
     subject: str
@@ -63,7 +63,7 @@ class Finding:
 
     @property
     def problem(self) -> str:
-        """The sentence without its remedy."""
+        """The message without its remedy."""
         return f"{self.subject} {self.what}" + (f", and {self.expected}" if self.expected else "")
 
     def __str__(self) -> str:
@@ -71,15 +71,15 @@ class Finding:
 
 
 def shown(name: object) -> str:
-    """``name`` as it may stand in a message: control and bidirectional characters escaped, long ones cut in the middle.
+    """Return ``name`` for use in a message: control and bidirectional characters escaped, long names shortened.
 
-    Names come from files that anybody may have written; what reaches the terminal must not steer it.
+    Names come from untrusted files and must not control the terminal.
     """
     return escaped(cut(str(name), _SHOWN_LENGTH))
 
 
 def cut(text: str, length: int) -> str:
-    """``text``, or its two ends around "…"."""
+    """Return ``text``, or its two ends around "…" if it is too long."""
     if len(text) <= length:
         return text
     half = (length - 1) // 2
@@ -87,12 +87,12 @@ def cut(text: str, length: int) -> str:
 
 
 def escaped(text: str) -> str:
-    """``text`` in full, of one line, as it may reach a terminal."""
+    """Return ``text`` in full, escaped for one line of a terminal."""
     return text if text.isprintable() else "".join(_escaped(c) if _steers(c) else c for c in text)
 
 
 def escaped_json(document: str) -> str:
-    """``document``, which is JSON, with all that could steer a terminal written as numbers: the same values."""
+    """Return a JSON ``document`` with terminal control characters as escapes, which does not change its values."""
     return "\n".join(
         line if line.isprintable() else "".join(_json_escaped(c) if _steers(c) else c for c in line)
         for line in document.split("\n")
@@ -100,9 +100,9 @@ def escaped_json(document: str) -> str:
 
 
 def suggestion(name: object, known: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"`` if something known is close to ``name``, else the first few names there are.
+    """Return ``"; did you mean 'x'?"`` if a known name is similar to ``name``, else the first few known names.
 
-    Capitals and the signs between words do not count: ``CrossEntropy`` is ``cross_entropy``, ``adamW`` is ``adamw``.
+    Case and word separators are ignored: ``CrossEntropy`` is ``cross_entropy``, ``adamW`` is ``adamw``.
     """
     names = list(known)
     alike: dict[str, str] = {}
@@ -115,14 +115,14 @@ def suggestion(name: object, known: Iterable[str]) -> str:
 
 
 def listed(names: Iterable[object], most: int = 8) -> str:
-    """``'a', 'b' and 3 more``: names as they may stand in a message, the first ``most`` of them."""
+    """Return the first ``most`` names for use in a message: ``'a', 'b' and 3 more``."""
     every = list(names)
     quoted = ", ".join(f"'{shown(n)}'" for n in every[:most])
     return quoted + (f" and {len(every) - most} more" if len(every) > most else "")
 
 
 def readable_bytes(size: float) -> str:
-    """``1.5 MiB``."""
+    """Format a size as ``1.5 MiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024 or unit == "GiB":
             break
@@ -131,13 +131,13 @@ def readable_bytes(size: float) -> str:
 
 
 def bare(name: object) -> str:
-    """``name`` without capitals and signs between words."""
+    """Return ``name`` in lower case without word separators."""
     text = str(name)
     return "".join(c for c in text.casefold() if c.isalnum()) or text
 
 
 def _steers(char: str) -> bool:
-    """Every category C (control, format, surrogate, unassigned), and the separators other than the plain blank."""
+    """Whether the category is C (control, format, surrogate, unassigned) or a separator other than the plain space."""
     return unicodedata.category(char)[0] in "CZ" and char != " "
 
 
@@ -146,13 +146,13 @@ def _escaped(char: str) -> str:
 
 
 def _json_escaped(char: str) -> str:
-    """JSON has escapes of four digits only: two of them beyond 16 bits."""
+    """Escape a character as JSON does, in four digits: two escapes beyond 16 bits."""
     units = char.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))
 
 
 class Remedies(TypedDict):
-    """Keywords of an error: what to do in Python, and on the command line."""
+    """Keyword arguments of an error: remedies in Python and on the command line."""
 
     remedy: str
     shell: str
@@ -165,11 +165,11 @@ class GradgraphError(Exception):
     """Base of every error raised on purpose by gradgraph.
 
     Args:
-        sentence: what is wrong, and what was expected; it may end in ``"; "`` and a remedy that helps everywhere. The
-            middle of one longer than LONGEST_MESSAGE is left out.
-        findings: what it says of single nodes and tensors, where there may be several such things.
-        remedy: what to do about it in Python; ``str(error)`` ends with it.
-        shell: what to do about it on the command line, where that is something else.
+        sentence: what is wrong, and what was expected; it may end in ``"; "`` and a remedy that applies everywhere. The
+            middle of a sentence longer than LONGEST_MESSAGE is omitted.
+        findings: the problems of single nodes and tensors, if there may be several.
+        remedy: how to fix it in Python; ``str(error)`` ends with it.
+        shell: how to fix it on the command line, if that differs.
     """
 
     def __init__(
@@ -186,37 +186,37 @@ class GradgraphError(Exception):
 
     @property
     def problem(self) -> str:
-        """The sentence without its remedy."""
+        """The message without its remedy."""
         remedy = self.remedy
         return str(self) if remedy is None else str(self)[: -len(remedy) - 2]
 
     @property
     def remedy(self) -> str | None:
-        """The remedy in Python; None if the sentence names none."""
+        """The remedy in Python; None if the message contains none."""
         if self._remedy is not None:
             return self._remedy
-        sentence = str(self)  # names stand in quotes, and may hold anything
+        sentence = str(self)  # names are quoted, and may contain anything
         _, semicolon, last = _QUOTED.sub(lambda quoted: "'" * len(quoted[0]), sentence).rpartition("; ")
         return sentence[-len(last) :] if semicolon and last else None
 
     @property
     def shell_remedy(self) -> str | None:
-        """The remedy on the command line; None if the sentence names none."""
+        """The remedy on the command line; None if the message contains none."""
         return self.remedy if self._shell is None else self._shell
 
     def in_shell(self) -> str:
-        """The sentence for those who typed a command, in one line: what ``str`` gives, but with ``shell_remedy``."""
+        """Return the message on one line with the remedy for the command line."""
         return " ".join((str(self) if self._shell is None else _sentence(self.problem, self._shell)).split())
 
     def at(self: E, place: str) -> E:
-        """The same error, with the place where it happened in front: ``batch 3: …``."""
+        """Return the same error, prefixed with the place where it happened: ``batch 3: …``."""
         moved = copy.copy(self)
         moved.args = (_sentence(f"{place}: {self.problem}", self.remedy),)
         return moved
 
 
 def _sentence(problem: str, remedy: str | None) -> str:
-    """Both, of LONGEST_MESSAGE characters at most; the remedy is kept, so that it can be read."""
+    """Join both, in at most LONGEST_MESSAGE characters; the remedy is kept in full."""
     if not remedy:
         return cut(problem, LONGEST_MESSAGE)
     remedy = cut(remedy, LONGEST_MESSAGE // 2)
@@ -224,44 +224,44 @@ def _sentence(problem: str, remedy: str | None) -> str:
 
 
 class ModelError(GradgraphError):
-    """The model file or graph is damaged, or outside what can be read."""
+    """Raised for a model file or graph that is damaged, or uses something that cannot be read."""
 
 
 class UnknownNameError(GradgraphError, LookupError):
-    """A name or glob matches nothing in the model."""
+    """Raised for a name or glob that matches nothing in the model."""
 
 
 class UnsupportedOperatorError(GradgraphError):
-    """One or more operators on the gradient path have no rule."""
+    """Raised for operators on the gradient path without a gradient rule."""
 
 
 class DifferentiationError(GradgraphError):
-    """The gradient asked for does not exist."""
+    """Raised if the requested gradient does not exist."""
 
 
 class ArgumentError(GradgraphError, TypeError):
-    """An argument of a Python call is of a kind that the function does not take."""
+    """Raised for an argument of the wrong type or value."""
 
 
 class BuildError(GradgraphError):
-    """The loss, optimizer or options do not fit the model."""
+    """Raised if the loss, optimizer or options do not match the model."""
 
 
 class DataError(GradgraphError):
-    """A batch or data file does not fit the step."""
+    """Raised if a batch or data file does not match the step."""
 
 
 class UnmatchedError(DataError):
-    """Data have other names of columns or classes than those that the model was trained on."""
+    """Raised if the names of columns or classes differ from those of the training data."""
 
 
 class DivergedError(GradgraphError):
-    """The loss is NaN or infinite.
+    """Raised if the loss is NaN or infinite.
 
     Attributes:
-        batch, hyperparameters: what the step was given. The state is that before it, so
+        batch, hyperparameters: the inputs of the step. The state is that before the step, so
             ``trainer.step(error.batch, **error.hyperparameters)`` repeats it, masks included.
-        step: the name of the step, where there are several.
+        step: the name of the step, if there are several.
     """
 
     def __init__(
@@ -281,30 +281,30 @@ class DivergedError(GradgraphError):
 
 
 class CheckpointError(GradgraphError):
-    """A checkpoint does not fit the step, or is damaged."""
+    """Raised for a checkpoint that is damaged, or does not match the step."""
 
 
 class BusyError(GradgraphError):
-    """Another thread trains the same trainer."""
+    """Raised if another thread is using the same trainer."""
 
 
 class ParallelError(GradgraphError):
-    """Processes that train together differ, or one of them does not answer."""
+    """Raised if processes that train together differ, or one of them does not respond."""
 
 
 class CompatibilityError(GradgraphError, RuntimeError):
-    """A drop-in for another package cannot do what that package did, or refuses what it refused."""
+    """Raised if a drop-in replacement cannot do what the original package did, or rejects what it rejected."""
 
 
 class RuntimeUnavailableError(GradgraphError):
-    """An execution provider or optional package is missing."""
+    """Raised if an execution provider or optional package is missing."""
 
 
 def refused(first: Finding, *others: Finding) -> ModelError:
-    """The error that says the first finding, tells of others and holds all."""
+    """Return the error for several findings: it states the first one and the number of the others."""
     more = f" (and {len(others)} more: `gradgraph check` lists them)" if others else ""
     return ModelError(f"{first.problem}{more}" + (f"; {first.remedy}" if first.remedy else ""), [first, *others])
 
 
 class OutputError(GradgraphError, OSError):
-    """An artefact could not be written; what was there before is intact."""
+    """Raised if an output cannot be written; existing files are intact."""

@@ -1,8 +1,9 @@
-"""Augmentations of images and sounds by name: ``gradgraph.augment.flip()``, or ``"mixup(alpha=0.2)"`` in the shell.
+"""Augmentations of images and sounds by name: ``gradgraph.augment.flip()``, or ``"mixup(alpha=0.2)"`` on the command
+line.
 
-It knows images of Pillow, samples, arrays and generators of random numbers; it must not know data sets, models or
-files. Each augmentation is a function here, which says where its formula and defaults come from. Each random number
-follows from the seed of the run, the epoch and the number of the image or sound.
+This room knows Pillow's images, samples, arrays and random generators; it must not know datasets, models or files.
+Each augmentation is a function here that cites its formula and defaults. Randomness depends only on the seed of the
+run, the epoch and the index of the image or sound.
 """
 
 from gradgraph.augment.augmentation import AUGMENTATIONS as AUGMENTATIONS

@@ -1,4 +1,4 @@
-"""The table of augmentations, and how a list of them changes an image, its array, and a batch."""
+"""The table of augmentations, and their application to images, arrays and batches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROBABILITY = Kind("a number from 0 to 1", lambda value: NUMBER.fits(value) and 
 ABOVE_ZERO = Kind("a number above zero", lambda value: NUMBER.fits(value) and 0 < value < float("inf"))
 RANGE = Kind("two numbers above zero, the smaller one first",
              lambda value: NUMBERS.fits(value) and len(value) == 2 and 0 < value[0] <= value[1])  # fmt: skip
-INTERPOLATIONS = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}  # Pillow's numbers
+INTERPOLATIONS = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}  # Pillow's constants
 INTERPOLATION = Kind(f"one of {', '.join(INTERPOLATIONS)}",
                      lambda value: isinstance(value, str) and value in INTERPOLATIONS)  # fmt: skip
 
@@ -36,12 +36,12 @@ class Augmentation:
     """A random change of images, or of sounds.
 
     Attributes:
-        stage: what it changes. ``"stored"``: the image as it is stored, which it brings to the size (height, width)
-            that the model takes; ``"sized"``: the image at that size; ``"array"``: its array [height, width, channels]
+        stage: what it changes. ``"stored"``: the image as stored, which it resizes to the size (height, width)
+            of the model; ``"sized"``: the image at that size; ``"array"``: its array [height, width, channels]
             after normalisation, in place; ``"batch"``: arrays of a batch with the probabilities of their classes;
-            ``"sound"``: samples [samples], of which it gets the rate besides.
-        function: of these, and of a generator of random numbers; of a stored image also of the size.
-        call: the call that makes it.
+            ``"sound"``: samples [samples]; the rate is passed, too.
+        function: a function of these and of a random generator; for a stored image, also of the size.
+        call: the call that created it.
     """
 
     stage: Stage
@@ -58,7 +58,7 @@ AUGMENTATIONS: Makers[Augmentation] = Makers(
 
 
 def augmentation(**kinds: Kind) -> Callable[[Callable[P, Augmentation]], Callable[P, Augmentation]]:
-    """Put a function into the table, with the kinds of its arguments."""
+    """Register a function in the table, with the kinds of its arguments."""
 
     def register(function: Callable[P, Augmentation]) -> Callable[P, Augmentation]:
         signature, name = inspect.signature(function), function.__name__
@@ -76,19 +76,19 @@ def augmentation(**kinds: Kind) -> Callable[[Callable[P, Augmentation]], Callabl
 
 
 class Augmentations:
-    """Several augmentations, one after the other.
+    """A sequence of augmentations.
 
-    An image is brought to the size of the model by ``random_resized_crop``, or else before the first augmentation that
-    wants it there. Erasing comes after normalisation, and mixing last, wherever they stand in the list. Of several that
-    mix batches, each batch draws one.
+    An image is resized to the model's size by ``random_resized_crop``, or else before the first augmentation that
+    requires that size. Erasing follows normalisation, and mixing is last, whatever their place in the list. Among
+    several that mix batches, one is drawn per batch.
 
     Args:
-        given: augmentations, what names or calls them, and functions of the user's from bytes [height, width,
-            channels] and a generator to such bytes; or one of these.
+        given: augmentations, their names or calls, and user functions from bytes [height, width,
+            channels] and a generator to bytes of the same shape; or one of these.
 
     Raises:
-        BuildError: there is no augmentation of a name.
-        ArgumentError: one is something else.
+        BuildError: a name is unknown.
+        ArgumentError: an element is of another type.
     """
 
     def __init__(self, given: Any) -> None:
@@ -100,16 +100,16 @@ class Augmentations:
         for one in every:
             made = _made(one)
             if isinstance(made, Augmentation) and made.stage == "sound":
-                raise ArgumentError(f"{made!r} changes sounds, and these are images; leave it out")
+                raise ArgumentError(f"{made!r} changes sounds, but these are images; omit it")
             if isinstance(made, Augmentation) and made.stage in ("array", "batch"):
                 (self.on_arrays if made.stage == "array" else self.mixing).append(made)
             else:
                 self.steps.append(made)
         if sum(isinstance(step, Augmentation) and step.stage == "stored" for step in self.steps) > 1:
-            raise ArgumentError("an image is cut out and resized once; leave one random_resized_crop")
+            raise ArgumentError("an image is cropped and resized only once; keep one random_resized_crop")
 
     def of_image(self, image: Any, rng: Generator, size: Size | None, resize: Callable[[Any], Any]) -> Any:
-        """The augmented image at its size; ``resize`` brings one to that size which no augmentation did."""
+        """Return the augmented image at its size; ``resize`` is used if no augmentation resizes."""
         mode, is_sized = image.mode, False
         for step in self.steps:
             if not isinstance(step, Augmentation):
@@ -124,18 +124,18 @@ class Augmentations:
         return image if is_sized else resize(image)
 
     def of_array(self, array: Array, rng: Generator) -> None:
-        """Change an array [height, width, channels], in place."""
+        """Change an array [height, width, channels] in place."""
         for step in self.on_arrays:
             step.function(array, rng)
 
     def of_batch(self, images: Array, shares: Array, axes: Size, rng: Generator) -> tuple[Array, Array]:
-        """A batch whose images and classes are mixed.
+        """Mix the images and classes of a batch.
 
         Args:
             images: [samples, …].
-            shares: the probabilities of classes: [samples, classes].
-            axes: those of the height and the width.
-            rng: draws.
+            shares: class probabilities: [samples, classes].
+            axes: the height and width axes.
+            rng: random generator.
         """
         if not self.mixing:
             return images, shares
@@ -145,15 +145,15 @@ class Augmentations:
 
 
 class SoundAugmentations:
-    """Several augmentations of sounds, one after the other.
+    """A sequence of augmentations of sounds.
 
     Args:
-        given: augmentations, what names or calls them, and functions of the user's from float32 [samples] and a
-            generator to such samples; or one of these.
+        given: augmentations, their names or calls, and user functions from float32 [samples] and a
+            generator to samples of the same shape; or one of these.
 
     Raises:
-        BuildError: there is no augmentation of a name.
-        ArgumentError: one is something else, or changes images.
+        BuildError: a name is unknown.
+        ArgumentError: an element is of another type, or changes images.
     """
 
     def __init__(self, given: Any) -> None:
@@ -162,10 +162,10 @@ class SoundAugmentations:
         self.steps = [_made(one) for one in every]
         for step in self.steps:
             if isinstance(step, Augmentation) and step.stage != "sound":
-                raise ArgumentError(f"{step!r} changes images, and these are sounds; leave it out")
+                raise ArgumentError(f"{step!r} changes images, but these are sounds; omit it")
 
     def __call__(self, samples: Array, rng: Generator, rate: int) -> Array:
-        """The changed samples at their rate; raises DataError for what is none."""
+        """Return the changed samples at their rate; raise DataError for an invalid result."""
         for step in self.steps:
             changed = step.function(samples, rng, rate) if isinstance(step, Augmentation) else step(samples, rng)
             changed = np.asarray(changed)
@@ -184,13 +184,13 @@ def _made(given: Any) -> Augmentation | Own:
     if isinstance(given, Iterable):
         raise ArgumentError(f"{described(given)} is no augmentation; give one list of them")
     if not callable(given) or given in AUGMENTATIONS.values() or library_of(given):
-        return AUGMENTATIONS.given(given)  # which says what to give in its place
+        return AUGMENTATIONS.given(given)  # which suggests the right name
     own: Any = given
     return cast("Own", own)
 
 
 def _by_own(function: Own, image: Any, rng: Generator) -> Any:
-    """An image that a function of the user's changes as bytes [height, width, channels]."""
+    """Apply a user function to an image as bytes [height, width, channels]."""
     from PIL import Image
 
     array = np.asarray(image)

@@ -1,4 +1,4 @@
-"""Augmentations that change colours, and the one that erases a part."""
+"""Colour augmentations, and random erasing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gradgraph.arguments import NUMBER, NUMBERS, Kind
 from gradgraph.augment.augmentation import PROBABILITY, RANGE, Array, Augmentation, Generator, augmentation
 from gradgraph.augment.geometry import erased_part_of, span
 
-FACTOR = Kind("a number from 0 on, or a range of such", lambda value: _is_factor(value))
+FACTOR = Kind("a number of at least 0, or a range of such", lambda value: _is_factor(value))
 HUE = Kind("a number from 0 to 0.5, or a range within -0.5 and 0.5", lambda value: _is_hue(value))
 VALUE = Kind('a number, or "random"', lambda value: NUMBER.fits(value) or value == "random")
 
@@ -28,7 +28,7 @@ def _is_hue(value: Any) -> bool:
 
 
 def opaque(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """``change`` of an image whose transparency, where it has some, stays as it is."""
+    """Wrap ``change`` to preserve the transparency of an image."""
 
     def changed(image: Any) -> Any:
         if image.mode != "RGBA":
@@ -41,20 +41,20 @@ def opaque(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def adjusted(image: Any, what: str, factor: float) -> Any:
-    """``Brightness``, ``Color``, ``Contrast`` or ``Sharpness`` times a factor; 1 leaves the image as it is."""
+    """Multiply ``Brightness``, ``Color``, ``Contrast`` or ``Sharpness`` by a factor; 1 changes nothing."""
     from PIL import ImageEnhance
 
     return getattr(ImageEnhance, what)(image).enhance(factor)
 
 
 def with_hue(image: Any, shift: float) -> Any:
-    """The image with its hue turned by a share of the circle, by ``adjust_hue`` of torchvision."""
+    """Rotate the hue by a fraction of the circle, as ``adjust_hue`` of torchvision."""
     from PIL import Image
 
     if image.mode == "L":
         return image
     hue, saturation, value = image.convert("HSV").split()
-    turned = np.asarray(hue) + np.int16(int(shift * 255)).astype(np.uint8)  # which wraps, as the circle does
+    turned = np.asarray(hue) + np.int16(int(shift * 255)).astype(np.uint8)  # wraps around, like hue
     return Image.merge("HSV", (Image.fromarray(turned), saturation, value)).convert("RGB")
 
 
@@ -68,8 +68,8 @@ def color_jitter(
     """Change brightness, contrast, saturation and hue, in random order (``torchvision.transforms.ColorJitter``).
 
     Args:
-        brightness, contrast, saturation: the range of factors; one number is from 1 minus to 1 plus that.
-        hue: the range of the turn, as a share of the circle of hues; one number is from minus to plus that.
+        brightness, contrast, saturation: the range of factors; a number x stands for 1 − x to 1 + x.
+        hue: the range of the rotation, as a fraction of the circle; a number x stands for −x to x.
     """
     factors = {"Brightness": brightness, "Contrast": contrast, "Color": saturation}
     ranges = [(what, span(value, 1.0, 0.0)) for what, value in factors.items()]
@@ -97,11 +97,11 @@ def random_erasing(
     """Overwrite a rectangle after normalisation (``torchvision.transforms.RandomErasing``; Zhong et al. 2017).
 
     Args:
-        p: how probable it is.
-        scale: the range of the share of the area.
-        ratio: the range of height by width; it is drawn on a logarithmic scale.
-        value: what stands there; 0 is the mean of the pixels where images are normalised. ``"random"``: numbers of a
-            normal distribution, or, where the model takes bytes, any bytes.
+        p: probability.
+        scale: the range of the fraction of the area.
+        ratio: the range of height / width, drawn log-uniformly.
+        value: fill value; 0 is the mean of normalised pixels. ``"random"``: numbers from a
+            normal distribution, or random bytes if the model reads bytes.
     """
 
     def erased(array: Array, rng: Generator) -> None:

@@ -1,4 +1,4 @@
-"""Augmentations that move pixels: flips, crops, rotations and affine maps, as torchvision defines them."""
+"""Geometric augmentations: flips, crops, rotations and affine maps, as in torchvision."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from gradgraph.augment.augmentation import (
 )
 from gradgraph.errors import DataError
 
-TRIES = 10  # to find a part of the image, before the middle is taken
-_LEFT_RIGHT, _TOP_BOTTOM, _AFFINE = 0, 1, 0  # Pillow's numbers
+TRIES = 10  # attempts to find a region before falling back to the centre
+_LEFT_RIGHT, _TOP_BOTTOM, _AFFINE = 0, 1, 0  # Pillow's constants
 _PADDINGS = ("constant", "edge", "reflect", "symmetric")
-ANGLES = Kind("degrees from 0 on, or a range of degrees", lambda value: _is_around_zero(value))
+ANGLES = Kind("degrees of at least 0, or a range of degrees", lambda value: _is_around_zero(value))
 BYTE = Kind("a number from 0 to 255", lambda value: NUMBER.fits(value) and 0 <= value <= 255)
 SHARES = Kind("two numbers from 0 to 1",
               lambda value: NUMBERS.fits(value) and len(value) == 2 and all(map(PROBABILITY.fits, value)))  # fmt: skip
@@ -37,7 +37,7 @@ def _is_around_zero(value: Any) -> bool:
 
 
 def span(value: Any, middle: float = 0.0, least: float = -math.inf) -> tuple[float, float]:
-    """The range that a number or a pair stands for: ``middle`` plus and minus a number."""
+    """Return the range that a number or a pair stands for: ``middle`` plus and minus a number."""
     if NUMBER.fits(value):
         return max(least, middle - float(value)), middle + float(value)
     low, high = value
@@ -46,13 +46,13 @@ def span(value: Any, middle: float = 0.0, least: float = -math.inf) -> tuple[flo
 
 @augmentation(p=PROBABILITY)
 def flip(p: float = 0.5) -> Augmentation:
-    """Mirror left and right, with probability ``p`` (``torchvision.transforms.RandomHorizontalFlip``)."""
+    """Flip horizontally with probability ``p`` (``torchvision.transforms.RandomHorizontalFlip``)."""
     return Augmentation("sized", lambda image, rng: image.transpose(_LEFT_RIGHT) if rng.random() < p else image)
 
 
 @augmentation(p=PROBABILITY)
 def vertical_flip(p: float = 0.5) -> Augmentation:
-    """Mirror top and bottom, with probability ``p`` (``torchvision.transforms.RandomVerticalFlip``)."""
+    """Flip vertically with probability ``p`` (``torchvision.transforms.RandomVerticalFlip``)."""
     return Augmentation("sized", lambda image, rng: image.transpose(_TOP_BOTTOM) if rng.random() < p else image)
 
 
@@ -62,20 +62,20 @@ def random_resized_crop(
     ratio: Sequence[float] = (3 / 4, 4 / 3),
     interpolation: str = "bilinear",
 ) -> Augmentation:
-    """Cut out a part and resize it to what the model takes (``torchvision.transforms.RandomResizedCrop``).
+    """Crop a random region and resize it to the model's size (``torchvision.transforms.RandomResizedCrop``).
 
     Args:
-        scale: the range of the share of the area.
-        ratio: the range of width by height; it is drawn on a logarithmic scale.
-        interpolation: of the pixels, as Pillow calls it.
+        scale: the range of the fraction of the area.
+        ratio: the range of width / height, drawn log-uniformly.
+        interpolation: Pillow's name of the resampling filter.
     """
 
     def cut(image: Any, rng: Generator, size: Size | None) -> Any:
         if size is None:
             raise DataError(
-                "random_resized_crop resizes to what the model takes, which leaves the size open; give it",
-                remedy="give the size, as image_folder(path, size=(224, 224))",
-                shell="give the size with --image, as size=[224,224]",
+                "random_resized_crop resizes to the model's image size, which is dynamic; set it",
+                remedy="pass the size, as image_folder(path, size=(224, 224))",
+                shell="add the size with --image, as size=[224,224]",
             )
         left, top, width, height = part_of(image.width, image.height, scale, ratio, rng)
         part = image.crop((left, top, left + width, top + height))
@@ -87,7 +87,7 @@ def random_resized_crop(
 def part_of(
     width: int, height: int, scale: Sequence[float], ratio: Sequence[float], rng: Generator
 ) -> tuple[int, int, int, int]:
-    """The left, top, width and height of a random part, by ``RandomResizedCrop.get_params`` of torchvision."""
+    """Return left, top, width and height of a random region, as ``RandomResizedCrop.get_params`` of torchvision."""
     for _ in range(TRIES):
         area, aspect = _area_and_aspect(width * height, scale, ratio, rng)
         w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
@@ -108,7 +108,9 @@ def _area_and_aspect(whole: int, scale: Sequence[float], ratio: Sequence[float],
 def erased_part_of(
     width: int, height: int, scale: Sequence[float], ratio: Sequence[float], rng: Generator
 ) -> tuple[int, int, int, int] | None:
-    """Likewise, of ``RandomErasing.get_params``: smaller than the image on both sides; None where there is none."""
+    """Return a random region as ``RandomErasing.get_params``, smaller than the image on both sides; None if there is
+    none.
+    """
     for _ in range(TRIES):
         area, aspect = _area_and_aspect(width * height, scale, ratio, rng)
         h, w = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
@@ -121,12 +123,12 @@ def erased_part_of(
 @augmentation(padding=Kind("a whole number from 0 on", lambda value: WHOLE.fits(value) and value >= 0), fill=BYTE,
               padding_mode=Kind(f"one of {', '.join(_PADDINGS)}", lambda value: value in _PADDINGS))  # fmt: skip
 def random_crop(padding: int = 4, fill: float = 0, padding_mode: str = "constant") -> Augmentation:
-    """Pad each side and cut the size of the image out of that (``torchvision.transforms.RandomCrop`` with padding).
+    """Pad each side and crop to the original size (``torchvision.transforms.RandomCrop`` with padding).
 
     Args:
-        padding: pixels of each side.
-        fill: what a constant border holds, of each channel.
-        padding_mode: of ``np.pad``, as in torchvision: ``"constant"``, ``"edge"``, ``"reflect"``, ``"symmetric"``.
+        padding: pixels per side.
+        fill: value of a constant border, for all channels.
+        padding_mode: as in torchvision: ``"constant"``, ``"edge"``, ``"reflect"``, ``"symmetric"``.
     """
 
     def cut(image: Any, rng: Generator) -> Any:
@@ -144,12 +146,12 @@ def random_crop(padding: int = 4, fill: float = 0, padding_mode: str = "constant
 
 @augmentation(degrees=ANGLES, interpolation=INTERPOLATION, fill=BYTE)
 def rotation(degrees: float | Sequence[float], interpolation: str = "nearest", fill: float = 0) -> Augmentation:
-    """Turn about the middle, counter-clockwise, by an angle of a range (``torchvision.transforms.RandomRotation``).
+    """Rotate about the centre, counter-clockwise, by a random angle (``torchvision.transforms.RandomRotation``).
 
     Args:
-        degrees: the range; one number is from minus to plus that.
-        interpolation: of the pixels: nearest, bilinear or bicubic.
-        fill: what stands outside the image, of each channel.
+        degrees: the range of angles; a number x stands for −x to x.
+        interpolation: nearest, bilinear or bicubic.
+        fill: value outside the image, for all channels.
     """
 
     def turned(image: Any, rng: Generator) -> Any:
@@ -163,7 +165,7 @@ def rotated(image: Any, angle: float, interpolation: str = "nearest", fill: floa
 
 
 def colour(image: Any, value: float) -> Any:
-    """The same ``value`` in each channel, as Pillow takes it."""
+    """Return ``value`` in each channel, in Pillow's form."""
     bands = len(image.getbands())
     return int(value) if bands == 1 else (int(value),) * bands
 
@@ -178,15 +180,15 @@ def affine(
     interpolation: str = "nearest",
     fill: float = 0,
 ) -> Augmentation:
-    """Turn, move, scale and shear about the middle (``torchvision.transforms.RandomAffine``).
+    """Rotate, translate, scale and shear about the centre (``torchvision.transforms.RandomAffine``).
 
     Args:
-        degrees: the range of angles; one number is from minus to plus that.
-        translate: the largest moves as shares of width and height.
+        degrees: the range of angles; a number x stands for −x to x.
+        translate: the largest translations as fractions of width and height.
         scale: the range of factors.
-        shear: the range of angles of shearing along x; one number is from minus to plus that.
-        interpolation: of the pixels: nearest, bilinear or bicubic.
-        fill: what stands outside the image, of each channel.
+        shear: the range of shear angles along x; a number x stands for −x to x.
+        interpolation: nearest, bilinear or bicubic.
+        fill: value outside the image, for all channels.
     """
 
     def moved(image: Any, rng: Generator) -> Any:
@@ -202,7 +204,7 @@ def affine(
 
 
 def transformed(image: Any, matrix: Sequence[float], interpolation: str = "nearest", fill: float = 0) -> Any:
-    """Take the pixel at each place (x, y) from where the ``matrix`` [a, b, c, d, e, f] says: (ax + by + c, …)."""
+    """Map pixels: the pixel at (x, y) is read from where the ``matrix`` [a, b, c, d, e, f] points: (ax + by + c, …)."""
     return image.transform(image.size, _AFFINE, matrix, INTERPOLATIONS[interpolation], fillcolor=colour(image, fill))
 
 
@@ -213,10 +215,10 @@ def inverse_matrix(
     scale: float,
     shear: tuple[float, float],
 ) -> list[float]:
-    """The map from places of the result to places of the image, by ``_get_inverse_affine_matrix`` of torchvision.
+    """Return the map from output to input positions, as ``_get_inverse_affine_matrix`` of torchvision.
 
     Args:
-        center: (x, y), which stays where it is but for the move.
+        center: (x, y), which is only translated.
         angle, shear: in degrees; in torchvision a positive angle of ``affine`` turns clockwise.
         translate: (x, y) in pixels.
         scale: the factor.

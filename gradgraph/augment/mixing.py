@@ -1,4 +1,4 @@
-"""Augmentations that mix the images of a batch, and the probabilities of their classes."""
+"""Augmentations that mix the images of a batch and their class probabilities."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from gradgraph.augment.augmentation import ABOVE_ZERO, PROBABILITY, Array, Augme
 
 @augmentation(alpha=ABOVE_ZERO, p=PROBABILITY)
 def mixup(alpha: float = 1.0, p: float = 1.0) -> Augmentation:
-    """Mix each image of a batch with the one before: ``λ·x + (1 − λ)·x'``, and classes alike.
+    """Mix each image of a batch with the previous one: ``λ·x + (1 − λ)·x'``, and their classes likewise.
 
-    λ is drawn of Beta(α, α) for each batch (Zhang et al. 2018; ``torchvision.transforms.v2.MixUp``). Classes become
+    λ is drawn from Beta(α, α) for each batch (Zhang et al. 2018; ``torchvision.transforms.v2.MixUp``). Classes become
     probabilities, so the step needs the loss ``soft_cross_entropy``.
 
     Args:
-        alpha: of the distribution; 0.2 for ImageNet in the paper.
-        p: how probable it is that a batch is mixed.
+        alpha: parameter of the distribution; 0.2 for ImageNet in the paper.
+        p: probability that a batch is mixed.
     """
 
     def mixed(images: Array, shares: Array, axes: Size, rng: Generator) -> tuple[Array, Array]:
@@ -31,7 +31,7 @@ def mixup(alpha: float = 1.0, p: float = 1.0) -> Augmentation:
 
 
 def _blend(array: Array, part: float) -> Array:
-    """``part`` of each row with the rest of the one before it, in the type of ``array``."""
+    """Mix ``part`` of each row with the rest of the previous one, in the type of ``array``."""
     kind = np.result_type(array.dtype, np.float32)
     made = array.astype(kind) * kind.type(part) + np.roll(array, 1, 0) * kind.type(1 - part)
     blended: Array = np.rint(made) if array.dtype.kind in "iu" else made
@@ -40,14 +40,14 @@ def _blend(array: Array, part: float) -> Array:
 
 @augmentation(alpha=ABOVE_ZERO, p=PROBABILITY)
 def cutmix(alpha: float = 1.0, p: float = 1.0) -> Augmentation:
-    """Put a rectangle of the image before into each image of a batch; classes count by their shares of the area.
+    """Paste a rectangle of the previous image into each image of a batch; classes are weighted by area.
 
-    The rectangle has the share 1 − λ, where it lies within the image; λ is drawn of Beta(α, α) for each batch (Yun et
+    The rectangle covers 1 − λ of the area, clipped to the image; λ is drawn from Beta(α, α) for each batch (Yun et
     al. 2019; ``torchvision.transforms.v2.CutMix``). The step needs the loss ``soft_cross_entropy``.
 
     Args:
-        alpha: of the distribution.
-        p: how probable it is that a batch is mixed.
+        alpha: parameter of the distribution.
+        p: probability that a batch is mixed.
     """
 
     def mixed(images: Array, shares: Array, axes: Size, rng: Generator) -> tuple[Array, Array]:

@@ -1,4 +1,4 @@
-"""How a picture is laid into the one that a model takes, and what becomes of boxes, masks and polygons with it."""
+"""Placement of an image in the model's input, applied to boxes, masks and polygons, too."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import numpy as np
 
 from gradgraph.augment.augmentation import RANGE, Array, Augmentation, Generator, augmentation
 
-GREY = 114  # of what no picture covers, as in YOLO
-BILINEAR, NEAREST = 2, 0  # Pillow's numbers
+GREY = 114  # padding value, as in YOLO
+BILINEAR, NEAREST = 2, 0  # Pillow's constants
 
 
 @dataclass(frozen=True)
 class Placing:
-    """A window of a picture that fills a field of another one.
+    """A mapping of a window of an image to a field of the model's input.
 
     Attributes:
-        window: left, top, right, bottom in pixels of the picture, inside it.
-        field: likewise in pixels of the other one, whole numbers.
-        size: width and height of the other one.
-        mirrored: left and right change sides, in the end.
+        window: left, top, right, bottom in pixels of the image, inside it.
+        field: the same in pixels of the input, as integers.
+        size: width and height of the input.
+        mirrored: whether left and right are swapped at the end.
     """
 
     window: tuple[float, float, float, float]
@@ -32,12 +32,12 @@ class Placing:
 
     @property
     def covered(self) -> tuple[int, int, int, int]:
-        """Left, top, right, bottom of what the picture covers of the other one."""
+        """Left, top, right, bottom of the region of the input that the image covers."""
         left, top, right, bottom = self.field
         return (self.size[0] - right, top, self.size[0] - left, bottom) if self.mirrored else self.field
 
     def picture(self, image: Any, fill: Any = GREY, how: int = BILINEAR) -> Any:
-        """The other picture, of Pillow."""
+        """Return the placed image, as Pillow's."""
         from PIL import Image
 
         left, top, right, bottom = self.field
@@ -52,7 +52,7 @@ class Placing:
         return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if self.mirrored else image
 
     def points(self, xy: Array) -> Array:
-        """Points ``[…, 2]``, x and y, in pixels of the other picture."""
+        """Map points ``[…, 2]``, x and y, to pixels of the input."""
         first, last = np.array(self.window[:2]), np.array(self.window[2:])
         corner, end = np.array(self.field[:2]), np.array(self.field[2:])
         placed: Array = corner + (xy - first) * (end - corner) / (last - first)
@@ -61,26 +61,26 @@ class Placing:
         return placed
 
     def back(self, xyxy: Array) -> Array:
-        """Boxes in pixels of the other picture, in pixels of this one; where it is not mirrored."""
+        """Map boxes from pixels of the input back to pixels of the image, if not mirrored."""
         first, corner = np.array([*self.window[:2]] * 2), np.array([*self.field[:2]] * 2)
         sides, inner = (np.array([x[2] - x[0], x[3] - x[1]] * 2) for x in (self.window, self.field))
         placed: Array = first + (xyxy - corner) * sides / inner
         return placed
 
     def boxes(self, xyxy: Array) -> Array:
-        """Boxes ``[n, 4]``, left, top, right, bottom, in pixels of the other picture, with what it cuts off them."""
+        """Map boxes ``[n, 4]``, left, top, right, bottom, to pixels of the input, without clipping."""
         corners = self.points(xyxy.reshape(-1, 2, 2))
         return np.concatenate([corners.min(1), corners.max(1)], 1)
 
     def clipped(self, xyxy: Array) -> Array:
-        """Boxes in pixels of the other picture without what lies outside of the window."""
+        """Clip mapped boxes to the window."""
         low, high = np.array(self.covered[:2] * 2), np.array(self.covered[2:] * 2)
         inside: Array = np.clip(xyxy, low, high)
         return inside
 
 
 def whole(source: tuple[int, int], size: tuple[int, int], letterbox: bool) -> Placing:
-    """The whole picture, stretched to ``size`` (width, height), or as large as its shape allows, in the middle."""
+    """Place the whole image: stretched to ``size`` (width, height), or letterboxed."""
     field = _letterboxed(source, size) if letterbox else (0, 0, *size)
     return Placing((0.0, 0.0, float(source[0]), float(source[1])), field, size)
 
@@ -96,7 +96,7 @@ def at_random(
     source: tuple[int, int], size: tuple[int, int], letterbox: bool, flip: float, zoom: Sequence[float] | None,
     rng: Generator,
 ) -> Placing:  # fmt: skip
-    """Draw a placing: mirrored with the probability ``flip``, and as large as the whole times a factor of ``zoom``."""
+    """Draw a random placement: flipped with probability ``flip``, and scaled by a factor in the range ``zoom``."""
     mirrored = bool(rng.random() < flip)
     plain = whole(source, size, letterbox)
     if zoom is not None:
@@ -115,10 +115,10 @@ def at_random(
 
 @augmentation(factor=RANGE)
 def zoom(factor: Sequence[float] = (0.7, 1.4)) -> Augmentation:
-    """Enlarge by a factor above 1, which cuts a part out, or shrink and lay the image on grey (114).
+    """Zoom in by a factor above 1, which crops, or zoom out and pad with grey (114).
 
     Args:
-        factor: its range; it is drawn on a logarithmic scale.
+        factor: its range, drawn log-uniformly.
     """
 
     def zoomed(image: Any, rng: Generator) -> Any:

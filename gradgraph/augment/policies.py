@@ -1,4 +1,4 @@
-"""Policies that draw what to do from a list of changes: RandAugment."""
+"""Augmentation policies: RandAugment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradgraph.augment.geometry import BYTE, rotated, transformed
 COUNT = Kind("a whole number from 0 on", lambda value: WHOLE.fits(value) and value >= 0)
 BINS = Kind("a whole number from 2 on", lambda value: WHOLE.fits(value) and value >= 2)
 
-Change = Callable[[Any, float, str, float], Any]  # of an image, how much, the interpolation and the fill
+Change = Callable[[Any, float, str, float], Any]  # a function of image, magnitude, interpolation and fill
 
 
 def _enhanced(what: str) -> Change:
@@ -21,7 +21,7 @@ def _enhanced(what: str) -> Change:
 
 
 def _by_ops(name: str) -> Change:
-    """A function of Pillow's ImageOps, of the image and, where it takes one, how much."""
+    """Wrap a function of Pillow's ImageOps."""
 
     def changed(image: Any, much: float, *_: Any) -> Any:
         from PIL import ImageOps
@@ -32,7 +32,7 @@ def _by_ops(name: str) -> Change:
     return changed
 
 
-# name: how much at strength s from 0 to 1 for (width, height); whether the sign is drawn; the change.
+# name: magnitude at strength s from 0 to 1 for (width, height); whether the sign is drawn; the change.
 # The ranges are those of torchvision.transforms.RandAugment.
 CHANGES: dict[str, tuple[Callable[[float, tuple[int, int]], float], bool, Change]] = {
     "Identity": (lambda s, size: 0.0, False, lambda image, *_: image),
@@ -64,14 +64,14 @@ def rand_augment(
     interpolation: str = "nearest",
     fill: float = 0,
 ) -> Augmentation:
-    """Make some changes that are drawn from 14 (Cubuk et al. 2020; ``torchvision.transforms.RandAugment``).
+    """Apply operations drawn from 14 (Cubuk et al. 2020; ``torchvision.transforms.RandAugment``).
 
     Args:
-        num_ops: how many, one after the other.
-        magnitude: how strong they are, from 0 to below ``num_magnitude_bins``.
-        num_magnitude_bins: into how many steps the range of each is divided.
-        interpolation: of the pixels that move: nearest, bilinear or bicubic.
-        fill: what stands outside the image, of each channel.
+        num_ops: number of operations.
+        magnitude: strength, from 0 to below ``num_magnitude_bins``.
+        num_magnitude_bins: number of strengths.
+        interpolation: nearest, bilinear or bicubic.
+        fill: value outside the image, for all channels.
     """
     Kind(f"a whole number below num_magnitude_bins ({num_magnitude_bins})",
          lambda value: value < num_magnitude_bins).check("magnitude", magnitude)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Augmentations of sounds: samples at their rate."""
+"""Augmentations of sounds."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ NOT_NEGATIVE = Kind("a whole number that is not negative", lambda value: WHOLE.f
 def spec_augment(
     freq_masks: int = 2, freq_share: float = 0.3375, time_masks: int = 2, time_share: float = 0.2
 ) -> Augmentation:
-    """Silence some bands of frequencies and some stretches of time of a sound (SpecAugment, Park et al. 2019;
+    """Mask some frequency bands and time intervals of a sound (SpecAugment, Park et al. 2019;
     ``torchaudio.transforms.FrequencyMasking`` and ``TimeMasking``).
 
-    A band is f wide, of f drawn from [0, F), and begins at f₀, drawn from [0, ν − f), on the mel scale from 0 to half
-    the rate (ν); stretches of time likewise. The samples are changed, so a spectrogram in front of the model has there
-    what it has for silence, whichever it is. There is no time warping, which does little in the paper.
+    A band has a width f, drawn from [0, F), and begins at f₀, drawn from [0, ν − f), on the mel scale from 0 to half
+    the rate (ν); time intervals likewise. The samples are changed, so that a spectrogram in front of the model gets
+    its value for silence. There is no time warping, which has little effect in the paper.
 
     Args:
-        freq_masks, time_masks: how many.
-        freq_share, time_share: the widest band and the longest stretch (F and T), as shares of the whole; 27 of 80 mel
+        freq_masks, time_masks: number of masks.
+        freq_share, time_share: the widest band and the longest interval (F and T), as fractions; 27 of 80 mel
             bands in the paper, and 0.2 of the time.
     """
 
@@ -45,13 +45,13 @@ def spec_augment(
 
 
 def mel(frequency: Array) -> Array:
-    """The mel scale of HTK: ``2595·log₁₀(1 + f/700)``."""
+    """Convert to the mel scale of HTK: ``2595·log₁₀(1 + f/700)``."""
     scaled: Array = 2595.0 * np.log10(1.0 + frequency / 700.0)
     return scaled
 
 
 def _drawn(rng: Generator, most: float) -> tuple[float, float]:
-    """A part of [0, 1) that is at most so long."""
+    """Draw an interval of [0, 1) with a limited length."""
     width = rng.uniform(0, most)
     low = rng.uniform(0, 1 - width)
     return low, low + width

@@ -1,7 +1,7 @@
-"""Chat: conversations as training data of a language model, by its tokenizer and its chat template.
+"""Chat: conversations as training data of a language model, through its tokenizer and chat template.
 
-It knows rows of messages, templates and which tokens are learnt; it puts surgery, build and fit together, and must not
-do their work. Names are loaded when they are first used: the shell reads the options of a recipe for its help.
+This room knows rows of messages, templates and which tokens are trained on. It combines surgery, build and fit, and
+must not do their work. Names are loaded on first use, since the command line reads the options for its help.
 """
 
 from __future__ import annotations

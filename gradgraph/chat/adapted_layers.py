@@ -1,4 +1,4 @@
-"""Which layers of a decoder get adapters, by default known by what their nodes do."""
+"""Selection of the layers of a decoder that get adapters; by default derived from what their nodes compute."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from gradgraph.surgery.language_models import score_outputs
 from gradgraph.surgery.linear_layers import Layer, linear_layers
 
 _ON_THE_WAY = frozenset({"Add", "Cast", "Div", "Mul", "Reshape", "Sigmoid", "Softmax", "Squeeze", "Unsqueeze"})
-_CHOOSES_BY = {("", "TopK"): 0, ("com.microsoft", "MoE"): 1, ("com.microsoft", "QMoE"): 1}  # input: scores of experts
+_CHOOSES_BY = {("", "TopK"): 0, ("com.microsoft", "MoE"): 1, ("com.microsoft", "QMoE"): 1}  # input: expert scores
 
 
 def adapted_layers(decoder: ir.Model, recipe: Recipe) -> list[str]:
-    """Return names or globs of the layers that get adapters: the recipe's target, or every linear layer by default.
+    """Return the names or globs of the layers that get adapters: the recipe's target, or every linear layer by default.
 
-    The default leaves out the head, which computes the scores of the next token, the routers of mixtures of experts,
-    embeddings and convolutions. So it reaches attention, MLP, and the mixers of hybrid models, whatever their names.
+    The default excludes the head, which computes next-token scores, the routers of mixtures of experts,
+    embeddings and convolutions. It includes attention, MLP, and the mixers of hybrid models, whatever their names.
     """
     return list(recipe.target) or [layer.name for layer in _by_default(decoder)]
 
 
 def reached(decoder: ir.Model, recipe: Recipe) -> str:
-    """Say how many linear layers get adapters, and name those that do not."""
+    """Describe how many linear layers get adapters, and which do not."""
     every = _products(decoder)
     chosen = {layer.node for layer in linear_layers(decoder, adapted_layers(decoder, recipe))[0]}
     missing = [layer.name for layer in every if layer.node not in chosen]
@@ -35,7 +35,7 @@ def reached(decoder: ir.Model, recipe: Recipe) -> str:
 
 
 def largest_merged(decoder: ir.Model, recipe: Recipe) -> int:
-    """The weights of the largest layer whose adapter is merged; 0 where none is."""
+    """Return the number of weights of the largest layer whose adapter is merged; 0 if none is."""
     if recipe.merge == MERGE_NONE or KINDS[recipe.kind].merge is None:
         return 0
     layers = linear_layers(decoder, adapted_layers(decoder, recipe))[0]
@@ -53,7 +53,7 @@ def _products(decoder: ir.Model) -> list[Layer]:
 
 
 def _heads(decoder: ir.Model, layers: set[ir.Node]) -> set[ir.Node]:
-    """The last layers before the scores: those that are met first on the way back from them."""
+    """Return the last layers before the scores, found by walking back from them."""
     found, seen = set[ir.Node](), set[ir.Value]()
     waiting: list[ir.Value | None] = list(score_outputs(decoder.graph))
     while waiting:
@@ -69,7 +69,7 @@ def _heads(decoder: ir.Model, layers: set[ir.Node]) -> set[ir.Node]:
 
 
 def _routes(value: ir.Value) -> bool:
-    """Whether ``value`` is the scores by which experts are chosen."""
+    """Whether ``value`` contains the router scores of experts."""
     seen, waiting = set[ir.Value](), [value]
     while waiting:
         for node, place in waiting.pop().uses():

@@ -1,4 +1,4 @@
-"""Answers of a language model, from its folder: its tokenizer and chat template, its adapters, and where it stops."""
+"""Text generation from a model folder, with its tokenizer, chat template, adapters and stop tokens."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from gradgraph.errors import ArgumentError, listed, shown
 from gradgraph.surgery.ort_adapters import SUFFIX
 
 RUNTIMES = ("onnxruntime", "genai")
-_UNFINISHED = "\ufffd"  # what a decoder writes for a character whose bytes have not all come
+_UNFINISHED = "\ufffd"  # the replacement character that a decoder writes while the bytes of a character are incomplete
 
 
 class Generator(Prompts):
-    """A language model that answers; it is loaded once.
+    """A language model loaded for generation.
 
     Args:
-        folder: as onnxruntime-genai's builder, optimum or ``finetune`` writes it, with its tokenizer.
-        adapter: a folder of PEFT; or an ``.onnx_adapter``, for a model that ``surgery.switchable`` has made.
-        template: a file with another chat template; ``"none"`` takes prompts as they stand.
-        runtime: ``"onnxruntime"``, or ``"genai"`` for onnxruntime-genai, where that is installed.
+        folder: a folder written by onnxruntime-genai's builder, optimum or ``finetune``, with its tokenizer.
+        adapter: a PEFT folder; or an ``.onnx_adapter``, for a model made by ``surgery.switchable``.
+        template: a file with another chat template; ``"none"`` uses prompts verbatim.
+        runtime: ``"onnxruntime"``, or ``"genai"`` for onnxruntime-genai, if installed.
 
     Raises:
-        ModelError, DataError, BuildError: something in the folder is missing, or does not fit.
-        ArgumentError: there is no such runtime, or onnxruntime-genai is to run PEFT's adapters.
+        ModelError, DataError, BuildError: something in the folder is missing or does not match.
+        ArgumentError: the runtime is unknown, or onnxruntime-genai was asked to load a PEFT adapter.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class Generator(Prompts):
         self._decoder = _decoder_of(self.base, adapter, runtime)
 
     def __call__(self, prompts: Sequence[Prompt], sampling: Sampling | None = None) -> list[str]:
-        """The answer to each prompt, without what ends it."""
+        """Return the answer to each prompt, without its stop token."""
         ids = [self.tokens_of(prompt) for prompt in prompts]
         found = self._decoder.generated(ids, self.stop, self.fitting(ids, sampling))
         return [self.text_of(row) for row in found]
 
     def stream(self, prompt: Prompt, sampling: Sampling | None = None) -> Iterator[str]:
-        """The answer to a prompt, piece by piece as it is written."""
+        """Yield the answer to a prompt in pieces, as it is generated."""
         ids, told, new = self.tokens_of(prompt), "", list[int]()
         for (token,) in self._decoder.steps([ids], self.stop, self.fitting([ids], sampling)):
             if token is None or token in self.stop:
@@ -78,18 +78,18 @@ def generate(
     runtime: str = "onnxruntime",
     **sampling: Any,
 ) -> Any:
-    """The answer of a language model.
+    """Generate a language model's answer.
 
     Args:
-        folder, adapter, template, runtime: as for :class:`Generator`, which answers more than once.
+        folder, adapter, template, runtime: as for :class:`Generator`, which loads the model once for several answers.
         prompt: a text; messages (``{"role": …, "content": …}``); or a list of texts.
         sampling: options of :class:`Sampling`, such as ``max_tokens=64, temperature=0.7``.
 
     Returns:
-        The text of the answer; of a list of texts, a list.
+        The text of the answer; for a list of texts, a list.
 
     Raises:
-        ModelError, DataError, BuildError, ArgumentError: as for :class:`Generator`; or an option is wrong.
+        ModelError, DataError, BuildError, ArgumentError: as for :class:`Generator`; or an option is invalid.
     """
     chosen = Sampling().changed(sampling)
     model = Generator(folder, adapter=adapter, template=template, runtime=runtime)
@@ -106,7 +106,7 @@ def _decoder_of(base: ModelFolder, adapter: str | os.PathLike[str] | None, runti
 
         if adapter is not None and not of_ort:
             raise ArgumentError(
-                f"onnxruntime-genai takes an adapter as a file {SUFFIX}; PEFT's folders go by onnxruntime"
+                f"onnxruntime-genai requires the adapter as a file {SUFFIX}; use onnxruntime for PEFT folders"
             )
         return GenaiDecoder(base.path, adapter)
     if adapter is None or of_ort:

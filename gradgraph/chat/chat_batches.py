@@ -1,4 +1,4 @@
-"""Batches of tokens: rows of similar lengths, filled up at their ends; or rows that hold several texts."""
+"""Batches of tokens: rows of similar lengths, padded on the right; or packed rows of several texts."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import TargetSpec, TensorSpec, numpy_dtype
 from gradgraph.surgery.language_models import IGNORED, POSITIONS, SEGMENTS
 
-MULTIPLE = 16  # of which the tokens of a row are: a session is made for every width
+MULTIPLE = 16  # row lengths are multiples of this, since every width requires a session
 
 
 class ChatBatches(Loadable):
-    """Texts as tokens, for a step on what ``surgery.language_model`` gives; labels are those of learnt tokens.
+    """Texts as tokens, for a step on the result of ``surgery.language_model``; labels are the trained tokens.
 
-    Rows of one text each are filled up at their ends, which no token before them sees, and which no loss counts. Those
-    of similar lengths are in one batch. Packed rows hold several texts, for a step with the input ``segments``.
+    Rows of one text are padded on the right, where causal attention never looks and no loss counts; rows of similar
+    lengths share a batch. Packed rows contain several texts, for a step with the input ``segments``.
 
     Args:
         samples: the texts.
-        length: the tokens that a row may have; packed rows have as many.
-        packed: put several texts into a row.
-        pad: the token that rows are filled up with.
+        length: the maximum number of tokens per row; packed rows have exactly as many.
+        packed: pack several texts into a row.
+        pad: the padding token.
 
     Raises:
         DataError: a text is longer.
@@ -39,7 +39,9 @@ class ChatBatches(Loadable):
         self.samples, self.length, self.packed, self.pad = samples, length, packed, pad
         sizes = [len(tokens) for tokens in samples]
         if sizes and max(sizes) > length:
-            raise DataError(f"a text has {max(sizes)} tokens, and a row {length}; give longer rows, or leave it out")
+            raise DataError(
+                f"a text has {max(sizes)} tokens, more than the row length {length}; raise the length, or drop the text"
+            )
         self.rows = packed_rows(sizes, length) if packed else [[i] for i in range(len(sizes))]
         self._lengths = np.array([sum(sizes[i] for i in row) for row in self.rows], np.int64)
 
@@ -47,30 +49,30 @@ class ChatBatches(Loadable):
         return len(self.rows)
 
     def __getitem__(self, i: int) -> list[Tokens]:
-        """The texts of a row."""
+        """Return the texts of a row."""
         return [self.samples[k] for k in self.rows[i]]
 
     @property
     def tokens(self) -> int:
-        """The tokens of all texts."""
+        """The number of tokens of all texts."""
         return int(self._lengths.sum())
 
     @property
     def longest(self) -> int:
-        """The tokens of a row of the widest batch, with what fills it up."""
+        """The number of tokens per row in the widest batch, with padding."""
         return self._width(self._lengths.max(initial=0))
 
     def _width(self, tokens: int) -> int:
-        """The tokens of each row of a batch whose longest row has so many."""
+        """Return the row length of a batch whose longest row has this many tokens."""
         return self.length if self.packed else min(filled_up(tokens), self.length)
 
     def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
-        """No names; raises DataError where the step takes something else."""
+        """Return no names; raise DataError if the step requires other inputs."""
         self._inputs(specs)
         return NO_NAMES
 
     def order(self, seed: int, epoch: int, batch_size: int) -> Array:
-        """Rows of similar lengths are in one batch, as they are drawn anew each epoch."""
+        """Return an order in which rows of similar lengths share a batch, redrawn each epoch."""
         shuffled = permutation(seed, epoch, len(self))
         return shuffled if self.packed else by_length(shuffled, self._lengths, seed, epoch, batch_size)
 
@@ -81,7 +83,7 @@ class ChatBatches(Loadable):
         seed: Sequence[int],
         known: DataNames = NO_NAMES,
     ) -> Iterator[dict[str, Array]]:
-        """Batches that are filled up to the longest row of each, and to a multiple of 16 tokens."""
+        """Yield batches padded to their longest row, rounded up to a multiple of 16 tokens."""
         ids, target = self._inputs(specs)
         for numbers in batches:
             arrays = self._arrays([self.rows[i] for i in numbers])
@@ -106,33 +108,33 @@ class ChatBatches(Loadable):
         return {"ids": ids, "labels": labels, "segments": segments, "positions": positions}
 
     def _inputs(self, specs: Mapping[str, TensorSpec]) -> tuple[TensorSpec, TargetSpec | None]:
-        """The input of tokens, and the target."""
+        """Return the token input and the target."""
         targets = [spec for spec in specs.values() if isinstance(spec, TargetSpec)]
         others = [s for s in specs.values() if s not in targets and s.name not in (SEGMENTS, POSITIONS)]
         fits = len(others) == 1 and len(others[0].shape) == 2 and numpy_dtype(others[0].dtype).kind in "iu"
         if not fits or len(targets) > 1 or self.packed != (SEGMENTS in specs):
             takes = ", ".join(map(str, specs.values()))
             raise DataError(
-                f"chat data give tokens{' and their segments' if self.packed else ''}, and the step takes {takes}; "
-                f"build it on gg.surgery.language_model(model{', packed=True' if self.packed else ''})"
+                f"chat data provide tokens{' and their segments' if self.packed else ''}, but the step expects "
+                f"{takes}; build it on gg.surgery.language_model(model{', packed=True' if self.packed else ''})"
             )
         return others[0], targets[0] if targets else None
 
 
 def filled_up(tokens: int) -> int:
-    """The next multiple of 16 tokens."""
+    """Round up to a multiple of 16 tokens."""
     return -(-int(tokens) // MULTIPLE) * MULTIPLE
 
 
 def packed_rows(sizes: Sequence[int], length: int) -> list[list[int]]:
-    """The texts of each row, so that few rows hold all: the longest first, each where least is left (best fit).
+    """Pack texts into few rows by best fit, the longest first; return the texts of each row.
 
     Args:
-        sizes: the tokens of each text, at most ``length``.
-        length: of a row.
+        sizes: the number of tokens of each text, at most ``length``.
+        length: the number of tokens of a row.
     """
     rows: list[list[int]] = []
-    space: list[tuple[int, int]] = []  # that rows have left, in order
+    space: list[tuple[int, int]] = []  # remaining space of rows, sorted
     for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
         at = bisect.bisect_left(space, (sizes[i], -1))
         if at == len(space):

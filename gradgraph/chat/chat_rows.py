@@ -1,4 +1,4 @@
-"""Rows of chat data as people have them: lines of JSON, tables, data frames, datasets; each kind by its columns."""
+"""Rows of chat data from JSON lines, tables, data frames and datasets; the columns determine the kind."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from gradgraph.text.frame_columns import FrameColumns, is_missing
 
 log = logging.getLogger("gradgraph.chat")
 
-LARGEST = 1 << 30  # bytes of a file: all rows are held in memory, several times as large
+LARGEST = 1 << 30  # bytes of a file: all rows are held in memory, where they are several times as large
 LINES = (".jsonl", ".ndjson")
 Row = Mapping[str, Any]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-VARIABLES = "chat_template_kwargs"  # a column of other variables of the template, by name
+VARIABLES = "chat_template_kwargs"  # a column with more variables for the template, by name
 _OF_TEMPLATES = ("tools", VARIABLES)
-_TAKEN = ("messages", "tools", "add_generation_prompt", "given", "self")  # variables that no row may give
+_TAKEN = ("messages", "tools", "add_generation_prompt", "given", "self")  # variables that a row may not set
 _LABELS = {"true": True, "1": True, "false": False, "0": False}
 _SHAREGPT = {"human": "user", "gpt": "assistant", "function_response": "tool", "observation": "tool"}
 
@@ -34,15 +34,15 @@ class Kind:
     """A kind of rows.
 
     Attributes:
-        needs: the columns that tell it.
-        may: columns that are read besides.
+        needs: the columns that identify it.
+        may: optional columns.
     """
 
     needs: tuple[str, ...]
     may: tuple[str, ...] = ()
 
 
-# the first whose columns are all there
+# the first whose columns are all present
 KINDS: dict[str, Kind] = {
     "preference": Kind(("chosen", "rejected"), ("prompt", *_OF_TEMPLATES)),
     "unpaired": Kind(("prompt", "completion", "label"), _OF_TEMPLATES),
@@ -53,11 +53,11 @@ KINDS: dict[str, Kind] = {
 
 
 class Rows(Sequence[Row]):
-    """Rows of one kind, checked.
+    """Validated rows of one kind.
 
     Attributes:
-        kind: a name of ``KINDS``.
-        where: what messages call the data.
+        kind: a key of ``KINDS``.
+        where: the name of the data in messages.
     """
 
     def __init__(self, kind: str, rows: Sequence[Row], where: str, place: Callable[[int], str]) -> None:
@@ -71,26 +71,26 @@ class Rows(Sequence[Row]):
         return self._rows[i]
 
     def taken(self, numbers: Sequence[int]) -> Rows:
-        """The rows of these numbers, whose places stay those that they have here."""
+        """Return the rows with these indices; messages keep referring to their original places."""
         return Rows(self.kind, [self._rows[i] for i in numbers], self.where, lambda i: self.place(numbers[i]))
 
 
 def read(source: Any, columns: Mapping[str, str] | None = None, kinds: Sequence[str] = ()) -> Rows:
-    """Read chat data, and check every row.
+    """Read chat data and validate every row.
 
-    The columns say which kind they are: ``messages``; ``prompt`` and ``completion``; ``text``; ``chosen`` and
+    The columns determine the kind: ``messages``; ``prompt`` and ``completion``; ``text``; ``chosen`` and
     ``rejected`` (with a ``prompt`` or without); ``prompt``, ``completion`` and ``label``. Messages are lists of
-    ``{"role": …, "content": …}``; ``conversations`` of ``{"from": …, "value": …}`` are taken as such. ``prompt``,
+    ``{"role": …, "content": …}``; ``conversations`` of ``{"from": …, "value": …}`` are converted. ``prompt``,
     ``completion``, ``chosen`` and ``rejected`` are texts or messages.
 
     Args:
         source: the path of a ``.jsonl``, ``.json``, ``.csv``, ``.tsv`` or ``.parquet``; a data frame, an Arrow table, a
             dataset of Hugging Face, a dict of lists, or a list of dicts.
-        columns: the names that your columns have, where they have others: ``{"prompt": "question"}``.
-        kinds: those that are taken first where the data have columns of several, such as ``("messages",)``.
+        columns: your column names, if they differ: ``{"prompt": "question"}``.
+        kinds: the kinds to prefer if the data have the columns of several, such as ``("messages",)``.
 
     Raises:
-        DataError: it cannot be read, has no columns of such names, or a row is wrong; the message says which.
+        DataError: the data cannot be read, lack these columns, or contain an invalid row, which the message names.
     """
     raw, where, place = _raw(source)
     if not raw:
@@ -100,7 +100,7 @@ def read(source: Any, columns: Mapping[str, str] | None = None, kinds: Sequence[
     said = dict.fromkeys(name for row in renamed for name, value in row.items() if value is not None)
     unread = [name for name in said if name not in (*KINDS[kind].needs, *KINDS[kind].may)]
     if unread:
-        log.warning("of the columns of %s, these are not read: %s", where, listed(map(shown, unread), 12))
+        log.warning("of the columns of %s, these are ignored: %s", where, listed(map(shown, unread), 12))
     faults = ((i, fault) for i, row in enumerate(renamed) if (fault := _fault(kind, row)))
     first = next(faults, None)
     if first is not None:
@@ -114,7 +114,7 @@ def read(source: Any, columns: Mapping[str, str] | None = None, kinds: Sequence[
 
 
 def _raw(source: Any) -> tuple[list[Row], str, Callable[[int], str]]:
-    """The rows, what messages call all of them, and one of them."""
+    """Return the rows, the name of the data in messages, and a function that names one row."""
     if PATH.fits(source):
         path = Path(source)
         where = f"'{shown(path)}'"
@@ -140,7 +140,7 @@ def _raw(source: Any) -> tuple[list[Row], str, Callable[[int], str]]:
 
 
 def _check_size(path: Path) -> None:
-    """Raise DataError where a file holds more than memory should."""
+    """Raise DataError for a file too large for memory."""
     size = path.stat().st_size
     if size > LARGEST:
         raise DataError(
@@ -150,7 +150,7 @@ def _check_size(path: Path) -> None:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Row]]:
-    """The number and the row of each line that is not empty."""
+    """Yield the line number and the row of each non-empty line."""
     try:
         with open_regular(path) as file:
             for number, line in enumerate(file, 1):
@@ -186,7 +186,7 @@ def _listed(rows: Any, where: str) -> list[Row]:
 
 
 def _plain(value: Any) -> Any:
-    """A value of a library of tables, as JSON has it: arrays as lists, what is missing as None."""
+    """Convert a value of a table library to JSON types: arrays to lists, missing values to None."""
     if isinstance(value, str | bool | int):
         return value
     if isinstance(value, Mapping):
@@ -201,7 +201,7 @@ def _plain(value: Any) -> Any:
 
 
 def _is_content(key: Any, value: Mapping[Any, Any]) -> bool:
-    """Whether a key is what a message says, which may be nothing: templates ask whether it is none."""
+    """Whether a key is the content of a message, which may be None: templates test for that."""
     return key == "content" and "role" in value
 
 
@@ -209,7 +209,7 @@ def _is_content(key: Any, value: Mapping[Any, Any]) -> bool:
 
 
 def _renamed(row: Row, columns: Mapping[str, str], i: int, place: Callable[[int], str]) -> Row:
-    """The row with the names of ``KINDS``, and its messages as lists."""
+    """Return the row with the column names of ``KINDS``, and messages as lists."""
     found = dict(row)
     for name, own in columns.items():
         if own not in row:
@@ -224,13 +224,13 @@ def _renamed(row: Row, columns: Mapping[str, str], i: int, place: Callable[[int]
         del found["prompt"]
     if isinstance(variables := found.get(VARIABLES), str):
         found[VARIABLES] = _from_text(variables, VARIABLES)
-    if isinstance(label := found.get("label"), str):  # of a table of texts
+    if isinstance(label := found.get("label"), str):  # for a table with text columns
         found["label"] = _LABELS.get(label.strip().lower(), label)
     return found
 
 
 def _from_text(value: Any, name: str) -> Any:
-    """A list that stands in a table as the text of its JSON."""
+    """Parse a list that a table stores as JSON text."""
     if not isinstance(value, str) or not (name in ("messages", *_OF_TEMPLATES) or value.startswith("[{")):
         return value
     try:
@@ -240,7 +240,7 @@ def _from_text(value: Any, name: str) -> Any:
 
 
 def _messages(value: Any) -> Any:
-    """Messages with ``role`` and ``content``, also where they are called ``from`` and ``value``."""
+    """Return messages with ``role`` and ``content``, renamed from ``from`` and ``value`` if needed."""
     if not isinstance(value, list) or not all(isinstance(m, Mapping) and "from" in m and "value" in m for m in value):
         return value
     return [
@@ -251,7 +251,7 @@ def _messages(value: Any) -> Any:
 
 
 def _repeat(prompt: str, chosen: Any, rejected: Any) -> bool:
-    """Whether both answers are messages that begin alike, up to a user's message that is the prompt."""
+    """Whether both answers are messages with a common beginning, up to the user's message that is the prompt."""
     if not _are_lists(chosen, rejected):
         return False
     pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))
@@ -266,14 +266,14 @@ def _kind_of(row: Row, where: str, first: Sequence[str]) -> str:
         ways = "; or ".join(" and ".join(f"'{n}'" for n in kind.needs) for kind in KINDS.values())
         raise DataError(
             f"{where} has the columns {listed(row)}, and chat data have {ways}",
-            remedy="say what yours are called: columns={'prompt': 'question', 'completion': 'answer'}",
-            shell="say what yours are called: --column prompt=question --column completion=answer",
+            remedy="map your column names: columns={'prompt': 'question', 'completion': 'answer'}",
+            shell="map your column names: --column prompt=question --column completion=answer",
         )
     return found
 
 
 def _fault(kind: str, row: Row) -> str | None:
-    """A sentence on what is wrong with a row; None if nothing is."""
+    """Return a sentence on what is wrong with a row; None if it is valid."""
     missing = next((n for n in KINDS[kind].needs if row.get(n) is None), None)
     if missing is not None:
         return f"'{missing}' is missing, which the rows before have; give it, or leave the row out"
@@ -321,10 +321,10 @@ def _fault_of_text(name: str, value: Any) -> str | None:
 
 
 def fault_of_messages(messages: Any) -> str | None:
-    """A sentence on what is wrong with messages that end with an answer; None if nothing is.
+    """Return a sentence on what is wrong with messages that end with an answer; None if they are valid.
 
-    A conversation begins with the system's message, if there is one; user and assistant take turns, with results of
-    tools between; each answer says something, and the last message is one.
+    A conversation begins with an optional system message. User and assistant alternate, with tool results
+    in between. No answer is empty, and the last message is an answer.
     """
     if not isinstance(messages, list):
         return f"the messages are {described(messages)}; give a list of {{'role': …, 'content': …}}"

@@ -1,9 +1,9 @@
-"""Generation in plain onnxruntime: one run for the prompts, then one for each token, with keys and values kept.
+"""Generation with plain onnxruntime and a key-value cache: one run for the prompts, then one per token.
 
-A model without a past runs on the whole text for each token.
+A model without a cache runs on the whole text for each token.
 
-Prompts of different lengths are filled up where the model does not look: GroupQueryAttention reads of a mask how many
-tokens a row has, so that its rows are filled up behind them; others read which ones, and have their padding in front.
+Prompts of different lengths are padded. GroupQueryAttention only reads the number of tokens of a row from the mask, so
+its rows are padded on the right; other models read the mask itself and are padded on the left.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ _WHOLE = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
 
 
 class Decoder:
-    """A model that generates, with the cache of keys and values that it asks for.
+    """A generating model with its key-value cache.
 
     Args:
-        model: the file that onnxruntime-genai's builder or optimum has written: tokens, and where it has them a mask,
-            positions and past keys and values in; scores and present keys and values out. In a merged decoder of
+        model: a file written by onnxruntime-genai's builder or optimum. Inputs: tokens, and optionally a mask,
+            positions and past keys and values. Outputs: scores and present keys and values. In a merged decoder of
             optimum, ``use_cache_branch`` is False in the first run and True in those that follow.
-        adapter: a file of onnxruntime's adapter format, for a model with adapters as optional inputs.
-        head_size: how long a key or value is, where the file does not say it (``genai_config.json`` does).
-        threads: of a run; 0: as many as there are cores.
+        adapter: a file in onnxruntime's adapter format, for a model with adapters as optional inputs.
+        head_size: the head size, if neither the file nor ``genai_config.json`` contains it.
+        threads: number of threads; 0: one per core.
 
     Attributes:
-        pads_behind: whether rows are filled up behind their tokens, as GroupQueryAttention reads them.
+        pads_behind: whether rows are padded on the right, as for GroupQueryAttention.
 
     Raises:
-        ModelError: the file cannot be read, or onnxruntime refuses it; or it takes something else, or computes in
-            numbers that NumPy does not have; or the adapter cannot be read.
+        ModelError: the file cannot be read, or onnxruntime rejects it; it has unexpected inputs, or a data type
+            that NumPy does not support; or the adapter cannot be read.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class Decoder:
         self.pads_behind, self._windows, self._head_size = bool(attentions), _windows(attentions), head_size
         options = ort.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = threads, 3
-        # float16 files of onnxruntime-genai 0.18 declare wrong sizes: a buffer that is used again is too small
+        # float16 files of onnxruntime-genai 0.18 declare wrong shapes, so reused buffers would be too small
         halves = onnx.TensorProto.FLOAT16
         options.enable_mem_reuse = all(v.type.tensor_type.elem_type != halves for v in graph.input)
-        with explained(f"onnxruntime refuses the model '{shown(model)}'"):
+        with explained(f"onnxruntime rejects the model '{shown(model)}'"):
             self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         self._inputs = {v.name: v for v in self._session.get_inputs()}
         self._outputs = {v.name: v for v in self._session.get_outputs()}
@@ -80,7 +80,7 @@ class Decoder:
             self._run.add_active_adapter(self._adapter)
 
     def _paired(self, model: object) -> dict[str, str]:
-        """The inputs of past keys and values, each with the output that continues it."""
+        """Return the inputs for past keys and values, each with the output that continues it."""
         found = {}
         for name, value in self._inputs.items():
             if "past" not in name or len(value.shape) != 4:
@@ -89,8 +89,8 @@ class Decoder:
             present = next((way for way in ways if way in self._outputs), None)
             if present is None or value.type not in _FLOATS or not isinstance(value.shape[1], int):
                 raise ModelError(
-                    f"'{shown(model)}' has the past '{shown(name)}' ({value.type}, {value.shape}), which is continued "
-                    "by no output, of no known size, or of numbers that NumPy does not have; generate with "
+                    f"'{shown(model)}' has the past '{shown(name)}' ({value.type}, {value.shape}), which no output "
+                    "continues, whose size is unknown, or whose type NumPy does not support; generate with "
                     "onnxruntime-genai"
                 )
             found[name] = present
@@ -102,8 +102,8 @@ class Decoder:
         if len(others) != 1 or self._inputs[others[0]].type not in _WHOLE or len(self._inputs[others[0]].shape) != 2:
             told = ", ".join(f"'{shown(name)}'" for name in others)
             raise ModelError(
-                f"'{shown(model)}' takes {told} besides a mask, positions and a past of keys and values, and one input "
-                "of tokens [batch, length] is expected; generate with onnxruntime-genai"
+                f"'{shown(model)}' has the inputs {told} besides a mask, positions and past keys and values, but one "
+                "input of tokens [batch, length] is expected; generate with onnxruntime-genai"
             )
         name: str = others[0]
         return name
@@ -115,24 +115,24 @@ class Decoder:
         sampling: Sampling | None = None,
         rows: Sequence[int] | None = None,
     ) -> Iterator[list[int | None]]:
-        """The next token of each prompt, again and again; None behind a token of ``stop``, which is given.
+        """Yield the next token of each prompt; None after a token of ``stop``, which is yielded.
 
         Args:
-            prompts: numbers of tokens, at least one each.
-            stop: tokens that end an answer.
-            sampling: how tokens are chosen; by default the likeliest, 128 at most.
-            rows: the numbers of the prompts, by which they draw; by default from 0.
+            prompts: token ids, at least one each.
+            stop: the tokens that end an answer.
+            sampling: how tokens are chosen; by default the most likely ones, at most 128.
+            rows: the indices of the prompts, which seed their draws; from 0 by default.
 
         Raises:
-            DataError: a prompt is empty; or they have several lengths, and the model does not take them together.
+            DataError: a prompt is empty; or prompts have different lengths, which the model does not support.
         """
         chosen = sampling or Sampling()
         if not prompts or not all(len(prompt) for prompt in prompts):
-            raise DataError("a prompt has no token; give each at least one, such as that of the beginning")
+            raise DataError("a prompt has no tokens; give each at least one, such as the begin-of-text token")
         if len(set(map(len, prompts))) > 1 and not self.pads:
             raise DataError(
-                "the prompts have several lengths, and this model takes no mask and positions, or keeps a window of "
-                "its past; give those of one length together"
+                "the prompts have different lengths, but this model has no mask and positions, or a sliding-window "
+                "cache; generate for prompts of equal length"
             )
         placed = _Rows(prompts, self.pads_behind, bool(self._past))
         cache = {name: self._empty(name, len(prompts)) for name in self._past}
@@ -158,7 +158,7 @@ class Decoder:
     def generated(
         self, prompts: Sequence[Sequence[int]], stop: Collection[int] = (), sampling: Sampling | None = None
     ) -> list[list[int]]:
-        """The new tokens of each prompt, as :meth:`steps` gives them; a token of ``stop`` is the last of its row."""
+        """Return the new tokens of each prompt, as generated by :meth:`steps`, including the stop token."""
         found: list[list[int]] = [[] for _ in prompts]
         for group in [range(len(prompts))] if self.pads else _of_one_length(prompts):
             for tokens in self.steps([prompts[i] for i in group], stop, sampling, rows=group):
@@ -168,9 +168,9 @@ class Decoder:
 
     @property
     def pads(self) -> bool:
-        """Whether prompts of several lengths go through the model together."""
+        """Whether prompts of different lengths can share a run."""
         reads = {MASK} if self.pads_behind else {MASK, POSITIONS}
-        in_order = bool(self._past) or not self.pads_behind  # new tokens stand behind what fills up a row
+        in_order = bool(self._past) or not self.pads_behind  # new tokens follow the padding of a row
         return reads <= set(self._inputs) and not self._windows and in_order
 
     def _empty(self, name: str, rows: int) -> Any:
@@ -179,15 +179,15 @@ class Decoder:
         size = next((size for size in sizes if isinstance(size, int)), None)
         if size is None:
             raise ModelError(
-                f"neither the past '{shown(name)}' nor a genai_config.json says how long a key or value is",
-                remedy="put that file beside the model, or give head_size=",
-                shell="put that file beside the model",
+                f"neither the past '{shown(name)}' nor a genai_config.json contains the head size",
+                remedy="put that file next to the model, or pass head_size=",
+                shell="put that file next to the model",
             )
         length = self._windows.get(name, 0)
         return ort.OrtValue.ortvalue_from_numpy(np.zeros((rows, value.shape[1], length, size), _FLOATS[value.type]))
 
     def _scored(self, rows: _Rows, new: Array, cache: dict[str, Any]) -> Array:
-        """The scores ``[rows, new tokens, vocabulary]``; the cache then has the new ones, too."""
+        """Return the scores ``[rows, new tokens, vocabulary]`` and add the new tokens to the cache."""
         arrays = {self._tokens: new, MASK: rows.mask, POSITIONS: rows.positions}
         feeds = {
             name: ort.OrtValue.ortvalue_from_numpy(array.astype(_WHOLE[self._inputs[name].type]))
@@ -205,30 +205,31 @@ class Decoder:
 
 
 def _adapter_of(file: str | os.PathLike[str], known: Collection[str]) -> ort.LoraAdapter:
-    """The adapters of a file of onnxruntime's format, for a model with ``known`` tensors; raises ModelError."""
+    """Load the adapters in a file of onnxruntime's format, for a model with ``known`` tensors; raises ModelError."""
     found = ort.LoraAdapter()
     try:
         open_regular(file).close()
         found.Load(os.fspath(file))
         names = ort.AdapterFormat.read_adapter(os.fspath(file)).get_parameters()  # pyright: ignore[reportArgumentType]
-    except Exception as error:  # of onnxruntime, of several classes
+    except Exception as error:  # of onnxruntime, of various classes
         raise ModelError(
             f"the adapter '{shown(file)}' cannot be read ({reason_of(error)})",
-            remedy=f"give a file {SUFFIX} that gg.surgery.save_adapter or finetune has written",
-            shell=f"give a file {SUFFIX} that `gradgraph finetune` has written",
+            remedy=f"pass a file {SUFFIX} written by gg.surgery.save_adapter or finetune",
+            shell=f"pass a file {SUFFIX} written by `gradgraph finetune`",
         ) from None
     other = next((name for name in sorted(names) if name not in known), None)
     if other is not None:
         raise ModelError(
-            f"the adapter '{shown(file)}' has the tensor '{shown(other)}', and the model has no adapter of that name",
-            remedy="give the base that gg.surgery.switchable makes, or a folder of PEFT",
-            shell="give the base that `gradgraph surgery` makes by its option --switchable, or a folder of PEFT",
+            f"the adapter '{shown(file)}' has the tensor '{shown(other)}', but the model has no adapter input of that "
+            "name",
+            remedy="use the base model written by gg.surgery.switchable, or a PEFT folder",
+            shell="use the base model written by `gradgraph surgery --switchable`, or a PEFT folder",
         )
     return found
 
 
 def _of_one_length(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The numbers of prompts of each length."""
+    """Group the indices of prompts by length."""
     groups: dict[int, list[int]] = {}
     for i, prompt in enumerate(prompts):
         groups.setdefault(len(prompt), []).append(i)
@@ -236,7 +237,7 @@ def _of_one_length(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def _windows(attentions: Sequence[onnx.NodeProto]) -> dict[str, int]:
-    """By name, the pasts that hold a window of positions, and as many rows from the beginning on."""
+    """Return, by name, the pasts of sliding-window attention, with the size of the window."""
     found = dict[str, int]()
     for node in attentions:
         attributes = {a.name: a.i for a in node.attribute}
@@ -246,12 +247,12 @@ def _windows(attentions: Sequence[onnx.NodeProto]) -> dict[str, int]:
 
 
 class _Rows:
-    """Where the tokens of prompts stand in rows of one length.
+    """The placement of prompts in rows of one length.
 
     Attributes:
-        mask: of all tokens so far, and what fills rows up ``[rows, all]``.
-        positions: of the new ones ``[rows, new]``.
-        has_past: whether some tokens are not new.
+        mask: mask of all tokens so far and the padding ``[rows, all]``.
+        positions: positions of the new tokens ``[rows, new]``.
+        has_past: whether there are cached tokens.
     """
 
     def __init__(self, prompts: Sequence[Sequence[int]], behind: bool, cached: bool) -> None:
@@ -266,11 +267,11 @@ class _Rows:
         self.positions = np.maximum(self.mask.cumsum(1) - 1, 0)
 
     def first(self) -> tuple[Array, Array]:
-        """The prompts, and where in each row the last token stands."""
+        """Return the prompts, and the place of the last token in each row."""
         return self._tokens, self._ends
 
     def then(self, tokens: Sequence[int]) -> tuple[Array, Array]:
-        """A token more in each row, and where it stands among the new ones; without a cache, all are new."""
+        """Append a token to each row; return the new tokens and the place of the last. Without a cache, all are new."""
         self.mask = np.pad(self.mask, ((0, 0), (0, 1)), constant_values=1)
         last = np.array(tokens)[:, None]
         if self._cached:

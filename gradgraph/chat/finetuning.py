@@ -1,4 +1,4 @@
-"""Fine-tuning of a language model on chat data: from its folder to a folder of the same kind, by adapters."""
+"""Fine-tuning of a language model on chat data with adapters, from its folder to a folder of the same kind."""
 
 from __future__ import annotations
 
@@ -51,23 +51,23 @@ from gradgraph.surgery.language_models import KEPT_APART, mixing
 
 log = logging.getLogger("gradgraph.chat")
 
-BEGAN = "began"  # the time, in what is kept of a run
-TRAINING = "training"  # the folder of what a run needs to go on
+BEGAN = "began"  # the key of the start time in a run's record
+TRAINING = "training"  # the folder with what is needed to resume
 CHECKPOINT, RECIPE, HISTORY, LOG = "run.ckpt", "recipe.json", "history.csv", "log.jsonl"
-SAMPLE_EVERY = 50  # steps, where nobody says how many
-# by which the sizes of a model's and its tokenizer's vocabulary may differ: models are filled up to round numbers
-# (Phi 2: 51,200 for 50,295 tokens), and tokenizers name tokens of their family's other models (Gemma 3 1B: one more)
+SAMPLE_EVERY = 50  # default number of steps
+# the largest difference between the vocabulary sizes of model and tokenizer: models are padded to round numbers
+# (Phi 2: 51,200 for 50,295 tokens), and tokenizers contain tokens of related models (Gemma 3 1B: one more)
 ALIKE = 0.9
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Data as a run takes them.
+    """Data prepared for a run.
 
     Attributes:
-        train, held_out: batches; ``held_out`` is None where there is nothing to measure on.
-        longest: the tokens of the longest row of a batch, filled up.
-        figures: how many rows and tokens there are, for the model card.
+        train, held_out: batches; ``held_out`` is None without validation data.
+        longest: the number of tokens of the longest row of a batch, with padding.
+        figures: numbers of rows and tokens, for the model card.
         digest: SHA-256 of all tokens.
     """
 
@@ -80,14 +80,14 @@ class Prepared:
 
 @dataclass
 class Finetuned:
-    """A run of fine-tuning, finished or stopped.
+    """The result of a fine-tuning run, finished or stopped.
 
     Attributes:
-        folder: where all of it lies.
-        history: a row for each measurement.
-        figures: of the data, the training and the results, as the model card has them.
-        samples: the prompts of ``sample``, and what the model answers to them after the run.
-        trainer: as it stands after the run.
+        folder: the output folder.
+        history: a row per evaluation.
+        figures: facts about data, training and results, as in the model card.
+        samples: the prompts of ``sample`` and the model's answers after the run.
+        trainer: the trainer after the run.
     """
 
     folder: Path
@@ -99,7 +99,7 @@ class Finetuned:
 
 @dataclass
 class Pace:
-    """Measures seconds of training, without those of samples and of measurements on held-out rows."""
+    """A timer of training that excludes samples and evaluations."""
 
     seconds: float = 0.0
     steps: int = 0
@@ -113,7 +113,7 @@ class Pace:
         self.go_on()
 
     def go_on(self) -> None:
-        """Leave out the time since the last step."""
+        """Exclude the time since the last step."""
         self._since = time.perf_counter()
 
 
@@ -130,30 +130,30 @@ def finetune(
     progress: bool | None = None,
     **changes: Any,
 ) -> Finetuned:
-    """Train adapters of a language model on chat data, and write a folder with the model that has learnt.
+    """Fine-tune a language model on chat data with adapters, and write the result to a folder.
 
-    ``out`` gets ``adapter/`` (as PEFT reads it), ``adapter.onnx_adapter``, the merged model with the files that lie
-    beside the given one (``genai_config.json``, the tokenizer), a model card ``README.md``, and ``training/``, from
-    which a run goes on.
+    ``out`` gets ``adapter/`` (in PEFT's format), ``adapter.onnx_adapter``, the merged model with the other files of
+    the given folder (``genai_config.json``, the tokenizer), a model card ``README.md``, and ``training/``, from
+    which a run is resumed.
 
     Args:
-        folder: of onnxruntime-genai's builder or of optimum: the model, ``tokenizer.json``, its chat template.
-        data: as for :func:`read`: messages, prompt and completion, or text; for a loss of preferences two answers to
+        folder: written by onnxruntime-genai's builder or optimum: the model, ``tokenizer.json``, its chat template.
+        data: as for :func:`read`: messages, prompt and completion, or text; for a preference loss two answers to
             each prompt (``chosen`` and ``rejected``), or for kto one with its ``label``.
-        out: the folder to write; made if missing, and empty otherwise.
+        out: the output folder; created if missing, otherwise empty.
         recipe: options; by default those of :class:`Recipe`.
-        validation: data to measure on; by default the share ``held_out`` of the rows.
-        columns: the names of the columns of ``data``, where they have others.
-        template: a file with another chat template; ``"none"`` takes prompt and completion as they stand.
-        resume: go on with the run in ``out``, to the bit as if it had not stopped.
+        validation: validation data; by default the fraction ``held_out`` of the rows.
+        columns: the column names of ``data``, if they differ.
+        template: a file with another chat template; ``"none"`` uses prompt and completion verbatim.
+        resume: resume the run in ``out``; the result is bit-identical to an uninterrupted run.
         progress: as for ``Trainer.fit``.
-        changes: options of the recipe by name: ``rank=8, epochs=1``.
+        changes: recipe options by name: ``rank=8, epochs=1``.
 
     Raises:
-        ArgumentError: there is no such option, or it is of another kind.
-        DataError: data, tokenizer or template do not fit; a text is too long; a run that goes on has others.
-        ModelError: there is no model, or it is damaged.
-        BuildError: the model cannot be trained so.
+        ArgumentError: an option is unknown or has an invalid value.
+        DataError: data, tokenizer or template do not match; a text is too long; a resumed run began with others.
+        ModelError: the model is missing or damaged.
+        BuildError: the model cannot be trained in this way.
         OutputError: ``out`` is not empty, or cannot be written.
     """
     from gradgraph.chat.tuned_folder import Told, write_results
@@ -162,7 +162,7 @@ def finetune(
     chosen = (recipe or Recipe()).changed(changes)
     base, place = ModelFolder.of(folder), Path(out)
     _check_place(place, resume)
-    base.beside()  # which is copied at the end
+    base.beside()  # copied at the end
     decoder = base.decoder()
     chosen = packed_where_apart(chosen, decoder)
     began = _began(place, resume)
@@ -194,12 +194,12 @@ def finetune(
         for each in samples:
             each.recall(place / TRAINING / LOG, trainer.progress.steps)
     elif resume:
-        log.info("the run in '%s' stopped before it saved anything, and begins anew", shown(place))
+        log.info("the run in '%s' stopped before its first checkpoint and starts again", shown(place))
     pace.go_on()
     history = _fitted(trainer, prepared, chosen, place, lines, [*measures, pace, *samples], progress)
     history.to_csv(place / TRAINING / HISTORY)
     figures |= {"steps": trainer.progress.steps, "loss": float(history["loss"][-1]), **peak_memory()}
-    if pace.steps:  # none where a run that goes on had come to its end
+    if pace.steps:  # none for a resumed run that had finished
         rows_a_second = pace.steps * chosen.batch_size / pace.seconds
         figures["tokens_a_second"] = round(rows_a_second * prepared.train.tokens / len(prepared.train), 1)
     if prepared.held_out is not None:
@@ -207,31 +207,32 @@ def finetune(
     texts = prepared.held_out.answers if isinstance(prepared.held_out, PairBatches) else prepared.held_out
     answers = _last_answers(samples, trainer, chosen, lines)
     told = Told(_name_of(data), None if validation is None else _name_of(validation), template, prepared.digest)
-    trainer.close_sessions()  # which take more than the merged model
+    trainer.close_sessions()  # which use more memory than the merged model
     write_results(place, base, adapted, trainer.state_dict(), chosen, texts, figures, answers, told)
     return Finetuned(place, history, figures, answers, trainer)
 
 
 def _name_of(data: Any) -> str:
-    """The words by which the model card calls data: the name of a file, or the kind of an object."""
+    """Return the name of the data in the model card: a file name, or the kind of the object."""
     return f"`{shown(Path(data).name)}`" if PATH.fits(data) else f"{described(data)} of Python"
 
 
 def _check_measures(prepared: Prepared, recipe: Recipe) -> None:
-    """Raise ArgumentError where measurements are asked for, and there is nothing to measure on."""
+    """Raise ArgumentError if evaluations are requested but no rows are held out."""
     if prepared.held_out is None and (recipe.patience or recipe.eval_every):
         raise ArgumentError(
-            f"no row is held out, and {'patience' if recipe.patience else 'a measurement after some steps'} needs some",
-            remedy="give a larger held_out, or validation=, or leave patience and eval_every out",
-            shell="give a larger --held-out, or --validation, or leave --patience and --eval-every out",
+            f"no rows are held out, but {'patience' if recipe.patience else 'evaluation during training'} requires "
+            "some",
+            remedy="raise held_out, pass validation=, or omit patience and eval_every",
+            shell="raise --held-out, add --validation, or omit --patience and --eval-every",
         )
 
 
 def packed_where_apart(recipe: Recipe, decoder: ir.Model) -> Recipe:
-    """The recipe; without packed rows, and with a warning, where a model would let texts of one row see each other.
+    """Return the recipe without packing, with a warning, if the model would let texts of one row see each other.
 
     Args:
-        decoder: the model that learns; the teacher reads the same rows.
+        decoder: the model to train; the teacher reads the same rows.
 
     Raises:
         ModelError: there is no such teacher.
@@ -244,16 +245,16 @@ def packed_where_apart(recipe: Recipe, decoder: ir.Model) -> Recipe:
     mixed = next((f"{who} {why}" for who, model in readers.items() if (why := mixing(model))), None)
     if mixed is None:
         return recipe
-    log.warning("rows are not packed, and texts of similar lengths are in one batch: %s, and %s", KEPT_APART, mixed)
+    log.warning("rows are not packed; texts of similar lengths share a batch: %s, and %s", KEPT_APART, mixed)
     return recipe.changed({"pack": False})
 
 
 class _Models:
-    """The models of recipes that differ in their rank alone; those of the last rank are kept.
+    """The models of recipes that differ in rank only; caches those of the last rank.
 
     Args:
-        decoder: what gets adapters.
-        base: the folder that it comes from.
+        decoder: the model that gets adapters.
+        base: its folder.
     """
 
     def __init__(self, decoder: ir.Model, base: ModelFolder) -> None:
@@ -261,26 +262,26 @@ class _Models:
         self._rank: int | None = None
 
     def adapted(self, recipe: Recipe) -> ir.Model:
-        """The decoder with its adapters."""
+        """Return the decoder with its adapters."""
         self._make(recipe)
         return self._adapted
 
     def learner(self, recipe: Recipe) -> ir.Model:
-        """The model that a step is built of: tokens in; scores out, or what a loss of preferences compares."""
+        """Return the model that a step is built on: tokens in; scores, or the input of a preference loss, out."""
         self._make(recipe)
         return self._learner
 
     def _make(self, recipe: Recipe) -> None:
         if recipe.rank == self._rank:
             return
-        assert recipe.rank is not None  # it is settled
+        assert recipe.rank is not None  # the rank is settled
         adapted = surgery.lora(
             self._decoder, adapted_layers(self._decoder, recipe), rank=recipe.rank, alpha=recipe.alpha,
             dropout=recipe.dropout, kind=recipe.kind, seed=recipe.seed,
         )  # fmt: skip
         model = surgery.language_model(adapted, packed=recipe.pack)
         model = surgery.pair_model(model, next_token=bool(recipe.sample)) if recipe.prefers else model
-        assert isinstance(adapted, ir.Model) and isinstance(model, ir.Model)  # as the decoder is
+        assert isinstance(adapted, ir.Model) and isinstance(model, ir.Model)  # as for the decoder
         self._adapted, self._rank = adapted, recipe.rank
         self._learner = model if recipe.teacher is None else taught(model, self._base, recipe)
 
@@ -295,7 +296,7 @@ def prepare(
     template: str | Path | None = None,
     now: datetime | None = None,
 ) -> Prepared:
-    """Read data, make tokens of them and batches, with a share held out; raises as :func:`finetune`."""
+    """Read, tokenise and batch the data, holding out a fraction; raises as :func:`finetune`."""
     encoder, rows = Encoder(base.path, template, now), read(data, columns, _kinds(recipe))
     known = check_vocabulary(encoder, base)
     limit = limit_of(base, recipe)
@@ -309,17 +310,17 @@ def prepare(
         tokens = [every, samples_of(apart, encoder, recipe, limit, known)]
     if not tokens[0]:
         raise DataError(
-            f"no row of {rows.where} is left to train on",
-            remedy="give more rows, or take longer ones by length=",
-            shell="give more rows, or take longer ones by --length",
+            f"no row of {rows.where} remains for training",
+            remedy="add rows, or raise length=",
+            shell="add rows, or raise --length",
         )
     pad = encoder.tokenizer.pad
     train, held = (
         PairBatches(each, pad, limit.row) if recipe.prefers else ChatBatches(each, limit.row, recipe.pack, pad)
         for each in tokens
     )
-    if not len(held) and not (recipe.patience or recipe.eval_every):  # which need some
-        log.info("nothing is held out, so that nothing is measured")
+    if not len(held) and not (recipe.patience or recipe.eval_every):  # which require some
+        log.info("no rows are held out, so nothing is evaluated")
     texts = [[t for sample in each for t in ((sample.first, sample.second) if recipe.prefers else (sample,))]
              for each in tokens]  # fmt: skip
     figures = {"rows": len(tokens[0]), "held_out_rows": len(tokens[1]), "tokens": train.tokens,
@@ -330,12 +331,12 @@ def prepare(
 
 
 def _kinds(recipe: Recipe) -> tuple[str, ...]:
-    """The kinds of rows that are taken first where data have the columns of several."""
+    """Return the kinds of rows to prefer if data have the columns of several."""
     return () if recipe.prefers else ("messages",)
 
 
 def samples_of(rows: Rows, encoder: Encoder, recipe: Recipe, limit: Limit, known: int | None) -> list[Any]:
-    """The rows as tokens, of those that fit; pairs where preferences are learnt."""
+    """Return the rows as tokens, without those that are too long; pairs for a preference loss."""
     if recipe.prefers:
         pairs = pairs_of(rows, encoder, recipe.loss)
         for each in ([pair.first for pair in pairs], [pair.second for pair in pairs]):
@@ -345,7 +346,7 @@ def samples_of(rows: Rows, encoder: Encoder, recipe: Recipe, limit: Limit, known
 
 
 def refer(adapted: Any, trainer: Trainer, prepared: Prepared, recipe: Recipe) -> None:
-    """Compute the reference of pairs, if the loss compares with one: by the base without its adapters."""
+    """Compute the reference log-probabilities of pairs with the base model, if the loss requires them."""
     if not any(spec.name == TARGET for spec in trainer.manifest.targets):
         return
     for part in (prepared.train, prepared.held_out):
@@ -354,37 +355,37 @@ def refer(adapted: Any, trainer: Trainer, prepared: Prepared, recipe: Recipe) ->
 
 
 def check_vocabulary(encoder: Encoder, base: ModelFolder) -> int | None:
-    """The tokens that the model knows; raises DataError where the tokenizer is none of this model's."""
+    """Return the vocabulary size of the model; raise DataError if the tokenizer belongs to another model."""
     known = base.vocabulary or _scores_of(base)
     size = encoder.tokenizer.size
     if known is not None and not ALIKE * known <= size <= known / ALIKE:
         raise DataError(
-            f"the tokenizer of '{shown(base.path)}' has {size:,} tokens, and the model {known:,}; take the "
+            f"the tokenizer of '{shown(base.path)}' has {size:,} tokens, but the model {known:,}; use the "
             "tokenizer.json that belongs to the model"
         )
     return known
 
 
 def _known_alone(rows: Rows, samples: list[Tokens], known: int | None) -> list[Tokens]:
-    """The same texts; raises DataError where one has a token that the model does not know."""
+    """Return the texts unchanged; raise DataError for a token outside the model's vocabulary."""
     for i, tokens in enumerate(samples):
         if known is not None and tokens.ids.max() >= known:
             raise DataError(
-                f"{rows.place(i)} has a token of the number {tokens.ids.max():,}, and the model knows {known:,}; leave "
-                "such special tokens out of the texts"
+                f"{rows.place(i)} has the token id {tokens.ids.max():,}, but the model's vocabulary has {known:,}; "
+                "remove such special tokens from the texts"
             )
     return samples
 
 
 def _scores_of(base: ModelFolder) -> int | None:
-    """The tokens that the model's scores are of; None where it does not say."""
+    """Return the vocabulary size of the model's scores; None if it is unknown."""
     last = next((v for v in load_model(base.model).graph.outputs if v.name == "logits"), None)
     shape = None if last is None else shape_of(last)
     return shape[-1] if shape and isinstance(shape[-1], int) else None
 
 
 def step_of(model: Any, prepared: Prepared, recipe: Recipe) -> Step:
-    """The training step: the loss, and AdamW under a cosine that begins with a warm-up."""
+    """Build the training step: the loss, and AdamW with warm-up and cosine decay."""
     batches = math.ceil(len(prepared.train) / recipe.batch_size)
     total = recipe.epochs * math.ceil(batches / recipe.accumulate)
     rising = min(round(recipe.warmup * total), total - 1)
@@ -409,10 +410,10 @@ def step_of(model: Any, prepared: Prepared, recipe: Recipe) -> Step:
 def _watching(
     prompts: Prompts, prepared: Prepared, recipe: Recipe, lines: JsonLines, pace: Pace
 ) -> tuple[list[TrainingSamples], list[PreferenceMeasures]]:
-    """The callbacks that answer the prompts of ``sample``, and that measure preferences; none where nothing asks."""
+    """Return the callbacks that answer the prompts of ``sample`` and evaluate preferences, as requested."""
 
     def write(record: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError, ValueError):  # the log says it itself, once; or it could not be opened again
+        with contextlib.suppress(OSError, ValueError):  # the log reports it once itself; and could not be opened again
             lines.write(record)
 
     every, held = recipe.sample_every or SAMPLE_EVERY, prepared.held_out
@@ -424,7 +425,7 @@ def _watching(
 def _last_answers(
     samples: Sequence[TrainingSamples], trainer: Trainer, recipe: Recipe, lines: JsonLines
 ) -> dict[str, str]:
-    """The prompts of ``sample``, and what the model answers to them after the run."""
+    """Return the prompts of ``sample`` with the model's answers after the run."""
     if not samples:
         return {}
     with contextlib.suppress(OSError):
@@ -470,35 +471,35 @@ def _fitted(
 def _check_place(place: Path, resume: bool) -> None:
     if resume:
         if not (place / TRAINING).is_dir():
-            raise OutputError(f"'{shown(place)}' has no run to go on with; begin one first")
+            raise OutputError(f"'{shown(place)}' has no run to resume; start one first")
     elif place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise OutputError(
-            f"'{shown(place)}' is no empty folder",
-            remedy="give another one, or resume=True to go on with the run in it",
-            shell="give another one, or --resume to go on with the run in it",
+            f"'{shown(place)}' is not an empty folder",
+            remedy="pass another one, or resume=True to resume the run in it",
+            shell="pass another one, or --resume to resume the run in it",
         )
 
 
 def _digests(prepared: Prepared, base: ModelFolder, recipe: Recipe) -> dict[str, str]:
-    """The digests of what a run learns from, and begins with, by what it is called."""
+    """Return the digests of training data, model and teacher, by name."""
     teacher = {} if recipe.teacher is None else {"teacher_model": ModelFolder.of(recipe.teacher).digest}
     return {"data": prepared.digest, "model": base.digest, **teacher}
 
 
 def _recorded(place: Path, resume: bool) -> Mapping[str, Any] | None:
-    """The options of a run that goes on; None of a new one, and of one that stopped before it wrote anything."""
+    """Return the recorded options of a resumed run; None for a new run, or one that stopped before writing any."""
     file = place / TRAINING / RECIPE
     if not resume or not (file.is_file() or (place / TRAINING / CHECKPOINT).is_file()):
         return None
     try:
         found = json_of(regular_bytes(file))
     except UnreadableError as error:
-        raise DataError(f"'{shown(file)}' cannot be read ({error}); begin a new run") from None
+        raise DataError(f"'{shown(file)}' cannot be read ({error}); start a new run") from None
     return found if isinstance(found, Mapping) else {}
 
 
 def _began(place: Path, resume: bool) -> datetime:
-    """When the run began, which a chat template may write into texts."""
+    """Return when the run began, which a chat template may write into texts."""
     told = (_recorded(place, resume) or {}).get(BEGAN)
     try:
         return datetime.fromisoformat(str(told))
@@ -507,26 +508,26 @@ def _began(place: Path, resume: bool) -> datetime:
 
 
 def _begin(place: Path, recipe: Recipe, digests: Mapping[str, str], began: datetime, resume: bool) -> None:
-    """Write what the run is; of one that goes on, look whether it is the same."""
+    """Record a run; for a resumed one, compare it with the record."""
     file, before = place / TRAINING / RECIPE, _recorded(place, resume)
-    now = json_of(json.dumps({**asdict(recipe), **digests, BEGAN: began.isoformat()}))  # as it is read back
+    now = json_of(json.dumps({**asdict(recipe), **digests, BEGAN: began.isoformat()}))  # in the form that is read back
     if before is not None:
         other = [name for name in now if name not in (*STOPS_ONLY, BEGAN) and before.get(name) != now[name]]
         if other:
             raise DataError(
-                f"the run in '{shown(place)}' began with other values of {', '.join(other)}; give those, or begin a "
+                f"the run in '{shown(place)}' began with other values of {', '.join(other)}; use those, or start a "
                 "new run in another folder"
             )
         return
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"'{shown(place)}' cannot be made ({error.strerror}); give another folder") from None
+        raise OutputError(f"'{shown(place)}' cannot be created ({error.strerror}); choose another folder") from None
     write_atomically(file, json.dumps(now, indent=1).encode())
 
 
 def _digest(parts: Sequence[Sequence[Tokens]], goods: Sequence[bool]) -> str:
-    """The digest of all tokens, and of which are held out."""
+    """Return the digest of all tokens, and of which rows are held out."""
     found = hashlib.sha256(
         np.array(goods, bool).tobytes() + np.array([len(part) for part in parts], np.int64).tobytes()
     )
@@ -544,9 +545,9 @@ def shown_examples(
     columns: Mapping[str, str] | None = None,
     template: str | Path | None = None,
 ) -> list[Sequence[tuple[str, bool]]]:
-    """The first rows of data as the model gets them, in pieces of text, and whether each is learnt.
+    """Return the first rows as the model reads them: pieces of text, and whether each is trained on.
 
-    With a loss of preferences, each chosen answer stands before the rejected one.
+    With a preference loss, each chosen answer precedes the rejected one.
     """
     encoder, chosen = Encoder(ModelFolder.of(folder).path, template), recipe or Recipe()
     rows = read(data, columns, _kinds(chosen))

@@ -1,4 +1,4 @@
-"""Generation by onnxruntime-genai, where it is installed, as :class:`gradgraph.chat.decoder.Decoder` does it."""
+"""Generation with onnxruntime-genai, with the interface of :class:`gradgraph.chat.decoder.Decoder`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _ALONE = {"num_beams": 1, "num_return_sequences": 1, "min_length": 0, "no_repeat
 
 
 class GenaiDecoder(OneByOne):
-    """A folder with ``genai_config.json``.
+    """A decoder that runs a folder with ``genai_config.json``.
 
     Args:
-        folder: of the model.
+        folder: the model's folder.
         adapter: an ``.onnx_adapter``, for a model with adapters as optional inputs.
 
     Raises:
         ArgumentError: onnxruntime-genai is not installed.
-        ModelError: it does not read the folder.
+        ModelError: onnxruntime-genai cannot load the folder.
     """
 
     def __init__(self, folder: Path, adapter: str | os.PathLike[str] | None = None) -> None:
@@ -38,26 +38,26 @@ class GenaiDecoder(OneByOne):
             if adapter is not None:
                 self._adapters = genai.Adapters(self._model)
                 self._adapters.load(os.fspath(adapter), "adapter")
-        except Exception as error:  # of its C++, of no class of its own
+        except Exception as error:  # raised in C++, without a class of its own
             raise ModelError(
-                f"onnxruntime-genai does not read '{shown(folder)}' ({shown(str(error))}); generate with onnxruntime"
+                f"onnxruntime-genai cannot load '{shown(folder)}' ({shown(str(error))}); generate with onnxruntime"
             ) from None
 
     def steps(
         self, prompts: Sequence[Sequence[int]], stop: Collection[int] = (), sampling: Sampling | None = None
     ) -> Iterator[list[int | None]]:
-        """The next token of a prompt, again and again, to a token of ``stop``; prompts go one at a time.
+        """Yield the next token of a prompt until a token of ``stop``; supports one prompt at a time.
 
         Raises:
-            ModelError: onnxruntime-genai stops.
+            ModelError: onnxruntime-genai fails.
         """
         (prompt,), chosen = prompts, sampling or Sampling()
         parameters = self._genai.GeneratorParams(self._model)
         options: dict[str, Any] = {"max_length": len(prompt) + chosen.max_tokens, "do_sample": chosen.temperature > 0}
-        options |= _ALONE  # what genai_config.json says of these does not count
+        options |= _ALONE  # overrides the stop tokens of genai_config.json
         if chosen.temperature > 0:
             options |= {"temperature": chosen.temperature, "top_p": chosen.top_p, "random_seed": chosen.seed}
-            options["top_k"] = chosen.top_k  # 0: from all
+            options["top_k"] = chosen.top_k  # 0: sample from all
         parameters.set_search_options(**options, repetition_penalty=chosen.repetition_penalty)
         try:
             generator = self._genai.Generator(self._model, parameters)
@@ -70,10 +70,10 @@ class GenaiDecoder(OneByOne):
                 yield [token]
                 if token in stop:
                     return
-        except RuntimeError as error:  # of its C++
-            forget = "generate with onnxruntime, or where sizes do not match, save the model by "
+        except RuntimeError as error:  # raised in C++
+            forget = "generate with onnxruntime, or if sizes do not match, save the model with "
             raise ModelError(
-                f"onnxruntime-genai stops ({shown(str(error))})",
+                f"onnxruntime-genai failed ({shown(str(error))})",
                 remedy=f"{forget}gradgraph.surgery.forget_sizes",
                 shell=f"{forget}gradgraph surgery --forget-sizes",
             ) from None

@@ -1,4 +1,4 @@
-"""Measurements on held-out rows: perplexities, and of preferences the rewards of answers."""
+"""Evaluation on held-out rows: perplexity, and for preferences the rewards of answers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from gradgraph.surgery.pair_models import LOG_PROBABILITY, TOKENS
 
 log = logging.getLogger("gradgraph.chat")
 
-EVENT = "preferences"  # of a record in a log
+EVENT = "preferences"  # of a log record
 
 
 def measured(trainer: Trainer, held: ChatBatches | PairBatches, recipe: Recipe, when: str = "") -> dict[str, float]:
-    """The figures of held-out rows: the perplexity; of pairs the loss, too, and what :func:`of_preferences` gives.
+    """Return the results on held-out rows: the perplexity; for pairs also the loss and the results of
+    :func:`of_preferences`.
 
     Args:
-        when: ``"_before"`` before training, which nothing has gained yet.
+        when: ``"_before"`` before training.
     """
     found = trainer.evaluate(held, recipe.batch_size)
     if isinstance(held, ChatBatches):
@@ -36,17 +37,17 @@ def measured(trainer: Trainer, held: ChatBatches | PairBatches, recipe: Recipe, 
 
 
 def perplexity(measured: Mapping[str, Any]) -> float:
-    """The exponential of the mean of −log p over all learnt tokens, of what ``evaluate`` gives."""
+    """Return the exponential of the mean of −log p over all trained tokens, from the results of ``evaluate``."""
     found = measured.get("perplexity")
     return float(np.exp(measured.get("student_loss", measured["loss"])) if found is None else found)
 
 
 def of_preferences(trainer: Trainer, held: PairBatches, recipe: Recipe) -> dict[str, float]:
-    """Figures of a model by pairs: the perplexity of good answers, and of rewards, as TRL logs them, how much larger
-    those of good answers are (``reward_margin``) and how often (``reward_accuracy``, where rows hold two answers).
+    """Return the perplexity of good answers, and as in TRL's logs, by how much their rewards are larger
+    (``reward_margin``) and how often (``reward_accuracy``, if rows contain two answers).
 
-    A reward is β times the log-probability of an answer above that by the reference; with a loss that has none, β times
-    its log-probability a token.
+    A reward is β times the difference to the reference's log-probability of an answer; for a loss without a reference,
+    β times the mean log-probability of a token.
     """
     by_answer = trainer.predict(held, recipe.batch_size)
     log_p, tokens = (np.asarray(by_answer[name], np.float64) for name in (LOG_PROBABILITY, TOKENS))
@@ -68,18 +69,18 @@ def _beta(recipe: Recipe) -> float:
 
 
 class PreferenceMeasures:
-    """A callback of ``Trainer.fit`` that tells what pairs say of the model after each measurement.
+    """A callback of ``Trainer.fit`` that evaluates preferences after each evaluation.
 
     Args:
-        held: the pairs.
-        write: takes a record of each measurement, for a log.
+        held: the held-out pairs.
+        write: receives a record of each evaluation, for a log.
     """
 
     def __init__(self, held: PairBatches, recipe: Recipe, write: Callable[[dict[str, Any]], None]) -> None:
         self._held, self._recipe, self._write = held, recipe, write
 
     def on_epoch(self, trainer: Trainer, row: Mapping[str, Any]) -> None:
-        """Measure, and tell it."""
+        """Evaluate preferences, and log the results."""
         found = of_preferences(trainer, self._held, self._recipe)
         self._write({"event": EVENT, "epoch": int(row["epoch"]), "step": int(row["step"]), **found})
         log.info("step %d, held-out answers: %s", row["step"], ", ".join(f"{k} {v:.4g}" for k, v in found.items()))

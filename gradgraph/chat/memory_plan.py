@@ -1,4 +1,4 @@
-"""``memory``: a recipe that fits into so many bytes, chosen by the predicted peak of training; nothing is run."""
+"""Option ``memory``: choose a recipe that fits in a memory limit by its predicted peak; nothing is run."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from gradgraph.step.step import Step
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
 from gradgraph.surgery.adapter_kinds.kind import NO_RANK
 
-PROCESS = 350 << 20  # bytes of the interpreter with its libraries, the graphs and the sessions of 16 layers
-WORKSPACES = 0.05  # of the prediction: what kernels take for themselves (4 % were measured at most)
-MERGING = 48  # bytes for each weight of a layer that is merged, in float64, and quantised again (45 were measured)
-LEAST_RANK = 4  # that is chosen: what a layer learns by fewer is little, and little is saved
-LEAST_TOKENS = 512  # of a batch: with fewer, products are slow, and it is rather computed again
-SHORTEST = 32  # tokens of a row that is chosen
+PROCESS = 350 << 20  # bytes of the interpreter with libraries, graphs and the sessions of 16 layers
+WORKSPACES = 0.05  # of the prediction: temporary buffers of kernels (at most 4 % were measured)
+MERGING = 48  # bytes per weight of a layer while it is merged in float64 and requantised (45 were measured)
+LEAST_RANK = 4  # the smallest rank that is chosen: a lower one learns less and saves little
+LEAST_TOKENS = 512  # the smallest batch tried before recomputation: smaller matrix products are slow
+SHORTEST = 32  # the smallest row length that is chosen
 
 
 class Data(Protocol):
-    """Data of which this is known: the tokens of the longest row, filled up, and what is measured on."""
+    """Prepared data of which the length of the longest padded row and the validation data are known."""
 
     @property
     def longest(self) -> int: ...
@@ -46,11 +46,11 @@ D = TypeVar("D", bound=Data)
 
 @dataclass(frozen=True)
 class Plan:
-    """A recipe with a prediction.
+    """A recipe with its predicted memory.
 
     Attributes:
-        recipe: with the rank, batch, accumulation, recomputation and length that were chosen.
-        bytes: of the process at its peak.
+        recipe: with the chosen rank, batch size, accumulation, recomputation and length.
+        bytes: predicted peak of the process.
     """
 
     recipe: Recipe
@@ -61,47 +61,47 @@ class Plan:
 
     @property
     def told(self) -> str:
-        """The choice, in words."""
+        """The choice in words."""
         r = self.recipe
         rank = [f"adapters of rank {r.rank}"] if _has_rank(r) else []
-        steps = f"{r.accumulate} of them move the weights once" if r.accumulate > 1 else "each moves the weights"
-        again = "the forward pass is computed again in parts" if r.recompute else "nothing is computed again"
-        cut = [f"at most {r.length} tokens a row"] if r.length is not None else []
+        steps = f"gradients of {r.accumulate} of them are accumulated" if r.accumulate > 1 else "an update after each"
+        again = "activations are recomputed" if r.recompute else "no recomputation"
+        cut = [f"at most {r.length} tokens per row"] if r.length is not None else []
         return ", ".join((*rank, f"batches of {r.batch_size}", steps, again, *cut))
 
 
 def planned(
     recipe: Recipe, data: D, prepare: Callable[[Recipe], D], build: Callable[[Recipe, D], Step], merges: int = 0
 ) -> tuple[Plan, D]:
-    """The recipe that fits, and of such that which harms least what is learnt, then takes the least time by a rule of
-    thumb; with its data.
+    """Return the recipe that fits with the least effect on the result and then, by a rule of thumb, the least time,
+    with its data.
 
-    As many rows as were asked for move the weights once, in smaller batches. Where none of these fits, the rank is
-    halved, unless it is given; where this does not help, rows are shortened, if ``long`` says what becomes of longer
-    ones.
+    Batches are first split by gradient accumulation, which keeps the rows per update. If no split fits, the rank is
+    halved, unless it is given. If that does not suffice, the row length is halved, provided that ``long`` is "drop"
+    or "cut".
 
     Args:
-        recipe: with ``memory``.
-        data: of this recipe.
-        prepare: gives the data of another one.
-        build: gives the step of a recipe on its data.
-        merges: the weights of the largest layer that is merged; 0 where none is.
+        recipe: a recipe with ``memory``.
+        data: the data of this recipe.
+        prepare: prepares the data of another recipe.
+        build: builds the step of a recipe for its data.
+        merges: the number of weights of the largest layer that is merged; 0 if none is.
 
     Raises:
         DataError: nothing fits.
     """
     assert recipe.memory is not None
     limit = limit_of(f"auto:{recipe.memory}")
-    assert limit is not None  # as the number is there
+    assert limit is not None  # as the number is given
     search, lower = _Search(limit, build, merges), _lower_ranks(recipe)
     for shorter in _lengths(recipe, data.longest):
         try:
             data = data if shorter is recipe else prepare(shorter)
-        except DataError:  # no row is so short
+        except DataError:  # no row is that short
             break
         usual = shorter.settled
         found = search.first(usual, data)
-        if found is None and lower and (lowest := search.first(usual.of_rank(lower[-1]), data)):  # else none fits
+        if found is None and lower and (lowest := search.first(usual.of_rank(lower[-1]), data)):  # otherwise none fits
             between = (search.first(usual.of_rank(rank), data) for rank in lower[:-1])
             found = next(filter(None, between), lowest)
         if found is not None:
@@ -110,12 +110,12 @@ def planned(
 
 
 class _Search(Generic[D]):
-    """Plans that are tried, one after the other; the least of them is kept.
+    """A search over plans that keeps the smallest.
 
     Args:
-        limit: bytes.
-        build: gives the step of a recipe on its data.
-        merges: the weights of the largest layer that is merged.
+        limit: in bytes.
+        build: builds the step of a recipe for its data.
+        merges: the number of weights of the largest layer that is merged.
     """
 
     def __init__(self, limit: int, build: Callable[[Recipe, D], Step], merges: int) -> None:
@@ -125,16 +125,16 @@ class _Search(Generic[D]):
 
     @property
     def least(self) -> Plan:
-        assert self._least is not None  # there is one way at least
+        assert self._least is not None  # there is at least one
         return self._least
 
     def first(self, recipe: Recipe, data: D) -> Plan | None:
-        """The first way of a recipe that fits."""
-        self._steps.clear()  # of other data, or ranks
+        """Return the first plan of a recipe that fits."""
+        self._steps.clear()  # those of other data or ranks
         return next((plan for one in _ways(recipe, data.longest) if (plan := self.fits(one, data))), None)
 
     def fits(self, recipe: Recipe, data: D) -> Plan | None:
-        """The plan of a recipe, if it fits."""
+        """Return the plan of a recipe if it fits."""
         kind = recipe.rank, recipe.recompute, recipe.accumulate > 1
         if kind not in self._steps:
             self._steps[kind] = self._build(recipe, data)
@@ -146,33 +146,33 @@ class _Search(Generic[D]):
 
 
 def _too_little(recipe: Recipe, least: Plan) -> DataError:
-    """The error where nothing fits, with all that helps."""
-    way = "drop" if recipe.prefers else "cut"  # half an answer is not preferred
+    """Return the error for a limit that nothing fits, with all remedies."""
+    way = "drop" if recipe.prefers else "cut"  # truncated answers cannot be compared
     given = _has_rank(recipe) and recipe.rank is not None and recipe.rank > LEAST_RANK
-    longer = "" if _shortens(recipe) else f", or let longer rows be {'left out' if way == 'drop' else 'shortened'} by "
-    adapt = f"allow more, {'take a smaller rank, ' if given else ''}or adapt fewer layers by "
+    longer = "" if _shortens(recipe) else f", or {'drop' if way == 'drop' else 'truncate'} longer rows with "
+    adapt = f"raise it, {'lower the rank, ' if given else ''}or adapt fewer layers with "
     return DataError(
-        f"it takes at least {readable_bytes(least.bytes)}, with {least.told}, and memory is {recipe.memory}",
+        f"at least {readable_bytes(least.bytes)} are required, with {least.told}, but memory is {recipe.memory}",
         remedy=f"{adapt}target=" + (longer and f"{longer}long='{way}'"),
         shell=f"{adapt}--target" + (longer and f"{longer}--long {way}"),
     )
 
 
 def predicted(step: Step, rows: int, longest: int, sessions: int = 0, merges: int = 0) -> int:
-    """The bytes of a process at the peak of a run, pages of mapped files among them.
+    """Return the peak memory of a run in bytes, including pages of mapped files.
 
     Args:
-        step: what is trained.
-        rows: of a batch.
-        longest: tokens of a row.
-        sessions: that run the model forward alone, each with memory of its own.
-        merges: the weights of the largest layer that is merged; 0 where none is. By then sessions of training are
-            closed, and new weights lie in a file, of which what is read does not stay in memory.
+        step: the training step.
+        rows: rows per batch.
+        longest: tokens per row.
+        sessions: number of inference sessions of the model, each with its own memory.
+        merges: the number of weights of the largest layer that is merged; 0 if none is. By then, training sessions are
+            closed, and new weights are in a file whose pages do not stay in memory.
     """
     sizes = _sizes(step, rows, longest)
-    state = sum(spec.nbytes for spec in step.manifest.state)  # once more, as it is read to be written
+    state = sum(spec.nbytes for spec in step.manifest.state)  # a second copy, read for writing
     taken = memory(step, options=None, **sizes)
-    training = PROCESS + state + round((1 + WORKSPACES) * (taken.total - taken.session))  # ``PROCESS`` has that
+    training = PROCESS + state + round((1 + WORKSPACES) * (taken.total - taken.session))  # included in ``PROCESS``
     alone = integers(step) + forward(step, sizes)
     training += sessions * alone
     merging = PROCESS + 2 * state + taken.frozen + max(alone, MERGING * merges)
@@ -180,23 +180,23 @@ def predicted(step: Step, rows: int, longest: int, sessions: int = 0, merges: in
 
 
 def integers(step: Step) -> int:
-    """The bytes of the integers in which weights are stored, of which a second session has a copy."""
+    """Return the bytes of the integers that store quantised weights, which a second session copies."""
     return sum(bytes_of(t) for t in frozen_tensors(step) if not ir.DataType(t.data_type).is_floating_point())
 
 
 def forward(step: Step, sizes: Mapping[str, int]) -> int:
-    """The bytes that the session of evaluation takes beside that of training, without weights."""
+    """Return the bytes that the evaluation session needs in addition to the training session, without weights."""
     opened = opened_here(step, None)
     return walked(opened.lowered(step.eval, all_sizes_of(step.manifest, sizes))).taken
 
 
 def _sessions(recipe: Recipe, data: Data) -> int:
-    """The sessions that run the model forward alone: one evaluates held-out rows, one predicts for pairs or samples."""
+    """Return the number of inference sessions: one evaluates held-out rows, one predicts for pairs or samples."""
     return (data.held_out is not None) + bool(recipe.sample or recipe.prefers)
 
 
 def _lengths(recipe: Recipe, longest: int) -> Iterator[Recipe]:
-    """The recipe, and where rows may be shortened, the same with half the tokens, and so on."""
+    """Yield the recipe and, if rows may be shortened, recipes with half the tokens, a quarter, and so on."""
     yield recipe
     while _shortens(recipe) and longest // 2 >= SHORTEST:
         longest //= 2
@@ -204,24 +204,24 @@ def _lengths(recipe: Recipe, longest: int) -> Iterator[Recipe]:
 
 
 def _shortens(recipe: Recipe) -> bool:
-    """Whether rows may be shortened, or left out; answers that are compared are not cut."""
+    """Whether rows may be cut or dropped; answers that are compared are not cut."""
     return recipe.long == "drop" or (recipe.long == "cut" and not recipe.prefers)
 
 
 def _has_rank(recipe: Recipe) -> bool:
-    """Whether adapters of this kind have a rank, by which their size goes."""
+    """Whether adapters of this kind have a rank, which determines their size."""
     return KINDS[recipe.kind].axes != NO_RANK
 
 
 def _lower_ranks(recipe: Recipe) -> list[int]:
-    """Halves of the usual rank; none where one is given."""
+    """Return the default rank halved repeatedly; empty if a rank is given."""
     if recipe.rank is not None or not _has_rank(recipe):
         return []
     return [rank for rank in (RANK >> i for i in range(1, RANK.bit_length())) if rank >= LEAST_RANK]
 
 
 def _ways(recipe: Recipe, longest: int) -> Iterator[Recipe]:
-    """Batches that go into what is asked for without a rest, the largest first; then the same with recomputation."""
+    """Yield the divisors of the batch size, largest first; then the same with recomputation."""
     rows = recipe.batch_size
     sizes = [size for size in range(rows, 0, -1) if rows % size == 0]
     for again in (True,) if recipe.recompute else (False, True):
@@ -231,6 +231,6 @@ def _ways(recipe: Recipe, longest: int) -> Iterator[Recipe]:
 
 
 def _sizes(step: Step, rows: int, longest: int) -> dict[str, int]:
-    """The open dimensions of a step on so many rows of so many tokens: the first and the last of its tokens."""
+    """Return the dynamic dimensions of a step for these rows and tokens: the first and last of its token input."""
     shape = step.manifest.inputs[0].shape
     return {name: size for name, size in ((shape[0], rows), (shape[-1], longest)) if isinstance(name, str)}

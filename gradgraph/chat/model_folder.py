@@ -1,4 +1,4 @@
-"""The folder of a language model, as onnxruntime-genai's builder or optimum writes it: where its parts are."""
+"""The folder of a language model, as written by onnxruntime-genai's builder or optimum."""
 
 from __future__ import annotations
 
@@ -29,13 +29,18 @@ from gradgraph.surgery.language_models import USE_CACHE
 GENAI, CONFIG = "genai_config.json", "config.json"
 _USUAL = ("model.onnx", "decoder_model.onnx", "onnx/model.onnx", "onnx/decoder_model.onnx", "decoder_model_merged.onnx",
           "onnx/decoder_model_merged.onnx")  # fmt: skip
-_CONTEXT = ("context_length", "max_position_embeddings", "n_positions", "seq_length")  # of genai, most, GPT-2, Falcon
+_CONTEXT = (
+    "context_length",
+    "max_position_embeddings",
+    "n_positions",
+    "seq_length",
+)  # of genai, most models, GPT-2, Falcon
 _HEAD, _WIDTH, _HEADS = ("head_size", "head_dim"), ("hidden_size", "n_embd"), ("num_attention_heads", "n_head")
-_ROTATIONS = {"GroupQueryAttention": 7, "RotaryEmbedding": 2}  # where they read cosines, or sines
+_ROTATIONS = {"GroupQueryAttention": 7, "RotaryEmbedding": 2}  # inputs that read cosines or sines
 _NESTED = ("text_config", "llm_config", "language_config")  # of Gemma 3 and most, InternVL, DeepSeek-VL
-_PATHS = frozenset({"filename", "file", "path", "dir", "directory", "folder", "profiling"})  # words of keys
-BESIDE = (".json", ".txt", ".jinja", ".model")  # of files that go with a model
-_PEFT_FAMILY = {"phi3": "phi3", "phi3small": "phi3", "phi": "phi"}  # of others: llama
+_PATHS = frozenset({"filename", "file", "path", "dir", "directory", "folder", "profiling"})  # substrings of keys
+BESIDE = (".json", ".txt", ".jinja", ".model")  # files that belong to a model
+_PEFT_FAMILY = {"phi3": "phi3", "phi3small": "phi3", "phi": "phi"}  # for the others: llama
 
 
 @dataclass(frozen=True)
@@ -43,9 +48,9 @@ class ModelFolder:
     """The folder of a language model.
 
     Attributes:
-        path: of the folder.
-        model: the file of the decoder.
-        described: ``model`` of ``genai_config.json``, or else ``config.json``; empty where there is neither.
+        path: path of the folder.
+        model: file of the decoder.
+        described: ``model`` of ``genai_config.json``, or else ``config.json``; empty without either.
     """
 
     path: Path
@@ -54,19 +59,21 @@ class ModelFolder:
 
     @classmethod
     def of(cls, given: str | os.PathLike[str]) -> ModelFolder:
-        """Find what is in a folder, or beside a model's file.
+        """Find the parts of a folder, or of the folder of a model file.
 
         Raises:
-            ModelError: there is no such folder, or no model, or several.
-            DataError: its description cannot be read.
+            ModelError: the folder or the model is missing, or there are several models.
+            DataError: its configuration cannot be read.
         """
         path = Path(given)
         if path.is_file() and path.suffix.lower() != ".onnx":
-            raise ModelError(f"'{shown(path)}' is a file, and no .onnx; give the folder of a language model")
+            raise ModelError(f"'{shown(path)}' is a file, but not an .onnx; pass the folder of a language model")
         if path.is_file():
             return cls(path.parent, path, _described(path.parent))
         if not path.is_dir():
-            raise ModelError(f"there is no folder '{shown(path)}'; give that of a language model, with its tokenizer")
+            raise ModelError(
+                f"there is no folder '{shown(path)}'; pass the folder of a language model, with its tokenizer"
+            )
         described = _described(path)
         decoder = described.get("decoder")
         named = decoder.get("filename") if isinstance(decoder, Mapping) else None
@@ -77,18 +84,18 @@ class ModelFolder:
         files = sorted(file.name for file in path.glob("*.onnx"))
         if usual is None and len(files) != 1:
             what = f"has {listed(files)}" if files else "has no .onnx file"
-            raise ModelError(f"the folder '{shown(path)}' {what}; give the path of the model's file in its folder")
+            raise ModelError(f"the folder '{shown(path)}' {what}; pass the path of the model file in this folder")
         check_inside(path, usual or files[0], "the model")
         return cls(path, path / (usual or files[0]), described)
 
     @functools.cached_property
     def context(self) -> int | None:
-        """The tokens that the model takes: as a file beside it says, or its table of positions; None without both."""
+        """The context length, from the configuration or the position table; None without both."""
         return _first(self.described, _CONTEXT) or _positions_in(load_model(self.model))
 
     @property
     def digest(self) -> str:
-        """The digest of the model's file, and of those beside it in which its weights lie."""
+        """The digest of the model file and its external data."""
         found, stored = Digest(), stored_values(load_model(self.model))
         beside = {Path(v.const_value.path) for v in stored if isinstance(v.const_value, ir.ExternalTensor)}
         for path in [self.model, *sorted(beside - {self.model})]:
@@ -102,46 +109,46 @@ class ModelFolder:
 
     @property
     def vocabulary(self) -> int | None:
-        """The tokens that it knows; None where nothing says it."""
+        """The vocabulary size; None if it is unknown."""
         return _first(self.described, ("vocab_size",))
 
     @property
     def head_size(self) -> int | None:
-        """How long a key or value is, as its description says it, or follows from that; None where it does not."""
+        """The head size, from the configuration or derived from it; None if it is unknown."""
         decoder = self.described.get("decoder")  # of genai_config.json
         told = decoder if isinstance(decoder, Mapping) else self.described
         own, width, heads = (_first(told, names) for names in (_HEAD, _WIDTH, _HEADS))
-        if own is not None:  # that of Gemma and Qwen 3 is not the quotient
+        if own is not None:  # for Gemma and Qwen 3, it is not the quotient
             return own
         return width // heads if width and heads else None
 
     @property
     def family(self) -> str:
-        """The name of its layers' family in Hugging Face, for PEFT."""
+        """The name of the layer family in Hugging Face, for PEFT."""
         kind = self.described.get("type", self.described.get("model_type"))
         return _PEFT_FAMILY.get(str(kind), "llama")
 
     def decoder(self) -> ir.Model:
-        """The model, for adapters to be put in; of a merged decoder of optimum, the one without a past."""
+        """Load the model to put adapters into; for a merged decoder of optimum, the one without a cache."""
         model = load_model(self.model)
         if not is_merged(model):
             return model
         one = surgery.fix_inputs(model, {USE_CACHE: False})
-        assert isinstance(one, ir.Model)  # as the one that was given
+        assert isinstance(one, ir.Model)  # like the given one
         return one
 
     def beside(self) -> dict[str, Path]:
-        """The real files of what goes with the model (its tokenizer, its descriptions), by name.
+        """Return the real paths of the files that belong to the model (tokenizer, configuration), by name.
 
         Raises:
             ModelError: one of them leads out of the folder.
         """
         named = sorted(file.name for file in self.path.iterdir() if file.suffix.lower() in BESIDE)
         found = [name for name in named if (self.path / name).is_symlink() or (self.path / name).is_file()]
-        return {name: check_inside(self.path, name, "what lies beside the model") for name in found}
+        return {name: check_inside(self.path, name, "a file of the model") for name in found}
 
     def copy_beside(self, folder: Path) -> list[str]:
-        """Copy what goes with the model to another folder; give the names.
+        """Copy the files that belong to the model to another folder; return their names.
 
         Raises:
             ModelError: as for :meth:`beside`.
@@ -154,12 +161,12 @@ class ModelFolder:
 
 
 def is_merged(model: ir.Model) -> bool:
-    """Whether a model of optimum holds two decoders."""
+    """Whether a model of optimum contains two decoders."""
     return any(value.name == USE_CACHE for value in model.graph.inputs)
 
 
 def _positions_in(model: ir.Model) -> int | None:
-    """The rows of the smallest table of rotations that an attention reads; None where there is none."""
+    """Return the number of rows of the smallest rotary table that an attention reads; None if there is none."""
     read = [(node, _ROTATIONS[node.op_type]) for node in nodes_of(model) if node.op_type in _ROTATIONS]
     values = [node.inputs[place] for node, place in read if place < len(node.inputs)]
     shapes = [shape_of(value) for value in values if value is not None and value.is_initializer()]
@@ -167,13 +174,13 @@ def _positions_in(model: ir.Model) -> int | None:
 
 
 def _first(described: Mapping[str, Any], names: Sequence[str]) -> int | None:
-    """The first positive number that has one of these names; None without one."""
+    """Return the first positive number under one of these names; None if there is none."""
     found = (described.get(name) for name in names)
     return next((number for number in found if isinstance(number, int) and number > 0), None)
 
 
 def check_inside(folder: Path, name: str, what: str) -> Path:
-    """The real path of a file of a folder; raises ModelError where there is none, or it leads out."""
+    """Return the real path of a file in a folder; raise ModelError if it is missing or outside."""
     try:
         return path_inside(folder, name)
     except UnreadableError as error:
@@ -193,7 +200,7 @@ def _described(folder: Path) -> Mapping[str, Any]:
 
 
 def _check_names(config: Any, folder: Path) -> None:
-    """Raise ModelError where ``genai_config.json`` names a file elsewhere, of any part of the model, or a library."""
+    """Raise ModelError if ``genai_config.json`` refers to a file outside the folder, or to a library."""
     file, left = folder / GENAI, [("", config)]
     while left:
         key, value = left.pop()
@@ -205,14 +212,14 @@ def _check_names(config: Any, folder: Path) -> None:
             words = re.split(r"[._]", key.lower())
             if "library" in words:
                 raise ModelError(
-                    f"'{shown(file)}' names the library '{shown(value)}' in '{shown(key)}', and no library of a "
-                    "model's folder is loaded; remove that entry"
+                    f"'{shown(file)}' names the library '{shown(value)}' in '{shown(key)}', but libraries of a model "
+                    "folder are never loaded; remove that entry"
                 )
             if _PATHS.isdisjoint(words):
                 continue
             try:
                 check_relative(value)
-                if (folder / value).is_file():  # what is not there is for whoever opens it
+                if (folder / value).is_file():  # missing files are reported by whoever opens them
                     path_inside(folder, value)
             except UnreadableError as error:
                 raise ModelError(
@@ -221,7 +228,7 @@ def _check_names(config: Any, folder: Path) -> None:
 
 
 def _of_texts(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The description of the model of texts, where that of a model of pictures and texts holds it."""
+    """Return the configuration of the text model within that of a multimodal model."""
     inner: Mapping[str, Any] = next((config[name] for name in _NESTED if isinstance(config.get(name), Mapping)), {})
     outer = {name: config[name] for name in ("eos_token_id",) if config.get(name) is not None}
     return {**config, **inner, **outer}

@@ -1,4 +1,4 @@
-"""Fields of dataclasses of options, each written once: with words for people, and what its values must be."""
+"""Dataclass fields for options, each declared once with its description and its valid values."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ T = TypeVar("T")
 
 
 def option(default: Any, words: str, kind: Kind, **more: Any) -> Any:
-    """A field with a default.
+    """Return a field with a default.
 
     Args:
-        words: what it is, for help and pages.
-        kind: of its values.
-        more: of the shell: ``flag``, another name; ``typed``, the type where the default is None; ``choices``;
-            ``names``, the table of the names that it takes; ``suggested``, of such among others; ``metavar``, what
-            stands for a value of several.
+        words: description, for help and docs.
+        kind: validation of its values.
+        more: for the command line: ``flag``, another name; ``typed``, the type if the default is None; ``choices``;
+            ``names``, the table of valid names; ``suggested``, names among other valid values; ``metavar``, the
+            placeholder of a repeatable value.
     """
     return field(default=default, metadata={"words": words, "kind": kind, **more})
 
 
 def whole(least: int) -> Kind:
-    """Whole numbers of at least ``least``."""
+    """Accept integers of at least ``least``."""
     return Kind(f"a whole number of at least {least}", lambda value: WHOLE.fits(value) and value >= least)
 
 
 def number(least: float, most: float = math.inf, above: bool = False) -> Kind:
-    """Finite numbers from ``least``, or above it, to ``most``."""
+    """Accept finite numbers from ``least`` (or above it) to ``most``."""
     end = "" if most == math.inf else f" and at most {most:g}"
     return Kind(
         f"a number {'above' if above else 'of at least'} {least:g}{end}",
@@ -41,18 +41,18 @@ def number(least: float, most: float = math.inf, above: bool = False) -> Kind:
 
 
 def one_of(names: tuple[str, ...]) -> Kind:
-    """One of these names."""
+    """Accept one of these names."""
     return Kind(f"one of {', '.join(names)}", lambda value: isinstance(value, str) and value in names)
 
 
 def check_options(options: Any) -> None:
-    """Raise ArgumentError where a field has a value that makes no sense."""
+    """Raise ArgumentError for a field with an invalid value."""
     for known in fields(options):
         known.metadata["kind"].check(known.name, getattr(options, known.name))
 
 
 def changed_options(options: T, changes: Mapping[str, Any], what: str) -> T:
-    """The same options with other values; raises ArgumentError where ``what`` has no such option."""
+    """Return a copy of the options with other values; raise ArgumentError for an unknown option of ``what``."""
     known = [option.name for option in fields(options)]  # type: ignore[arg-type]
     for name in changes:
         if name not in known:

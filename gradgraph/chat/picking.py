@@ -1,4 +1,4 @@
-"""How the next token is chosen by its score: the likeliest, or drawn from those that are likely."""
+"""Choice of the next token from scores: the most likely one, or a random draw."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from gradgraph.runtime.data.batch import Array
 
 
 def picked(scores: Array, sampling: Sampling, rng: np.random.Generator, seen: Collection[int] = ()) -> int:
-    """The token that is chosen by ``scores`` ``[vocabulary]``, as ``generate`` of transformers does it.
+    """Choose a token by ``scores`` ``[vocabulary]``, as ``generate`` of transformers does.
 
     Temperature comes first, then ``top_k``, then ``top_p``.
 
     Args:
-        rng: of this row alone.
-        seen: the tokens that the row has already.
+        rng: generator of this row.
+        seen: tokens already in the row.
     """
     x = scores.astype(np.float64)
     if sampling.repetition_penalty != 1.0:
@@ -32,7 +32,7 @@ def picked(scores: Array, sampling: Sampling, rng: np.random.Generator, seen: Co
 
 
 def probabilities(scores: Array, sampling: Sampling) -> Array:
-    """The probabilities ``[vocabulary]`` that a token is drawn by; those that are left out have 0."""
+    """Return the probabilities ``[vocabulary]`` to draw from; excluded tokens have 0."""
     x = scores.astype(np.float64) / sampling.temperature
     if 0 < sampling.top_k < len(x):
         x[x < np.partition(x, -sampling.top_k)[-sampling.top_k]] = -np.inf

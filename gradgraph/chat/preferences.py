@@ -1,4 +1,4 @@
-"""Preferences as data: rows of two answers as tokens, and batches of them for a step on ``surgery.pair_model``."""
+"""Preference data: rows of two answers as tokens, and batches of them for a step on ``surgery.pair_model``."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ IDS, TARGET = "input_ids", "target"
 
 @dataclass(frozen=True)
 class Pair:
-    """A prompt with two answers, as tokens; what is learnt of each are those of the answer.
+    """A prompt with two answers, as tokens; only the answers are trained on.
 
     Attributes:
-        first, second: the chosen answer and the rejected one; or the row's own, and that of another row.
-        good: of a row of one answer, whether it is good.
+        first, second: the chosen and the rejected answer; or the row's own answer and that of another row.
+        good: for a row with one answer, whether it is good.
     """
 
     first: Tokens
@@ -42,15 +42,15 @@ class Pair:
 
 
 def pairs_of(rows: Rows, encoder: Encoder, loss: str) -> list[Pair]:
-    """The pairs that a loss, by its name, reads of rows.
+    """Return the pairs that a loss, given by name, requires.
 
     Raises:
-        DataError: the rows are of another kind; an answer has no token, or two are one; a template refuses a row.
+        DataError: the rows are of another kind; an answer has no tokens, or both are equal; the template rejects a row.
     """
     unpaired = reads_labels(loss)
     if rows.kind != ("unpaired" if unpaired else "preference"):
         columns = "prompt, completion and label" if unpaired else "chosen and rejected, with a prompt"
-        raise DataError(f"the loss {loss} learns from {columns}, and {rows.where} holds others; give such rows")
+        raise DataError(f"the loss {loss} requires {columns}, but {rows.where} has others; provide such rows")
     if unpaired:
         firsts: list[Row] = [{**row, "completion": row["completion"]} for row in rows]
         seconds: list[Row] = [{**row, "completion": _of_another(rows, i)} for i, row in enumerate(rows)]
@@ -64,42 +64,42 @@ def pairs_of(rows: Rows, encoder: Encoder, loss: str) -> list[Pair]:
 
 
 def _of_another(rows: Rows, i: int) -> Any:
-    """The answer of the next row to another prompt."""
+    """Return the answer of the next row with another prompt."""
     ways = (rows[(i + k) % len(rows)] for k in range(1, len(rows)))
     found = next((row for row in ways if row["prompt"] != rows[i]["prompt"]), None)
     if found is None:
         raise DataError(
-            f"all rows of {rows.where} have one prompt, and this loss compares with answers to others; give more"
+            f"all rows of {rows.where} have the same prompt, but this loss compares with answers to others; add more"
         )
     return found["completion"]
 
 
 def _answered(row: Row, name: str, place: str) -> Row:
-    """A row of prompt and completion, where the prompt may be what both answers begin with."""
+    """Return a row of prompt and completion; the prompt may be the common beginning of both answers."""
     answers = row["chosen"], row["rejected"]
     if answers[0] == answers[1]:
-        raise DataError(f"{place}: 'chosen' and 'rejected' are one answer; leave the row out")
+        raise DataError(f"{place}: 'chosen' and 'rejected' are equal; drop the row")
     if row.get("prompt") is not None:
         return {**row, "completion": row[name]}
     if not all(isinstance(answer, list) for answer in answers):
-        raise DataError(f"{place} has texts as answers and no 'prompt'; give it, or messages")
+        raise DataError(f"{place} has texts as answers and no 'prompt'; add it, or use messages")
     alike = zip(*answers, strict=False)
     same = next((i for i, (a, b) in enumerate(alike) if a != b), min(map(len, answers)))
     if not same:
-        raise DataError(f"{place}: 'chosen' and 'rejected' begin with other messages, so that there is no prompt")
+        raise DataError(f"{place}: 'chosen' and 'rejected' do not begin with the same messages, so there is no prompt")
     return {**row, "prompt": row[name][:same], "completion": row[name][same:]}
 
 
 class PairBatches(Loadable):
-    """Pairs as tokens, for a step on what ``surgery.pair_model`` gives; rows of similar lengths are in one batch.
+    """Pairs as tokens, for a step on the result of ``surgery.pair_model``; rows of similar lengths share a batch.
 
     Args:
         samples: the pairs.
-        pad: the token that rows are filled up with, at their ends.
-        length: the tokens that a row may have, with those; by default as many as there are.
+        pad: the padding token, used on the right.
+        length: the maximum number of tokens per row, with padding; by default that of the longest row.
 
     Attributes:
-        reference: the log-probabilities ``[pairs, 2]`` by the model before it learns, once they are known.
+        reference: the log-probabilities ``[pairs, 2]`` before training, once computed.
     """
 
     def __init__(self, samples: Sequence[Pair], pad: int = 0, length: int | None = None) -> None:
@@ -115,41 +115,41 @@ class PairBatches(Loadable):
 
     @property
     def good(self) -> Array:
-        """Whether the first answer of each pair is a good one ``[pairs]``."""
+        """Whether the first answer of each pair is good ``[pairs]``."""
         return np.array([pair.good for pair in self.samples], bool)
 
     @property
     def answers(self) -> ChatBatches | None:
-        """The good answers as texts that are learnt, each with its prompt; None where there are none."""
+        """The good answers as trained texts with their prompts; None if there are none."""
         texts = [pair.first for pair in self.samples if pair.good]
         return ChatBatches(texts, self._length or self.longest, pad=self.pad) if texts else None
 
     @property
     def tokens(self) -> int:
-        """The tokens of all texts."""
+        """The number of tokens of all texts."""
         return sum(len(pair.first) + len(pair.second) for pair in self.samples)
 
     @property
     def longest(self) -> int:
-        """The tokens of a row of the widest batch, with what fills it up."""
+        """The number of tokens per row in the widest batch, with padding."""
         return self._width(self._lengths.max(initial=0))
 
     def _width(self, tokens: int) -> int:
-        """The tokens of each row of a batch whose longest row has so many."""
+        """Return the row length of a batch whose longest row has this many tokens."""
         return filled_up(tokens) if self._length is None else max(tokens, min(filled_up(tokens), self._length))
 
     def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
-        """No names; raises DataError where the step takes something else."""
+        """Return no names; raise DataError if the step requires other inputs."""
         extra = sorted(set(specs) - {IDS, LABELS, TARGET, DESIRABLE})
         if extra or not {IDS, LABELS} <= set(specs):
             takes = ", ".join(map(str, specs.values()))
-            raise DataError(f"pairs give tokens and labels, and the step takes {takes}; build it on pair_model")
+            raise DataError(f"pairs provide tokens and labels, but the step expects {takes}; build it on pair_model")
         if TARGET in specs and self.reference is None:
-            raise DataError("the step compares with a reference; set reference= to what surgery.reference gives")
+            raise DataError("the loss requires a reference; set reference= to the result of surgery.reference")
         return NO_NAMES
 
     def order(self, seed: int, epoch: int, batch_size: int) -> Array:
-        """Rows of similar lengths are in one batch, as they are drawn anew each epoch."""
+        """Return an order in which rows of similar lengths share a batch, redrawn each epoch."""
         return by_length(permutation(seed, epoch, len(self)), self._lengths, seed, epoch, batch_size)
 
     def load(
@@ -159,7 +159,7 @@ class PairBatches(Loadable):
         seed: Sequence[int],
         known: DataNames = NO_NAMES,
     ) -> Iterator[dict[str, Array]]:
-        """Batches that are filled up to the longest row of each, and to a multiple of 16 tokens."""
+        """Yield batches padded to their longest row, rounded up to a multiple of 16 tokens."""
         for numbers in batches:
             pairs = [self.samples[i] for i in numbers]
             shape = len(pairs), 2, self._width(max(map(len, pairs)))

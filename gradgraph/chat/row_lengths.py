@@ -1,4 +1,4 @@
-"""The tokens that a text may have, by the recipe and by the models that read it, and what becomes of longer ones."""
+"""The maximum number of tokens of a text, by recipe and models, and the treatment of longer ones."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from gradgraph.errors import DataError, shown
 
 log = logging.getLogger("gradgraph.chat")
 
-LONGEST = 2048  # tokens of a row, where nobody says how many
+LONGEST = 2048  # default row length in tokens
 
 
 @dataclass(frozen=True)
 class Limit:
-    """The lengths that texts may have.
+    """Maximum lengths of texts.
 
     Attributes:
         tokens: of a text.
-        row: of a row; a packed one may be longer than each of its texts.
-        most: that a model takes, where that is known.
-        taker: the model that takes so few.
+        row: of a row; a packed row may be longer than each of its texts.
+        most: the context length, if known.
+        taker: the model with this context length.
     """
 
     tokens: int
@@ -35,16 +35,16 @@ class Limit:
     taker: str = "the model"
 
     def may_be(self, longest: int) -> bool:
-        """Whether the model takes a text of so many tokens, if it is allowed."""
+        """Whether a text of this many tokens fits in the context length."""
         return self.most is None or longest <= self.most
 
 
 def limit_of(base: ModelFolder, recipe: Recipe) -> Limit:
-    """The longest texts that a model takes, and its teacher if it has one.
+    """Return the limits set by a model, and by its teacher if it has one.
 
     Raises:
-        DataError: rows are to be longer than a model takes.
-        ModelError: there is no teacher of that name.
+        DataError: the recipe asks for rows longer than a context length.
+        ModelError: the teacher does not exist.
     """
     takers = [("the model", base.context)]
     if recipe.teacher is not None:
@@ -55,12 +55,12 @@ def limit_of(base: ModelFolder, recipe: Recipe) -> Limit:
     if most is None or length <= most:
         return Limit(length, length, most, taker)
     if not recipe.pack:
-        raise DataError(f"length is {length:,}, and {taker} takes {most:,} tokens; give at most as many")
+        raise DataError(f"length is {length:,}, but {taker} has a context length of {most:,}; lower length")
     return Limit(most, length, most, taker)
 
 
 def fitted_texts(rows: Rows, samples: list[Tokens], limit: Limit, long: str) -> list[Tokens]:
-    """The texts that are not too long, with what is to become of longer ones said.
+    """Return the texts that are not too long, after logging how longer ones are treated.
 
     Raises:
         DataError: some are longer, and ``long`` is "error".
@@ -76,23 +76,25 @@ def fitted_texts(rows: Rows, samples: list[Tokens], limit: Limit, long: str) -> 
         raise DataError(
             said,
             remedy=("give length= as many, " if more else "give ")
-            + "long='drop' to leave them out, or long='cut' to learn their beginnings",
+            + "long='drop' to drop them, or long='cut' to train on their beginnings",
             shell=("give --length as many, " if more else "give ")
-            + "--long drop to leave them out, or --long cut to learn their beginnings",
+            + "--long drop to drop them, or --long cut to train on their beginnings",
         )
     if long == "drop":
-        log.warning("%s; they are left out", said)
+        log.warning("%s; they are dropped", said)
         return [tokens for tokens in samples if len(tokens) <= length]
     cut = [Tokens(tokens.ids[:length], tokens.learnt[:length]) for tokens in samples]
     bare = [i for i in over if not cut[i].counted]
     log.warning(
-        "%s; their ends are cut off%s", said, f", and {len(bare)} are left out, as no answer is left" * bool(bare)
+        "%s; they are truncated%s",
+        said,
+        f", and {len(bare)} are dropped, as no part of the answer remains" * bool(bare),
     )
     return [tokens for tokens in cut if tokens.counted]
 
 
 def fitted_pairs(pairs: list[Pair], limit: Limit, long: str, rows: Rows) -> list[Pair]:
-    """The pairs that are not too long; longer ones are refused, or left out where ``long`` is "drop".
+    """Return the pairs that are not too long; longer ones raise an error, or are dropped if ``long`` is "drop".
 
     Raises:
         DataError: some are longer.
@@ -105,11 +107,11 @@ def fitted_pairs(pairs: list[Pair], limit: Limit, long: str, rows: Rows) -> list
     if long != "drop":
         more = limit.may_be(len(pairs[longest]))
         raise DataError(
-            f"{said}, and half an answer is not preferred",
-            remedy=("give length= as many, or " if more else "give ") + "long='drop' to leave them out",
-            shell=("give --length as many, or " if more else "give ") + "--long drop to leave them out",
+            f"{said}, and truncated answers cannot be compared",
+            remedy=("give length= as many, or " if more else "give ") + "long='drop' to drop them",
+            shell=("give --length as many, or " if more else "give ") + "--long drop to drop them",
         )
-    log.warning("%s; they are left out", said)
+    log.warning("%s; they are dropped", said)
     return [pair for pair in pairs if len(pair) <= limit.tokens]
 
 
@@ -118,9 +120,9 @@ def _longer(samples: Sequence[Tokens | Pair], length: int) -> list[int]:
 
 
 def _said(samples: Sequence[Tokens | Pair], over: Sequence[int], longest: int, limit: Limit, rows: Rows) -> str:
-    """A sentence of how many are too long, and for whom."""
+    """Return a sentence on how many texts are too long, and for which model."""
     longer = len(samples[longest])
-    who = "" if limit.may_be(longer) else f", and {limit.taker} takes {limit.most}"
+    who = "" if limit.may_be(longer) else f", and {limit.taker} has a context length of {limit.most}"
     return (
         f"{len(over)} of {len(samples)} rows have more than {limit.tokens} tokens, the longest {longer} "
         f"({rows.place(longest)}){who}"

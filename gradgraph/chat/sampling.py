@@ -1,4 +1,4 @@
-"""The options of answers, each written once: Python, the shell and the page read them here."""
+"""The sampling options, declared once for Python, the command line and the docs."""
 
 from __future__ import annotations
 
@@ -11,29 +11,27 @@ from gradgraph.chat.option_fields import changed_options, check_options, number,
 
 @dataclass(frozen=True)
 class Sampling:
-    """How an answer is written; ``words`` of each field explain it."""
+    """How an answer is generated, described by the ``words`` of each field."""
 
-    max_tokens: int = option(128, "Tokens that an answer has at most.", whole(1))
-    temperature: float = option(
-        0.0, "What scores are divided by before a token is drawn; 0 takes the likeliest.", number(0)
-    )
-    top_k: int = option(0, "Draw from so many of the likeliest tokens; 0: from all.", whole(0))
+    max_tokens: int = option(128, "Maximum number of tokens of an answer.", whole(1))
+    temperature: float = option(0.0, "Sampling temperature; 0 always picks the most likely token.", number(0))
+    top_k: int = option(0, "Sample from this many most likely tokens; 0: from all.", whole(0))
     top_p: float = option(
-        1.0, "Draw from the fewest likeliest tokens that have this probability together.", number(0, 1, above=True)
+        1.0, "Nucleus sampling: sample from the fewest tokens with this total probability.", number(0, 1, above=True)
     )
     repetition_penalty: float = option(
-        1.0, "Divide scores above 0 of tokens that are there already by it, and multiply those below.",
+        1.0, "Repetition penalty: divide positive scores of tokens already present by it, and multiply negative ones.",
         number(0, above=True),
     )  # fmt: skip
-    seed: int = option(0, "Of the draws; the n-th prompt draws the same whatever stands beside it.", whole(0))
+    seed: int = option(0, "Random seed; the n-th prompt gets the same draws, whatever the other prompts.", whole(0))
 
     def __post_init__(self) -> None:
         check_options(self)
 
     def changed(self, changes: Mapping[str, Any]) -> Sampling:
-        """The same with other values; raises ArgumentError where there is no such option."""
+        """Return a copy with other values; raise ArgumentError for an unknown option."""
         return changed_options(self, changes, "generation")
 
     def at_most(self, tokens: int) -> Sampling:
-        """The same, with an answer of at most so many tokens."""
+        """Return a copy with at most this many tokens per answer."""
         return replace(self, max_tokens=min(self.max_tokens, tokens))

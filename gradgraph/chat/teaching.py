@@ -1,4 +1,4 @@
-"""A larger model that teaches: its scores of the answers' tokens beside those of the model that learns."""
+"""Distillation from a larger teacher model: its scores of the answers' tokens, in addition to the labels."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from gradgraph.graph.shapes import shape_of
 from gradgraph.passes.normal.edit import names_of
 from gradgraph.surgery.language_models import POSITIONS, SEGMENTS
 
-TEMPERATURE, SHARE = 2.0, 0.5  # by default, those of gg.distill
+TEMPERATURE, SHARE = 2.0, 0.5  # the defaults of gg.distill
 
 
 def taught(student: ir.Model, base: ModelFolder, recipe: Recipe) -> ir.Model:
-    """The model that learns, with the teacher of the recipe beside it.
+    """Return the student with the teacher of the recipe attached.
 
-    A teacher that has more scores, as larger models of a family are filled up to rounder numbers, is asked for those
-    of the first tokens alone.
+    If the teacher has more scores, as vocabularies of larger models are padded to rounder numbers, only the first
+    ones are used.
 
     Args:
-        student: what ``surgery.language_model`` has made.
+        student: a result of ``surgery.language_model``.
         base: its folder.
 
     Raises:
-        DataError: the teacher has other tokens.
-        ModelError, BuildError: it cannot be read, or is no such model.
+        DataError: the teacher has another tokenizer.
+        ModelError, BuildError: the teacher cannot be read, or is not a language model.
     """
     assert recipe.teacher is not None
     other = ModelFolder.of(recipe.teacher)
     if Encoder(other.path).tokenizer.words != Encoder(base.path).tokenizer.words:
         raise DataError(
-            f"the teacher '{shown(other.path)}' has another tokenizer than '{shown(base.path)}', and the scores of two "
-            "models are compared token by token; take a teacher of the same family"
+            f"the teacher '{shown(other.path)}' has another tokenizer than '{shown(base.path)}', but distillation "
+            "compares the scores of each token; use a teacher of the same family"
         )
     try:
         teacher = surgery.language_model(other.decoder(), packed=recipe.pack)
-        assert isinstance(teacher, ir.Model)  # as load_model gives one
+        assert isinstance(teacher, ir.Model)  # as returned by load_model
         _keep_first(teacher, _scores(student))
         found = surgery.distill(
             student,
@@ -51,9 +51,9 @@ def taught(student: ir.Model, base: ModelFolder, recipe: Recipe) -> ir.Model:
         )
     except BuildError as error:
         raise BuildError(
-            f"the teacher '{shown(other.path)}' cannot teach: {error.problem}; take another teacher"
+            f"the teacher '{shown(other.path)}' cannot be used: {error.problem}; choose another teacher"
         ) from None
-    assert isinstance(found, ir.Model)  # as the student is one
+    assert isinstance(found, ir.Model)  # like the student
     return found
 
 
@@ -68,12 +68,12 @@ def _scores(model: ir.Model) -> int | str | None:
 
 
 def _keep_first(teacher: ir.Model, count: int | str | None) -> None:
-    """Let the teacher give ``count`` scores, where it has more; raises BuildError where it has fewer."""
+    """Reduce the teacher's output to ``count`` scores; raise BuildError if it has fewer."""
     own = _scores(teacher)
     if not isinstance(count, int) or not isinstance(own, int) or own == count:
         return
     if own < count:
-        raise BuildError(f"it scores {own:,} tokens, and the model that learns {count:,}; take another teacher")
+        raise BuildError(f"it scores {own:,} tokens, but the student {count:,}; choose another teacher")
     graph = teacher.graph
     op, old = Builder(taken=names_of(teacher)), graph.outputs[0]
     new = op.Slice(op.wrap(old), [0], [count], [2])

@@ -1,9 +1,9 @@
-"""Chat templates: a conversation as one text, and which parts of it the assistant says.
+"""Chat templates: format a conversation as text, and locate the assistant's answers in it.
 
-A model's folder brings its template, in Jinja (``chat_template.jinja``, or ``chat_template`` of
-``tokenizer_config.json``). Anybody may have written it, so that it runs in a process of its own
-(``files.untrusted.jinja_worker``), with the filters and functions that Hugging Face's ``apply_chat_template`` gives it,
-and gives the same text.
+A model folder contains its template in Jinja (``chat_template.jinja``, or ``chat_template`` of
+``tokenizer_config.json``). It is untrusted and therefore rendered in a separate process
+(``files.untrusted.jinja_worker``), with the filters and functions of Hugging Face's ``apply_chat_template``, and with
+the same result.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ Span = tuple[int, int]
 
 
 class MissingTemplateError(DataError):
-    """A folder has no chat template, which is another thing than a broken one."""
+    """Raised for a folder without a chat template, as opposed to an invalid one."""
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """A conversation as text.
+    """A formatted conversation.
 
     Attributes:
         text: of the whole conversation.
-        answers: the first character of each answer, and the one behind its end.
+        answers: start and end of each answer, in characters.
     """
 
     text: str
@@ -56,16 +56,16 @@ class Rendered:
 
 
 class ChatTemplate:
-    """A chat template, which makes one text of messages.
+    """A chat template, which formats messages as text.
 
     Args:
         source: in Jinja.
-        tokens: the special tokens that it may name, such as ``{"eos_token": "</s>"}``.
-        where: what messages call it.
-        now: the time that it may write; None: that of each rendering.
+        tokens: the special tokens that it may refer to, such as ``{"eos_token": "</s>"}``.
+        where: its name in messages.
+        now: the time that it may write; None: the time of each rendering.
 
     Raises:
-        DataError: it is no Jinja, or the package jinja2 is not installed.
+        DataError: the source is not valid Jinja, or the package jinja2 is not installed.
     """
 
     def __init__(
@@ -80,14 +80,14 @@ class ChatTemplate:
         if not is_installed():
             install = "pip install jinja2"
             raise DataError(
-                "chat templates are read by the package jinja2, which is not installed", remedy=install, shell=install
+                "chat templates require the package jinja2, which is not installed", remedy=install, shell=install
             )
         try:
             of_this_process().check(source, now)
         except TemplateError as fault:
             if fault.kind in _GREEDY:
                 raise self._refused(fault) from None
-            raise DataError(f"{where} is no Jinja template ({fault}); give another one") from None
+            raise DataError(f"{where} is not a valid Jinja template ({fault}); choose another one") from None
 
     @classmethod
     def of(
@@ -96,7 +96,7 @@ class ChatTemplate:
         file: str | os.PathLike[str] | None = None,
         now: datetime | None = None,
     ) -> ChatTemplate:
-        """The template of a folder, or of another file with the special tokens of the folder.
+        """Load the template of a folder, or another file with the special tokens of the folder.
 
         Raises:
             MissingTemplateError: there is none.
@@ -108,21 +108,21 @@ class ChatTemplate:
         if file is not None or is_inside(folder, FILE):
             return cls(_text(own, file is None), tokens, f"the chat template '{shown(own)}'", now)
         source = config.get("chat_template")
-        if isinstance(source, list):  # several, by name
+        if isinstance(source, list):  # several, with names
             named = {str(t.get("name")): t.get("template") for t in source if isinstance(t, Mapping)}
             source = named.get("default")
             if source is None:
                 raise DataError(
                     f"'{shown(Path(folder) / CONFIG)}' has the chat templates {listed(named)}, and none is the "
                     "'default'",
-                    remedy="write the one you mean to a file, and give template=FILE",
-                    shell="write the one you mean to a file, and give --template FILE",
+                    remedy="write one of them to a file, and pass template=FILE",
+                    shell="write one of them to a file, and pass --template FILE",
                 )
         if not isinstance(source, str):
             raise MissingTemplateError(
                 f"the folder '{shown(folder)}' has no chat template: neither {FILE} nor 'chat_template' in {CONFIG}",
-                remedy="give template=FILE, or template='none' for prompt, completion and text as they stand",
-                shell="give --template FILE, or --template none for prompt, completion and text as they stand",
+                remedy="pass template=FILE, or template='none' to use prompt, completion and text verbatim",
+                shell="add --template FILE, or --template none to use prompt, completion and text verbatim",
             )
         return cls(source, tokens, f"the chat template of '{shown(folder)}'", now)
 
@@ -134,16 +134,16 @@ class ChatTemplate:
         add_generation_prompt: bool = False,
         **more: Any,
     ) -> str:
-        """The text of messages, as ``apply_chat_template(messages, tokenize=False)`` of Hugging Face gives it.
+        """Format messages, like Hugging Face's ``apply_chat_template(messages, tokenize=False)``.
 
         Args:
             messages: ``{"role": …, "content": …}`` each.
             tools: JSON schemas of functions that the model may call.
-            add_generation_prompt: end where the assistant is to speak.
-            more: other variables of the template, such as ``enable_thinking=False``.
+            add_generation_prompt: end where the assistant's answer begins.
+            more: other template variables, such as ``enable_thinking=False``.
 
         Raises:
-            DataError: the template refuses the messages, or fails.
+            DataError: the template rejects the messages, or fails.
         """
         (text,) = self._rendered([(messages, add_generation_prompt)], tools, more)
         return _without_marks(text)[0]
@@ -156,18 +156,18 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **more: Any,
     ) -> Rendered:
-        """The text of messages, and where in it the assistant says what is learnt.
+        """Format messages, and locate the answers to train on.
 
-        A template says that by ``{% generation %}``. Of one that does not, the text up to an answer and the text up to
-        its end are rendered, and must be beginnings of the whole.
+        A template may mark them with ``{% generation %}``. Otherwise, the texts up to the beginning and up to the end
+        of an answer are rendered, and must be prefixes of the whole.
 
         Args:
-            messages: as for :meth:`render`; an answer of the ``weight`` 0 is not learnt.
-            given: how many messages are a prompt, whose answers are not learnt.
+            messages: as for :meth:`render`; an answer of ``weight`` 0 is not trained on.
+            given: the number of leading messages that form the prompt, whose answers are not trained on.
             tools, more: as for :meth:`render`.
 
         Raises:
-            DataError: the template refuses the messages; or the text up to an answer is no beginning of the whole.
+            DataError: the template rejects the messages; or the text up to an answer is not a prefix of the whole.
         """
         said = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         learnt = [i for i in said if i >= given and messages[i].get("weight") != 0]
@@ -184,20 +184,20 @@ class ChatTemplate:
         if len(learnt) < len(said):
             if len(marked) != len(said):
                 raise DataError(
-                    f"{self.where} marks {len(marked)} answers of {len(said)}, so that it cannot be said which of them "
-                    "are not learnt; mark each answer by {% generation %} once"
+                    f"{self.where} marks {len(marked)} answers of {len(said)}, so it is unclear which of them to "
+                    f"exclude; mark each answer with {{% generation %}} once"
                 )
             marked = [span for i, span in zip(said, marked, strict=True) if i in learnt]
         return Rendered(text, tuple((begin, end) for begin, end in marked if begin < end))
 
     @cached_property
     def marks_answers(self) -> bool:
-        """Whether it says by ``{% generation %}`` what the assistant speaks."""
+        """Whether it marks the assistant's answers with ``{% generation %}``."""
         return bool(_GENERATION.search(self.source))
 
     @cached_property
     def _reads_parts(self) -> bool:
-        """Whether it takes texts out of lists of parts; others would write such a list as Python does."""
+        """Whether it handles content given as a list of parts; other templates would print the list."""
         parts = [{"type": "text", "text": _PROBE}]
         try:
             (text,) = self._run([{"messages": [{"role": "user", "content": parts}], **self.tokens}])
@@ -208,31 +208,31 @@ class ChatTemplate:
         return _PROBE in text and repr(_PROBE) not in text
 
     def _span(self, i: int, before: str, behind: str, text: str) -> Span:
-        """Where the answer that is message ``i`` stands in the text of all messages.
+        """Return the span of the answer in message ``i`` within the text of all messages.
 
         Args:
-            before, behind: the texts up to the answer, and up to its end.
+            before, behind: the texts up to the beginning and up to the end of the answer.
         """
-        if not text.startswith(behind):  # some end every text with a token that says so
+        if not text.startswith(behind):  # some templates end every text with an end token
             behind = behind.removesuffix(self.tokens.get("eos_token") or "")
         if not (behind.startswith(before) and text.startswith(behind)):
             raise DataError(
-                f"{self.where} changes what stands before the answer in message {i + 1} once more follows, so that it "
-                "cannot be said where answers begin and end",
-                remedy="mark them by {% generation %} and {% endgeneration %} in a template of your own, "
-                "template=FILE, or make rows of one answer each",
-                shell="mark them by {% generation %} and {% endgeneration %} in a template of your own, "
-                "--template FILE, or make rows of one answer each",
+                f"{self.where} changes the text before the answer in message {i + 1} once more follows, so the "
+                "answers cannot be located",
+                remedy="mark them with {% generation %} and {% endgeneration %} in your own template, template=FILE, "
+                "or split rows into one answer each",
+                shell="mark them with {% generation %} and {% endgeneration %} in your own template, --template "
+                "FILE, or split rows into one answer each",
             )
         return len(before), len(behind)
 
     def _rendered(
         self, parts: Sequence[tuple[Sequence[Message], bool]], tools: Any, more: Mapping[str, Any]
     ) -> list[str]:
-        """The texts that the template writes, with marks around what it calls generation.
+        """Render texts with marks around generation blocks.
 
         Args:
-            parts: messages, and whether they end where the assistant is to speak; the first are the longest.
+            parts: messages, and whether to end where the assistant's answer begins; the longest first.
         """
         whole = self._taken(parts[0][0])
         variables = {**self.tokens, "documents": None, **_plain(more), "tools": _plain(tools)}
@@ -243,32 +243,32 @@ class ChatTemplate:
             raise self._refused(fault) from None
 
     def _taken(self, messages: Sequence[Message]) -> list[Any]:
-        """Messages as the template is given them."""
+        """Return messages in the form that the template receives."""
         plain = [_with_reasoning(_plain(message)) for message in messages]
         if any(isinstance(message.get("content"), list) for message in plain) and not self._reads_parts:
             plain = [{**message, "content": _joined(message.get("content"))} for message in plain]
         written = json.dumps(plain, ensure_ascii=False)
         if _BEGIN in written or _END in written:
-            raise DataError("the messages hold U+FDD0 or U+FDD1, which are no characters; remove them")
+            raise DataError("the messages contain U+FDD0 or U+FDD1, which are not characters; remove them")
         return plain
 
     def _run(self, variables: Sequence[Mapping[str, Any]]) -> list[str]:
         return of_this_process().render(self.source, self._now, variables)
 
     def _refused(self, fault: TemplateError) -> DataError:
-        """The error for a template that gives no text."""
+        """Return the error for a template that failed."""
         if fault.kind == "security":
-            return DataError(f"{self.where} does what Jinja's sandbox forbids ({fault}); give another one")
+            return DataError(f"{self.where} does something that Jinja's sandbox forbids ({fault}); choose another one")
         if fault.kind in _GREEDY:
-            return DataError(f"{self.where} is ended: {fault}; give another one")
-        return DataError(f"{self.where} refuses the messages ({fault}); write them as it expects")
+            return DataError(f"{self.where} was stopped: {fault}; choose another one")
+        return DataError(f"{self.where} rejects the messages ({fault}); write them as it expects")
 
 
-# --- what a template is given -------------------------------------------------------------------------------------
+# --- template inputs ----------------------------------------------------------------------------------------------
 
 
 def _plain(value: Any) -> Any:
-    """A value as a template sees it: plain JSON, so that it finds no methods on it."""
+    """Convert a value to plain JSON types, so that the template finds no methods on it."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, Mapping):
@@ -282,20 +282,20 @@ def _plain(value: Any) -> Any:
 
 
 def _joined(content: Any) -> Any:
-    """A list of parts of text as one text."""
+    """Join a list of text parts into one text."""
     if not isinstance(content, list):
         return content
     return "".join(str(part.get("text", "")) if isinstance(part, dict) else str(part) for part in content)
 
 
 def _with_reasoning(message: Any) -> Any:
-    """A message whose reasoning has every name that templates read it by, as Hugging Face gives it."""
+    """Return a message whose reasoning is under all keys that templates read, like Hugging Face."""
     found = next((message[name] for name in REASONING if message.get(name) is not None), None)
     return message if found is None else {"thinking": found, **message, "reasoning_content": found}
 
 
 def _without_marks(marked: str) -> tuple[str, list[Span]]:
-    """The text, and the spans that stand between marks, empty ones too."""
+    """Return the text without marks, and the spans between them, including empty ones."""
     parts, answers, at = [], list[Span](), 0
     for piece in re.split(f"({_BEGIN}[^{_END}]*{_END})", marked):
         is_answer = piece.startswith(_BEGIN)
@@ -311,7 +311,7 @@ def _without_marks(marked: str) -> tuple[str, list[Span]]:
 
 
 def special_tokens(folder: Path) -> dict[str, str]:
-    """The special tokens that a folder names, such as ``{"eos_token": "</s>"}``; empty where it names none."""
+    """Return the special tokens in a folder, such as ``{"eos_token": "</s>"}``; empty if there are none."""
     found = dict[str, str]()
     for source in (table_in(folder, CONFIG), table_in(folder, MAP)):
         for name in TOKENS:
@@ -323,7 +323,7 @@ def special_tokens(folder: Path) -> dict[str, str]:
 
 
 def table_in(folder: Path, name: str) -> Mapping[str, Any]:
-    """A file of JSON of a folder; empty where there is none.
+    """Read a JSON file of a folder; empty if it does not exist.
 
     Raises:
         DataError: it cannot be read, or leads out of the folder.
@@ -332,18 +332,16 @@ def table_in(folder: Path, name: str) -> Mapping[str, Any]:
         content = bytes_inside(folder, name)
         value = None if content is None else json_of(content)
     except UnreadableError as error:
-        raise DataError(
-            f"'{shown(folder / name)}' cannot be read ({error}); take it from where the model comes from"
-        ) from None
+        raise DataError(f"'{shown(folder / name)}' cannot be read ({error}); download it again") from None
     return value if isinstance(value, Mapping) else {}
 
 
 def _text(path: Path, inside: bool) -> str:
-    """The content of a template: of a folder, or of the file that a user gave."""
+    """Read a template from the folder, or from a user's file."""
     try:
         content = bytes_inside(path.parent, path.name, LARGEST) if inside else None
         return (regular_bytes(path, LARGEST) if content is None else content).decode("utf-8")
     except UnreadableError as error:
         raise DataError(f"the chat template '{shown(path)}' cannot be read ({error}); check the path") from None
     except UnicodeDecodeError:
-        raise DataError(f"the chat template '{shown(path)}' is no text in UTF-8; save it as such") from None
+        raise DataError(f"the chat template '{shown(path)}' is not UTF-8 text; save it as UTF-8") from None

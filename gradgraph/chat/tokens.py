@@ -1,4 +1,4 @@
-"""Rows of chat data as tokens, and which of them are learnt: the assistant's, or all of a plain text."""
+"""Rows of chat data as tokens, with a mask of those to train on: the assistant's, or all of a plain text."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ log = logging.getLogger("gradgraph.chat")
 
 NO_TEMPLATE = "none"
 TOOLS = "tools"
-TRIED = 16  # rows with a key in which a template is seen to use it, or not
-LEARNT = ("messages", "prompt", "text")  # kinds of rows that tell the next token
+TRIED = 16  # number of rows with a key that are checked for whether the template uses it
+LEARNT = ("messages", "prompt", "text")  # kinds of rows for next-token prediction
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Tokens:
     """A row as tokens.
 
     Attributes:
-        ids: their numbers: int64 [tokens].
-        learnt: whether each is to be told from those before it: bool [tokens].
+        ids: token ids: int64 [tokens].
+        learnt: whether each token is trained on: bool [tokens].
     """
 
     ids: Array
@@ -45,25 +45,25 @@ class Tokens:
 
     @property
     def counted(self) -> int:
-        """How many are learnt; the first one never is, as nothing stands before it."""
+        """The number of trained tokens, except the first one, which has no context."""
         return int(self.learnt[1:].sum())
 
 
 class Encoder:
-    """Makes tokens of rows, by the tokenizer and the chat template of a model's folder.
+    """An encoder of rows by the tokenizer and the chat template of a model's folder.
 
     Args:
-        folder: with ``tokenizer.json`` and ``tokenizer_config.json``.
-        template: another file of a chat template; ``"none"`` takes prompt, completion and text as they stand.
-        now: the time that a template may write; None: that of each rendering.
+        folder: a folder with ``tokenizer.json`` and ``tokenizer_config.json``.
+        template: a file with another chat template; ``"none"`` uses prompt, completion and text verbatim.
+        now: the time that a template may write; None: the time of each rendering.
 
     Attributes:
-        tokenizer: of the folder.
-        template: None where there is none, or none is wanted.
-        end: the number of the token that ends an answer without a template; None where the folder names none.
+        tokenizer: the tokenizer of the folder.
+        template: None if there is none, or for ``"none"``.
+        end: the id of the token that ends an answer without a template; None if the folder defines none.
 
     Raises:
-        DataError: there is no tokenizer, or a template of ``template`` cannot be read.
+        DataError: there is no tokenizer, or ``template`` cannot be read.
     """
 
     def __init__(
@@ -72,36 +72,35 @@ class Encoder:
         folder = Path(folder)
         if not is_inside(folder, NAME):
             raise DataError(
-                f"the folder '{shown(folder)}' has no {NAME}; copy it there from where the model comes from, or where "
-                "that has none either, let AutoTokenizer of transformers save_pretrained there"
+                f"the folder '{shown(folder)}' has no {NAME}; download it, or create it with transformers: "
+                "AutoTokenizer.from_pretrained(…).save_pretrained(…)"
             )
         self.folder, self.tokenizer = folder, Tokenizer(folder / NAME, inside=True)
         self._asked, self._now = template, now
-        self._said = set[str]()  # keys that have been looked for in texts
+        self._said = set[str]()  # keys that have been checked
         end = special_tokens(folder).get("eos_token")
         self.end = None if end is None else self.tokenizer.number_of(end)
 
     def template_for(self, kind: str) -> ChatTemplate | None:
-        """The template by which rows of a kind become texts; None where they are texts.
+        """Return the template for a kind of rows; None for rows of texts.
 
         Raises:
-            DataError: messages need one, and there is none.
+            DataError: messages require a template, and there is none.
         """
         if kind == "text" or self._asked == NO_TEMPLATE:
             return None
         return ChatTemplate.of(self.folder, self._asked, self._now)
 
     def __call__(self, rows: Rows) -> list[Tokens]:
-        """The tokens of rows.
+        """Return the tokens of rows.
 
         Raises:
-            DataError: their kind is none that tells the next token; the template refuses a row; an answer has no
-                token of its own.
+            DataError: the rows are preferences; the template rejects a row; an answer has no tokens of its own.
         """
         if rows.kind not in LEARNT:
             raise DataError(
-                f"{rows.where} holds preferences, and the next token is learnt from answers alone; give messages, "
-                "prompt and completion, or text"
+                f"{rows.where} contains preferences, but this loss requires answers; provide messages, prompt and "
+                "completion, or text"
             )
         template = self.template_for(rows.kind)
         texts = [self._text_of(rows, i, template) for i in range(len(rows))]
@@ -109,14 +108,14 @@ class Encoder:
         found = list(self.of(texts, plain=template is None))
         for i, tokens in enumerate(found):
             if not tokens.counted:
-                raise DataError(f"{rows.place(i)} has no token to be learnt; write a longer answer, or leave it out")
+                raise DataError(f"{rows.place(i)} has no token to train on; write a longer answer, or drop the row")
         return found
 
     def of(self, texts: Sequence[Rendered], plain: bool = False) -> Iterator[Tokens]:
-        """The tokens of texts whose answers are known.
+        """Yield the tokens of texts with known answers.
 
         Args:
-            plain: add the tokens that the model expects around a text; a template has written them.
+            plain: add the special tokens around a text; a template has written them already.
         """
         for text, (ids, spans) in zip(texts, self.tokenizer.spans([t.text for t in texts], plain), strict=True):
             learnt = _within(spans, text.answers)
@@ -137,7 +136,7 @@ class Encoder:
             raise error.at(rows.place(i)) from None
 
     def _say_unused(self, rows: Rows, template: ChatTemplate | None) -> None:
-        """Warn, once, of keys of rows and their messages that are in no text."""
+        """Warn once about keys of rows and messages that appear in no text."""
         having: dict[str, list[int]] = {}
         for i, row in enumerate(rows):
             for key in _keys_of(row):
@@ -146,12 +145,12 @@ class Encoder:
                   and (template is None or not any(_uses(template, rows[i], key) for i in found[:TRIED]))]  # fmt: skip
         self._said.update(having)
         if unused and template is not None:
-            log.warning("%s does not use %s of %s; they are not learnt", template.where, listed(unused, 12), rows.where)
+            log.warning("%s does not use %s of %s; they are ignored", template.where, listed(unused, 12), rows.where)
         elif unused:
-            log.warning("without a chat template, %s of %s are not used", listed(unused, 12), rows.where)
+            log.warning("without a chat template, %s of %s are ignored", listed(unused, 12), rows.where)
 
     def pieces(self, tokens: Tokens) -> list[tuple[str, bool]]:
-        """The text of tokens in pieces, and whether each is learnt: for people to look at."""
+        """Return the text of tokens in pieces, with whether each is trained on, for display."""
         ends = [0, *(np.flatnonzero(np.diff(tokens.learnt)) + 1).tolist(), len(tokens)]
         return [
             (self.tokenizer.decode(tokens.ids[a:b].tolist()), bool(tokens.learnt[a]))
@@ -160,7 +159,7 @@ class Encoder:
 
 
 def _within(spans: Sequence[tuple[int, int]], answers: Sequence[tuple[int, int]]) -> list[bool]:
-    """Whether each token is one of an answer: all from the first that has a character of it to the last."""
+    """Whether each token belongs to an answer: all from the first to the last with one of its characters."""
     found = [False] * len(spans)
     for begin, end in answers:
         own = [i for i, (a, b) in enumerate(spans) if max(a, begin) < min(b, end) or begin <= a == b < end]
@@ -170,15 +169,15 @@ def _within(spans: Sequence[tuple[int, int]], answers: Sequence[tuple[int, int]]
 
 
 def _plain_text(rows: Rows, i: int) -> Rendered:
-    """A row as it stands."""
+    """Return a row verbatim."""
     row = rows[i]
     if rows.kind == "text":
         return Rendered(row["text"], ((0, len(row["text"])),))
     if rows.kind != "prompt" or not isinstance(row["prompt"], str):
         raise DataError(
-            f"{rows.place(i)} holds messages, which a chat template makes a text of",
-            remedy="leave template='none' out",
-            shell="leave --template none out",
+            f"{rows.place(i)} contains messages, which require a chat template",
+            remedy="omit template='none'",
+            shell="omit --template none",
         )
     prompt = row["prompt"]
     return Rendered(prompt + row["completion"], ((len(prompt), len(prompt) + len(row["completion"])),))
@@ -201,14 +200,14 @@ def _messages_of(row: Mapping[str, Any]) -> list[Any]:
 
 
 def _keys_of(row: Mapping[str, Any]) -> set[str]:
-    """The keys of a row, and of its messages, that a template may read or not."""
+    """Return the keys of a row and of its messages that a template may or may not use."""
     own = [name for name in (TOOLS, *(row.get(VARIABLES) or {})) if name != TOOLS or row.get(TOOLS)]
     said = [key for m in _messages_of(row) if isinstance(m, Mapping) for key in m if m[key] not in (None, [], "")]
     return {*own, *said} - {"role", "content", "weight"}
 
 
 def _uses(template: ChatTemplate, row: Mapping[str, Any], key: str) -> bool:
-    """Whether a text is another one without the key."""
+    """Whether the text changes without the key."""
     texts = []
     gone = REASONING if key in REASONING else (key,)
     for names in ((), gone):
@@ -216,7 +215,7 @@ def _uses(template: ChatTemplate, row: Mapping[str, Any], key: str) -> bool:
         messages = [{k: v for k, v in m.items() if k not in names} for m in _messages_of(row)]
         try:
             texts.append(template.render(messages, **{k: v for k, v in more.items() if k not in names}))
-        except DataError:  # it wants what is not there
+        except DataError:  # the template requires it
             return True
     return texts[0] != texts[1]
 

@@ -1,4 +1,4 @@
-"""Samples during training: answers to fixed prompts by the trainer's own session and weights, as they are now."""
+"""Sample answers during training, by the trainer's own session and current weights."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from gradgraph.surgery.pair_models import LABELS, NEXT_TOKEN
 
 log = logging.getLogger("gradgraph.chat")
 
-EVENT = "sample"  # of a record in a log
+EVENT = "sample"  # of a log record
 
 
 class TrainerSteps(OneByOne):
-    """The next token by a trainer's ``predict``: the whole text so far goes through it each time, without a cache.
+    """A token source by a trainer's ``predict``, which runs the whole text for each token, without a cache.
 
-    Frozen weights are those that the trainer has already, in its session of predictions: there is no other model.
+    It shares the frozen weights of the trainer's prediction session instead of loading another model.
 
     Args:
-        trainer: of a step on what ``surgery.language_model`` gives, or ``surgery.pair_model`` with ``next_token``:
-            that gives the likeliest token alone.
+        trainer: of a step on the result of ``surgery.language_model``, or of ``surgery.pair_model`` with
+            ``next_token``, which only returns the most likely token.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -44,16 +44,15 @@ class TrainerSteps(OneByOne):
     def steps(
         self, prompts: Sequence[Sequence[int]], stop: Collection[int] = (), sampling: Sampling | None = None
     ) -> Iterator[list[int | None]]:
-        """The next token of a prompt, again and again, to a token of ``stop``; prompts go one at a time.
+        """Yield the next token of a prompt until a token of ``stop``; supports one prompt at a time.
 
         Raises:
-            ArgumentError: a model of pairs is asked for other tokens than the likeliest.
+            ArgumentError: a pair model is asked for other tokens than the most likely ones.
         """
         (prompt,), chosen = prompts, sampling or Sampling()
         if self._by_pairs and (chosen.temperature or chosen.repetition_penalty != 1):
             raise ArgumentError(
-                "a model that compares answers gives the likeliest token alone; leave temperature and "
-                "repetition_penalty out"
+                "a pair model only returns the most likely token; omit temperature and repetition_penalty"
             )
         known, draws = list(prompt), np.random.default_rng([chosen.seed, 0])
         for _ in range(chosen.max_tokens):
@@ -64,17 +63,17 @@ class TrainerSteps(OneByOne):
             known.append(token)
 
     def _next(self, known: Sequence[int]) -> int:
-        """The likeliest token that follows, by a pair of this text with itself, of which no token is a label."""
+        """Return the most likely next token, from a pair of this text with itself without labels."""
         return int(self._told(np.array([[known, known]]))[NEXT_TOKEN][0, 0])
 
     def _scores(self, known: Sequence[int]) -> Array:
-        """The scores ``[vocabulary]`` of the token that follows."""
+        """Return the scores ``[vocabulary]`` of the next token."""
         found = self._told(np.array([known]))
         scores: Array = found.get("logits", next(iter(found.values()))) if isinstance(found, dict) else found
         return np.asarray(scores[0, -1])
 
     def _told(self, tokens: Array) -> Any:
-        """The output of the model for one text, ``[1, length]`` or ``[1, 2, length]``."""
+        """Return the model's output for one text, ``[1, length]`` or ``[1, 2, length]``."""
         own = {SEGMENTS: np.ones_like(tokens), POSITIONS: np.arange(tokens.shape[-1])[None],
                LABELS: np.full_like(tokens, IGNORED)}  # fmt: skip
         inputs = self._trainer.manifest.inputs
@@ -82,21 +81,21 @@ class TrainerSteps(OneByOne):
 
 
 class TrainingSamples:
-    """A callback of ``Trainer.fit`` that answers prompts every so many steps, with the likeliest tokens.
+    """A callback of ``Trainer.fit`` that answers prompts every few steps with the most likely tokens.
 
     Args:
-        prompts: of the model's folder.
-        texts: what is asked.
-        every: steps between two samples.
-        tokens: that an answer has at most.
-        write: takes a record of each answer, for a log.
-        done: is called after each round, so that its time counts as no training.
+        prompts: the prompts of the model's folder.
+        texts: the prompts to answer.
+        every: steps between samples.
+        tokens: maximum number of tokens of an answer.
+        write: receives a record of each answer, for a log.
+        done: called after each round, to exclude its time from training.
 
     Attributes:
-        last: the newest answers, in the order of the prompts.
+        last: the latest answers, in the order of the prompts.
 
     Raises:
-        DataError: a prompt has no token, or too many.
+        DataError: a prompt has no tokens, or too many.
     """
 
     def __init__(
@@ -112,11 +111,11 @@ class TrainingSamples:
         self._ids = [prompts.tokens_of(text) for text in texts]
         self._sampling, self._seen = Sampling(max_tokens=tokens), 0
         self._epoch = 0
-        self._told: int | None = None  # the step of the newest answers that were told
+        self._told: int | None = None  # the step of the latest logged answers
         self.last: list[str] = []
 
     def on_step(self, trainer: Trainer, results: Any) -> None:
-        """Answer, where a round is due."""
+        """Answer the prompts if samples are due."""
         del results
         self._epoch = trainer.progress.epoch + 1
         rounds = trainer.progress.steps // self._every
@@ -126,7 +125,7 @@ class TrainingSamples:
             self._done()
 
     def recall(self, log_file: Path, step: int) -> None:
-        """Take the newest answers of a step from the log of a run that goes on, so that they are not told twice."""
+        """Restore the latest answers from the log of a resumed run, so that each sample is logged once."""
         told = dict[Any, str]()
         for line in regular_bytes(log_file).splitlines() if log_file.is_file() else ():
             with contextlib.suppress(UnreadableError):
@@ -137,7 +136,7 @@ class TrainingSamples:
             self._told, self.last = step, [told[text] for text in self._texts]
 
     def at_end(self, trainer: Trainer) -> list[str]:
-        """Answer with the weights that a run has given; those that were not told are told."""
+        """Answer with the final weights; log the answers unless already logged."""
         told = self.last if self._told == trainer.progress.steps else None
         self._epoch = trainer.progress.epoch + bool(trainer.progress.batch)
         found = self.answers(trainer)
@@ -152,7 +151,7 @@ class TrainingSamples:
             log.info("step %d, %s\n  %s", self._told, shown(text), answer.replace("\n", "\n  "))
 
     def answers(self, trainer: Trainer) -> list[str]:
-        """The answers of the model as it is now."""
+        """Return the model's current answers."""
         steps, stop = TrainerSteps(trainer), self._prompts.stop
         found = [steps.generated([ids], stop, self._prompts.fitting([ids], self._sampling))[0] for ids in self._ids]
         self.last = [self._prompts.text_of(row) for row in found]

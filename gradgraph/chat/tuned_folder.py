@@ -1,4 +1,4 @@
-"""The results of fine-tuning: adapters, the merged model with what lies beside it, and a model card."""
+"""The output of fine-tuning: adapters, the merged model with its other files, and a model card."""
 
 from __future__ import annotations
 
@@ -32,39 +32,39 @@ from gradgraph.surgery.weights import give_weights
 log = logging.getLogger("gradgraph.chat")
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-ALONE = "decoder_model.onnx"  # optimum's name of a decoder without a past
+ALONE = "decoder_model.onnx"  # optimum's name of a decoder without a cache
 _QUANTISED = frozenset({"MatMulNBits", "DequantizeLinear"})
 ADAPTER, ORT_ADAPTER, CARD = "adapter", "adapter.onnx_adapter", "README.md"
-_SLOW = "; the CPU is slow at its float zero points, and faster at the base with the adapter"
+_SLOW = "; its float zero points are slow on CPUs, where the base with the adapter is faster"
 _WORDS = {
-    "rows": "rows that it trained on",
-    "held_out_rows": "rows held out",
-    "tokens": "tokens of the rows that it trained on",
-    "learnt_tokens": "of these, tokens that were learnt (the assistant's)",
+    "rows": "training rows",
+    "held_out_rows": "held-out rows",
+    "tokens": "tokens of the training rows",
+    "learnt_tokens": "of these, trained tokens (the assistant's)",
     "steps": "steps",
     "loss": "loss at the end of training",
-    "tokens_a_second": "tokens a second in training",
-    "peak_memory_mib": "peak of the memory of the process until the end of training, in MiB",
+    "tokens_a_second": "tokens per second in training",
+    "peak_memory_mib": "peak memory of the process until the end of training, in MiB",
     "perplexity_before": "perplexity of held-out answers before training",
     "perplexity": "perplexity of held-out answers after training",
-    "perplexity_float": "perplexity of held-out answers of the merged model, with changed weights as float",
-    "perplexity_requantised": "the same, with changed weights as they were quantised before",
-    "perplexity_merged": "perplexity of held-out answers of the merged model, whose weights keep their bits",
+    "perplexity_float": "perplexity of held-out answers of the merged model, changed weights stored as float",
+    "perplexity_requantised": "the same, changed weights requantised",
+    "perplexity_merged": "perplexity of held-out answers of the merged model, which keeps the quantised weights",
     "held_out_loss_before": "loss of held-out rows before training",
     "held_out_loss": "loss of held-out rows after training",
-    "reward_margin": "how much larger the reward of better answers of held-out rows is, in the mean",
-    "reward_accuracy": "share of held-out rows whose better answer has the larger reward",
-    "largest_rounding": "largest ‖stored − W‖/‖W‖ of a weight that was quantised again",
+    "reward_margin": "mean reward margin of held-out rows",
+    "reward_accuracy": "reward accuracy of held-out rows",
+    "largest_rounding": "largest ‖stored − W‖/‖W‖ of a requantised weight",
 }
 
 
 @dataclass(frozen=True)
 class Told:
-    """Data as a model card tells of them.
+    """Facts about the data for a model card.
 
     Attributes:
-        data, validation: what they are called.
-        template: the file of another chat template; ``"none"`` where texts stood as they are.
+        data, validation: their names.
+        template: the file of another chat template; ``"none"`` for texts used verbatim.
         digest: SHA-256 of all tokens.
     """
 
@@ -85,13 +85,13 @@ def write_results(
     samples: Mapping[str, str],
     told: Told,
 ) -> None:
-    """Write adapters, the merged model and its card to ``out``; add what is measured of the merged one to ``figures``.
+    """Write adapters, the merged model and its card to ``out``; add the merged model's results to ``figures``.
 
-    The chat template that the model has learnt becomes that of the folder.
+    The chat template used in training becomes that of the folder.
 
     Raises:
-        BuildError: adapters of this kind cannot be merged or saved.
-        OutputError: something cannot be written.
+        BuildError: adapters of this type cannot be merged or saved.
+        OutputError: a file cannot be written.
     """
     file = base.model.name
     named, kept = _save_for_peft(out / ADAPTER, base, adapted, state), keeps_bits(adapted)
@@ -99,12 +99,12 @@ def write_results(
     if recipe.merge != MERGE_NONE:
         for form in _forms(adapted, recipe.merge, held_out is not None and not kept):
             try:
-                folder = Folder(inside=out)  # and not that of temporary files, which may be memory
+                folder = Folder(inside=out)  # instead of the folder for temporary files, which may be in memory
                 merged = _merged(adapted, state, form, figures, folder)
             except BuildError:
                 if form == recipe.merge:
                     raise
-                continue  # it would be measured alone
+                continue  # only for evaluation
             if held_out is not None and (measured := perplexity_of(merged, held_out, recipe.batch_size)) is not None:
                 figures["perplexity_merged" if kept else f"perplexity_{form}"] = measured
             if form == recipe.merge:
@@ -116,12 +116,12 @@ def write_results(
 
 
 def keeps_bits(adapted: ir.Model) -> bool:
-    """Whether all adapters merge into quantised weights without loss."""
+    """Whether all adapters can be merged into quantised weights without loss."""
     return all(KINDS[adapter.kind].offsets is not None for adapter in adapters_of(adapted))
 
 
 def _forms(adapted: ir.Model, wanted: str, measures: bool) -> list[str]:
-    """The forms of the merged model that are made: both where weights are quantised and they are measured."""
+    """Return the forms of the merged model to create: both if weights are quantised and evaluated."""
     both = measures and any(node.op_type in _QUANTISED for node in adapted.graph)
     return [FLOAT, REQUANTISED] if both else [wanted]
 
@@ -129,7 +129,7 @@ def _forms(adapted: ir.Model, wanted: str, measures: bool) -> list[str]:
 def _merged(
     adapted: ir.Model, state: Mapping[str, Any], form: str, figures: dict[str, Any], folder: Folder
 ) -> ir.Model:
-    """The merged model, whose large new weights lie in ``folder``."""
+    """Return the merged model, whose large new weights are stored in ``folder``."""
     rounding: dict[str, float] = {}
     again = form == REQUANTISED and not keeps_bits(adapted)
     merged = merge_to_folder(adapted, state, folder.path, requantise=again, errors=rounding if again else None)
@@ -139,15 +139,15 @@ def _merged(
 
 
 def _save(merged: ir.Model, base: ModelFolder, out: Path) -> str:
-    """Save a model, and return the name of its file.
+    """Save a model, and return its file name.
 
-    One that keeps its past in 16 bits is saved without the sizes that its builder declares, some wrongly.
+    One with a 16-bit cache is saved without its recorded shapes, since its builder declares some of them wrongly.
     """
     path, whole = out / base.model.name, load_model(base.model)
     if is_merged(whole) and not _give_both(whole, merged):
         path = out / ALONE
-        log.warning("the weights that have changed are not those of both decoders of '%s'; %s has no past, and "
-                    "generates without a cache", shown(base.model.name), ALONE)  # fmt: skip
+        log.warning("the changed weights are not shared by both decoders of '%s'; %s has no cache, and generates "
+                    "more slowly", shown(base.model.name), ALONE)  # fmt: skip
     elif is_merged(whole):
         merged = whole
     halves = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -159,9 +159,9 @@ def _save(merged: ir.Model, base: ModelFolder, out: Path) -> str:
 
 
 def _give_both(whole: ir.Model, merged: ir.Model) -> bool:
-    """Give two decoders in one file what has changed in the one that has learnt; whether both read all of it."""
+    """Copy the changed weights into both decoders of one file; return whether both use all of them."""
     shared = set(whole.graph.initializers)
-    make_names_unique(whole)  # as they were when one was taken
+    make_names_unique(whole)  # as when one was extracted
     before, after = _weights(whole), _weights(merged)
     changed = {name: new for name, new in after.items()
                if (not _alike(new, before[name]) if name in before else _is_learnt(name, new))}  # fmt: skip
@@ -172,12 +172,12 @@ def _give_both(whole: ir.Model, merged: ir.Model) -> bool:
 
 
 def _weights(model: ir.Model) -> dict[str, ir.TensorProtocol]:
-    """The tensors that a model stores, integers of quantised weights among them."""
+    """Return the tensors that a model stores, including the integers of quantised weights."""
     return {name: v.const_value for name, v in model.graph.initializers.items() if v.const_value is not None}
 
 
 def _is_learnt(name: str, tensor: ir.TensorProtocol) -> bool:
-    """Whether a tensor that both decoders do not share may have changed; integers of one alone are sizes and axes."""
+    """Whether a tensor used by one decoder only may have been trained; integers are sizes and axes."""
     return tensor.dtype in _FLOATS or name.endswith(".merged")
 
 
@@ -186,25 +186,25 @@ def _alike(one: ir.TensorProtocol, other: ir.TensorProtocol) -> bool:
 
 
 def _save_for_peft(folder: Path, base: ModelFolder, adapted: ir.Model, state: Mapping[str, Any]) -> str:
-    """Save adapters by Hugging Face's names of layers, where they have some; say who reads them."""
+    """Save adapters under Hugging Face's layer names, if known; describe who can read them."""
     try:
         surgery.save_adapter(adapted, folder, state, family=base.family)
-    except BuildError:  # layers that no family has: PEFT reads these for this file alone
+    except BuildError:  # for layers of no known family, PEFT names match this file only
         surgery.save_adapter(adapted, folder, state)
         own = next((a.kind for a in adapters_of(adapted) if a.kind != "prefix" and KINDS[a.kind].peft is None), None)
         if own is not None:
-            return f"for `gg.surgery.load_adapter`: PEFT has no files of the kind {own}"
-        return "as PEFT reads it, with the names of the layers of this file"
-    return "as PEFT reads it, with the names of Hugging Face's layers"
+            return f"for `gg.surgery.load_adapter`: PEFT has no format for adapters of type {own}"
+        return "in PEFT's format, with the layer names of this file"
+    return "in PEFT's format, with Hugging Face's layer names"
 
 
 def perplexity_of(model: Source, data: ChatBatches, batch_size: int = 8) -> float | None:
-    """The perplexity of the learnt tokens of texts by a model that generates; None where it has no vector of weights.
+    """Return a generating model's perplexity over the trained tokens of texts; None if it has no vector of weights.
 
-    It is measured as in training, by a step that could train one vector: not every file runs without its past.
+    It is computed by a step that trains one vector, since not every file runs without its cache.
     """
     tokens_alone = surgery.language_model(load_model(model))
-    assert isinstance(tokens_alone, ir.Model)  # as load_model gives one
+    assert isinstance(tokens_alone, ir.Model)  # as returned by load_model
     vector = _last_vector(tokens_alone)
     if vector is None:
         return None
@@ -214,7 +214,7 @@ def perplexity_of(model: Source, data: ChatBatches, batch_size: int = 8) -> floa
 
 
 def _last_vector(model: ir.Model) -> str | None:
-    """The name of the vector of weights that is nearest to the scores: little is to be differentiated."""
+    """Return the name of the weight vector nearest to the scores, which leaves little to differentiate."""
     for node in reversed(list(model.graph)):
         for value in node.inputs:
             if value is not None and value.is_initializer() and value.dtype in _FLOATS and len(value.shape or ()) == 1:
@@ -231,11 +231,11 @@ def card(
     file: str,
     told: Told,
 ) -> str:
-    """The model card, in Markdown with the head that model hubs read."""
+    """Return the model card, in Markdown with the metadata that model hubs read."""
     rows = [f"| {_WORDS[name]} | {_number(figures[name])} |" for name in _WORDS if name in figures]
     options = [f"| {o.name} | {_value(getattr(recipe, o.name))} |" for o in fields(recipe)]
     slow = _SLOW if KINDS[recipe.kind].offsets is not None else ""
-    merged = [f"- `{file}`: the merged model, with its tokenizer and descriptions{slow}"]
+    merged = [f"- `{file}`: the merged model, with its tokenizer and configuration{slow}"]
     lines = [
         "---", "library_name: onnxruntime", "tags: [onnx, gradgraph, lora]", "---", "",
         f"# {shown(base.path.resolve().name)}, fine-tuned", "",
@@ -244,7 +244,7 @@ def card(
         *(merged if recipe.merge != MERGE_NONE else []),
         f"- `{ADAPTER}/`: the adapter, {named}",
         f"- `{ORT_ADAPTER}`: the same for `onnxruntime.LoraAdapter`, with the base of `gradgraph surgery --switchable`",
-        "- `training/`: the checkpoint, the history and the options, from which `--resume` goes on", "",
+        "- `training/`: checkpoint, history and options, for `--resume`", "",
         "## Data", "", *of_data(told), "",
         "## Figures", "", "| figure | value |", "|---|---|", *rows, "",
         *_answers(samples),
@@ -254,17 +254,17 @@ def card(
 
 
 def of_data(told: Told) -> list[str]:
-    """The lines on the data that it has learnt from, and on how to ask it."""
-    measured = "a share of them, which it has not learnt" if told.validation is None else told.validation
-    asked = "as they stand: `gradgraph generate --template none`" if told.template == NO_TEMPLATE else (
+    """Return the lines about the training data and the prompt format."""
+    measured = "a fraction of them, not trained on" if told.validation is None else told.validation
+    asked = "verbatim: `gradgraph generate --template none`" if told.template == NO_TEMPLATE else (
         f"by `{TEMPLATE}`, which was `{shown(Path(told.template).name)}`" if told.template is not None
         else "by the chat template of the folder, where it has one")  # fmt: skip
-    return [f"- trained on {told.data}", f"- held out: {measured}", f"- SHA-256 of all tokens: `{told.digest}`",
+    return [f"- trained on {told.data}", f"- validation: {measured}", f"- SHA-256 of all tokens: `{told.digest}`",
             f"- prompts: {asked}"]  # fmt: skip
 
 
 def _answers(samples: Mapping[str, str]) -> list[str]:
-    """The prompts of ``sample`` with their answers, as quotations."""
+    """Return the prompts of ``sample`` with their answers, as quotations."""
     if not samples:
         return []
     told = [f"> {line}" for prompt, answer in samples.items()

@@ -1,6 +1,6 @@
-"""Preprocessing: columns of a table become the numbers that a model reads, as was learnt from its training data.
+"""Preprocessing of table columns into a model's inputs, learnt from the training data.
 
-It knows tables, and the ONNX nodes that make arrays of them; it must not know steps, losses or training.
+This room knows tables, and the ONNX nodes that make arrays of them; it must not know steps, losses or training.
 """
 
 from gradgraph.preprocess.column_kinds import KINDS

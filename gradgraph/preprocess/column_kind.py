@@ -1,4 +1,4 @@
-"""A kind of column: plain data learned from a training table, and the nodes that turn it into numbers."""
+"""The base class of column kinds: parameters learnt from a training table, and the nodes that apply them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class ColumnKind:
     """A kind of column.
 
     Attributes:
-        name: in overrides, in help and in files.
-        takes_text: the model reads the column as text, or else as float64.
-        is_index: it gives int64 numbers of categories, or else float32.
-        gaps: the share of training rows whose value is missing.
+        name: its name in overrides, help and files.
+        takes_text: whether the model reads the column as text, or else as float64.
+        is_index: whether it produces int64 category indices, or else float32.
+        gaps: the fraction of training rows whose value is missing.
     """
 
     name: ClassVar[str]
@@ -33,68 +33,68 @@ class ColumnKind:
 
     @property
     def parts(self) -> list[str]:
-        """Words for each number that is made."""
+        """A description of each output feature."""
         raise NotImplementedError
 
     @property
     def has_gaps(self) -> bool:
-        """Whether training data have gaps, so that a number of its own says where they are."""
+        """Whether training data have missing values, so that an additional feature marks them."""
         return self.gaps > 0
 
     def read(self, column: str, values: Array) -> Array:
-        """A column as the nodes read it: text [rows], or float64 [rows].
+        """Return a column in the form that the nodes read: text [rows], or float64 [rows].
 
         Raises:
-            DataError: it holds what training data of this kind cannot hold; with the row.
+            DataError: it contains a value that training data of this kind cannot have; the message names the row.
         """
         return column_text(column, values)
 
     def write(self, op: Builder, x: Var) -> Var:
-        """Emit nodes: [rows], text or float64, to [rows, width]."""
+        """Emit nodes from [rows], text or float64, to [rows, width]."""
         raise NotImplementedError
 
     def draw(self, rng: np.random.Generator, rows: int) -> Array:
-        """A column, as the nodes read it, with gaps and values that training data lack: text, or float64."""
+        """Draw a random column for the nodes, with missing and unseen values: text, or float64."""
         raise NotImplementedError
 
     def unseen(self, values: Array) -> Array:
-        """Which values of a column, as :meth:`read` returns it, are none that training data have, nor near one."""
+        """Return which values of a column, as returned by :meth:`read`, are far from the training data."""
         return np.zeros(len(values), bool)
 
     @property
     def range(self) -> str:
-        """The values of training data, in a few words; none where nothing is known of them."""
+        """The values of training data, in a few words; empty if unknown."""
         return ""
 
     @property
     def others(self) -> float:
-        """The share of training rows that :meth:`unseen` is true for."""
+        """The fraction of training rows for which :meth:`unseen` is true."""
         return 0.0
 
     def as_data(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return plain data for JSON."""
         own = {f.name: getattr(self, f.name) for f in fields(self)}
         return {"kind": self.name, **{k: list(v) if isinstance(v, tuple) else v for k, v in own.items()}}
 
     def check(self, *fits: bool) -> None:
-        """Raise ArgumentError unless all is as ``learn`` makes it."""
+        """Raise ArgumentError unless all values could come from ``learn``."""
         if not (all(fits) and is_share(self.gaps)):
             raise ArgumentError(f"a column of the kind {self.name} has values that it cannot have")
 
 
 def missing(values: Array) -> Array:
-    """Which values of a column, as a kind reads it, are missing."""
+    """Return which values of a column, in a kind's form, are missing."""
     found: Array = values == "" if values.dtype.kind == "O" else np.isnan(values)
     return found.astype(bool)
 
 
 def share(chosen: Array) -> float:
-    """The share of rows that are chosen."""
+    """Return the fraction of rows that are chosen."""
     return float(chosen.mean()) if len(chosen) else 0.0
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a finite number, as plain data may hold."""
+    """Whether it is a finite number, as in plain data."""
     return type(value) in (int, float) and -1e308 < value < 1e308
 
 
@@ -104,7 +104,7 @@ def is_share(value: Any) -> bool:
 
 
 def centre(name: str, values: Array) -> tuple[float, float]:
-    """Mean and standard deviation of the numbers that are there, such that they can be taken off and divided by."""
+    """Return mean and standard deviation of the present values, usable for scaling."""
     there = values[~np.isnan(values)]
     with np.errstate(over="ignore", invalid="ignore"):
         mean, std = (float(there.mean()), float(there.std())) if there.size else (0.0, 1.0)
@@ -114,13 +114,13 @@ def centre(name: str, values: Array) -> tuple[float, float]:
 
 
 def ends(values: Array) -> tuple[float, float]:
-    """The least and the largest of the numbers that are there; 0 where there are none."""
+    """Return the minimum and maximum of the present values; 0 if there are none."""
     there = values[~np.isnan(values)]
     return (float(there.min()), float(there.max())) if there.size else (0.0, 0.0)
 
 
 def far_outside(values: Array, low: float, high: float) -> Array:
-    """Which numbers are below ``low`` or above ``high`` by more than half of the range between these."""
+    """Return which numbers are below ``low`` or above ``high`` by more than half of the range between these."""
     reach = (high / 2 - low / 2) + 1e-9 * max(abs(low), abs(high))
     with np.errstate(invalid="ignore"):
         found: Array = (values < low - reach) | (values > high + reach)

@@ -1,7 +1,7 @@
-"""Kinds of columns: what is learnt of one, and the ONNX nodes that make numbers of it.
+"""Column kinds: what is learnt of a column, and the ONNX nodes that apply it.
 
-Each kind is plain data, which is all that a file keeps of it. ``learn`` makes one of the column of a training table;
-``read`` makes of a later column what the nodes take, or refuses it; ``write`` emits the nodes, [rows] to [rows, width].
+Each kind is plain data, which is all that a file stores. ``learn`` creates one from a training column; ``read``
+converts or rejects a later column; ``write`` emits the nodes, [rows] to [rows, width].
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ KINDS: Table[type[Any]] = Table("kind of column")
 
 @dataclass(frozen=True)
 class Number(ColumnKind):
-    """Take off the mean, divide by the standard deviation; a gap is the mean, and a column of its own says so.
+    """A number, standardised; missing values become the mean, and an additional feature marks them.
 
     Attributes:
-        mean, std: of the numbers that are there; 0 and 1 where nothing is scaled.
-        fill: what a gap is taken for.
-        low, high: the least and the largest number of training data.
-        durations: training data are durations, which are read as seconds.
+        mean, std: of the present values; 0 and 1 without scaling.
+        fill: replacement of missing values.
+        low, high: range of the training data.
+        durations: whether training data are durations, which are read as seconds.
     """
 
     name = "number"
@@ -138,14 +138,14 @@ class Number(ColumnKind):
 
 @dataclass(frozen=True)
 class Category(ColumnKind):
-    """One of the values that training data have, each with a slot of its own; the last slot is for all others.
+    """A category with one slot per training value, and a last slot for all other values.
 
-    Whole numbers that float64 would merge are text.
+    Integers that float64 would merge are stored as text.
 
     Attributes:
-        values: sorted; text, or numbers. A gap of text is "".
-        is_index: its number is given, for an embedding, or else one number for each slot (one-hot).
-        rare: the share of training rows whose value is none of these, as it is rare.
+        values: sorted; text, or numbers. Missing text is "".
+        is_index: output an index, for an embedding, instead of a one-hot vector.
+        rare: the fraction of training rows with a value too rare for a slot.
     """
 
     name = "category"
@@ -162,7 +162,7 @@ class Category(ColumnKind):
 
     @classmethod
     def learn(cls, column: str, values: Array, *, min_count: int = 1, index: bool = False) -> Category:
-        """Args: ``min_count``: rarer values are as those that training data do not have. ``index``: ``is_index``."""
+        """Args: ``min_count``: rarer values share the slot of unseen values. ``index``: ``is_index``."""
         numbers = are_numbers(values) and not _are_large(values)
         read: Array = numbers_of(column, values) if numbers else column_text(column, values)
         gap = missing(read)
@@ -234,10 +234,10 @@ class Category(ColumnKind):
 
 @dataclass(frozen=True)
 class Text(ColumnKind):
-    """How often each of some buckets occurs among the hashes of the words of ``str.split``, as a vector of length 1.
+    """Free text as hashed word counts, normalised to length 1; words are split as by ``str.split``.
 
     Attributes:
-        buckets: their number.
+        buckets: number of buckets.
     """
 
     name = "text"
@@ -260,13 +260,15 @@ class Text(ColumnKind):
         return np.array(words, object)
 
     def write(self, op: Builder, x: Var) -> Var:
-        """MurmurHash3 with seed 0, as scikit-learn's HashingVectorizer has it, of words with ASCII in lower case."""
+        """MurmurHash3 with seed 0, as scikit-learn's HashingVectorizer, of words with ASCII in lower case."""
         x = op.Where(is_missing(op, x), text_constant(op, ""), x)
         lower = op.StringNormalizer(x, case_change_action="LOWER", locale="C")
         lower.value.type = type_of(object)
         words = words_of(op, lower)
         bucket = op.Mod(op.Abs(op.Cast(word_hashes(op, words), to=int64())), self.buckets)
-        bucket = op.Where(op.Equal(words, text_constant(op, "")), self.buckets, bucket)  # where a row has fewer words
+        bucket = op.Where(
+            op.Equal(words, text_constant(op, "")), self.buckets, bucket
+        )  # padding of rows with fewer words
         rows = op.Shape(x)
         empty = op.full(op.Concat(rows, np.array([self.buckets + 1]), axis=0), 0.0, float32())
         ones = op.full(op.Shape(bucket), 1.0, float32())
@@ -278,7 +280,7 @@ class Text(ColumnKind):
 
 @dataclass(frozen=True)
 class Drop(ColumnKind):
-    """Not read at all."""
+    """A column that is not read."""
 
     name = "drop"
 
@@ -296,7 +298,7 @@ for _kind in (Number, Category, Date, Text, Drop):
 
 
 def _are_large(values: Array) -> bool:
-    """Whether there are numbers so large that float64 may merge them."""
+    """Whether some numbers are so large that float64 may merge them."""
     if values.dtype.kind == "O":
         return any(isinstance(v, int | float) and abs(v) >= EXACT for v in values.tolist())
     return values.dtype.kind in "iuf" and bool((np.abs(values.astype(np.float64)) >= EXACT).any())

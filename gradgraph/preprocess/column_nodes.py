@@ -1,6 +1,6 @@
-"""The preprocessing inside a model: nodes in front of it, which take the columns, and others that call classes by name.
+"""The preprocessing inside a model: nodes in front that read the columns, and nodes behind that name classes.
 
-All of them have names that begin with ``preprocess/``, by which :func:`cut_off` knows them.
+Their names begin with ``preprocess/``, by which :func:`cut_off` recognises them.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from gradgraph.preprocess.column_parts import ML
 from gradgraph.preprocess.plan import Plan
 
 SCOPE = "preprocess"
-ML_OPSET = 4  # the first in which LabelEncoder takes numbers of 64 bits
+ML_OPSET = 4  # the first opset in which LabelEncoder accepts 64-bit numbers
 CLASS, PROBABILITIES = "class", "probabilities"
 
 
 def alone(plan: Plan) -> onnx.ModelProto:
-    """A model of the nodes alone: columns to arrays."""
+    """Return a model of the preprocessing nodes only: columns to arrays."""
     graph = ir.Graph([], [], nodes=[], name=SCOPE, opset_imports={"": 21})
     graph.outputs.extend(_written(plan, graph, "rows", None).values())
     return ir.serde.serialize_model(ir.Model(graph, ir_version=10))
 
 
 def put_before(model: ir.Model, plan: Plan) -> None:
-    """Let ``model`` take the columns of a table, each [rows], in place of the arrays that are made of them."""
+    """Put the nodes in front of ``model``, which then reads the columns of a table, each [rows]."""
     graph = model.graph
     _make_room(graph, plan)
     inputs = {value.name: value for value in graph.inputs}
@@ -42,13 +42,13 @@ def put_before(model: ir.Model, plan: Plan) -> None:
 
 
 def call_classes(model: ir.Model, scores: Mapping[str, tuple[Sequence[str], str]]) -> None:
-    """Give ``model`` the outputs ``class``, text [rows], and ``probabilities``, [rows, classes], of the type of scores.
+    """Add the outputs ``class``, text [rows], and ``probabilities``, [rows, classes], in the type of the scores.
 
     Args:
-        model: with outputs [rows, classes], or, of the second of two classes alone, [rows] or [rows, 1].
-        scores: of each of these outputs, the names of its classes, and the operator that makes probabilities of it
-            ("Identity" where it holds them); empty where it stands for none. Of several outputs, those that are made
-            are called ``<output>.class`` and so on.
+        model: with outputs [rows, classes], or for the second of two classes only, [rows] or [rows, 1].
+        scores: for each of these outputs, the class names, and the operator that turns it into probabilities
+            ("Identity" if it contains them); empty for other outputs. With several outputs, the new ones
+            are named ``<output>.class`` and so on.
     """
     graph = model.graph
     op = Builder(_names(graph), scope=SCOPE)
@@ -73,19 +73,19 @@ def _computed(op: Builder, x: Var, computed: str) -> Var:
 
 
 def _second(op: Builder, value: ir.Value, computed: str) -> Var:
-    """Whether rows are called the second of two classes: int64 [rows]."""
+    """Write nodes for whether rows belong to the second of two classes: int64 [rows]."""
     middle = op.const(0.5 if computed == "Identity" else 0.0, value.dtype)
     return op.Reshape(op.Cast(op.Greater(Var(op, value), middle), to=ir.DataType.INT64), [-1])
 
 
 def _of_both(op: Builder, value: ir.Value, computed: str) -> Var:
-    """The probabilities of both classes, [rows, 2], by the score of the second."""
+    """Write nodes for the probabilities of both classes, [rows, 2], from the score of the second."""
     yes = op.Reshape(_computed(op, Var(op, value), computed), [-1, 1])
     return op.Concat(op.const(1.0, value.dtype) - yes, yes, axis=1)
 
 
 def cut_off(model: ir.Model, plan: Plan) -> None:
-    """Undo :func:`put_before` and :func:`call_classes`: the model takes arrays again, and gives its own outputs."""
+    """Undo :func:`put_before` and :func:`call_classes`, which restores the inputs and outputs."""
     graph = model.graph
     if not plan.stands_before({v.name or "": -1 if v.shape is None else len(v.shape) for v in graph.inputs}):
         return
@@ -109,7 +109,7 @@ def cut_off(model: ir.Model, plan: Plan) -> None:
 def _written(
     plan: Plan, graph: ir.Graph, rows: ir.SymbolicDim | int | str, before: ir.Node | None
 ) -> dict[str, ir.Value]:
-    """Let ``graph`` take the columns, and write the nodes that make the arrays, which are returned by name."""
+    """Add the columns as inputs of ``graph``, and write the nodes that produce the arrays; return these by name."""
     ends = {name: f"{SCOPE}/{name}" for name in plan.features}
     op = Builder([*_names(graph), *plan.read, *ends.values()], scope=SCOPE)
     made: dict[str, list[Var]] = {}
@@ -123,14 +123,14 @@ def _written(
     for name, own in plan.features.items():
         whole[name].shape = ir.Shape([rows, len(own)])
         if (node := whole[name].producer()) is not None:
-            node.name = ends[name]  # by which it is found again
+            node.name = ends[name]  # a marker for finding it again
     graph.opset_imports[ML] = max(ML_OPSET, graph.opset_imports.get(ML, 0))
     op.finish(graph, before)
     return whole
 
 
 def _make_room(graph: ir.Graph, plan: Plan) -> None:
-    """Give values of the model that are called like a column another name."""
+    """Rename values of the model that have the name of a column."""
     op = Builder([*_names(graph), *plan.read])
     going = {value for value in graph.inputs if value.name in plan.features}
     values = [*graph.inputs, *graph.initializers.values(), *(v for node in graph.all_nodes() for v in node.outputs)]

@@ -1,4 +1,4 @@
-"""Nodes that several kinds of columns are made of, and types of values."""
+"""Nodes shared by several column kinds, and types of values."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def split_at(op: Builder, x: Var, sign: str | None, most: int | None) -> Var:
 
 
 def word_hashes(op: Builder, words: Var) -> Var:
-    """A node that onnxruntime alone knows."""
+    """Emit a node that only onnxruntime has."""
     import onnx_ir as ir
 
     attributes = [ir.AttrInt64("seed", 0), ir.AttrInt64("positive", 0)]
@@ -72,7 +72,7 @@ def column_at(op: Builder, x: Var, i: int) -> Var:
 
 
 def side_by_side(op: Builder, columns: Sequence[Var]) -> Var:
-    """[rows] each, to [rows, columns]."""
+    """Stack [rows] each to [rows, columns]."""
     made = [op.Unsqueeze(column, np.array([1])) for column in columns]
     return made[0] if len(made) == 1 else op.Concat(*made, axis=1)
 
@@ -83,5 +83,5 @@ def is_missing(op: Builder, x: Var) -> Var:
 
 
 def zeros_unless(op: Builder, bad: Var, why: str) -> Var:
-    """Zeros, int64 [rows], from a node that fails where a row is ``bad``; its name, which the error has, says why."""
+    """Emit zeros, int64 [rows], by a node that fails if a row is ``bad``; its name explains why in the error."""
     return op.emit("Gather", op.const(np.array([0])), op.Cast(bad, to=int64()), axis=0, name=f"{op.scope}/{why}")

@@ -1,4 +1,4 @@
-"""A table's columns made the arrays of a model: in training, by the nodes that an exported model has."""
+"""Application of a preprocessing to a table, in training by the same nodes as in an exported model."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from gradgraph.preprocess.plan import Plan
 if TYPE_CHECKING:
     import onnxruntime as ort
 
-ROWS_AT_ONCE = 4096  # so that words of texts, [rows, words], take a few megabytes
+ROWS_AT_ONCE = 4096  # so that the words of texts, [rows, words], take a few megabytes
 
 
 @dataclass(frozen=True)
 class Preprocessing(Plan):
-    """Says what becomes of each column of a table before a model reads it; :func:`gradgraph.preprocess.fit` learns it.
+    """The preprocessing of each column of a table, learnt by :func:`gradgraph.preprocess.fit`.
 
     Attributes:
-        columns: of each column that was there, its kind with what was learnt, in the order of the table.
-        targets: of each column that is to be predicted, what was learnt.
-        rows: how many the training data have.
-        numbers, indices: the inputs of the model that are made: float32 and int64, [rows, columns].
+        columns: the kind of each column with its learnt parameters, in the order of the table.
+        targets: the learnt parameters of each target column.
+        rows: number of training rows.
+        numbers, indices: the names of the model inputs produced: float32 and int64, [rows, columns].
 
     Raises:
-        ArgumentError: no table can have given that.
+        ArgumentError: the values are inconsistent.
     """
 
     def arrays(self, table: Any) -> dict[str, Array]:
-        """The arrays that a model takes, of a table: computed by the nodes that an exported model has, too.
+        """Compute a model's input arrays for a table, by the same nodes as in an exported model.
 
         Raises:
             UnmatchedError, DataError: as for :meth:`feeds`.
@@ -44,7 +44,7 @@ class Preprocessing(Plan):
         return self.computed(self.feeds(table))
 
     def computed(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """The arrays that a model takes, of columns as :meth:`feeds` returns them."""
+        """Compute a model's input arrays from columns as returned by :meth:`feeds`."""
         rows = len(next(iter(feeds.values())))
         session = _session(json.dumps(self.as_data()))
         parts: dict[str, list[Array]] = {name: [] for name in self.features}
@@ -57,7 +57,7 @@ class Preprocessing(Plan):
 
 @functools.lru_cache(maxsize=8)
 def _session(data: str) -> ort.InferenceSession:
-    """A session for the nodes alone."""
+    """Return a session of the nodes only."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()

@@ -1,4 +1,4 @@
-"""Columns of dates: read in the written form that training data have, and in no other."""
+"""Columns of dates, read only in the format of the training data."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ DAY = 1440  # minutes
 
 @dataclass(frozen=True)
 class Date(ColumnKind):
-    """The year, and where in the year, in the week and in the day it is, as the sine and cosine of a circle.
+    """A date as the year, and the position in the year, the week and the day as points on circles (sine, cosine).
 
-    Text is read in one written form. Dates that have a zone count in UTC. A gap has the numbers 0.
+    Text is read in one format. Dates with a time zone are converted to UTC. Missing values become zeros.
 
     Attributes:
-        mean, std: of the years.
-        low, high: the first and the last day of training data, in days since 1970.
-        form: of ``date_forms.FORMS``, as training data write dates.
+        mean, std: statistics of the years.
+        low, high: first and last day of the training data, in days since 1970.
+        form: the date format of the training data, one of ``date_forms.FORMS``.
         zone: whether they have a time zone.
-        has_times: whether they have times of the day.
+        has_times: whether they contain times of day.
     """
 
     name = "date"
@@ -72,7 +72,7 @@ class Date(ColumnKind):
 
     @classmethod
     def learn(cls, column: str, values: Array, *, dayfirst: bool | None = None) -> Date:
-        """Args: ``dayfirst``: whether the day stands before the month, where the data do not decide it."""
+        """Args: ``dayfirst``: whether the day precedes the month, if the data do not decide it."""
         form, zone = _form(column, values, dayfirst)
         texts = _read(column, values, form, zone)
         found = [date for text in texts if text and (date := form.read(text, zone))]
@@ -124,7 +124,7 @@ class Date(ColumnKind):
         year = year + zeros_unless(op, op.Not(op.Or(gap, fits)), why)
         days, minutes = _days_from(op, year, month, day), hour * 60 + minute
         if offset is not None:
-            minutes = minutes - offset + DAY  # so that it is never negative, as the division needs it
+            minutes = minutes - offset + DAY  # nonnegative, as the division requires
             days, minutes = days + minutes / DAY - 1, op.Mod(minutes, DAY)
             year = _year_of(op, days)
         numbers = [as_float((op.Cast(year, to=float64()) - self.mean) / self.std)]
@@ -140,7 +140,7 @@ class Date(ColumnKind):
         return side_by_side(op, [*numbers, *([as_float(op.Not(fits))] if self.has_gaps else [])])
 
     def _split(self, op: Builder, text: Var) -> tuple[list[Var], Var, Var, Var | None]:
-        """The three numbers of dates, in their order, then the hour, the minute, and the minutes of the zone."""
+        """Split dates into their three numbers, in order, then the hour, the minute, and the minutes of the zone."""
         form = FORMS[self.form]
         words = _parts(op, text, " ", form.words + 3)  # 2024-05-31, 2024-05-31 12:30 PM +02:00, May 31, 2024, 12:30
         dates, more = words[: form.words], words[form.words :]
@@ -174,7 +174,7 @@ class Date(ColumnKind):
 
 
 def _form(column: str, values: Array, dayfirst: bool | None) -> tuple[DateForm, bool]:
-    """The written form of a training column, and whether it has a zone; raises DataError unless there is one."""
+    """Return the format of a training column, and whether it has a zone; raise DataError if there is none."""
     if are_dates(values):
         return FORMS[ISO], values.dtype.kind == "O" and any(getattr(v, "tzinfo", None) for v in values.tolist())
     texts = column_text(column, values)
@@ -187,13 +187,13 @@ def _form(column: str, values: Array, dayfirst: bool | None) -> tuple[DateForm, 
     first = {form.at("D") < form.at("M") for form, _ in found if form.at("Y") == 2 and not form.has_names}
     if dayfirst is not None and first and dayfirst not in first:
         raise DataError(
-            f"the column '{shown(column)}' holds dates such as '{shown(_of_day(different))}', which tell day and month "
-            "apart in another order than dayfirst says; leave dayfirst out"
+            f"the column '{shown(column)}' contains dates such as '{shown(_of_day(different))}', whose order of day "
+            "and month contradicts dayfirst; omit dayfirst"
         )
     if len(first) == 2 and dayfirst is None:
         raise DataError(
-            f"the column '{shown(column)}' holds dates such as '{shown(min(different))}', whose first number may be "
-            "the day or the month",
+            f"the column '{shown(column)}' contains dates such as '{shown(min(different))}', whose first number may "
+            "be the day or the month",
             remedy=f"say which: kinds={{'{shown(column)}': {{'kind': 'date', 'dayfirst': True}}}} (or False)",
             shell=f"""say which: --column '{shown(column)}={{"kind": "date", "dayfirst": true}}' (or false)""",
         )
@@ -201,14 +201,14 @@ def _form(column: str, values: Array, dayfirst: bool | None) -> tuple[DateForm, 
 
 
 def _of_day(texts: set[str]) -> str:
-    """The date that shows best which number is the day."""
+    """Return the date that best shows which number is the day."""
     return max(
         texts, key=lambda text: max(int(part or 0) for part in text[:5].replace(".", "/").replace("-", "/").split("/"))
     )
 
 
 def _read(column: str, values: Array, form: DateForm, zone: bool) -> Array:
-    """The text that the nodes read; raises DataError for what is no date of the form."""
+    """Return the text that the nodes read; raise DataError for a value that is not a date in the format."""
     if values.dtype.kind == "M" and form.name == ISO and not zone:
         texts = np.datetime_as_string(values.astype("datetime64[s]")).astype(object)
         texts[np.isnat(values)] = ""
@@ -224,7 +224,7 @@ def _read(column: str, values: Array, form: DateForm, zone: bool) -> Array:
 
 
 def _written(values: Array, form: DateForm, zone: bool) -> Array:
-    """``values`` with the text of the form in place of each date of Python's."""
+    """Format Python dates in ``values`` as text."""
     every = (
         (form.written(value, zone) or str(value)) if isinstance(value, datetime.date) and value == value else value
         for value in values.tolist()
@@ -238,8 +238,8 @@ def _no_date(column: str, texts: Array, form: DateForm, zone: bool) -> DataError
     others = f" (and {len(wrong) - 1} more like it)" if len(wrong) > 1 else ""
     zoned = " with a time zone" if zone else ""
     return DataError(
-        f"the column '{shown(column)}' holds {shown(repr(text))} in row {row}{others}, which is no date of the form "
-        f"{form.name}{zoned}, as the training data have it; correct it, or leave it empty"
+        f"the column '{shown(column)}' contains {shown(repr(text))} in row {row}{others}, which is not a date of the "
+        f"form {form.name}{zoned} as in the training data; correct it, or leave it empty"
     )
 
 
@@ -251,13 +251,13 @@ def _days(date: datetime.datetime) -> float:
 
 
 def _parts(op: Builder, text: Var, sign: str, count: int) -> list[Var]:
-    """The first parts of text between signs; "" where there are fewer."""
+    """Split text at a separator into its first parts; "" for missing ones."""
     parts = split_at(op, op.StringConcat(text, text_constant(op, sign * (count - 1))), sign, None)
     return [column_at(op, parts, i) for i in range(count)]
 
 
 def _month(op: Builder, name: Var) -> Var:
-    """The number of a month's name."""
+    """Convert a month name to its number."""
     lower = op.StringNormalizer(name, case_change_action="LOWER", locale="C")
     lower.value.type = type_of(object)
     number = op.emit("LabelEncoder", lower, domain=ML, keys_strings=list(MONTH_NUMBERS), default_int64=1,
@@ -267,12 +267,12 @@ def _month(op: Builder, name: Var) -> Var:
 
 
 def _whole(op: Builder, text: Var) -> Var:
-    """Digits as int64; nothing is 0."""
+    """Convert digits to int64; empty text is 0."""
     return op.Cast(op.Where(op.Equal(text, text_constant(op, "")), text_constant(op, "0"), text), to=int64())
 
 
 def _minutes_of(op: Builder, zone: Var) -> Var:
-    """The minutes of ``02:00``, ``0200``, ``02`` or nothing."""
+    """Convert ``02:00``, ``0200``, ``02`` or nothing to minutes."""
     hours, minutes = (_whole(op, part) for part in _parts(op, zone, ":", 2))
     together = op.RegexFullMatch(zone, pattern="[0-9]{4}")
     return op.Where(together, hours / 100 * 60 + op.Mod(hours, 100), hours * 60 + minutes)
@@ -286,7 +286,7 @@ def _is_leap(op: Builder, year: Var) -> Var:
 def _days_from(op: Builder, year: Var, month: Var, day: Var) -> Var:
     """Days since 1 March of year 0, a Wednesday, of the Gregorian calendar: H. Hinnant, chrono-compatible algorithms.
 
-    It is never negative, since years begin with 1; nor is anything that is divided on the way.
+    All intermediate results are nonnegative, since years begin with 1.
     """
     is_early = op.Cast(op.Less(month, 3), to=int64())
     y = year - is_early
@@ -295,7 +295,7 @@ def _days_from(op: Builder, year: Var, month: Var, day: Var) -> Var:
 
 
 def _year_of(op: Builder, days: Var) -> Var:
-    """The year of days since 1 March of year 0, by the same author."""
+    """Return the year of days since 1 March of year 0, by the same author."""
     era = days / 146_097
     of_era = days - era * 146_097
     y = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365

@@ -1,4 +1,4 @@
-"""The written forms of dates: which one a column has is found in training, and later text is read by that alone."""
+"""Date formats: detected in training, and then the only one accepted."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ _MINUTES = ":[0-5][0-9](?::[0-5][0-9](?:[.][0-9]+)?)?"
 _HOURS = {True: "(?:[01][0-9]|2[0-3])", False: "(?:[01]?[0-9]|2[0-3])"}
 _HALF_DAY = f"(?:0?[1-9]|1[0-2]){_MINUTES} ?[AaPp][Mm]"
 _ZONE = "(?P<zone>Z|[+-](0[0-9]|1[0-4])(:?[0-5][0-9])?)"
-LOOKED_AT = 200  # texts, to see which form they have
+LOOKED_AT = 200  # texts to detect the format from
 FIRST_YEAR_OF_TWO_DIGITS = 69  # 69 is 1969 and 68 is 2068, as for strptime
 
 
 @dataclass(frozen=True)
 class DateForm:
-    """How a date is written, such as ``D.M.YYYY``; a time of the day may follow (with AM or PM), and a time zone.
+    """A date format such as ``D.M.YYYY``, optionally followed by a time of day (with AM or PM) and a time zone.
 
     Attributes:
-        name: the parts in their order, with the sign between them. ``M`` and ``D`` may have one digit; ``MON`` is the
-            English name of a month, whole or of three letters.
+        name: the parts in order, with their separator. ``M`` and ``D`` may have one digit; ``MON`` is the
+            English name of a month, in full or in three letters.
     """
 
     name: str
 
     @property
     def sign(self) -> str:
-        """Between the parts; none for ``YYYYMMDD``."""
+        """The separator; empty for ``YYYYMMDD``."""
         return next((sign for sign in "-/. " if sign in self.name), "")
 
     @property
     def parts(self) -> list[str]:
-        """``YYYY``, ``MM`` and ``DD``, or what stands for them, in their order."""
+        """The parts ``YYYY``, ``MM`` and ``DD``, or their variants, in order."""
         return self.name.split(self.sign) if self.sign else ["YYYY", "MM", "DD"]
 
     @property
@@ -63,22 +63,22 @@ class DateForm:
 
     @property
     def words(self) -> int:
-        """How many words a date has."""
+        """The number of words of a date."""
         return len(self.parts) if self.sign == " " else 1
 
     def at(self, letter: str) -> int:
-        """The place of the year (``Y``), the month (``M``) or the day (``D``)."""
+        """Return the position of the year (``Y``), the month (``M``) or the day (``D``)."""
         return next(i for i, part in enumerate(self.parts) if part[0] == letter)
 
     def pattern(self, zone: bool) -> str:
-        """The regular expression (of RE2 and of Python) for all text of the form, with a zone or without one."""
+        """Return the regular expression (of RE2 and of Python) for the format, with or without a zone."""
         date = (f"[{self.sign}]" if self.sign else "").join(_PARTS[part] for part in self.parts)
         apart = ",? " if self.has_names else "[T ]"
         time = f"{apart}(?P<time>{_HOURS[self.name == ISO]}{_MINUTES}|{_HALF_DAY})"
         return f"{date}{time} ?{_ZONE}" if zone else f"{date}(?:{time})?"
 
     def read(self, text: str, zone: bool) -> datetime.datetime | None:
-        """The date in text, in UTC where it has a zone; None of any other text, and of a day that no month has."""
+        """Parse a date, converted to UTC if it has a zone; None for other text and for an impossible day."""
         found = _compiled(self.pattern(zone)).fullmatch(text)
         if found is None:
             return None
@@ -93,8 +93,8 @@ class DateForm:
             return None
 
     def written(self, date: datetime.date, zone: bool) -> str | None:
-        """A date of Python's in this form; None where it has a zone and the form has none, or the other way round,
-        or where its year would be read as another one.
+        """Format a Python date; None if its zone does not match the format, or its year would be read as another
+        one.
         """
         if self.is_short and not 0 <= date.year - 1900 - FIRST_YEAR_OF_TWO_DIGITS < 100:
             return None
@@ -114,7 +114,7 @@ class DateForm:
         return self.sign.join(values[part[0]] + "," * part.endswith(",") for part in self.parts) + time
 
     def example(self, zone: bool) -> str:
-        """The first day of 1970 in this form."""
+        """Return the first day of 1970 in this format."""
         return self.written(datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc if zone else None), zone) or ""
 
 
@@ -154,7 +154,9 @@ def _offset(zone: str) -> datetime.timedelta:
 
 
 def forms_of(texts: Collection[str]) -> list[tuple[DateForm, bool]]:
-    """The forms that all texts have, each with whether they have a zone, strictest first; none of no text."""
+    """Return the formats that match all texts, each with whether they have a zone, strictest first; empty without
+    texts.
+    """
     found = [(form, zone) for form in FORMS.values() for zone in (False, True) if _all_of(form, zone, texts)]
     return found if texts else []
 
@@ -164,7 +166,7 @@ def _all_of(form: DateForm, zone: bool, texts: Iterable[str]) -> bool:
 
 
 def nearest(texts: Collection[str]) -> tuple[DateForm, bool] | None:
-    """The form that most of some of the texts have; None where they are no dates."""
+    """Return the format that most of the texts have; None if they are not dates."""
     some = list(itertools.islice(texts, LOOKED_AT))
     counted = {
         (form, zone): sum(form.read(text, zone) is not None for text in some)

@@ -1,4 +1,6 @@
-"""Drift of a later table from the training data: new categories, more gaps, numbers and dates far outside."""
+"""Drift of a later table from the training data: new categories, more missing values, numbers and dates out of
+range.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from gradgraph.preprocess.column_kind import ColumnKind, missing
 from gradgraph.preprocess.frames import Array
 
 EXAMPLES = 3
-MOST_NAMED = 8  # columns in one line
-DEVIATIONS = 4  # of a share that is larger than in training by chance
+MOST_NAMED = 8  # columns listed in one line
+DEVIATIONS = 4  # the factor by which a fraction may exceed training by chance
 
 
 @dataclass(frozen=True)
@@ -22,10 +24,10 @@ class ColumnDrift:
 
     Attributes:
         column, kind: its name, and the name of its kind.
-        rows: of the later table.
-        missing, missing_in_training: the shares of values that are missing.
-        unseen, unseen_in_training: the shares of values that no training row has (categories), or that are outside
-            the training range by more than half of it (numbers and dates). Rare categories that were left out count
+        rows: number of rows of the later table.
+        missing, missing_in_training: fractions of missing values.
+        unseen, unseen_in_training: fractions of values that no training row has (categories), or that are outside
+            the training range by more than half of it (numbers and dates). Rare categories without a slot count
             in both.
         examples: some of these values.
         range: the training values, in words.
@@ -43,12 +45,12 @@ class ColumnDrift:
 
     @property
     def has_more_gaps(self) -> bool:
-        """Whether more values are missing than chance explains."""
+        """Whether there are more missing values than chance explains."""
         return _is_more(self.missing, self.missing_in_training, self.rows)
 
     @property
     def has_unseen(self) -> bool:
-        """Whether more values are new than chance explains; any at all, where training data had none."""
+        """Whether there are more unseen values than chance explains; any at all, if training data had none."""
         return _is_more(self.unseen, self.unseen_in_training, self.rows)
 
     def __str__(self) -> str:
@@ -67,31 +69,31 @@ class Drift:
     """How a later table differs from the training data, column by column.
 
     Attributes:
-        columns: all that the model reads.
+        columns: all columns that the model reads.
     """
 
     columns: tuple[ColumnDrift, ...]
 
     @classmethod
     def of(cls, kinds: Mapping[str, ColumnKind], feeds: Mapping[str, Array]) -> Drift:
-        """Compare columns, as their kinds read them, with what these know."""
+        """Compare columns, in their kinds' form, with the training data."""
         return cls(tuple(_compared(name, kinds[name], values) for name, values in feeds.items()))
 
     def __str__(self) -> str:
-        """One line; empty where nothing differs."""
+        """Return one line; empty if nothing differs."""
         said = list(filter(None, map(str, self.columns)))
         more = f"; and {len(said) - MOST_NAMED} more columns" if len(said) > MOST_NAMED else ""
         return f"not seen in training: {'; '.join(said[:MOST_NAMED])}{more}" if said else ""
 
     def as_data(self) -> list[dict[str, Any]]:
-        """Plain data, for JSON: of each column its shares, and whether it differs."""
+        """Return plain data for JSON: the fractions of each column, and whether it differs."""
         return [
             {**asdict(one), "examples": list(one.examples), "differs": one.has_unseen or one.has_more_gaps}
             for one in self.columns
         ]
 
     def as_rows(self) -> list[list[str]]:
-        """A table as text, with a head."""
+        """Return a table of text, with a header."""
         head = ["column", "kind", "missing", "in training", "unseen", "in training", "training values"]
         return [head, *([shown(one.column), one.kind, _percent(one.missing), _percent(one.missing_in_training),
                          _percent(one.unseen), _percent(one.unseen_in_training), one.range]

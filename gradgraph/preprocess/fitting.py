@@ -1,4 +1,4 @@
-"""Learning what becomes of columns, from the table that a model is trained on, and from nothing else."""
+"""Learning a preprocessing from the training table."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from gradgraph.preprocess.plan import Learnt
 
 log = logging.getLogger("gradgraph")
 
-MOST_CATEGORIES = 100  # text of more different values is read by its words
-MOST_CLASSES = 20  # of whole numbers that are classes
-FEWEST_IDS = 20  # rows, all different, from which on they may be ids
+MOST_CATEGORIES = 100  # text columns with more distinct values are hashed by word
+MOST_CLASSES = 20  # the largest number of distinct integers that are classes
+FEWEST_IDS = 20  # from this number of rows on, distinct values may be ids
 DAYS = "YYYYMMDD"
 _CODE = re.compile(r"0[0-9]+|[0-9]{16,}", re.ASCII)
 _POINT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
@@ -61,23 +61,23 @@ def fit(
     *,
     index: bool = False,
 ) -> Preprocessing:
-    """Learn what becomes of the columns of a table before a model reads them.
+    """Learn the preprocessing of a table's columns.
 
-    Numbers are scaled, and their gaps filled; text of few different values is one of so many categories; dates become
-    the year and points on circles; other text is hashed word by word. Give it training data alone: what it sees, the
-    model knows.
+    Numbers are standardised, and missing ones imputed. Text with few distinct values is a category. Dates become
+    the year and points on circles. Other text is hashed word by word. Pass training data only, since the model
+    learns from all of it.
 
     Args:
         table: a DataFrame of pandas or polars, an Arrow table, or a dict of columns.
-        target: the column that is to be predicted, or several. Text, booleans and whole numbers of few different values
+        target: target column(s). Text, booleans and integers with few distinct values
             are classes.
-        kinds: of columns that are not what they look like (``gradgraph.preprocess.KINDS``), also of targets:
+        kinds: kinds of columns that are detected wrongly (``gradgraph.preprocess.KINDS``), also for targets:
             ``"category"`` for classes, ``"number"`` for numbers.
-        index: give the number of each category, for embeddings, and not a number for each of them.
+        index: output category indices, for embeddings, instead of one-hot vectors.
 
     Raises:
-        DataError: a column cannot be read so, has no such name, or a target has gaps.
-        BuildError: there is no such kind, or it has no such argument.
+        DataError: a column is missing or invalid, or a target has missing values.
+        BuildError: a kind or its argument is unknown.
     """
     frame, targets = Frame(table), as_names(target or [])
     given = {name: _written(name, kind) for name, kind in (kinds or {}).items()}
@@ -89,11 +89,11 @@ def fit(
     learnt = {name: _target(name, frame[name], given.get(name)) for name in targets}
     _say_what_is_odd(frame, columns, targets)
     numbers, indices = (f"{name}_of_columns" if name in targets else name for name in ("x", "categories"))
-    return Preprocessing(columns, learnt, rows, numbers, indices)  # a model may call its output like a target
+    return Preprocessing(columns, learnt, rows, numbers, indices)  # a model may name its output like a target
 
 
 def _written(name: str, kind: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The name of a kind, and its arguments."""
+    """Return the name of a kind, and its arguments."""
     given = {"kind": kind} if isinstance(kind, str) else dict(kind)
     if "kind" not in given:
         raise DataError(f"the column '{shown(name)}' is given no kind; it is one of {listed(KINDS)}")
@@ -117,7 +117,7 @@ def _learnt(name: str, values: Array, given: tuple[str, dict[str, Any]] | None, 
 
 
 def _looks_like(name: str, values: Array) -> str:
-    """The kind of a column of which nobody says it."""
+    """Detect the kind of a column."""
     if are_dates(values):
         return Date.name
     if are_numbers(values):
@@ -140,7 +140,7 @@ def _looks_like(name: str, values: Array) -> str:
 
 
 def _are_written_dates(name: str, texts: Sequence[str], form: DateForm, zone: bool) -> bool:
-    """Whether all text is dates of a form; where a few are none, these are said."""
+    """Whether all texts are dates in a format; logs exceptions if there are few."""
     there = [text for text in texts if text]
     wrong = [(row, text) for row, text in enumerate(texts) if text and form.read(text, zone) is None]
     if not wrong:
@@ -149,8 +149,8 @@ def _are_written_dates(name: str, texts: Sequence[str], form: DateForm, zone: bo
     if 10 * len(wrong) <= len(there) and form.name != DAYS:
         row, text = wrong[0]
         log.warning(
-            "the column '%s' holds dates of the form %s, but for %d of %d values (the first is %s, in row %d), so it "
-            "is read as text; correct these, or leave them empty",
+            "the column '%s' contains dates of the form %s, except for %d of %d values (the first is %s, in row %d), "
+            "so it is read as text; correct these, or leave them empty",
             shown(name), form.name, len(wrong), len(there), shown(repr(text)), row,
         )  # fmt: skip
     return False
@@ -171,7 +171,7 @@ def _say_written_dates(name: str, texts: Sequence[str]) -> bool:
 
 
 def _say_written_numbers(name: str, texts: Sequence[str]) -> None:
-    """Say where a column of text looks like one of numbers: in quotes, with commas, or but for a few words."""
+    """Warn about a text column that looks numeric: quoted, with commas, or with a few words."""
     there = [(row, text) for row, text in enumerate(texts) if text]
     odd = [(row, text) for row, text in there if not _POINT.fullmatch(text)]
     words = sum(not _COMMA.fullmatch(text) for _, text in odd)
@@ -186,20 +186,20 @@ def _say_written_numbers(name: str, texts: Sequence[str]) -> None:
         )  # fmt: skip
         return
     log.warning(
-        "the column '%s' is read as text, since it holds numbers as text, such as %s; give numbers, or the kind "
-        "'number' or 'category'",
+        "the column '%s' is read as text, since it contains numbers as text, such as %s; convert them to numbers, or "
+        "use the kind 'number' or 'category'",
         shown(name), shown(repr(there[0][1])),
     )  # fmt: skip
 
 
 def _are_days(name: str, values: Array) -> bool:
-    """Whether numbers are days such as 20240531: all of them, and at least two different ones."""
+    """Whether numbers are days such as 20240531: all of them, and at least two distinct ones."""
     if values.dtype.kind in "bm":
         return False
     try:
         there = values[~missing(numbers_of(name, values))].astype(np.float64)
     except (DataError, TypeError):
-        return False  # which is said where they are read
+        return False  # reported when they are read
     different = set(there.tolist())
     if not (len(different) > 1 and all(19_000_101 <= n <= 20_991_231 and n.is_integer() for n in different)):
         return False
@@ -209,15 +209,15 @@ def _are_days(name: str, values: Array) -> bool:
 def _target(name: str, values: Array, given: tuple[str, dict[str, Any]] | None) -> Learnt:
     gaps = sum(map(is_gap, values.tolist())) if values.dtype.kind not in "mM" else int(np.isnat(values).sum())
     if gaps:
-        raise DataError(f"the column '{shown(name)}', which is to be predicted, has {gaps} missing "
-                        f"value{'' if gaps == 1 else 's'}; leave those rows out")  # fmt: skip
+        raise DataError(f"the target column '{shown(name)}' has {gaps} missing value{'' if gaps == 1 else 's'}; drop "
+                        "those rows")  # fmt: skip
     values = as_typed(values)
     if given is None and _holds_dates(values):
         raise DataError(
-            f"the column '{shown(name)}', which is to be predicted, holds dates; predict a number made of them, such "
-            "as the days from a first one",
-            remedy=f"or use kinds={{'{shown(name)}': 'category'}} where each is a class",
-            shell=f"or use --column {shown(name)}=category where each is a class",
+            f"the target column '{shown(name)}' contains dates; predict a number derived from them, such as the days "
+            "since the first one",
+            remedy=f"or use kinds={{'{shown(name)}': 'category'}} if each is a class",
+            shell=f"or use --column {shown(name)}=category if each is a class",
         )
     if given is None and (are_durations(values) or durations_in(values) is not None):
         raise DataError(
@@ -233,7 +233,7 @@ def _target(name: str, values: Array, given: tuple[str, dict[str, Any]] | None) 
     if kind == Category.name:
         return Learnt(tuple(sorted(set(text_of(values).tolist()), key=_order)))
     if kind != Number.name:
-        raise DataError(f"the column '{shown(name)}' is to be predicted, so it is a category or a number")
+        raise DataError(f"the column '{shown(name)}' is a target, so its kind must be category or number")
     mean, std = centre(name, numbers_of(name, values))
     return Learnt((), mean, std)
 
@@ -254,21 +254,21 @@ def _are_classes(values: Array) -> bool:
 
 
 def _say_what_is_odd(frame: Frame, columns: Mapping[str, ColumnKind], targets: Iterable[str]) -> None:
-    """Say in one line which columns a model cannot learn from, and in one which target it cannot learn."""
+    """Warn about columns that a model cannot learn from, and about targets that it cannot learn."""
     found: dict[str, list[str]] = {}
     for name in (name for name, kind in columns.items() if kind.parts):
         if odd := _oddity(frame[name]):
             found.setdefault(odd, []).append(name)
     if found:
         said = "; ".join(f"{odd} in {listed(names)}" for odd, names in found.items())
-        log.warning("%s: a model learns nothing from these columns; leave them out, or give them the kind 'drop'", said)
+        log.warning("%s: a model learns nothing from these columns; drop them, or give them the kind 'drop'", said)
     for name in targets:
         if odd := _oddity(frame[name]):
-            log.warning("%s in '%s', which is to be predicted; is it the right column?", odd, shown(name))
+            log.warning("%s in the target '%s'; is it the right column?", odd, shown(name))
 
 
 def _oddity(values: Array) -> str:
-    """Describe what is odd about a column; empty for one that is not."""
+    """Describe what is odd about a column; empty if nothing is."""
     texts = text_of(values)
     there = [text for text in texts.tolist() if text not in GAP_WORDS]
     different = set(there)
@@ -287,7 +287,7 @@ def _oddity(values: Array) -> str:
 
 
 def _count_on(texts: Sequence[str]) -> bool:
-    """Whether whole numbers follow on each other, in whatever order, or are too large to be quantities."""
+    """Whether integers are consecutive in any order, or too large to be quantities."""
     try:
         numbers = [int(text) for text in texts]
     except ValueError:
@@ -297,7 +297,7 @@ def _count_on(texts: Sequence[str]) -> bool:
 
 
 def _order(name: str) -> tuple[bool, float, str]:
-    """Numbers by what they are, then text."""
+    """A sort key: numbers by value, then text."""
     try:
         return False, float(name), name
     except ValueError:

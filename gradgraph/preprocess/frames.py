@@ -1,6 +1,6 @@
 """The columns of tables as arrays: data frames of pandas and polars, Arrow tables, dicts of columns.
 
-What counts as a missing value is decided here, for every kind of table and for the nodes of exported models.
+This file decides what counts as a missing value, for every kind of table and for exported models.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from gradgraph.errors import DataError, shown
 
 Array = np.ndarray[Any, Any]
 
-# the cells that pandas.read_csv takes for missing values
+# cells that pandas.read_csv treats as missing
 GAP_WORDS = ("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A",
              "NA", "NULL", "NaN", "None", "n/a", "nan", "null")  # fmt: skip
-EXACT = 2**53  # above it, float64 skips whole numbers
-_GAPS = ("NAType", "NaTType")  # of pandas; they are no numbers, and equal to nothing
+EXACT = 2**53  # above it, float64 skips integers
+_GAPS = ("NAType", "NaTType")  # missing values of pandas, which are not numbers and equal nothing
 _IS_GAP = frozenset(GAP_WORDS)
 # as pandas and Python write them: -1 days +23:00:00 is an hour before zero
 _DURATION = re.compile(
@@ -30,7 +30,7 @@ _DURATION = re.compile(
 
 
 def is_table(data: Any) -> bool:
-    """Is it a DataFrame of pandas or polars, an Arrow table, or a Frame?"""
+    """Whether it is a DataFrame of pandas or polars, an Arrow table, or a Frame."""
     if hasattr(data, "column_names") and hasattr(data, "to_pydict"):
         return True
     if isinstance(data, Frame):
@@ -42,10 +42,10 @@ class Frame:
     """A table, or a dict of columns, by the names of its columns.
 
     Attributes:
-        keys: what the table itself calls each column, which need not be text, by its name.
+        keys: the table's own key of each column, which need not be text, by name.
 
     Raises:
-        DataError: two have one name.
+        DataError: two columns have the same name.
     """
 
     keys: dict[str, Any]
@@ -70,7 +70,7 @@ class Frame:
         return iter(self.keys)
 
     def __getitem__(self, name: str) -> Array:
-        """A column [rows], as the library returns it; whole numbers with gaps and dates with a zone as objects."""
+        """Return a column [rows] as its library does; integers with missing values and dates with a zone as objects."""
         values = _values(self._table[self.keys[name]])
         if values.ndim == 2 and values.shape[1] == 1:
             values = values[:, 0]
@@ -81,7 +81,7 @@ class Frame:
         return _decoded(name, values)
 
     def with_column(self, name: str, values: Any) -> Frame:
-        """Return a table with this column besides, or in place of the one of its name."""
+        """Return a table with this column added or replaced."""
         return Frame({**{one: self._table[key] for one, key in self.keys.items()}, name: values})
 
 
@@ -89,17 +89,17 @@ def _values(column: Any) -> Array:
     if isinstance(column, list | tuple):
         plain = np.asarray(column) if all(np.ndim(value) == 0 for value in column) else np.zeros(0, "U")
         return _objects(column) if plain.dtype.kind in "fUS" and not _all_floats(column) else plain
-    kind = getattr(column, "dtype", getattr(column, "type", None))  # of Arrow
-    kind = getattr(getattr(kind, "categories", None), "dtype", kind)  # of pandas
+    kind = getattr(column, "dtype", getattr(column, "type", None))  # Arrow
+    kind = getattr(getattr(kind, "categories", None), "dtype", kind)  # pandas
     whole = not isinstance(kind, np.dtype) and str(kind).lower().startswith(("int", "uint")) and _has_gaps(column)
     as_list = next((how for how in ("to_pylist", "to_list", "tolist") if hasattr(column, how)), None)
     if as_list is not None and (whole or getattr(kind, "tz", getattr(kind, "time_zone", None)) is not None):
-        return _objects(getattr(column, as_list)())  # NumPy would make floats of them, or take the zone off
+        return _objects(getattr(column, as_list)())  # NumPy would convert them to floats, or drop the zone
     return np.asarray(column.to_numpy() if hasattr(column, "to_numpy") else column)
 
 
 def _decoded(name: str, values: Array) -> Array:
-    """A column with text in place of bytes; raises DataError where these are no UTF-8."""
+    """Return a column with bytes decoded as text; raise DataError for invalid UTF-8."""
     if values.dtype.kind != "S" and not (values.dtype.kind == "O" and any(type(v) is bytes for v in values.tolist())):
         return values
     try:
@@ -112,7 +112,7 @@ def _decoded(name: str, values: Array) -> Array:
 
 def _has_gaps(column: Any) -> bool:
     """Whether a column of Arrow, polars or pandas has a missing value."""
-    nulls = getattr(column, "null_count", None)  # of Arrow a number, of polars a function
+    nulls = getattr(column, "null_count", None)  # a number in Arrow, a function in polars
     if nulls is not None:
         return bool(nulls() if callable(nulls) else nulls)
     return hasattr(column, "isna") and bool(column.isna().any())
@@ -127,7 +127,7 @@ def _all_floats(values: Any) -> bool:
 
 
 def is_text(value: Any) -> bool:
-    """Whether it is text that UTF-8 can say."""
+    """Whether it is text that UTF-8 can encode."""
     try:
         return isinstance(value, str) and bool(value.encode() or True)
     except UnicodeEncodeError:
@@ -135,12 +135,14 @@ def is_text(value: Any) -> bool:
 
 
 def is_gap(value: Any) -> bool:
-    """Is it what stands for a missing value: None, NaN, NaT, NA?"""
+    """Whether it stands for a missing value: None, NaN, NaT, NA."""
     return value is None or type(value).__name__ in _GAPS or (isinstance(value, float | np.floating) and value != value)
 
 
 def text_of(values: Array) -> Array:
-    """A column as text [rows], of dtype object: dates in ISO form, whole numbers without a point, gaps as ""."""
+    """Return a column as text [rows], of dtype object: dates in ISO format, integers without a point, missing values as
+    "".
+    """
     if values.dtype.kind == "M":
         texts = np.datetime_as_string(values.astype("datetime64[s]")).astype(object)
         texts[np.isnat(values)] = ""
@@ -150,10 +152,10 @@ def text_of(values: Array) -> Array:
 
 
 def column_text(name: str, values: Array) -> Array:
-    """A column that a model reads as text: :func:`text_of` with "" for each of GAP_WORDS, too.
+    """Return a column that a model reads as text: :func:`text_of` with "" for each of GAP_WORDS, too.
 
     Raises:
-        DataError: it holds floats so large that different whole numbers are one.
+        DataError: it contains floats so large that different integers are merged.
     """
     if values.dtype.kind in "fO":
         for row, value in enumerate(values.tolist()):
@@ -171,7 +173,7 @@ def _text(value: Any) -> str:
 
 
 def are_numbers(values: Array) -> bool:
-    """Does a column hold numbers, or nothing else but gaps? Of text, none is one."""
+    """Whether a column contains only numbers and missing values; text does not count."""
     if values.dtype.kind != "O":
         return values.dtype.kind in "biufm"
     kinds = {type(value) for value in values.tolist() if not is_gap(value)}
@@ -180,8 +182,8 @@ def are_numbers(values: Array) -> bool:
 
 
 def as_typed(values: Array) -> Array:
-    """A column of objects that are all booleans, or all whole numbers (also of Decimals), in that dtype; any other as
-    it is.
+    """Return a column of objects that are all booleans or all integers (also Decimals) in that dtype; others
+    unchanged.
     """
     if values.dtype.kind != "O" or not len(values):
         return values
@@ -202,7 +204,7 @@ def as_typed(values: Array) -> Array:
 
 
 def are_dates(values: Array) -> bool:
-    """Does a column hold dates by its type, or nothing else but gaps?"""
+    """Whether a column contains only dates and missing values, by type."""
     if values.dtype.kind != "O":
         return bool(values.dtype.kind == "M")
     there = [value for value in values.tolist() if not is_gap(value)]
@@ -210,7 +212,7 @@ def are_dates(values: Array) -> bool:
 
 
 def are_durations(values: Array) -> bool:
-    """Does a column hold durations by its type, or nothing else but gaps?"""
+    """Whether a column contains only durations and missing values, by type."""
     if values.dtype.kind != "O":
         return bool(values.dtype.kind == "m")
     there = [value for value in values.tolist() if not is_gap(value)]
@@ -251,10 +253,10 @@ def check_durations(name: str, values: Array) -> None:
 
 
 def numbers_of(name: str, values: Array) -> Array:
-    """A column as float64 [rows], with NaN for gaps; durations are seconds.
+    """Return a column as float64 [rows], with NaN for missing values; durations are seconds.
 
     Raises:
-        DataError: it holds something else, an infinite number, or whole numbers that float64 would merge.
+        DataError: it contains other values, an infinite number, or integers that float64 would merge.
     """
     if values.dtype.kind == "m":
         seconds = values.astype("timedelta64[us]").astype(np.float64) / 1e6
@@ -265,7 +267,7 @@ def numbers_of(name: str, values: Array) -> Array:
         found = values.astype(np.float64)
     else:
         found = np.full(len(values), np.nan)
-        as_dates = values.astype("datetime64[us]") if values.dtype.kind == "M" else values  # numbers, of nanoseconds
+        as_dates = values.astype("datetime64[us]") if values.dtype.kind == "M" else values  # numbers of nanoseconds
         for row, value in enumerate(as_dates.tolist()):
             if not (is_gap(value) or (isinstance(value, str) and value in _IS_GAP)):
                 found[row] = _number(name, value, row)
@@ -295,7 +297,7 @@ def _no_number(name: str, value: Any, row: int) -> DataError:
 
 
 def _check_apart(name: str, values: Array, found: Array) -> None:
-    """Raise DataError if two different whole numbers of ``values`` are one of the floats ``found``."""
+    """Raise DataError if two different integers of ``values`` become the same float in ``found``."""
     if values.dtype.kind not in "iuO" or not (np.abs(found) >= EXACT).any():
         return
     held: dict[float, int] = {}

@@ -1,4 +1,4 @@
-"""A plan of what becomes of a table: plain data, which step, checkpoint and model keep."""
+"""A preprocessing plan: plain data, stored in step, checkpoint and model."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ MOST_COLUMNS = 100_000
 
 @dataclass(frozen=True)
 class Learnt:
-    """A column that is to be predicted.
+    """A target column.
 
     Attributes:
-        classes: their names, sorted; none where it holds numbers.
-        mean, std: of the numbers.
+        classes: class names, sorted; empty for numbers.
+        mean, std: statistics of the numbers.
     """
 
     classes: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ class Learnt:
 
 @dataclass(frozen=True)
 class Plan:
-    """A list of what becomes of each column of a table; ``computed.Preprocessing`` explains it, and computes it."""
+    """The preprocessing of each column of a table; see ``computed.Preprocessing``, which applies it."""
 
     columns: Mapping[str, ColumnKind]
     targets: Mapping[str, Learnt] = field(default_factory=dict)
@@ -57,9 +57,9 @@ class Plan:
         if not (is_text(self.numbers) and is_text(self.indices) and self.numbers != self.indices):
             raise ArgumentError("the inputs of the preprocessing should be two names")
         if not self.read:
-            raise ArgumentError("the preprocessing reads no column; give one that is neither a target nor dropped")
+            raise ArgumentError("the preprocessing reads no column; provide one that is neither a target nor dropped")
 
-    # --- what it makes --------------------------------------------------------------------------------------
+    # --- what it produces -----------------------------------------------------------------------------------
 
     @property
     def read(self) -> dict[str, ColumnKind]:
@@ -68,7 +68,7 @@ class Plan:
 
     @property
     def features(self) -> dict[str, list[str]]:
-        """The columns of each array that is made, in words, by the input of the model."""
+        """A description of each feature of the arrays produced, by model input."""
         made: dict[str, list[str]] = {}
         for name, kind in self.read.items():
             own = made.setdefault(self.indices if kind.is_index else self.numbers, [])
@@ -76,11 +76,11 @@ class Plan:
         return {name: made[name] for name in (self.numbers, self.indices) if name in made}
 
     def feeds(self, table: Any) -> dict[str, Array]:
-        """The columns as the nodes read them: text, or float64.
+        """Return the columns in the form that the nodes read: text, or float64.
 
         Raises:
             UnmatchedError: columns are missing.
-            DataError: a column holds what its kind cannot hold, or differs from others in length.
+            DataError: a column contains invalid values for its kind, or columns differ in length.
         """
         frame = Frame(table)
         if missing := [name for name in self.read if name not in frame]:
@@ -109,24 +109,26 @@ class Plan:
         return Drift.of(self.read, self.feeds(table))
 
     def holds_columns(self, data: Mapping[Any, Any]) -> bool:
-        """Whether a dict has the columns of a table, and not the arrays that are made of them."""
+        """Whether a dict contains the columns of a table, and not the arrays made from them."""
         given = {str(name): value for name, value in data.items()}
         if self.features.keys() <= given.keys():
             return self.read.keys() <= given.keys() and all(np.ndim(given[name]) == 1 for name in self.features)
         return not self.read.keys().isdisjoint(given)
 
     def drawn(self, rng: np.random.Generator, rows: int) -> dict[str, Array]:
-        """The columns of a table of numbers and words that are drawn, as :meth:`feeds` gives them."""
+        """Draw random columns of numbers and words, in the form of :meth:`feeds`."""
         return {name: kind.draw(rng, rows) for name, kind in self.read.items()}
 
     def stands_before(self, ranks: Mapping[str, int]) -> bool:
-        """Whether a model takes the columns themselves, by the ranks of its inputs: an array may be called like one."""
+        """Whether a model reads the columns themselves, by the ranks of its inputs, since an array may have a column's
+        name.
+        """
         return all(ranks.get(name) == 1 for name in self.read)
 
-    # --- written and read -----------------------------------------------------------------------------------
+    # --- serialisation --------------------------------------------------------------------------------------
 
     def as_data(self) -> dict[str, Any]:
-        """Plain dicts and lists, for JSON."""
+        """Return plain dicts and lists for JSON."""
         targets = {n: {"classes": list(t.classes), "mean": t.mean, "std": t.std} for n, t in self.targets.items()}
         columns = {name: kind.as_data() for name, kind in self.columns.items()}
         return {
@@ -139,7 +141,7 @@ class Plan:
 
     @classmethod
     def from_data(cls: type[P], data: Any) -> P:
-        """Check plain data that somebody may have written; raises ArgumentError."""
+        """Validate untrusted plain data; raises ArgumentError."""
         try:
             known = {f.name for f in fields(cls)}
             if stray := sorted(data.keys() - known):
@@ -148,7 +150,7 @@ class Plan:
             targets = {name: Learnt(**given) for name, given in data.get("targets", {}).items()}
             return cls(**{**data, "columns": columns, "targets": targets})
         except (TypeError, KeyError, AttributeError) as error:
-            raise ArgumentError(f"the preprocessing is none ({shown(error)})") from None
+            raise ArgumentError(f"the preprocessing is invalid ({shown(error)})") from None
 
     def __str__(self) -> str:
         lines = [f"{name}: {kind.name}, {_many(len(kind.parts))}" for name, kind in self.columns.items()]
@@ -161,8 +163,8 @@ def _many(count: int) -> str:
 
 def _said(learnt: Learnt) -> str:
     if not learnt.classes:
-        return f"to be predicted, numbers of mean {learnt.mean:.6g} and standard deviation {learnt.std:.6g}"
-    return f"to be predicted, one of {len(learnt.classes)} classes: {listed(learnt.classes)}"
+        return f"target, numbers with mean {learnt.mean:.6g} and standard deviation {learnt.std:.6g}"
+    return f"target, one of {len(learnt.classes)} classes: {listed(learnt.classes)}"
 
 
 def _kind(kind: str, **given: Any) -> ColumnKind:

@@ -1,4 +1,4 @@
-"""The words of texts, inside a model as ``str.split`` finds them."""
+"""Splitting texts into words inside a model, as ``str.split`` does."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import numpy as np
 
 from gradgraph.graph.builder import Builder, Var
 
-# what str.isspace calls white space: tabs and line ends, separators of files, no-break and ideographic spaces, …
+# white space according to str.isspace: tabs and line ends, file separators, no-break and ideographic spaces, …
 SPACES = (*range(0x09, 0x0E), *range(0x1C, 0x21), 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F,
           0x205F, 0x3000)  # fmt: skip
 
 
 def words_of(op: Builder, texts: Var) -> Var:
-    """Return the words of texts [rows]: [rows, most words], filled up with "".
+    """Return the words of texts [rows]: [rows, most words], padded with "".
 
-    ``Tokenizer`` is a node that onnxruntime alone knows; the standard's StringSplit parts words at U+0020 there.
+    ``Tokenizer`` is a node that only onnxruntime has; the standard's StringSplit only splits at U+0020 there.
     """
     import onnx_ir as ir
 
@@ -23,7 +23,7 @@ def words_of(op: Builder, texts: Var) -> Var:
                   ir.AttrStrings("separators", [separator])]  # fmt: skip
     empty = op.Constant(value_strings=[""])
     empty.value.type = texts.value.type
-    given = op.Concat(empty, texts, axis=0)  # of no text at all, the node gives no matrix
+    given = op.Concat(empty, texts, axis=0)  # without texts, the node returns no matrix
     given.value.type = texts.value.type
     node = ir.Node("com.microsoft", "Tokenizer", [given.value], attributes, name=op.fresh_in(op.scope, "Tokenizer"))
     node.outputs[0].name, node.outputs[0].type = node.name, texts.value.type

@@ -1,4 +1,5 @@
-"""Running steps on stock onnxruntime: sessions, bound state, data, the loop, checkpoints; ``trainer`` is the door.
+"""Running steps with stock onnxruntime: sessions, bound state, data, the loop, checkpoints; ``trainer`` is the entry
+point.
 
-It reads a step's manifest, and knows nothing of how the step was written.
+This room reads a step's manifest, and knows nothing of how the step was built.
 """

@@ -1,4 +1,4 @@
-"""Questions to a trainer: where a NaN comes from, which rate, where the time goes, what the model gets wrong."""
+"""Diagnostics of a trainer: the origin of NaNs, learning rates, profiles, and mistakes of the model."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from gradgraph.step.manifest import LEARNING_RATE
 
 
 class Diagnosis:
-    """The part of a Trainer that asks. Nothing here changes what a run comes to."""
+    """The diagnostic methods of a Trainer. None of them changes the result of a run."""
 
     _executor: Executor
     _evaluator: Evaluator
 
     @in_turn
     def find_nonfinite(self, name: Any = None, batch: Any = None, **hyperparameters: float) -> NonFinite | None:
-        """The node of the step that first makes NaN or infinity on this batch, with the state as it is.
+        """Find the node of the step that first produces NaN or infinity on this batch, in the current state.
 
         Nothing is trained. After a DivergedError: ``trainer.find_nonfinite(error.batch, **error.hyperparameters)``.
 
@@ -41,11 +41,11 @@ class Diagnosis:
             name, batch, hyperparameters: as for :meth:`step`.
 
         Returns:
-            The node, what it reads and where it stands in the model; print it. None if the loss and the next state
+            The node, its inputs and its place in the model; print it. None if the loss and the next state
             are finite.
 
         Raises:
-            DataError: the batch does not fit.
+            DataError: the batch does not match.
         """
         part, batch = self._executor.named_batch(name, batch)
         return self._executor.find_nonfinite(self._executor.batch_of(part, batch), hyperparameters, part)
@@ -62,30 +62,30 @@ class Diagnosis:
         step: str | None = None,
         accumulate: int | None = None,
     ) -> RateCurve:
-        """Find a learning rate: a run in which it grows step by step from ``start`` to ``end`` until the loss blows up,
-        and then short runs at a rate each, between which the loss is least near the suggestion.
+        """Find a learning rate: a sweep in which it grows step by step from ``start`` to ``end`` until the loss
+        diverges, then short runs at constant rates, whose loss is lowest near the suggestion.
 
-        A schedule in the graph rests meanwhile: the suggestion is for its peak. Of an optimizer with groups it is for
-        the weights that no group names; groups with ``lr_factor``, or a number of their own, keep their proportion to
-        it, and those with a schedule of their own follow that. Where one group is fed a rate and others follow a
-        schedule, it is for the one that is fed. State and progress are as they were afterwards.
+        A schedule in the graph is suspended: the suggestion is for its peak. For an optimizer with groups, it is for
+        the weights outside all groups; groups with ``lr_factor``, or a number of their own, keep their proportion to
+        it, and groups with a schedule of their own follow that. If one group is fed a rate and others follow a
+        schedule, it is for the fed one. State and progress are restored afterwards.
 
         Args:
             data, batch_size: as for :meth:`fit`; batches are shuffled.
-            start, end: the range; the rates are equally far apart on a logarithmic scale.
-            steps: of the first run; each short one, of which there are about five, has twice as many.
-            step: of several named steps, the one that is tried; the others rest.
-            accumulate: as for :meth:`fit`; a step is then an update of the weights, by so many batches.
+            start, end: the range, swept on a logarithmic scale.
+            steps: number of steps of the sweep; each of about five short runs has twice as many.
+            step: with several named steps, the one to try; the others are not trained.
+            accumulate: as for :meth:`fit`; a step is then an update from this many batches.
 
         Returns:
             The curve, with ``suggestion``; ``plot()`` draws it.
 
         Raises:
-            BuildError: the optimizer has no learning rate, or no weight follows it; the step adds up no gradients;
-                there are several steps, and none is named.
-            UnknownNameError: there is no such step.
-            DataError: the data do not fit.
-            BusyError: ``fit`` runs.
+            BuildError: the optimizer has no learning rate, or no weight uses it; the step does not accumulate
+                gradients; or ``step`` is missing.
+            UnknownNameError: the step does not exist.
+            DataError: the data do not match.
+            BusyError: ``fit`` is running.
         """
         check_counts(steps=steps, accumulate=accumulate)
         with self._trial("find_lr", data, batch_size, step, accumulate, shuffle=True, feeds_rate=True) as trial:
@@ -101,26 +101,26 @@ class Diagnosis:
         step: str | None = None,
         **hyperparameters: Rate,
     ) -> Overfit:
-        """Train on the first batch of the data again and again: a step that cannot learn it by heart has a mistake.
+        """Overfit the first batch of the data: a step that cannot memorise it has a bug.
 
-        State and progress are as they were afterwards.
+        State and progress are restored afterwards.
 
         Args:
             data, batch_size: as for :meth:`fit`.
-            steps: how many.
+            steps: number of steps.
             step: as for :meth:`find_lr`.
-            hyperparameters: as for :meth:`fit`: numbers, or functions of the number of steps done here; a rule that
-                follows the history stays at its beginning.
+            hyperparameters: as for :meth:`fit`: numbers, or functions of the number of steps done here; a schedule that
+                follows the history stays at its initial value.
 
         Returns:
             The losses, and whether they fell to a tenth (``learned``); print it.
 
         Raises:
-            BuildError: there are several steps, and none is named.
-            UnknownNameError: there is no such step or hyperparameter.
-            DataError: the data do not fit.
+            BuildError: there are several steps, and ``step`` is missing.
+            UnknownNameError: a step or hyperparameter does not exist.
+            DataError: the data do not match.
             DivergedError: the loss is NaN or infinite.
-            BusyError: ``fit`` runs.
+            BusyError: ``fit`` is running.
         """
         check_counts(steps=steps)
         with self._trial("overfit", data, batch_size, step, shuffle=False) as trial:
@@ -128,21 +128,21 @@ class Diagnosis:
             return overfit(trial, steps, hyperparameters)
 
     def find_batch_size(self, data: Any, memory: str | None = None, *, drop_last: bool = False) -> BatchSize:
-        """The largest power of two of samples whose step fits in memory, by estimate and by trial (on the CPU).
+        """Find the largest power of two as batch size that fits in memory, by estimate and by trial (on the CPU).
 
-        State and progress are as they were afterwards.
+        State and progress are restored afterwards.
 
         Args:
             data: samples, as for :meth:`fit`.
-            memory: what this process may take, such as ``"4GB"``; by default 0.8 of what is free is used.
+            memory: limit for this process, such as ``"4GB"``; by default 0.8 of the free memory.
             drop_last: as for :meth:`fit`.
 
         Returns:
-            ``samples``, and what a step on so many takes; print it.
+            ``samples``, and the memory of a step of this size; print it.
 
         Raises:
-            DataError: the data come in batches; not even one sample fits; or the system does not say what is free.
-            BusyError: ``fit`` runs.
+            DataError: the data are batched already; not even one sample fits; or free memory is unknown.
+            BusyError: ``fit`` is running.
         """
         executor = self._executor
         limit = limit_of("auto" if memory is None else f"auto:{memory}")
@@ -151,20 +151,20 @@ class Diagnosis:
             return find_batch_size(executor, source, limit, drop_last)
 
     def profile(self, name: Any = None, batch: Any = None, *, steps: int = 10, **hyperparameters: float) -> Profile:
-        """Time the operators of a training step, by the nodes and layers of the model that they belong to.
+        """Profile the operators of a training step, by node and layer of the model.
 
-        State and progress are as they were afterwards.
+        State and progress are restored afterwards.
 
         Args:
             name, batch, hyperparameters: as for :meth:`step`.
-            steps: how many are timed, after two that are not.
+            steps: number of timed steps, after two warm-up steps.
 
         Returns:
-            Seconds by operator and by layer, of forward pass, backward pass and update; print it.
+            Seconds by operator and by layer, for forward pass, backward pass and update; print it.
 
         Raises:
-            DataError: the batch does not fit.
-            BusyError: ``fit`` runs.
+            DataError: the batch does not match.
+            BusyError: ``fit`` is running.
         """
         check_counts(steps=steps)
         executor = self._executor
@@ -187,10 +187,10 @@ class Diagnosis:
         shuffle: bool,
         feeds_rate: bool = False,
     ) -> Iterator[Trial]:
-        """A step and the data for it, of a trial whose training is undone.
+        """Yield a step and its data for a trial, whose training is undone afterwards.
 
         Args:
-            feeds_rate: the trial feeds the learning rate, also of a step whose graph has a schedule.
+            feeds_rate: whether the trial feeds the learning rate, even if the graph has a schedule.
         """
         executor = self._executor
         prepared = isinstance(data, Columns | Samples)
@@ -198,15 +198,15 @@ class Diagnosis:
         if step is None and executor.manifest.steps:
             names = list(executor.manifest.steps)
             raise BuildError(
-                f"{what} tries one step, and this step folder has several ({listed(names)})",
-                remedy=f"say which: step={names[0]!r}",
-                shell="try it in Python, which can name one",
+                f"{what} tries one step, but this step folder has several ({listed(names)})",
+                remedy=f"name one: step={names[0]!r}",
+                shell="try it in Python, where it can be named",
             )
         if executor.team.ranks > 1:
             raise BuildError(
-                f"{what} runs in one process, and this trainer is one of several",
-                remedy="make a Trainer without parallel for it, in a process of its own",
-                shell="leave --ranks out",
+                f"{what} runs in one process, but this trainer is one of several",
+                remedy="use a Trainer without parallel for it, in a separate process",
+                shell="omit --ranks",
             )
         part = executor.named(step)
         check_accumulates(accumulate, [part])
@@ -227,22 +227,22 @@ class Diagnosis:
         metric: str | None = None,
         averaged: bool = True,
     ) -> ClassTable:
-        """Precision, recall and F1 of each class on held-out data, and which classes are taken for which.
+        """Compute precision, recall and F1 of each class on held-out data, and the confusions between classes.
 
-        Needs a step that counts classes: one with a metric such as ``"f1"`` or ``"confusion_matrix"``.
+        Requires a step that counts classes: one with a metric such as ``"f1"`` or ``"confusion_matrix"``.
 
         Args:
             data, batch_size, averaged: as for :meth:`evaluate`.
-            classes: their names; by default those that the data or the training had, or numbers.
-            metric: the metric whose counts are shown, where there are several.
+            classes: class names; by default those of the data or of training, or numbers.
+            metric: the metric whose counts are shown, if there are several.
 
         Raises:
-            DataError: the data do not fit, or the step counts no classes.
+            DataError: the data do not match, or the step does not count classes.
         """
         source = self._executor.held_out(data, batch_size)
         counts = self._evaluator.class_counts(source, metric, averaged)
         names: Sequence[object] | None = classes
-        if names is None:  # of classes that the data do not have, numbers
+        if names is None:  # numbers for classes that the data do not have
             known = next(iter(self._executor.names.updated(source.names).classes.values()), ())
             names = [*known[: len(counts)], *range(len(known), len(counts))]
         return ClassTable.of(counts, names)
@@ -259,19 +259,19 @@ class Diagnosis:
         k: int = 24,
         averaged: bool = True,
     ) -> Confusions:
-        """Which samples of held-out data a classifier takes for which class, and of which it is least sure.
+        """Find the samples of held-out data that a classifier confuses, and those with the largest losses.
 
-        One pass over the data, for any step with class numbers, or shares of classes, as its target. In a notebook,
+        One pass over the data, for any step with class numbers or class probabilities as target. In a notebook,
         and on the page of :func:`gradgraph.export.save_mistakes`, with the pictures.
 
         Args:
             data, batch_size, averaged: as for :meth:`evaluate`.
-            pairs: how many pairs of classes, those that are confused most often.
-            examples: samples of each of them.
-            k: samples with the largest losses of all.
+            pairs: number of class pairs, the most frequently confused ones.
+            examples: number of samples for each pair.
+            k: number of samples with the largest losses overall.
 
         Raises:
-            DataError: the data do not fit, or the step is no classifier.
+            DataError: the data do not match, or the step is not a classifier.
         """
         check_counts(pairs=pairs, examples=examples, k=k)
         source = self._executor.one_after_another(data, batch_size)
@@ -280,23 +280,23 @@ class Diagnosis:
     @checked(k=WHOLE, by=TEXT.or_none(), averaged=FLAG)
     @in_turn
     def worst(self, data: Any, k: int = 10, *, by: str | None = None, averaged: bool = True) -> WorstSamples:
-        """The samples of held-out data with the largest losses: wrong labels, and what is not learnt yet.
+        """Find the samples of held-out data with the largest losses: wrong labels, or samples not learnt yet.
 
-        Each sample is a batch of its own, so this takes longer than :meth:`evaluate`, and a loss that compares samples
-        of a batch with one another says nothing. Samples of which all labels are ignored are left out.
+        Each sample is evaluated as a batch of its own, which takes longer than :meth:`evaluate`; a loss that compares
+        samples of a batch is meaningless here. Samples whose labels are all ignored are skipped.
 
         Args:
-            data: as for :meth:`fit`; batches of an iterable are taken apart.
-            k: how many.
-            by: the name of a step, of one with several: its loss is looked at.
+            data: as for :meth:`fit`; batches of an iterable are split.
+            k: number of samples.
+            by: the step whose loss is used, if there are several.
             averaged: as for :meth:`evaluate`.
 
         Returns:
-            A list with the largest loss first: of each the index, the loss (``value``), the arrays of the sample, the
-            outputs of the model, and names of its file and classes, where they have some. In a notebook, with pictures.
+            A list with the largest loss first: the index, the loss (``value``), the arrays of the sample, the
+            outputs of the model, and the names of its file and classes, if any. In a notebook, with pictures.
 
         Raises:
-            DataError: the data do not fit, or the model takes batches of one size only.
+            DataError: the data do not match, or the model has a fixed batch size.
         """
         check_counts(k=k)
         return self._evaluator.worst(self._executor.one_after_another(data), k, by, averaged)

@@ -1,4 +1,4 @@
-"""Exports of a trainer: the model that it has trained, as plain ONNX."""
+"""Export of a trainer's model as plain ONNX."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ log = logging.getLogger("gradgraph")
 
 
 class Exports(Diagnosis):
-    """The part of a Trainer that hands on what it has trained. Nothing here changes what a run comes to."""
+    """The export methods of a Trainer. None of them changes the result of a run."""
 
-    _unread: str | os.PathLike[str] | None  # the checkpoint of the run that the step belongs to, while nobody took it
+    _unread: str | os.PathLike[str] | None  # the checkpoint of the run that the step belongs to, until it is loaded
 
     @checked(outputs=NAMES.or_none(), averaged=FLAG, mixed=FLAG, preprocess=FLAG)
     def export(
@@ -35,23 +35,23 @@ class Exports(Diagnosis):
         mixed: bool = False,
         preprocess: bool = True,
     ) -> onnx.ModelProto:
-        """The trained model as plain ONNX: no loss, no labels, no optimizer, layers in evaluation form.
+        """Export the trained model as plain ONNX: without loss, labels and optimizer, with layers in evaluation mode.
 
         Args:
-            path: a file to write it to, piece by piece; weights of more than 1.5 GB, and frozen ones of 8 MiB and more
-                that lay beside a model, go to ``<name>.data`` beside it, and what is returned refers to them there.
-                What is returned holds the others: :meth:`export_file` takes less memory.
-            outputs: those of the model's outputs that it is to have, in this order; what only others need goes. By
-                default all of them, but for a loss that the model computes from labels.
+            path: output file, written piece by piece. Weights of more than 1.5 GB, and frozen ones of 8 MiB and more
+                from external data, go to ``<name>.data`` next to it, and the returned model refers to them there.
+                The returned model contains the others: :meth:`export_file` uses less memory.
+            outputs: model outputs to keep, in this order; nodes that only others need are removed. By
+                default all, except for a loss that the model computes from labels.
             averaged: as for :meth:`evaluate`.
-            mixed: of a step in mixed precision, keep what computes in the low one, and store in it the weights that
-                are read in it only. By default the model is float32 throughout, as the one that was built.
-            preprocess: where the data were preprocessed (``gradgraph.preprocess``), let the model take the columns of a
-                table, each [rows], and give the names of classes besides.
+            mixed: for a step in mixed precision, keep low-precision computation, and store in low precision the weights
+                that are only used there. By default the model is float32 throughout, like the one that was built.
+            preprocess: if the data were preprocessed (``gradgraph.preprocess``), make the columns of a
+                table, each [rows], the model's inputs, and add the class names as outputs.
 
         Raises:
-            BuildError: ``mixed``, and the step is not in mixed precision.
-            ModelError: the step keeps no output of the model; or its weights exceed 2 GB, and no ``path`` is given.
+            BuildError: ``mixed`` for a step that is not in mixed precision.
+            ModelError: the step keeps no output of the model; or its weights exceed 2 GB without a ``path``.
             UnknownNameError: the model has no such output.
             OutputError: ``path`` cannot be written, or has the extension of another format.
         """
@@ -71,7 +71,7 @@ class Exports(Diagnosis):
         averaged: bool = True,
         mixed: bool = False,
     ) -> None:
-        """Write what :meth:`export` writes to ``path``, and return nothing, so that no weight is copied."""
+        """Write the result of :meth:`export` to ``path`` without returning it, so that no weight is copied."""
         check_suffix(path, ".onnx")
         exported = self._exported(outputs, averaged, mixed, preprocess=True)
         if self._executor.team.is_first:
@@ -85,7 +85,7 @@ class Exports(Diagnosis):
         mixed: bool = False,
         preprocess: bool = False,
     ) -> ir.Model:
-        """Export as :meth:`export` does, to an onnx-ir model, which copies no weight: the next step changes them."""
+        """Export like :meth:`export`, to an onnx-ir model that shares the weights: the next step changes them."""
         return self._exported(outputs, averaged, mixed, preprocess).model()
 
     def _exported(self, outputs: str | Sequence[str] | None, averaged: bool, mixed: bool, preprocess: bool) -> Exported:
@@ -93,10 +93,10 @@ class Exports(Diagnosis):
         return Exported(self._executor, None if outputs is None else as_names(outputs), averaged, mixed, preprocess)
 
     def _warn_if_untrained(self) -> None:
-        """Say once that the weights are those before training, where a run has trained others."""
+        """Warn once if the weights are the initial ones although a run has trained others."""
         if self._unread is not None and self._executor.progress.steps == 0:
             log.warning(
-                "these are the weights before training; gradgraph.Trainer.resume(step, '%s') takes those of the run",
+                "these are the weights before training; gradgraph.Trainer.resume(step, '%s') loads those of the run",
                 shown(self._unread),
             )
             self._unread = None

@@ -1,4 +1,4 @@
-"""The trainer: the door to a step. Each method says what it does; ``execution`` and ``loop`` do it."""
+"""The trainer, the public interface for running a step; the work is done in ``execution`` and ``loop``."""
 
 from __future__ import annotations
 
@@ -66,28 +66,28 @@ EVERY = "a dict of steps and numbers, such as {'generator': 5}"
 
 
 class Trainer(Exports):
-    """Runs a step on stock onnxruntime.
+    """A trainer that runs a step with stock onnxruntime.
 
-    Several threads may use one trainer: their calls wait for each other. While ``fit`` runs in one of them, the others
-    may read the state, save, evaluate, predict and export between two of its steps; what would change the state there
-    raises BusyError.
+    Several threads may share a trainer: their calls wait for each other. While ``fit`` runs in one thread, others
+    may read the state, save, evaluate, predict and export between two of its steps; calls that would change the state
+    raise BusyError.
 
     Args:
-        step: a :class:`gradgraph.Step`, or the folder of one; or the folder of a run (``gradgraph train --run``), whose
-            step begins with the weights that count: those of its best epoch, or else of its last one.
+        step: a :class:`gradgraph.Step`, or a step folder; or the folder of a run (``gradgraph train --run``), which
+            provides the weights of its best epoch, or else of its last one.
         providers: onnxruntime's execution providers, in order of preference; overrides ``device``.
         device: ``"cpu"``, ``"cuda"``, or ``"auto"`` (CUDA if this onnxruntime has it).
-        seed: of the order of the data.
+        seed: random seed of the data order.
         options: threads, memory and other settings of onnxruntime.
-        check_loss: stop at a NaN or infinite loss, with the state of the step before.
-        check_inputs: look for NaN and Inf in every batch.
-        tune: time the candidate forms of every operator once, at the first step, and use the fastest ones; what was
-            timed on this machine before is looked up in the user's cache. (A ``Tuner`` of your own: with another
-            cache, or to see what it finds.)
-        parallel: ``gg.DataParallel()`` where several processes train together, each on a part of every batch.
+        check_loss: raise an error for a NaN or infinite loss, keeping the state before that step.
+        check_inputs: check every batch for NaN and Inf.
+        tune: time the implementations of every operator once, at the first step, and use the fastest ones; earlier
+            results on this machine are read from the user's cache. (A ``Tuner`` of your own: with another
+            cache, or to inspect the results.)
+        parallel: ``gg.DataParallel()`` for several processes that train together, each on a part of every batch.
 
     Raises:
-        ModelError: the step folder is damaged, or onnxruntime refuses its models.
+        ModelError: the step folder is damaged, or onnxruntime rejects its models.
         RuntimeUnavailableError: the device, a provider or the native kernels are not available.
     """
 
@@ -114,7 +114,7 @@ class Trainer(Exports):
         self._executor = Executor(opened, Progress(seed=int(seed)), check_loss, check_inputs)
         self._evaluator = Evaluator(self._executor)
         self.turns = self._executor.turns
-        self._resumed_at: int | None = None  # a fit that begins at this step goes on where a checkpoint ended
+        self._resumed_at: int | None = None  # a fit that begins at this step continues the one of a checkpoint
         self._unread = None if isinstance(step, Step) else checkpoint_of(step)  # of the run that it belongs to
         log.info("training on %s", self.described)
         if not isinstance(step, Step) and kind_of(step) is Place.RUN:
@@ -139,12 +139,12 @@ class Trainer(Exports):
 
     @property
     def device(self) -> str:
-        """Where the state lives: ``"cpu"`` or ``"cuda"``."""
+        """The device of the state: ``"cpu"`` or ``"cuda"``."""
         return self._executor.opened.placement.memory
 
     @property
     def described(self) -> str:
-        """Where it trains, with native kernels or without, and what makes that less exact than usual, in words."""
+        """A description of where it trains, with native kernels or without, and of any reduced precision."""
         options = self._executor.opened.options
         kernels = " with native kernels" if options.native_kernels else ""
         precision = "" if options.matmul_precision == HIGHEST else f" at matmul_precision {options.matmul_precision}"
@@ -152,14 +152,14 @@ class Trainer(Exports):
 
     @property
     def progress(self) -> Progress:
-        """Where the run stands: steps, epochs, and what a checkpoint keeps besides the state."""
+        """The progress of the run: steps, epochs, and everything else in a checkpoint besides the state."""
         return self._executor.progress
 
     @property
     def names(self) -> DataNames:
-        """The names of the data that the model was trained on, by which later data are matched.
+        """The column and class names of the training data, by which later data are matched.
 
-        ``fit`` finds them where tables, folders of images and datasets have some. They may be set for arrays, which
+        ``fit`` takes them from tables, image folders and datasets. Set them for arrays, which
         have none: ``trainer.names = gradgraph.DataNames(classes={"target": ["cat", "dog"]})``.
         """
         return self._executor.names
@@ -171,7 +171,7 @@ class Trainer(Exports):
 
     @property
     def history(self) -> History:
-        """The rows that the last ``fit`` has recorded."""
+        """The history recorded by the last ``fit``."""
         return self.progress.history
 
     # --- training -------------------------------------------------------------------------------------------
@@ -184,25 +184,26 @@ class Trainer(Exports):
     def step(self, *, batch: Batch, **hyperparameters: float) -> dict[str, Array]: ...
 
     def step(self, name: Any = None, batch: Any = None, **hyperparameters: float) -> dict[str, Array]:
-        """Train on one batch: ``step(batch)``, or of several steps one by its name: ``step("generator", batch)``.
+        """Train on one batch: ``step(batch)``, or with several steps by name: ``step("generator", batch)``.
 
         Args:
-            name: of several steps, which one.
+            name: the step to run, if there are several.
             batch: inputs and targets by name (or a tuple in the order of the manifest): NumPy arrays, OrtValues,
-                or anything that speaks DLPack. Of several steps, it may hold what only others read.
+                or anything with DLPack. It may contain inputs that only other steps read.
             hyperparameters: values for scalar inputs such as ``learning_rate``; the manifest's values by default.
 
         Returns:
             ``{"loss": …}`` and the metrics, as 0-d arrays.
 
         Raises:
-            DataError: the batch does not fit. Nothing has changed.
-            UnknownNameError: the step has no such hyperparameter, or there is no step of this name.
-            BuildError: there are several steps, and none is named.
+            DataError: the batch does not match. Nothing has changed.
+            UnknownNameError: a hyperparameter or the step does not exist.
+            BuildError: there are several steps, and ``name`` is missing.
             DataError: a hyperparameter is not finite. Nothing has changed.
-            DivergedError: the loss is NaN or infinite. The state is that before this step; the error keeps the batch.
+            DivergedError: the loss is NaN or infinite. The state is that before this step; the error contains the
+                batch.
             ModelError: onnxruntime failed. The state is that before this step.
-            BusyError: ``fit`` runs in another thread.
+            BusyError: ``fit`` is running in another thread.
         """
         executor = self._executor
         part, batch = executor.named_batch(name, batch)
@@ -212,9 +213,9 @@ class Trainer(Exports):
 
     @in_turn
     def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Say which shapes most batches will have: the training session is made for these.
+        """Declare the usual batch shapes, for which the training session is created.
 
-        Without this they are those of the first batch. Batches of other shapes run in a second session.
+        By default they are those of the first batch. Batches of other shapes run in a second session.
         """
         self._executor.expect(shapes)
 
@@ -260,53 +261,54 @@ class Trainer(Exports):
         Args:
             data: a dict of arrays, the path of an ``.npz`` or of a folder of ``.npy``, a dataset, or an iterable of
                 batches (docs/how-to/data.md lists all).
-            epochs: passes over the data; after a resume, those done before count too.
-            batch_size: samples per step; 32 by default, or what the model is fixed to. ``"auto"``: the largest power of
-                two that fits in free memory; ``"auto:4GB"``: with which this process takes no more
+            epochs: number of epochs, including those before a resume.
+            batch_size: samples per step; by default 32, or the batch size of a fixed model. ``"auto"``: the largest
+                power of two that fits in free memory; ``"auto:4GB"``: with this memory limit for the process
                 (:meth:`find_batch_size`).
             validation: data to evaluate after each epoch (columns ``val_loss`` and so on).
             shuffle: a new order in each epoch, a function of the trainer's seed and the epoch (not for iterables).
-            drop_last: leave out a last, smaller batch.
+            drop_last: drop a last, smaller batch.
             learning_rate: a number, a function of the number of steps done, or
                 ``gradgraph.optim.reduce_on_plateau(…)``, which follows the history of this fit.
             callbacks: objects with any of ``on_step(trainer, results)``, ``on_epoch(trainer, row)`` and
                 ``on_end(trainer, history)``, called in this order; the first two stop training by returning True.
             progress: None draws a bar on a terminal and prints plain lines elsewhere; False is silent.
-            checkpoint: file that is saved at the end, after each epoch, and when training is interrupted.
-            checkpoint_every: save every so many steps instead of after each epoch.
-            max_steps, max_time: stop after so many steps of this fit, or seconds of this call.
-            patience: stop after so many epochs without improvement of ``monitor`` and go back to the best state,
-                which is also saved beside ``checkpoint`` as ``<name>.best<suffix>``.
+            checkpoint: file to save at the end, after each epoch, and when training is interrupted.
+            checkpoint_every: save every N steps instead of after each epoch.
+            max_steps, max_time: stop after this many steps of this fit, or seconds of this call.
+            patience: stop after this many epochs without improvement of ``monitor`` and restore the best state,
+                which is also saved next to ``checkpoint`` as ``<name>.best<suffix>``.
             monitor: column of the history; ``val_loss`` by default (``loss`` without validation).
-            mode: ``"min"`` or ``"max"``: what is better; by default what the column's name says (``val_accuracy``).
-            min_delta: an improvement is by more than this.
-            limit: use only the first so many batches of each epoch and of the validation data.
-            resume: go on with an unfinished fit; by default if the trainer comes from a checkpoint.
-            accumulate: move the weights after so many batches, and after the last one of an epoch, as one batch of
-                all their samples would; for a step that was built with ``accumulate=True``. (Of an iterable whose
-                length is not known, the rest waits for the next epoch.)
-            log: a path, an object with ``write(record)``, or a list of them, which get a record of every ``log_every``
-                steps and of each epoch while it runs: ``.jsonl``, ``.csv``, or a folder for TensorBoard.
-            log_every: steps from one record to the next.
-            eval_every: evaluate ``validation`` after so many steps, and at the end, instead of after each epoch: the
-                history has a row for each of these, and what else goes by epochs (``patience``, the best state,
-                ``on_epoch``, checkpoints) goes by them.
-            steps: of several steps, those that train on a batch, in this order; by default all of them. One may come
-                twice.
-            every: those of them that train on every so many-th batch only: ``{"generator": 5}``.
-            y: labels, where ``data`` are the inputs alone: an array of the only one, a table, or a dict by name. It may
-                be the second argument; the others are given by keyword then.
-            hyperparameters: other scalar inputs of the step, like ``learning_rate``. Of several steps, a dict by step.
+            mode: ``"min"`` or ``"max"``; by default derived from the column's name (``val_accuracy``).
+            min_delta: minimum change that counts as an improvement.
+            limit: use only this many batches of each epoch and of the validation data.
+            resume: continue an unfinished fit; by default if the trainer was loaded from a checkpoint.
+            accumulate: update the weights after this many batches, and after the last one of an epoch, as one batch of
+                all their samples would; requires a step built with ``accumulate=True``. (For an iterable whose
+                length is unknown, the rest waits for the next epoch.)
+            log: a path, an object with ``write(record)``, or a list of them, which receive a record of every
+                ``log_every`` steps and of each epoch: ``.jsonl``, ``.csv``, or a folder for TensorBoard.
+            log_every: number of steps between records.
+            eval_every: evaluate ``validation`` every N steps, and at the end, instead of after each epoch: the
+                history has a row for each evaluation, and everything else per epoch (``patience``, the best state,
+                ``on_epoch``, checkpoints) follows.
+            steps: with several steps, those that train on each batch, in this order; by default all of them. One may
+                occur twice.
+            every: steps that train only on every N-th batch: ``{"generator": 5}``.
+            y: labels, if ``data`` only contains the inputs: an array for the only target, a table, or a dict by name.
+                It may be the second argument; the others are passed by keyword then.
+            hyperparameters: other scalar inputs of the step, like ``learning_rate``. With several steps, a dict by
+                step.
 
         Returns:
-            One row per epoch (or ``eval_every`` steps); a last one that was cut short has a row, too, over the batches
-            it saw.
+            One row per epoch (or ``eval_every`` steps); an incomplete last one has a row, too, over the batches
+            it used.
 
         Raises:
-            DataError: the data do not fit, said before the first step where possible.
+            DataError: the data do not match, reported before the first step if possible.
             DivergedError: the loss is NaN or infinite.
             OutputError: the last checkpoint could not be written, or another run saves to the same path.
-            BusyError: another thread fits, or it is called in a callback of ``fit``.
+            BusyError: another thread runs ``fit``, or this is called in a callback of ``fit``.
             KeyboardInterrupt: Ctrl-C; the step was finished and the checkpoint saved before. (SIGTERM: SystemExit.)
         """
         given = hyperparameters if learning_rate is None else {**hyperparameters, "learning_rate": learning_rate}
@@ -342,7 +344,7 @@ class Trainer(Exports):
                 resume = team.agreed(continues if resume is None else resume)
                 if team.ranks > 1:
                     told = {"options of fit": options.told(resume), "data": seen(source), "validation": seen(held_out)}
-                    told["kernels"] = executor.opened.kernels  # others round differently
+                    told["kernels"] = executor.opened.kernels  # other kernels round differently
                     team.begin(executor, told, usual_terms(source, executor.checker, order.size))
             arguments = (executor, source, order, held_out, options, self)
             fit = Fit(*arguments) if pattern is None else SeveralFit(*arguments, pattern=pattern)
@@ -351,7 +353,7 @@ class Trainer(Exports):
     def _rates_and_pattern(
         self, given: Mapping[str, Any], steps: str | Sequence[str] | None, every: Mapping[str, int] | None
     ) -> tuple[Mapping[str, Any], Pattern | None]:
-        """Hyperparameters and steps of a fit, looked at before it begins."""
+        """Return hyperparameters and steps of a fit, validated before it begins."""
         executor = self._executor
         pattern = pattern_of(list(self.manifest.steps), steps, every)
         if pattern is not None:
@@ -359,19 +361,19 @@ class Trainer(Exports):
         executor.part.rates.check_names(given, self.fit)
         for name, rate in given.items():
             if isinstance(rate, Mapping):
-                raise ArgumentError(f"{name} is a dict by step, and this step is the only one; give a number")
+                raise ArgumentError(f"{name} is a dict by step, but this step is the only one; pass a number")
         return given, None
 
     def prepare(
         self, data: Any, batch_size: int | str | None = None, *, shuffle: bool = True, drop_last: bool = False
     ) -> Any:
-        """Data for :meth:`fit` with the same arguments and for :meth:`evaluate`: read, checked and converted once.
+        """Read, check and convert data once, for :meth:`fit` with the same arguments and for :meth:`evaluate`.
 
         Args:
             data, batch_size, shuffle, drop_last: as for :meth:`fit`.
 
         Raises:
-            DataError: the data do not fit.
+            DataError: the data do not match.
         """
         executor = self._executor
         order = executor.order(self._samples(data, batch_size, drop_last), shuffle, drop_last, executor.team)
@@ -379,13 +381,12 @@ class Trainer(Exports):
             return executor.to_train_on(data, order)
 
     def _samples(self, data: Any, given: int | str | None, drop_last: bool) -> int | None:
-        """The samples of a batch that ``given`` stands for; a run that goes on keeps those that it had."""
+        """Return the batch size that ``given`` stands for; a resumed run keeps its own."""
         if not isinstance(given, str):
             return given
         limit_of(given)
         if self._executor.team.ranks > 1:
-            raise DataError("the batch size 'auto' is what one process has memory for, and several share a batch; give "
-                            "a number")  # fmt: skip
+            raise DataError("the batch size 'auto' is for one process, but several share a batch; give a number")
         known = self.progress.order.get("batch_size")
         if known is not None and self._resumed_at == self.progress.steps:
             return int(known)
@@ -408,21 +409,21 @@ class Trainer(Exports):
         averaged: bool = True,
         y: Any = None,
     ) -> dict[str, Any]:
-        """Loss and metrics on held-out data: means over the samples, or over the labels that are not ignored.
+        """Compute loss and metrics on held-out data: means over the samples, or over the labels that are not ignored.
 
-        So unequal batches count as they should. (Class weights are not counted, and a loss that sums is averaged.)
-        Metrics made of sums (``gradgraph.metrics``) are exact over all data; those of each class are arrays.
+        Batches of unequal size are weighted correctly. (Class weights are not counted, and a sum loss is averaged.)
+        Metrics computed from sums (``gradgraph.metrics``) are exact over all data; per-class metrics are arrays.
 
         Args:
-            data: as for :meth:`fit`, or what :meth:`prepare` gives, in the batches that it was prepared for.
-            batch_size: samples per run; the result does not depend on it beyond rounding.
-            limit: use only so many batches.
-            stop: asked before each batch; True ends the evaluation early.
-            averaged: of averages of the weights, where the optimizer keeps some (``gradgraph.optim.ema``).
+            data: as for :meth:`fit`, or a result of :meth:`prepare`, in its batches.
+            batch_size: samples per run, which affects the result only by rounding.
+            limit: use only this many batches.
+            stop: called before each batch; True ends the evaluation early.
+            averaged: evaluate the averages of the weights, if the optimizer keeps some (``gradgraph.optim.ema``).
             y: as for :meth:`fit`.
 
         Raises:
-            DataError: the data do not fit.
+            DataError: the data do not match.
         """
         data = paired(data, y, self.manifest, self.names)
         self._warn_if_untrained()
@@ -431,25 +432,25 @@ class Trainer(Exports):
     @checked(averaged=FLAG, per_batch=FLAG)
     @in_turn
     def predict(self, x: Any, batch_size: int | None = None, *, averaged: bool = True, per_batch: bool = False) -> Any:
-        """The model's outputs, in evaluation mode, of any number of samples, also where batches are fixed to a size.
+        """Compute the model's outputs in evaluation mode for any number of samples, even for a fixed batch size.
 
-        Batches are put together along the axis of samples, wherever the model has it (as in [time, batch, …]). An
-        output without one, such as a sum over the batch, has an entry for each batch, on a new first axis; one that
-        depends on no input is given once. Of a single batch all are as the model gives them.
+        Batches are joined along the sample axis, wherever it is (as in [time, batch, …]). An
+        output without one, such as a sum over the batch, has one entry per batch, on a new first axis; one that
+        depends on no input is returned once. For a single batch, all outputs are unchanged.
 
         Args:
-            x: an array (of the only input), a tuple, a dict by name, or whatever :meth:`fit` takes; targets among a
-                dict, a file, a table, or what :meth:`prepare` gives, are left out. Results are in the order of the
+            x: an array (for the only input), a tuple, a dict by name, or anything that :meth:`fit` accepts; targets in
+                a dict, a file, a table, or a result of :meth:`prepare`, are ignored. Results are in the order of the
                 samples.
             batch_size: samples per run.
             averaged: as for :meth:`evaluate`.
-            per_batch: a list with the outputs of each batch, which may then have different shapes.
+            per_batch: return a list with the outputs of each batch, which may have different shapes.
 
         Returns:
             An array if the model has one output, else a dict by name.
 
         Raises:
-            DataError: the data do not fit, or outputs of different shapes cannot be put together.
+            DataError: the data do not match, or outputs of different shapes cannot be joined.
         """
         self._warn_if_untrained()
         if isinstance(x, Columns | Samples):
@@ -465,7 +466,7 @@ class Trainer(Exports):
     @property
     @in_turn
     def state(self) -> State:
-        """The state tensors, in the memory of the device."""
+        """The state tensors, in the device's memory."""
         return self._executor.state
 
     @property
@@ -476,32 +477,32 @@ class Trainer(Exports):
 
     @in_turn
     def close_sessions(self) -> None:
-        """Close all sessions, so that their memory goes; the next step, evaluation or prediction opens its own."""
+        """Close all sessions to free their memory; the next step, evaluation or prediction opens its own."""
         self._executor.opened.close_sessions()
 
     @in_turn
     def state_dict(self) -> dict[str, Array]:
-        """Copies of every state tensor: parameters, running statistics, optimizer slots, counters."""
+        """Return copies of all state tensors: parameters, running statistics, optimizer slots, counters."""
         return OfModel(self._executor.read())
 
     @checked(values=instance(Mapping | str | os.PathLike, "a dict of arrays by name, or the path of one"), strict=FLAG)
     def load_state_dict(self, values: Mapping[str, Array] | str | os.PathLike[str], strict: bool = True) -> Loaded:
-        """Replace the state, or those of its weights for which there are values.
+        """Replace the state, or some of its weights.
 
         Args:
-            values: arrays by name, or a file of them: safetensors (as checkpoints are), ``.npz``, or an ``.onnx`` with
-                its weights. A checkpoint and a model bring the names of their columns and classes, too.
-            strict: the whole state must come, and nothing else. If not, weights and running statistics whose name and
-                shape fit are taken (floating types are converted), and copies of them that the optimizer keeps, such
-                as averages and master weights, begin anew; all else stays as it is.
+            values: arrays by name, or a file: safetensors (such as a checkpoint), ``.npz``, or an ``.onnx`` with
+                its weights. A checkpoint and a model also provide the names of columns and classes.
+            strict: require the whole state, and nothing else. Otherwise, weights and running statistics whose name and
+                shape match are loaded (floating types are converted), and copies in the optimizer, such
+                as averages and master weights, are reset to them; everything else is unchanged.
 
         Returns:
-            What was loaded, missing, unexpected and of another shape; print it.
+            The names loaded, missing, unexpected and mismatched; print it.
 
         Raises:
             CheckpointError: a tensor is missing, unknown, or of another shape or dtype; with ``strict=False``, none
-                fits. Nothing was changed then.
-            BusyError: ``fit`` runs in another thread.
+                matches. Nothing was changed then.
+            BusyError: ``fit`` is running in another thread.
         """
         stored = Stored(values) if isinstance(values, Mapping) else read_values(values)
         given, names = stored.values, stored.names
@@ -514,8 +515,8 @@ class Trainer(Exports):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a Trainer can be neither pickled nor copied, as it holds sessions of onnxruntime; save() a checkpoint and "
-            "call Trainer.resume(step, checkpoint) where another one is needed (a Step can be pickled)"
+            "a Trainer can be neither pickled nor copied, as it contains onnxruntime sessions; save() a checkpoint "
+            "and call Trainer.resume(step, checkpoint) where another one is needed (a Step can be pickled)"
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -530,29 +531,29 @@ class Trainer(Exports):
     def resume(
         cls, step: Step | str | os.PathLike[str], path: str | os.PathLike[str] | None = None, **options: Any
     ) -> Trainer:
-        """A trainer that stands where :meth:`save` left one; the next :meth:`fit` goes on from there.
+        """Restore a trainer from the checkpoint written by :meth:`save`; the next :meth:`fit` continues from there.
 
         Args:
             step: the same step; or the folder of a run.
-            path: the checkpoint, or the folder of a run, for its last one; of a run, it need not be given.
-            options: as for :class:`Trainer`; the seed is that of the checkpoint.
+            path: the checkpoint, or the folder of a run, for its last one; optional if ``step`` is the folder of a run.
+            options: as for :class:`Trainer`; the seed is read from the checkpoint.
 
         Raises:
-            CheckpointError: the checkpoint is not there, damaged, or of another step.
+            CheckpointError: the checkpoint is missing, damaged, or of another step.
         """
         if path is None and (isinstance(step, Step) or (path := last_checkpoint_of(step)) is None):
-            raise CheckpointError("nothing says where to go on from; give the checkpoint, or the folder of a run")
+            raise CheckpointError("there is nothing to resume from; pass the checkpoint, or the folder of a run")
         PATH.check("the checkpoint", path)
         trainer = cls(step if isinstance(step, Step) else Step.load(step), **options)
         trainer.load(weights_of(path, last=True))
         return trainer
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Take over state and progress from a checkpoint, or from the one of a run's folder whose weights count.
+        """Load state and progress from a checkpoint, or from the best or last one in a run's folder.
 
         Raises:
-            CheckpointError: the checkpoint is not there, damaged, or of another step; nothing was changed then.
-            BusyError: ``fit`` runs in another thread, or this is called in a callback of it.
+            CheckpointError: the checkpoint is missing, damaged, or of another step; nothing was changed then.
+            BusyError: ``fit`` is running in another thread, or this is called in a callback of it.
         """
         values, progress = self._executor.team.from_first(lambda: load_newest(path, self.manifest.state))
         with self.turns.trained("load", in_callbacks=False):

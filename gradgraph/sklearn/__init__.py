@@ -1,7 +1,8 @@
-"""Estimators of scikit-learn that train an ONNX model, and pipelines round them as one file (extra ``sklearn``).
+"""scikit-learn estimators that train an ONNX model, and export of pipelines around them as one file (extra
+``sklearn``).
 
-They know scikit-learn's contract, ``gg.build`` and ``Trainer``; nothing imports them. A new layer of preprocessing is
-skl2onnx's business, which ``pipelines.py`` asks.
+This room knows scikit-learn's contract, ``gg.build`` and ``Trainer``; no other room imports it. The conversion of
+preprocessing steps is left to skl2onnx, called in ``pipelines.py``.
 """
 
 from __future__ import annotations

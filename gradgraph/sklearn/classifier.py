@@ -22,31 +22,31 @@ from gradgraph.step.step import Step
 
 
 class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
-    """A classifier of scikit-learn: of two classes or more, or of several labels that are each there or not.
+    """A scikit-learn classifier for two or more classes, or for multilabel data.
 
     Args:
-        model: an ONNX model with one input, whose first output has a score for each class or label; its weights are
-            where training begins. By default a perceptron with ReLU.
+        model: an ONNX model with one input, whose first output has a score per class or label; its weights are
+            the initial ones. By default a multilayer perceptron with ReLU.
         hidden: the sizes of its hidden layers.
-        loss, optimizer: names of ``gg.losses`` and ``gg.optim``; the loss is cross-entropy by default, of several
-            labels ``bce_with_logits``. With such a loss of yes or no, two classes may have one score.
+        loss, optimizer: names of ``gg.losses`` and ``gg.optim``; the loss is cross-entropy by default, for multilabel
+            data ``bce_with_logits``. With a binary loss, two classes may have one score.
         learning_rate, optimizer_options: arguments of the optimizer.
         epochs, batch_size: as for ``Trainer.fit``.
-        class_weight: a weight for each label in a dict, or "balanced": the inverse of how often it occurs.
-        early_stopping: stop after ``n_iter_no_change`` epochs in which the score of a share of the data
-            (``validation_fraction``, of each class the same) has not grown by more than ``tol``, and go back to the
+        class_weight: a dict of label weights, or "balanced": inversely proportional to class frequencies.
+        early_stopping: stop after ``n_iter_no_change`` epochs in which the validation score
+            (on a stratified ``validation_fraction``) has not improved by more than ``tol``, and restore the
             best weights.
-        validation_fraction, n_iter_no_change, tol: of ``early_stopping``.
-        warm_start: a second ``fit`` goes on where the first one ended.
-        train: which weights of ``model`` are trained: names or globs.
+        validation_fraction, n_iter_no_change, tol: see ``early_stopping``.
+        warm_start: continue the previous ``fit``.
+        train: names or globs of the weights of ``model`` to train.
         fit_options: further arguments of ``Trainer.fit``.
         device: as for ``Trainer``.
-        threads: within one operator; 1 is best where a search has processes of its own (``n_jobs``).
-        random_state: of weights, the order of samples, and random operators.
+        threads: intra-op threads; 1 is best for a search with several processes (``n_jobs``).
+        random_state: seed of weights, sample order and random operators.
 
     Attributes:
-        classes_: the labels, sorted; of several labels, their numbers.
-        n_iter_: the epochs so far.
+        classes_: the labels, sorted; for multilabel data, their indices.
+        n_iter_: number of epochs so far.
         loss_curve_, loss_, best_loss_: the loss of each epoch, of the last one, and the lowest.
         validation_scores_, best_validation_score_: the accuracy of each epoch with ``early_stopping``, and the highest.
         history_: the history of the last fit.
@@ -87,9 +87,9 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         self.class_weight = class_weight
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Classifier:
-        """Train anew on X [samples, features] and labels y [samples] of any kind, which may have weights [samples].
+        """Train from scratch on X [samples, features] and labels y [samples] of any type, with optional sample weights.
 
-        y may be a matrix [samples, labels] of 0 and 1 instead, dense or sparse.
+        For multilabel data, y is a matrix [samples, labels] of 0 and 1, dense or sparse.
         """
         anew = not self._goes_on
         X, labels = self._labelled(X, y, reset=anew)
@@ -97,7 +97,7 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         return self._fit(X, labels, weights, self.epochs, anew, self._metric)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Classifier:
-        """Train on for one epoch; the first call says which ``classes`` there are, if y does not have all."""
+        """Train for one more epoch; the first call requires ``classes`` unless y contains all of them."""
         self._refuse_early_stopping()
         if self.class_weight == "balanced":
             raise ValueError("partial_fit cannot know how often a class occurs; give class_weight as a dict, such as "
@@ -109,7 +109,7 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         return self._fit(X, labels, self._weights(X, labels, sample_weight), 1, first)
 
     def _labelled(self, X: Any, y: Any, reset: bool, classes: Any = None) -> tuple[Any, Array]:
-        """X, and the labels as they were given: [samples], or [samples, labels] of 0 and 1."""
+        """Return X and validated labels: [samples], or [samples, labels] of 0 and 1."""
         X, y = self._checked(X, _dense(present(y)), reset)
         check_classification_targets(y)
         is_multilabel = type_of_target(y) == "multilabel-indicator"
@@ -128,7 +128,7 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         return X, labels
 
     def _weights(self, X: Any, labels: Array, weights: Any) -> Any:
-        """The weights of samples, with those of their classes."""
+        """Return the sample weights multiplied by their class weights."""
         if self.class_weight is None:
             return weights
         of_classes = compute_sample_weight(self.class_weight, labels)
@@ -160,12 +160,13 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         if self._has_one_score and outputs == 2 and width == 1:
             return
         if (width is not None and width != outputs) or self._has_one_score:
-            raise BuildError(f"the model has {width} classes, and y has {outputs}; give it a head with as many")
+            raise BuildError(f"the model has {width} classes, but y has {outputs}; give it a head of that size")
 
     def predict_proba(self, X: Any) -> Array:
-        """Probabilities [samples, classes]: the Softmax of the model's scores, or of several labels their Sigmoid.
+        """Return probabilities [samples, classes]: the Softmax of the model's scores, or for multilabel data their
+        Sigmoid.
 
-        Where the model ends in a Softmax or a Sigmoid itself, its outputs.
+        If the model ends in a Softmax or a Sigmoid, its outputs are returned.
         """
         scores = self._outputs(X).astype(np.float64)
         if self._is_multilabel or self._has_one_score:
@@ -176,11 +177,11 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         return np.asarray(softmax(scores, axis=1))
 
     def predict_log_proba(self, X: Any) -> Array:
-        """Logarithms of :meth:`predict_proba`."""
+        """Return the logarithm of :meth:`predict_proba`."""
         return np.log(self.predict_proba(X))
 
     def predict(self, X: Any) -> Array:
-        """The label of each sample, of the highest score; of several labels 1 where there is more than even chance."""
+        """Predict the label with the highest score; for multilabel data, 1 for probabilities above one half."""
         check_is_fitted(self)
         if self._is_multilabel:
             return (self.predict_proba(X) > 0.5).astype(np.int64)

@@ -1,4 +1,4 @@
-"""The part that both estimators have in common: a model becomes a step, which trains, and its outputs are read."""
+"""The common part of both estimators: building the step, training and prediction."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from gradgraph.step.step import Step
 
 
 class Estimator(BaseEstimator):  # type: ignore[misc]
-    """Both estimators; :class:`gradgraph.sklearn.Classifier` explains the arguments and attributes."""
+    """The base of both estimators; :class:`gradgraph.sklearn.Classifier` documents arguments and attributes."""
 
-    _are_labels = False  # whether targets are numbers of classes
+    _are_labels = False  # whether targets are class numbers
 
     def __init__(
         self,
@@ -78,14 +78,14 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
 
     def export(self, path: str | os.PathLike[str] | None = None) -> onnx.ModelProto:
-        """The trained model as plain ONNX, whose output is what the model computes: scores of classes, or values.
+        """Export the trained model as plain ONNX with its raw outputs: class scores, or values.
 
-        ``gradgraph.sklearn.export`` adds labels and probabilities, and the steps of a pipeline.
+        ``gradgraph.sklearn.export`` includes labels and probabilities, and the steps of a pipeline.
         """
         check_is_fitted(self)
         return self.trained_.trainer.export(path)
 
-    # --- what is fed -----------------------------------------------------------------------------------------
+    # --- inputs ----------------------------------------------------------------------------------------------
 
     def _checked(self, X: Any, y: Any, reset: bool) -> Any:
         options: dict[str, Any] = {
@@ -109,17 +109,17 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
     @property
     def _goes_on(self) -> bool:
-        """Whether ``fit`` goes on where the last one ended."""
+        """Whether ``fit`` continues the previous one."""
         return self.warm_start and hasattr(self, "trained_")
 
     def _begin(self, X: Any, outputs: int, weighs: bool, loss: str, metric: str) -> None:
-        """Make a step of a new model, or of the one that was given.
+        """Build a step for a new model, or for the given one.
 
         Args:
-            outputs: of a new model.
-            weighs: samples have weights.
-            loss: by default.
-            metric: by which training stops early.
+            outputs: number of outputs of a new model.
+            weighs: whether samples have weights.
+            loss: default loss.
+            metric: metric for early stopping.
         """
         seed = int(check_random_state(self.random_state).randint(1 << 31))
         model, self._probable = self.model, ""
@@ -136,17 +136,17 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
                      metrics=metric if self.early_stopping else None,
                      optimizer=by_name(self.optimizer, lr=self.learning_rate, **options))  # fmt: skip
         if len(step.manifest.inputs) != 1 or len(step.manifest.targets) != 1 + weighs:
-            raise BuildError("an estimator takes a model with one input, and a loss with one target; use gg.Trainer")
+            raise BuildError("an estimator requires a model with one input, and a loss with one target; use gg.Trainer")
         self._check_head(step, outputs)
         self.trained_ = KeptStep(step, seed, self.device, RuntimeOptions(threads=self.threads), self._names(step))
         self.n_iter_, self.loss_curve_ = 0, list[float]()
         self.validation_scores_ = list[float]() if self.early_stopping else None
 
     def _check_head(self, step: Step, outputs: int) -> None:
-        """Raise an error unless the model has so many outputs, where they can be told."""
+        """Raise an error unless the model has this many outputs, if known."""
 
     def _names(self, step: Step) -> DataNames:
-        """The names of columns and classes, for the model that is exported.
+        """Return the names of columns and classes, for the exported model.
 
         Raises:
             ValueError: the model was trained on these columns in another order.
@@ -155,18 +155,18 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         columns = tuple(map(str, getattr(self, "feature_names_in_", ())))
         known = step.manifest.data.columns.get(x, columns)
         if columns != known and sorted(columns) == sorted(known):
-            raise ValueError(f"X has the columns {listed(columns)}, and the model was trained on {listed(known)}; "
-                             "give them in the order of the model")  # fmt: skip
+            raise ValueError(f"X has the columns {listed(columns)}, but the model was trained on {listed(known)}; "
+                             "reorder them")  # fmt: skip
         classes = [str(name) for name in getattr(self, "classes_", ())] if target.dtype == "int64" else []
         are_names = len(set(classes)) == len(classes) > 0
         return DataNames({x: columns} if columns else {}, {target.name: classes} if are_names else {})
 
     def _train(self, X: Any, y: Array, weights: Any, epochs: int, metric: str = "", stratify: Any = None) -> None:
-        """Train on targets as the step takes them.
+        """Train on targets in the form of the step.
 
         Args:
-            metric: by which training stops early, if it may.
-            stratify: labels whose shares validation data keep.
+            metric: metric for early stopping, if enabled.
+            stratify: labels by which validation data are stratified.
         """
         data, options = self._data(X, y, weights), {"progress": False, "resume": False, **dict(self.fit_options or {})}
         stops = bool(metric) and self.early_stopping
@@ -185,7 +185,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         self.best_validation_score_ = max(self.validation_scores_) if self.validation_scores_ else None
 
     def _held_out(self, data: Mapping[str, Any], stratify: Any) -> tuple[dict[str, Any], Any]:
-        """The data to train on, and the share of them that says when to stop."""
+        """Split off validation data for early stopping."""
         seed = check_random_state(self.random_state).randint(1 << 31)
         parts = train_test_split(*data.values(), test_size=self.validation_fraction, stratify=stratify,
                                  random_state=seed)  # fmt: skip
@@ -193,14 +193,14 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
     def _refuse_early_stopping(self) -> None:
         if self.early_stopping:
-            raise ValueError("partial_fit sees a part of the data, so it cannot stop early; leave early_stopping out")
+            raise ValueError("partial_fit sees only part of the data, so it cannot stop early; omit early_stopping")
 
     # --- outputs ---------------------------------------------------------------------------------------------
 
     def _outputs(self, X: Any) -> Array:
         check_is_fitted(self)
         X = self._checked(X, None, reset=False)
-        alone = X.shape[0] == 1  # a matrix of one row is multiplied by another kernel, whose rounding is another
+        alone = X.shape[0] == 1  # a matrix of one row is multiplied by another kernel, which rounds differently
         X = X[[0, 0]] if alone else X
         rows = SparseRows({self.trained_.step.manifest.inputs[0].name: X}) if issparse(X) else X
         found = self.trained_.trainer.predict(rows, max(self.batch_size, 256))
@@ -221,7 +221,7 @@ def _as_data(arrays: Mapping[str, Any]) -> Any:
 
 
 def present(y: Any) -> Any:
-    """``y``, or ValueError where there is none."""
+    """Return ``y``, or raise ValueError for None."""
     if y is None:
         raise ValueError("this estimator requires y to be passed, but the target y is None")
     return y

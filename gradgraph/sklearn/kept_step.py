@@ -1,4 +1,4 @@
-"""A step and where its training stands, which can be pickled and copied as a Trainer cannot."""
+"""A step with its training state, which unlike a Trainer can be pickled and copied."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gradgraph.step.step import Step
 
 
 class KeptStep:
-    """A step with its trainer, which is opened when it is first needed, and anew in a copy.
+    """A step with its trainer, which is opened on first use, and again in a copy.
 
     Args:
         step: the step.
         seed, device, options: as for ``Trainer``.
-        names: of the data.
+        names: names of the data.
     """
 
     def __init__(self, step: Step, seed: int, device: Any, options: RuntimeOptions, names: DataNames) -> None:

@@ -1,4 +1,6 @@
-"""A pipeline of scikit-learn that ends in one of our estimators, as one ONNX file: skl2onnx writes the steps before."""
+"""Export of a scikit-learn pipeline that ends in one of our estimators as one ONNX file; skl2onnx converts the other
+steps.
+"""
 
 from __future__ import annotations
 
@@ -25,30 +27,30 @@ from gradgraph.sklearn.classifier import Classifier
 from gradgraph.sklearn.estimator import Estimator
 from gradgraph.step.data_names import DataNames
 
-LARGEST_DIFFERENCE = 1e-4  # of outputs from those of predict, of a largest of 1; float32 has 1e-7
+LARGEST_DIFFERENCE = 1e-4  # of outputs from those of predict, relative to a maximum of 1; float32 has 1e-7
 
 
 def export(estimator: Any, path: str | os.PathLike[str] | None = None, X: Any = None) -> onnx.ModelProto:
-    """A fitted estimator, or a pipeline that ends in one, as plain ONNX: the user's columns in, labels out.
+    """Export a fitted estimator, or a pipeline that ends in one, as plain ONNX: columns in, labels out.
 
     Args:
-        estimator: a ``Classifier`` or ``Regressor``, a ``Pipeline`` whose last step is one, a search that has found
-            such a one, or a ``TransformedTargetRegressor`` round one.
-        path: a file to write it to.
-        X: some rows of what ``predict`` takes. The inputs have their columns and types, and the file is held against
-            ``predict`` on them before it is written. Without it, columns that an encoder has seen as text are text, and
-            all others float64. Steps that know no such numbers compute in float32.
+        estimator: a ``Classifier`` or ``Regressor``, a ``Pipeline`` whose last step is one, a fitted search over
+            these, or a ``TransformedTargetRegressor`` around one.
+        path: output file.
+        X: some input rows of ``predict``. They define the input columns and types, and the file is verified
+            against ``predict`` on them before it is written. Without them, columns that an encoder has seen as text are
+            text, and all others float64. Steps that do not support float64 compute in float32.
 
     Returns:
-        A model that takes a matrix ``X`` [rows, features], or of a pipeline that was fitted on a table an input
-        [rows, 1] for each column that is read, under its name. It gives what ``predict`` and ``predict_proba`` do:
-        ``label`` [rows] and ``probabilities`` [rows, classes] (of several labels, both [rows, labels]), or of a
-        regressor ``variable``; where a column has such a name, ``label_1`` and so on.
+        A model with an input ``X`` [rows, features], or for a pipeline fitted on a table, an input
+        [rows, 1] per column, under its name. Its outputs are those of ``predict`` and ``predict_proba``:
+        ``label`` [rows] and ``probabilities`` [rows, classes] (multilabel: both [rows, labels]), or for a
+        regressor ``variable``; if a column has such a name, ``label_1`` and so on.
 
     Raises:
-        ArgumentError: ``estimator`` ends in none of ours, or a target is transformed in a way that is not known.
-        ModelError: skl2onnx cannot write a step, or the file differs from ``predict`` on ``X``.
-        RuntimeUnavailableError: there are steps before, and skl2onnx is not installed.
+        ArgumentError: ``estimator`` does not end in one of ours, or a target transform is not supported.
+        ModelError: skl2onnx cannot convert a step, or the file differs from ``predict`` on ``X``.
+        RuntimeUnavailableError: the pipeline has other steps, and skl2onnx is not installed.
         OutputError: ``path`` cannot be written, or has the extension of another format.
     """
     if path is not None:
@@ -69,7 +71,7 @@ _Kinds: TypeAlias = Mapping[str, "np.dtype[Any]"]
 
 
 class _Parts(NamedTuple):
-    """Steps before, the estimator itself, and how targets were transformed, the outermost first."""
+    """The preceding steps, the estimator itself, and the target transforms, outermost first."""
 
     steps: list[Any]
     last: Estimator
@@ -89,23 +91,23 @@ def _parts(estimator: Any) -> _Parts:
             targets.append(estimator.transformer_)
             estimator = estimator.regressor_
         else:
-            raise ArgumentError(f"export takes an estimator of gradgraph.sklearn, or a pipeline that ends in one, and "
-                                f"this ends in {described(estimator)}; skl2onnx exports others")  # fmt: skip
+            raise ArgumentError("export requires an estimator of gradgraph.sklearn, or a pipeline that ends in one, "
+                                f"but this ends in {described(estimator)}; skl2onnx exports others")  # fmt: skip
     check_is_fitted(estimator)
     return _Parts(steps, estimator, targets)
 
 
-# --- behind the model ------------------------------------------------------------------------------------
+# --- after the model -------------------------------------------------------------------------------------
 
 
 def _scores(estimator: Estimator) -> onnx.ModelProto:
-    """The model with its first output alone, the one that ``predict`` reads."""
+    """Return the model with its first output only, which ``predict`` reads."""
     trainer = estimator.trained_.trainer
     return trainer.export(outputs=[trainer.manifest.outputs[0]])
 
 
 class _Nodes:
-    """Nodes and constants that are appended to a graph, whose outputs have none of the names of ``columns``."""
+    """Nodes and constants appended to a graph, whose outputs avoid the names of ``columns``."""
 
     def __init__(self, model: onnx.ModelProto, columns: Collection[str]) -> None:
         self._graph, self._columns = model.graph, columns
@@ -117,7 +119,7 @@ class _Nodes:
         return out
 
     def output(self, name: str, op_type: str, *inputs: str, shape: Sequence[Any], kind: int, **attributes: Any) -> None:
-        """Append a node whose output is one of the graph, of this shape and element type."""
+        """Append a node whose output is a graph output, of this shape and element type."""
         taken = {*self._columns, *(o.name for o in self._graph.output)}
         others = (f"{name}_{i}" for i in range(1, len(taken) + 2))
         free = next(n for n in itertools.chain([name], others) if n not in taken)
@@ -138,7 +140,7 @@ class _Nodes:
 
 
 def _with_results(parts: _Parts, model: onnx.ModelProto, columns: Collection[str]) -> onnx.ModelProto:
-    """``model`` with outputs that are what ``predict`` and ``predict_proba`` give."""
+    """Return ``model`` with the outputs of ``predict`` and ``predict_proba``."""
     op, out, last = _Nodes(model, columns), model.graph.output[0].name, parts.last
     del model.graph.output[:], model.metadata_props[:]
     if isinstance(last, Classifier):
@@ -157,7 +159,7 @@ def _with_results(parts: _Parts, model: onnx.ModelProto, columns: Collection[str
 
 
 def renamed(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    """Give inputs of a graph other names, in place; a value that has such a name gets another one."""
+    """Rename inputs of a graph in place; another value with such a name is renamed, too."""
     taken = {name for node in graph.node for name in node.output} | {t.name for t in graph.initializer}
     every = {name: f"{name}/inner" for name in names.values() if name in taken} | dict(names)
     for value in graph.input:
@@ -170,7 +172,7 @@ def renamed(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
 
 
 def _labels(op: _Nodes, last: Classifier, scores: str) -> None:
-    """Write the label and the probabilities of each class, or several labels and theirs."""
+    """Write the label and the class probabilities, or the labels and their probabilities for multilabel data."""
     scores, width = op("Cast", scores, to=TensorProto.FLOAT), len(last.classes_)
     if last._is_multilabel or last._has_one_score:
         flat = op("Reshape", scores, op.constant(np.array([-1, width if last._is_multilabel else 1])))
@@ -193,7 +195,7 @@ def _labels(op: _Nodes, last: Classifier, scores: str) -> None:
 
 
 def _inverse(op: _Nodes, transformer: Any, value: str) -> str:
-    """The inverse of what a target was transformed by; raises ArgumentError."""
+    """Write the inverse of a target transform; raise ArgumentError if it is unsupported."""
     kind, f = type(transformer).__name__, getattr(transformer, "inverse_func", None)
 
     def of(array: Any) -> str:
@@ -206,7 +208,7 @@ def _inverse(op: _Nodes, transformer: Any, value: str) -> str:
         return op("Div", op("Sub", value, of(transformer.min_)), of(transformer.scale_))
     if f in (np.exp, np.expm1):
         return op("Sub", op("Exp", value), of(float(f is np.expm1)))
-    raise ArgumentError(f"targets that were transformed by {shown(f'{transformer!r:.99}')} cannot be exported; use "
+    raise ArgumentError(f"targets transformed by {shown(f'{transformer!r:.99}')} cannot be exported; use "
                         "StandardScaler, MinMaxScaler, or inverse_func=numpy.exp or numpy.expm1")  # fmt: skip
 
 
@@ -214,7 +216,7 @@ def _inverse(op: _Nodes, transformer: Any, value: str) -> str:
 
 
 def _with_steps(parts: _Parts, model: onnx.ModelProto, estimator: Any, X: Any, kinds: _Kinds) -> onnx.ModelProto:
-    """``model`` behind the steps before it, equal to ``estimator`` on ``X``."""
+    """Return ``model`` after the preceding steps, equal to ``estimator`` on ``X``."""
     words: dict[str, str] = {}
     for name in kinds:
         if (other := words.setdefault(re.sub(r"\W", "_", name, flags=re.ASCII), name)) != name:
@@ -223,7 +225,7 @@ def _with_steps(parts: _Parts, model: onnx.ModelProto, estimator: Any, X: Any, k
     try:
         found = _behind(_before(parts, kinds), model)
         _check_equal(found, estimator, X, kinds)
-    except ModelError:  # of steps that have float32 alone
+    except ModelError:  # of steps that only support float32
         narrow = {name: np.dtype(np.float32) if kind.kind in "fiu" else kind for name, kind in kinds.items()}
         found = _behind(_taking(kinds, _before(parts, narrow)), model)
         _check_equal(found, estimator, X, kinds)
@@ -231,7 +233,7 @@ def _with_steps(parts: _Parts, model: onnx.ModelProto, estimator: Any, X: Any, k
 
 
 def _taking(kinds: _Kinds, before: onnx.ModelProto) -> onnx.ModelProto:
-    """Let a model take inputs of these types, and cast them to those that it has, in place."""
+    """Change a model in place to accept inputs of these types and cast them."""
     for value in before.graph.input:
         had, taken = value.type.tensor_type.elem_type, _element(kinds[value.name])
         if had != taken:
@@ -244,7 +246,7 @@ def _taking(kinds: _Kinds, before: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _element(kind: np.dtype[Any]) -> int:
-    """The element type of ONNX that stands for a dtype."""
+    """Return the ONNX element type for a dtype."""
     wide: dict[str, int] = {
         "i": TensorProto.INT64,
         "u": TensorProto.INT64,
@@ -255,7 +257,7 @@ def _element(kind: np.dtype[Any]) -> int:
 
 
 def _kinds(parts: _Parts, X: Any) -> _Kinds:
-    """The inputs of the file, each with its type: the columns of a table that steps read, or a matrix."""
+    """Return the inputs of the file with their types: the columns that steps read, or a matrix."""
     if not parts.steps:
         return {"X": np.dtype(np.float32) if X is None else np.asarray(X).dtype}
     if hasattr(X, "columns"):
@@ -269,12 +271,12 @@ def _kinds(parts: _Parts, X: Any) -> _Kinds:
 
 
 def _before(parts: _Parts, kinds: _Kinds) -> onnx.ModelProto:
-    """The steps before as a model with these inputs."""
+    """Return the preceding steps as a model with these inputs."""
     try:
         from skl2onnx import to_onnx
     except ImportError:
         raise RuntimeUnavailableError(
-            "the steps of a pipeline are exported by skl2onnx; pip install skl2onnx"
+            "exporting the steps of a pipeline requires skl2onnx; pip install skl2onnx"
         ) from None
     steps = Pipeline([(f"step{i}", step) for i, step in enumerate(parts.steps)])
     opset = next(o.version for o in parts.last.trained_.step.eval.opset_import if not o.domain)
@@ -282,10 +284,10 @@ def _before(parts: _Parts, kinds: _Kinds) -> onnx.ModelProto:
         written = to_onnx(steps, initial_types=_types(kinds, parts.steps[0].n_features_in_),
                           target_opset={"": opset, "ai.onnx.ml": 3})  # fmt: skip
     except Exception as error:  # of many classes of its own
-        raise ModelError(f"skl2onnx cannot write the steps before the estimator ({shown(_first_line(error))}); export "
-                         "the estimator alone, or choose other steps") from None  # fmt: skip
-    model = cast("onnx.ModelProto", written)  # by its annotation it may be five other things
-    if [i.name for i in model.graph.input] != list(kinds):  # it writes _ for what is no word
+        raise ModelError(f"skl2onnx cannot convert the steps before the estimator ({shown(_first_line(error))}); "
+                         "export the estimator only, or choose other steps") from None  # fmt: skip
+    model = cast("onnx.ModelProto", written)  # its annotation allows five other types
+    if [i.name for i in model.graph.input] != list(kinds):  # it replaces other characters by _
         renamed(model.graph, dict(zip([i.name for i in model.graph.input], kinds, strict=True)))
     read = {name for node in model.graph.node for name in node.input}
     for unread in [i for i in model.graph.input if i.name not in read]:
@@ -299,7 +301,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _types(kinds: _Kinds, features: int) -> list[tuple[str, Any]]:
-    """These inputs in the words of skl2onnx; of a matrix, the number of columns."""
+    """Return these inputs in skl2onnx's types; a matrix by its number of columns."""
     from skl2onnx.common import data_types as of
 
     types: dict[int, Any] = {TensorProto.FLOAT: of.FloatTensorType, TensorProto.DOUBLE: of.DoubleTensorType,
@@ -310,11 +312,11 @@ def _types(kinds: _Kinds, features: int) -> list[tuple[str, Any]]:
 
 
 def _texts(step: Any, columns: Sequence[Any]) -> dict[Any, list[Any]]:
-    """The columns of a fitted step that it has seen as text, each with the values that it knows."""
+    """Return the columns of a fitted step that it has seen as text, each with its known values."""
     if hasattr(step, "transformers_"):
         found = dict[Any, list[Any]]()
         for name, inner, _ in step.transformers_:
-            if not isinstance(inner, str):  # which drops them, or lets them through
+            if not isinstance(inner, str):  # "drop" or "passthrough"
                 found |= _texts(inner, [columns[i] for i in step._transformer_to_input_indices[name]])
         return found
     if isinstance(step, Pipeline):
@@ -325,7 +327,7 @@ def _texts(step: Any, columns: Sequence[Any]) -> dict[Any, list[Any]]:
 
 
 def _taking_gaps(before: onnx.ModelProto, texts: Mapping[Any, Sequence[Any]]) -> onnx.ModelProto:
-    """Let "" and the other GAP_WORDS be missing in columns of text where a step knows NaN or None, in place."""
+    """In place, treat "" and the other GAP_WORDS as missing in text columns of a step that knows NaN or None."""
     taken = {value.name for value in before.graph.input}
     for name, values in ((str(name), values) for name, values in texts.items()):
         gap = next((str(value) for value in values if is_gap(value)), None)  # as skl2onnx writes it
@@ -346,7 +348,7 @@ def _taking_gaps(before: onnx.ModelProto, texts: Mapping[Any, Sequence[Any]]) ->
 
 
 def _behind(before: onnx.ModelProto, model: onnx.ModelProto) -> onnx.ModelProto:
-    """Both as one, the first output of ``before`` as the input of ``model``."""
+    """Join two models: the first output of ``before`` becomes the input of ``model``."""
     first = onnx.compose.add_prefix(before, "before/", rename_inputs=False)
     second = onnx.compose.add_prefix(model, "model/", rename_outputs=False)
     out, features = first.graph.output[0], "before/features"
@@ -355,7 +357,7 @@ def _behind(before: onnx.ModelProto, model: onnx.ModelProto) -> onnx.ModelProto:
     cast = helper.make_node("Cast", [out.name], [features], to=TensorProto.FLOAT)
     out.name, out.type.tensor_type.elem_type = features, TensorProto.FLOAT
     first.graph.node.append(cast)
-    # skl2onnx writes for the opset that it is told, and declares the lowest that would do
+    # skl2onnx writes for the requested opset, but declares the lowest that suffices
     opsets = {o.domain: o.version for o in (*first.opset_import, *second.opset_import)}
     for part in (first, second):
         part.ir_version = model.ir_version
@@ -367,7 +369,7 @@ def _behind(before: onnx.ModelProto, model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _check_equal(model: onnx.ModelProto, estimator: Any, X: Any, kinds: _Kinds) -> None:
-    """Raise ModelError unless onnxruntime runs it, and gives for ``X``, if there is one, what the estimator does."""
+    """Raise ModelError unless onnxruntime runs the file and agrees with the estimator on ``X``, if given."""
     with explained("the file does not run in onnxruntime"):
         session = create_session(model, Placement.choose("cpu"))
         if X is None:
@@ -378,12 +380,12 @@ def _check_equal(model: onnx.ModelProto, estimator: Any, X: Any, kinds: _Kinds) 
     scale = max(1.0, float(np.abs(wanted).max(initial=0)))
     if not np.allclose(given, wanted, rtol=0, atol=LARGEST_DIFFERENCE * scale):
         worst = float(np.abs(given - wanted).max())
-        raise ModelError(f"the file would differ from the pipeline by {worst:.2g}, since skl2onnx writes a step in "
-                         "another way; leave that step out, or choose another one")  # fmt: skip
+        raise ModelError(f"the file would differ from the pipeline by {worst:.2g}, since skl2onnx converts a step "
+                         "differently; drop that step, or choose another one")  # fmt: skip
 
 
 def _feeds(X: Any, kinds: _Kinds) -> dict[str, Any]:
-    """The columns of a table, or a matrix, for a session of the file."""
+    """Return the columns of a table, or a matrix, as feeds of the file."""
     columns = {"X": X, **{str(name): X[name] for name in getattr(X, "columns", ())}}
     types = {name: helper.tensor_dtype_to_np_dtype(_element(kind)) for name, kind in kinds.items()}
     arrays = {name: _filled(np.asarray(columns[name])).astype(kind) for name, kind in types.items()}
@@ -391,7 +393,7 @@ def _feeds(X: Any, kinds: _Kinds) -> dict[str, Any]:
 
 
 def _filled(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Text with "" where it is missing; numbers as they are."""
+    """Fill missing text; numbers are unchanged."""
     if values.dtype.kind != "O" or values.ndim > 1:
         return values
     return np.fromiter(("" if is_gap(value) else value for value in values.tolist()), object, len(values))

@@ -12,20 +12,22 @@ from gradgraph.sklearn.estimator import Estimator, present
 
 
 class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
-    """A regressor of scikit-learn, of one value or several.
+    """A scikit-learn regressor for one or several values.
 
-    The arguments are those of :class:`Classifier` but for ``class_weight``. The loss is the mean squared error by
-    default, and training stops early by R². Scale y, as with ``TransformedTargetRegressor``, if it is large.
+    The arguments are those of :class:`Classifier` without ``class_weight``. The loss is the mean squared error by
+    default, and early stopping monitors R². Scale y, for example with ``TransformedTargetRegressor``, if it is large.
     """
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Regressor:
-        """Train anew on X [samples, features] and y [samples] or [samples, values]; samples may have weights."""
+        """Train from scratch on X [samples, features] and y [samples] or [samples, values], with optional sample
+        weights.
+        """
         anew = not self._goes_on
         X, y = self._checked(X, present(y), reset=anew)
         return self._fit(X, y, sample_weight, self.epochs, anew, "r2")
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Regressor:
-        """Train on for one epoch."""
+        """Train for one more epoch."""
         self._refuse_early_stopping()
         first = not hasattr(self, "trained_")
         X, y = self._checked(X, present(y), reset=first)
@@ -41,7 +43,7 @@ class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
         return self
 
     def predict(self, X: Any) -> Array:
-        """The values, [samples] if y was that."""
+        """Predict values, with the shape of y: [samples] or [samples, values]."""
         found = self._outputs(X).astype(np.float64)
         return found.reshape(len(found)) if self._is_flat else found
 

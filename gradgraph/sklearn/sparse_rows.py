@@ -1,4 +1,4 @@
-"""Samples in a sparse matrix of SciPy, of which one batch at a time is dense."""
+"""Samples in a sparse SciPy matrix, converted to dense batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradgraph.step.manifest import TensorSpec
 
 
 class SparseRows(Loadable):
-    """Arrays by name, some of them sparse (in CSR form), with a row for each sample."""
+    """Arrays by name, some of them sparse (CSR), with one row per sample."""
 
     def __init__(self, arrays: Mapping[str, Any]) -> None:
         self._arrays = arrays
@@ -23,7 +23,7 @@ class SparseRows(Loadable):
         return int(next(iter(self._arrays.values())).shape[0])
 
     def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
-        """None: an estimator knows them."""
+        """Return no names, since the estimator stores them."""
         return NO_NAMES
 
     def load(
@@ -33,12 +33,12 @@ class SparseRows(Loadable):
         seed: Sequence[int],
         known: DataNames = NO_NAMES,
     ) -> Iterator[dict[str, Array]]:
-        """Batches of these rows."""
+        """Yield batches of these rows."""
         for rows in batches:
             yield self._at(list(rows), specs)
 
     def __getitem__(self, i: int) -> dict[str, Array]:
-        """One sample."""
+        """Return one sample."""
         return {name: array[0] for name, array in self._at([i], self._arrays).items()}
 
     def _at(self, rows: list[int], names: Iterable[str]) -> dict[str, Array]:

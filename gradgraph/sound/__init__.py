@@ -1,7 +1,7 @@
 """Sounds: WAV files as raw samples, and log-mel spectrograms as ONNX nodes in front of a model.
 
-It knows how spectrograms are made (as Whisper, Kaldi, librosa and torchaudio do), and which samples of a file a model
-gets; it must not know how a model is trained: it gives datasets and models to those that train.
+This room knows the spectrograms of Whisper, Kaldi, librosa and torchaudio, and which samples of a file a model reads;
+it must not know how a model is trained: it only provides datasets and models.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A log-mel spectrogram in front of a model, as nodes: training and the exported file take raw samples."""
+"""Log-mel spectrograms as nodes in front of a model, so that training and the exported file read raw samples."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gradgraph.surgery.operation import Path, Result, closed, forget_sizes_behin
 
 ABOVE_ZERO = Kind("a whole number above zero", lambda value: WHOLE.fits(value) and value > 0)
 CONVENTION = instance(str | Convention, "the name of a convention, or a gradgraph.sound.Convention")
-NOT_NEGATIVE = Kind("a number that is not negative", lambda value: FINITE.fits(value) and value >= 0)
+NOT_NEGATIVE = Kind("a number of at least 0", lambda value: FINITE.fits(value) and value >= 0)
 
 
 @checked(convention=CONVENTION, sample_rate=ABOVE_ZERO, n_fft=ABOVE_ZERO, hop=ABOVE_ZERO, mels=ABOVE_ZERO,
@@ -45,7 +45,7 @@ def log_mel(
     time_first: bool | None = None,
     out: Path | None = None,
 ) -> Result:
-    """The model with a log-mel spectrogram in front: it takes samples [batch, samples] in place of the spectrogram.
+    """Put a log-mel spectrogram in front of a model, which then reads samples [batch, samples].
 
     ::
 
@@ -53,9 +53,9 @@ def log_mel(
         trainer = gg.Trainer(gg.build(model, "cross_entropy"))
         trainer.fit(gg.sound.folder("commands/", seconds=1.0), epochs=10)
 
-    The transform is a convolution with the window's cosines and sines, which every runtime has a fast kernel for: in
-    onnxruntime it takes a fifth of the time of STFT for 512 samples a frame, and a thirtieth for 400. Its numbers are
-    constants of the file, and are never trained. They are float32, whatever the model computes in.
+    The transform is a convolution with windowed cosines and sines, for which every runtime has a fast kernel: in
+    onnxruntime it takes a fifth of the time of STFT for 512 samples per frame, and a thirtieth for 400. It is
+    constant, never trained, and float32, whatever the precision of the model.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
@@ -63,25 +63,25 @@ def log_mel(
             torchaudio.compliance.kaldi has it, without dither: the natural logarithm, frames first); ``"librosa"``
             (power_to_db(melspectrogram(…))); ``"torchaudio"`` (MelSpectrogram and AmplitudeToDB); or a
             :class:`Convention` of your own.
-        sample_rate: samples a second; files of other rates are resampled to it, as the model remembers it.
-        n_fft: samples of a frame.
-        hop: samples from one frame to the next.
-        mels: bands.
-        low, high: of the bands, in Hz; by default 0 (Kaldi: 20) and half the rate.
-        scale: samples are multiplied by it: 32768 for what Kaldi itself makes of 16 bits.
-        mean, std: of the spectrogram, which are taken out of it.
-        input: that takes the spectrogram: [batch, mels, frames], [batch, frames, mels], or either with an axis of 1
-            behind the first. By default the only one.
-        name: of the new input.
-        time_first: frames come before mels; by default what the sizes of the input tell, or else the convention.
+        sample_rate: samples per second. The model stores it, and files with other rates are resampled to it.
+        n_fft: samples per frame.
+        hop: samples between frames.
+        mels: number of mel bands.
+        low, high: frequency range in Hz; by default 0 (Kaldi: 20) and half the rate.
+        scale: factor of the samples: 32768 for Kaldi's own 16-bit range.
+        mean, std: mean and standard deviation of the spectrogram, for normalisation.
+        input: the spectrogram input: [batch, mels, frames], [batch, frames, mels], or either with an axis of 1
+            after the first. By default the only one.
+        name: name of the new input.
+        time_first: whether frames precede mels; by default derived from the input's shape, or else the convention.
         out: write the result to this path.
 
     Returns:
         The same kind of model (a path gives a ``ModelProto``; with ``out``, an ``onnx_ir.Model``).
 
     Raises:
-        UnknownNameError: there is no such convention or input.
-        ModelError: the input takes no such spectrogram.
+        UnknownNameError: the convention or input does not exist.
+        ModelError: the input is not such a spectrogram.
         OutputError: ``out`` cannot be written.
     """
     how = CONVENTIONS.get(convention) if isinstance(convention, str) else convention
@@ -118,7 +118,7 @@ def log_mel(
 
 
 def frames_of(convention: Convention, samples: int, n_fft: int, hop: int) -> int:
-    """How many frames so many samples have."""
+    """Return the number of frames for a number of samples."""
     if convention.pad is None:
         return 1 + (samples - n_fft) // hop
     return 1 + (samples + n_fft // 2 * 2 - n_fft) // hop - convention.drop_last
@@ -142,21 +142,21 @@ def _is_spectrogram(value: ir.Value) -> bool:
 
 
 def _time_first(value: ir.Value, mels: int, how: Convention, given: bool | None) -> bool:
-    """Whether frames come before mels; raises ModelError where the input has another number of mels."""
+    """Whether frames precede mels; raise ModelError if the input has another number of mels."""
     *_, before, last = shape_of(value) or (None, None)
     fitting = [axis for axis, size in ((False, before), (True, last)) if size == mels or not isinstance(size, int)]
     sure = [axis for axis, size in ((False, before), (True, last)) if size == mels]
     chosen = given if given is not None else sure[0] if len(sure) == 1 else how.time_first
     if chosen not in fitting:
         raise ModelError(
-            f"'{shown(value.name)}' takes {[*(shape_of(value) or ())]}, which has no axis of {mels} mels there; give "
-            "as many mels as it takes"
+            f"'{shown(value.name)}' has the shape {[*(shape_of(value) or ())]}, which has no axis of {mels} mels "
+            "there; pass the right number of mels"
         )
     return chosen
 
 
 def _samples(value: ir.Value, how: Convention, n_fft: int, hop: int, time_first: bool) -> ir.Shape:
-    """The shape of the samples: as few as give the frames that the model is fixed to, if it is."""
+    """Return the shape of the samples: the fewest that fill a fixed number of frames."""
     shape: list[Any] = [*(shape_of(value) or ())]
     frames = shape[-2 if time_first else -1]
     if not isinstance(frames, int):
@@ -168,7 +168,7 @@ def _samples(value: ir.Value, how: Convention, n_fft: int, hop: int, time_first:
 def _energies(
     writer: NodeWriter, samples: ir.Value, how: Convention, parts: Sequence[np.ndarray], hop: int
 ) -> ir.Value:
-    """The energy of each frequency in each frame: [batch, frequencies, frames]."""
+    """Write nodes for the energy of each frequency in each frame: [batch, frequencies, frames]."""
     n_fft = parts[0].shape[1]
     x = writer.node("Reshape", samples, writer.whole(0, 1, -1))
     if how.pad is not None:
@@ -197,7 +197,7 @@ def _logarithm(writer: NodeWriter, energy: ir.Value, how: Convention) -> ir.Valu
 
 
 def _laid_out(writer: NodeWriter, found: ir.Value, old: ir.Value, mels: int, time_first: bool) -> ir.Value:
-    """[batch, mels, frames] as the model takes it."""
+    """Convert [batch, mels, frames] to the layout of the model's input."""
     if time_first:
         found = writer.node("Transpose", found, perm=[0, 2, 1])
     if len(shape_of(old) or ()) == 4:

@@ -1,4 +1,4 @@
-"""The numbers of log-mel spectrograms: windows, bases of the Fourier transform, filters on the mel scale.
+"""Constants of log-mel spectrograms: windows, Fourier bases, mel filters.
 
 Sources: librosa.filters.mel (Slaney's Auditory Toolbox, 1998), torchaudio.functional.melscale_fbanks (HTK's formula),
 torchaudio.compliance.kaldi.fbank (Kaldi's feature-window.cc and mel-computations.cc), and whisper/audio.py of OpenAI.
@@ -16,23 +16,23 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Convention:
-    """How samples become a log-mel spectrogram.
+    """A convention for log-mel spectrograms.
 
     Attributes:
-        scale: of mel: Slaney's (linear up to 1 kHz), HTK's, or HTK's with triangles drawn on the mel axis (Kaldi).
-        slaney_norm: filters have an area of one, rather than a height.
-        window: Hann's of the whole period, or Povey's (Hann's, symmetric, to the power of 0.85).
-        pad: how half a frame is added at either end, so that frames are centred; None for frames within the samples.
-        drop_last: the last frame is left out.
-        power_of_two: the transform is of the next power of two.
-        subtract_mean, preemphasis: of each frame, before its window.
+        scale: mel scale: Slaney's (linear up to 1 kHz), HTK's, or HTK's with triangles in mel space (Kaldi).
+        slaney_norm: normalise filters to unit area instead of unit height.
+        window: periodic Hann window, or Povey's (symmetric Hann to the power of 0.85).
+        pad: padding mode of half a frame at either end, which centres frames; None for no padding.
+        drop_last: drop the last frame.
+        power_of_two: round the transform size up to a power of two.
+        subtract_mean, preemphasis: applied to each frame before the window.
         low: the lowest frequency, in Hz.
-        floor: the least energy, before the logarithm.
-        decibels: 10 log10 rather than the natural logarithm.
-        below_peak: what lies so far below the loudest of a sample is lifted up to that: in units of log10, times 10
+        floor: lower bound of the energy before the logarithm.
+        decibels: 10 log10 instead of the natural logarithm.
+        below_peak: dynamic range: values further below the loudest of a sample are clipped, in units of log10, times 10
             with ``decibels``.
-        whisper: log10, plus 4, over 4.
-        time_first: frames are the rows.
+        whisper: Whisper's normalisation: log10, plus 4, over 4.
+        time_first: whether frames are the rows.
     """
 
     scale: Literal["slaney", "htk", "kaldi"]
@@ -61,14 +61,14 @@ CONVENTIONS = {
 
 
 def transform_size(convention: Convention, n_fft: int) -> int:
-    """How many samples the transform of a frame is over."""
+    """Return the size of the Fourier transform of a frame."""
     return 1 << (n_fft - 1).bit_length() if convention.power_of_two else n_fft
 
 
 def bases(convention: Convention, n_fft: int) -> tuple[Array, Array]:
-    """The real and the imaginary part of the transform of a frame, as matrices: float64 [frequencies, n_fft] each.
+    """Return the real and imaginary part of the transform of a frame as matrices: float64 [frequencies, n_fft] each.
 
-    Window, preemphasis and the subtraction of the mean are linear, so they are part of them.
+    They include window, preemphasis and the subtraction of the mean, which are linear.
     """
     n = np.arange(n_fft)
     if convention.window == "povey":
@@ -87,11 +87,11 @@ def bases(convention: Convention, n_fft: int) -> tuple[Array, Array]:
 
 
 def filters(convention: Convention, n_fft: int, rate: int, mels: int, low: float, high: float) -> Array:
-    """The share that each mel band has of each frequency: float64 [mels, frequencies].
+    """Return the mel filter bank: float64 [mels, frequencies].
 
     Args:
-        rate: samples a second.
-        low, high: of the bands, in Hz.
+        rate: samples per second.
+        low, high: frequency range in Hz.
     """
     size = transform_size(convention, n_fft)
     frequencies = np.arange(size // 2 + 1) * (rate / size)

@@ -1,4 +1,4 @@
-"""Sounds as training data: WAV files in folders of classes or named by a table, as samples of one length."""
+"""Sounds as training data: WAV files in class folders or listed in a table, as samples of equal length."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import TargetSpec, TensorSpec, numpy_dtype
 
 SUFFIXES = (".wav", ".wave")
-MOST_SAMPLES = 1 << 28  # of a file that is read whole, and of a sound
+MOST_SAMPLES = 1 << 28  # the limits of a file that is loaded whole, and of a sound
 
 Augment = Any  # an augmentation, its name, a function of samples and a generator, or a list of these
 
 
 @dataclass(frozen=True)
 class SoundForm:
-    """The way from a file to samples; what is None is open.
+    """How files become samples; None is undecided.
 
     Attributes:
-        rate: samples a second.
-        seconds: how long a sound is.
-        length: how many samples it has.
+        rate: samples per second.
+        seconds: duration of a sound.
+        length: number of samples of a sound.
     """
 
     rate: int | None = None
@@ -47,19 +47,19 @@ class SoundForm:
     length: int | None = None
 
     def length_at(self, rate: int) -> int | None:
-        """How many samples a sound has at this rate; None where that is open."""
+        """Return the number of samples at this rate; None if undecided."""
         return self.length or (None if self.seconds is None else max(1, round(self.seconds * rate)))
 
     def of(self, spec: TensorSpec, known: Mapping[str, Any], first: int) -> SoundForm:
-        """Complete the form by what is ``known`` of training, and by the model's input.
+        """Complete the form from training and from the model's input.
 
         Args:
-            spec: of the input: [batch, samples], or [batch, 1, samples].
-            known: of the data that the model was trained on.
+            spec: the input: [batch, samples], or [batch, 1, samples].
+            known: the names of the training data.
             first: the rate of the first file.
 
         Raises:
-            DataError: the input takes no samples, or nobody knows how many.
+            DataError: the input is not a sound, or the number of samples is undecided.
         """
         is_one = len(spec.shape) == 2 or (len(spec.shape) == 3 and spec.shape[1] in (1, None))
         if not is_one or numpy_dtype(spec.dtype).kind != "f":
@@ -73,25 +73,25 @@ class SoundForm:
         length = self.length_at(rate) or fixed or known.get("length")
         if length is None:
             raise DataError(
-                f"'{shown(spec.name)}' takes sounds of any length, and a batch has one",
-                remedy="say how long: seconds=1.0",
-                shell="say how long: --sound seconds=1",
+                f"'{shown(spec.name)}' accepts sounds of any length, but a batch needs one length",
+                remedy="pass it: seconds=1.0",
+                shell="pass it: --sound seconds=1",
             )
         if fixed not in (None, length) or length > MOST_SAMPLES:
             takes = f"'{shown(spec.name)}' takes {fixed:,}" if fixed is not None else f"{MOST_SAMPLES:,} are the most"
-            raise DataError(f"sounds of {length:,} samples do not fit, as {takes}; leave their length out")
+            raise DataError(f"sounds of {length:,} samples do not fit, as {takes}; omit their length")
         return SoundForm(rate, None, length)
 
 
 class Sounds(Loadable):
-    """WAV files with their labels, as :func:`folder` and :func:`table` explain them.
+    """WAV files with their labels; see :func:`folder` and :func:`table`.
 
     Attributes:
-        where: they come from, in messages.
-        files: the sounds.
-        form: how they are read, as far as it was given.
-        augment: what changes those that are trained on.
-        threads: that read.
+        where: their source, in messages.
+        files: the WAV files.
+        form: the given options for reading them.
+        augment: augmentation of training data.
+        threads: number of reading threads.
     """
 
     def __init__(self, where: str, files: Sequence[Path], columns: Mapping[str, Labels], label: str | None,
@@ -107,15 +107,17 @@ class Sounds(Loadable):
     def __getitem__(self, i: int) -> Array:
         opened = _opened(self.files[i])
         rate = self.form.rate or opened.rate
-        natural = -(-opened.frames * rate // opened.rate)  # of so many samples at this rate, the last is a part
+        natural = -(
+            -opened.frames * rate // opened.rate
+        )  # the last files may have fewer samples than this at this rate
         return self._samples(i, SoundForm(rate, None, self.form.length_at(rate) or natural), ())
 
     def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
-        """The classes, and how sounds are read, as they are ``known``, where they are.
+        """Return classes and how sounds are read, taken from ``known`` if present.
 
         Raises:
             UnmatchedError: a class is new.
-            DataError: the step takes something else.
+            DataError: the step requires other inputs.
         """
         sound, target = _parts(specs)
         form = self._form(sound, known)
@@ -133,8 +135,8 @@ class Sounds(Loadable):
         seed: Sequence[int],
         known: DataNames = NO_NAMES,
     ) -> Iterator[dict[str, Array]]:
-        """Batches of samples, read by threads. Where there is a seed, those are chosen at random that are longer than
-        a sound may be; without one, their middles are.
+        """Yield batches of samples, read by threads. Longer sounds are cropped at random if there is a seed, else in
+        the middle.
         """
         sound, target = _parts(specs)
         form = self._form(sound, known)
@@ -154,7 +156,7 @@ class Sounds(Loadable):
         return self.form.of(sound, known, first)
 
     def _labels_of(self, target: str, known: DataNames) -> tuple[str, Labels]:
-        """The labels of a target, and the column that they come from."""
+        """Return the labels of a target, and the name of their column."""
         wanted = [self._label, *known.columns.get(target, ()), target, *sorted(LABELS), ""]
         alone = list(self._columns)[:1] if len(self._columns) == 1 else []
         found = next((name for name in (*wanted, *alone) if name in self._columns), None)
@@ -162,13 +164,13 @@ class Sounds(Loadable):
             raise DataError(
                 f"{self.where} has no labels for '{shown(target)}'"
                 + (f", only the columns {listed(self._columns)}" if self._columns else ""),
-                remedy="sort the files into a folder for each class, or say which column has them: label='…'",
-                shell="sort the files into a folder for each class, or say which column has them with --target",
+                remedy="sort the files into a folder for each class, or name the label column: label='…'",
+                shell="sort the files into a folder for each class, or name the label column with --target",
             )
         return found, self._columns[found]
 
     def _samples(self, i: int, form: SoundForm, seed: Sequence[int]) -> Array:
-        """The samples of a sound: float32 [length]."""
+        """Return the samples of a sound: float32 [length]."""
         assert form.rate is not None and form.length is not None
         rng = np.random.default_rng(number_of(seed, i)) if seed else None
         opened = _opened(self.files[i])
@@ -190,7 +192,7 @@ class Sounds(Loadable):
 
 
 def _place(rest: int, rng: np.random.Generator | None) -> int:
-    """Where a sound begins in a file that is longer by ``rest``; below zero, how much silence comes before the file."""
+    """Return where a sound begins in a file that is longer by ``rest``; a negative value is silence before the file."""
     if rest == 0:
         return 0
     offset = abs(rest) // 2 if rng is None else int(rng.integers(0, abs(rest) + 1))
@@ -213,10 +215,10 @@ def _unreadable(path: Path, error: Exception) -> DataError:
 
 
 def _resampled(opened: WavFile, rate: int) -> Array:
-    """All samples at another rate, by a polyphase filter (scipy.signal.resample_poly): float32."""
-    rates = f"'{shown(opened.path)}' has {opened.rate:,} samples a second, and the model takes {rate:,}"
+    """Return all samples at another rate by a polyphase filter (scipy.signal.resample_poly): float32."""
+    rates = f"'{shown(opened.path)}' has {opened.rate:,} samples per second, but the model expects {rate:,}"
     if max(opened.frames, opened.frames * rate // opened.rate) > MOST_SAMPLES:
-        raise DataError(f"{rates}; resample it first, as it is too long to be resampled here")
+        raise DataError(f"{rates}; resample it first, as it is too long to resample here")
     try:
         from scipy.signal import resample_poly
     except ImportError:
@@ -228,7 +230,7 @@ def _resampled(opened: WavFile, rate: int) -> Array:
 
 
 def _parts(specs: Mapping[str, TensorSpec]) -> tuple[TensorSpec, TensorSpec | None]:
-    """The input that takes sounds, and the target that takes their classes."""
+    """Return the sound input and the class target."""
     targets = [spec for spec in specs.values() if isinstance(spec, TargetSpec)]
     inputs = [spec for spec in specs.values() if spec not in targets]
     if len(inputs) != 1 or len(targets) > 1:
@@ -237,11 +239,11 @@ def _parts(specs: Mapping[str, TensorSpec]) -> tuple[TensorSpec, TensorSpec | No
     return inputs[0], targets[0] if targets else None
 
 
-# --- doors --------------------------------------------------------------------------------------------------------
+# --- public functions ----------------------------------------------------------------------------------------------
 
 
 def is_sound_folder(path: Path) -> bool:
-    """Is it a folder of WAV files, or of folders of them?"""
+    """Whether the path is a folder of WAV files, or of folders of them."""
     try:
         folders = [path, *(p for p in path.iterdir() if p.is_dir())] if path.is_dir() else []
         return any(p.suffix.lower() in SUFFIXES for folder in folders for p in folder.iterdir())
@@ -250,7 +252,7 @@ def is_sound_folder(path: Path) -> bool:
 
 
 def is_sound_table(path: Path) -> bool:
-    """Is it a table in which a column names WAV files?"""
+    """Whether the path is a table with a column of WAV files."""
     return is_table_file(path) and any(map(_names_sound, first_row(path)))
 
 
@@ -284,30 +286,30 @@ def folder(
     augment: Augment | None = None,
     threads: int | None = None,
 ) -> Sounds:
-    """WAV files in a folder with a subfolder for each class, for ``fit``, ``evaluate`` and ``predict``.
+    """Read WAV files in a folder with one subfolder per class, for ``fit``, ``evaluate`` and ``predict``.
 
     ::
 
         commands = gg.sound.folder("commands/", seconds=1.0)
         trainer.fit(commands, epochs=10, batch_size=32)
 
-    Classes are the sorted names of the subfolders, from 0 on. Samples are from −1 to 1; channels are averaged. While a
-    model is trained, a longer sound begins at a random place and a shorter one has silence around it, at random; in
-    evaluation both are centred. The random numbers follow from the trainer's seed, the epoch and the number of the file
-    alone, so a resumed run repeats them.
+    Classes are the sorted names of the subfolders, from 0 on. Samples lie between −1 and 1; channels are averaged. In
+    training, longer sounds are cropped and shorter ones padded with silence at random positions; in
+    evaluation both are centred. Randomness depends only on the trainer's seed, the epoch and the index of the
+    file, so a resumed run repeats it.
 
     Args:
         path: the folder. Without subfolders, its sounds have no labels (for ``predict``).
-        rate: samples a second; by default what the model was made for (:func:`log_mel`), or the rate of the first file.
-            Others are resampled by SciPy.
-        seconds: how long a sound is; by default what the model takes.
-        augment: what changes sounds while a model is trained: ``"spec_augment"``,
+        rate: samples per second; by default that of the model (:func:`log_mel`), or of the first file.
+            Files with other rates are resampled by SciPy.
+        seconds: duration of a sound; by default that of the model's input.
+        augment: augmentation in training: ``"spec_augment"``,
             ``gradgraph.augment.spec_augment(time_masks=1)``, or a function, which gets float32 [samples] and a
             generator of random numbers, and returns such an array of the same size; or a list of these.
-        threads: that read; by default as many as there are cores, at most 8.
+        threads: number of reading threads; by default one per core, at most 8.
 
     Raises:
-        DataError: there is no such folder, or a class without sounds.
+        DataError: the folder does not exist, or a class has no sounds.
     """
     root = Path(path)
     try:
@@ -349,24 +351,25 @@ def table(
     augment: Augment | None = None,
     threads: int | None = None,
 ) -> Sounds:
-    """WAV files that a table names, for ``fit``, ``evaluate`` and ``predict``.
+    """Read WAV files listed in a table, for ``fit``, ``evaluate`` and ``predict``.
 
     ::
 
         calls = gg.sound.table("calls.csv", "file", "species", seconds=3.0)
 
-    Labels are matched by name with the classes that a model knows; whole numbers are numbers of classes unless classes
-    have such names, and others are quantities.
+    Labels are matched by name with the model's classes. Integers are class numbers unless classes have
+    such names; other numbers are quantities.
 
     Args:
         frame: a data frame, or the path of a ``.csv``, ``.parquet``, ….
         path: the column of paths; by default the only one that names WAV files.
-        label: that of labels; by default that of training, that of the target's name, ``label``, or the only other one.
-        root: the folder that paths begin in; by default that of the table.
+        label: the label column; by default that of training, the one named like the target, ``label``, or the only
+            other one.
+        root: the base folder of relative paths; by default that of the table.
         rate, seconds, augment, threads: as for :func:`folder`.
 
     Raises:
-        DataError: there is no such table or column, or a row names no file.
+        DataError: the table or a column does not exist, or a row names no file.
     """
     if not is_table(frame) and not (PATH.fits(frame) and is_table_file(Path(frame))):
         raise DataError(f"'{shown(frame)}' is no table; give a data frame, or the path of a .csv, .parquet, …")
@@ -380,8 +383,8 @@ def table(
     if of_paths is None:
         raise DataError(
             f"{where} has the columns {listed(names)}, and not one of them names WAV files",
-            remedy="say which: path='…'",
-            shell="give it one column of paths",
+            remedy="pass the column: path='…'",
+            shell="add one column of paths",
         )
     paths = column_of(read, of_paths).tolist()
     if (odd := next((i for i, value in enumerate(paths) if not isinstance(value, str) or not value), None)) is not None:
@@ -390,13 +393,13 @@ def table(
     columns = {name: _labels_in(read, name, where, written) for name in names if name != of_paths}
     known = {name: labels for name, labels in columns.items() if labels is not None}
     if label is not None and label not in known:
-        raise DataError(f"the column '{shown(label)}' of {where} lacks labels; fill in or leave out those rows")
+        raise DataError(f"the column '{shown(label)}' of {where} lacks labels; fill in or drop those rows")
     files = [begins / value for value in paths]
     return Sounds(where, files, known, label, SoundForm(rate, seconds), _augmentations(augment), _threads(threads))
 
 
 def _labels_in(table: Any, column: str, where: str, written: Any) -> Labels | None:
-    """A column as labels; None where some are missing."""
+    """Return a column as labels; None if some are missing."""
     values = column_of(table, column)
     if any(value is None or value != value for value in values.tolist()):
         return None

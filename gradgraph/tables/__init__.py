@@ -1,6 +1,6 @@
-"""Models to begin with, for those who have a table and no model: sized by what was learnt of the table.
+"""Starting models for tables, sized by the training data.
 
-It knows what a preprocessing makes, and layers; it must not know steps or training.
+This room knows the outputs of a preprocessing, and layers; it must not know steps or training.
 """
 
 from gradgraph.tables.starting_models import INDEXED, MODELS, ft_transformer, loss, mlp, resnet

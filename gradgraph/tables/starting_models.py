@@ -1,9 +1,9 @@
-"""Networks for tables, of what was learnt of the training data: its columns, and what is to be predicted.
+"""Networks for tables, derived from the columns and targets of the training data.
 
 Y. Gorishniy, I. Rubachev, V. Khrulkov, A. Babenko: Revisiting Deep Learning Models for Tabular Data (NeurIPS 2021).
 
-An output of numbers is in the unit of its column: the network computes it with mean 0 and standard deviation 1, and the
-last node undoes that.
+Regression outputs are in the unit of their column: the network predicts standardised values, and the
+last node undoes the standardisation.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from gradgraph.step.data_names import DataNames
 
 LOGITS = "logits"
 MODELS: Table[Callable[..., onnx.ModelProto]] = Table("starting model")
-INDEXED = ("ft_transformer",)  # those that read a category best by its number
-PREPROCESSING = instance(Preprocessing, "what gradgraph.preprocess.fit gives")
+INDEXED = ("ft_transformer",)  # those that work best with category indices
+PREPROCESSING = instance(Preprocessing, "a result of gradgraph.preprocess.fit")
 
 
 @checked(plan=PREPROCESSING)
 def loss(plan: Preprocessing) -> Any:
-    """The losses of a model that was made here, for ``gradgraph.build``.
+    """Return the losses of a starting model, for ``gradgraph.build``.
 
-    Classes have cross_entropy; numbers have mse in units of their variance, which is 1 for a model that knows the mean
-    alone.
+    Classes have cross_entropy; numbers have mse in units of their variance, which is 1 for a model that predicts the
+    mean.
     """
     if len(plan.targets) == 1 and next(iter(plan.targets.values())).classes:
         return "cross_entropy"
@@ -50,13 +50,13 @@ def loss(plan: Preprocessing) -> Any:
 def mlp(
     plan: Preprocessing, hidden: Sequence[int] | None = None, *, dropout: float = 0.0, seed: int = 0
 ) -> onnx.ModelProto:
-    """Layers of ReLU, one after the other.
+    """Build a multilayer perceptron with ReLU.
 
     Args:
-        plan: what ``gradgraph.preprocess.fit`` gives, with a target.
-        hidden: the sizes of the layers; by default two, of a size that suits the number of rows.
-        dropout: in front of each layer but the first.
-        seed: of the initial weights.
+        plan: a result of ``gradgraph.preprocess.fit`` with a target.
+        hidden: layer sizes; by default two layers, sized by the number of rows.
+        dropout: dropout before each layer except the first.
+        seed: random seed of the initial weights.
     """
     manual_seed(seed)
     sizes = [*(hidden or [_width(plan)] * 2)]
@@ -70,14 +70,14 @@ def mlp(
 def resnet(
     plan: Preprocessing, width: int | None = None, blocks: int = 2, *, dropout: float = 0.1, seed: int = 0
 ) -> onnx.ModelProto:
-    """Blocks with a way round each (Gorishniy et al.): ``x + Linear(Dropout(ReLU(Linear(BatchNorm(x)))))``.
+    """Build a ResNet (Gorishniy et al.) of blocks ``x + Linear(Dropout(ReLU(Linear(BatchNorm(x)))))``.
 
     Args:
         plan: as for :func:`mlp`.
-        width: of what goes from block to block; inside a block it is twice as wide.
-        blocks: their number.
-        dropout: in each block.
-        seed: of the initial weights.
+        width: width between blocks; twice as wide inside a block.
+        blocks: number of blocks.
+        dropout: dropout in each block.
+        seed: random seed of the initial weights.
     """
     manual_seed(seed)
     size = width or _width(plan)
@@ -89,14 +89,14 @@ def resnet(
 def ft_transformer(
     plan: Preprocessing, width: int = 32, blocks: int = 2, heads: int = 4, *, dropout: float = 0.1, seed: int = 0
 ) -> onnx.ModelProto:
-    """A token for each number and each category, which attend to each other (FT-Transformer of Gorishniy et al.).
+    """Build an FT-Transformer (Gorishniy et al.): a token per number and category, with self-attention.
 
     Args:
-        plan: as for :func:`mlp`; learnt with ``index=True``, so that a category is one token.
-        width: of a token.
+        plan: as for :func:`mlp`, but learnt with ``index=True``, so that a category is one token.
+        width: token width.
         blocks, heads: of the transformer.
-        dropout: in each block.
-        seed: of the initial weights.
+        dropout: dropout in each block.
+        seed: random seed of the initial weights.
     """
     manual_seed(seed)
     block = nn.TransformerEncoderLayer(width, heads, 2 * width, dropout, "gelu", batch_first=True, norm_first=True)
@@ -111,9 +111,9 @@ for _model in (mlp, resnet, ft_transformer):
 
 
 class _Columns(nn.Module):
-    """All columns as one vector [rows, size]: a sum of a linear function of the numbers, and a row for each category.
+    """All columns as one vector [rows, size]: a linear function of the numbers, plus an embedding of each category.
 
-    A category that no training row has begins as nothing.
+    A category without training rows starts at zero.
     """
 
     def __init__(self, plan: Preprocessing, size: int) -> None:
@@ -131,7 +131,7 @@ class _Columns(nn.Module):
 
 
 class _Tokens(nn.Module):
-    """A token for each column, behind one that is of none: [rows, 1 + columns, width]."""
+    """A token for each column, preceded by a class token: [rows, 1 + columns, width]."""
 
     def __init__(self, plan: Preprocessing, width: int) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class _Tokens(nn.Module):
 
 
 class _Categories(nn.Module):
-    """A row of a table for each category: [rows, columns] to [rows, columns, size]."""
+    """An embedding table for each category: [rows, columns] to [rows, columns, size]."""
 
     def __init__(self, plan: Preprocessing, size: int) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ class _Block(nn.Module):
 
 
 class _Attending(nn.Module):
-    """Tokens attend to each other; the first one is the result."""
+    """Self-attention over tokens; the first one is the result."""
 
     def __init__(self, block: Any, blocks: int, width: int) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ class _Attending(nn.Module):
 
 
 class _Net(nn.Module):
-    """Columns, a body, and a head for each target."""
+    """An embedding of columns, a body, and a head for each target."""
 
     def __init__(self, plan: Preprocessing, columns: nn.Module, body: nn.Module, size: int) -> None:
         super().__init__()
@@ -207,7 +207,7 @@ class _Net(nn.Module):
 
 
 def _exported(plan: Preprocessing, net: nn.Module) -> onnx.ModelProto:
-    """The network as a model that remembers what its inputs are made of."""
+    """Export the network as a model that records what its inputs are made of."""
     types = {plan.numbers: "float32", plan.indices: "int64"}
     inputs = {name: Input(("batch", len(own)), types[name]) for name, own in plan.features.items()}
     model = export(net, inputs, name="table")
@@ -217,11 +217,11 @@ def _exported(plan: Preprocessing, net: nn.Module) -> onnx.ModelProto:
 
 
 def _outputs(plan: Preprocessing) -> dict[str, str]:
-    """The output for each target: called like its column, or the scores of its classes."""
+    """Return the output for each target: named like its column, or the scores of its classes."""
     if not plan.targets:
         raise DataError(
-            "the preprocessing has nothing to predict",
-            remedy="learn it with a target, as gradgraph.preprocess.fit(table, target='price')",
+            "the preprocessing has no target",
+            remedy="learn it with a target: gradgraph.preprocess.fit(table, target='price')",
             shell="name the column: --target price",
         )
     several = len(plan.targets) > 1
@@ -230,10 +230,10 @@ def _outputs(plan: Preprocessing) -> dict[str, str]:
 
 
 def _unseen(plan: Preprocessing) -> set[str]:
-    """The features that are 0 in every row of the training data."""
+    """Return the features that are 0 in every training row."""
     return {f"{name}{kind.parts[-1]}" for name, kind in plan.read.items() if kind.name == "category"}
 
 
 def _width(plan: Preprocessing) -> int:
-    """The size of layers that suits the number of rows: a layer of 256 learns a few hundred of them by heart."""
+    """Return a layer size for the number of rows: a layer of 256 memorises a few hundred of them."""
     return 64 if plan.rows < 2_000 else 128 if plan.rows < 20_000 else 256

@@ -1,7 +1,7 @@
-"""Texts: tables of sentences, pairs, choices and tagged words as what a transformer takes, by a tokenizer's file.
+"""Texts: tables of sentences, pairs, choices and tagged words as inputs of a transformer, by a tokenizer file.
 
-It knows tokenizers (of the package of that name), which column of a table is what, and how entities are scored; it must
-not know how a model is trained: it gives a dataset to those that train.
+This room knows tokenizers (of the package of that name), the columns of a table, and entity scores; it must not know
+how a model is trained: it only provides datasets.
 """
 
 from __future__ import annotations

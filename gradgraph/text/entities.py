@@ -1,4 +1,4 @@
-"""Entities in tagged words, and how well they are found: precision, recall and F1 as the package seqeval has them."""
+"""Entities in tagged words, and their precision, recall and F1, as in the package seqeval."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gradgraph.text.text_table import TextTable
 OUTSIDE = "O"
 BATCH_SIZE = 32
 
-_SAME = {"L": "E", "U": "S"}  # in BILOU, last and unit
+_SAME = {"L": "E", "U": "S"}  # in BILOU: last and unit
 
-Entity = tuple[int, str, int, int]  # the sentence, the kind, its first and its last word
+Entity = tuple[int, str, int, int]  # the sentence, the kind, the first and the last word
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Score:
     """Counts of entities.
 
     Attributes:
-        there: that are there.
-        found: that are called so.
-        right: of these, those that are there.
+        there: entities in the data.
+        found: entities predicted.
+        right: predicted entities that are correct.
     """
 
     there: int
@@ -37,12 +37,12 @@ class Score:
 
     @property
     def precision(self) -> float:
-        """The share of those found that are there; 0 where none was found."""
+        """The fraction of predicted entities that are correct; 0 if there are none."""
         return self.right / self.found if self.found else 0.0
 
     @property
     def recall(self) -> float:
-        """The share of those there that were found; 0 where there is none."""
+        """The fraction of entities in the data that were found; 0 if there are none."""
         return self.right / self.there if self.there else 0.0
 
     @property
@@ -51,17 +51,17 @@ class Score:
         return 2 * self.right / (self.there + self.found) if self.there + self.found else 0.0
 
     def as_data(self) -> dict[str, float]:
-        """For JSON."""
+        """Return plain data for JSON."""
         return {"precision": self.precision, "recall": self.recall, "f1": self.f1, "support": self.there}
 
 
 @dataclass(frozen=True)
 class EntityScores:
-    """How well entities are found: all of them, and those of each kind. Printed, it is a table.
+    """Scores of all entities and of each kind, printed as a table.
 
     Attributes:
-        all: of every kind (seqeval's "micro" averages).
-        kinds: by the name of the kind.
+        all: all kinds together (seqeval's "micro" averages).
+        kinds: scores by kind.
     """
 
     all: Score
@@ -83,7 +83,7 @@ class EntityScores:
         return self.all.f1
 
     def as_data(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return plain data for JSON."""
         return {"all": self.all.as_data(), **{kind: score.as_data() for kind, score in self.kinds.items()}}
 
     def __str__(self) -> str:
@@ -96,11 +96,11 @@ class EntityScores:
 
 
 def entities_in(tags: Sequence[str]) -> Iterator[tuple[str, int, int]]:
-    """The kind, first and last word of each entity among the tags of a sentence.
+    """Yield the kind, first and last word of each entity in the tags of a sentence.
 
-    Tags are ``O``, or a prefix and a kind: ``B-PER`` begins an entity and ``I-PER`` goes on with it, or begins one
-    after another kind; ``E-`` and ``L-`` end one, ``S-`` and ``U-`` are whole ones. These are the rules of conlleval,
-    and of seqeval's default mode (Ramshaw and Marcus, 1995; Nakayama, 2018).
+    Tags are ``O``, or a prefix and a kind: ``B-PER`` begins an entity, and ``I-PER`` continues it or begins one
+    after another kind; ``E-`` and ``L-`` end one, ``S-`` and ``U-`` are single-word ones. These are the rules of
+    conlleval and of seqeval's default mode (Ramshaw and Marcus, 1995; Nakayama, 2018).
     """
     before, kind_before, first = OUTSIDE, "", 0
     for i, tag in enumerate([*tags, OUTSIDE]):
@@ -114,31 +114,31 @@ def entities_in(tags: Sequence[str]) -> Iterator[tuple[str, int, int]]:
 
 
 def _ends(before: str, now: str, kind_before: str, kind: str) -> bool:
-    """Does an entity end in front of this word?"""
+    """Whether an entity ends before this word."""
     if before in (OUTSIDE, ""):
         return False
     return before in ("E", "S") or now in ("B", "S", OUTSIDE, "") or kind_before != kind
 
 
 def _begins(before: str, now: str, kind_before: str, kind: str) -> bool:
-    """Does one begin with it?"""
+    """Whether an entity begins with this word."""
     if now in (OUTSIDE, ""):
         return False
     return now in ("B", "S") or before in ("E", "S", OUTSIDE, "") or kind_before != kind
 
 
 def entity_scores(there: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> EntityScores:
-    """Count entities that were found at the same words, with the same kind.
+    """Count entities found at the same words with the same kind.
 
     Args:
-        there: the tags of the words of each sentence.
-        found: those that a model gives them.
+        there: the true tags of the words of each sentence.
+        found: the predicted tags.
 
     Raises:
-        DataError: a sentence has other numbers of tags.
+        DataError: the numbers of tags of a sentence differ.
     """
     if [len(tags) for tags in there] != [len(tags) for tags in found]:
-        raise DataError("sentences have other numbers of tags than were found; give one tag for each word in both")
+        raise DataError("true and predicted tags of a sentence differ in number; give one tag per word in both")
     sets = [{(i, *entity) for i, tags in enumerate(every) for entity in entities_in(tags)} for every in (there, found)]
     counts = [Counter(kind for _, kind, _, _ in entities) for entities in (*sets, sets[0] & sets[1])]
     kinds = sorted({*counts[0], *counts[1]})
@@ -147,20 +147,20 @@ def entity_scores(there: Sequence[Sequence[str]], found: Sequence[Sequence[str]]
 
 
 def evaluate_entities(trainer: Trainer, data: TextTable, *, averaged: bool = True) -> EntityScores:
-    """How well a trainer finds the entities of tagged words; a word that was cut off is outside of all.
+    """Compute a trainer's entity scores on tagged words; truncated words count as outside.
 
     Args:
-        trainer: of a step that labels each token.
+        trainer: a trainer of a step that classifies tokens.
         data: words with their tags.
         averaged: as for ``Trainer.evaluate``.
 
     Raises:
-        DataError: the data have no words with tags, or the classes no names.
+        DataError: the data have no tagged words, or the classes no names.
     """
     names = trainer.names
     if not names.classes or not any("words" in read for read in names.texts.values()):
         raise DataError(
-            "entities are those of tagged words, and this model was not trained on any; train it on a table of words "
+            "entities require tagged words, but this model was trained on other data; train it on a table of words "
             "with their tags"
         )
     specs = {spec.name: spec for spec in trainer.manifest.inputs}

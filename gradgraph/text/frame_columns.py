@@ -1,4 +1,4 @@
-"""The columns of what anybody has texts in: files, data frames, dicts of lists, datasets of Hugging Face."""
+"""The columns of files, data frames, dicts of lists and Hugging Face datasets that contain texts."""
 
 from __future__ import annotations
 
@@ -17,30 +17,32 @@ _GAPS = frozenset(GAP_WORDS) - {""}
 
 
 def is_text_file(path: Path) -> bool:
-    """Is it a table, or a file of tagged words?"""
+    """Whether the path is a table, or a file of tagged words."""
     return is_table_file(path) or (path.suffix.lower() in SUFFIXES and path.is_file())
 
 
 class FrameColumns:
-    """Columns with one value for each sample.
+    """Columns with one value per sample.
 
     Args:
         frame: the path of a table or of a file of tagged words; a data frame of pandas or polars, an Arrow table, a
             dataset of Hugging Face, or a dict of lists.
 
     Attributes:
-        names: of the columns, in their order.
-        where: what messages call it.
-        rows: how many samples there are.
+        names: column names, in order.
+        where: its name in messages.
+        rows: number of samples.
 
     Raises:
-        DataError: it is none of these, cannot be read, or its columns differ in length.
+        DataError: it is of another kind, cannot be read, or its columns differ in length.
     """
 
     def __init__(self, frame: Any) -> None:
         self.where = f"'{shown(frame)}'" if PATH.fits(frame) else "the table"
         self._frame = _read(Path(frame)) if PATH.fits(frame) else frame
-        self._is_text = PATH.fits(frame) and Path(frame).suffix.lower() in SEPARATORS  # each cell, an empty one, too
+        self._is_text = (
+            PATH.fits(frame) and Path(frame).suffix.lower() in SEPARATORS
+        )  # every cell, including empty ones
         if isinstance(self._frame, Mapping):
             keys = list(self._frame)
         else:
@@ -69,29 +71,29 @@ class FrameColumns:
         return self._held[name]
 
     def texts(self, name: str) -> list[str]:
-        """A column of texts; raises DataError where one is missing, or is no text."""
+        """Return a column of texts; raise DataError for a missing value or another type."""
         values = self.whole(name)
         if odd := next((value for value in values if not isinstance(value, str)), None):
             raise DataError(f"the column '{shown(name)}' holds {described(odd)}, which is no text; give texts there")
         return values
 
     def labels(self, name: str) -> list[Any]:
-        """A column of labels; raises DataError where one is missing, or is an empty text."""
+        """Return a column of labels; raise DataError for a missing value or an empty text."""
         values = self.whole(name)
         if gaps := sum(isinstance(value, str) and not value.strip() for value in values):
             raise self._lacks(name, gaps)
         return values
 
     def classes(self, name: str) -> Sequence[str]:
-        """The names that a dataset of Hugging Face has for the numbers of a column; none of other tables."""
+        """Return the class names that a Hugging Face dataset has for a column; empty for other tables."""
         return declared_classes(self._frame, name) or ()
 
     def lists(self, name: str) -> list[list[Any]]:
-        """A column of lists, or of texts whose words blanks part."""
+        """Return a column of lists, or of texts split at whitespace."""
         return [value.split() if isinstance(value, str) else list(value) for value in self.whole(name, listed_too=True)]
 
     def whole(self, name: str, listed_too: bool = False) -> list[Any]:
-        """A column without a missing value; raises DataError, with how many are missing."""
+        """Return a column, or raise DataError with the number of missing values."""
         values = self[name]
         words = [value for value in values if self._is_text and value in _GAPS]
         gaps = len(words) + sum(map(is_missing, values))
@@ -114,14 +116,14 @@ class FrameColumns:
         )
 
     def holds(self, name: str, kind: type | tuple[type, ...]) -> bool:
-        """Whether all values that are there are of this kind, and of text not all numbers."""
+        """Whether all present values are of this kind and, for text, not all numeric."""
         values = [value for value in self[name] if not is_missing(value)]
         if not values or not all(isinstance(value, kind) for value in values):
             return False
         return kind is not str or any(number_of(value) is None for value in values)
 
     def the_one(self, kind: type | tuple[type, ...], what: str, but: Sequence[str], argument: str) -> str | None:
-        """The only column of a kind besides those that are something else; None where there is none.
+        """Return the only other column of a kind; None if there is none.
 
         Raises:
             DataError: there are several.
@@ -153,7 +155,7 @@ def is_missing(value: Any) -> bool:
 
 
 def number_of(value: Any) -> float | int | None:
-    """The number that a cell holds, as such or as text; None if it holds none."""
+    """Return the number in a cell, given as a number or as text; None if there is none."""
     if isinstance(value, bool):
         return int(value)
     try:

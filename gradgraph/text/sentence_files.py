@@ -1,4 +1,4 @@
-"""Files of tagged words in the layout of CoNLL: a line for each word, its tag last, an empty line after a sentence."""
+"""Files of tagged words in CoNLL format: one word per line with its tag last, and an empty line after each sentence."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ WORDS, TAGS = "words", "tags"
 
 
 def read_sentences(path: str | os.PathLike[str]) -> dict[str, list[list[str]]]:
-    """The words and tags of each sentence: the first and the last field of each line, which tabs or else spaces part.
+    """Return the words and tags of each sentence: the first and last field of each line, split at tabs or else spaces.
 
-    Lines of ``-DOCSTART-`` are left out, and so are those that begin with ``#`` and have another number of fields than
-    the first word. Where words have no second field there are no tags.
+    Lines of ``-DOCSTART-`` are skipped, and so are lines that begin with ``#`` and have another number of fields than
+    the first word. Without a second field, there are no tags.
 
     Raises:
         DataError: it cannot be read, a line has another number of fields, or there is no word.

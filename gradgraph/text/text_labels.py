@@ -1,4 +1,4 @@
-"""Labels of texts and of words: numbers, or names of classes that become numbers."""
+"""Labels of texts and words: numbers, or class names that become numbers."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from gradgraph.text.frame_columns import number_of
 def labels_of(
     values: Sequence[Any], spec: TargetSpec, known: Classes | None, column: str, own: Sequence[str] = ()
 ) -> tuple[Array, Classes]:
-    """The numbers of a target, and its classes, where it has some.
+    """Return the numbers of a target, and its classes if there are any.
 
     Args:
-        values: of each text, or of each word.
-        known: the classes that the model was trained on.
-        column: that they stand in.
-        own: the names that the table itself has for whole numbers.
+        values: the labels of all texts, or of all words.
+        known: the classes of the trained model.
+        column: the column with the labels.
+        own: the table's own names for integer labels.
 
     Raises:
         UnmatchedError: a class is new.
-        DataError: there are more classes than the model has, or values of a regression are no numbers.
+        DataError: there are more classes than the model has, or regression values are not numbers.
     """
     if not takes_labels(spec):
         return _quantities(values, spec, column), Classes()

@@ -1,4 +1,4 @@
-"""Tables of texts as training data: tokens by a tokenizer, padded batch by batch, with labels of texts or of words."""
+"""Tables of texts as training data: tokens padded per batch, with labels of texts or of words."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from gradgraph.text.tokenizer import LONGEST, Encoded, Tokenizer
 
 log = logging.getLogger("gradgraph")
 
-TAGS = ("tags", "ner_tags")  # what others call the labels of words
+TAGS = ("tags", "ner_tags")  # common names of columns with word labels
 LISTS = (list, tuple, np.ndarray)
 
 
 @dataclass(frozen=True)
 class TextForm:
-    """Which columns hold what, and how long a text may be; what is None is open."""
+    """The columns to read, and the maximum length of a text; None is undecided."""
 
     text: str | None = None
     pair: str | None = None
@@ -42,18 +42,18 @@ class TextForm:
 
     @property
     def given(self) -> dict[str, Any]:
-        """All that is not open, but the label, which stands among the columns of its target."""
+        """All decided values, except the label, which is stored with its target."""
         given = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "label"}
         return {name: value for name, value in given.items() if value is not None}
 
     @property
     def read(self) -> dict[str, Any]:
-        """The columns of texts among them."""
+        """The decided columns of texts."""
         return {name: value for name, value in self.given.items() if name != "length"}
 
     @property
     def columns(self) -> list[str]:
-        """The names of the columns of texts."""
+        """The names of the text columns."""
         return [name for name in (self.text, self.pair, *(self.choices or ()), self.words) if name is not None]
 
     def labels_words(self, target: TargetSpec) -> bool:
@@ -61,7 +61,7 @@ class TextForm:
         return self.words is not None and len(target.shape) == 2
 
     def like(self, known: Mapping[str, Any]) -> TextForm:
-        """The form in which what is open is as it is ``known`` from training: columns of texts all or none."""
+        """Fill undecided values with those ``known`` from training; text columns are filled together or not at all."""
         read = {} if self.read else {name: value for name, value in known.items() if name != "tokenizer"}
         return replace(self, **{**read, "length": self.length or known.get("length")})
 
@@ -70,17 +70,17 @@ class TextTable(Loadable):
     """Texts with their labels, as :func:`table` explains them.
 
     Attributes:
-        columns: of the table.
-        tokenizer: that reads them.
-        form: which columns hold what, as far as it was given.
+        columns: columns of the table.
+        tokenizer: the tokenizer.
+        form: the given columns and lengths.
     """
 
     def __init__(self, columns: FrameColumns, tokenizer: Tokenizer, form: TextForm, classes: Sequence[str] | None,
                  multiple: int, one_length: bool) -> None:  # fmt: skip
         self.columns, self.tokenizer, self.form = columns, tokenizer, form
         self.classes, self.multiple, self.one_length = classes, multiple, one_length
-        self._encoded: dict[str, Encoded] = {}  # by columns and length
-        self._lengths: Array | None = None  # of the samples, as they were encoded last
+        self._encoded: dict[str, Encoded] = {}  # keyed by columns and length
+        self._lengths: Array | None = None  # of the samples, as last encoded
         self._told = set[str]()
 
     def __len__(self) -> int:
@@ -90,11 +90,11 @@ class TextTable(Loadable):
         return {name: self.columns[name][i] for name in self.columns.names}
 
     def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
-        """The names of classes and columns, as they are ``known``, where they are; all texts are encoded.
+        """Return the names of classes and columns, taken from ``known`` if present; encodes all texts.
 
         Raises:
-            UnmatchedError: a class is new, a column is missing, or the tokenizer is another one.
-            DataError: the step takes something else, or a column does not hold what it should.
+            UnmatchedError: a class is new, a column is missing, or the tokenizer differs.
+            DataError: the step requires other inputs, or a column has the wrong type.
         """
         inputs = TokenInputs.of(specs)
         form = self._form(inputs, known)
@@ -114,7 +114,7 @@ class TextTable(Loadable):
         seed: Sequence[int],
         known: DataNames = NO_NAMES,
     ) -> Iterator[dict[str, Array]]:
-        """Batches of texts that are filled up to the longest of each."""
+        """Yield batches of texts padded to the longest of each batch."""
         inputs = TokenInputs.of(specs)
         form = self._form(inputs, known)
         encoded = self._tokens(inputs, form)
@@ -130,14 +130,14 @@ class TextTable(Loadable):
             yield {name: batch[name] for name in specs}
 
     def text_of(self, i: int, known: DataNames) -> str:
-        """The texts of a sample, or its words."""
+        """Return the texts of a sample, or its words."""
         form = self.form.like(next(iter(known.texts.values()), {}))
         values = [self.columns[name][i] for name in form.columns if name in self.columns.names]
         return " | ".join(value if isinstance(value, str) else " ".join(map(str, value)) for value in values)
 
     def order(self, seed: int, epoch: int, batch_size: int) -> Array:
-        """Texts of similar lengths are in one batch: among those of up to 50 batches (a quarter of all at most)
-        that are drawn anew each epoch.
+        """Return an order that batches texts of similar lengths: within windows of up to 50 batches (at most a quarter
+        of all), which are redrawn each epoch.
         """
         shuffled = permutation(seed, epoch, len(self))
         if self._lengths is None or self.one_length:
@@ -146,7 +146,7 @@ class TextTable(Loadable):
 
     @property
     def longest(self) -> tuple[int, int]:
-        """The number of the longest sample, and its tokens, once a step was prepared for."""
+        """The index of the longest sample and its number of tokens, after preparation for a step."""
         lengths = np.zeros(len(self), np.int64) if self._lengths is None else self._lengths
         return int(lengths.argmax()), int(lengths.max())
 
@@ -155,12 +155,12 @@ class TextTable(Loadable):
     def tagged(
         self, rows: Sequence[int], numbers: Array, specs: Mapping[str, TensorSpec], names: DataNames
     ) -> list[list[str | None]]:
-        """The tag of each word of these samples, by the class of each token; None for a word that was cut off.
+        """Return the predicted tag of each word; None for a truncated word.
 
         Args:
-            rows: the numbers of the samples.
-            numbers: of the class of each token, in a batch of them: [samples, tokens].
-            specs: the inputs of the model that gave them.
+            rows: indices of the samples.
+            numbers: predicted classes of their tokens: [samples, tokens].
+            specs: the inputs of the model.
             names: of its classes.
         """
         inputs = TokenInputs.of(specs)
@@ -177,7 +177,7 @@ class TextTable(Loadable):
         return found
 
     def tags(self, target: TargetSpec, names: DataNames) -> list[list[str]]:
-        """The names of the tags of the words of each sample, as the model knows them."""
+        """Return the tag names of the words of each sample."""
         column = self.label_of(target, names)
         tags = self.columns.lists(column)
         known, own = Classes.known(names, target.name), self.classes or self.columns.classes(column)
@@ -188,7 +188,7 @@ class TextTable(Loadable):
     # --- parts ------------------------------------------------------------------------------------------------
 
     def _form(self, inputs: TokenInputs, names: DataNames) -> TextForm:
-        """The form, complete: as it is given, as it is known, or as columns tell it."""
+        """Return the complete form, from given values, known values and the columns."""
         known = names.texts.get(inputs.ids.name, {})
         if known.get("tokenizer", self.tokenizer.digest) != self.tokenizer.digest:
             raise UnmatchedError(
@@ -211,7 +211,7 @@ class TextTable(Loadable):
         return replace(form, length=self._length(inputs, form))
 
     def label_of(self, target: TargetSpec, known: DataNames) -> str:
-        """The column of labels: that which was given, is known, or is called as they mostly are; raises DataError."""
+        """Return the label column: the given or known one, or the one with a common name; raises DataError."""
         names = self.columns.names
         usual = [target.name, *(name for name in names if name.lower() in LABELS), *TAGS]
         of_training = [name for name in known.columns.get(target.name, ()) if name in names]
@@ -226,7 +226,7 @@ class TextTable(Loadable):
         return found
 
     def _found(self, form: TextForm) -> dict[str, str]:
-        """The only column of lists of words, or else the only one of texts."""
+        """Return the only column of word lists, or else the only one of texts."""
         others = [name for name in self.columns.names if name.lower() in LABELS or name in (form.label, *TAGS)]
         for kind, what, argument in ((LISTS, "lists", "words"), (str, "texts", "text")):
             found = self.columns.the_one(kind, what, others, argument)
@@ -244,14 +244,14 @@ class TextTable(Loadable):
         return form.length or fixed or self.tokenizer.longest or LONGEST
 
     def _tokens(self, inputs: TokenInputs, form: TextForm) -> Encoded:
-        """All texts, encoded once."""
+        """Return all texts, encoded once."""
         length = form.length or LONGEST
         key = repr((form.read, length))
         if key not in self._encoded:
             texts = self._texts(form)
             self._encoded[key] = encoded = self.tokenizer.encode(texts, length, form.words is not None)
             if encoded.cut:
-                log.warning("%s of %s texts of %s are longer than %s tokens, and their %s are cut off",
+                log.warning("%s of %s texts of %s are longer than %s tokens; their %s are truncated",
                             f"{encoded.cut:,}", f"{len(texts):,}", self.columns.where, f"{length:,}",
                             "beginnings" if self.tokenizer.cuts_left else "ends")  # fmt: skip
         self._tell_of_padding(inputs)
@@ -259,7 +259,7 @@ class TextTable(Loadable):
         return self._encoded[key]
 
     def _texts(self, form: TextForm) -> list[Any]:
-        """The texts that are encoded: a text, a pair or a list of words for each sample, or one for each choice."""
+        """Return the texts to encode: a text, a pair or a word list per sample, or one text per choice."""
         if form.words is not None:
             return [list(map(str, words)) for words in self.columns.lists(form.words)]
         first = None if form.text is None else self.columns.texts(form.text)
@@ -273,12 +273,14 @@ class TextTable(Loadable):
     def _tell_of_padding(self, inputs: TokenInputs) -> None:
         if inputs.reads_padding and "padding" not in self._told:
             self._told.add("padding")
-            log.warning("the model takes neither a mask nor lengths, so it reads what fills short texts up, too")
+            log.warning("the model has neither an attention mask nor lengths as input, so it treats padding as text")
 
     def _labels(
         self, target: TargetSpec | None, form: TextForm, encoded: Encoded, known: DataNames
     ) -> tuple[Array | None, Classes | None]:
-        """The label of each sample, or of each token: that of its word where it is the first of it, else ignored."""
+        """Return the label of each sample, or of each token: its word's label for the first token of a word, else
+        ignored.
+        """
         if target is None or form.label is None:
             return None, None
         classes, own = Classes.known(known, target.name), self.classes or self.columns.classes(form.label)
@@ -319,7 +321,7 @@ class TextTable(Loadable):
             log.warning("%s", words)
 
     def _width(self, inputs: TokenInputs, form: TextForm, rows: Array) -> int:
-        """How wide a batch is: as wide as its longest text, rounded up, or as the model or the table wants it."""
+        """Return the width of a batch: its longest text, rounded up, unless the model or the table fixes it."""
         assert self._lengths is not None and form.length is not None
         if inputs.fixed_length is not None:
             return inputs.fixed_length
@@ -327,7 +329,7 @@ class TextTable(Loadable):
         return max(1, longest, min(form.length, -(-longest // self.multiple) * self.multiple))
 
     def _texts_of(self, rows: Array, form: TextForm) -> Array:
-        """The numbers of the texts of these samples."""
+        """Return the indices of the texts of these samples."""
         each = len(form.choices) if form.choices else 1
         texts: Array = (rows[:, None] * each + np.arange(each)).ravel()
         return texts
@@ -337,13 +339,13 @@ class TextTable(Loadable):
 
 
 class _Padded:
-    """Some texts, each in a row of one width.
+    """Texts padded to rows of one width.
 
     Args:
         encoded: all texts.
-        texts: which of them.
-        width: of a row.
-        tokenizer: knows what fills rows up, and on which side.
+        texts: indices of the selected ones.
+        width: row width.
+        tokenizer: defines the padding token and side.
     """
 
     def __init__(self, encoded: Encoded, texts: Array, width: int, tokenizer: Tokenizer) -> None:
@@ -354,11 +356,11 @@ class _Padded:
         self._encoded, self._pad = encoded, tokenizer.pad
 
     def of_tokens(self) -> tuple[Array, Array, Array]:
-        """The tokens, their types, and where there are some: [texts, width] each."""
+        """Return tokens, token types and mask: [texts, width] each."""
         return self._filled(self._encoded.ids, self._pad), self._filled(self._encoded.types, 0), self.there
 
     def of_words(self, labels: Array, target: TargetSpec) -> Array:
-        """The labels of the tokens."""
+        """Return the labels of the tokens."""
         return self._filled(labels, -100 if target.ignore_index is None else target.ignore_index)
 
     def _filled(self, values: Array, fill: int) -> Array:
@@ -389,16 +391,16 @@ def table(
     multiple: int = 8,
     one_length: bool = False,
 ) -> TextTable:
-    """Texts in the columns of a table, for ``fit``, ``evaluate`` and ``predict``.
+    """Read texts from the columns of a table, for ``fit``, ``evaluate`` and ``predict``.
 
     ::
 
         reviews = gg.text.table("reviews.csv", "tokenizer.json", text="review", label="stars", length=128)
         trainer.fit(reviews, epochs=3, batch_size=16)
 
-    The model's inputs take what their names say: tokens (``input_ids``), ``attention_mask``, ``token_type_ids``,
-    ``position_ids``, ``lengths``. Texts of similar lengths are in one batch, which is as wide as its longest text; the
-    order follows from the trainer's seed and the epoch alone, so a resumed run goes on at the same text.
+    The model's inputs are recognised by name: tokens (``input_ids``), ``attention_mask``, ``token_type_ids``,
+    ``position_ids``, ``lengths``. Texts of similar lengths share a batch, padded to its longest text. The
+    order depends only on the trainer's seed and the epoch, so a resumed run continues at the same text.
 
     Args:
         frame: the path of a table (.csv, .tsv, .jsonl, .parquet, …) or of tagged words (.conll, .bio, .iob, .iob2); a
@@ -406,25 +408,25 @@ def table(
         tokenizer: the path of a ``tokenizer.json``.
         text: the column of texts; by default the only one.
         pair: the column of second texts: premise and hypothesis, question and passage.
-        choices: the columns of answers among which the model chooses; each stands behind ``text``, if that is given.
-        words: the column of lists of words, each of which has a label; by default the only column of lists.
-        label: the column of labels: names of classes, their numbers, or quantities; of ``words``, lists of them. By
-            default the one that is called as the step's target, or label.
-        length: texts are cut to so many tokens; by default as the model or the tokenizer says, or 512.
-        classes: the names of the classes that whole numbers in this table stand for, from 0 on.
-        multiple: batches are padded up to a multiple of this: fewer different sizes, for each of which memory is
-            planned anew.
-        one_length: pad all batches to one width, for outputs of each token that ``predict`` joins.
+        choices: the columns of answers to choose from; each is appended to ``text``, if given.
+        words: the column of word lists, for one label per word; by default the only column of lists.
+        label: the column of labels: class names, class numbers, or quantities; for ``words``, lists of them. By
+            default the one named like the step's target, or label.
+        length: maximum number of tokens, longer texts are truncated; by default that of the model or tokenizer, or 512.
+        classes: the class names for integer labels in this table, from 0 on.
+        multiple: pad batches to a multiple of this, for fewer different sizes, as memory is planned anew for
+            each size.
+        one_length: pad all batches to one width, so that ``predict`` can join per-token outputs.
 
     Raises:
         DataError: the table or the tokenizer cannot be read, or has no such column.
     """
     if sum(given is not None for given in (pair, choices, words)) > 1 or (words is not None and text is not None):
-        raise DataError("text, pair, choices and words exclude each other, but text with a pair or with choices; give "
-                        "one of these")  # fmt: skip
+        raise DataError("text, pair, choices and words exclude each other, except text with a pair or with choices; "
+                        "give one of these")  # fmt: skip
     if pair is not None and text is None:
         raise DataError(
-            "pair is the column of second texts, and the first is not named",
+            "pair is the second text column, but the first one is not given",
             remedy="give text=…, too",
             shell="give --text text=…, too",
         )

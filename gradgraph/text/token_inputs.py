@@ -1,4 +1,4 @@
-"""Which input of a model takes what of a text: the numbers of tokens, a mask, types, positions or lengths."""
+"""The inputs of a model on texts: token ids, mask, token types, positions or lengths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ROLES = {"mask": "mask", "type": "types", "segment": "types", "position": "posi
 
 
 def role_of(name: str) -> str:
-    """The part that an input of this name takes: ``attention_mask`` is a mask, ``token_type_ids`` are types."""
+    """Return the role of an input by its name: ``attention_mask`` is a mask, ``token_type_ids`` are types."""
     return next((role for word, role in _ROLES.items() if word in name.lower()), "ids")
 
 
@@ -24,8 +24,8 @@ class TokenInputs:
     """The inputs and the target of a step on texts.
 
     Attributes:
-        ids: the input that takes the numbers of tokens: [texts, tokens], or [texts, choices, tokens].
-        inputs: all inputs, with what each takes.
+        ids: the input for token ids: [texts, tokens], or [texts, choices, tokens].
+        inputs: all inputs, with their roles.
         target: the only target, if there is one.
     """
 
@@ -35,7 +35,7 @@ class TokenInputs:
 
     @classmethod
     def of(cls, specs: Mapping[str, TensorSpec]) -> TokenInputs:
-        """Find what ``specs`` take; raises DataError if that is no text."""
+        """Find the roles in ``specs``; raise DataError if they are not inputs of texts."""
         targets = [spec for spec in specs.values() if isinstance(spec, TargetSpec)]
         inputs = {name: (spec, role_of(name)) for name, spec in specs.items() if spec not in targets}
         ids = [spec for spec, role in inputs.values() if role == "ids"]
@@ -60,15 +60,15 @@ class TokenInputs:
 
     @property
     def reads_padding(self) -> bool:
-        """Whether the model takes what fills texts up for text, as nothing tells it otherwise."""
+        """Whether the model treats padding as text, since no input marks it."""
         return not any(role in ("mask", "lengths") for _, role in self.inputs.values())
 
     def arrays(self, tokens: Array, types: Array, there: Array) -> dict[str, Array]:
-        """Each input of a batch of texts that are filled up.
+        """Return each input for a batch of padded texts.
 
         Args:
-            tokens, types: of each place: [texts, width], or [texts, choices, width].
-            there: is there a token of the text? Likewise.
+            tokens, types: [texts, width], or [texts, choices, width].
+            there: whether a position is a token of the text, in the same shape.
         """
         made = {
             "ids": tokens,
@@ -80,7 +80,7 @@ class TokenInputs:
         return {name: made[role].astype(numpy_dtype(spec.dtype)) for name, (spec, role) in self.inputs.items()}
 
     def check_choices(self, count: int) -> None:
-        """Raise DataError where the model takes another number of choices; 0 stands for single texts."""
+        """Raise DataError if the model expects another number of choices; 0 stands for single texts."""
         wanted = self.ids.shape[1] if self.has_choices else 0
         if self.has_choices and not count:
             raise DataError(

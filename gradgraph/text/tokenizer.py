@@ -1,4 +1,4 @@
-"""Tokenizers: a ``tokenizer.json``, as Hugging Face's package ``tokenizers`` writes it, read safely, run on texts."""
+"""Tokenizers: a ``tokenizer.json`` of Hugging Face's package ``tokenizers``, loaded safely."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from gradgraph.step.data_names import DataNames
 
 NAME = "tokenizer.json"
 LARGEST = 256 << 20  # bytes of a file
-LONGER = 1000  # times that it may make a text as long
-LONGEST = 512  # tokens, where neither the model nor the tokenizer says how many
-CHUNK = 4096  # texts that are encoded at once: what the package returns takes far more memory than the numbers
+LONGER = 1000  # the largest factor by which it may lengthen a text
+LONGEST = 512  # default maximum length
+CHUNK = 4096  # texts encoded at once: the package's results take far more memory than the token ids
 PADS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>", "</s>")
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """Texts as tokens, one after the other.
+    """Encoded texts, concatenated.
 
     Attributes:
         ids: of all tokens: int32 [tokens].
-        types: 1 for those of the second text of a pair: uint8 [tokens].
-        words: of the first token of each word, the number of the word in its text, else −1: int32 [tokens].
-        starts: the first token of each text, and how many tokens there are: int64 [texts + 1].
-        cut: how many texts were longer than they may be.
+        types: 1 for tokens of the second text of a pair: uint8 [tokens].
+        words: for the first token of each word, the index of the word in its text, else −1: int32 [tokens].
+        starts: the first token of each text, then the total: int64 [texts + 1].
+        cut: number of truncated texts.
     """
 
     ids: Array
@@ -50,26 +50,26 @@ class Encoded:
 
     @property
     def lengths(self) -> Array:
-        """The tokens of each text."""
+        """The number of tokens of each text."""
         return np.diff(self.starts)
 
 
 class Tokenizer:
-    """A tokenizer from a file that anybody may have written.
+    """A tokenizer loaded from an untrusted file.
 
     Args:
-        path: of a ``tokenizer.json``.
-        inside: whether it was found in a folder, which it must not lead out of.
+        path: path of a ``tokenizer.json``.
+        inside: whether it belongs to a folder that it must not lead out of.
 
     Attributes:
         content: the bytes of the file.
         digest: their SHA-256.
-        pad: the number that fills a text up, and whether it stands in front of it.
-        cuts_left: whether texts that are too long lose their beginnings.
-        longest: how many tokens a text may have, if the file says it.
+        pad: id of the padding token, and whether padding is on the left.
+        cuts_left: whether long texts are truncated on the left.
+        longest: maximum number of tokens, if the file contains it.
 
     Raises:
-        DataError: it cannot be read, or is no tokenizer; the package ``tokenizers`` is not installed.
+        DataError: it cannot be read or is not a tokenizer; or the package ``tokenizers`` is not installed.
     """
 
     def __init__(self, path: str | os.PathLike[str], inside: bool = False) -> None:
@@ -83,22 +83,20 @@ class Tokenizer:
         except ImportError:
             install = "pip install tokenizers"
             raise DataError(
-                "texts are read by the package tokenizers, which is not installed", remedy=install, shell=install
+                "texts require the package tokenizers, which is not installed", remedy=install, shell=install
             ) from None
         try:
             self._runner = Runner.from_buffer(self.content)
-        except BaseException as error:  # where its Rust panics, what it raises is no Exception
+        except BaseException as error:  # a panic in its Rust code raises a BaseException
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
             raise DataError(
-                f"'{shown(path)}' is no tokenizer ({reason_of(error)}); give the tokenizer.json that lies beside the "
-                "model where it comes from"
+                f"'{shown(path)}' is not a valid tokenizer ({reason_of(error)}); use the model's tokenizer.json"
             ) from None
         parts = (self._runner.normalizer, self._runner.post_processor, self._runner.decoder)
         if math.prod(_growth(json_of(part.__getstate__())) for part in parts if part is not None) > LONGER:
             raise DataError(
-                f"'{shown(path)}' makes texts more than {LONGER:,} times as long; give the tokenizer.json that lies "
-                "beside the model where it comes from"
+                f"'{shown(path)}' makes texts more than {LONGER:,} times as long; use the model's tokenizer.json"
             )
         self.digest = hashlib.sha256(self.content).hexdigest()
         padding, truncation = self._runner.padding or {}, self._runner.truncation or {}
@@ -116,10 +114,10 @@ class Tokenizer:
         return Path(path)
 
     def encode(self, texts: Sequence[Any], length: int, words: bool = False) -> Encoded:
-        """Encode texts, pairs of texts, or lists of ``words``, each cut to ``length`` tokens.
+        """Encode texts, pairs of texts, or lists of ``words``, truncated to ``length`` tokens.
 
         Raises:
-            DataError: the tokenizer fails, or so few tokens hold no text.
+            DataError: the tokenizer fails, or this many tokens leave no room for text.
         """
         parts = list(self._encoded(texts, length, words))
         lengths = np.array([n for part in parts for n in part[3]], np.int64)
@@ -128,32 +126,32 @@ class Tokenizer:
 
     @property
     def words(self) -> dict[str, int]:
-        """The number of each token."""
+        """The id of each token."""
         return dict(self._runner.get_vocab(with_added_tokens=True))
 
     @property
     def size(self) -> int:
-        """How many tokens there are: one more than the largest number."""
+        """The vocabulary size: one more than the largest id."""
         return max(self.words.values(), default=-1) + 1
 
     def number_of(self, token: str) -> int | None:
-        """The number of a token; None if there is none of this name."""
+        """Return the id of a token; None if it is unknown."""
         number: int | None = self._runner.token_to_id(token)
         return number
 
     def decode(self, ids: Sequence[int], special: bool = True) -> str:
-        """The text of tokens, with special ones or without."""
+        """Return the text of tokens, with or without special tokens."""
         return str(self._runner.decode(list(map(int, ids)), skip_special_tokens=not special))
 
     def spans(self, texts: Sequence[str], special: bool) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
-        """The tokens of each whole text, and the characters [first, behind the last) that each is made of.
+        """Yield the tokens of each whole text, and the span of characters [start, end) of each.
 
-        Every character of a token counts, spaces too, even where the tokenizer trims them; of a special token that
-        swallows what is beside it, its own alone.
+        Spans include spaces that the tokenizer trims. The span of a special token that swallows neighbouring spaces
+        covers the token only.
 
         Args:
-            special: whether to add the tokens that the model expects around a text, which are made of no characters
-                (−1, −1); not where the text has them already.
+            special: whether to add the special tokens around a text, whose span is (−1, −1); false if the text contains
+                them already.
 
         Raises:
             DataError: the tokenizer fails.
@@ -174,7 +172,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _untrimmed(self) -> Any:
-        """The same tokenizer; of one that leaves spaces out of the characters of tokens, one that does not."""
+        """The same tokenizer, changed not to exclude spaces from the spans of tokens."""
         processor = self._runner.post_processor
         if processor is None or not _let_spaces_be(json_of(processor.__getstate__())):
             return self._runner
@@ -212,13 +210,13 @@ _NOWHERE = (-1, -1)
 
 
 def _own(text: str, special: str | None, first: int, last: int) -> tuple[int, int]:
-    """The characters of a token; of a special one, without those beside it that it swallows (lstrip, rstrip)."""
+    """Return the span of a token; for a special token, without the spaces that it swallows (lstrip, rstrip)."""
     at = -1 if special is None else text.find(special, first, last)
     return (first, last) if at < 0 or not special else (at, at + len(special))
 
 
 def _growth(part: Any) -> int:
-    """How many times as long a part of a tokenizer may make a text."""
+    """Return the factor by which a part of a tokenizer may lengthen a text."""
     if isinstance(part, list):
         return math.prod(map(_growth, part))
     if not isinstance(part, dict):
@@ -235,9 +233,9 @@ def _growth(part: Any) -> int:
 
 
 def _let_spaces_be(processor: Any) -> bool:
-    """Let a post-processor, or those in it, trim no spaces; whether one of them did."""
+    """Disable space trimming in a post-processor and those nested in it; whether one of them trimmed."""
     if isinstance(processor, list):
-        trimmed = [_let_spaces_be(each) for each in processor]  # all of them, and not up to the first
+        trimmed = [_let_spaces_be(each) for each in processor]  # all of them: any() would stop at the first
         return any(trimmed)
     if not isinstance(processor, dict):
         return False
@@ -248,7 +246,7 @@ def _let_spaces_be(processor: Any) -> bool:
 
 
 def _once(ids: list[int], spans: list[tuple[int, int]]) -> tuple[list[int], list[tuple[int, int]]]:
-    """The same tokens without the first and the last that a tokenizer adds, where the text has those itself."""
+    """Drop the first and last token if the tokenizer added special tokens that the text already contains."""
     first = len(ids) > 1 and ids[0] == ids[1] and spans[0] == _NOWHERE != spans[1]
     last = len(ids) > 1 and ids[-1] == ids[-2] and spans[-1] == _NOWHERE != spans[-2]
     kept = slice(int(first), len(ids) - int(last))
@@ -256,32 +254,32 @@ def _once(ids: list[int], spans: list[tuple[int, int]]) -> tuple[list[int], list
 
 
 def _first_tokens(numbers: Sequence[int | None]) -> Iterator[int]:
-    """The number of its word for the first token of each word, −1 for the others and those that the model adds."""
+    """For each token, the index of the word it starts, or −1 (continuations and special tokens)."""
     before = None
     for number in numbers:
         yield -1 if number is None or number == before else number
         before = number
 
 
-# --- beside a model -----------------------------------------------------------------------------------------------
+# --- next to a model ----------------------------------------------------------------------------------------------
 
 
 def digest_for(names: DataNames) -> str | None:
-    """The digest of the tokenizer that a model reads texts with, by the names of its data; None if it reads none."""
+    """Return the digest of a model's tokenizer by the names of its data; None if it does not read texts."""
     return next((read["tokenizer"] for read in names.texts.values() if "tokenizer" in read), None)
 
 
 def place_beside(model: Path) -> Path:
-    """The place for a copy of the tokenizer of a model's file or a step folder, where no other model's lies."""
+    """Return the path for a copy of the tokenizer next to a model file or in a step folder."""
     return model.with_name(f"{model.stem}.{NAME}")
 
 
 def tokenizer_beside(model: str | os.PathLike[str], names: DataNames) -> Tokenizer | None:
-    """The tokenizer that a model was trained with, which lies in its folder; None if the model reads no texts.
+    """Return the tokenizer stored next to the trained model; None if the model does not read texts.
 
     Args:
         model: its file, its step folder, or the folder of its run.
-        names: of the data that it was trained on.
+        names: names of the training data.
 
     Raises:
         DataError: there is none, or only others.
@@ -297,10 +295,10 @@ def tokenizer_beside(model: str | os.PathLike[str], names: DataNames) -> Tokeniz
     raise DataError(
         f"'{shown(path)}' reads texts, and "
         + (
-            f"'{shown(found[0])}' is another tokenizer than it was trained with"
+            f"'{shown(found[0])}' is a different tokenizer than it was trained with"
             if found
-            else "no tokenizer is beside it"
+            else "there is no tokenizer next to it"
         ),
-        remedy="give gg.text.table(…, tokenizer=…) the tokenizer.json that it was trained with",
+        remedy="pass gg.text.table(…, tokenizer=…) the tokenizer.json that it was trained with",
         shell="add --tokenizer, the tokenizer.json that it was trained with",
     )

@@ -1,7 +1,8 @@
-"""Pictures with boxes, masks and outlines: data in the layouts of COCO, YOLO and Pascal VOC, what detectors find, and
-how well. Boxes are read here and move with their picture; their losses are among ``gradgraph.losses``.
+"""Images with boxes, masks and polygons in the formats of COCO, YOLO and Pascal VOC; detections, and their metrics.
 
-It imports the public faces of training; nothing imports it but the command line.
+Boxes follow the augmentation of their image. The losses are in ``gradgraph.losses``.
+
+This room imports the public API of training; only the command line imports it.
 """
 
 from gradgraph.frontend.anchors import anchors, points

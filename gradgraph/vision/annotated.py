@@ -1,4 +1,4 @@
-"""Pictures with what is to be found in them, as batches: boxes move with their picture."""
+"""Annotated images as batches, with boxes that follow augmentation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gradgraph.vision.outlines import Polygons, Runs, drawn
 
 log = logging.getLogger("gradgraph")
 
-VISIBLE = 0.25  # the share of a box that is left over when it still counts
+VISIBLE = 0.25  # the fraction of a box that must remain visible
 BACKGROUND = "background"
 IGNORED = 255  # in masks, as in Pascal VOC
 
@@ -38,7 +38,7 @@ FOLLOWED = ("flip", "zoom", "color_jitter")  # augmentations by name that boxes 
 
 @dataclass(frozen=True)
 class Options:
-    """How pictures become arrays, as :func:`gradgraph.vision.coco` explains it."""
+    """Image preprocessing options; see :func:`gradgraph.vision.coco`."""
 
     form: ImageForm
     flip: float = 0.0
@@ -51,7 +51,7 @@ class Options:
         return cls(form, *_followed(() if augment is None else augment), threads)
 
     def placing(self, form: ImageForm, source: tuple[int, int], rng: np.random.Generator | None) -> Placing:
-        """Where a picture of this (width, height) goes; at random where there is ``rng``."""
+        """Return the placing of an image of this (width, height); random if ``rng`` is given."""
         size, letterbox = size_in(form, source), bool(form.letterbox)
         if rng is None or not (self.flip or self.zoom):
             return whole(source, size, letterbox)
@@ -59,18 +59,18 @@ class Options:
 
 
 def size_in(form: ImageForm, source: tuple[int, int]) -> tuple[int, int]:
-    """Width and height of what a model gets; those of the picture where the form leaves them open."""
+    """Return width and height of the model input; those of the image for dynamic sizes."""
     return source if form.size is None else (form.size[1], form.size[0])
 
 
 def laid(place: Placing, image: Any, form: ImageForm) -> Array:
-    """The array of a picture, laid as ``place`` says."""
+    """Return the array of an image after placing it."""
     made: Array = form(place.picture(image, how=INTERPOLATIONS[form.resample or "bilinear"]))
     return made
 
 
 def _followed(given: Any) -> tuple[float, Sequence[float] | None, Augmentations | None]:
-    """The probability of a flip and the range of a zoom among augmentations, and those that move nothing.
+    """Return flip probability and zoom range among augmentations, and those that do not move pixels.
 
     Raises:
         DataError: boxes cannot follow one.
@@ -95,7 +95,9 @@ def _followed(given: Any) -> tuple[float, Sequence[float] | None, Augmentations 
 
 
 class Truth(NamedTuple):
-    """The objects of a picture: labels ``[n]``, boxes ``[n, 4]`` as those of its detections are, crowds ``[n]``."""
+    """Ground-truth objects of an image: labels ``[n]``, boxes ``[n, 4]`` like those of its detections, crowds
+    ``[n]``.
+    """
 
     labels: Array
     boxes: Array
@@ -104,15 +106,15 @@ class Truth(NamedTuple):
 
 @dataclass(frozen=True)
 class Found:
-    """The objects of a picture.
+    """The annotated objects of an image.
 
     Attributes:
         labels: int64 ``[n]``.
-        boxes: left, top, right, bottom: float64 ``[n, 4]``, in pixels, or in shares of the picture.
-        crowd: a box of many objects, which none should be found in: bool ``[n]``.
-        outlines: of each, where they are known.
-        size: width and height of the picture, where they are stated.
-        in_shares: boxes are in shares.
+        boxes: left, top, right, bottom: float64 ``[n, 4]``, in pixels, or relative to the image size.
+        crowd: whether a box contains many objects and is excluded from training: bool ``[n]``.
+        outlines: the outline of each object, if known.
+        size: width and height of the image, if known.
+        in_shares: whether boxes are relative to the image size.
     """
 
     labels: Array
@@ -123,29 +125,29 @@ class Found:
     in_shares: bool = False
 
     def in_pixels(self, points: Array, size: tuple[int, int]) -> Array:
-        """Boxes or corners ``[n, 2 or 4]`` of these objects in pixels of a picture of this (width, height)."""
+        """Convert boxes or corners ``[n, 2 or 4]`` of these objects to pixels of an image of this (width, height)."""
         return points * np.resize(size, points.shape[1]) if self.in_shares else points
 
 
 class Annotated(Loadable):
-    """Pictures and the objects in them, as :func:`gradgraph.vision.coco` and :func:`gradgraph.vision.yolo` read them.
+    """Annotated images, as read by :func:`gradgraph.vision.coco` and :func:`gradgraph.vision.yolo`.
 
     Attributes:
-        classes: their names, in the order of the numbers of labels.
-        files: the pictures.
-        found: what is to be found in each.
+        classes: class names, in the order of labels.
+        files: the image files.
+        found: the objects of each image.
     """
 
     def __init__(
         self, where: str, classes: Sequence[str], files: Sequence[Path], found: Sequence[Found], options: Options
     ) -> None:
         self.where, self.classes, self.files, self.found, self.options = where, list(classes), files, found, options
-        self._told = False  # which classes it lacks
-        self._sizes: dict[int, tuple[int, int]] = {}  # of pictures that were opened
+        self._told = False  # warned about missing classes
+        self._sizes: dict[int, tuple[int, int]] = {}  # of opened images
         if len(set(self.classes)) < len(self.classes):
-            raise DataError(f"{where} has two classes of one name; give each a name of its own")
+            raise DataError(f"{where} has two classes of the same name; rename one of them")
         if not files:
-            raise DataError(f"{where} has no pictures; check the path")
+            raise DataError(f"{where} has no images; check the path")
         if not self.classes:
             raise DataError(f"{where} has no classes; check the file")
 
@@ -153,44 +155,46 @@ class Annotated(Loadable):
         return len(self.files)
 
     def __getitem__(self, i: int) -> dict[str, Array]:
-        """The image, labels and boxes (centre, width, height in shares) of a picture, as they are without a model."""
+        """Return image, labels and boxes (relative centre, width, height) without preprocessing for a model."""
         form = replace(self.options.form, layout=self.options.form.layout or "NCHW")
         parts = {"image": "image", "labels": "labels", "boxes": "boxes"}
         return self._sample(parts, {}, form, i, None, {"labels": np.arange(len(self.classes))})
 
     def size_of(self, i: int) -> tuple[int, int]:
-        """Width and height of a picture."""
+        """Return width and height of an image."""
         known = self.found[i].size or self._sizes.get(i)
         size: tuple[int, int] = known or self._picture(i).size
         return size
 
     def form_for(self, specs: Sequence[TensorSpec], known: DataNames) -> ImageForm:
-        """How pictures become arrays for a step that takes these inputs.
+        """Return the image format for a step with these inputs.
 
         Raises:
-            DataError: none of them takes pictures.
+            DataError: none of them is an image input.
         """
         spec = next((spec for spec in specs if _part_of(spec) == "image"), None)
         if spec is None:
-            raise DataError(f"the step takes {listed([str(spec) for spec in specs])}, and no pictures")
+            raise DataError(f"the step expects {listed([str(spec) for spec in specs])}, none of which is an image")
         return self._form(spec.name, known).of(spec)
 
     def in_picture(self, i: int, boxes: Array, form: ImageForm) -> Array:
-        """Boxes in shares of what a model got (left, top, right, bottom) in pixels of the picture, inside it."""
+        """Convert boxes relative to the model input (left, top, right, bottom) to pixels of the image, clipped to
+        it.
+        """
         size = self.size_of(i)
         place = whole(size, size_in(form, size), bool(form.letterbox))
         found: Array = np.clip(place.back(boxes * np.array([*place.size, *place.size])), 0, [*size, *size])
         return found
 
     def truths(self) -> list[Truth]:
-        """The objects of each picture, boxes in its pixels, as the annotations have them."""
+        """Return the ground-truth objects of each image, with boxes in its pixels."""
         found = enumerate(self.found)
         return [Truth(f.labels, f.in_pixels(f.boxes, self.size_of(i)), f.crowd) for i, f in found]
 
     # --- for a step ----------------------------------------------------------------------------------------------
 
     def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
-        """The classes, and how pictures are read, as they are ``known``, where they are."""
+        """Return classes and image format, taken from ``known`` if present."""
         parts, names = self._parts(specs), NO_NAMES
         for target, part in parts.items():
             if part in ("labels", "map"):
@@ -210,7 +214,7 @@ class Annotated(Loadable):
         seed: Sequence[int],
         known: DataNames = NO_NAMES,
     ) -> Iterator[dict[str, Array]]:
-        """Read batches: pictures and what is known of them, of these indices."""
+        """Yield batches of the images with these indices."""
         parts = self._parts(specs)
         form = self._form(_image_of(parts), known).of(specs[_image_of(parts)])
         numbers = {part: self._numbers(name, part, known) for name, part in parts.items() if part in ("labels", "map")}
@@ -222,13 +226,13 @@ class Annotated(Loadable):
             yield {name: self._batch(specs[name], part, [s[name] for s in samples]) for name, part in parts.items()}
 
     def _numbers(self, target: str, part: str, known: DataNames) -> Array:
-        """The number of each class as the model knows it: in a map, those of the background and of the classes."""
+        """Return the model's number of each class; for a class map, the background comes first."""
         found = [BACKGROUND, *self.classes] if part == "map" else self.classes
         classes = Classes.known(known, target) or Classes(tuple(found))
         return classes.of_names(found, self.where)
 
     def classes_of(self, targets: Sequence[TensorSpec], known: DataNames) -> Classes:
-        """The classes whose numbers a model gives objects; without names where it was trained on numbers."""
+        """Return the classes of the model; unnamed if it was trained on numbers."""
         target = next((spec for spec in targets if _part_of(spec) == "labels"), None)
         return (None if target is None else Classes.known(known, target.name)) or Classes()
 
@@ -236,13 +240,13 @@ class Annotated(Loadable):
         return replace(self.options.form.like(known.images.get(image, {})), shorter=None)
 
     def _parts(self, specs: Mapping[str, TensorSpec]) -> dict[str, str]:
-        """The part of a picture that each input and target takes: by axes and type, as names are the model's."""
+        """Return the role of each input and target, by axes and type, since names are up to the model."""
         parts = {name: _part_of(spec) for name, spec in specs.items()}
         kinds = [part for part in parts.values() if part]
         if None in parts.values() or kinds.count("image") != 1 or len(set(kinds)) < len(kinds):
             raise DataError(
-                f"{self.where} gives a picture, labels [N, objects], boxes [N, objects, 4] and masks, and the step "
-                f"takes {listed([str(spec) for spec in specs.values()])}; give a dataset of dicts with these names"
+                f"{self.where} provides images, labels [N, objects], boxes [N, objects, 4] and masks, but the step "
+                f"expects {listed([str(spec) for spec in specs.values()])}; pass a dataset of dicts with these names"
             )
         return {name: part for name, part in parts.items() if part}
 
@@ -252,8 +256,8 @@ class Annotated(Loadable):
         most, room = max(1, *map(len, arrays)), spec.shape[1]
         if isinstance(room, int) and most > room:
             raise DataError(
-                f"a picture of {self.where} has {most} objects, and '{shown(spec.name)}' takes {room}; leave it out, "
-                "or build the step with more"
+                f"an image of {self.where} has {most} objects, but '{shown(spec.name)}' has room for {room}; drop the "
+                "image, or build the step with more"
             )
         count = room if isinstance(room, int) else most
         made = np.full((len(arrays), count, *arrays[0].shape[1:]), -1 if part == "labels" else 0, arrays[0].dtype)
@@ -261,7 +265,7 @@ class Annotated(Loadable):
             row[: len(array)] = array
         return made
 
-    # --- one picture -----------------------------------------------------------------------------------------------
+    # --- one image -------------------------------------------------------------------------------------------------
 
     def _picture(self, i: int) -> Any:
         image = picture_at(self.files[i], self.found[i].size)
@@ -304,7 +308,7 @@ class Annotated(Loadable):
         return made
 
     def _masks(self, found: Found, source: tuple[int, int], place: Placing, boxes: Array) -> Array:
-        """The pixels of each object: bool ``[n, height, width]``; where it has no outline, those of its box."""
+        """Return the pixels of each object: bool ``[n, height, width]``; the box if it has no outline."""
         from PIL import Image
 
         made = np.zeros((len(found.labels), place.size[1], place.size[0]), bool)
@@ -313,7 +317,7 @@ class Annotated(Loadable):
             outline = found.outlines[k] if found.outlines else None
             if isinstance(outline, Runs):
                 if outline.size != source[::-1]:
-                    raise DataError(f"a mask of {self.where} has another size than its picture; write it again")
+                    raise DataError(f"a mask of {self.where} differs in size from its image; write it again")
                 mask[:] = np.asarray(place.picture(Image.fromarray(outline.mask().astype(np.uint8)), 0, NEAREST)) > 0
                 continue
             polygons = [place.points(found.in_pixels(corners, source)) for corners in outline or ()]
@@ -328,9 +332,7 @@ def _areas(xyxy: Array) -> Array:
 
 
 def _as_map(masks: Array, found: Found, numbers: Array, spec: TensorSpec) -> Array:
-    """The class of each pixel: those of the background come first; small objects lie on large ones, and crowds do not
-    count.
-    """
+    """Return the class of each pixel: large objects are drawn first, small ones on top; crowds are ignored."""
     made = np.full(masks.shape[1:], numbers[0], np.int64)
     for k in np.argsort(-masks.sum((1, 2)), kind="stable"):
         made[masks[k]] = ignored_by(spec) if found.crowd[k] else numbers[found.labels[k] + 1]
@@ -338,13 +340,13 @@ def _as_map(masks: Array, found: Found, numbers: Array, spec: TensorSpec) -> Arr
 
 
 def ignored_by(spec: TensorSpec) -> int:
-    """The label that does not count in the loss of a target."""
+    """Return the label that the loss of a target ignores."""
     given = spec.ignore_index if isinstance(spec, TargetSpec) else None
     return IGNORED if given is None else given
 
 
 def is_there(path: Path) -> bool:
-    """Whether there is a file or folder of this name; a name that cannot be one is none."""
+    """Whether a file or folder of this name exists; false for an invalid name."""
     try:
         return path.exists()
     except (OSError, ValueError):
@@ -352,25 +354,25 @@ def is_there(path: Path) -> bool:
 
 
 def blank(size: tuple[int, int]) -> Any:
-    """A picture of ones."""
+    """Return an image of ones."""
     from PIL import Image
 
     return Image.new("L", size, 1)
 
 
 def recoloured(image: Any, change: Augmentations, rng: np.random.Generator) -> Any:
-    """The picture with other colours; raises DataError if it has another size than before."""
+    """Apply a colour augmentation; raise DataError if it changes the image size."""
     made = change.of_image(image, rng, None, lambda whole: whole)
     if made.size != image.size:
         raise DataError(
-            f"augment made a picture of {made.width} × {made.height} pixels of one of {image.width} × {image.height}, "
-            "which boxes and masks do not follow; return the size that it was given"
+            f"augment returned an image of {made.width} × {made.height} pixels for one of {image.width} × "
+            f"{image.height}, which boxes and masks cannot follow; keep the size"
         )
     return made
 
 
 def _part_of(spec: TensorSpec) -> str | None:
-    """The part of a picture that a step's input or target takes, by its axes and element type."""
+    """Return the role of an input or target by its axes and element type."""
     axes, is_whole = len(spec.shape), numpy_dtype(spec.dtype).kind in "iub"
     if not isinstance(spec, TargetSpec):
         return {4: "image", 3: "shown" if is_whole else None}.get(axes)

@@ -1,4 +1,4 @@
-"""How well objects are found: COCO's average precision."""
+"""COCO's average precision of detections."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ def mean_average_precision(
     overlaps: Sequence[float] = OVERLAPS,
     most: int = 100,
 ) -> dict[str, Any]:
-    """COCO's average precision: over classes and IoUs from 0.5 to 0.95, of 101 recalls.
+    """Compute COCO's average precision: over classes and IoUs from 0.5 to 0.95, at 101 recalls.
 
     Args:
-        found: of each picture.
-        pictures: what there is, in the same order. Classes are matched by name where both have names.
-        overlaps: the IoUs from which on a box is found.
-        most: detections of a picture and class that count, the surest.
+        found: the detections of each image.
+        pictures: the annotated images, in the same order. Classes are matched by name if both have names.
+        overlaps: the IoU thresholds.
+        most: maximum number of detections per image and class, by score.
 
     Returns:
         ``"ap"``, the mean over ``overlaps``; ``"ap50"`` and ``"ap75"``, if these are among them; and ``"per_class"``,
-        the AP of each class by name (by number, where there are no names). NaN where there is no object.
+        the AP of each class by name (by number if there are no names). NaN for classes without objects.
 
     Raises:
-        UnmatchedError: the pictures have a class that the model does not know.
-        DataError: there are detections of more or fewer pictures.
+        UnmatchedError: the images have a class that the model does not know.
+        DataError: the number of images differs from that of detections.
     """
     if len(found) != len(pictures):
         raise DataError(
-            f"there are detections of {len(found)} pictures, and {len(pictures)} pictures; give one for each"
+            f"there are detections of {len(found)} images, but {len(pictures)} images; provide one for each"
         )
     known = Classes(next((one.classes for one in found if one.classes), ()))
     if isinstance(pictures, Annotated):
         truths = pictures.truths()
-        if known.names:  # detections have the model's numbers, which need not be those of the file
+        if known.names:  # detections have the model's class numbers, which may differ from those of the file
             places = known.of_names(pictures.classes, pictures.where)
             truths = [truth._replace(labels=places[truth.labels]) for truth in truths]
         else:
@@ -74,16 +74,16 @@ def evaluate(
     batch_size: int | None = None,
     averaged: bool = True,
 ) -> dict[str, Any]:
-    """COCO's average precision of what a model finds in these pictures.
+    """Compute COCO's average precision of a detector on these images.
 
     Args:
         trainer, pictures, outputs, batch_size, averaged: as for :func:`gradgraph.vision.detect`.
 
     Returns:
-        As :func:`mean_average_precision`.
+        The result of :func:`mean_average_precision`.
 
     Raises:
-        UnmatchedError: the pictures have a class that the model does not know.
+        UnmatchedError: the images have a class that the model does not know.
         DataError: as for :func:`gradgraph.vision.detect`.
     """
     found = detect(trainer, pictures, outputs, batch_size=batch_size, averaged=averaged)
@@ -98,7 +98,7 @@ def _mean(table: Array) -> float:
 def _of_class(
     found: Sequence[Detections], truths: Sequence[Truth], number: int, overlaps: Sequence[float], most: int
 ) -> list[float]:
-    """The average precision of a class at each overlap."""
+    """Return the average precision of a class at each overlap."""
     scores, hits, ignored, objects = [], [], [], 0
     for one, truth in zip(found, truths, strict=True):
         mine = np.flatnonzero(one.labels == number)
@@ -120,14 +120,14 @@ def _of_class(
 
 
 def _matched(overlap: Array, crowd: Array, least: float) -> tuple[Array, Array]:
-    """Flags of detections, the surest first: they find an object that no surer one found; they find a crowd."""
+    """Match detections, by descending score; return which find an object first, and which find a crowd."""
     hits, ignored = np.zeros(len(overlap), bool), np.zeros(len(overlap), bool)
     free = np.ones(overlap.shape[1], bool)
     for i, row in enumerate(overlap):
         for kind, result in ((~crowd, hits), (crowd, ignored)):
             open_ = np.where(kind & (free | crowd), row, -1.0)
             if open_.size and open_.max() >= min(least, 1 - 1e-10):
-                # of several, pycocotools takes the last
+                # pycocotools picks the last of several
                 free[len(open_) - 1 - int(np.argmax(open_[::-1]))] = False
                 result[i] = True
                 break
@@ -135,7 +135,7 @@ def _matched(overlap: Array, crowd: Array, least: float) -> tuple[Array, Array]:
 
 
 def _area(hits: Array, objects: int) -> float:
-    """The mean over recalls of the best precision from each on."""
+    """Return the mean over recalls of the best precision at that recall or above."""
     found = np.cumsum(hits)
     precision = found / np.arange(1, len(hits) + 1)
     best = np.maximum.accumulate(precision[::-1])[::-1]

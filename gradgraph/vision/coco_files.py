@@ -1,4 +1,4 @@
-"""Annotations of objects in a JSON file, as COCO has them."""
+"""Object annotations in COCO's JSON format."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from gradgraph.vision.outlines import outline_of
 
 log = logging.getLogger("gradgraph")
 
-LARGEST = 1 << 30  # bytes; those of COCO's 118,000 pictures have 450 MB
-MANY_CROWDS = 0.1  # of all objects; of COCO's own, 1.2 %
+LARGEST = 1 << 30  # bytes; COCO's 118,000 images have 450 MB of annotations
+MANY_CROWDS = 0.1  # of all objects; 1.2 % in COCO
 NAMES = ("annotations.json", "_annotations.coco.json", "instances.json")
 
 
@@ -41,32 +41,32 @@ def coco(
     augment: Augment | None = None,
     threads: int | None = None,
 ) -> Annotated:
-    """Pictures with boxes, classes and outlines from COCO's JSON, for ``fit``, ``evaluate`` and ``predict``.
+    """Read images with boxes, classes and outlines from COCO's JSON, for ``fit``, ``evaluate`` and ``predict``.
 
     ::
 
         train = gg.vision.coco("coco/annotations.json", augment=["flip", "zoom"])
         trainer.fit(train, epochs=30, batch_size=8)
 
-    A step gets what it takes, by axes and type: the picture; labels, int64 ``[N, objects]``, −1 where one has fewer;
-    boxes ``[N, objects, 4]``, each centre x, centre y, width and height in shares of what the model gets; masks
-    ``[N, objects, height, width]`` of outlines; or a map of classes, int64 ``[N, height, width]``, 0 for the
-    background. Labels are numbered in the order of the ids of COCO's categories, from 0 on. Boxes marked ``iscrowd``
-    are left out of labels, boxes and masks.
+    Inputs of the step are recognised by axes and type: the image; labels, int64 ``[N, objects]``, padded with −1;
+    boxes ``[N, objects, 4]``, each centre x, centre y, width and height relative to the model's input; masks
+    ``[N, objects, height, width]`` of outlines; or a class map, int64 ``[N, height, width]``, 0 for the
+    background. Labels are numbered from 0 in the order of COCO's category ids. Boxes marked ``iscrowd``
+    are excluded from labels, boxes and masks.
 
     Args:
         path: the JSON file, or its folder.
-        images: the folder of the pictures; by default it is looked for beside the file.
-        size, mean, std, layout, order, scale: of the arrays, as for :func:`gradgraph.image_folder`.
-        letterbox: keep the shape of a picture, in the middle of grey (114). By default it is as in training, or else
-            pictures are stretched.
-        augment: as for :func:`gradgraph.image_folder`, of what boxes can follow: ``"flip"``, ``"zoom"``,
-            ``"color_jitter(…)"`` and functions that keep the shape, or a list of them. Boxes of which less than a
-            quarter is left do not count.
-        threads: that decode; by default as many as there are cores, at most 8.
+        images: the image folder; by default searched for next to the file.
+        size, mean, std, layout, order, scale: image preprocessing, as for :func:`gradgraph.image_folder`.
+        letterbox: keep the aspect ratio and pad with grey (114). Default: as in training, otherwise
+            images are stretched.
+        augment: as for :func:`gradgraph.image_folder`, limited to what boxes can follow: ``"flip"``, ``"zoom"``,
+            ``"color_jitter(…)"`` and functions that keep the shape, or a list of them. Boxes with less than a
+            quarter remaining are dropped.
+        threads: number of decoding threads; by default one per core, at most 8.
 
     Raises:
-        DataError: the file is no such JSON, all its objects are crowds, or the pictures are not there.
+        DataError: the file is not COCO's JSON, all its objects are crowds, or images are missing.
     """
     file = _json_at(Path(path))
     where = f"'{shown(file)}'"
@@ -78,12 +78,12 @@ def coco(
         for entry in tables_of(table.value("annotations"), "annotations"):
             of = entry.whole("image_id")
             if of not in objects:
-                raise UnreadableError(f"{entry.what} is of the image {of}, which is not there")
+                raise UnreadableError(f"{entry.what} refers to the image {of}, which does not exist")
             objects[of].append(entry)
         names = [_relative(entry.text("file_name")) for entry in pictures.values()]
         found = [_found(entry, objects[number], numbers) for number, entry in pictures.items()]
     except UnreadableError as error:
-        raise DataError(f"{where} is no file of COCO annotations ({error}); check the file") from None
+        raise DataError(f"{where} is not a valid COCO annotation file ({error}); check the file") from None
     _check_crowds(sum(int(f.crowd.sum()) for f in found), sum(len(f.crowd) for f in found), where)
     folder = Path(images) if images is not None else _folder_of(file, names[0] if names else "")
     options = Options.of(form_of(size, mean, std, layout, None, None, order, scale, letterbox), augment, threads)
@@ -91,11 +91,11 @@ def coco(
 
 
 def _check_crowds(crowds: int, objects: int, where: str) -> None:
-    """Raise DataError where all objects are crowds, and warn where many are: some tools mark every mask so."""
+    """Raise DataError if all objects are crowds, and warn if many are: some tools mark every mask so."""
     if not crowds or crowds < MANY_CROWDS * objects:
         return
-    marked = f"{where} marks {crowds} of {objects} objects as iscrowd, and crowds are not trained on"
-    remedy = "where each is one object (CVAT marks masks so), set iscrowd to 0"
+    marked = f"{where} marks {crowds} of {objects} objects as iscrowd, which are excluded from training"
+    remedy = "if each is a single object (CVAT marks masks so), set iscrowd to 0"
     if crowds == objects:
         raise DataError(f"{marked}; {remedy}")
     log.warning("%s; %s", marked, remedy)
@@ -107,12 +107,12 @@ def _json_at(path: Path) -> Path:
     there = [path / name for name in NAMES if (path / name).is_file()] or sorted(path.glob("*.json"))
     if len(there) != 1:
         has = f"{len(there)} JSON files ({listed([p.name for p in there])})" if there else "no JSON file"
-        raise DataError(f"'{shown(path)}' has {has}; give the path of the one with the annotations")
+        raise DataError(f"'{shown(path)}' has {has}; pass the path of the annotation file")
     return there[0]
 
 
 def _classes(table: Fields) -> tuple[list[str], dict[int, int]]:
-    """The names of the categories in the order of their ids, and the number of each id."""
+    """Return category names in the order of their ids, and the number of each id."""
     entries = tables_of(table.value("categories"), "categories")
     by_id = {entry.whole("id"): entry.text("name") for entry in entries}
     return [by_id[key] for key in sorted(by_id)], {key: i for i, key in enumerate(sorted(by_id))}
@@ -122,7 +122,7 @@ def _relative(name: str) -> str:
     try:
         return check_relative(name)
     except UnreadableError as error:
-        raise UnreadableError(f"the picture '{shown(name)}': {error}") from None
+        raise UnreadableError(f"the image '{shown(name)}': {error}") from None
 
 
 def _found(picture: Fields, objects: Sequence[Fields], numbers: dict[int, int]) -> Found:
@@ -130,7 +130,7 @@ def _found(picture: Fields, objects: Sequence[Fields], numbers: dict[int, int]) 
     for entry in objects:
         category = entry.whole("category_id")
         if category not in numbers:
-            raise UnreadableError(f"{entry.what} is of the category {category}, which is not there")
+            raise UnreadableError(f"{entry.what} refers to the category {category}, which does not exist")
         x, y, width, height = _box(entry)
         labels.append(numbers[category])
         boxes.append((x, y, x + width, y + height))
@@ -151,12 +151,12 @@ def _box(entry: Fields) -> tuple[float, ...]:
     given: Any = entry.value("bbox")
     fits = isinstance(given, list) and len(given) == 4 and all(type(n) in (int, float) for n in given)
     if not fits or not all(abs(n) < 1e9 for n in given):
-        raise UnreadableError(f"the 'bbox' of {entry.what} is no list of left, top, width and height")
+        raise UnreadableError(f"the 'bbox' of {entry.what} is not a list of left, top, width and height")
     return tuple(map(float, given))
 
 
 def _folder_of(file: Path, name: str) -> Path:
-    """Where the first picture is: beside the file, in ``images``, or where COCO's own archives lie."""
+    """Return the folder of the first image: next to the file, in ``images``, or as in COCO's own archives."""
     split = file.stem.removeprefix("instances_")
     near = [file.parent, file.parent / "images", file.parent / split, file.parent / "images" / split]
     around = file.parent.parent
@@ -165,7 +165,7 @@ def _folder_of(file: Path, name: str) -> Path:
         if is_there(place / name):
             return place
     raise DataError(
-        f"the picture '{shown(name)}' of '{shown(file)}' is neither beside it nor in '{shown(file.parent / 'images')}'",
-        remedy="say where: gradgraph.vision.coco(path, images='photos/')",
-        shell="say where: --image images=photos/",
+        f"the image '{shown(name)}' of '{shown(file)}' is neither next to it nor in '{shown(file.parent / 'images')}'",
+        remedy="pass its folder: gradgraph.vision.coco(path, images='photos/')",
+        shell="pass its folder: --image images=photos/",
     )

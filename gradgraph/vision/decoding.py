@@ -1,4 +1,4 @@
-"""From what a detector gives to objects: the other way round than its loss."""
+"""Decoding of detector outputs into objects, the inverse of the target encoding of the losses."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ from gradgraph.step.classes import Classes
 from gradgraph.vision.annotated import Annotated
 
 MOST_GROWTH = np.log(1000 / 16)  # of an anchor, as in torchvision
-CANDIDATES = 1000  # of a picture, before those that overlap are left out
+CANDIDATES = 1000  # per image, before non-maximum suppression
 
 
 @dataclass(frozen=True)
 class Detections:
-    """Objects that a model found in a picture, the surest first.
+    """Detected objects of an image, by descending score.
 
     Attributes:
         labels: class numbers ``[n]``.
         scores: ``[n]``, from 0 to 1.
-        boxes: left, top, right, bottom ``[n, 4]``, in pixels of the picture, or in shares of it where nobody knows its
-            size.
-        classes: the names of classes, in the order of their numbers; empty where they have none.
+        boxes: left, top, right, bottom ``[n, 4]``, in pixels of the image, or relative to an image of unknown size.
+        classes: class names, in the order of their numbers; empty if there are none.
     """
 
     labels: Array
@@ -39,17 +38,17 @@ class Detections:
 
     @property
     def names(self) -> list[str]:
-        """The name of the class of each object; its number, as text, where it has none."""
+        """The class name of each object, or its number as text."""
         return Classes(self.classes).called(self.labels.tolist())
 
 
 def nms(boxes: Array, scores: Array, overlap: float = 0.5) -> Array:
-    """The places of boxes that do not overlap a surer one by more than this IoU, the surest first: int64 ``[k]``.
+    """Non-maximum suppression: return the indices of the kept boxes by descending score: int64 ``[k]``.
 
     Args:
         boxes: left, top, right, bottom ``[n, 4]``.
         scores: ``[n]``.
-        overlap: from 0 to 1.
+        overlap: IoU threshold from 0 to 1.
     """
     order = np.argsort(-scores, kind="stable")
     kept: list[int] = []
@@ -61,7 +60,9 @@ def nms(boxes: Array, scores: Array, overlap: float = 0.5) -> Array:
 
 
 def iou(a: Array, b: Array, crowd: Array | None = None) -> Array:
-    """Intersection over union ``[n, m]`` of boxes (left, top, right, bottom); with a crowd, over the area of ``a``."""
+    """Compute intersection over union ``[n, m]`` of boxes (left, top, right, bottom); for a crowd, over the area of
+    ``a``.
+    """
     sides = np.minimum(a[:, None, 2:], b[None, :, 2:]) - np.maximum(a[:, None, :2], b[None, :, :2])
     both = np.prod(np.maximum(sides, 0), axis=2)
     areas = [np.prod(np.maximum(x[:, 2:] - x[:, :2], 0), axis=1) for x in (a, b)]
@@ -125,21 +126,21 @@ DECODERS: dict[str, Callable[[Sequence[Array], Mapping[str, Any]], tuple[Array, 
 def detections(
     loss: str, outputs: Sequence[Array], score: float = 0.05, overlap: float = 0.5, most: int = 100, **arguments: Any
 ) -> list[Detections]:
-    """The objects of each picture, in shares of it, from outputs of a detector that was trained by a named loss.
+    """Decode the outputs of a detector trained with a named loss into the objects of each image, with relative boxes.
 
     Args:
         loss: "detr", "retinanet", "ssd" or "fcos".
-        outputs: those that the loss reads, in its order.
-        score: leave out what is less sure.
-        overlap: of boxes of one class that overlap by more than this IoU, the surest is kept. "detr" needs none of it.
-        most: objects of a picture.
-        arguments: of the loss, such as ``image_size``.
+        outputs: the outputs that the loss reads, in its order.
+        score: score threshold.
+        overlap: IoU threshold of non-maximum suppression per class. Unused for "detr".
+        most: maximum number of objects per image.
+        arguments: arguments of the loss, such as ``image_size``.
 
     Raises:
-        DataError: no objects can be made of this loss, or it reads another number of outputs.
+        DataError: this loss has no decoder, or reads another number of outputs.
     """
     if loss not in DECODERS:
-        raise DataError(f"no objects can be made of what '{shown(loss)}' reads; give {listed(DECODERS)}")
+        raise DataError(f"the loss '{shown(loss)}' has no decoder; choose from {listed(DECODERS)}")
     made = LOSSES.by_name(loss, **arguments)
     shapes = [np.shape(x) for x in outputs]
     same = len({shape[:2] for shape in shapes}) == 1 and all(len(shape) == 3 for shape in shapes)
@@ -155,7 +156,7 @@ def detections(
 
 
 def _chosen(scores: Array, boxes: Array, least: float, overlap: float | None, most: int) -> Detections:
-    if overlap is None:  # one class for each prediction
+    if overlap is None:  # one class per prediction
         labels, places = scores.argmax(1), np.arange(len(scores))
         sure = scores.max(1)
         kept = np.flatnonzero(sure >= least)
@@ -165,7 +166,7 @@ def _chosen(scores: Array, boxes: Array, least: float, overlap: float | None, mo
         sure = scores[places, labels]
         first = np.argsort(-sure, kind="stable")[:CANDIDATES]
         places, labels, sure = places[first], labels[first], sure[first]
-        apart = boxes[places] + 2.0 * labels[:, None]  # boxes of several classes do not meet
+        apart = boxes[places] + 2.0 * labels[:, None]  # boxes of different classes do not overlap
         kept = nms(apart, sure, overlap)
         places, labels, sure = places[kept], labels[kept], sure[kept]
     order = np.argsort(-sure, kind="stable")[:most]
@@ -183,24 +184,22 @@ def detect(
     overlap: float = 0.5,
     most: int = 100,
 ) -> list[Detections]:
-    """The objects that a model finds in each of these pictures, their boxes in pixels of the picture.
+    """Detect the objects in each of these images, with boxes in pixels of the image.
 
     Args:
-        trainer: of a step with the loss "detr", "retinanet", "ssd" or "fcos".
-        pictures: as :func:`gradgraph.vision.coco` reads them.
-        outputs: those that the loss reads, in its order; by default the model's first ones.
-        batch_size: pictures per run; 32 by default.
+        trainer: a trainer of a step with the loss "detr", "retinanet", "ssd" or "fcos".
+        pictures: images, as read by :func:`gradgraph.vision.coco`.
+        outputs: the outputs that the loss reads, in its order; by default the model's first ones.
+        batch_size: images per run; 32 by default.
         averaged: as for ``Trainer.evaluate``.
         score, overlap, most: as for :func:`gradgraph.vision.detections`.
 
     Raises:
-        DataError: the step has another loss, or the outputs are others than it reads.
+        DataError: the step has another loss, or it does not read these outputs.
     """
     loss = trainer.manifest.loss
     if loss.get("name") not in DECODERS:
-        raise DataError(
-            f"no objects can be made of what the loss '{shown(loss.get('name'))}' reads; give {listed(DECODERS)}"
-        )
+        raise DataError(f"the loss '{shown(loss.get('name'))}' has no decoder; choose from {listed(DECODERS)}")
     form = pictures.form_for(trainer.manifest.inputs, trainer.names)
     classes = pictures.classes_of(trainer.manifest.targets, trainer.names).names
     found: list[Detections] = []

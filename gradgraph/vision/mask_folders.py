@@ -1,4 +1,4 @@
-"""Pictures with the class of each pixel in a second picture, as Pascal VOC has them."""
+"""Images with segmentation masks as PNG files, as in Pascal VOC."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ PAIRS = (("images", "masks"), ("JPEGImages", "SegmentationClass"))
 
 
 class MaskFolder(Loadable):
-    """Pictures and their masks, as :func:`masks` explains them.
+    """Images and their masks; see :func:`masks`.
 
     Attributes:
-        classes: their names; empty where nobody named them.
-        files: the pictures.
-        masks: the mask of each.
+        classes: class names; empty if there are none.
+        files: the image files.
+        masks: their mask files.
     """
 
     def __init__(self, files: Sequence[Path], masks: Sequence[Path], classes: Sequence[str], ignore: int,
@@ -44,13 +44,13 @@ class MaskFolder(Loadable):
         return len(self.files)
 
     def __getitem__(self, i: int) -> tuple[Array, Array]:
-        """An image and the class of each of its pixels."""
+        """Return an image and the class of each of its pixels."""
         form = replace(self.options.form, layout=self.options.form.layout or "NCHW")
         image, mask = self._sample(form, i, None, IGNORED, None)
         return image, mask
 
     def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
-        """The classes, and how pictures are read, as they are ``known``, where they are."""
+        """Return classes and image format, taken from ``known`` if present."""
         image, target = self._parts(specs)
         names = DataNames(images={image: self._form(image, known).given})
         if not target or not self.classes or specs[target].shape[1] == 1:
@@ -65,7 +65,7 @@ class MaskFolder(Loadable):
         seed: Sequence[int],
         known: DataNames = NO_NAMES,
     ) -> Iterator[dict[str, Array]]:
-        """Read batches: pictures and what is known of them, of these indices."""
+        """Yield batches of the images with these indices."""
         image, target = self._parts(specs)
         form = self._form(image, known).of(specs[image])
         ignored = ignored_by(specs[target]) if target and len(specs[target].shape) == 3 else IGNORED
@@ -82,26 +82,26 @@ class MaskFolder(Loadable):
 
     @property
     def where(self) -> Path:
-        """The folder of the pictures."""
+        """The image folder."""
         return self.files[0].parent
 
     def _form(self, image: str, known: DataNames) -> ImageForm:
         return replace(self.options.form.like(known.images.get(image, {})), shorter=None)
 
     def _parts(self, specs: Mapping[str, TensorSpec]) -> tuple[str, str]:
-        """The input that takes pictures, and the target that takes masks, if there is one."""
+        """Return the image input, and the mask target if there is one."""
         images = [n for n, s in specs.items() if len(s.shape) == 4 and not isinstance(s, TargetSpec)]
         others = [n for n in specs if n not in images]
         if len(images) != 1 or len(others) > 1 or any(not _takes_masks(specs[n]) for n in others):
             raise DataError(
-                "a folder of masks holds pictures and the class of each pixel, [N, height, width] or [N, classes, "
-                f"height, width], and the step takes {listed([str(spec) for spec in specs.values()])}; give a dataset "
-                "of dicts with these names"
+                "a folder of masks provides images and the class of each pixel, [N, height, width] or [N, classes, "
+                f"height, width], but the step expects {listed([str(spec) for spec in specs.values()])}; pass a "
+                "dataset of dicts with these names"
             )
         return images[0], others[0] if others else ""
 
     def _numbers(self, target: str, known: DataNames) -> Array | None:
-        """The number of each class as the model knows it; None where all stay as they are."""
+        """Return the model's number of each class; None if numbers stay the same."""
         classes = Classes.known(known, target)
         if classes is None or not self.classes:
             return None
@@ -134,10 +134,10 @@ def _takes_masks(spec: TensorSpec) -> bool:
 
 
 def _for_target(masks: Array, spec: TensorSpec) -> Array:
-    """Class numbers, or for a target of four axes ones and zeros: of each class, or of all above 0 where it has one.
+    """Convert class numbers to a target; with four axes, one-hot per class, or a single foreground channel.
 
     Args:
-        masks: class numbers ``[N, height, width]``; what does not count is of no class.
+        masks: class numbers ``[N, height, width]``; ignored pixels have no class.
         spec: of the target.
     """
     if len(spec.shape) == 3:
@@ -150,8 +150,8 @@ def _for_target(masks: Array, spec: TensorSpec) -> Array:
     beyond = masks[(masks >= classes) & (masks != IGNORED)]
     if beyond.size:
         raise DataError(
-            f"a mask has the class {beyond[0]}, and '{shown(spec.name)}' takes {classes}, from 0 on; give the model a "
-            "head with as many"
+            f"a mask has the class {beyond[0]}, but '{shown(spec.name)}' has {classes} classes, from 0 on; give the "
+            "model a larger head"
         )
     is_each: Array = masks[:, None] == np.arange(classes)[:, None, None]
     return is_each
@@ -176,26 +176,26 @@ def masks(
     augment: Augment | None = None,
     threads: int | None = None,
 ) -> MaskFolder:
-    """Pictures with a mask each, PNG files whose numbers are classes, for ``fit``, ``evaluate`` and ``predict``.
+    """Read images with masks, PNG files of class numbers, for ``fit``, ``evaluate`` and ``predict``.
 
     ::
 
         train = gg.vision.masks("photos/", classes=["background", "road", "car"], augment="flip")
 
-    A target ``[N, height, width]`` gets class numbers; one of ``[N, 1, height, width]`` 1 where a class is above 0, and
-    ``[N, classes, height, width]`` ones and zeros of each class.
+    A target ``[N, height, width]`` gets class numbers, ``[N, 1, height, width]`` a foreground mask (class above 0), and
+    ``[N, classes, height, width]`` one mask per class.
 
     Args:
         path: the folder with ``images`` and ``masks`` (or ``JPEGImages`` and ``SegmentationClass``): the mask of
-            ``images/a.jpg`` is ``masks/a.png``, with a palette or of one channel. Pictures without a mask are left out.
-        images, masks: other names of these two folders.
-        classes: names in the order of the numbers; by default the lines of ``classes.txt``, if there is one.
-        ignore: the number of pixels that do not count. A step gets its loss's ``ignore_index`` for it.
+            ``images/a.jpg`` is ``masks/a.png``, with a palette or one channel. Images without a mask are skipped.
+        images, masks: other names for these two folders.
+        classes: class names, in order; by default the lines of ``classes.txt``, if it exists.
+        ignore: the number of ignored pixels, which becomes the ``ignore_index`` of the loss.
         size, mean, std, layout, order, scale, letterbox, augment, threads: as for :func:`gradgraph.vision.coco`. Masks
-            move with their picture, by the nearest pixel; what no picture covers does not count.
+            follow their image, by nearest-neighbour resampling; padding is ignored.
 
     Raises:
-        DataError: there are no such folders, or no picture has a mask.
+        DataError: the folders do not exist, or no image has a mask.
     """
     root = Path(path)
     found = (images or "images", masks or "masks")
@@ -206,7 +206,7 @@ def masks(
     of_name = {p.stem: p for p in sorted((root / pair[1]).rglob("*")) if p.suffix.lower() == ".png"}
     pictures = [p for p in sorted((root / pair[0]).rglob("*")) if p.suffix.lower() in SUFFIXES and p.stem in of_name]
     if not pictures:
-        raise DataError(f"no picture in '{shown(root / pair[0])}' has a mask of its name; the mask of a.jpg is a.png")
+        raise DataError(f"no image in '{shown(root / pair[0])}' has a mask of its name; the mask of a.jpg is a.png")
     names = classes if classes is not None else names_in(root) or ()
     options = Options.of(form_of(size, mean, std, layout, None, None, order, scale, letterbox), augment, threads)
     return MaskFolder(pictures, [of_name[p.stem] for p in pictures], names, ignore, options)

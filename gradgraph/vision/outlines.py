@@ -1,4 +1,4 @@
-"""Where an object lies in a picture: polygons and run lengths, as COCO writes them, and their pixels."""
+"""Object outlines in COCO's formats, polygons and run lengths, and their pixels."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from gradgraph.files.untrusted.regular import UnreadableError
 from gradgraph.runtime.data.batch import Array
 
 MOST_PIXELS = 64_000_000
-FINER = 5.0  # than pixels is the grid on which polygons are drawn
-MOST_STEPS = 1 << 22  # along an outline, on that grid
-Polygons = list[Array]  # of each the corners [n, 2], x and y, in pixels
+FINER = 5.0  # the grid on which polygons are drawn is this much finer than pixels
+MOST_STEPS = 1 << 22  # points along an outline, on that grid
+Polygons = list[Array]  # the corners [n, 2] of each, x and y, in pixels
 
 
 class Runs(NamedTuple):
-    """A mask of height × width pixels, column by column: how many are outside, then inside, then outside, …"""
+    """A run-length mask of height × width pixels in column order: lengths of runs alternating outside and inside."""
 
     size: tuple[int, int]
     runs: Array
 
     def mask(self) -> Array:
-        """The pixels inside: bool ``[height, width]``."""
+        """Return the pixels inside: bool ``[height, width]``."""
         inside = np.repeat(np.arange(len(self.runs)) % 2 == 1, self.runs)
         mask: Array = inside.reshape(self.size[1], self.size[0]).T
         return mask
 
 
 def outline_of(value: Any, what: str) -> Polygons | Runs:
-    """The polygons of an object, or the runs of its mask.
+    """Parse the outline of an object: polygons, or the runs of its mask.
 
     Raises:
         UnreadableError: it is neither polygons (lists of x, y, x, y, …) nor run lengths.
@@ -46,22 +46,22 @@ def outline_of(value: Any, what: str) -> Polygons | Runs:
     given = fields.value("counts")
     runs = _unpacked(given, what) if isinstance(given, str) else np.array(fields.wholes("counts"), np.int64)
     if runs.sum() != height * width:
-        raise UnreadableError(f"the runs of {what} have {runs.sum()} pixels, and its size {height * width}")
+        raise UnreadableError(f"the runs of {what} have {runs.sum()} pixels, but its size is {height * width}")
     return Runs((height, width), runs)
 
 
 def _polygon(part: Any, what: str) -> Array:
     if not isinstance(part, list) or len(part) % 2 or not all(type(n) in (int, float) for n in part):
-        raise UnreadableError(f"a polygon of {what} is no list of x, y, x, y, …")
+        raise UnreadableError(f"a polygon of {what} is not a list of x, y, x, y, …")
     corners = np.array(part, np.float64).reshape(-1, 2)
     if not np.isfinite(corners).all() or (abs(corners) > 1e9).any():
-        raise UnreadableError(f"a polygon of {what} lies nowhere")
+        raise UnreadableError(f"a polygon of {what} has invalid coordinates")
     return corners
 
 
 def _unpacked(text: str, what: str) -> Array:
-    """Run lengths of pycocotools: 6 bits in each character from '0' on, the lowest first; from the third run on, what
-    is added to the last but one.
+    """Decode run lengths of pycocotools: 6 bits per character from '0' on, lowest first; from the third run on, the
+    difference from the last but one.
     """
     runs: list[int] = []
     value = shift = 0
@@ -83,14 +83,14 @@ def _unpacked(text: str, what: str) -> Array:
 
 
 def drawn(polygons: Sequence[Array], size: tuple[int, int]) -> Array:
-    """Return the pixels within polygons: bool ``[height, width]``, those that ``pycocotools`` finds, bit for bit.
+    """Return the pixels within polygons: bool ``[height, width]``, identical to ``pycocotools``.
 
     Args:
-        polygons: the corners of each ``[n, 2]``. Parts are united; within one, what is enclosed twice is outside.
+        polygons: the corners of each ``[n, 2]``. Their union is taken; within one, the even-odd rule applies.
         size: the width and height.
 
     Raises:
-        DataError: an outline is so long that it cannot be of a picture.
+        DataError: an outline is too long for an image.
     """
     made = np.zeros(size[::-1], bool)
     for corners in polygons:
@@ -100,10 +100,10 @@ def drawn(polygons: Sequence[Array], size: tuple[int, int]) -> Array:
 
 
 def _filled(corners: Array, size: tuple[int, int]) -> Array:
-    """The pixels of one polygon, as ``rleFrPoly`` of pycocotools finds them.
+    """Return the pixels of one polygon, as ``rleFrPoly`` of pycocotools does.
 
-    The boundary is a chain of points on a grid that is five times as fine. Where it goes from one column of pixels to
-    the next, it crosses the centres of a column: from there on downwards, inside and outside change places.
+    The boundary is a chain of points on a five times finer grid. Where it crosses the centres of a column of
+    pixels, inside and outside are swapped from there downwards.
     """
     width, height = size
     from_, to = _on_fine_grid(np.trunc(FINER * corners + 0.5).astype(np.int64))
@@ -118,7 +118,7 @@ def _filled(corners: Array, size: tuple[int, int]) -> Array:
 
 
 def _on_fine_grid(corners: Array) -> tuple[Array, Array]:
-    """Neighbours along a boundary with whole ``corners [n, 2]``: the points, and the one behind each."""
+    """Return the points along a boundary with integer ``corners [n, 2]``, and the successor of each."""
     ends = np.roll(corners, -1, 0)
     steps = np.abs(ends - corners)
     steep = steps[:, 0] < steps[:, 1]
@@ -132,7 +132,7 @@ def _on_fine_grid(corners: Array) -> tuple[Array, Array]:
     edge = np.repeat(np.arange(len(corners)), count + 1)
     along = np.arange(len(edge)) - np.repeat(np.cumsum(count + 1) - count - 1, count + 1)
     along = np.where(backwards[edge], count[edge] - along, along)
-    # rounded towards zero, below it, too
+    # rounded towards zero, also for negative numbers
     x = np.where(steep[edge], np.trunc(first[edge, 0] + slope[edge] * along + 0.5), first[edge, 0] + along)
     y = np.where(steep[edge], first[edge, 1] + along, np.trunc(first[edge, 1] + slope[edge] * along + 0.5))
     points = np.stack([x, y], 1)

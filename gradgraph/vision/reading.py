@@ -1,4 +1,4 @@
-"""The layout of a path, and its reader."""
+"""Detection of the annotation format of a path."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gradgraph.vision.yolo_files import TABLES, yolo
 
 
 def reader_of(path: Path) -> Callable[..., Annotated | MaskFolder] | None:
-    """The reader of this path, by its name and those in it; None where it has none of these layouts."""
+    """Return the reader for this path, by its name and its contents; None for unknown formats."""
     try:
         if path.suffix.lower() == ".json":
             return coco
@@ -36,23 +36,23 @@ def reader_of(path: Path) -> Callable[..., Annotated | MaskFolder] | None:
 
 
 def is_annotated(path: str | os.PathLike[str]) -> bool:
-    """Is it a file or folder in one of the layouts of COCO, YOLO and Pascal VOC?"""
+    """Whether a file or folder has the format of COCO, YOLO or Pascal VOC."""
     return reader_of(Path(path)) is not None
 
 
 @checked(path=PATH)
 def read(path: str | os.PathLike[str], **options: Any) -> Annotated | MaskFolder:
-    """The pictures in a file or folder, by :func:`coco`, :func:`yolo` or :func:`masks`, with their options.
+    """Read the images in a file or folder by :func:`coco`, :func:`yolo` or :func:`masks`, with their options.
 
-    A ``.json``, or a folder with ``annotations.json``, is COCO's; a ``.yaml``, or a folder with ``data.yaml`` or
-    ``labels``, YOLO's; a folder with ``images`` and ``masks`` has masks.
+    A ``.json``, or a folder with ``annotations.json``, is read as COCO; a ``.yaml``, or a folder with ``data.yaml`` or
+    ``labels``, as YOLO; a folder with ``images`` and ``masks`` as masks.
 
     Raises:
-        DataError: it has none of these layouts.
+        DataError: it has none of these formats.
     """
     if (reader := reader_of(Path(path))) is None:
         raise DataError(
-            f"'{shown(path)}' is in none of the layouts of COCO (annotations.json), YOLO (data.yaml, labels) and "
-            "Pascal VOC (images, masks)"
+            f"'{shown(path)}' has none of the formats of COCO (annotations.json), YOLO (data.yaml, labels) and Pascal "
+            "VOC (images, masks)"
         )
     return reader(path, **options)

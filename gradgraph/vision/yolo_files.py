@@ -1,4 +1,4 @@
-"""Annotations of objects in a text file beside each picture, as YOLO has them."""
+"""Object annotations in YOLO's format, one text file per image."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ def yolo(
     augment: Augment | None = None,
     threads: int | None = None,
 ) -> Annotated:
-    """Pictures with boxes and classes in YOLO's layout, for ``fit``, ``evaluate`` and ``predict``.
+    """Read images with boxes and classes in YOLO's format, for ``fit``, ``evaluate`` and ``predict``.
 
     ::
 
         train, val = (gg.vision.yolo("shapes/data.yaml", split) for split in ("train", "val"))
 
     The text file of ``images/a.jpg`` is ``labels/a.txt``: in each line a class number and centre x, centre y, width and
-    height in shares of the picture, or the corners of a polygon, for masks. A picture without one has no objects. What
-    a step gets is as for :func:`gradgraph.vision.coco`.
+    height relative to the image, or the corners of a polygon, for masks. An image without one has no objects. Inputs
+    of the step are recognised as for :func:`gradgraph.vision.coco`.
 
     Args:
         path: ``data.yaml`` with ``names`` and the folders of splits, its folder, or a folder with ``images``,
             ``labels`` and ``classes.txt``.
-        split: "train", "val" or "test" of ``data.yaml``; or the folder of that name in ``images``, if there is one.
+        split: "train", "val" or "test" of ``data.yaml``; or the folder of that name in ``images``, if it exists.
         size, mean, std, layout, order, scale, letterbox, augment, threads: as for :func:`gradgraph.vision.coco`.
 
     Raises:
-        DataError: there are no such files, or one is damaged.
+        DataError: a file is missing or damaged.
     """
     given = Path(path)
     table = next(
@@ -74,7 +74,7 @@ def _of_table(file: Path, split: str) -> tuple[list[str], list[Path]]:
         table = flat_yaml_of(regular_bytes(file, LARGEST))
         classes = _names(table.get("names", ""))
     except UnreadableError as error:
-        raise DataError(f"'{shown(file)}' is no YAML of a data set ({error}); check the file") from None
+        raise DataError(f"'{shown(file)}' is not a valid data set description ({error}); check the file") from None
     if split == "val" and "valid" in table and "val" not in table:
         split = "valid"
     if not (places := table.get(split)):
@@ -87,7 +87,7 @@ def _of_table(file: Path, split: str) -> tuple[list[str], list[Path]]:
         options = [base / place, file.parent / place, file.parent / place.removeprefix("../")]
         at = next((option for option in options if is_there(option)), None)
         if at is None:
-            raise DataError(f"'{shown(file)}' names '{shown(place)}', which is not there; check the path")
+            raise DataError(f"'{shown(file)}' refers to '{shown(place)}', which does not exist; check the path")
         found += _listed_in(at, base) if at.suffix == ".txt" else _in_folder(at)
     return classes, found
 
@@ -96,24 +96,22 @@ def _names(given: Value) -> list[str]:
     if isinstance(given, list):
         return given
     if not isinstance(given, dict) or not all(key.isdecimal() and len(key) < 7 for key in given):
-        raise UnreadableError("'names' is no list of classes, nor a table of them by number")
+        raise UnreadableError("'names' is neither a list of classes nor a table of them by number")
     numbers = {int(key): name for key, name in given.items()}
     if sorted(numbers) != list(range(len(numbers))):
-        raise UnreadableError("'names' leaves out a number")
+        raise UnreadableError("'names' skips a number")
     return [numbers[i] for i in range(len(numbers))]
 
 
 def names_in(folder: Path) -> list[str] | None:
-    """The lines of ``classes.txt``; None where there is none."""
+    """Return the lines of ``classes.txt``; None if it does not exist."""
     file = next((folder / name for name in CLASSES if is_there(folder / name)), None)
     return None if file is None else [line.strip() for line in _lines(file) if line.strip()]
 
 
 def _classes_in(folder: Path) -> list[str]:
     if (names := names_in(folder)) is None:
-        raise DataError(
-            f"'{shown(folder)}' has no data.yaml and no classes.txt; write the names of the classes, one a line"
-        )
+        raise DataError(f"'{shown(folder)}' has neither data.yaml nor classes.txt; write the class names, one per line")
     return names
 
 
@@ -146,7 +144,7 @@ def _lines(file: Path) -> list[str]:
 
 
 def _text_of(picture: Path) -> Path:
-    """The text file of a picture: in ``labels`` in place of the last ``images``, or beside it."""
+    """Return the annotation file of an image: in ``labels`` in place of the last ``images``, or next to it."""
     parts = list(picture.parts)
     places = [i for i, part in enumerate(parts[:-1]) if part == "images"]
     if places:
@@ -165,13 +163,13 @@ def _found(picture: Path, classes: int) -> Found:
         try:
             values = np.array([float(word) for word in line.split()])
         except ValueError:
-            raise _odd(file, number, "holds something that is no number") from None
+            raise _odd(file, number, "contains a value that is not a number") from None
         if len(values) != 5 and (len(values) < 7 or len(values) % 2 == 0):
-            raise _odd(file, number, f"holds {len(values)} numbers; a class and a box are 5")
+            raise _odd(file, number, f"has {len(values)} numbers; a class and a box are 5")
         if not (values[0].is_integer() and 0 <= values[0] < classes):
-            raise _odd(file, number, f"is of class {values[0]:g}, and there are {classes}, from 0 on")
+            raise _odd(file, number, f"has the class {values[0]:g}, but there are {classes}, from 0 on")
         if not (np.abs(values[1:]) <= 2).all():
-            raise _odd(file, number, "holds pixels, it seems; boxes are in shares of the picture, from 0 to 1")
+            raise _odd(file, number, "seems to use pixels; boxes are relative to the image, from 0 to 1")
         labels.append(int(values[0]))
         boxes.append(_box(values[1:]))
         outlines.append(None if len(values) == 5 else [values[1:].reshape(-1, 2)])

@@ -378,7 +378,7 @@ def test_one_number_for_two_classes(photos: Path) -> None:
         ("random_resized_crop(interpolation='cubic')", "one of nearest, lanczos"),
         ("rand_augment(magnitude=31)", "a whole number below num_magnitude_bins"),
         (["flip", "random_resized_crop"], "let it be the first of all"),
-        (["random_resized_crop", "random_resized_crop"], "leave one random_resized_crop"),
+        (["random_resized_crop", "random_resized_crop"], "keep one random_resized_crop"),
         ("rotation", "the augmentation rotation needs 'degrees'; write rotation(degrees=…)"),
         (gg.augment.flip, "call what makes one: gradgraph.augment"),
         (7, "augment is 7; it should be an augmentation"),
@@ -439,7 +439,7 @@ def test_from_the_shell_a_recipe_and_python(cli: Cli, photos: Path) -> None:
     [
         (["--augment", "flipp"], "did you mean 'flip'"),
         (["--augment", "mixup"], "add --loss soft_cross_entropy"),
-        (["--data", "model.onnx", "--augment", "flip"], "--augment changes images"),
+        (["--data", "model.onnx", "--augment", "flip"], "--augment applies to images"),
     ],
 )
 def test_a_slip_in_the_shell(cli: Cli, words: list[str], says: str) -> None:

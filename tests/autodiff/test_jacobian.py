@@ -333,10 +333,10 @@ def test_from_the_shell(
     ("options", "words"),
     [
         (["--vjp", "--jvp"], "--vjp and --jvp are different transforms"),
-        (["--hessian", "--per-sample"], "--per-sample goes with --jacobian or alone"),
-        (["--independent"], "--independent is said of the samples"),
-        (["--mode", "reverse"], "--mode is that of --jacobian"),
-        (["--output", "y", "--output", "loss"], "several --output go with --vjp and --jvp only"),
+        (["--hessian", "--per-sample"], "--per-sample can be combined only with --jacobian"),
+        (["--independent"], "--independent requires --per-sample"),
+        (["--mode", "reverse"], "--mode requires --jacobian"),
+        (["--output", "y", "--output", "loss"], "only --vjp and --jvp accept several --output"),
     ],
 )
 def test_options_that_do_not_fit(

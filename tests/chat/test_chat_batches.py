@@ -193,11 +193,11 @@ def test_packed_rows_hold_each_text_once(length: int) -> None:
 
 
 def test_what_does_not_fit() -> None:
-    with pytest.raises(DataError, match="tokens, and a row 8"):
+    with pytest.raises(DataError, match="tokens, more than the row length 8"):
         ChatBatches(texts(9), 8)
     with pytest.raises(DataError, match="packed=True"):
         trainer(packed=False).evaluate(ChatBatches(texts(3), 64, packed=True))
-    with pytest.raises(DataError, match="give tokens, and the step takes"):
+    with pytest.raises(DataError, match="provide tokens, but the step expects"):
         trainer(packed=True).evaluate(ChatBatches(texts(3), 64))
     with pytest.raises(BuildError, match="remove one of the two"):
         language_model(small_folder.MODEL, keep="attention_mask", packed=True)

@@ -63,7 +63,7 @@ def test_batches_are_those_of_answer_pairs(base: Path) -> None:
     found = trainer.predict(PairBatches(pairs), 5)
     np.testing.assert_allclose(found["log_probability"], wanted["log_probability"], rtol=1e-5)
     np.testing.assert_array_equal(found["tokens"], wanted["tokens"])
-    with pytest.raises(DataError, match=r"set reference= to what surgery\.reference gives"):
+    with pytest.raises(DataError, match=r"set reference= to the result of surgery\.reference"):
         trainer.evaluate(PairBatches(pairs))
 
 
@@ -121,17 +121,17 @@ def test_it_stops_early_with_the_best_state(base: Path, tmp_path: Path) -> None:
 
 WRONG: dict[str, tuple[Any, dict[str, Any], str]] = {
     "messages": ([{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}],
-                 {"loss": "dpo"}, "the loss dpo learns from chosen and rejected"),
-    "judged": (JUDGED, {"loss": "orpo"}, "the loss orpo learns from chosen and rejected"),
-    "pairs": (PAIRS, {"loss": "kto"}, "the loss kto learns from prompt, completion and label"),
-    "pairs without a loss": (PAIRS, {}, "holds preferences, and the next token is learnt"),
-    "alike": ([{"prompt": "a", "chosen": "b", "rejected": "b"}], {"loss": "dpo"}, "are one answer"),
+                 {"loss": "dpo"}, "the loss dpo requires chosen and rejected"),
+    "judged": (JUDGED, {"loss": "orpo"}, "the loss orpo requires chosen and rejected"),
+    "pairs": (PAIRS, {"loss": "kto"}, "the loss kto requires prompt, completion and label"),
+    "pairs without a loss": (PAIRS, {}, "contains preferences, but this loss requires answers"),
+    "alike": ([{"prompt": "a", "chosen": "b", "rejected": "b"}], {"loss": "dpo"}, "are equal"),
     "no prompt": ([{"chosen": "b", "rejected": "c"}], {"loss": "dpo"}, "no 'prompt'"),
-    "one prompt": ([{**row, "prompt": "Say."} for row in JUDGED], {"loss": "kto"}, "have one prompt"),
-    "too long": (PAIRS, {"loss": "dpo", "length": 20}, "half an answer is not preferred"),
-    "packed": (PAIRS, {"loss": "dpo", "pack": True}, "goes with no pack"),
+    "one prompt": ([{**row, "prompt": "Say."} for row in JUDGED], {"loss": "kto"}, "have the same prompt"),
+    "too long": (PAIRS, {"loss": "dpo", "length": 20}, "truncated answers cannot be compared"),
+    "packed": (PAIRS, {"loss": "dpo", "pack": True}, "does not support packing"),
     "no such loss": (PAIRS, {"loss": "dpoo"}, "did you mean 'dpo'"),
-    "beta": (PAIRS, {"beta": 0.1}, "beta belongs to a loss of preferences"),
+    "beta": (PAIRS, {"beta": 0.1}, "beta requires a preference loss"),
 }  # fmt: skip
 
 

@@ -61,7 +61,7 @@ def test_a_folder_becomes_a_folder_that_has_learnt(base: Path, tmp_path: Path) -
     for name in ("genai_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         assert (out / name).read_bytes() == (base / name).read_bytes()
     card = (out / "README.md").read_text()
-    assert "| rows that it trained on | 54 |" in card and "| rank | `4` |" in card
+    assert "| training rows | 54 |" in card and "| rank | `4` |" in card
     assert json.loads((out / "adapter" / "adapter_config.json").read_text())["r"] >= 4
 
     merged = scores(out / "model.onnx")
@@ -108,7 +108,7 @@ def test_both_decoders_of_one_file_learn(apart: bool, tmp_path: Path, caplog: An
     with_adapter = gg.chat.generate(base, "Say ab.", adapter=tmp_path / "tuned" / "adapter", max_tokens=12)
     assert gg.chat.generate(tmp_path / "tuned", "Say ab.", max_tokens=12) == with_adapter
     assert gg.chat.generate(base, "Say ab.", max_tokens=12) != with_adapter
-    assert ("generates without a cache" in caplog.text) == apart
+    assert ("has no cache, and generates more slowly" in caplog.text) == apart
     written = "decoder_model.onnx" if apart else "decoder_model_merged.onnx"
     assert [file.name for file in (tmp_path / "tuned").glob("*.onnx")] == [written]
     assert f"- `{written}`: the merged model" in (tmp_path / "tuned" / "README.md").read_text()
@@ -156,7 +156,7 @@ def test_a_run_that_stopped_goes_on_to_the_bit(base: Path, tmp_path: Path) -> No
     options: dict[str, Any] = {**SHORT, "epochs": 3, "dropout": 0.1, "progress": False}
     whole = gg.finetune(base, data, tmp_path / "whole", **options)
     gg.finetune(base, data, tmp_path / "parts", **options, max_steps=7)
-    with pytest.raises(OutputError, match="no empty folder"):
+    with pytest.raises(OutputError, match="not an empty folder"):
         gg.finetune(base, data, tmp_path / "parts", **options)
     with pytest.raises(DataError, match="other values of rank"):
         gg.finetune(base, data, tmp_path / "parts", **{**options, "rank": 8}, resume=True)
@@ -246,7 +246,7 @@ def test_a_run_goes_on_from_every_moment_and_on_another_day(
     for module in ("template", "finetuning"):
         monkeypatch.setattr(f"gradgraph.chat.{module}.datetime", Later)
     gg.finetune(base, data, out, **options, resume=True, max_steps=3, checkpoint_every=2)
-    assert "stopped before it saved anything, and begins anew" in caplog.text
+    assert "stopped before its first checkpoint and starts again" in caplog.text
     same(gg.finetune(base, data, out, **options, resume=True))
     same(gg.finetune(base, data, out, **options, resume=True))
     with pytest.raises(DataError, match="cannot be read"):
@@ -257,7 +257,7 @@ def test_a_run_goes_on_from_every_moment_and_on_another_day(
 def test_a_card_tells_how_to_ask() -> None:
     told = Told("`a.jsonl`", "`b.jsonl`", "none", "1234")
     assert "- held out: `b.jsonl`" in of_data(told)
-    assert "- prompts: as they stand: `gradgraph generate --template none`" in of_data(told)
+    assert "- prompts: verbatim: `gradgraph generate --template none`" in of_data(told)
 
 
 def test_options_do_what_they_say(base: Path, tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ def test_long_texts_are_told(long: str, rows: int, base: Path, tmp_path: Path, c
     assert (
         "have more than 24 tokens, the longest" in caplog.text and "row 8 of the data" in caplog.text
     ) or long == "cut"
-    assert ("1 are left out, as no answer is left" in caplog.text) == (long == "cut")
+    assert ("1 are dropped, as no part of the answer remains" in caplog.text) == (long == "cut")
 
 
 REFUSED: list[tuple[dict[str, Any], type[GradgraphError], str]] = [
@@ -316,10 +316,10 @@ REFUSED: list[tuple[dict[str, Any], type[GradgraphError], str]] = [
     ({"long": "clip"}, ArgumentError, "one of error, drop, cut"),
     ({"held_out": 1.5}, ArgumentError, "at most 0.9"),
     ({"length": 8}, DataError, "20 of 20 rows have more than 8 tokens, the longest"),
-    ({"patience": 3, "held_out": 0}, ArgumentError, "no row is held out, and patience needs some"),
-    ({"eval_every": 3, "held_out": 0}, ArgumentError, "and a measurement after some steps needs some"),
-    ({"sample_every": 3}, ArgumentError, "and no prompt; leave sample_every out, or give sample="),
-    ({"resume": True}, OutputError, "has no run to go on with"),
+    ({"patience": 3, "held_out": 0}, ArgumentError, "no rows are held out, but patience requires some"),
+    ({"eval_every": 3, "held_out": 0}, ArgumentError, "but evaluation during training requires some"),
+    ({"sample_every": 3}, ArgumentError, "and none is given; omit sample_every, or add sample="),
+    ({"resume": True}, OutputError, "has no run to resume"),
 ]
 
 
@@ -407,7 +407,7 @@ def test_a_teacher_that_cannot_teach_is_named(base: Path, tmp_path: Path) -> Non
     one = gg.surgery.fix_inputs(merged_decoder.model(), {merged_decoder.BRANCH: False})
     trains = gg.surgery.cut(one, outputs="logits")
     gg.surgery.forget_sizes(gg.surgery.fix_inputs(trains, {}), out=teacher / "decoder_model_merged.onnx")
-    with pytest.raises(BuildError, match=r"the teacher '.*large' cannot teach: .*; take another teacher"):
+    with pytest.raises(BuildError, match=r"the teacher '.*large' cannot be used: .*; choose another teacher"):
         gg.finetune(base, small_folder.chats(8), tmp_path / "out", teacher=teacher)
     assert not (tmp_path / "out").exists()
 
@@ -471,7 +471,7 @@ def test_adapters_of_blocks_leave_a_folder_of_4_bits(tmp_path: Path) -> None:
                for folder, adapter in ((out, None), (base, out / "adapter"))]  # fmt: skip
     assert answers[0] == answers[1]
     card = (out / "README.md").read_text()
-    assert "PEFT has no files of the kind qalora" in card and "slow at its float zero points" in card
+    assert "PEFT has no format for adapters of type qalora" in card and "float zero points are slow" in card
 
     gg.finetune(base, small_folder.chats(40), tmp_path / "parts", **options, max_steps=7)
     gg.finetune(base, small_folder.chats(40), tmp_path / "parts", **options, resume=True)

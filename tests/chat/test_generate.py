@@ -80,7 +80,7 @@ def test_what_cannot_go_together_goes_by_lengths(monkeypatch: pytest.MonkeyPatch
     wanted = model.generated(PROMPTS, (), DRAWN)
     monkeypatch.setattr(Decoder, "pads", False)
     assert model.generated(PROMPTS, (), DRAWN) == wanted
-    with pytest.raises(DataError, match="give those of one length together"):
+    with pytest.raises(DataError, match="generate for prompts of equal length"):
         next(model.steps(PROMPTS))
 
 
@@ -219,7 +219,7 @@ def test_an_answer_ends_where_the_folder_says(tuned: Path, tmp_path: Path) -> No
     config["model"]["context_length"] = 14
     (folder / "genai_config.json").write_text(json.dumps(config))
     assert gg.chat.generate(folder, "Who?") == "A ti"  # behind <s>[u] Who? and a space, 10 tokens
-    with pytest.raises(DataError, match="has 18 tokens, and the model takes 14"):
+    with pytest.raises(DataError, match="has 18 tokens, but the context length is 14"):
         gg.chat.generate(folder, "Who are you?")
 
 
@@ -233,7 +233,7 @@ def test_a_text_without_a_template_stands_as_it_is(tuned: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [({"runtime": "llama.cpp"}, "there is no runtime 'llama.cpp'"), ({"adapter": "nowhere"}, "nowhere"),
-     ({"runtime": "genai", "adapter": "folder"}, "PEFT's folders go by onnxruntime"),
+     ({"runtime": "genai", "adapter": "folder"}, "use onnxruntime for PEFT folders"),
      ({"template": "nowhere.jinja"}, "nowhere.jinja")],
 )  # fmt: skip
 def test_what_is_not_there_is_said(tuned: Path, options: dict[str, Any], words: str) -> None:

@@ -85,7 +85,7 @@ def test_the_largest_batch_that_fits_is_taken(quickly: None) -> None:
     assert (found.recipe.batch_size, found.recipe.accumulate, found.recipe.recompute) == (4, 1, False)
     found, _ = plan(whole - 1)
     assert (found.recipe.batch_size, found.recipe.accumulate, found.recipe.recompute) == (2, 2, False)
-    assert found.bytes == half and "rank 16, batches of 2, 2 of them move the weights once" in str(found)
+    assert found.bytes == half and "rank 16, batches of 2, gradients of 2 of them are accumulated" in str(found)
     found, _ = plan(half - 1)  # smaller batches would be slow
     assert found.recipe.recompute and found.recipe.batch_size * found.recipe.accumulate == 4
     found, _ = plan(least, recompute=True)
@@ -99,7 +99,7 @@ def test_the_rank_is_halved_where_nothing_else_helps(quickly: None) -> None:
     assert found.recipe.alpha == 12, "adapters count as many times"
     assert "adapters of rank 8" in str(found)
     assert plan(least, alpha=24)[0].recipe.alpha == 24
-    with pytest.raises(DataError, match=r"with adapters of rank 16, .* take a smaller rank, "):
+    with pytest.raises(DataError, match=r"with adapters of rank 16, .* lower the rank,  "):
         plan(least - 1, rank=RANK)  # which is given
 
 
@@ -161,7 +161,7 @@ def test_no_way_that_is_better_fits(monkeypatch: pytest.MonkeyPatch, seed: int) 
 
 
 def no_rows(recipe: Recipe) -> Rows:
-    raise DataError("no row is left to train on; take longer ones by length=")
+    raise DataError("no row remains for training; raise length=")
 
 
 @pytest.mark.parametrize(

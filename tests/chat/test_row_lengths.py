@@ -46,12 +46,17 @@ def test_a_table_of_positions_says_what_a_model_takes(bare: Path, short: Path) -
 
 LONG = {"prompt": "a" * 140, "completion": "b"}
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
-    "a text": ({"data": [LONG]}, r"1 of 9 rows have more than 128 tokens, .*and the model takes 128; give long='drop'",
+    "a text": ({"data": [LONG]}, r"1 of 9 rows have more than 128 tokens, .*and the model has a context length of 128; "
+               "give long='drop'",
                "; give --long drop"),
-    "a prompt": ({"sample": "a" * 130}, "and the model takes 128; shorten it", "shorten it"),
-    "rows": ({"length": 4096}, "length is 4,096, and the model takes 128 tokens; give at most as many", "as many"),
-    "a teacher": ({"teacher": "short"}, r"8 of 8 rows have more than 16 tokens, .* the teacher '.*' takes 16", "drop"),
-    "rows of a teacher": ({"teacher": "short", "length": 64}, "length is 64, and the teacher '.*' takes 16", "as many"),
+    "a prompt": ({"sample": "a" * 130}, "but the context length is 128; shorten it", "shorten it"),
+    "rows": ({"length": 4096}, "length is 4,096, but the model has a context length of 128; lower length", "lower"),
+    "a teacher": ({"teacher": "short"},
+                  r"8 of 8 rows have more than 16 tokens, .* the teacher '.*' has a context length of 16",
+                  "drop"),
+    "rows of a teacher": ({"teacher": "short", "length": 64},
+                          "length is 64, but the teacher '.*' has a context length of 16",
+                        "lower"),
 }  # fmt: skip
 
 

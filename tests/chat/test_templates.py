@@ -89,14 +89,14 @@ def test_some_answers_are_given() -> None:
 
 CHANGING = "{% for m in messages %}{% if loop.last %}[{{ m.content }}]{% else %}{{ m.content }}{% endif %}{% endfor %}"
 REFUSED: list[tuple[str, str, list[dict[str, Any]]]] = [
-    ("{% for m in messages %}", "is no Jinja template", []),
+    ("{% for m in messages %}", "is not a valid Jinja template", []),
     ("{{ ''.__class__.__mro__ }}", "sandbox forbids", []),
     ("{{ namespace(__class__=1) }}", "sandbox forbids", []),
     ("{{ messages.append(1) }}", "sandbox forbids", []),
     ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "calls itself without end", []),
-    ("{{ messages[0].content + 1 }}", "refuses the messages", CASES["one turn"]["messages"]),
-    ("{{ messages }}", "are no characters", [{"role": "user", "content": "\ufdd0"}]),
-    (CHANGING, "changes what stands before the answer in message 2", CASES["two turns"]["messages"]),
+    ("{{ messages[0].content + 1 }}", "rejects the messages", CASES["one turn"]["messages"]),
+    ("{{ messages }}", "are not characters", [{"role": "user", "content": "\ufdd0"}]),
+    (CHANGING, "changes the text before the answer in message 2", CASES["two turns"]["messages"]),
 ]
 
 

@@ -307,7 +307,7 @@ def test_a_fault_that_lies_near_a_kink_is_found(
 
 def test_command_says_where_it_looked_beside_a_kink(cli: Cli, folder: Path) -> None:
     onnx.save(bent("one zero"), folder / "bent.onnx")
-    assert "ok (beside a kink)" in cli("check", "bent.onnx", "--wrt", "b").out
+    assert "ok (next to a kink)" in cli("check", "bent.onnx", "--wrt", "b").out
 
 
 @pytest.mark.parametrize("height", [1e-3, 1e-8, 1e-9])

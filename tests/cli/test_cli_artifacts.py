@@ -89,10 +89,10 @@ def test_ort_files_and_lists_of_operators(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["-o", "w.bin", "--store", "float16"], "a flat vector has nothing that --store could change"),
-        (["-o", "w.safetensors", "--output", "y"], "a file of weights has nothing that --output could change"),
-        (["-o", "m.onnx", "--types"], "a model has nothing that --types could change"),
-        (["--ort", "-o", "f", "--checkpoint", "run.ckpt"], "a step of .ort files has nothing that --checkpoint could"),
+        (["-o", "w.bin", "--store", "float16"], "--store has no effect on a flat vector"),
+        (["-o", "w.safetensors", "--output", "y"], "--output has no effect on a file of weights"),
+        (["-o", "m.onnx", "--types"], "--types has no effect on a model"),
+        (["--ort", "-o", "f", "--checkpoint", "run.ckpt"], "--checkpoint has no effect on a step of .ort files"),
     ],
 )
 def test_an_option_that_changes_nothing_is_refused(cli: Cli, words: list[str], said: str) -> None:

@@ -80,14 +80,14 @@ def test_several_losses_from_the_shell(cli: Cli, folder: Path) -> None:
     masked = [*words[:-3], "--epochs", "2", "--mask-of", "logits:1", "--json"]
     other = json.loads(ok(cli, "train", "two.onnx", "--data", "two.npz", *masked))["history"]
     assert other["logits_loss"][0] != history["logits_loss"][0]
-    for wrong, says in ((["--mask-of", "logits:0"], "a mask has one axis or more"),
+    for wrong, says in ((["--mask-of", "logits:0"], "a mask needs at least one axis"),
                         (["--mask-of", "logits", "--mask"], "give only one of them"),
                         (["--mask-of", "shares"], "no loss has 'shares' as its first output"),
                         (["--loss", "logits=mse", "--metric", "logits=mae", "--metric", "r2"], "names no output"),
                         (["--metric", "f2"], "there is no metric 'f2'"),
                         (["--loss", "logits=mse", "--loss", "mse"], "names no output"),
-                        (["--loss", "logits=mse:much"], "is no number"),
-                        (["--loss", "logits=mse", "--loss-option", "delta=1"], "belongs to none")):  # fmt: skip
+                        (["--loss", "logits=mse:much"], "is not a number"),
+                        (["--loss", "logits=mse", "--loss-option", "delta=1"], "matches none")):  # fmt: skip
         refused = cli("build", "two.onnx", *wrong)
         assert (refused.code, says in refused.err) == (1, True), refused.err
 
@@ -303,7 +303,7 @@ def test_inspect_says_why_a_tensor_is_trained_or_not(cli: Cli, folder: Path) -> 
     assert re.search(r"^six +float32 +\[\] +the upper bound of node 'relu6' \(Clip\)$", text, re.MULTILINE)
     facts = json.loads(ok(cli, "inspect", "relu6.onnx", "--freeze", "first.*", "--json"))
     reasons = {w["name"]: w["reason"] for w in facts["weights"]}
-    assert reasons["first.bias"] == "left out by --train or --freeze"
+    assert reasons["first.bias"] == "excluded by --train or --freeze"
     assert {n["name"]: n["reason"] for n in facts["numbers"]} == {"six": "the upper bound of node 'relu6' (Clip)"}
 
 
@@ -312,11 +312,11 @@ def test_inspect_shows_what_a_step_of_these_options_would_train(cli: Cli, folder
     ok(cli, "surgery", "model.onnx", "--lora", "*", "-o", "lora.onnx")
     ok(cli, "surgery", "model.onnx", "--teacher", "model.onnx", "-o", "pupil.onnx")
     for file, words, reason in (
-        ("model.onnx", ["--freeze-below", "r"], "below a value of --freeze-below"),
-        ("model.onnx", ["--freeze-below", "h", "--freeze", "last.bias"], "below a value of --freeze-below"),
-        ("lora.onnx", [], "the model's adapters are trained in its place"),
-        ("lora.onnx", ["--train", "*.bias"], "left out by --train or --freeze"),
-        ("pupil.onnx", [], "a teacher's, which stays frozen"),
+        ("model.onnx", ["--freeze-below", "r"], "upstream of a value of --freeze-below"),
+        ("model.onnx", ["--freeze-below", "h", "--freeze", "last.bias"], "upstream of a value of --freeze-below"),
+        ("lora.onnx", [], "the model's adapters are trained instead"),
+        ("lora.onnx", ["--train", "*.bias"], "excluded by --train or --freeze"),
+        ("pupil.onnx", [], "part of a teacher, which stays frozen"),
     ):
         shown = json.loads(ok(cli, "inspect", file, *words, "--json"))["weights"]
         ok(cli, "build", file, *words, "-o", "chosen", "--force")
@@ -391,7 +391,7 @@ def test_env_says_where_openings_are_kept_and_forgets_them(cli: Cli, cache: Path
     folder.mkdir(parents=True)
     (folder / "0.opening").write_bytes(b"x" * 2_000_000)
     (folder / "other.txt").write_text("not ours")
-    assert f"{folder} (1 kept, 2 MB" in json.loads(ok(cli, "env", "--json"))["openings"]
+    assert f"{folder} (1 cached, 2 MB" in json.loads(ok(cli, "env", "--json"))["openings"]
     assert "(0 kept, 0 MB" in ok(cli, "env", "--forget-openings")
     assert [file.name for file in folder.iterdir()] == ["other.txt"]
 
@@ -410,8 +410,8 @@ def test_tune_times_the_forms_once(cli: Cli, folder: Path, cache: Path, monkeypa
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        ([], 1, "the dimension 'images' is open; give its size with --dim images=SIZE"),
-        (["--dim", "image=3"], 1, "no open dimension 'image'; it has images"),
+        ([], 1, "the dimension 'images' is dynamic; set its size with --dim images=SIZE"),
+        (["--dim", "image=3"], 1, "no dynamic dimension 'image'; it has images"),
         (["--dim", "images=many"], 2, "should be NAME=SIZE"),
     ],
 )
@@ -445,18 +445,18 @@ def test_monitor_and_the_next_command(cli: Cli, folder: Path) -> None:
              "--checkpoint", "run.ckpt"]  # fmt: skip
     ran = cli(*words)
     assert "no better val_accuracy for 2 epochs" in ran.err
-    assert "nothing will keep" not in ran.err
+    assert "will not be saved" not in ran.err
     follows = ran.err.splitlines()[-1].removeprefix("next: gradgraph ")
     assert follows == "export step --checkpoint run.best.ckpt -o trained.onnx"
     ok(cli, *follows.split())
     assert Path("trained.onnx").exists()
-    assert "nothing will keep the trained weights" in cli("train", "step", "--data", "train.npz", "--epochs", "1").err
+    assert "the trained weights will not be saved" in cli("train", "step", "--data", "train.npz", "--epochs", "1").err
 
 
 def test_a_run_that_diverges_names_the_node(cli: Cli, folder: Path) -> None:
     ran = cli("train", "model.onnx", "--data", "train.npz", "--lr", "1e30", "--optimizer", "sgd", "--export", "t.onnx")
     assert ran.code == 1
-    assert "the first value that is not finite: node '" in ran.err
+    assert "the first non-finite value: node '" in ran.err
     assert "lower the learning rate (--lr)" in ran.err
 
 
@@ -491,7 +491,7 @@ def test_logs(cli: Cli, folder: Path) -> None:
     lines = [json.loads(line) for line in Path("m.jsonl").read_text().splitlines()]
     assert [line["event"] for line in lines].count("epoch") == 2
     assert len(Path("m.csv").read_text().splitlines()) == len(lines) + 1
-    assert "give each a path of its own" in cli(*words, "--log", "m.jsonl").err
+    assert "give each its own path" in cli(*words, "--log", "m.jsonl").err
 
 
 def test_weights_from_a_file(cli: Cli, folder: Path) -> None:

@@ -73,4 +73,4 @@ def test_a_low_accuracy_is_a_failure(cli: Cli, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(digits, "split", lambda: few)
     ran = cli("demo", "--epochs", "1", "--quiet")
     assert ran.code == 1
-    assert "something in training is wrong" in ran.err
+    assert "training is broken" in ran.err

@@ -62,7 +62,7 @@ WRONG = {
     "augmentation": (("--augment", "mixup", *LOSS), "boxes and masks do not follow"),
     "size": (("--loss", "fcos"), "--loss 'fcos(image_size=[480, 640])'"),
     "other cells": (("--loss", "fcos(image_size=[64,64],strides=[8])"), "fcos lays 64 points over the picture"),
-    "other targets": (("--loss", "mse"), "gives a picture, labels [N, objects], boxes"),
+    "other targets": (("--loss", "mse"), "provides images, labels [N, objects], boxes"),
 }
 
 

@@ -52,9 +52,9 @@ def test_int8_in_one_go(cli: Cli, run: Path, calibration: tuple[str, ...]) -> No
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--calibration", "some.npz"), "--calibration is for --quantize int8; give both"),
-        (("--quantize", "int8", "--store", "float16"), "leave --mixed and --store out"),
-        (("--quantize", "int8", "-o", "w.safetensors"), "has nothing that --quantize could change"),
+        (("--calibration", "some.npz"), "--calibration requires --quantize int8"),
+        (("--quantize", "int8", "--store", "float16"), "omit --mixed and --store"),
+        (("--quantize", "int8", "-o", "w.safetensors"), "--quantize has no effect on"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(cli: Cli, run: Path, words: tuple[str, ...], said: str) -> None:

@@ -60,7 +60,7 @@ def test_show_has_both_answers_of_a_preference(llm: Path, cli: Cli) -> None:
     write_rows(Path("chat.jsonl"), [{"prompt": "a", "chosen": "b", "rejected": "c", "score": 3}])
     ran = cli("finetune", "llm", "--data", "chat.jsonl", "--loss", "dpo", "--show", "2")
     assert ran.out.splitlines() == ["--- 1, chosen", "<s>[u] a ⟦b</s>⟧", "--- 1, rejected", "<s>[u] a ⟦c</s>⟧"]
-    assert "of the columns of 'chat.jsonl', these are not read: 'score'" in ran.err
+    assert "of the columns of 'chat.jsonl', these are ignored: 'score'" in ran.err
 
 
 def test_every_option_of_a_recipe_is_one_of_the_shell() -> None:
@@ -129,9 +129,9 @@ WRONG: dict[str, tuple[Callable[[Path], Any], list[str], str]] = {
     "no folder": (lambda llm: llm.rename("gone"), [], "there is no folder 'llm'"),
     "no model": (removed("model.onnx"), [], "names, 'model.onnx' in 'llm', cannot be read: it is not there"),
     "no tokenizer": (removed("tokenizer.json"), [], "the folder 'llm' has no tokenizer.json"),
-    "no template": (removed("chat_template.jinja"), [], "give --template FILE, or --template none"),
-    "broken template": (template("{% for"), [], "is no Jinja template"),
-    "changing template": (template(CHANGES), [], "changes what stands before the answer in message 2"),
+    "no template": (removed("chat_template.jinja"), [], "add --template FILE, or --template none"),
+    "broken template": (template("{% for"), [], "is not a valid Jinja template"),
+    "changing template": (template(CHANGES), [], "changes the text before the answer in message 2"),
     "refusing template": (template("{{ raise_exception('no') }}"), [], "line 1 of 'chat.jsonl': the chat template"),
     "no data": (removed("../chat.jsonl"), [], "the data 'chat.jsonl' is not there"),
     "2 GB": (two_gigabytes, [], "has 2.0 GiB, and the rows are held in memory"),
@@ -140,33 +140,33 @@ WRONG: dict[str, tuple[Callable[[Path], Any], list[str], str]] = {
     "empty answer": (rows({"messages": [USER, {**ANSWER, "content": ""}]}), [], "message 2 is an empty answer"),
     "other columns": (rows({"q": "a", "a": "b"}), [], "--column prompt=question --column completion=answer"),
     "wrong column": (lambda llm: None, ["--column", "prompt=q"], "line 1 of 'chat.jsonl' has no column 'q'"),
-    "preferences": (rows({"chosen": "a", "rejected": "b"}), [], "holds preferences"),
-    "messages as they stand": (lambda llm: None, ["--template", "none"], "leave --template none out"),
-    "too long": (lambda llm: None, ["--length", "20"], "--long drop to leave them out"),
-    "fewer words": (other_words, [], "has 70 tokens, and the model 98"),
-    "more words": (more_words, [], "line 2 of 'chat.jsonl' has a token of the number 98, and the model knows 98"),
+    "preferences": (rows({"chosen": "a", "rejected": "b"}), [], "contains preferences"),
+    "messages as they stand": (lambda llm: None, ["--template", "none"], "omit --template none"),
+    "too long": (lambda llm: None, ["--length", "20"], "--long drop to drop them"),
+    "fewer words": (other_words, [], "has 70 tokens, but the model 98"),
+    "more words": (more_words, [], "line 2 of 'chat.jsonl' has the token id 98, but the model's vocabulary has 98"),
     "int4 without scales": (without_scales, [], "scales"),
     "no language model": (no_language_model, [], "no inputs for a past, a mask or positions"),
-    "full folder": (full, [], "'tuned' is no empty folder; give another one, or --resume"),
-    "nothing to go on": (lambda llm: None, ["--resume"], "'tuned' has no run to go on with"),
+    "full folder": (full, [], "'tuned' is not an empty folder; pass another one, or --resume"),
+    "nothing to go on": (lambda llm: None, ["--resume"], "'tuned' has no run to resume"),
     "no such layer": (lambda llm: None, ["--target", "*nothing*"], "*nothing*"),
     "truncated model": (cut_in_half, [], "llm/model.onnx"),
     "text as a model": (lambda llm: (llm / "model.onnx").write_text("text"), [], "llm/model.onnx"),
-    "broken tokenizer": (lambda llm: (llm / "tokenizer.json").write_text("{"), [], "is no tokenizer"),
+    "broken tokenizer": (lambda llm: (llm / "tokenizer.json").write_text("{"), [], "is not a valid tokenizer"),
     "no rows": (lambda llm: Path("chat.jsonl").write_text("\n"), [], "'chat.jsonl' has no rows"),
-    "a file to write to": (lambda llm: Path("tuned").write_text("mine"), [], "'tuned' is no empty folder"),
-    "empty sample": (lambda llm: None, ["--template", "none", "--sample", ""], "leave --template none out"),
-    "long sample": (lambda llm: None, ["--sample", "a" * 200], "and the model takes 128; shorten it"),
-    "nothing to measure on": (rows({"prompt": "a", "completion": "b"}), ["--patience", "1"], "no row is held out"),
+    "a file to write to": (lambda llm: Path("tuned").write_text("mine"), [], "'tuned' is not an empty folder"),
+    "empty sample": (lambda llm: None, ["--template", "none", "--sample", ""], "omit --template none"),
+    "long sample": (lambda llm: None, ["--sample", "a" * 200], "but the context length is 128; shorten it"),
+    "nothing to measure on": (rows({"prompt": "a", "completion": "b"}), ["--patience", "1"], "no rows are held out"),
     "no UTF-8": (lambda llm: Path("chat.jsonl").write_bytes(b'{"text": "\xe9"}\n'), [], "it is not UTF-8"),
     "no samples": (lambda llm: Path("ask.txt").write_text("\n"), ["--sample-file", "ask.txt"], "has no prompts"),
     "no teacher": (lambda llm: None, ["--teacher", "large"], "there is no folder 'large'"),
     "other teacher": (other_teacher, ["--teacher", "large"], "has another tokenizer"),
     "temperature": (lambda llm: None, ["--temperature", "2"], "temperature belongs to a teacher"),
-    "no memory": (lambda llm: None, ["--memory", "100MB"], "it takes at least"),
+    "no memory": (lambda llm: None, ["--memory", "100MB"], "are required, with"),
     "memory": (lambda llm: None, ["--memory", "much"], "memory is 'much'; it should be a number of bytes"),
     "held out": (lambda llm: None, ["--held-out", "1.5"], "--held-out is 1.5; it should be a number of at least 0"),
-    "share": (lambda llm: None, ["--teacher-share", "0.1"], "leave --teacher-share out, or give --teacher"),
+    "share": (lambda llm: None, ["--teacher-share", "0.1"], "omit --teacher-share, or add --teacher"),
     "rank": (lambda llm: None, ["--rank", "0"], "--rank is 0; it should be a whole number of at least 1"),
 }
 
@@ -184,7 +184,7 @@ def test_wrong_inputs(case: str, llm: Path, cli: Cli) -> None:
 
 def test_where_to_write_is_asked_for(llm: Path, cli: Cli) -> None:
     ran = cli("finetune", "llm", "--data", "chat.jsonl")
-    assert ran.code == 2 and "give -o FOLDER" in ran.err
+    assert ran.code == 2 and "add -o FOLDER" in ran.err
 
 
 # --- answers ------------------------------------------------------------------------------------------------------
@@ -217,23 +217,27 @@ def nothing(llm: Path) -> None:
 
 WRONG_TO_ASK: dict[str, tuple[Callable[[Path], Any], list[str], str]] = {
     "no folder": (lambda llm: llm.rename("gone"), [], "there is no folder 'llm'"),
-    "a file": (lambda llm: (llm.rename("gone"), Path("llm").write_text("text")), [], "'llm' is a file, and no .onnx"),
+    "a file": (
+        lambda llm: (llm.rename("gone"), Path("llm").write_text("text")),
+        [],
+        "'llm' is a file, but not an .onnx",
+    ),
     "text as a model": (written("model.onnx", "text"), [], "cannot be read (its protobuf does not parse"),
     "half a model": (cut_in_half, [], "cannot be read (its protobuf does not parse"),
     "no language model": (no_language_model, [], "one input of tokens [batch, length] is expected"),
-    "refused by onnxruntime": (unknown_operator, [], "onnxruntime refuses the model 'llm/model.onnx'"),
-    "no data beside it": (without_its_data, [], "onnxruntime refuses the model 'llm/model.onnx'"),
-    "broken tokenizer": (written("tokenizer.json", "{"), [], "'llm/tokenizer.json' is no tokenizer"),
+    "refused by onnxruntime": (unknown_operator, [], "onnxruntime rejects the model 'llm/model.onnx'"),
+    "no data beside it": (without_its_data, [], "onnxruntime rejects the model 'llm/model.onnx'"),
+    "broken tokenizer": (written("tokenizer.json", "{"), [], "'llm/tokenizer.json' is not a valid tokenizer"),
     "broken description": (written("genai_config.json", "{"), [], "'llm/genai_config.json' cannot be read"),
-    "broken template": (template("{% for"), [], "is no Jinja template"),
+    "broken template": (template("{% for"), [], "is not a valid Jinja template"),
     "no template": (removed("chat_template.jinja"), ["--system", "Be short."], "has no chat template"),
     "top-p": (nothing, ["--top-p", "2"], "--top-p is 2.0; it should be a number above 0 and at most 1"),
     "misspelt option": (nothing, ["--temprature", "1"], "--temperature"),
     "empty prompt": (nothing, ["--template", "none", "--prompt", ""], "a prompt has no token"),
     "empty prompt of a template": (nothing, ["--prompt", ""], "the prompt is empty; write at least a word"),
     "empty prompt after a system": (nothing, ["--system", "Be short.", "--prompt", " "], "the prompt is empty"),
-    "long prompt": (nothing, ["--prompt", "a" * 200], "and the model takes 128; shorten it"),
-    "no adapter": (nothing, ["--adapter", "none.onnx_adapter"], "that `gradgraph finetune` has written"),
+    "long prompt": (nothing, ["--prompt", "a" * 200], "but the context length is 128; shorten it"),
+    "no adapter": (nothing, ["--adapter", "none.onnx_adapter"], "written by `gradgraph finetune`"),
     "text as an adapter": (written("x.onnx_adapter", "text"), ["--adapter", "llm/x.onnx_adapter"], "cannot be read"),
     "broken adapters": (folder_of_adapters, ["--adapter", "peft"], "cannot read an adapter in 'peft'"),
 }
@@ -255,13 +259,13 @@ def test_an_adapter_of_another_model(llm: Path, cli: Cli) -> None:
     gg.surgery.save_adapter(adapted, "one.onnx_adapter")
     ran = cli("generate", "llm", "--prompt", "Hi", "--adapter", "one.onnx_adapter")
     assert ran.code != 0 and len(ran.err.splitlines()) == 1
-    assert "has the tensor 'lm_head.lora_A', and the model has no adapter of that name" in ran.err
-    assert "the base that `gradgraph surgery` makes by its option --switchable" in ran.err
+    assert "has the tensor 'lm_head.lora_A', but the model has no adapter input of that name" in ran.err
+    assert "the base model written by `gradgraph surgery --switchable`" in ran.err
 
 
 def test_each_line_of_the_library_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     log = logging.getLogger("gradgraph.chat")
-    with output.notes(), output.told_by(log.name):
+    with output.notes(), output.printed_log(log.name):
         log.info("it trains")
         log.warning("rows are not packed")
     assert capsys.readouterr().err == "it trains\nnote: rows are not packed\n"

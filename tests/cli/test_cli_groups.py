@@ -90,7 +90,7 @@ def test_weights_are_pruned(cli: Cli) -> None:
     assert cli("build", "model.onnx", "--sparsity", "2:4", "--json").code == 0
     for wrong, says in (
         (["--sparsity", "all"], "a share above 0 and below 1"),
-        (["--sparsity-option", "end=2"], "--sparsity-option says when"),
+        (["--sparsity-option", "end=2"], "--sparsity-option requires --sparsity"),
         (["--sparsity", "0.5", "--sparsity-option", "until=2"], "is none of begin, end"),
     ):
         assert says in cli("build", "model.onnx", *wrong).err

@@ -34,7 +34,7 @@ def test_an_interrupted_run_goes_on(cli: Cli, folder: Path, number: signal.Signa
     _, talk = run.communicate(timeout=60)
     assert run.returncode == code, talk
     assert "Traceback" not in talk
-    advice = re.search(r"go on with: gradgraph (.*)", talk)
+    advice = re.search(r"resume with: gradgraph (.*)", talk)
     assert advice is not None, talk
     resume = shlex.split(advice[1])
     done = int(re.findall(r"epoch (\d+)/\d+: step", talk)[-1])

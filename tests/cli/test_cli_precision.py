@@ -25,7 +25,7 @@ def test_a_run_in_mixed_precision(cli: Cli) -> None:
         assert {t.data_type for t in onnx.load("m.onnx").graph.initializer} <= types
     assert any(t.data_type == 10 for t in onnx.load("m.onnx").graph.initializer)
     refused = cli("export", "step", "-o", "w.safetensors", "--mixed")
-    assert refused.code == 2 and "a file of weights has nothing that --mixed could change" in refused.err
+    assert refused.code == 2 and "--mixed has no effect on a file of weights" in refused.err
 
 
 def test_a_recipe_says_it_under_model(cli: Cli) -> None:
@@ -44,7 +44,7 @@ def test_a_recipe_says_it_under_model(cli: Cli) -> None:
     [
         (["--precision", "fp16"], "there is no precision 'fp16'; did you mean 'float16'?"),
         (["--precision", "16-mixed"], "did you mean 'float16'?"),
-        (["--keep-float32", "Relu"], "add --precision float16 or bfloat16"),
+        (["--keep-float32", "Relu"], "requires --precision float16 or bfloat16"),
     ],
 )
 def test_a_slip_is_named(cli: Cli, words: list[str], says: str) -> None:

@@ -32,7 +32,7 @@ def ok(cli: Cli, *words: str) -> str:
 @pytest.mark.parametrize("size", [1, 5, 32, 100])
 def test_a_model(cli: Cli, size: int) -> None:
     told = ok(cli, "model.onnx", "--data", "held_out.npz", "--batch-size", str(size))
-    assert "not read: 'target'" in told and "wrote predictions.npz: 'logits' of 32 samples" in told
+    assert "ignored: 'target'" in told and "wrote predictions.npz: 'logits' of 32 samples" in told
     found = dict(np.load("predictions.npz"))
     assert list(found) == ["logits"] and found["logits"].dtype == np.float32
     np.testing.assert_allclose(found["logits"], expected(mlp(), arrays(32, seed=2)["x"]), rtol=1e-5, atol=1e-6)
@@ -103,7 +103,7 @@ def test_outputs_of_every_kind(cli: Cli, folder: Path) -> None:
     ok(cli, *words, "--batch-size", "5", "--output", "m", "--output", "i", "-o", "p.csv")
     assert Path("p.csv").read_text().split("\n")[0] == "m[0][0],m[0][1],m[1][0],m[1][1],i"
     for more, says in (
-        (["--batch-size", "8", "--output", "r"], "'r' has another shape in each batch"),
+        (["--batch-size", "8", "--output", "r"], "'r' changes shape between batches"),
         (["--output", "logit"], "the model has no output 'logit'"),
         (["--batch-size", "32", "-o", "p.csv"], "different numbers of rows"),
     ):
@@ -116,13 +116,13 @@ def test_outputs_of_every_kind(cli: Cli, folder: Path) -> None:
     ("words", "code", "says"),
     [
         (["--data", "missing.npz"], 1, "is not there"),
-        (["--data", "other.npz"], 1, "has no 'x', which the model takes; it has 'y'"),
+        (["--data", "other.npz"], 1, "has no 'x', which the model requires; it has 'y'"),
         (["--data", "wide.npz"], 1, "has shape [3, 5]"),
         (["--data", "cut.npz"], 1, "cannot be read"),
         (["--data", "empty.npz"], 1, "the data are empty"),
         (["--data", "held_out.npz", "-o", "p.txt"], 1, "should end in .npz or .csv"),
-        (["--data", "held_out.npz", "-o", "held_out.npz"], 1, "is what the command reads"),
-        (["--data", "held_out.npz", "--checkpoint", "run.ckpt"], 2, "belongs to a step folder"),
+        (["--data", "held_out.npz", "-o", "held_out.npz"], 1, "is an input of this command"),
+        (["--data", "held_out.npz", "--checkpoint", "run.ckpt"], 2, "requires a step folder"),
         (["--data", "held_out.npz", "-o", "-", "--json"], 2, "give one of them"),
     ],
 )

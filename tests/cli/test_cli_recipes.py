@@ -121,7 +121,7 @@ def test_a_recipe_from_stdin(cli: Cli, folder: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     assert cli("train", "-").code == 0
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.replace("train.npz", "-").encode())))
-    assert "both come from stdin" in cli("train", "-").err
+    assert "are both read from stdin" in cli("train", "-").err
     (folder / "piped.toml").write_text(text.replace("train.npz", "-"))
     assert printed(cli, "train", "piped.toml")["data"]["train"] == "-"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((folder / "train.npz").read_bytes())))
@@ -143,7 +143,7 @@ def test_a_recipe_from_stdin(cli: Cli, folder: Path, monkeypatch: pytest.MonkeyP
         ('name = "sgd"', "name = 3", "should be a text"),
         ('metrics = "f1"', "metrics = [1]", "a text or a list of texts"),
         ("options = { momentum = 0.9 }", 'options = "momentum"', "should be a table"),
-        ('[optimizer.groups."last.*"]', "[optimizer.groups]", "should hold tables"),
+        ('[optimizer.groups."last.*"]', "[optimizer.groups]", "should contain tables"),
         ('path = "../model.onnx"', "", "names no model"),
         ('train = "../train.npz"', "", "Missing option '--data'"),
     ],
@@ -154,7 +154,7 @@ def test_a_slip_is_named(cli: Cli, recipe: str, folder: Path, old: str, new: str
     assert ran.code == 2 and says in ran.err and "see 'gradgraph train --help'" in ran.err, ran.err
 
 
-@pytest.mark.parametrize(("content", "says"), [(b"\xff", "is no TOML"), (b"a" * (1 << 21), "larger than 1 MiB")])
+@pytest.mark.parametrize(("content", "says"), [(b"\xff", "is not valid TOML"), (b"a" * (1 << 21), "larger than 1 MiB")])
 def test_what_is_no_recipe(cli: Cli, folder: Path, content: bytes, says: str) -> None:
     (folder / "r.toml").write_bytes(content)
     assert says in cli("train", "r.toml").err

@@ -106,8 +106,8 @@ def test_runs_that_are_not_done_or_damaged(runs: Cli) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("runs", "step"), "holds no run; give the folder"),
-        (("runs", "nowhere"), "holds no run"),
+        (("runs", "step"), "contains no run; give the folder"),
+        (("runs", "nowhere"), "contains no run"),
         (("runs", "runs", "--sort", "val_acuracy"), "did you mean 'val_accuracy'?"),
         (("runs", "runs", "--html", "runs"), "is a folder"),
     ],

@@ -76,7 +76,7 @@ def test_train_reduces_the_rate_on_a_plateau(cli: Cli, folder: Path) -> None:
         ("cosine('a', 10)", "lr is 'a'; it should be a finite number"),
         ("function('nowhere.py:f', 10)", "cannot be imported"),
         ("function('f', 10)", "names no function"),
-        ("reduce_on_plateau", "give it to `gradgraph train`"),
+        ("reduce_on_plateau", "pass it to `gradgraph train`"),
     ],
 )
 def test_a_slip_is_named(cli: Cli, text: str, says: str) -> None:

@@ -53,7 +53,7 @@ def test_several_changes_at_once(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        ((), 2, "nothing is to be changed"),
+        ((), 2, "no change was requested"),
         (("--partly",), 2, "--partly goes with --load"),
         (("--head-name", "top"), 2, "--head-name goes with --new-head"),
         (("--rank", "4"), 2, "--rank goes with --lora"),

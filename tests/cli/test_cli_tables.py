@@ -125,7 +125,7 @@ BAD = {
     "no such model": (["train", "--model", "mpl", "--data", "train.csv"], "not one of 'mlp'"),
     "no such target": (["train", "--model", "mlp", "--data", "train.csv", "--target", "prize"],
                        "no column 'prize'; did you mean 'price'"),
-    "no table": (["train", "--model", "mlp", "--data", "train.npz", "--target", "y"], "'train.npz' is no table"),
+    "no table": (["train", "--model", "mlp", "--data", "train.npz", "--target", "y"], "'train.npz' is not a table"),
     "no such kind": ([*_train("price"), "--column", "town=categories"], "no kind of column 'categories'"),
     "no kind": ([*_train("price"), "--column", "town"], "should be NAME=KIND, such as zip=category"),
     "kinds for nothing": (["train", "model.onnx", "--data", "train.npz", "--column", "a=date"], "add --preprocess"),
@@ -154,7 +154,7 @@ def test_a_run_without_a_folder_goes_on_with_the_data_that_it_began_with_alone(c
     ok(cli, *words, "--resume", "--epochs", "3")
     tables[10:60].to_csv("train.csv", index=False)
     ran = cli(*words, "--resume", "--epochs", "4")
-    assert ran.code == 1 and "the run began with other data, of which its model was made" in ran.err
+    assert ran.code == 1 and "the run began with other data, which its model was made for" in ran.err
 
 
 def test_what_is_exported_is_held_against_the_step(cli: Cli, tables: Any) -> None:

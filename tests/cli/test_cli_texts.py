@@ -77,10 +77,10 @@ def test_a_model_that_lost_its_tokenizer_says_so(texts: Path, cli: Cli) -> None:
     content = kept.read_bytes()
     kept.unlink()
     ran = cli("predict", "a/b.onnx", "--data", "others.csv", "-o", "-")
-    assert ran.code == 1 and "no tokenizer is beside it; add --tokenizer" in ran.err
+    assert ran.code == 1 and "there is no tokenizer next to it; add --tokenizer" in ran.err
     kept.write_bytes(content.replace(b"[UNK]", b"[unk]"))
     ran = cli("predict", "a/b.onnx", "--data", "others.csv", "-o", "-")
-    assert ran.code == 1 and "is another tokenizer than it was trained with" in ran.err
+    assert ran.code == 1 and "is a different tokenizer than it was trained with" in ran.err
     ran = cli("predict", "a/b.onnx", "--data", "others.csv", "-o", "-", "--tokenizer", str(kept))
     assert ran.code == 1 and "the tokenizer is another one than the model was trained with" in ran.err
     assert cli("predict", "a/b.onnx", "--data", "others.csv", "-o", "-", "--tokenizer", "tokenizer.json").code == 0
@@ -108,9 +108,9 @@ def test_a_text_of_more_tokens_than_the_model_has_positions(texts: Path, cli: Cl
 
 
 WRONG = [
-    (("--data", "reviews.csv", "--target", "stars"), "texts become numbers by a tokenizer; add --tokenizer"),
+    (("--data", "reviews.csv", "--target", "stars"), "texts require a tokenizer; add --tokenizer"),
     (("--data", "reviews.csv", "--text", "text=review"), "no tokenizer is given; add --tokenizer"),
-    (("--data", "reviews.csv", "--tokenizer", "reviews.csv"), "is no tokenizer"),
+    (("--data", "reviews.csv", "--tokenizer", "reviews.csv"), "is not a valid tokenizer"),
     (
         ("--data", "reviews.csv", "--tokenizer", "tokenizer.json", "--text", "txt=a"),
         "--text has no 'txt'; did you mean",

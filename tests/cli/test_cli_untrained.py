@@ -58,7 +58,7 @@ def test_without_a_run_the_weights_are_asked_for(cli: Cli) -> None:
         assert not Path("p.npz").exists() and cli(name, "step", "--untrained", *TAKE_A_CHECKPOINT[name]).code == 0
     assert "as they were before training" in cli("export", "step", "-o", "w.safetensors").err
     refused = cli("predict", "model.onnx", "--untrained", *DATA)
-    assert refused.code == 2 and "--untrained belongs to a step folder" in refused.err
+    assert refused.code == 2 and "--untrained requires a step folder" in refused.err
 
 
 def test_a_trainer_of_such_a_folder_warns(cli: Cli, caplog: pytest.LogCaptureFixture) -> None:

@@ -86,7 +86,7 @@ def test_check_lists_them(as_json: bool, cli: Cli, tmp_path: Path) -> None:
     onnx.save(ALL_WRONG, tmp_path / "m.onnx")
     ran = cli("check", str(tmp_path / "m.onnx"), *(["--json"] if as_json else []))
     assert ran.code == 1
-    assert f"{len(WORDS)} things keep the gradients" in ran.err
+    assert f"{len(WORDS)} problems prevent computing the gradients" in ran.err
     assert all(f"node '{name}'" in ran.err for name in WORDS)
     if as_json:
         found = json.loads(ran.out)["findings"]

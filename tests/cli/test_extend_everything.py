@@ -178,7 +178,7 @@ def toy() -> None:
     ("register", "error", "says"),
     [
         (lambda: extend.loss("mse")(a_loss), BuildError, "there is a loss 'mse' already"),
-        (lambda: extend.loss("my loss")(a_loss), BuildError, "'my loss' is no name of a loss"),
+        (lambda: extend.loss("my loss")(a_loss), BuildError, "'my loss' is not a valid name of a loss"),
         (lambda: extend.loss("mine")(no_options), BuildError, "mine has no argument reduction"),
         (lambda: extend.loss("mine")(3), ArgumentError, "the loss is 3; it should be a function"),
         (lambda: extend.metric()(no_options), BuildError, "no_options must have prediction, target and mask"),
@@ -234,4 +234,4 @@ def test_an_installed_extension_is_on_the_command_line(tmp_path: Path) -> None:
     path = os.pathsep.join([str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")])
     ran = subprocess.run(words, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
     assert (ran.returncode, '"name": "outside"' in ran.stdout) == (0, True), ran.stderr
-    assert "the extension broken (missing_module) was left out: No module named" in ran.stderr
+    assert "could not load the extension broken (missing_module): No module named" in ran.stderr

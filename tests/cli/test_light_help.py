@@ -36,9 +36,9 @@ def test_names_of_other_packages_are_told(monkeypatch: pytest.MonkeyPatch) -> No
 
     kind = Listed("losses:LOSSES", "none")
     monkeypatch.setitem(LOSSES, "of_a_stranger", LOSSES["mse"])
-    assert {"of_a_stranger", "mse", "none"} <= {*kind.told()}
+    assert {"of_a_stranger", "mse", "none"} <= {*kind.listed()}
     monkeypatch.delitem(sys.modules, "gradgraph.losses")
-    assert "of_a_stranger" not in kind.told() and {"mse", "none"} <= {*kind.told()}
+    assert "of_a_stranger" not in kind.listed() and {"mse", "none"} <= {*kind.listed()}
     monkeypatch.setitem(sys.modules, "gradgraph.losses", gg.losses)
     monkeypatch.setattr("gradgraph.cli.choices.metadata.entry_points", lambda group: ["a point of " + group])
-    assert "of_a_stranger" in kind.told()
+    assert "of_a_stranger" in kind.listed()

@@ -70,10 +70,10 @@ def test_names_may_be_typed_as_calls() -> None:
     assert step.manifest.optimizer["arguments"]["momentum"] == 0.9
     with pytest.raises(BuildError, match=r"the loss focal has no argument 'gama'; did you mean 'gamma'"):
         gg.build(mlp(), "focal(gama=3)")
-    with pytest.raises(BuildError, match=r"is no optimizer; write a name, or a call such as 'adamw\(1e-3\)'"):
+    with pytest.raises(BuildError, match=r"is not a valid optimizer; write a name, or a call such as 'adamw\(1e-3\)'"):
         gg.build(mlp(), "mse", "sgd(0.1")
     assert gg.optim.recipes.RECIPES.typed("sgd(0.1, momentum=0.9)").arguments["lr"] == 0.1
-    with pytest.raises(BuildError, match="is no loss; write a name"):
+    with pytest.raises(BuildError, match="is not a valid loss; write a name"):
         LOSSES.typed("mse('mean', 1)")
 
 

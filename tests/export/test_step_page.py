@@ -149,10 +149,10 @@ def test_from_the_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert ["memory for", "batch=4"] in data["facts"]
     for wrong in (["--html", str(page), "--profile"], timed, ["--html", str(page), "--data", "train.npz"]):
         assert command(["inspect", str(step), *wrong]) == 2
-        assert "give --html, --profile and --data together" in capsys.readouterr().err
+        assert "requires --html and --data; give all three" in capsys.readouterr().err
     onnx.save(exported("residual", "batch"), tmp_path / "model.onnx")
     assert command(["inspect", str(tmp_path / "model.onnx"), "--html", str(page), *timed]) == 2
-    assert "only a step is timed" in capsys.readouterr().err
+    assert "--profile requires a step" in capsys.readouterr().err
     assert command(["inspect", str(tmp_path / "model.onnx"), "--html", str(page), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"page": str(page)}
 
@@ -171,7 +171,7 @@ def test_sizes_of_every_open_dimension_are_said_in_the_shell(
     assert peaks[1] > 20 * peaks[0]
     page = tmp_path / "page.html"
     assert command(["inspect", folder, "--batch-size", "8", "--html", str(page)]) == 0
-    assert "'time' is taken as 1; say --size time=" in capsys.readouterr().err
+    assert "'time' is assumed to be 1; set --size time=" in capsys.readouterr().err
     assert ["memory for", "batch=8, time=1"] in data_in(page)["facts"]
     assert command(["inspect", folder, "--size", "tme=8"]) == 1
     assert "did you mean 'time'" in capsys.readouterr().err

@@ -308,7 +308,7 @@ def loads_annotations(folder: Path, text: str) -> Iterator[Callable[[], object]]
 
 
 def tokenizer_in(folder: Path) -> Any:
-    pytest.importorskip("tokenizers", reason="texts are read by tokenizers")
+    pytest.importorskip("tokenizers", reason="texts require tokenizers")
     from tests.kit import tiny_bert
 
     return json.loads(tiny_bert.tokenizer(folder / "tokenizer.json", left=True).read_text())

@@ -307,7 +307,7 @@ def test_what_cannot_be_learnt_is_said() -> None:
         fit(frame, "prize")
     with pytest.raises(ArgumentError, match=r"table is 'train.csv'; it should be a DataFrame .*read_csv"):
         fit("train.csv", "y")
-    with pytest.raises(DataError, match="'y', which is to be predicted, has 2 missing values"):
+    with pytest.raises(DataError, match="target column 'y' has 2 missing values"):
         fit(frame.assign(y=[None, np.nan, *range(18)]), "y")
     with pytest.raises(BuildError, match="there is no kind of column 'categories'; did you mean 'category'"):
         fit(frame, "y", {"town": "categories"})
@@ -323,7 +323,7 @@ def test_a_model_of_another_size_is_told_what_is_made() -> None:
     plan, frame = _plan()
     trainer = gg.Trainer(gg.build(gg.frontend.export(nn.Linear(3, 1), {"x": ("batch", 3)}), loss="mse"), device="cpu")
     trainer.names = gg.DataNames(preprocess=plan)
-    with pytest.raises(DataError, match=r"makes 4 numbers .* \('age', 'town=Bonn'.*'x' of the model takes 3"):
+    with pytest.raises(DataError, match=r"computes 4 features .* \('age', 'town=Bonn'.*'x' of the model takes 3"):
         trainer.fit(frame, progress=False)
 
 
@@ -392,7 +392,7 @@ def test_a_run_that_begins_keeps_its_preprocessing() -> None:
     with pytest.raises(DataError, match="the table lacks the column 'town'"):
         trainers[0].fit(frame.rename(columns={"town": "city"}), progress=False)
     trainers[1].names = gg.DataNames(preprocess=fit(frame[:10], "y"))
-    with pytest.raises(DataError, match="prepared with another preprocessing"):
+    with pytest.raises(DataError, match="prepared with a different preprocessing"):
         trainers[0].fit(trainers[1].prepare(frame), progress=False)
 
 

@@ -75,7 +75,7 @@ def test_columns_that_look_like_dates_are_dates(text: str) -> None:
     ("values", "why"),
     [
         (["05/06/2024", "01/02/2020"], "may be the day or the month"),
-        (["31/12/2024", "12/31/2024"], "in row 1, which is no date of the form"),
+        (["31/12/2024", "12/31/2024"], "in row 1, which is not a date of the form"),
         (["2024-05-31", "soon", "later"], r"'soon' in row 1 \(and 1 more like it\)"),
         (["2024-05-31 12:00", "2024-05-31 12:00Z"], "row"),
         (["2024-02-30"], "row 0"),
@@ -87,7 +87,7 @@ def test_dates_that_cannot_be_read_in_training_are_refused(values: list[str], wh
 
 
 def test_dayfirst_against_the_data_is_refused() -> None:
-    with pytest.raises(DataError, match="in another order than dayfirst says"):
+    with pytest.raises(DataError, match="contradicts dayfirst"):
         fit({"d": ["12/31/2024"]}, kinds={"d": {"kind": "date", "dayfirst": True}})
 
 
@@ -178,7 +178,7 @@ def test_targets_of_objects_are_what_they_are_typed(values: list[Any]) -> None:
 
 @pytest.mark.parametrize("dates", [["2024-05-31", "2024-06-01"] * 10, pd.to_datetime(["2024-05-31", "2024-06-01"])])
 def test_targets_of_dates_are_refused(dates: Any) -> None:
-    with pytest.raises(DataError, match="'y', which is to be predicted, holds dates"):
+    with pytest.raises(DataError, match="target column 'y' contains dates"):
         fit({"x": np.arange(float(len(dates))), "y": dates}, "y")
 
 
@@ -289,7 +289,7 @@ def test_times_with_am_and_pm(text: str, hour: int, minute: int) -> None:
 @pytest.mark.parametrize("text", ["13:05 PM", "0:05 AM", "10 PM"])
 def test_what_is_no_time_of_half_a_day_is_refused(text: str) -> None:
     plan = fit({"d": ["31 Oct 2024 10:00", "1 Aug 2020 3:00 PM"]})
-    with pytest.raises(DataError, match=r"column 'd' .* in row 1, which is no date of the form D MON YYYY"):
+    with pytest.raises(DataError, match=r"column 'd' .* in row 1, which is not a date of the form D MON YYYY"):
         plan.feeds({"d": ["1 Aug 2022", f"1 Aug 2022 {text}"]})
 
 
@@ -326,7 +326,7 @@ def test_targets_of_durations_are_refused(values: Any) -> None:
 
 def test_whole_numbers_in_text_are_said(caplog: pytest.LogCaptureFixture) -> None:
     fit({"zip": ["01234", "90210", "10001"], "n": ["12", "7", "9"], "y": [0.0, 1.5, 2.0]}, "y")
-    assert "'n' is read as text, since it holds numbers as text, such as '12'" in caplog.text
+    assert "'n' is read as text, since it contains numbers as text, such as '12'" in caplog.text
     assert "'zip'" not in caplog.text
     caplog.clear()
     fit({"x": [0.0, 1.5, 2.0], "y": ["0", "9", "9"]}, "y")  # classes

@@ -196,7 +196,7 @@ def test_one_metric_may_be_given_by_its_name() -> None:
 
 def test_two_arrays_in_a_row_are_told_how_to_be_one_argument() -> None:
     trainer = gg.Trainer(gg.build(MODEL), device="cpu")
-    said = r"batch_size must be .*, but is an array of shape \[64\]; give inputs and targets as one argument"
+    said = r"batch_size must be .*, but is an array of shape \[64\]; pass inputs and targets as one argument"
     with pytest.raises(DataError, match=said):
         trainer.prepare(DATA["x"], DATA["target"])
     trainer.prepare((DATA["x"], DATA["target"]))

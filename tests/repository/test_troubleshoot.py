@@ -36,7 +36,7 @@ EXCEPTIONS = {
     "gradgraph/runtime/data/batch.py: '<spec>' takes text": "a Trainer is what `gradgraph train` uses, too",
     "gradgraph/files/external.py: tensor '": "commands give paths",
     "gradgraph/step/data_names.py: the metadata '": "keys of metadata have such names",
-    "gradgraph/chat/chat_batches.py: chat data give tokens": "finetune builds the step itself",
+    "gradgraph/chat/chat_batches.py: chat data provide tokens": "finetune builds the step itself",
     "gradgraph/building/metric_columns.py: the metric '<column>' returned": "functions are in Python only",
 }
 # who hands on a sentence that others have made

@@ -278,9 +278,9 @@ TABLE = {"train": DATA, "test": DATA}
         (lambda: gg.build(mlp(), foreign("torch", "Module")), "the loss is a MyModule"),
         (lambda: gg.build(mlp(), metrics=foreign("torchmetrics", "Accuracy")), "the metric is a MyAccuracy"),
         (lambda: gg.build(mlp(), metrics="AUROC"), "did you mean 'roc_auc'"),
-        (lambda: fit(TABLE), "which look like splits; give one of them, such as data['train']"),
+        (lambda: fit(TABLE), "which look like splits; pass one of them, such as data['train']"),
         (lambda: fit({"x": DATA["x"], "labels": DATA["target"]}),
-         "takes no 'labels', and 'target' is missing; rename it, or build the step with target_name='labels'"),
+         "has no input 'labels', and 'target' is missing; rename it, or build the step with target_name='labels'"),
         (lambda: fit({"x": DATA["x"], "y": DATA["target"]}), "target_name='y'"),
         (lambda: fit(DATA, learning_rate=foreign("torch", "LRScheduler")), "gradgraph.optim.cosine(…)"),
         (lambda: fit(x=DATA["x"], y=DATA["target"]), "Trainer.fit has no argument 'x'; did you mean 'data'?"),
@@ -303,9 +303,7 @@ def test_a_text_column_is_named() -> None:
     pandas = pytest.importorskip("pandas")
     columns = {name: DATA["x"][:, i] for i, name in enumerate("abcd")}
     table = pandas.DataFrame({**columns, "c": ["red"] * 32, "target": DATA["target"]})
-    with pytest.raises(
-        GradgraphError, match=r"the column 'c' holds .*, not numbers; encode it as numbers, or leave it out"
-    ):
+    with pytest.raises(GradgraphError, match=r"the column 'c' holds .*, not numbers; encode it as numbers, or drop it"):
         fit(table)
 
 

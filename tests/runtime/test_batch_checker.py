@@ -43,26 +43,26 @@ NAN[5, 2] = np.nan
 
 
 BAD: dict[str, tuple[Any, str]] = {
-    "missing": (without("z"), "'z' is missing; the step takes 'x', 'z', 'target'"),
-    "misspelt": ({**without("target"), "targets": DATA["target"]}, "takes no 'targets'; did you mean 'target'?"),
-    "several are missing": ({}, "'x', 'z', 'target' are missing; the step takes 'x', 'z', 'target'"),
-    "extra": (batch(weights=1), "takes no 'weights'; there is x, z, target"),
-    "too few": ((DATA["x"],), "the batch has 1 parts, but the step takes 3 (x, z, target)"),
-    "columns": (batch(x=DATA["x"][:, :3]), "'x' has shape [10, 3], but the step takes [batch, 4]"),
-    "rank": (batch(x=DATA["x"][:, :, None]), "'x' has shape [10, 4, 1], but the step takes [batch, 4]"),
+    "missing": (without("z"), "'z' is missing; the step expects 'x', 'z', 'target'"),
+    "misspelt": ({**without("target"), "targets": DATA["target"]}, "has no input 'targets'; did you mean 'target'?"),
+    "several are missing": ({}, "'x', 'z', 'target' are missing; the step expects 'x', 'z', 'target'"),
+    "extra": (batch(weights=1), "has no input 'weights'; there is x, z, target"),
+    "too few": ((DATA["x"],), "the batch has 1 entries, but the step expects 3 (x, z, target)"),
+    "columns": (batch(x=DATA["x"][:, :3]), "'x' has shape [10, 3], but the step expects [batch, 4]"),
+    "rank": (batch(x=DATA["x"][:, :, None]), "'x' has shape [10, 4, 1], but the step expects [batch, 4]"),
     "rows": (batch(z=DATA["z"][:7]), "'batch' is 10 in 'x' but 7 in 'z'"),
     "empty": ({n: a[:0] for n, a in DATA.items()}, "'x' is empty"),
-    "float labels": (batch(target=DATA["target"] * 1.0), "'target' is float64, but the step takes int64"),
-    "complex": (batch(x=DATA["x"] * 1j), "'x' is complex64, but the step takes float32"),
-    "text": (batch(x=np.array(["a"] * 10)), "'x' is <U1, but the step takes float32"),
+    "float labels": (batch(target=DATA["target"] * 1.0), "'target' is float64, but the step expects int64"),
+    "complex": (batch(x=DATA["x"] * 1j), "'x' is complex64, but the step expects float32"),
+    "text": (batch(x=np.array(["a"] * 10)), "'x' is <U1, but the step expects float32"),
     "object": (batch(x=object()), "'x' is a object, which NumPy cannot read"),
     "label": (
         batch(target=LABELS),
-        "holds the label 12 in row 3, but labels go from 0 to 2; number classes from 0, or name",
+        "contains the label 12 in row 3, but labels range from 0 to 2; number classes from 0, or name",
     ),
-    "negative label": (batch(target=DATA["target"] * 0 - 1), "holds the label -1 in row 0"),
+    "negative label": (batch(target=DATA["target"] * 0 - 1), "contains the label -1 in row 0"),
     "too large": (batch(x=np.full((10, 4), 1e300)), "'x' has values too large for float32"),
-    "nan": (batch(x=NAN), "'x' holds nan in row 5 at [2]"),
+    "nan": (batch(x=NAN), "'x' contains nan in row 5 at [2]"),
     "ortvalue": (batch(x=ort.OrtValue.ortvalue_from_numpy(np.zeros((10, 4)))), "'x' is an OrtValue of tensor(double)"),
     "ortvalue rows": (
         batch(x=ort.OrtValue.ortvalue_from_numpy(np.zeros((3, 4), np.float32))),
@@ -93,7 +93,7 @@ def test_ignored_labels(labels: list[int], ok: bool) -> None:
     if ok:
         check(np.array(labels))
         return
-    with pytest.raises(DataError, match=r"holds the label|every label"):
+    with pytest.raises(DataError, match=r"contains the label|every label"):
         check(np.array(labels))
 
 
@@ -117,17 +117,17 @@ def test_conversions(have: str, want: str, ok: bool) -> None:
     if ok:
         assert check({"x": value})["x"].tolist() == [0, 1]
         return
-    with pytest.raises(DataError, match=rf"is {have}, but the step takes {want}"):
+    with pytest.raises(DataError, match=rf"is {have}, but the step expects {want}"):
         check({"x": value})
 
 
 def test_integers_that_do_not_fit() -> None:
-    with pytest.raises(DataError, match="int32 cannot hold"):
+    with pytest.raises(DataError, match="int32 cannot represent"):
         BatchChecker([TensorSpec("x", "int32", ("N",))])({"x": np.array([2**40])})
 
 
 def test_text_cannot_be_bound() -> None:
-    with pytest.raises(DataError, match="'x' takes text, which a Trainer cannot bind"):
+    with pytest.raises(DataError, match="'x' is text, which a Trainer cannot bind"):
         BatchChecker([TensorSpec("x", "str", ("N",))])({"x": np.array(["a", "b"])})
 
 

@@ -103,7 +103,7 @@ def test_folders_whose_names_are_no_text_are_no_classes(tmp_path: Path) -> None:
         folder = _folder(tmp_path / "odd", ["b\udcff", "cat"])
     except OSError:
         pytest.skip("this file system has UTF-8 names only")
-    with pytest.raises(DataError, match=r"has the folders 'b\\udcff', whose names are no UTF-8; rename them"):
+    with pytest.raises(DataError, match=r"has the folders 'b\\udcff', whose names are not valid UTF-8; rename them"):
         _fitted(folder)
 
 

@@ -163,13 +163,15 @@ def test_levels_are_those_of_pillow_or_scaled(kind: str, mode: str) -> None:
 def test_floats_beyond_one_are_refused(levels: list[float], tmp_path: Path) -> None:
     (tmp_path / "f").mkdir()
     Image.fromarray(np.array([levels] * 2, np.float32)).save(tmp_path / "f" / "a.tif")
-    with pytest.raises(DataError, match=r"has levels from .* whose range is not known; save it as grey or RGB"):
+    with pytest.raises(
+        DataError, match=r"has levels from .* whose range is unknown; save it as 8- or 16-bit grey or RGB"
+    ):
         gg.image_folder(tmp_path)[0]
 
 
 def test_channels_that_pillow_cannot_convert_are_refused(tmp_path: Path) -> None:
     Image.frombytes("LAB", (2, 2), bytes(12)).save(tmp_path / "a.tif")
-    with pytest.raises(DataError, match="has channels of Pillow's mode LAB, whose range is not known"):
+    with pytest.raises(DataError, match="has channels of Pillow's mode LAB, whose range is unknown"):
         gg.image_folder(tmp_path)[0]
 
 
@@ -233,7 +235,7 @@ def test_a_file_of_several_pictures_is_refused(kind: str) -> None:
     if kind == "MPO":  # of a phone, whose others are depth or brightness
         assert np.asarray(opened(made.getvalue(), "a")).shape == (6, 4, 3)
         return
-    with pytest.raises(DataError, match="'a' holds several pages or frames"):
+    with pytest.raises(DataError, match="'a' has several pages or frames"):
         opened(made.getvalue(), "a")
 
 

@@ -132,8 +132,12 @@ def test_bytes_in_the_order_of_opencv(photos: Path, mean: Any, tmp_path: Path) -
 def test_grey_images_and_bytes_have_no_order_and_no_scale(photos: Path) -> None:
     grey = TensorSpec("x", "float32", ("n", 1, 12, 12))
     for spec, form, says in (
-        (grey, {"order": "BGR"}, "takes grey images, which have no order of channels"),
-        (TensorSpec("x", "uint8", ("n", 3, 12, 12)), {"scale": 2.0}, "takes bytes, which have no mean, std and scale"),
+        (grey, {"order": "BGR"}, "accepts grey images, to which the order of channels does not apply"),
+        (
+            TensorSpec("x", "uint8", ("n", 3, 12, 12)),
+            {"scale": 2.0},
+            "accepts bytes, to which mean, std and scale do not apply",
+        ),
     ):
         with pytest.raises(DataError, match=says):
             next(gg.image_folder(photos, **form).load(iter([[0]]), {"x": spec}, ()))
@@ -240,9 +244,9 @@ def cut(path: Path) -> None:
 
 
 BROKEN = {
-    "cut": (cut, "is no image that can be read"),
-    "text": (lambda path: path.write_text("no image"), "is no image that can be read"),
-    "empty": (lambda path: path.write_bytes(b""), "is no image that can be read"),
+    "cut": (cut, "is not a readable image"),
+    "text": (lambda path: path.write_text("no image"), "is not a readable image"),
+    "empty": (lambda path: path.write_bytes(b""), "is not a readable image"),
     "huge": (huge, "has 9000 × 8000 pixels, more than 64,000,000; scale it down"),
 }
 
@@ -263,14 +267,14 @@ def test_a_broken_image_is_named(photos: Path, kind: str) -> None:
         (lambda p: gg.image_folder(p, size=(0, 3)), "it should be a height and a width above zero"),
         (lambda p: gg.image_folder(p, layout="CHW"), 'it should be "NCHW" or "NHWC"'),
         (lambda p: trainer(classifier("height")).fit(gg.image_folder(p, shorter=8), progress=False),
-         "need a size that is cut out of them, and 'x' leaves it open"),
+         "requires a crop size, but that of 'x' is dynamic"),
         (lambda p: gg.image_folder(p, order="GBR"), 'it should be "RGB" or "BGR"'),
         (lambda p: gg.image_folder(p, scale=0), "it should be a number above zero"),
         (lambda p: trainer().fit(gg.image_folder(p, size=(8, 8)), progress=False), "do not fit"),
         (lambda p: trainer().fit(gg.image_folder(p, mean=(0.5,)), progress=False), "mean has 1 numbers"),
-        (lambda p: trainer(classifier("height")).fit(p, progress=False), "one size, as image_folder"),
-        (lambda p: trainer(classifier(classes=2)).fit(p, progress=False), "labels go from 0 to 1"),
-        (lambda p: trainer().fit(p / "dog", progress=False), "has no folder for each class"),
+        (lambda p: trainer(classifier("height")).fit(p, progress=False), "resize all images, as image_folder"),
+        (lambda p: trainer(classifier(classes=2)).fit(p, progress=False), "labels range from 0 to 1"),
+        (lambda p: trainer().fit(p / "dog", progress=False), "has no class subfolders"),
         (lambda p: trainer().fit(gg.image_folder(p, augment=lambda image, rng: image / 255), progress=False),
          "augment returned float64"),
     ],
@@ -365,7 +369,7 @@ def test_from_a_recipe(cli: Cli, photos: Path) -> None:
     [
         (["--data", "photos", "--image", "sise=[8,8]"], "--image has no 'sise'; did you mean 'size'?"),
         (["--data", "photos", "--image", "size=8"], "it should be a height and a width"),
-        (["--data", "model.onnx", "--image", "size=[8,8]"], "holds no images"),
+        (["--data", "model.onnx", "--image", "size=[8,8]"], "contains no images"),
     ],
 )
 def test_a_slip_on_the_command_line(cli: Cli, words: list[str], says: str) -> None:

@@ -99,11 +99,11 @@ def test_padding_changes_no_gradient() -> None:
 
 
 BAD = {
-    "no dict": ([(1, 2)], {"ids": 0}, "a sample is .*, and the step takes 'ids'"),
-    "a part that is missing": ([{"x": [1]}], {"ids": 0}, "a sample has 'x', and the step takes 'ids'"),
+    "no dict": ([(1, 2)], {"ids": 0}, "a sample is .*, but the step expects 'ids'"),
+    "a part that is missing": ([{"x": [1]}], {"ids": 0}, "a sample has 'x', but the step expects 'ids'"),
     "two ranks": ([{"ids": [1]}, {"ids": [[1]]}], {"ids": 0}, r"different shapes \(\(1,\) and \(1, 1\)\)"),
-    "no fill": ([{"ids": [1]}, {"ids": [1, 2]}], {}, r"say what fills them up: fill=\{'ids': 0\}"),
-    "a fraction": ([{"ids": [1]}, {"ids": [1, 2]}], {"ids": 0.5}, r"'ids' is int64, which does not hold 0\.5"),
+    "no fill": ([{"ids": [1]}, {"ids": [1, 2]}], {}, r"set its padding value: fill=\{'ids': 0\}"),
+    "a fraction": ([{"ids": [1]}, {"ids": [1, 2]}], {"ids": 0.5}, r"'ids' is int64, which cannot represent 0\.5"),
 }
 
 

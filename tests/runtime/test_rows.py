@@ -136,13 +136,13 @@ def test_batches_that_must_be_looked_at_are_gathered_beforehand(change: Any, tmp
 def test_inputs_that_are_to_be_checked_are() -> None:
     data = handmade.points(64)
     data["x"][40, 1] = np.nan
-    with pytest.raises(DataError, match=r"^batch \d of epoch 1: 'x' holds nan in row"):
+    with pytest.raises(DataError, match=r"^batch \d of epoch 1: 'x' contains nan in row"):
         trainer(check_inputs=True).fit(data, batch_size=16, progress=False)
 
 
 def test_wrong_data_are_named_as_ever() -> None:
     data = handmade.points(64)
-    with pytest.raises(DataError, match=r"^batch 0 of epoch 1: 'x' has shape \[16, 9\], but the step takes"):
+    with pytest.raises(DataError, match=r"^batch 0 of epoch 1: 'x' has shape \[16, 9\], but the step expects"):
         trainer().fit({**data, "x": np.zeros((64, 9), np.float32)}, batch_size=16, progress=False)
 
 

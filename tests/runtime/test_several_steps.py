@@ -473,7 +473,7 @@ def test_the_pattern() -> None:
             "there is no step 'generater'; did you mean 'generator'",
         ),
         (lambda t: t.step(3, IMAGES), ArgumentError, "the name of a step is 3; it should be text"),
-        (lambda t: t.step("generator", {"x": 1}), DataError, "the step takes no 'x'"),
+        (lambda t: t.step("generator", {"x": 1}), DataError, "the step has no input 'x'"),
         (lambda t: t.step("generator", IMAGES, learning_rate=1.0), UnknownNameError, "takes no hyperparameter"),
         (lambda t: t.fit(IMAGES, steps="gan"), UnknownNameError, "there is no step 'gan'"),
         (lambda t: t.fit(IMAGES, every={"generator": 0}), DataError, "whole number above zero, but is 0"),

@@ -138,7 +138,7 @@ def test_large_arrays_stay_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     wrong[7] = 3
     np.save(folder / "target.npy", wrong)
     monkeypatch.setattr(data, "LABEL_ROWS", 3)
-    with pytest.raises(DataError, match="'target' holds the label 3 in row 7"):
+    with pytest.raises(DataError, match="'target' contains the label 3 in row 7"):
         as_source(folder, checker(), Order(4))
 
 
@@ -151,7 +151,7 @@ def test_a_batch_that_lacks_inputs_is_never_usual(before: str, given: list[str])
     if before != "nothing":
         held = ort.OrtValue.ortvalue_from_numpy(part["x"]) if before == "values of the runtime" else part["x"]
         t.step({**part, "x": held})
-    with pytest.raises(DataError, match="missing; the step takes"):
+    with pytest.raises(DataError, match="missing; the step expects"):
         t.step({name: part[name] for name in given})
 
 
@@ -186,7 +186,7 @@ NO_DATA: dict[str, tuple[Any, str]] = {
     "scalar": ({**DATA, "z": np.float32(1)}, "'z' has no axis of samples"),
     "names": ({n: DATA[n] for n in ("z", "target")}, "'x' is missing"),
     "labels": ({**DATA, "target": np.where(np.arange(10) == 3, 12, DATA["target"])}, "label 12 in row 3"),
-    "number": (42, "42 is no training data"),
+    "number": (42, "42 is not training data"),
     "no file": ("there/is/none.npz", "is not there"),
 }
 
@@ -215,7 +215,7 @@ def test_a_step_for_batches_of_nothing() -> None:
 def test_a_generator_lasts_one_epoch() -> None:
     source = as_source((b for b in batches_of_four()), checker(), Order(4))
     assert len(list(source.batches(0))) == 3
-    with pytest.raises(DataError, match="used up after one epoch"):
+    with pytest.raises(DataError, match="exhausted after one epoch"):
         source.batches(1)
 
 

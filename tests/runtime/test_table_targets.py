@@ -143,10 +143,10 @@ def test_each_of_several_targets_has_a_column() -> None:
 
 
 BAD: Mapping[str, tuple[Any, str]] = {
-    "no target": ({"y": Y[:, 0]}, r"no column is called 'target'; .*trainer\.names = gradgraph\.DataNames"),
+    "no target": ({"y": Y[:, 0]}, r"there is no column 'target'; .*trainer\.names = gradgraph\.DataNames"),
     "too many": ({"target": Y[:, 0], "id": X[:, 0]}, "'x' takes 3, and 4 are left for it;"),
     "text": ({"target": Y[:, 0], "town": ["Ulm"] * ROWS}, "'x' takes 3, and 4 are left for it, of which 'town' holds"),
-    "text to learn": ({"target": list("xyz") * 8}, "the column 'target' holds .*, not numbers; encode it"),
+    "text to learn": ({"target": list("xyz") * 8}, "the column 'target' contains .*, not numbers; encode it"),
 }
 
 
@@ -160,9 +160,7 @@ def test_what_does_not_fit_is_named(case: str) -> None:
 def test_targets_that_are_named_must_be_there_and_as_many() -> None:
     trainer = _trainer(lambda: nn.Linear(3, 1), "mse")
     trainer.names = gg.DataNames(columns={"target": ["price"]})
-    with pytest.raises(
-        DataError, match=r"lacks the column 'price', of which the target 'target' is made; did you mean 'prices'"
-    ):
+    with pytest.raises(DataError, match=r"lacks the column 'price' of the target 'target'; did you mean 'prices'"):
         _fitted(trainer, pd.DataFrame({**FEATURES, "prices": Y[:, 0]}))
     trainer.names = gg.DataNames(columns={"target": ["p", "q"]})
     with pytest.raises(DataError, match="the target 'target' takes 1 column, and the columns 'p', 'q' are named"):
@@ -184,4 +182,4 @@ def test_the_shell_is_told_which_columns_are_learnt(tmp_path: Path, capsys: pyte
     assert run(["predict", step, "--data", str(tmp_path / "t.csv"), "-o", str(tmp_path / "p.csv")]) == 0
     assert 'target = ["p", "q"]' in (tmp_path / "run" / "recipe.toml").read_text()
     assert run(words) == 1
-    assert "say which holds it: --target COLUMN" in capsys.readouterr().err
+    assert "name it with --target COLUMN" in capsys.readouterr().err

@@ -61,8 +61,8 @@ def test_columns_that_have_no_part_of_their_own_are_the_matrix(made: Callable[[A
 
 BAD = {
     "a column too many": (COLUMNS | {"id": TARGET}, r"columns 'width', .* rename or choose columns"),
-    "no target": ({k: v for k, v in COLUMNS.items() if k != "target"}, r"the step takes .*target int64\[batch\]"),
-    "text": (COLUMNS | {"age": np.array(["a"] * 40)}, "the column 'age' holds .*, not numbers; encode it"),
+    "no target": ({k: v for k, v in COLUMNS.items() if k != "target"}, r"the step expects .*target int64\[batch\]"),
+    "text": (COLUMNS | {"age": np.array(["a"] * 40)}, "the column 'age' contains .*, not numbers; encode it"),
     "gaps": (COLUMNS | {"age": np.where(X[:, 2] > 1, np.nan, X[:, 2])}, r"'age' has \d+ missing values; fill or drop"),
 }
 
@@ -100,7 +100,7 @@ def test_without_a_library_it_is_said_what_to_install(tmp_path: Path, monkeypatc
     for library in ("pandas", "polars"):
         monkeypatch.setitem(sys.modules, library, None)
     (tmp_path / "t.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(DataError, match=r"which pandas or polars reads, .*gradgraph\[tables\].*np\.genfromtxt"):
+    with pytest.raises(DataError, match=r"which requires pandas or polars,  .*gradgraph\[tables\].*np\.genfromtxt"):
         fitted(tmp_path / "t.csv")
 
 

@@ -119,7 +119,7 @@ def test_a_model_from_a_file_is_trained(tmp_path: Path) -> None:
     alone = gg.Trainer(step, device="cpu")
     expected = alone.fit(X, Y, epochs=5, shuffle=False, progress=False)
     np.testing.assert_allclose(head.history_["loss"], expected["loss"], rtol=1e-6)
-    with pytest.raises(gg.GradgraphError, match="the model has 3 classes, and y has 2"):
+    with pytest.raises(gg.GradgraphError, match="the model has 3 classes, but y has 2"):
         Classifier(tmp_path / "model.onnx").fit(X, Y > 0)
 
 
@@ -179,7 +179,7 @@ def test_names_of_columns_and_classes_are_exported_and_kept_in_a_pickle(tmp_path
     np.testing.assert_array_equal(again.predict(mixed), again.predict(X))
     with pytest.raises(ValueError, match="Feature names must be in the same order"):
         trained.predict(mixed)
-    with pytest.raises(ValueError, match=r"trained on 'sepal length', .*; give them in the order of the model"):
+    with pytest.raises(ValueError, match=r"trained on 'sepal length', .*; reorder them"):
         Classifier(tmp_path / "trained.onnx", epochs=1).fit(mixed, NAMES)
     assert gg.build(Regressor(epochs=1).fit(X, X[:, 0]).export(), loss="mse").manifest.data == gg.DataNames()
 
@@ -293,7 +293,7 @@ def test_two_classes_may_have_one_score(end: str, loss: str) -> None:
     assert p.shape == (150, 2) and trained.score(X, yes) > 0.95
     np.testing.assert_allclose(p.sum(1), 1)
     np.testing.assert_array_equal(trained.predict(X), np.where(p[:, 1] > 0.5, "yes", "no"))
-    with pytest.raises(gg.GradgraphError, match="the model has 1 classes, and y has 3"):
+    with pytest.raises(gg.GradgraphError, match="the model has 1 classes, but y has 3"):
         Classifier(network(1, end), loss=loss).fit(X, Y)
 
 

@@ -184,7 +184,7 @@ class Odd(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
 BAD: dict[str, tuple[Any, Any, str]] = {
     "another estimator": (make_pipeline(StandardScaler(), LogisticRegression()), YES, "skl2onnx exports others"),
-    "an odd step": (make_pipeline(Odd(), Classifier(**OPTIONS)), YES, "skl2onnx cannot write the steps before"),
+    "an odd step": (make_pipeline(Odd(), Classifier(**OPTIONS)), YES, "skl2onnx cannot convert the steps before"),
     "an odd target": (TransformedTargetRegressor(Regressor(**OPTIONS), transformer=QuantileTransformer(n_quantiles=9)),
                       SIZE, "cannot be exported; use StandardScaler"),
 }  # fmt: skip

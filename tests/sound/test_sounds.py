@@ -83,7 +83,9 @@ def test_other_rates_are_resampled(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     expected = np.sin(2 * np.pi * 440 * np.arange(8000) / 8000) / 2
     assert np.abs(found - expected)[200:-200].max() < 1e-3
     monkeypatch.setitem(__import__("sys").modules, "scipy.signal", None)
-    with pytest.raises(DataError, match=r"has 44,100 samples a second, and the model takes 8,000; pip install scipy"):
+    with pytest.raises(
+        DataError, match=r"has 44,100 samples per second, but the model expects 8,000; pip install scipy"
+    ):
         samples_of(gg.sound.folder(tmp_path), length=8000)
 
 
@@ -190,7 +192,7 @@ WRONG = {
     "no sound": "holds no sound",
     "damaged": "a.wav' cannot be read",
     "silent": "a.wav' holds no sample",
-    "no length": "takes sounds of any length, and a batch has one; say how long: seconds=1.0",
+    "no length": "accepts sounds of any length, but a batch needs one length; pass it: seconds=1.0",
 }
 
 

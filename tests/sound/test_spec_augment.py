@@ -79,11 +79,11 @@ def test_by_name_in_a_dataset(tmp_path: Path) -> None:
     assert repr(gg.augment.spec_augment(2)) == "gradgraph.augment.spec_augment(freq_masks=2)"
     steps = [gg.augment.spec_augment(), lambda x, rng: x / 2]
     assert gg.sound.folder(folder, augment=steps) is not plain
-    with pytest.raises(ArgumentError, match="changes images, and these are sounds"):
+    with pytest.raises(ArgumentError, match="changes images, but these are sounds"):
         gg.sound.folder(folder, augment=["flip"])
     with pytest.raises(BuildError, match="spec_augment"):
         gg.sound.folder(folder, augment="spec_augmentation")
-    with pytest.raises(ArgumentError, match="changes sounds, and these are images"):
+    with pytest.raises(ArgumentError, match="changes sounds, but these are images"):
         gg.augment.Augmentations(["spec_augment"])
     with pytest.raises(ArgumentError, match="from 0 to 1"):
         gg.augment.spec_augment(time_share=2)

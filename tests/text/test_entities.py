@@ -46,7 +46,7 @@ def test_scores_are_those_of_seqeval() -> None:
     assert scores.kinds["A"].precision == pytest.approx(2 / 3) and scores.kinds["A"].recall == 1.0
     assert scores.kinds["B"].as_data() == {"precision": 0.0, "recall": 0.0, "f1": 0.0, "support": 1}
     assert [line.split()[0] for line in str(scores).splitlines()] == ["entities", "A", "B", "all"]
-    with pytest.raises(DataError, match="one tag for each word"):
+    with pytest.raises(DataError, match="one tag per word"):
         gg.text.entity_scores([["O"]], [["O", "O"]])
 
 

@@ -342,7 +342,7 @@ HOSTILE = [
 @pytest.mark.parametrize("content", HOSTILE)
 def test_a_tokenizer_of_a_stranger_is_one_sentence(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(content)
-    with pytest.raises(DataError, match="is no tokenizer") as caught:
+    with pytest.raises(DataError, match="is not a valid tokenizer") as caught:
         gg.text.Tokenizer(tmp_path / "tokenizer.json")
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
 
@@ -395,4 +395,4 @@ def test_a_model_without_a_mask_is_told_of_padding(tokenizer: Path, caplog: pyte
     with caplog.at_level(logging.WARNING):
         loaded(data, step, [0])
         loaded(data, step, [1])
-    assert caplog.text.count("so it reads what fills short texts up, too") == 1
+    assert caplog.text.count("so it treats padding as text") == 1

@@ -123,7 +123,7 @@ def test_colours_may_change_and_shapes_may_not(shapes: Path) -> None:
     plain = loaded(gg.vision.coco(shapes, size=(48, 96)), IMAGE.__class__("image", "uint8", ("b", 3, 48, 96)))
     halved = loaded(dark, TensorSpec("image", "uint8", ("b", 3, 48, 96)), seed=(1, 2))
     np.testing.assert_array_equal(halved["image"], plain["image"] // 2)
-    with pytest.raises(DataError, match="augment made a picture of 96 × 24 pixels of one of 96 × 48"):
+    with pytest.raises(DataError, match="augment returned an image of 96 × 24 pixels for one of 96 × 48"):
         loaded(gg.vision.coco(shapes, augment=lambda image, rng: image[::2]), IMAGE, seed=(1, 2))
     for name in ("rotation(10)", "mixup", "random_erasing"):
         with pytest.raises(DataError, match=f"boxes and masks do not follow .*{name[:5]}"):
@@ -187,7 +187,9 @@ def test_objects_that_a_tool_marks_as_crowds_are_said(shapes: Path, tmp_path: Pa
 
         path, said = changed(shapes, tmp_path, change), f"marks {crowds} of {count} objects as iscrowd"
         if crowds == count:
-            with pytest.raises(DataError, match=f"{said}, and crowds are not trained on; where each is one object"):
+            with pytest.raises(
+                DataError, match=f"{said}, which are excluded from training; if each is a single object"
+            ):
                 gg.vision.coco(path)
             continue
         caplog.clear()
@@ -258,14 +260,14 @@ def _no_list(table: dict[str, Any]) -> None:
 
 
 REFUSED = {
-    "category": (_no_category, r"is of the category 7, which is not there"),
-    "image": (_no_image, r"is of the image 7, which is not there"),
+    "category": (_no_category, r"refers to the category 7, which does not exist"),
+    "image": (_no_image, r"refers to the image 7, which does not exist"),
     "outside": (_outside, r"leads out of the folder"),
-    "box": (_bad_box, r"is no list of left, top, width and height"),
-    "size": (_other_size, r"has 96 × 48 pixels, and its annotations say 95 × 48"),
-    "runs": (_bad_runs, r"have 3 pixels, and its size 4608"),
+    "box": (_bad_box, r"is not a list of left, top, width and height"),
+    "size": (_other_size, r"has 96 × 48 pixels, but its annotations state 95 × 48"),
+    "runs": (_bad_runs, r"have 3 pixels, but its size is 4608"),
     "many runs": (_huge_runs, r"has the size 1000000000 × 1000000000"),
-    "name": (_twice, r"two classes of one name"),
+    "name": (_twice, r"two classes of the same name"),
     "list": (_no_list, r"images is a table, not a list"),
 }
 
@@ -280,10 +282,10 @@ def test_annotations_that_cannot_be_meant(shapes: Path, tmp_path: Path, name: st
 
 def test_what_does_not_fit_a_step(shapes: Path) -> None:
     data = gg.vision.coco(shapes)
-    with pytest.raises(DataError, match="the step takes 'image float32"):
+    with pytest.raises(DataError, match="the step expects 'image float32"):
         data.names_for(specs(IMAGE, TargetSpec("y", "float32", ("batch", 7))), NO_NAMES)
     few = TargetSpec("target", "int64", ("batch", 1), classes=3, ignore_index=-1)
-    with pytest.raises(DataError, match="objects, and 'target' takes 1; leave it out"):
+    with pytest.raises(DataError, match="objects, but 'target' has room for 1; drop the image"):
         loaded(data, IMAGE, few)
     with pytest.raises(DataError, match="has no JSON file"):
         gg.vision.coco(shapes.parent / "images")
@@ -362,12 +364,12 @@ def test_polygons_of_yolo_and_pictures_without_labels(shapes: Path, tmp_path: Pa
 
 
 BAD_LINES = {
-    "3 0.5 0.5 0.1 0.1": "is of class 3, and there are 3, from 0 on",
-    "0 0.5 0.5 0.1": "holds 4 numbers; a class and a box are 5",
-    "0 50 50 10 10": "holds pixels, it seems",
-    "0 a b c d": "holds something that is no number",
-    "0 nan 0.5 0.1 0.1": "holds pixels, it seems",
-    "0.5 0.5 0.5 0.1 0.1": "is of class 0.5",
+    "3 0.5 0.5 0.1 0.1": "has the class 3, but there are 3, from 0 on",
+    "0 0.5 0.5 0.1": "has 4 numbers;  a class and a box are 5",
+    "0 50 50 10 10": "seems to use pixels",
+    "0 a b c d": "contains a value that is not a number",
+    "0 nan 0.5 0.1 0.1": "seems to use pixels",
+    "0.5 0.5 0.5 0.1 0.1": "has the class 0.5",
 }
 
 
@@ -384,12 +386,12 @@ BAD_YAMLS = {
     "names: &a [b]\n": "is not a key with a text, a list or a table of texts",
     "names: [a\n": "is not a key with a text",
     "names: a\nnames: b\n": "line 2 repeats 'names'",
-    "names:\n  0: a\n  2: b\n": "'names' leaves out a number",
+    "names:\n  0: a\n  2: b\n": "'names' skips a number",
     "names: a\n  b: c\n": "line 2 is indented, but not part of a table",
     "- a\n": "line 1 is an item without a list",
     "names: !!python/object a\n": "is not a key with a text",
     "names: [a]\n": "has no 'train'",
-    "names: [a]\ntrain: nowhere\n": "names 'nowhere', which is not there",
+    "names: [a]\ntrain: nowhere\n": "refers to 'nowhere', which does not exist",
 }
 
 
@@ -446,11 +448,11 @@ def test_masks_that_are_refused(tmp_path: Path) -> None:
         loaded(data, IMAGE, MAP)
     with pytest.raises(DataError, match="has no folders 'images' and 'masks'"):
         gg.vision.masks(tmp_path / "images")
-    with pytest.raises(DataError, match="the step takes 'image float32"):
+    with pytest.raises(DataError, match="the step expects 'image float32"):
         loaded(data, IMAGE, LABELS)
 
 
 def test_a_path_of_no_layout(tmp_path: Path) -> None:
     assert not gg.vision.is_annotated(tmp_path)
-    with pytest.raises(DataError, match="is in none of the layouts of COCO"):
+    with pytest.raises(DataError, match="has none of the formats of COCO"):
         gg.vision.read(tmp_path)

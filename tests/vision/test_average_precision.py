@@ -208,7 +208,7 @@ def test_what_a_detector_gives_is_read_as_its_loss_means_it(loss: str) -> None:
 
 
 def test_outputs_of_another_loss() -> None:
-    with pytest.raises(DataError, match="no objects can be made of what 'mse' reads"):
+    with pytest.raises(DataError, match="the loss 'mse' has no decoder"):
         gg.vision.detections("mse", [])
     with pytest.raises(
         DataError, match=r"detr reads 'logits', 'boxes', each \[pictures, predictions, …\], and outputs of"

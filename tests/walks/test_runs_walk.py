@@ -65,10 +65,10 @@ def test_two_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     shell(OURS[0].format(**words))
     _, talk = shell(OURS[1].format(**words), interrupt_at="runs/high/run.ckpt")
-    advice = next(line for line in talk.splitlines() if line.startswith("go on with: "))
-    assert advice == f"go on with: {OURS[2]}"
+    advice = next(line for line in talk.splitlines() if line.startswith("resume with: "))
+    assert advice == f"resume with: {OURS[2]}"
     recipe, page = Path("runs/high/recipe.toml").read_bytes(), Path("runs/high/README.md").read_text()
-    assert "It is not done" in page and list(Path("runs/high").glob("plot.*"))
+    assert "Not finished" in page and list(Path("runs/high").glob("plot.*"))
     shell(OURS[2])
     assert Path("runs/high/recipe.toml").read_bytes() == recipe
     assert OURS[1].format(**words) in Path("runs/high/README.md").read_text()

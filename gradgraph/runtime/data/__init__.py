@@ -1,1 +1,1 @@
-"""Users' data become batches that a step takes."""
+"""Conversion of users' data to batches."""

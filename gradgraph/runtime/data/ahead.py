@@ -1,4 +1,4 @@
-"""Batches that threads prepare while the caller is busy with those before."""
+"""Prefetching: threads prepare batches while the caller uses earlier ones."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TypeVar
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 
-AHEAD = 2  # batches that are being loaded while another one is in use
+AHEAD = 2  # batches loaded in advance
 
 
 def ahead(batches: Iterator[Item]) -> Iterator[Item]:
-    """The same batches, each prepared by a thread while the caller is busy with the one before."""
+    """Yield the same batches, each prepared by a thread while the previous one is in use."""
     with ThreadPoolExecutor(1, "gradgraph-data") as worker:
         following = worker.submit(next, batches, None)
         while (batch := following.result()) is not None:
@@ -25,7 +25,7 @@ def ahead(batches: Iterator[Item]) -> Iterator[Item]:
 def loaded_ahead(
     batches: Iterator[Sequence[Item]], load: Callable[[Item], Made], threads: int, most: int = AHEAD
 ) -> Iterator[list[Made]]:
-    """Load the samples of each batch, in order, by threads that are at most ``most`` batches ahead."""
+    """Load the samples of each batch in order, by threads that are at most ``most`` batches ahead."""
     waiting: deque[list[Future[Made]]] = deque()
     with ThreadPoolExecutor(threads, "gradgraph-data") as workers:
         try:
@@ -42,7 +42,7 @@ def loaded_ahead(
 
 
 def _first_done(waiting: deque[list[Future[Made]]]) -> list[Made]:
-    """Wait for the first batch, and take it out of the queue."""
+    """Wait for the first batch, and take it from the queue."""
     results = [future.result() for future in waiting[0]]
     waiting.popleft()
     return results

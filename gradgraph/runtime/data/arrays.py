@@ -1,4 +1,4 @@
-"""Arrays from disk: an ``.npz``, or a folder of ``.npy`` files (large ones stay there)."""
+"""Arrays from disk: an ``.npz``, or a folder of ``.npy`` files, of which large ones are not loaded."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from gradgraph.runtime.data.stored import StoredArray
 
 Arrays = dict[str, np.ndarray[Any, Any] | StoredArray]
 
-# bytes: smaller .npy files are read at once, in a tenth of a second, and then no batch waits for them
+# bytes: smaller .npy files are loaded at once, in a tenth of a second, so that no batch waits for them
 IN_MEMORY = 256 << 20
 
 
 def load_arrays(path: str | os.PathLike[str], limit: int | None = None) -> Arrays:
-    """The arrays of an ``.npz``, or of a folder of ``.npy`` files, by name.
+    """Load the arrays of an ``.npz``, or of a folder of ``.npy`` files, by name.
 
     Args:
         path: the file or folder.
-        limit: the most bytes that an ``.npz`` may unpack to; the machine's memory by default.
+        limit: the maximum unpacked size of an ``.npz`` in bytes; by default the machine's memory.
 
     Raises:
-        DataError: not there, damaged, pickled objects, or larger than ``limit``.
+        DataError: the path does not exist, is damaged, contains pickled objects, or is larger than ``limit``.
     """
     path = Path(path)
     try:
@@ -74,7 +74,7 @@ def _load_npy(path: Path) -> np.ndarray[Any, Any] | StoredArray:
 
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turn errors of reading an ``.npz`` into DataError, which says what to do."""
+    """Turn errors of reading an ``.npz`` into DataError with a remedy."""
     try:
         with archive_errors():
             yield
@@ -85,7 +85,7 @@ def explained(path: Path) -> Iterator[None]:
 
 
 def _physical_memory() -> int:
-    """Bytes of memory of this machine; 16 GiB where the system does not say."""
+    """Return the memory of this machine in bytes; 16 GiB if it is unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):

@@ -1,4 +1,4 @@
-"""A glimpse of data, by which processes see that they have the same, and what a batch mostly counts."""
+"""Fingerprints of data, by which processes verify that they have the same, and the usual denominator of a batch."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 from gradgraph.runtime.data.batch import BatchChecker
 from gradgraph.runtime.data.sources import Columns, Samples, Source
 
-ROWS = 64  # that are looked at
+ROWS = 64  # rows that are compared
 
 
 def seen(source: Source | None) -> str:
-    """Rows, names, types and shapes of data, and a digest of some rows of arrays or of the names of files."""
+    """Return rows, names, types and shapes of data, and a digest of some rows of arrays or of the file names."""
     if source is None:
         return "none"
     digest = hashlib.sha256()
@@ -29,7 +29,9 @@ def seen(source: Source | None) -> str:
 
 
 def usual_terms(source: Source, checker: BatchChecker, batch_size: int) -> int:
-    """The number of terms that a mean over the share of a batch has, as the first one tells; else of its samples."""
+    """Return the denominator of a mean over this rank's share of a batch, judged by the first one; else the number of
+    samples.
+    """
     if not isinstance(source, Columns):
         return batch_size
     return checker.counts(checker(dict(next(iter(source.batches(0))))))[1]

@@ -1,4 +1,6 @@
-"""Decoding of image files: the one place where a file becomes an upright picture of 8 bits, or a mask's numbers."""
+"""Decoding of image files: the only place where a file becomes an upright 8-bit image, or the class numbers of a
+mask.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,15 @@ import numpy as np
 from gradgraph.errors import DataError, shown
 from gradgraph.files.untrusted.regular import UnreadableError, open_regular, reason_of
 
-FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # Pillow reads more, which are more to trust
+FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # Pillow reads more formats, which adds attack surface
 MOST_PIXELS = 64_000_000
-LARGE_PIXELS = 8_000_000  # larger ones are decoded one at a time
-BYTES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV")  # Pillow's modes of 8 bits at most
+LARGE_PIXELS = 8_000_000  # larger images are decoded one at a time
+BYTES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV")  # Pillow's modes of at most 8 bits
 NUMBERS = ("P", "L", "1", "I", "I;16", "I;16B", "I;16L")
-ORIENTATION = 0x0112  # the tag of EXIF that says how a camera was held
-PHOTOMETRIC, WHITE_IS_ZERO = 0x0106, 0  # the tag of TIFF that says which level is white
-FAINTEST = 1 / 16  # of white; levels that are all below come from a sensor of fewer bits
-UPRIGHT = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}  # from orientations to Pillow's numbers of transpositions
+ORIENTATION = 0x0112  # the EXIF tag of the orientation
+PHOTOMETRIC, WHITE_IS_ZERO = 0x0106, 0  # the TIFF tag for which level is white
+FAINTEST = 1 / 16  # fraction of white; if all levels are below, the sensor had fewer bits
+UPRIGHT = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}  # from EXIF orientations to Pillow's transpositions
 _large = threading.Lock()
 
 
@@ -49,15 +51,15 @@ def opened(content: Any, name: str, stated: tuple[int, int] | None = None) -> An
 
 
 def picture_at(path: str | os.PathLike[str], stated: tuple[int, int] | None = None) -> Any:
-    """Decode the picture in a file, as :func:`opened`."""
+    """Decode the image in a file, as :func:`opened`."""
     return _at(path, lambda file: opened(file, str(path), stated))
 
 
 def numbers_at(path: str | os.PathLike[str]) -> Any:
-    """Decode a mask, upright, as a picture of whole numbers of 32 bits: places of its palette, or its levels.
+    """Decode a mask, upright, as an image of 32-bit integers: palette indices or levels.
 
     Raises:
-        DataError: it cannot be read, or has colours.
+        DataError: it cannot be read, or is a colour image.
     """
     mask, bits = _at(path, lambda file: (_decoded(file, str(path)), _grey_bits(file)))
     if mask.mode not in NUMBERS:
@@ -87,14 +89,14 @@ def _at(path: str | os.PathLike[str], read: Any) -> Any:
 
 
 def _decoded(content: Any, name: str, stated: tuple[int, int] | None = None) -> Any:
-    """The upright picture, with the levels of its file."""
+    """Return the upright image with the original levels."""
     try:
         from PIL import Image
     except ImportError:
         raise DataError(
-            "images are read by Pillow, which is not installed",
-            remedy="pip install pillow, or give arrays",
-            shell="pip install pillow, or give arrays",
+            "images require Pillow, which is not installed",
+            remedy="pip install pillow, or pass arrays",
+            shell="pip install pillow, or pass arrays",
         ) from None
     try:
         image = Image.open(io.BytesIO(content) if isinstance(content, bytes) else content, formats=FORMATS)
@@ -107,22 +109,20 @@ def _decoded(content: Any, name: str, stated: tuple[int, int] | None = None) -> 
             else:
                 with _large:
                     image.load()
-    except Exception as error:  # of any class: decoders of many formats
+    except Exception as error:  # of any class, from decoders of many formats
         first = str(error).split("\n", 1)[0] or type(error).__name__
-        raise DataError(
-            f"'{shown(name)}' is no image that can be read ({shown(first)}); replace or remove it"
-        ) from None
+        raise DataError(f"'{shown(name)}' is not a readable image ({shown(first)}); replace or remove it") from None
     if pixels > MOST_PIXELS:
         raise DataError(
             f"'{shown(name)}' has {image.width} × {image.height} pixels, more than {MOST_PIXELS:,}; scale it down"
         )
     if several:
-        raise DataError(f"'{shown(name)}' holds several pages or frames; save each as a picture of its own")
+        raise DataError(f"'{shown(name)}' has several pages or frames; save each as an image of its own")
     if is_inverted:
         raise DataError(
             f"'{shown(name)}' is a TIFF of more than 8 bits whose white is 0 (WhiteIsZero); save it with black as 0"
         )
-    if is_deep and image.mode in BYTES:  # Pillow has taken the upper 8 bits
+    if is_deep and image.mode in BYTES:  # Pillow has kept the upper 8 bits
         _check_bright(256 * int(np.asarray(image.convert("RGB")).max(initial=0)), 65535, name)
     if (turn := UPRIGHT.get(_orientation(image))) is not None:
         upright = image.transpose(Image.Transpose(turn))
@@ -130,22 +130,22 @@ def _decoded(content: Any, name: str, stated: tuple[int, int] | None = None) -> 
             upright.format, image = image.format, upright
     if stated is not None and image.size != stated:
         raise DataError(
-            f"'{shown(name)}' has {image.width} × {image.height} pixels, and its annotations say {stated[0]} × "
-            f"{stated[1]}, so that boxes would lie elsewhere; give the picture that was annotated"
+            f"'{shown(name)}' has {image.width} × {image.height} pixels, but its annotations state {stated[0]} × "
+            f"{stated[1]}, so boxes would be misplaced; provide the annotated image"
         )
     return image
 
 
 def _orientation(image: Any) -> Any:
-    """The orientation in the EXIF of a picture; 1 where it has none, or a damaged one."""
+    """Return the EXIF orientation of an image; 1 if it is missing or damaged."""
     try:
         return image.getexif().get(ORIENTATION, 1)
-    except Exception:  # of any class: a parser of what anybody wrote
+    except Exception:  # of any class, from parsing untrusted data
         return 1
 
 
 def _is_one_of_several(image: Any) -> bool:
-    """Whether a file has other pictures of the same size; an MPO's second one is the phone's."""
+    """Whether a file has several images of the same size; the second one of an MPO from a phone does not count."""
     if image.format != "TIFF":
         return image.format in ("PNG", "WEBP") and getattr(image, "n_frames", 1) > 1
     size = image.size
@@ -153,18 +153,18 @@ def _is_one_of_several(image: Any) -> bool:
         image.seek(1)
     except EOFError:
         return False
-    is_page = bool(image.size == size)  # and no smaller version of the first
+    is_page = bool(image.size == size)  # and not a smaller version of the first
     image.seek(0)
     return is_page
 
 
 def _is_inverted(image: Any) -> bool:
-    """Whether white is 0 in a TIFF of more than 8 bits, which Pillow reads as if black were."""
+    """Whether white is 0 in a TIFF of more than 8 bits, which Pillow reads as black."""
     return image.format == "TIFF" and image.mode not in BYTES and image.tag_v2.get(PHOTOMETRIC) == WHITE_IS_ZERO
 
 
 def _check_bright(largest: float, white: float, name: str) -> None:
-    """Raise DataError where a picture of 16 bits would be almost black."""
+    """Raise DataError if a 16-bit image would be almost black."""
     if 0 < largest < white * FAINTEST:
         raise DataError(
             f"'{shown(name)}' has levels up to {largest:g} in 16 bits, where {white:g} is white, so it would be almost "
@@ -173,11 +173,11 @@ def _check_bright(largest: float, white: float, name: str) -> None:
 
 
 def _in_bytes(image: Any, name: str) -> Any:
-    """A grey picture of more than 8 bits, in 8; raises DataError where nobody says what white is."""
+    """Convert a grey image of more than 8 bits to 8; raise DataError if its white level is unknown."""
     from PIL import Image
 
     levels = np.asarray(image)
-    # Pillow reads 16 bits of PNG and PPM as whole numbers of 32
+    # Pillow reads 16-bit PNG and PPM as 32-bit integers
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         white = 65535.0
         _check_bright(levels.max(initial=0), white, name)
@@ -186,7 +186,7 @@ def _in_bytes(image: Any, name: str) -> Any:
     else:
         between = f"levels from {levels.min():g} to {levels.max():g}" if image.mode in ("I", "F") else "channels"
         raise DataError(
-            f"'{shown(name)}' has {between} of Pillow's mode {image.mode}, whose range is not known; save it as grey "
-            "or RGB of 8 or 16 bits, or give arrays"
+            f"'{shown(name)}' has {between} of Pillow's mode {image.mode}, whose range is unknown; save it as 8- or "
+            "16-bit grey or RGB, or pass arrays"
         )
     return Image.fromarray(np.rint(levels * (255.0 / white)).astype(np.uint8))

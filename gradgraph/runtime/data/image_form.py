@@ -1,4 +1,4 @@
-"""The way from an image of Pillow to an array: its size, channels, layout and normalisation."""
+"""Conversion of images to arrays: size, channels, layout and normalisation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.data.image_files import picture_at
 from gradgraph.step.manifest import TensorSpec
 
-# those that say how an image becomes an array
+# the options for converting an image to an array
 ARGUMENTS = ("size", "mean", "std", "layout", "shorter", "resample", "order", "scale", "letterbox", "crop")
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 REVERSED = [2, 1, 0, 3]  # from RGB to BGR and back
@@ -29,13 +29,13 @@ Augment = Any  # an augmentation, its name or call, a function, or a list of the
 
 @dataclass(frozen=True)
 class ImageForm:
-    """The way from an image to an array; the model decides on what is None.
+    """Image conversion options; None is decided by the model.
 
     Attributes:
-        letterbox: keep the shape of an image, in the middle of grey; only data with boxes and masks are told so, and a
-            model that was trained on them.
-        crop: where half of an odd rest ends when the middle is cut out: "round", as in torchvision, or "floor", as in
-            transformers; only files beside a model say so.
+        letterbox: keep the aspect ratio and pad with grey; set only by data with boxes and masks, and by models trained
+            on them.
+        crop: rounding of an odd margin in a centre crop: "round", as in torchvision, or "floor", as in
+            transformers; set only by files next to a model.
     """
 
     size: tuple[int, int] | None = None
@@ -52,9 +52,9 @@ class ImageForm:
     raw: bool = False
 
     def of(self, spec: TensorSpec) -> ImageForm:
-        """Complete the form by what the input ``spec`` says of images; raises DataError."""
+        """Complete the options from the input ``spec``; raises DataError."""
         if len(spec.shape) != 4:
-            raise DataError(f"'{shown(spec.name)}' takes no images: {spec} has not four axes; give arrays")
+            raise DataError(f"'{shown(spec.name)}' is not an image input: {spec} does not have four axes; pass arrays")
         layout: Layout = self.layout or ("NHWC" if spec.shape[3] in MODES and spec.shape[1] not in MODES else "NCHW")
         channels, height, width = (spec.shape[i] for i in ((1, 2, 3) if layout == "NCHW" else (3, 1, 2)))
         fixed = (height, width) if isinstance(height, int) and isinstance(width, int) else None
@@ -67,42 +67,45 @@ class ImageForm:
         )
         for what, value in (("mean", form.mean), ("std", form.std)):
             if value is not None and len(value) != form.channels:
-                raise DataError(f"{what} has {len(value)} numbers, and an image {form.channels} channels; give as many")
+                raise DataError(
+                    f"{what} has {len(value)} numbers, but an image {form.channels} channels; pass one per channel"
+                )
         if form.channels not in MODES or (fixed is not None and form.size != fixed):
             raise DataError(
-                f"images of {form.channels} channels and size {list(form.size or [])} in {form.layout} do not fit "
-                f"{spec}; give the size and layout that the model takes"
+                f"images of {form.channels} channels and size {list(form.size or [])} in {form.layout} do not match "
+                f"{spec}; pass the size and layout of the model"
             )
         if form.raw and (form.mean or form.std or form.scale):
-            raise DataError(f"'{shown(spec.name)}' takes bytes, which have no mean, std and scale; leave them out")
+            raise DataError(f"'{shown(spec.name)}' accepts bytes, to which mean, std and scale do not apply; omit them")
         if form.order == "BGR" and form.channels == 1:
-            raise DataError(f"'{shown(spec.name)}' takes grey images, which have no order of channels; leave it out")
+            raise DataError(
+                f"'{shown(spec.name)}' accepts grey images, to which the order of channels does not apply; omit it"
+            )
         if form.shorter is not None and form.size is None:
             raise DataError(
-                f"images whose shorter side is {form.shorter} pixels need a size that is cut out of them, and "
-                f"'{shown(spec.name)}' leaves it open",
-                remedy="give size=(224, 224), say",
-                shell="give one with --image size=224",
+                f"shorter={form.shorter} requires a crop size, but that of '{shown(spec.name)}' is dynamic",
+                remedy="pass it, such as size=(224, 224)",
+                shell="add it, such as --image size=224",
             )
         return form
 
     @property
     def given(self) -> dict[str, Any]:
-        """Everything that says how an image becomes an array and is not left open."""
+        """All options that are set."""
         return {name: value for name in ARGUMENTS if (value := getattr(self, name)) is not None}
 
     def like(self, known: Mapping[str, Any]) -> ImageForm:
-        """The form in which what is left open is as it is ``known`` from training."""
+        """Fill options that are not set with those ``known`` from training."""
         cut = self.size is None and self.shorter is None
         open_ = {name: value for name, value in known.items() if getattr(self, name) is None}
         return replace(self, **{n: value for n, value in open_.items() if cut or n not in ("size", "shorter", "crop")})
 
     def __call__(self, image: Any, augmented: Augmentations | None = None, seed: Sequence[int] = ()) -> Array:
-        """The array of an image of Pillow.
+        """Convert a Pillow image to an array.
 
         Args:
             image: the image.
-            augmented: change it, by random numbers of this ``seed``.
+            augmented: augmentations to apply, seeded by ``seed``.
             seed: numbers below 2^64.
         """
         image = image.convert(MODES[self.channels or 3])
@@ -114,7 +117,7 @@ class ImageForm:
         return self._laid_out(array)
 
     def resized(self, image: Any) -> Any:
-        """The image at its size; as it is, where there is none."""
+        """Resize an image; unchanged without a size."""
         how = INTERPOLATIONS[self.resample or "bilinear"]
         if self.shorter is not None:
             short, long = sorted(image.size)
@@ -131,11 +134,11 @@ class ImageForm:
         return image if image.size == (width, height) else image.resize((width, height), how)
 
     def _cut_off(self, rest: int) -> int:
-        """How much of a ``rest`` is cut off in front; below zero, how much black is put there."""
+        """Return how much of a ``rest`` is cropped at the start; negative values are black padding."""
         return round(rest / 2) if rest > 0 and self.crop != "floor" else int(rest / 2)
 
     def _normalised(self, image: Any) -> Array:
-        """Make the array [height, width, channels] of an image; nobody else holds it."""
+        """Return the array [height, width, channels] of an image, not shared with anything."""
         array = np.array(image)
         if array.ndim == 2:
             array = array[:, :, None]
@@ -158,7 +161,7 @@ class ImageForm:
 
     @property
     def axes(self) -> tuple[int, int]:
-        """The axes of height and width of a batch."""
+        """The height and width axes of a batch."""
         return (1, 2) if self.layout == "NHWC" else (2, 3)
 
 
@@ -176,7 +179,7 @@ KINDS = {"size": SIZE.or_none(), "mean": NUMBERS.or_none(), "std": NUMBERS.or_no
          "shorter": ABOVE_ZERO.or_none(), "resample": INTERPOLATION.or_none(), "order": ORDER.or_none(),
          "scale": SCALE.or_none(), "augment": AUGMENT.or_none(),
          "threads": ABOVE_ZERO.or_none()}  # fmt: skip
-"""The kinds of the arguments that all sources of images have."""
+"The kinds of arguments that all image sources have."
 
 
 def _is_augment(value: Any) -> bool:
@@ -194,38 +197,39 @@ def form_of(
     scale: float | None = None,
     letterbox: bool | None = None,
 ) -> ImageForm:
-    """Make an ImageForm of the arguments that all readers of pictures have."""
+    """Create an ImageForm from the arguments of the image readers."""
     sides = None if size is None else (size[0], size[1])
     numbers = [None if values is None else tuple(map(float, values)) for values in (mean, std)]
     return ImageForm(sides, numbers[0], numbers[1], layout, shorter, resample, order, scale, letterbox)
 
 
 def stacked(arrays: Sequence[Array], names: Sequence[str]) -> Array:
-    """The arrays of some samples as one; raises DataError, with two of the ``names``, where their shapes differ."""
+    """Stack the arrays of some samples; raise DataError with two of the ``names`` if their shapes differ."""
     other = next((i for i, array in enumerate(arrays) if array.shape != arrays[0].shape), None)
     if other is not None:
         raise DataError(
             f"'{shown(names[0])}' gives an array of shape {list(arrays[0].shape)} and '{shown(names[other])}' one of "
             f"{list(arrays[other].shape)}",
-            remedy="give all images one size, as image_folder(path, size=(224, 224))",
-            shell="give the size of all images with --image",
+            remedy="resize all images, as image_folder(path, size=(224, 224))",
+            shell="resize all images with --image size=",
         )
     return np.stack(arrays)
 
 
 def picture_of(array: Array, known: Mapping[str, Any], side: int = 96) -> bytes:
-    """A small PNG of the array of an image, [channels, height, width] or [height, width, channels]; raises DataError.
+    """Convert the array of an image, [channels, height, width] or [height, width, channels], to a small PNG; raises
+    DataError.
 
     Args:
-        array: bytes, or numbers that ``known`` tells how to take back to [0, 1]; those beyond are cut off. Where
-            nobody knows, the smallest is black and the largest white.
+        array: bytes, or numbers that ``known`` maps back to [0, 1], clipped. Without it, the minimum is black and the
+            maximum white.
         known: arguments of ``image_folder``.
-        side: the longest that the picture may have.
+        side: the maximum length of a side.
     """
     last = known.get("layout") == "NHWC" or (array.shape[0] not in MODES and array.shape[2] in MODES)
     pixels = array if last else array.transpose(1, 2, 0)
     if pixels.shape[2] not in MODES:
-        raise DataError(f"an array of shape {list(array.shape)} is no image; give one of 1, 3 or 4 channels")
+        raise DataError(f"an array of shape {list(array.shape)} is not an image; pass one with 1, 3 or 4 channels")
     if pixels.dtype != np.uint8:
         pixels = pixels.astype(np.float64)
         if known:
@@ -244,24 +248,24 @@ def picture_of(array: Array, known: Mapping[str, Any], side: int = 96) -> bytes:
 
 
 def pictured(file: str, row: Mapping[str, Array], images: Mapping[str, Mapping[str, Any]]) -> bytes:
-    """A small PNG of a sample: of its file, or of that array of it which is an image.
+    """Return a small PNG of a sample, from its file or from an array that is an image.
 
     Args:
-        file: where it comes from; "" where it has no file.
-        row: its arrays by name, without the axis of samples.
-        images: how images became arrays, by name.
+        file: its file; "" if it has none.
+        row: its arrays by name, without the sample axis.
+        images: image conversion options, by name.
     """
     try:
         if file:
             return thumbnail(file)
         found = next((name for name, array in row.items() if array.ndim == 3), None)
         return b"" if found is None else picture_of(row[found], images.get(found, {}))
-    except (DataError, OSError, ImportError):  # it is there no more, or is no image; or there is no Pillow
+    except (DataError, OSError, ImportError):  # the file is gone or not an image; or Pillow is missing
         return b""
 
 
 def thumbnail(path: str, side: int = 96) -> bytes:
-    """An image file as a small PNG; raises DataError if it cannot be read."""
+    """Return an image file as a small PNG; raise DataError if it cannot be read."""
     return _small_png(picture_at(path).convert("RGB"), side)
 
 

@@ -1,4 +1,4 @@
-"""Images that a table names, a path in each row, with labels of any kind beside them."""
+"""Images listed in a table by path, with labels of any kind."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from gradgraph.step.data_names import DataNames
 
 
 class ImageTable(Images):
-    """Images, as :func:`image_table` explains them: a dataset of pairs (array, label).
+    """A dataset of pairs (array, label); see :func:`image_table`.
 
     Attributes:
-        files: the images.
-        labels: those of the column that is known without a model: the number of a class, or a number.
-        classes: the names of the classes, where they are text.
+        files: the image files.
+        labels: labels of the column that is known without a model: class numbers, or numbers.
+        classes: class names, if labels are text.
     """
 
     def __init__(
@@ -47,15 +47,15 @@ class ImageTable(Images):
         column = self._column(target, known.columns)
         if column is None:
             raise DataError(
-                f"{self.where} has the columns {listed(self._others) or 'of paths alone'}, and none of them is clearly "
+                f"{self.where} has the columns {listed(self._others) or 'of paths alone'}, none of which is clearly "
                 f"'{shown(target)}'",
-                remedy="say it: image_table(table, label='…')",
-                shell="say it with --target",
+                remedy="name the column: image_table(table, label='…')",
+                shell="name the column with --target",
             )
         return self._labels_in(column), {target: [column]}
 
     def _column(self, target: str, known: Mapping[str, Sequence[str]]) -> str | None:
-        """The column of labels: the one that was given, that of training, of the target's name, or the only one."""
+        """Return the label column: the given one, that of training, the one named like the target, or the only one."""
         if self._label is not None:
             return self._label
         wanted = [*known.get(target, ()), target, *LABELS, "target"]
@@ -70,12 +70,12 @@ class ImageTable(Images):
 
 
 def is_image_table(path: Path) -> bool:
-    """Is it a file of a table in which a column names images?"""
+    """Whether the path is a table with a column of image files."""
     return is_table_file(path) and any(map(_names_image, first_row(path)))
 
 
 def column_of_images(table: Any) -> str | None:
-    """The only column of a table that names images in its first row; None where there is none, or several."""
+    """Return the only column that names images in its first row; None if there is none, or several."""
     columns = [name for name in columns_in(table) if any(map(_names_image, column_of(table, name)[:1].tolist()))]
     return columns[0] if len(columns) == 1 else None
 
@@ -85,11 +85,11 @@ def _names_image(value: Any) -> bool:
 
 
 def _table_at(table: Any) -> tuple[Any, str, Path]:
-    """The table, what it is in messages, and the folder that its paths begin in; raises DataError."""
+    """Return the table, its name in messages, and the base folder of its paths; raises DataError."""
     if is_table(table):
         return table, "the table", Path()
     if not PATH.fits(table) or not is_table_file(Path(table)):
-        raise DataError(f"'{shown(table)}' is no table; give a DataFrame, or the path of a .csv, .parquet, …")
+        raise DataError(f"'{shown(table)}' is not a table; pass a DataFrame, or the path of a .csv, .parquet, …")
     return read_table(Path(table)), f"'{shown(table)}'", Path(table).parent
 
 
@@ -111,27 +111,27 @@ def image_table(
     augment: Augment = None,
     threads: int | None = None,
 ) -> ImageTable:
-    """Images that a table names, for ``fit``, ``evaluate`` and ``predict``.
+    """Read images listed in a table, for ``fit``, ``evaluate`` and ``predict``.
 
     ::
 
         photos = gg.image_table("labels.csv", "path", "label", augment="flip")
         trainer.fit(photos, epochs=3, batch_size=32)
 
-    Labels are matched by name with the classes that a model knows; whole numbers are numbers of classes unless classes
-    have such names, and others are numbers to be learnt. Images are read as those of :func:`gradgraph.image_folder`.
+    Labels are matched by name with the model's classes. Integers are class numbers unless classes
+    have such names; other numbers are regression targets. Images are read as by :func:`gradgraph.image_folder`.
 
     Args:
         table: a DataFrame, or the path of a ``.csv``, ``.parquet``, …
         path: the column of paths; by default the only one that names images.
-        label: that of labels; by default the one of training, that of the target's name, ``label``, ``class``, or the
-            only other one.
-        root: the folder that paths begin in; by default that of the file.
+        label: the label column; by default that of training, the one named like the target, ``label``, ``class``, or
+            the only other one.
+        root: the base folder of relative paths; by default that of the file.
         size, mean, std, layout, shorter, resample, order, scale, augment, threads: as for
             :func:`gradgraph.image_folder`.
 
     Raises:
-        DataError: there is no such table or column.
+        DataError: the table or a column does not exist.
     """
     read, where, folder = _table_at(table)
     names = columns_in(read)
@@ -140,9 +140,9 @@ def image_table(
     column = column_of_images(read) if path is None else path
     if column is None:
         raise DataError(
-            f"{where} has the columns {listed(names)}, and not one of them names images",
-            remedy="say which: image_table(table, path='…')",
-            shell="give it one column of paths",
+            f"{where} has the columns {listed(names)}, none of which names images",
+            remedy="name the column: image_table(table, path='…')",
+            shell="add one column of paths",
         )
     form = form_of(size, mean, std, layout, shorter, resample, order, scale)
     begins, workers = folder if root is None else Path(root), threads or min(8, os.cpu_count() or 1)

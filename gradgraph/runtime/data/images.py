@@ -1,4 +1,4 @@
-"""Images as training data: a folder with a subfolder for each class, decoded by Pillow while the step trains."""
+"""Images as training data: a folder with one subfolder per class, decoded by Pillow during training."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".
 
 
 class Images(Loadable):
-    """Files of images with their labels: a dataset of pairs (array, label).
+    """A dataset of image files and labels, as pairs (array, label).
 
     Attributes:
-        where: that they come from, in messages.
-        files: the images.
-        labels: of the images, as they were found: names or numbers; None where there are none.
-        classes: the names of the classes that numbers stand for, if the source has such names.
+        where: their source, in messages.
+        files: the image files.
+        labels: the labels as found: names or numbers; None if there are none.
+        classes: class names for numbers, if the source has them.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class Images(Loadable):
         return self._load(self.form, i, ()), -1 if self.labels is None else self.labels[i].item()
 
     def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
-        """The classes, and how images are read, for what a step takes: as they are ``known``, where they are.
+        """Return classes and image options for a step, taken from ``known`` if present.
 
         Raises:
             UnmatchedError: a class is new.
-            DataError: the step takes something else.
+            DataError: the step requires other inputs.
         """
         image, label = self._parts(specs)
         names = DataNames(images={image: self.form.like(known.images.get(image, {})).given})
@@ -78,8 +78,8 @@ class Images(Loadable):
         seed: Sequence[int],
         known: DataNames = NO_NAMES,
     ) -> Iterator[dict[str, Array]]:
-        """Batches for what a step takes, decoded in threads while it trains; augmented where there is a seed. Classes
-        that are ``known`` keep their numbers, and what the form leaves open is as it is known.
+        """Yield batches for a step, decoded in threads; augmented if there is a seed. Known classes keep their numbers,
+        and unset options are taken from ``known``.
         """
         image, label = self._parts(specs)
         form = self.form.like(known.images.get(image, {})).of(specs[image])
@@ -96,19 +96,19 @@ class Images(Loadable):
             yield {name: batch[name] for name in specs}
 
     def _parts(self, specs: Mapping[str, TensorSpec]) -> tuple[str, str | None]:
-        """The input that takes images, and the target that takes their labels."""
+        """Return the image input and the label target."""
         images = [name for name, spec in specs.items() if len(spec.shape) == 4]
         others = [name for name in specs if name not in images]
         if len(images) != 1 or len(others) > 1:
-            raise DataError(f"an image folder holds images and their classes, and the step takes {listed(specs)}; "
-                            "give a dataset of dicts with these names")  # fmt: skip
+            raise DataError("an image folder provides images and their classes, but the step expects "
+                            f"{listed(specs)}; pass a dataset of dicts with these names")  # fmt: skip
         return images[0], others[0] if others else None
 
     def _labels_of(self, target: str, known: DataNames) -> tuple[Labels, dict[str, list[str]]]:
-        """The labels for a target, and the column of a table that they come from; raises DataError."""
+        """Return the labels for a target, and the table column that they come from; raises DataError."""
         if self.labelled is None:
-            raise DataError(f"{self.where} has no folder for each class, so there is no '{shown(target)}' for its "
-                            "images; sort them into folders, or give a dataset with labels")  # fmt: skip
+            raise DataError(f"{self.where} has no class subfolders, so there is no '{shown(target)}' for its images; "
+                            "sort them into folders, or pass a dataset with labels")  # fmt: skip
         return self.labelled, {}
 
     def _load(self, form: ImageForm, i: int, seed: Sequence[int]) -> Array:
@@ -117,13 +117,13 @@ class Images(Loadable):
 
 
 class ImageFolder(Images):
-    """Images, as :func:`image_folder` explains them: a dataset of pairs (array, number of the class).
+    """A dataset of pairs (array, class number); see :func:`image_folder`.
 
     Attributes:
-        path: of the folder.
-        classes: the names of the subfolders, sorted; empty if the images lie in the folder itself.
-        files: the images.
-        labels: the number of the class of each.
+        path: the folder.
+        classes: the sorted names of the subfolders; empty if the images are in the folder itself.
+        files: the image files.
+        labels: the class number of each.
     """
 
     def __init__(self, path: Path, form: ImageForm, augment: Augment, threads: int) -> None:
@@ -150,13 +150,13 @@ def _images_in(folder: Path) -> list[Path]:
 
 
 def is_image_folder(path: Path) -> bool:
-    """Is it a folder of images, or of folders of images, and not one of arrays?"""
+    """Whether the path is a folder of images, or of folders of images, and not one of arrays."""
     try:
         if not path.is_dir() or next(path.glob("*.npy"), None) is not None:
             return False
         folders = [path, *(p for p in path.iterdir() if p.is_dir())]
         return any(p.suffix.lower() in SUFFIXES for folder in folders for p in folder.iterdir())
-    except OSError:  # a name that is too long, say, which is an error where arrays are read
+    except OSError:  # such as a name that is too long, which is reported where arrays are read
         return False
 
 
@@ -175,7 +175,7 @@ def image_folder(
     augment: Augment = None,
     threads: int | None = None,
 ) -> ImageFolder:
-    """Images in a folder with a subfolder for each class, for ``fit``, ``evaluate`` and ``predict``.
+    """Read images in a folder with one subfolder per class, for ``fit``, ``evaluate`` and ``predict``.
 
     ::
 
@@ -183,28 +183,28 @@ def image_folder(
         trainer.fit(photos, epochs=3, batch_size=32)
 
     Classes are the sorted names of the subfolders, from 0 on; images are sorted within them, as in torchvision. Each
-    image is decoded when its batch comes, in threads, while the step trains: five batches are in memory at most.
+    image is decoded in threads during training, with at most five batches in memory.
 
     Args:
         path: the folder. Without subfolders, its images have no labels (for ``predict``).
-        size: (height, width) to which images are resized (bilinear, as Pillow does it); by default what the model
-            takes.
-        mean, std: of each channel, in their order; bytes are divided by 255, then these are applied.
-        layout: ``"NCHW"`` or ``"NHWC"``; by default what the model takes.
-        shorter: resize the shorter side to this, and cut ``size`` out of the middle, with black around what is smaller;
+        size: (height, width) to which images are resized (bilinear, as in Pillow); by default that of the model's
+            input.
+        mean, std: per channel, in order, applied after division by 255.
+        layout: ``"NCHW"`` or ``"NHWC"``; by default that of the model's input.
+        shorter: resize the shorter side to this, and crop ``size`` from the centre, padding with black;
             by default the whole image is stretched to ``size``.
         resample: the filter of Pillow: ``"bilinear"`` by default, ``"bicubic"``, ``"nearest"``, ``"lanczos"``, ….
-        order: of the channels: ``"RGB"`` by default, or ``"BGR"``, as Caffe and OpenCV have them.
-        scale: the factor of bytes in place of 1/255; 1 leaves them from 0 to 255.
-        augment: what changes images at random while they are trained on, and never where they are evaluated or
-            predicted: augmentations of ``gradgraph.augment`` or their names (``["flip", "mixup(alpha=0.2)"]``), and
-            functions ``augment(image, rng)`` that get bytes [height, width, channels] before they are resized, and
-            return such bytes of any size. All random numbers follow from the trainer's seed, the epoch and the number
-            of the image alone: so a resumed run repeats them to the bit, whatever the number of threads.
-        threads: that decode; by default as many as there are cores, at most 8.
+        order: channel order: ``"RGB"`` by default, or ``"BGR"``, as in Caffe and OpenCV.
+        scale: factor of bytes in place of 1/255; 1 keeps the range from 0 to 255.
+        augment: random augmentation in training, never in evaluation or
+            prediction: augmentations of ``gradgraph.augment`` or their names (``["flip", "mixup(alpha=0.2)"]``), and
+            functions ``augment(image, rng)`` that receive bytes [height, width, channels] before resizing, and
+            return bytes of any size. Randomness depends only on the trainer's seed, the epoch and the index
+            of the image, so a resumed run is bit-identical, whatever the number of threads.
+        threads: number of decoding threads; by default one per core, at most 8.
 
     Raises:
-        DataError: there is no such folder, or a class without images.
+        DataError: the folder does not exist, or a class has no images.
     """
     form = form_of(size, mean, std, layout, shorter, resample, order, scale)
     return ImageFolder(Path(path), form, augment, threads or min(8, os.cpu_count() or 1))

@@ -1,4 +1,4 @@
-"""Arrays from disk, read once from their first row to their last: no more than a batch of them is in memory."""
+"""Arrays on disk that are read once from beginning to end, with one batch in memory at a time."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ from gradgraph.runtime.data.tables import columns_in, columns_of, is_table_file,
 from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import TensorSpec
 
-Opened = tuple[tuple[int, ...], Callable[[int], Array]]  # the shape of an array, and what reads its next rows
+Opened = tuple[
+    tuple[int, ...], Callable[[int], Array]
+]  # the shape of an array, and a function that reads its next rows
 
 
 def in_order(
     data: Any, wanted: Mapping[str, TensorSpec], unread: Collection[str] = (), known: DataNames = NO_NAMES
 ) -> Ordered:
-    """Read a dataset that loads its batches, or arrays at a path, once; arguments are those of ``InOrder``."""
+    """Read a dataset or the arrays at a path once; arguments are those of ``InOrder``."""
     if isinstance(data, Loadable):
         return LoadedInOrder(data, wanted, known)
     return InOrder(data, wanted, unread, known)
@@ -40,9 +42,9 @@ class Ordered(Protocol):
     """Samples that are read once.
 
     Attributes:
-        rows: how many there are.
-        others: the names of what is not read.
-        files: of the samples, where each has one of its own.
+        rows: number of samples.
+        others: names of arrays that are not read.
+        files: files of the samples, if each has its own.
     """
 
     rows: int
@@ -74,19 +76,19 @@ class LoadedInOrder(contextlib.nullcontext[Any]):
 
 
 class InOrder:
-    """The arrays of an ``.npz`` (stored or compressed), of a folder of ``.npy`` files, or of a table (read whole).
+    """The arrays of an ``.npz`` (stored or compressed), of a folder of ``.npy`` files, or of a table (loaded whole).
 
     Args:
         path: of any of them.
-        wanted: what to read, by name, at least one, which all have one row per sample.
-        unread: names of columns that a table may have besides.
+        wanted: names of the arrays to read, at least one, with one row per sample.
+        unread: names of other columns that a table may have.
         known: the names by which columns are matched.
 
     Attributes:
-        rows, others, files: as of :class:`Ordered`.
+        rows, others, files: as for :class:`Ordered`.
 
     Raises:
-        DataError: there is no such data, they are damaged, or their lengths differ.
+        DataError: the data do not exist or are damaged, or their lengths differ.
     """
 
     def __init__(
@@ -116,7 +118,7 @@ class InOrder:
                 self.others = [name for name in loaded if name not in wanted]
             if missing := [name for name in wanted if name not in found]:
                 has = f"; it has {listed(self.others)}" if self.others else ""
-                raise DataError(f"'{shown(self.path)}' has no {listed(missing)}, which the model takes{has}")
+                raise DataError(f"'{shown(self.path)}' has no {listed(missing)}, which the model requires{has}")
             self.rows = common_length({name: row_count(name, shape) for name, (shape, _) in found.items()})
             if self.rows == 0:
                 raise DataError("the data are empty; give at least one sample")
@@ -130,7 +132,7 @@ class InOrder:
         self._open.close()
 
     def batches(self, size: int) -> Iterator[dict[str, Array]]:
-        """Batches of ``size`` rows, the last one of those that are left."""
+        """Yield batches of ``size`` rows; the last one may be smaller."""
         for first in range(0, self.rows, size):
             count = min(size, self.rows - first)
             with explained(self.path):
@@ -139,7 +141,7 @@ class InOrder:
     def _member(self, archive: ZipFile, info: ZipInfo) -> Opened:
         file = self._open.enter_context(archive.open(info))
         shape, is_fortran, dtype = npy_header(file)
-        if is_fortran:  # its rows lie nowhere in one piece
+        if is_fortran:  # its rows are not contiguous
             file.seek(0)
             return _sliced(array_in(file))
         row = math.prod(shape[1:]) * dtype.itemsize

@@ -16,8 +16,8 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def labels_apart(method: Method) -> Method:
-    """Let a method that takes ``(data, …, y=None)`` take ``(x, y, …)``, too: a second argument that is an array, a list
-    or a column of a table is ``y``.
+    """Let a method with the arguments ``(data, …, y=None)`` also accept ``(x, y, …)``: a second argument that is an
+    array, a list or a table column is ``y``.
     """
 
     @functools.wraps(method)
@@ -32,11 +32,11 @@ def labels_apart(method: Method) -> Method:
 
 
 def paired(x: Any, y: Any, manifest: Manifest, known: DataNames) -> Any:
-    """Inputs and labels by the names of the step; ``x`` as it is where there are no labels. A table whose columns are
-    ``known`` gets those of the target, too.
+    """Return inputs and labels under the names of the step; ``x`` unchanged if there are no labels. For a table with
+    ``known`` columns, the target columns are added.
 
     Raises:
-        DataError: it is not clear which input or target they are.
+        DataError: the input or target is ambiguous.
     """
     if y is None:
         return x

@@ -1,4 +1,6 @@
-"""The datasets that match their names with a model's and load whole batches: pictures, shards, texts, sounds."""
+"""The interface of datasets that match their names with a model's and load whole batches: images, shards, texts,
+sounds.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,10 @@ from gradgraph.step.manifest import TensorSpec
 
 
 class Loadable(ABC):
-    """Samples that ``fit``, ``evaluate`` and ``predict`` have loaded batch by batch.
+    """Samples that load themselves batch by batch for ``fit``, ``evaluate`` and ``predict``.
 
     Attributes:
-        files: of the samples, where each has one of its own.
+        files: files of the samples, if each has its own.
     """
 
     files: Sequence[Path] = ()
@@ -26,11 +28,11 @@ class Loadable(ABC):
 
     @abstractmethod
     def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
-        """The names of what a step takes, as they are ``known``, where they are.
+        """Return the names for a step, taken from ``known`` if present.
 
         Raises:
-            UnmatchedError: they are others than those that are known.
-            DataError: the step takes something else.
+            UnmatchedError: the names differ from the known ones.
+            DataError: the step requires other inputs.
         """
 
     @abstractmethod
@@ -41,15 +43,15 @@ class Loadable(ABC):
         seed: Sequence[int],
         known: DataNames = NO_NAMES,
     ) -> Iterator[dict[str, Array]]:
-        """Batches of the samples of these numbers, for what a step takes.
+        """Yield batches of the samples with these indices.
 
-        All that is random follows from ``seed``; where that is empty, samples are not to train on, and nothing is.
+        Randomness depends only on ``seed``; an empty seed means no training, and no randomness.
         """
 
     def text_of(self, i: int, known: DataNames) -> str:
-        """The text that a sample is made of, for messages; empty where it is none."""
+        """Return the text of a sample, for messages; empty if it is not text."""
         return ""
 
     def order(self, seed: int, epoch: int, batch_size: int) -> Array:
-        """The samples of a shuffled epoch, in order: a function of these numbers alone."""
+        """Return the sample order of a shuffled epoch, a function of these numbers only."""
         return permutation(seed, epoch, len(self))

@@ -1,4 +1,4 @@
-"""Are these the classes that the model knows? Matched by name, and said in one sentence if not."""
+"""Matching of class names with those of the model."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from gradgraph.step.manifest import Manifest, TargetSpec, TensorSpec
 if TYPE_CHECKING:
     from gradgraph.frontend.loss import Loss
 
-DEEPEST = 4  # a subset has the dataset that it is a part of, and so on
+DEEPEST = 4  # a subset refers to the dataset that it is part of, and so on
 
 
 def check_same(names: DataNames, known: DataNames) -> None:
-    """Raise UnmatchedError unless numbers stand for the same columns and classes; what either does not know may be any.
+    """Raise UnmatchedError unless numbers stand for the same columns and classes; unknown ones match anything.
 
-    More classes than one of them has may follow in the other.
+    Either may have further classes at the end.
     """
     if names.preprocess != known.preprocess and names.preprocess and known.preprocess:
         raise UnmatchedError(
-            "these data were prepared with another preprocessing than that of the model; prepare them again"
+            "these data were prepared with a different preprocessing than the model's; prepare them again"
         )
     for name in names.columns.keys() & known.columns.keys():
         if names.columns[name] != known.columns[name]:
@@ -39,14 +39,14 @@ def check_same(names: DataNames, known: DataNames) -> None:
 
 def _prepared_otherwise(name: str, what: str, mine: Sequence[str], known: Sequence[str]) -> UnmatchedError:
     return UnmatchedError(
-        f"these data were prepared with the {what} {listed(mine)} of '{shown(name)}', and the model was trained on "
+        f"these data were prepared with the {what} {listed(mine)} of '{shown(name)}', but the model was trained on "
         f"{listed(known)}; prepare them again"
     )
 
 
 def with_activations(names: DataNames, manifest: Manifest) -> DataNames:
-    """``names``, with those targets of the step whose loss takes the model's scores for logits of a Softmax, and those
-    of one number a sample whose loss takes it for that of a Sigmoid.
+    """Return ``names`` with the targets whose loss treats the model's scores as logits of a Softmax, and those with one
+    number per sample whose loss treats it as the logit of a Sigmoid.
     """
     of = {name: _computed_by(loss_of(name, manifest)) for name in names.classes}
     return replace(
@@ -57,7 +57,7 @@ def with_activations(names: DataNames, manifest: Manifest) -> DataNames:
 
 
 def is_yes_or_no(target: TargetSpec, manifest: Manifest) -> bool:
-    """Whether a target is one number a sample, and its loss takes the model's for the logit of a Sigmoid."""
+    """Whether a target is one number per sample, and its loss treats the model's output as the logit of a Sigmoid."""
     return is_one_number(target) and _computed_by(loss_of(target.name, manifest)) == "Sigmoid"
 
 
@@ -66,7 +66,7 @@ def _computed_by(loss: Loss | None) -> str:
 
 
 def loss_of(target: str, manifest: Manifest) -> Loss | None:
-    """The loss that compares a target; None where it is a function of the user's own."""
+    """Return the loss of a target; None for a user's function."""
     from gradgraph.losses import LOSSES
 
     for part in manifest.parts.values():
@@ -80,24 +80,24 @@ def loss_of(target: str, manifest: Manifest) -> Loss | None:
 
 
 def check_numbers_mean(names: DataNames, manifest: Manifest) -> None:
-    """Raise DataError where classes have names, which are numbers from 0 on, and the loss takes −1 and 1."""
+    """Raise DataError if classes have names, which become numbers from 0 on, but the loss expects −1 and 1."""
     for target in names.classes:
         loss = loss_of(target, manifest)
         if loss is not None and any(one.is_sign for one in loss.targets):
             raise DataError(
-                f"the classes of '{shown(target)}' are the numbers 0 and 1, and the loss {loss.name} takes −1 and 1",
-                remedy="build the step with loss='bce_with_logits', or give the numbers −1 and 1",
-                shell="add --loss bce_with_logits, or give the numbers −1 and 1",
+                f"the classes of '{shown(target)}' are the numbers 0 and 1, but the loss {loss.name} expects −1 and 1",
+                remedy="build the step with loss='bce_with_logits', or use the numbers −1 and 1",
+                shell="add --loss bce_with_logits, or use the numbers −1 and 1",
             )
 
 
 @dataclass(frozen=True)
 class Declared:
-    """The classes that a dataset says it has: ``classes`` as those of torchvision, or ``features`` of Hugging Face.
+    """The classes declared by a dataset: ``classes`` as in torchvision, or ``features`` as in Hugging Face.
 
     Attributes:
-        names: of all classes, by target.
-        numbers: of targets whose labels stand for other classes here, the number of each class of the dataset.
+        names: all class names, by target.
+        numbers: for targets with other class numbers here, the number of each class of the dataset.
     """
 
     names: DataNames = NO_NAMES
@@ -105,7 +105,7 @@ class Declared:
 
     @classmethod
     def of(cls, dataset: Any, specs: Mapping[str, TensorSpec], known: DataNames) -> Declared:
-        """Look at a dataset; raises UnmatchedError if it has a class that is not ``known``."""
+        """Inspect a dataset; raise UnmatchedError if it has a class that is not ``known``."""
         targets = [spec for spec in specs.values() if takes_labels(spec)]
         names, numbers = NO_NAMES, dict[str, np.ndarray[Any, Any]]()
         for spec in targets:
@@ -125,11 +125,11 @@ class Declared:
 
     @property
     def keeps(self) -> bool:
-        """Whether all labels stay as they are."""
+        """Whether all labels stay the same."""
         return not self.numbers
 
     def numbered(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """``batch`` with the numbers that its classes have here; other labels, such as ignored ones, stay."""
+        """Renumber the classes of ``batch``; other labels, such as ignored ones, stay the same."""
         made = dict(batch)
         for name, numbers in self.numbers.items():
             labels = np.asarray(made[name])
@@ -139,8 +139,8 @@ class Declared:
 
 
 def declared_classes(dataset: Any, target: str, deep: bool = False) -> Sequence[str] | None:
-    """The names of the classes of a target in a dataset's ``features``; ``deep`` looks for ``classes``, too, also of
-    what the dataset is a part of.
+    """Return the class names of a target from a dataset's ``features``; ``deep`` also looks for ``classes``, including
+    those of the dataset that it is a part of.
     """
     features = getattr(dataset, "features", None)
     found: Any = None

@@ -1,4 +1,4 @@
-"""Samples of different sizes as batches: padded to the longest of each batch, with masks that say what is padding."""
+"""Batches of samples with different sizes: padded per batch, with masks."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Padded:
 
     Args:
         dataset: ``len(dataset)`` samples, ``dataset[i]`` a dict of arrays or lists.
-        fill: what stands behind the end of a sample, by the name of its part; parts that are not named have one size.
-        mask: names of parts that are made here: ``{"ids": "attention_mask"}`` is true along the first axis of a
-            sample's ids, and false behind their end.
-        lengths: likewise ``{"ids": "lengths"}`` is how long a sample's ids are, an int64.
-        multiple: batches are padded up to a multiple of this: fewer different sizes, for each of which memory is
-            planned anew.
-        longest: samples are cut to so many rows; by default none is.
+        fill: padding values by name; arrays that are not named have one size.
+        mask: names of masks to add: ``{"ids": "attention_mask"}`` is true along the first axis of a
+            sample's ids, and false on padding.
+        lengths: names of lengths to add: ``{"ids": "lengths"}`` is the length of a sample's ids, an int64.
+        multiple: pad batches to a multiple of this, for fewer different sizes, as memory is planned anew for
+            each size.
+        longest: maximum number of rows, longer samples are truncated; no limit by default.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Padded:
         return self.dataset[i]
 
     def batch(self, samples: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Array]:
-        """These samples as one array for each of ``names``: [samples, …]."""
+        """Stack these samples into one array for each of ``names``: [samples, …]."""
         made = {mask: (part, self._mask_of) for part, mask in self.mask.items()}
         made |= {lengths: (part, _lengths) for part, lengths in self.lengths.items()}
         sources = {name: made.get(name, (name, functools.partial(self._stacked, name))) for name in names}
@@ -65,11 +65,13 @@ class Padded:
         return {name: make(parts[part]) for name, (part, make) in sources.items()}
 
     def _arrays(self, name: str, samples: Sequence[Mapping[str, Any]]) -> list[Array]:
-        """The part ``name`` of each sample, cut to the length of the longest."""
+        """Return the array ``name`` of each sample, truncated to the maximum length."""
         missing = next((sample for sample in samples if not isinstance(sample, Mapping) or name not in sample), None)
         if missing is not None:
             there = f"has {listed(missing)}" if isinstance(missing, Mapping) else f"is {described(missing)}"
-            raise DataError(f"a sample {there}, and the step takes '{shown(name)}'; give each sample as a dict with it")
+            raise DataError(
+                f"a sample {there}, but the step expects '{shown(name)}'; return each sample as a dict that contains it"
+            )
         arrays = [to_array(name, sample[name]) for sample in samples]
         return [a[: self.longest] if name in self.fill and a.ndim else a for a in arrays]
 
@@ -78,16 +80,17 @@ class Padded:
         if len({len(shape) for shape in shapes}) > 1 or (name not in self.fill and len(shapes) > 1):
             some = sorted(shapes, key=lambda shape: (len(shape), shape))
             raise DataError(
-                f"the samples of '{shown(name)}' have different shapes ({some[0]} and {some[-1]}); say what fills them "
-                f"up: fill={{'{shown(name)}': 0}}, if they differ in sizes only"
+                f"the samples of '{shown(name)}' have different shapes ({some[0]} and {some[-1]}); set its padding "
+                f"value: fill={{'{shown(name)}': 0}}, if only the sizes differ"
             )
         if name not in self.fill or not arrays[0].ndim:
             return np.stack(arrays)
         fill = np.asarray(self.fill[name])
-        dtype = np.result_type(*([a.dtype for a in arrays if a.size] or [fill.dtype]))  # an empty list has none
+        dtype = np.result_type(*([a.dtype for a in arrays if a.size] or [fill.dtype]))  # an empty list has no dtype
         if not np.array_equal(fill.astype(dtype), fill, equal_nan=dtype.kind == "f"):
             raise DataError(
-                f"'{shown(name)}' is {dtype}, which does not hold {shown(self.fill[name])}; fill it with another number"
+                f"'{shown(name)}' is {dtype}, which cannot represent {shown(self.fill[name])}; choose another padding "
+                "value"
             )
         sizes = [max(each) for each in zip(*(a.shape for a in arrays), strict=True)]
         whole = np.full((len(arrays), self._rounded(sizes[0]), *sizes[1:]), fill, dtype)

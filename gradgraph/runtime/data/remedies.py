@@ -1,4 +1,4 @@
-"""Remedies for data that do not fit: in Python, and for those who have files and a command line."""
+"""Remedies for data that do not match, in Python and for files."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from gradgraph.step.manifest import TargetSpec, TensorSpec
 
 
 def for_type(spec: TensorSpec, array: np.ndarray[Any, Any]) -> Remedies:
-    """The remedies for ``array``, whose element type never becomes that of ``spec``."""
+    """Return the remedies for ``array``, whose type cannot be converted to that of ``spec``."""
     name, kind = shown(spec.name), array.dtype.kind
     if kind in "USTO":
         if takes_labels(spec):
             return {
                 "remedy": f"number the classes, as in names, {name} = np.unique({name}, return_inverse=True)",
-                "shell": "save the number of each class, from 0 on, in place of its name",
+                "shell": "save the class numbers, from 0 on, in place of the names",
             }
         return _both("encode text as numbers first")
     if kind == "c":
-        return _both("give its real part, its absolute value, or both parts as an axis of two")
+        return _both("use its real part, its absolute value, or both parts as an axis of two")
     if kind in "mM":
-        return _both("give a number in place of dates, such as seconds or days since the first")
+        return _both("use a number in place of dates, such as seconds or days since the first")
     if array.dtype.names is not None:
-        return _both("give an array of numbers for each input in place of one with named fields")
+        return _both("use one numeric array per input in place of one with named fields")
     if takes_labels(spec) and (axis := _axis_of_classes(spec, array.shape)) is not None:
         return one_hot(spec, axis)
     if kind == "f" and array.size and not (array == np.round(array)).all():
         if takes_labels(spec):
-            return _both("give class numbers from 0 on, or build the step with a loss on numbers, such as mse")
-        return _both("it holds fractions, so give it in whole numbers")
+            return _both("use class numbers from 0 on, or build the step with a loss for numbers, such as mse")
+        return _both("it contains fractions, so convert it to integers")
     return {"remedy": f"convert it with .astype('{spec.dtype}')", "shell": f"save it as {spec.dtype}"}
 
 
 def for_shape(spec: TensorSpec, shape: Sequence[int]) -> Remedies:
-    """The remedies for an array of ``shape``, which ``spec`` does not take."""
+    """Return the remedies for an array of ``shape``, which does not match ``spec``."""
     if spec.shape and isinstance(spec.shape[0], int) and len(shape) == len(spec.shape) and shape[0] != spec.shape[0]:
-        return for_batch(f"give batches of {spec.shape[0]}", spec.shape[0])
+        return for_batch(f"use batches of {spec.shape[0]}", spec.shape[0])
     if takes_labels(spec):
         if (axis := _axis_of_classes(spec, shape)) is not None:
             return one_hot(spec, axis)
-        when = "if the model's classes lie on its last axis"
+        when = "if the class axis of the model is the last one"
         return {
             "remedy": f"reshape it, or build the step with cross_entropy(axis=-1) {when}",
             "shell": f"save it in that shape, or build the step with --loss-option axis=-1 {when} (of several losses "
@@ -57,22 +57,23 @@ def for_shape(spec: TensorSpec, shape: Sequence[int]) -> Remedies:
 
 
 def for_batch(way: str, size: int) -> Remedies:
-    """The remedies for a batch of another size than is fixed, if only by what a file declares of an output.
+    """Return the remedies for a batch of another size than the fixed one, which a file may merely declare for an
+    output.
 
     Args:
-        way: to give batches of this size in Python.
+        way: how to use this batch size in Python.
         size: that of all ranks together.
     """
     return {
-        "remedy": f"{way}, or build the step of a model whose batch is open: "
-        "gradgraph.surgery.open_axes(model, {'INPUT': {0: 'batch'}})",
-        "shell": f"add --batch-size {size}, or open the batch of the model: gradgraph surgery MODEL "
-        "--open INPUT:0=batch -o OPENED",
+        "remedy": f"{way}, or build the step from a model with a dynamic batch: gradgraph.surgery.open_axes(model, "
+        f"{{'INPUT': {{0: 'batch'}}}})",
+        "shell": f"add --batch-size {size}, or make the batch of the model dynamic: gradgraph surgery MODEL --open "
+        "INPUT:0=batch -o OPENED",
     }
 
 
 def for_label(spec: TargetSpec, label: int) -> Remedies:
-    """The remedies for a class label that is out of range; it may be the name of a class, as of five stars."""
+    """Return the remedies for a class label out of range, which may be a class name, as in star ratings."""
     if label < 0:
         return _both("correct it")
     return {
@@ -84,8 +85,8 @@ def for_label(spec: TargetSpec, label: int) -> Remedies:
 
 def one_hot(spec: TensorSpec, axis: int) -> Remedies:
     return {
-        "remedy": f"it looks one-hot, so give class numbers: {shown(spec.name)}.argmax(axis={axis})",
-        "shell": f"it looks one-hot, so save class numbers in its place: where the largest entry lies on axis {axis}",
+        "remedy": f"it looks one-hot, so use class numbers: {shown(spec.name)}.argmax(axis={axis})",
+        "shell": f"it looks one-hot, so save class numbers instead: the index of the largest entry on axis {axis}",
     }
 
 
@@ -94,7 +95,7 @@ def _both(words: str) -> Remedies:
 
 
 def _axis_of_classes(spec: TensorSpec, shape: Sequence[int]) -> int | None:
-    """The axis on which an array of ``shape`` has one entry for each class, if it has one axis more than labels."""
+    """Return the axis of an array of ``shape`` with one entry per class, if it has one axis more than labels."""
     classes = spec.classes if isinstance(spec, TargetSpec) else None
     if classes is None or len(shape) != len(spec.shape) + 1:
         return None
@@ -104,19 +105,19 @@ def _axis_of_classes(spec: TensorSpec, shape: Sequence[int]) -> int | None:
 def check_counts(**counts: int | None) -> None:
     """Raise DataError unless each is None or a whole number above zero.
 
-    Two arrays one after the other were mostly meant as inputs and targets.
+    Two positional arrays were probably meant as inputs and targets.
     """
     for name, value in counts.items():
         if (value is None and name != "epochs") or (value is not None and WHOLE.fits(value) and value > 0):
             continue
         problem = f"{name} must be a whole number above zero, but is {described(value)}"
         if isinstance(value, Iterable) and not isinstance(value, str):
-            remedy = "give inputs and targets as one argument, such as {'x': x, 'target': y}, or (x, y)"
+            remedy = "pass inputs and targets as one argument, such as {'x': x, 'target': y}, or (x, y)"
             raise DataError(problem, remedy=remedy)
         raise DataError(problem)
 
 
-# --- files that are read otherwise ------------------------------------------------------------------------------
+# --- files of other formats --------------------------------------------------------------------------------------
 
 FORMATS = "arrays are read from an .npz file or a folder of .npy files"
 _READ = {
@@ -133,14 +134,14 @@ _SPLIT = "np.savez({out!r}, x=t[:, :-1].astype('float32'), target=t[:, -1].astyp
 
 
 def for_file(path: Path) -> Remedies:
-    """The remedies for a file that is no ``.npz``: how to make one of it, where the suffix tells what it is."""
+    """Return the remedies for a file that is not an ``.npz``: how to convert it, if the suffix is known."""
     suffix = path.suffix.lower()
     if suffix == ".npy":
-        words = "move it into a folder, with the name of the model's input, beside one file for each other input"
+        words = "move it into a folder, named like the model's input, next to one file for each other input"
         return _both(words)
     if suffix not in _READ:
         return {"remedy": "save it with np.savez, one array per input", "shell": "save it as .npz, one array per input"}
-    file = path if shown(path) == str(path) else Path(f"table{suffix}")  # what is shown must be what is run
+    file = path if shown(path) == str(path) else Path(f"table{suffix}")  # the shown command must work as it is
     read = _READ[suffix].format(file=str(file))
     line = f"t = {read}; {_SPLIT.format(out=str(file.with_suffix('.npz')))}"
     code = f"import numpy as np{', pandas' if 'pandas' in read else ''}; {line}"

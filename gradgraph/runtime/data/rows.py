@@ -1,4 +1,4 @@
-"""Some rows of a table as a batch: numbers of rows, until somebody asks for the arrays."""
+"""Rows of a table as a batch: indices, until an array is requested."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from gradgraph.runtime.data.stored import StoredArray
 
 
 class Table:
-    """Columns with a row for each sample, and memory for a batch of them.
+    """Columns with one row per sample, and memory for a batch of them.
 
     Attributes:
         arrays: the columns.
         shapes: of a batch.
-        counts: of a full batch: the samples, and what a mean over it is a mean over. None if batches must be checked
-            one by one.
+        counts: of a full batch: the samples, and the denominator of a mean. None if batches must be checked one by
+            one.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class Table:
         self._buffers: dict[str, Array] = {}
 
     def gather(self, name: str, indices: memoryview) -> Array:
-        """The given rows of a column, in memory that the next call reuses."""
+        """Return the given rows of a column, in memory that the next call reuses."""
         array = self.arrays[name]
         if name not in self._buffers:
             self._buffers[name] = np.empty(self.shapes[name], array.dtype)
@@ -41,10 +41,10 @@ class Table:
 
 
 class Rows(Mapping[str, Array]):
-    """Some rows of a table as a batch: nothing is gathered until an array is asked for.
+    """Rows of a table as a batch: nothing is gathered until an array is requested.
 
     Attributes:
-        session: the training session that is to gather them, if any.
+        session: the training session that gathers them, if any.
     """
 
     __slots__ = ("indices", "session", "table")

@@ -1,4 +1,4 @@
-"""Samples in ``.tar`` files, in the layout of WebDataset, as training data."""
+"""Training data in ``.tar`` shards, in WebDataset's format."""
 
 from __future__ import annotations
 
@@ -47,25 +47,25 @@ NAME = re.compile(r"^((?:.*/|)[^./][^./]*)[.]([^/]+)$", re.DOTALL)
 
 
 class Field(NamedTuple):
-    """The place of an input or target of the step in a sample: an extension, and a key if that is of JSON."""
+    """The location of an input or target in a sample: an extension, and a key for JSON."""
 
     extension: str
     key: str | None = None
 
 
 class Shards(Loadable):
-    """Samples in tar files, as :func:`shards` explains them.
+    """Samples in tar files; see :func:`shards`.
 
     Attributes:
-        paths: of the files.
-        extensions: that their members have.
+        paths: the files.
+        extensions: the extensions of their members.
     """
 
     def __init__(self, paths: Sequence[Path], names: Mapping[str, str], form: ImageForm, augment: Augment,
                  buffer: int, threads: int) -> None:  # fmt: skip
         self.paths, self.names, self.form = list(paths), dict(names), form
         self.augmented = None if augment is None else Augmentations(augment)
-        self._labels: dict[Field, Labels] = {}  # that may name classes
+        self._labels: dict[Field, Labels] = {}  # that may be class names
         self.buffer, self.threads = buffer, threads
         self.extensions: dict[str, int] = {}
         self._offsets, self._sizes, self._kinds = array("q"), array("q"), array("H")  # of members
@@ -75,14 +75,14 @@ class Shards(Loadable):
         for path in self.paths:
             self._add(path)
         if not len(self):
-            raise DataError(f"'{shown(self.paths[0])}' holds no sample; members are called 000000.npy, 000000.cls, …")
+            raise DataError(f"'{shown(self.paths[0])}' contains no samples; name members 000000.npy, 000000.cls, …")
         self._firsts.append(len(self._offsets))
 
     def __len__(self) -> int:
         return self._shards[-1]
 
     def __getitem__(self, i: int) -> dict[str, Array]:
-        """The arrays of a sample, by the ends of the names of its members."""
+        """Return the arrays of a sample, by extension."""
         ends = list(self.extensions)
         held = [ends[self._kinds[m]] for m in range(self._firsts[i], self._firsts[i + 1])]
         form = replace(self.form, layout=self.form.layout or "NCHW")
@@ -106,7 +106,7 @@ class Shards(Loadable):
                 self._firsts.append(len(self._offsets))
                 seen.clear()
             elif kind in seen:
-                raise DataError(f"'{shown(path)}' holds '{shown(member.name)}' twice; write it again")
+                raise DataError(f"'{shown(path)}' contains '{shown(member.name)}' twice; write it again")
             seen.add(kind)
             self._offsets.append(member.offset)
             self._sizes.append(member.size)
@@ -115,14 +115,15 @@ class Shards(Loadable):
         self._bytes.append(path.stat().st_size)
 
     def order(self, seed: int, epoch: int, batch_size: int) -> Array:
-        """Shards in a new order, and samples moved within the buffer, as they lie next to each other."""
+        """Return a new order of shards, with samples displaced within the buffer, so that nearby samples are read
+        together.
+        """
         ranges = [np.arange(self._shards[i], self._shards[i + 1]) for i in permutation(seed, epoch, len(self.paths))]
         order: Array = np.concatenate(ranges)[displaced(seed, epoch, len(self), self.buffer)]
         return order
 
     def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
-        """How images are read, and the classes where labels are text, for what a step takes: as they are ``known``,
-        where they are.
+        """Return image options, and classes if labels are text, for a step; taken from ``known`` if present.
 
         Raises:
             UnmatchedError: a class is new.
@@ -144,8 +145,8 @@ class Shards(Loadable):
         seed: Sequence[int],
         known: DataNames = NO_NAMES,
     ) -> Iterator[dict[str, Array]]:
-        """Batches for what a step takes, read and decoded in threads while it trains; augmented where there is a seed.
-        Classes that are ``known`` keep their numbers, and what the form of images leaves open is as it is known.
+        """Yield batches for a step, read and decoded in threads; augmented if there is a seed. Known classes keep their
+        numbers, and unset image options are taken from ``known``.
         """
         fields = self._fields(specs)
         self._check_all_have(fields.values())
@@ -169,7 +170,7 @@ class Shards(Loadable):
             yield {name: batch[name] for name in specs}
 
     def _named(self, spec: TensorSpec, field: Field, known: Classes | None) -> Labels | None:
-        """The labels of a target where they may name classes, read once; None where they are numbers of classes."""
+        """Return the labels of a target that may be class names, which are read once; None for numbers."""
         if not isinstance(spec, TargetSpec) or _last(field.extension) not in ("cls", "json"):
             return None
         if field not in self._labels:
@@ -182,11 +183,11 @@ class Shards(Loadable):
             values = np.empty(len(self), object)
             for i, found in enumerate(self._labels_in(field)):
                 found = found.item() if isinstance(found, np.ndarray) and found.ndim == 0 else found
-                values[i] = str(found) if _last(field.extension) == "cls" else found  # whose cells have no types
+                values[i] = str(found) if _last(field.extension) == "cls" else found  # whose cells are untyped
             self._labels[field] = Labels(f"'{shown(self.paths[0])}'", values)
         return self._labels[field]
 
-    # --- which part of a sample is what -----------------------------------------------------------------------
+    # --- matching of fields and inputs -------------------------------------------------------------------------
 
     def _fields(self, specs: Mapping[str, TensorSpec]) -> dict[str, Field]:
         return {name: self._field(spec, specs) for name, spec in specs.items()}
@@ -200,7 +201,9 @@ class Shards(Loadable):
             extension, _, key = given.partition("json.")
             if key and f"{extension}json" in self.extensions:
                 return Field(f"{extension}json", key)
-            raise DataError(f"no member of the shards ends in '{shown(given)}'{suggestion(given, self.extensions)}")
+            raise DataError(
+                f"no member of the shards has the extension '{shown(given)}'{suggestion(given, self.extensions)}"
+            )
         own = [e for e in self.extensions if e.rpartition(".")[0] == name.lower()]
         alike = [s for s in specs.values() if isinstance(s, TargetSpec) is isinstance(spec, TargetSpec)]
         if not own and len(alike) == 1:
@@ -210,15 +213,15 @@ class Shards(Loadable):
             return Field("json", name)
         if len(own) != 1:
             raise DataError(
-                f"the members of {listed(self.paths, 1)} end in {listed(self.extensions)}, and it is not clear "
-                f"which is '{shown(name)}'",
-                remedy=f"say it: names={{'{shown(name)}': '{shown(next(iter(self.extensions)))}'}}",
-                shell=f"call them 000000.{shown(name)}.npy, …",
+                f"the members of {listed(self.paths, 1)} have the extensions {listed(self.extensions)}, none of which "
+                f"is clearly '{shown(name)}'",
+                remedy=f"map it: names={{'{shown(name)}': '{shown(next(iter(self.extensions)))}'}}",
+                shell=f"rename them to 000000.{shown(name)}.npy, …",
             )
         return Field(own[0])
 
     def _check_all_have(self, fields: Iterable[Field]) -> None:
-        """Raise DataError if a sample has no member for one of these fields."""
+        """Raise DataError if a sample lacks a member for one of these fields."""
         kinds, firsts = np.frombuffer(self._kinds, np.uint16), np.frombuffer(self._firsts, np.int64)
         for field in fields:
             has = np.add.reduceat(kinds == self.extensions[field.extension], firsts[:-1])
@@ -227,7 +230,7 @@ class Shards(Loadable):
                 path = self.paths[self._shard_of(i)]
                 first = name_at(path, self._offsets[self._firsts[i]])
                 raise DataError(
-                    f"the sample of '{shown(first)}' in '{shown(path)}' has no member that ends in "
+                    f"the sample of '{shown(first)}' in '{shown(path)}' has no member with the extension "
                     f"'{shown(field.extension)}'; write it again"
                 )
 
@@ -239,7 +242,7 @@ class Shards(Loadable):
     def _sample(
         self, i: int, fields: Mapping[str, Field], forms: Mapping[str, ImageForm], seed: Sequence[int]
     ) -> dict[str, Array]:
-        """Read the parts of a sample as arrays: images in their forms."""
+        """Return the fields of a sample as arrays."""
         shard, sample = self._shard_of(i), {}
         with self._opened(shard) as file:
             for name, field in fields.items():
@@ -265,18 +268,18 @@ class Shards(Loadable):
         try:
             with open_regular(path) as file:
                 if os.fstat(file.fileno()).st_size != self._bytes[shard]:
-                    raise DataError(f"'{shown(path)}' was changed while it was read; begin again")
+                    raise DataError(f"'{shown(path)}' was changed while being read; start again")
                 yield file
         except (UnreadableError, OSError) as error:
             raise DataError(f"'{shown(path)}' cannot be read ({reason_of(error)}); check the file") from None
 
     def _content(self, file: BinaryIO, shard: int, i: int, field: Field) -> tuple[bytes, str]:
-        """Read the bytes of a member of a sample, and how messages refer to it."""
+        """Return the bytes of a member of a sample, and its name in messages."""
         kind, number = _last(field.extension), self.extensions[field.extension]
         m = next(m for m in range(self._firsts[i], self._firsts[i + 1]) if self._kinds[m] == number)
         size, where = self._sizes[m], f"{self.paths[shard]}, {field.extension} of sample {i}"
         if kind not in READ:
-            raise DataError(f"'{shown(where)}' is of a kind that is not read; give .npy, .cls, .json or images")
+            raise DataError(f"'{shown(where)}' is of an unsupported type; use .npy, .cls, .json or images")
         if size > {"cls": MOST_NAME, "json": MOST_TEXT}.get(kind, size):
             raise DataError(f"'{shown(where)}' has {size:,} bytes, too many for a .{kind}; write the shard again")
         file.seek(self._offsets[m])
@@ -284,7 +287,7 @@ class Shards(Loadable):
 
 
 def _read(content: bytes, field: Field, where: str) -> Array:
-    """The array in a ``.npy``, ``.cls`` or ``.json``."""
+    """Return the array in a ``.npy``, ``.cls`` or ``.json``."""
     kind = _last(field.extension)
     try:
         if kind == "npy":
@@ -294,7 +297,7 @@ def _read(content: bytes, field: Field, where: str) -> Array:
             value = value[field.key] if isinstance(value, dict) else None
         made = np.asarray(value)
         if made.dtype.kind not in "biuf" or (kind == "cls" and (made.ndim or made.dtype.kind == "f")):
-            raise ValueError("it is no number, nor a list of numbers of one length")
+            raise ValueError("it is neither a number nor a list of numbers of one length")
         return made
     except (ValueError, KeyError, EOFError, OverflowError, RecursionError, MemoryError) as error:
         what = f"it has no '{field.key}'" if isinstance(error, KeyError) else str(error).split("\n", 1)[0]
@@ -302,7 +305,7 @@ def _read(content: bytes, field: Field, where: str) -> Array:
 
 
 def _label(content: bytes, field: Field, where: str) -> Any:
-    """The name of a class in a ``.cls`` or ``.json``; what is a number, or none of these, is returned as an array."""
+    """Return the class name in a ``.cls`` or ``.json``; other content is returned as an array."""
     if field.key is None:
         try:
             text = content.decode().strip()
@@ -320,8 +323,8 @@ def _label(content: bytes, field: Field, where: str) -> Any:
 
 
 def _array(content: bytes) -> Array:
-    """The array in the bytes of a ``.npy``; never a pickle."""
-    size = int.from_bytes(content[8:10], "little") + 10  # of a header of version 1; of another one, all is looked at
+    """Return the array in the bytes of a ``.npy``; pickles are never loaded."""
+    size = int.from_bytes(content[8:10], "little") + 10  # of a header of version 1; other versions are parsed in full
     head = content[:size] if content[6:7] == b"\1" else content
     shape, is_fortran, dtype, start = (_header if len(head) < 1000 else _header.__wrapped__)(head)
     if dtype.hasobject:
@@ -333,7 +336,9 @@ def _array(content: bytes) -> Array:
 
 @functools.lru_cache(64)
 def _header(content: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """The header of a ``.npy``, and where it ends. It takes longer to read than an array; mostly all have the same."""
+    """Return the header of a ``.npy`` and its end. Parsing takes longer than reading an array, and most headers are
+    equal.
+    """
     file = io.BytesIO(content)
     shape, is_fortran, dtype = npy_header(file)
     return shape, is_fortran, dtype, file.tell()
@@ -347,7 +352,7 @@ def _last(extension: str) -> str:
 
 
 def is_shards(path: Path) -> bool:
-    """Is it a tar file, a glob or range of them, or a folder of them?"""
+    """Whether the path is a tar file, a glob or range of them, or a folder of them."""
     try:
         return path.suffix.lower() == ".tar" or (path.is_dir() and next(path.glob("*.tar"), None) is not None)
     except OSError:
@@ -357,7 +362,7 @@ def is_shards(path: Path) -> bool:
 def _paths(given: Any) -> list[Path]:
     each = [given] if PATH.fits(given) else list(given)
     if not all(map(PATH.fits, each)):
-        raise DataError(f"{described(each)} are no paths of shards; give those of .tar files")
+        raise DataError(f"{described(each)} are not paths of shards; pass those of .tar files")
     found: list[Path] = []
     for path in map(Path, each):
         try:
@@ -369,21 +374,23 @@ def _paths(given: Any) -> list[Path]:
         except OSError as error:  # a name that is too long
             raise DataError(f"'{shown(path)}' cannot be read ({error.strerror}); check the path") from None
         if not some or not all(p.is_file() for p in some):
-            raise DataError(f"'{shown(path)}' is no tar file, nor a folder, glob or range of such; check the path")
+            raise DataError(
+                f"'{shown(path)}' is neither a tar file nor a folder, glob or range of them; check the path"
+            )
         found += some
     if not found:
-        raise DataError("there are no shards; give the path of a .tar, or a list of them")
+        raise DataError("there are no shards; pass the path of a .tar, or a list of them")
     return found
 
 
 def _ranges(text: str) -> Iterator[str]:
-    """Spell out ranges such as ``train-{000..012}.tar``."""
+    """Expand ranges such as ``train-{000..012}.tar``."""
     parts = re.split(r"\{(\d{1,6}\.\.\d{1,6})\}", text)
     counts = [
         [str(n).zfill(len(a)) for n in range(int(a), int(b) + 1)] for a, b in (p.split("..") for p in parts[1::2])
     ]
     if math.prod(map(len, counts)) > 100_000:
-        raise DataError(f"'{shown(text)}' stands for more than 100,000 files; give a folder")
+        raise DataError(f"'{shown(text)}' expands to more than 100,000 files; use a folder")
     for numbers in itertools.product(*counts):
         yield "".join(itertools.chain.from_iterable(itertools.zip_longest(parts[::2], numbers, fillvalue="")))
 
@@ -406,32 +413,32 @@ def shards(
     augment: Augment = None,
     threads: int | None = None,
 ) -> Shards:
-    """Samples in tar files, in the layout of WebDataset, for ``fit``, ``evaluate`` and ``predict``.
+    """Read samples in tar files in WebDataset's format, for ``fit``, ``evaluate`` and ``predict``.
 
     ::
 
         data = gg.shards("train-{000..099}.tar", {"x": "jpg", "target": "cls"}, size=(224, 224))
         trainer.fit(data, epochs=3, batch_size=64)
 
-    Members that follow each other and have one name up to its first dot are a sample: ``000000.jpg``, ``000000.cls``.
-    Read are ``.npy``, ``.cls`` (a whole number, or the name of a class), ``.json`` (numbers, or a dict of them and of
-    names) and images; never pickles.
+    Consecutive members with the same name up to the first dot are a sample: ``000000.jpg``, ``000000.cls``.
+    Supported are ``.npy``, ``.cls`` (an integer, or a class name), ``.json`` (numbers, or a dict of them and of
+    names) and images; pickles are never loaded.
 
-    The headers are read once, here. Then samples are read where they lie, while the step trains: only those of a few
-    batches are in memory. A shuffled epoch takes the shards in a new order and moves each sample within ``buffer``; the
-    order follows from the trainer's seed and the epoch alone, so a resumed run goes on at the same sample.
+    Headers are read once, here. Samples are read from the shards during training, with only a few
+    batches in memory. A shuffled epoch reorders the shards and displaces each sample within ``buffer``; the
+    order depends only on the trainer's seed and the epoch, so a resumed run continues at the same sample.
 
     Args:
         path: a ``.tar``, a folder of them, a glob or a range (``train-{000..099}.tar``), or a list of such.
-        names: which member is which input or target, by the end of its name behind the first dot: ``"jpg"``,
+        names: the extension of each input and target, everything after the first dot: ``"jpg"``,
             ``"mask.png"``, ``"json.label"`` for a key of JSON. By default ``000000.x.npy`` is ``x``, a ``.cls`` the
             target and the only other array or image the input.
-        buffer: how far a sample is moved, about.
+        buffer: the approximate maximum displacement of a sample.
         size, mean, std, layout, shorter, resample, order, scale, augment, threads: of images, as for
             :func:`gradgraph.image_folder`.
 
     Raises:
-        DataError: a file is not there, damaged, compressed, or holds something else than files.
+        DataError: a file is missing, damaged or compressed, or contains members that are not files.
     """
     form = form_of(size, mean, std, layout, shorter, resample, order, scale)
     return Shards(_paths(path), names or {}, form, augment, buffer, threads or min(8, os.cpu_count() or 1))

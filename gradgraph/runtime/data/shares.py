@@ -1,4 +1,4 @@
-"""The share of one of several processes in each batch: every N-th sample, so that all take those of one process."""
+"""Partition of batches among processes: every N-th sample, so that together they use the batches of one process."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gradgraph.runtime.data.sources import Columns, Samples, Source
 
 
 class Spare(dict[str, Any]):
-    """A batch of which a process has no sample: it holds another's, which does not count."""
+    """A batch of a process without a sample of its own: it contains another's, with weight zero."""
 
 
 def shares(
     source: Source, checker: BatchChecker, epoch: int, start: int = 0, rank: int = 0, ranks: int = 1
 ) -> Iterator[Batch]:
-    """The shares of this process in the batches of an epoch from one of them on: those that the source's order says,
-    and of ready batches some of their rows.
+    """Yield this process's share of the batches of an epoch, from one of them on: by the source's order, or some rows
+    of ready batches.
     """
     batches = source.batches(epoch, start)
     if ranks == 1:

@@ -1,6 +1,6 @@
 """The order of samples: a pure function of (seed, epoch, index), the same in every version of NumPy.
 
-So a run resumes in the middle of an epoch without going through its beginning again.
+A run can therefore resume in the middle of an epoch without replaying its beginning.
 """
 
 from __future__ import annotations
@@ -9,28 +9,28 @@ import numpy as np
 
 from gradgraph.runtime.data.batch import Array
 
-_POOL = 50  # batches among which samples of similar lengths are found
+_POOL = 50  # batches within which samples of similar lengths are grouped
 
 
 def permutation(seed: int, epoch: int, n: int) -> Array:
-    """A permutation of range(n): sample i sorts by a hash (SplitMix64) of seed, epoch and i."""
-    # they differ, as every step to them is invertible: any sort will do
+    """Return a permutation of range(n): sample i sorts by a hash (SplitMix64) of seed, epoch and i."""
+    # hashes are distinct, as every step is invertible: any sort will do
     order: Array = np.argsort(_hashes(seed, epoch, n))
     return order
 
 
 def displaced(seed: int, epoch: int, n: int, most: int) -> Array:
-    """A permutation of range(n) in which each comes less than ``most`` places early or late."""
+    """Return a permutation of range(n) that moves each element by less than ``most`` places."""
     places = np.arange(n) + (_hashes(seed, epoch, n) >> np.uint64(11)) * (most / (1 << 53))
     order: Array = np.argsort(places, kind="stable")
     return order
 
 
 def by_length(shuffled: Array, lengths: Array, seed: int, epoch: int, batch_size: int) -> Array:
-    """Samples in a new order, in which those of similar ``lengths`` are in one batch.
+    """Reorder samples so that those of similar ``lengths`` share a batch.
 
-    They are found among up to 50 batches (a quarter of all at most) of the order that they come in; whole batches are
-    shuffled then, and a last, smaller one stays the last.
+    They are grouped within windows of up to 50 batches (at most a quarter of all) of the given order; then whole
+    batches are shuffled, except for a last, smaller one.
     """
     full = len(shuffled) // batch_size * batch_size
     size = max(1, min(_POOL, full // batch_size // 4)) * batch_size

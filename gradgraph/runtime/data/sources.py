@@ -47,13 +47,13 @@ log = logging.getLogger("gradgraph")
 
 @dataclass(frozen=True)
 class Order:
-    """How samples become batches.
+    """How samples are batched.
 
     Attributes:
         batch_size, shuffle, drop_last, seed: as for ``Trainer.fit``.
-        fills: who takes the batches fills up a last, smaller one where the step is fixed to a size.
-        augments: samples are changed at random, where their dataset does so.
-        rank, ranks: of so many processes that share each batch, which one takes the samples.
+        fills: whether the consumer pads a last, smaller batch for a step with a fixed batch size.
+        augments: whether datasets augment their samples.
+        rank, ranks: this process, and the number of processes that share each batch.
     """
 
     batch_size: int = 32
@@ -68,18 +68,18 @@ class Order:
     def __post_init__(self) -> None:
         check_counts(batch_size=self.batch_size)
         if not WHOLE.fits(self.seed):
-            raise DataError(f"the seed is {described(self.seed)}; give a whole number that 64 bits can hold")
+            raise DataError(f"the seed is {described(self.seed)}; pass an integer of at most 64 bits")
 
     def batch_count(self, rows: int) -> int:
         return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
 
     @property
     def size(self) -> int:
-        """The samples of a full batch that this process takes."""
+        """The number of samples of a full batch for this process."""
         return self.size_of(self.batch_size)
 
     def size_of(self, rows: int) -> int:
-        """The samples of a batch of ``rows`` that this process takes: one that has none takes another's."""
+        """Return the number of this process's samples in a batch of ``rows``; a process without any uses another's."""
         return max(1, -(-(rows - self.rank) // self.ranks))
 
     def lacks(self, batch: int, rows: int) -> bool:
@@ -87,12 +87,12 @@ class Order:
         return rows - batch * self.batch_size <= self.rank
 
     def indices(self, epoch: int, rows: int) -> Array | None:
-        """The samples of an epoch in order; None is 0, 1, 2, …"""
+        """Return the sample indices of an epoch in order; None is 0, 1, 2, …"""
         whole = permutation(self.seed, epoch, rows) if self.shuffle else None
         return whole if self.ranks == 1 else self.share(np.arange(rows) if whole is None else whole)
 
     def share(self, indices: Array) -> Array:
-        """The samples of an epoch that this process takes, batch after batch."""
+        """Return this process's sample indices of an epoch, batch after batch."""
         if self.ranks == 1:
             return indices
         full = len(indices) // self.batch_size * self.batch_size
@@ -103,10 +103,10 @@ class Order:
 
 
 class Source(Protocol):
-    """Batches for one epoch, from any of its batches on.
+    """Batches of an epoch, starting at any of them.
 
-    ``rows``, ``batches_per_epoch`` and ``shapes`` (of all batches but the last) are None where nobody knows before the
-    end. ``names`` are those of the columns and classes that its numbers stand for.
+    ``rows``, ``batches_per_epoch`` and ``shapes`` (of all batches but the last) are None if unknown before the
+    end. ``names`` are the names of columns and classes behind its numbers.
     """
 
     names: DataNames
@@ -118,10 +118,12 @@ class Source(Protocol):
 
 
 class Columns:
-    """Arrays with one row per sample. A batch is a view where samples come in order, else a gather into a buffer
-    that the next batch reuses, or the next but one where a thread gathers large batches ahead. Where arrays in memory
-    need be checked only once, it is ``Known``, or ``Rows``, which a session may gather itself. Two that go through the
-    same columns at once (threads, or a callback that evaluates what is trained on) have buffers of their own.
+    """Arrays with one row per sample.
+
+    A batch is a view if samples are in order, else gathered into a buffer that is reused by the next batch, or by the
+    next but one if a thread gathers large batches ahead. If arrays in memory need to be checked only once, it is
+    ``Known``, or ``Rows``, which a session may gather itself. Concurrent iterations over the same columns (by threads,
+    or a callback that evaluates the training data) have separate buffers.
     """
 
     def __init__(
@@ -138,14 +140,14 @@ class Columns:
         rest = self.rows % order.batch_size
         if rest and not (order.drop_last or order.fills) and checker.fixed_rows:
             raise DataError(
-                f"the step takes batches of exactly {order.batch_size}, but {self.rows} samples leave {rest} for the "
-                "last one",
-                remedy="pass drop_last=True, give a multiple, or build the step from a model with a dynamic batch",
-                shell="add --drop-last, give a multiple, or build the step from a model with a dynamic batch",
+                f"the step requires batches of exactly {order.batch_size}, but {self.rows} samples leave {rest} for "
+                "the last one",
+                remedy="pass drop_last=True, use a multiple, or build the step from a model with a dynamic batch",
+                shell="add --drop-last, use a multiple, or build the step from a model with a dynamic batch",
             )
         self._size = size = order.size_of(min(order.batch_size, self.rows))
         self._is_ahead = sum(a.nbytes // self.rows * size for a in self.arrays.values()) >= AHEAD_BYTES
-        # those whose rows a session can read where they lie, without waiting for a disk
+        # columns that a session can read in place, without waiting for a disk
         held = {
             n: a
             for n, a in self.arrays.items()
@@ -174,7 +176,7 @@ class Columns:
             yield batch if self._counts is None or not is_full else Known(batch, self._counts)
 
     def _shuffled(self, indices: memoryview, start: int) -> Iterator[Batch]:
-        """Gather batches; the tables are idle again once the caller is done with the last one."""
+        """Gather batches; the tables are free again once the caller is done with the last one."""
         try:
             tables = self._idle.pop()
         except IndexError:
@@ -187,7 +189,7 @@ class Columns:
 
     def _gathered(self, tables: list[Table], indices: memoryview, start: int) -> Iterator[Batch]:
         size, table = self.order.size, tables[0]
-        if table.counts is not None:  # every step asks for a batch, so nothing more is done for it than must be
+        if table.counts is not None:  # runs at every step, so it is kept minimal
             full = len(indices) // size
             for first in range(start * size, full * size, size):
                 yield Rows(table, indices[first : first + size])
@@ -204,7 +206,7 @@ class Columns:
             yield slice(first, min(first + size, self.rows))
 
 
-LABEL_ROWS = 1 << 16  # read at once to look for labels out of range
+LABEL_ROWS = 1 << 16  # loaded at once to check the range of labels
 AHEAD_BYTES = 4 << 20  # handing a batch from thread to thread takes as long as gathering one of 1 to 2 MB
 
 
@@ -222,12 +224,12 @@ class Samples:
         self.batches_per_epoch: int | None = _count_batches(order, self.rows)
         self.shapes: dict[str, tuple[int, ...]] | None = None
         self.files = dataset.files if is_ours else []  # of the samples
-        self._told = False  # what it leaves out
+        self._told = False  # ignored fields
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         assert self.rows is not None and self.batches_per_epoch is not None
         size, indices = self.order.size, self.order.indices(epoch, self.rows)
-        if self.order.shuffle and isinstance(self.dataset, Loadable):  # some lie next to each other, or are alike
+        if self.order.shuffle and isinstance(self.dataset, Loadable):  # some are contiguous, or are alike
             indices = self.order.share(self.dataset.order(self.order.seed, epoch, self.order.batch_size))
         batches = (
             range(first, min(first + size, self.rows)) if indices is None else indices[first : first + size].tolist()
@@ -247,30 +249,30 @@ class Samples:
                 yield self._numbered(stacked)
 
     def _numbered(self, batch: Mapping[str, Any]) -> Any:
-        """``batch`` with the numbers that classes have here."""
+        """Renumber the classes of ``batch``."""
         return self._checker.numbered(self._declared.numbered(batch), self._declared.names.classes)
 
     def text_of(self, i: int, known: DataNames) -> str:
-        """The text that a sample is made of; empty where it is none."""
+        """Return the text of a sample; empty if it is not text."""
         return self.dataset.text_of(i, known) if isinstance(self.dataset, Loadable) else ""
 
     def _wanted_part(self, sample: Any) -> Any:
-        """The part of a sample that the step takes: datasets have further columns, such as an identifier."""
+        """Return the fields of a sample that the step uses: datasets may have others, such as an identifier."""
         if not isinstance(sample, Mapping) or not self._checker.specs.keys() < sample.keys():
             return sample
         further = [name for name in sample if name not in self._checker.specs]
         if further and not self._told:
-            log.info("the step takes no %s of the dataset", listed(further))
+            log.info("%s of the dataset is not an input of the step and is ignored", listed(further))
             self._told = True
         return {name: sample[name] for name in self._checker.specs}
 
 
 class Stream:
-    """Ready batches from an iterable, or from a function that returns one for each epoch. Their order is their own."""
+    """Ready batches from an iterable, or from a function that returns one for each epoch, in their own order."""
 
     def __init__(self, batches: Any, checker: BatchChecker, known: DataNames = NO_NAMES) -> None:
         self._batches, self._checker = batches, checker
-        # a DataLoader has the dataset that its batches come from
+        # a DataLoader refers to its dataset
         self._declared = Declared.of(getattr(batches, "dataset", None), checker.specs, known)
         self.names = self._declared.names
         self._is_iterable = hasattr(batches, "__iter__")
@@ -283,7 +285,7 @@ class Stream:
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         if self._once and self._used:
             raise DataError(
-                "the generator is used up after one epoch; pass a list, or a function that returns a new generator"
+                "the generator is exhausted after one epoch; pass a list, or a function that returns a new generator"
             )
         self._used = True
         batches = islice(self._batches if self._is_iterable else self._batches(), start, None)
@@ -296,9 +298,7 @@ class Stream:
 def read_file(
     path: str | os.PathLike[str], known: DataNames = NO_NAMES, specs: Mapping[str, TensorSpec] | None = None
 ) -> Any:
-    """The table, the images, the samples of shards or the arrays in a file or folder; ``known`` and ``specs`` are as
-    for a table.
-    """
+    """Return the table, images, shards or arrays in a file or folder; ``known`` and ``specs`` are as for a table."""
     if is_image_table(Path(path)):
         return image_table(path)
     if is_shards(Path(path)):
@@ -309,7 +309,9 @@ def read_file(
 
 
 def read_data(data: Any, known: DataNames = NO_NAMES, specs: Mapping[str, TensorSpec] | None = None) -> Any:
-    """The data at a path, a dict of columns as a table, and the images that a table names; other data as they are."""
+    """Return the data at a path, a dict of columns as a table, and the images listed in a table; other data
+    unchanged.
+    """
     if isinstance(data, str | os.PathLike):
         return read_file(data, known, specs)
     plan = known.preprocess
@@ -319,14 +321,14 @@ def read_data(data: Any, known: DataNames = NO_NAMES, specs: Mapping[str, Tensor
 
 
 def rows_in(path: Path) -> int:
-    """How many samples a file or folder of training data holds."""
+    """Return the number of samples in a file or folder of training data."""
     if is_table_file(path) or is_image_folder(path) or is_shards(path):
         return len(read_file(path))
     return next((len(a) for a in load_arrays(path).values() if a.ndim), 0)
 
 
 def as_source(data: Any, checker: BatchChecker, order: Order, known: DataNames = NO_NAMES) -> Source:
-    """The right source for what the user has.
+    """Return the source for the user's data.
 
     A dict or a tuple of arrays, the path of an ``.npz`` or of a folder of ``.npy``; a table (of pandas, polars or
     Arrow, or the path of a ``.csv``, ``.parquet``, …), also one that names images; a folder of images; shards; a
@@ -356,13 +358,13 @@ def as_source(data: Any, checker: BatchChecker, order: Order, known: DataNames =
     if (hasattr(data, "__iter__") or callable(data)) and not isinstance(data, type | str | bytes):
         return Stream(data, checker, known)
     raise DataError(
-        f"{described(data)} is no training data; give a dict of arrays, an .npz file, a folder of .npy files, "
-        "or an iterable of batches"
+        f"{described(data)} is not training data; pass a dict of arrays, an .npz file, a folder of .npy files, or an "
+        "iterable of batches"
     )
 
 
 def rows_at(source: Source, numbers: Sequence[int], specs: Mapping[str, TensorSpec]) -> dict[int, dict[str, Array]]:
-    """The arrays of some samples, without their axis, where they can be read again."""
+    """Return the arrays of some samples, without the sample axis, if they can be read again."""
     if isinstance(source, Columns):
         return {n: {name: np.asarray(array[n : n + 1])[0] for name, array in source.arrays.items()} for n in numbers}
     if not isinstance(source, Samples) or not isinstance(source.dataset, Loadable):
@@ -375,24 +377,24 @@ def rows_at(source: Source, numbers: Sequence[int], specs: Mapping[str, TensorSp
 
 
 def _column(checker: BatchChecker, name: str, value: Any, order: Order) -> Array | StoredArray:
-    """The whole array, checked; converted now if that is needed at all, so that no batch has to be. One that stays in
-    its file is converted batch by batch.
-    """
+    """Return the whole array, checked and converted once if needed. An array on disk is converted batch by batch."""
     spec = checker.specs[name]
     array = value if isinstance(value, StoredArray) else as_column(spec, to_array(name, value))
     row_count(name, array.shape)
     if spec.shape and spec.shape[0] == 0:
-        raise DataError(f"the step takes batches of 0 samples ({spec}); build it from a model with another batch size")
+        raise DataError(
+            f"the step requires batches of 0 samples ({spec}); build it from a model with another batch size"
+        )
     fixed = spec.shape[0] if len(array.shape) == len(spec.shape) > 0 else None
     if isinstance(fixed, int) and fixed * order.ranks != order.batch_size:
         shared = f", on each of {order.ranks} ranks" if order.ranks > 1 else ""
         raise DataError(
-            f"the step takes batches of exactly {fixed} ('{shown(name)}' has a fixed first dimension){shared}, and "
+            f"the step requires batches of exactly {fixed} ('{shown(name)}' has a fixed first dimension){shared}, but "
             f"the batch size is {order.batch_size}",
             **for_batch(f"pass batch_size={fixed * order.ranks}", fixed * order.ranks),
         )
     if isinstance(array, StoredArray):
-        checker.typed(spec, array[:1])  # refused now if it cannot be converted
+        checker.typed(spec, array[:1])  # reports a failing conversion now
         if array.dtype.kind in "iu" and isinstance(spec, TargetSpec):
             for first in range(0, len(array), LABEL_ROWS):
                 check_range(spec, array[first : first + LABEL_ROWS], first)
@@ -405,14 +407,14 @@ def _column(checker: BatchChecker, name: str, value: Any, order: Order) -> Array
 
 
 def row_count(name: str, shape: tuple[int, ...]) -> int:
-    """The number of samples of an array, or DataError if it has no axis of them."""
+    """Return the number of samples of an array; raise DataError if it has no sample axis."""
     if not shape:
         raise DataError(f"'{shown(name)}' has no axis of samples; give one row per sample")
     return shape[0]
 
 
 def common_length(lengths: Mapping[str, int]) -> int:
-    """The number of rows that all arrays have, or DataError."""
+    """Return the common length of all arrays; raise DataError if they differ."""
     (first, rows), *others = lengths.items()
     for name, length in others:
         if length != rows:
@@ -428,9 +430,9 @@ def _count_batches(order: Order, rows: int) -> int:
     count = order.batch_count(rows)
     if count == 0:
         raise DataError(
-            f"the data hold {rows} samples, less than one batch of {order.batch_size}",
-            remedy="lower batch_size, or leave drop_last out",
-            shell="lower --batch-size, or leave --drop-last out",
+            f"the data have {rows} samples, less than one batch of {order.batch_size}",
+            remedy="lower batch_size, or omit drop_last",
+            shell="lower --batch-size, or omit --drop-last",
         )
     return count
 

@@ -1,7 +1,7 @@
-"""Arrays that stay in their files: rows are read when they are asked for.
+"""Arrays that stay on disk: rows are read on demand.
 
-They are not mapped: a mapped file that somebody cuts ends the process (SIGBUS) when a page of it is touched, and no
-check beforehand can rule that out. Reading the same rows finds the end of the file, and that is an error.
+They are not mapped: truncating a mapped file kills the process (SIGBUS) when a page is accessed, and no
+earlier check can rule that out. Reading past the end of a file is an ordinary error.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Array = np.ndarray[Any, Any]
 
 
 class StoredArray:
-    """An array in C order in a file, of one axis or more.
+    """An array on disk in C order, with at least one axis.
 
     Args:
         path: the file.
-        start: where the first element lies, in bytes.
-        shape, dtype: of the array.
+        start: offset of the first element in bytes.
+        shape, dtype: shape and dtype of the array.
 
     Raises:
         OSError: the file cannot be opened.
@@ -39,7 +39,7 @@ class StoredArray:
         self.nbytes = self._row * shape[0]
         self._file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         weakref.finalize(self, os.close, self._file)
-        self._lock = threading.Lock()  # where reading moves a position that all readers share
+        self._lock = threading.Lock()  # on platforms where reading moves a position that all readers share
         if os.fstat(self._file).st_size < start + self.nbytes:
             raise self._cut()
 
@@ -47,7 +47,7 @@ class StoredArray:
         return self.shape[0]
 
     def __getitem__(self, rows: slice) -> Array:
-        """Consecutive rows, read into new memory."""
+        """Read consecutive rows into new memory."""
         first, end, _ = rows.indices(len(self))
         out = np.empty((max(end - first, 0), *self.shape[1:]), self.dtype)
         self._read(_bytes_of(out), first * self._row)
@@ -57,7 +57,7 @@ class StoredArray:
         return self[:] if dtype is None else self[:].astype(dtype)
 
     def take(self, indices: Array, axis: int, out: Array, mode: str) -> Array:
-        """``numpy.take`` of rows (``axis`` 0) into ``out``; the indices are in range."""
+        """Read rows into ``out`` as ``numpy.take`` (``axis`` 0); the indices are in range."""
         view, row = _bytes_of(out), self._row
         for i, index in enumerate(indices.tolist()):
             self._read(view[i * row : (i + 1) * row], index * row)

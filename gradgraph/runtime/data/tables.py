@@ -1,4 +1,4 @@
-"""Tables: data frames of pandas and polars, Arrow tables, and the files that these libraries read."""
+"""Tables: data frames of pandas and polars, Arrow tables, and their file formats."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _AS_TEXT: dict[str, dict[str, Any]] = {
     "pandas": {"dtype": str, "keep_default_na": False},
     "polars": {"infer_schema": False},  # empty cells are null there
 }
-_IN_FULL: dict[str, dict[str, dict[str, Any]]] = {  # so that a cell is what it is, whatever stands in others
+_IN_FULL: dict[str, dict[str, dict[str, Any]]] = {  # so that the type of a cell does not depend on the others
     "pandas": {
         ".csv": {"low_memory": False},
         ".tsv": {"low_memory": False},
@@ -52,15 +52,15 @@ _IN_FULL: dict[str, dict[str, dict[str, Any]]] = {  # so that a cell is what it 
     },
     "polars": {".tsv": {"separator": "\t"}},
 }
-_GUESSES: dict[str, dict[str, Any]] = {  # of pandas before 3.1: of floats from 15 digits, of dates from names
+_GUESSES: dict[str, dict[str, Any]] = {  # pandas before 3.1: floats from 15 digits, dates from names
     ".csv": {"float_precision": "round_trip"},
     ".tsv": {"float_precision": "round_trip"},
     ".jsonl": {"convert_dates": False},
 }
 _CODE = re.compile(r"0[0-9]+|[0-9]{16,}")
 _INTEGER = re.compile(r"\s*[+-]?[0-9]{1,40}\s*", re.ASCII)
-_LOOKED_AT = 1000  # columns, to say which hold text
-_HEAD = 1 << 16  # bytes of a file whose first row is looked at
+_LOOKED_AT = 1000  # columns inspected for text
+_HEAD = 1 << 16  # bytes of a file whose first row is checked
 
 
 def is_table_file(path: Path) -> bool:
@@ -70,12 +70,12 @@ def is_table_file(path: Path) -> bool:
 def read_table(
     path: Path, as_text: bool = False, known: DataNames = NO_NAMES, specs: Mapping[str, TensorSpec] | None = None
 ) -> Any:
-    """The table in a file, read by pandas, or by polars where that is not installed; raises DataError.
+    """Read the table in a file by pandas, or by polars if that is not installed; raises DataError.
 
     Args:
-        as_text: take every cell of a ``.csv`` or ``.tsv`` as text: "NA" is a word there, too.
-        known: columns that these names know as text stay text where a file happens to hold numbers alone: "01" is no 1.
-        specs: of a step; its labels, too, are read as text.
+        as_text: read every cell of a ``.csv`` or ``.tsv`` as text, including "NA".
+        known: columns known as text stay text even if a file only contains numbers there, such as "01".
+        specs: of a step, whose labels are read as text, too.
     """
     suffix = path.suffix.lower()
     if suffix == ".jsonl":
@@ -90,8 +90,8 @@ def read_table(
 
 
 def codes_in(path: Path, names: Collection[str], rows: int | None = None) -> dict[str, Array]:
-    """Columns among ``names`` of a ``.csv`` or ``.tsv`` that hold codes, as text: whole numbers that begin with 0, or
-    that floats merge. A gap is None. ``rows``: look at the first ones alone.
+    """Return the columns among ``names`` of a ``.csv`` or ``.tsv`` that contain codes, as text: integers that begin
+    with 0, or that floats would merge. Missing values are None. ``rows``: check only the first ones.
     """
     if path.suffix.lower() not in SEPARATORS or not names:
         return {}
@@ -101,13 +101,13 @@ def codes_in(path: Path, names: Collection[str], rows: int | None = None) -> dic
 
 
 def written_in(table: Any) -> Any:
-    """The table at the path of a ``.csv`` or ``.tsv``, with every cell as the text that it is; None of any other."""
+    """Return the table at the path of a ``.csv`` or ``.tsv`` with every cell as text; None for other files."""
     is_path = isinstance(table, str | os.PathLike)
     return read_table(Path(table), as_text=True) if is_path and Path(table).suffix.lower() in SEPARATORS else None
 
 
 def _read_by_library(path: Path, more: Mapping[str, Mapping[str, Any]]) -> Any:
-    """The table in a file, with ``more`` options by library."""
+    """Read the table in a file, with ``more`` options by library."""
     suffix = path.suffix.lower()
     for library, name in zip(("pandas", "polars"), _READERS[suffix], strict=True):
         try:
@@ -131,14 +131,14 @@ def _read_by_library(path: Path, more: Mapping[str, Mapping[str, Any]]) -> Any:
             raise DataError(f"'{shown(path)}' cannot be read ({shown(first)}); save the table again{how}") from None
     ways = for_file(path)
     raise DataError(
-        f"'{shown(path)}' is a table, which pandas or polars reads, and neither is there",
+        f"'{shown(path)}' is a table, which requires pandas or polars, and neither is installed",
         remedy=f"pip install pandas pyarrow, or {ways['remedy']}",
         shell=f"pip install pandas pyarrow, or {ways['shell']}",
     )
 
 
 def _with_exact_ids(table: Any, read: Callable[..., Any], path: str) -> Any:
-    """A table of pandas whose whole numbers above 2**53 keep their digits beside gaps, where pandas has floats."""
+    """Return a pandas table that keeps integers above 2**53 exact next to missing values, where pandas has floats."""
     floats = [name for name, kind in table.dtypes.items() if kind == np.float64]
     large = [name for name in floats if (np.abs(table[name].to_numpy()) >= EXACT).any()]
     texts = read(path, usecols=large, dtype=str) if large else table
@@ -151,13 +151,13 @@ def _with_exact_ids(table: Any, read: Callable[..., Any], path: str) -> Any:
 
 
 def _without_guesses(library: Any, suffix: str) -> Mapping[str, Any]:
-    """The options by which pandas takes cells as they are written, where that is not its default."""
+    """Return the options for pandas to read cells verbatim, if that is not its default."""
     version = tuple(int(part) for part in library.__version__.split(".")[:2])
     return _GUESSES.get(suffix, {}) if library.__name__ == "pandas" and version < (3, 1) else {}
 
 
 def _texts_in(known: DataNames, specs: Mapping[str, TensorSpec]) -> set[str]:
-    """The columns that are read as text: labels, and those that are known as text."""
+    """Return the columns to read as text: labels, and those known as text."""
     plan = known.preprocess
     targets = [*known.classes, *(name for name, spec in specs.items() if takes_labels(spec) and _takes_one(spec))]
     texts = {column for target in targets for column in list(known.columns.get(target, [target]))[:1]}
@@ -168,7 +168,7 @@ def _texts_in(known: DataNames, specs: Mapping[str, TensorSpec]) -> set[str]:
 
 
 def _texts_alone(names: Collection[str], alone: bool = False, rows: int | None = None) -> dict[str, dict[str, Any]]:
-    """The options by which these columns are read as text, and no others if they are wanted ``alone``."""
+    """Return the options to read these columns as text, and no others if they are wanted ``alone``."""
     as_text, chosen = dict.fromkeys(names, str), list(names)
     return {
         "pandas": {"dtype": as_text, **({"usecols": chosen, "nrows": rows} if alone else {})},
@@ -177,45 +177,43 @@ def _texts_alone(names: Collection[str], alone: bool = False, rows: int | None =
 
 
 def _check_first_row(path: Path) -> None:
-    """Raise DataError where the first row of a ``.jsonl`` has a key twice, of which libraries keep the last value."""
+    """Raise DataError if the first row of a ``.jsonl`` has a duplicate key, of which libraries keep the last value."""
     try:
         with open_regular(path) as file:
             json_of(file.readline(LARGEST))
     except KeyTwiceError as error:
-        raise DataError(
-            f"the first row of '{shown(path)}' cannot be read ({error}); give each key a name of its own"
-        ) from None
+        raise DataError(f"the first row of '{shown(path)}' cannot be read ({error}); rename duplicate keys") from None
     except (UnreadableError, OSError):
-        return  # which the library says, too
+        return  # which the library reports, too
 
 
 def _check_header(path: Path, separator: str) -> None:
-    """Raise DataError where two columns have one name, which pandas would change, or another separator."""
+    """Raise DataError for duplicate columns, which pandas would rename, or another separator."""
     try:
         with open_regular(path) as file:
             names = csv_columns(file, separator)
     except (UnreadableError, OSError):
-        return  # which the library says, too
+        return  # which the library reports, too
     twice, times = Counter(filter(None, names)).most_common(1)[0] if any(names) else ("", 0)
     if times > 1:
         raise DataError(
-            f"'{shown(path)}' has {len(names):,} columns, {times} of them called '{shown(twice)}'; give each a name of "
-            "its own"
+            f"'{shown(path)}' has {len(names):,} columns, {times} of them called '{shown(twice)}'; give each a unique "
+            "name"
         )
     others = [sign for sign in (";", TAB, ",") if sign != separator and len(names) == 1 and sign in names[0]]
     if others:
         parted, wanted = ({";": "semicolons", TAB: "tabs", ",": "commas"}[sign] for sign in (others[0], separator))
         raise DataError(
-            f"'{shown(path)}' has its cells parted by {parted}, where {wanted} are expected",
+            f"the cells of '{shown(path)}' are separated by {parted}, but {wanted} are expected",
             remedy=f"save it with {wanted}, or give pandas.read_csv(path, sep={others[0]!r}, decimal=',')",
             shell=f"save it with {wanted}",
         )
 
 
 def _check_widths(path: Path, separator: str, table: Any) -> None:
-    """Raise DataError where a row has more or fewer cells than the header: pandas would shift its cells, or fill it up.
+    """Raise DataError for a row with more or fewer cells than the header: pandas would shift or fill its cells.
 
-    Rows are looked at one by one only where that shows: in the first of them, or by gaps in the last column.
+    Rows are checked one by one only after a first sign of it: in the first row, or missing values in the last column.
     """
     with contextlib.suppress(UnreadableError, OSError), open_regular(path) as file:
         header, first = csv_head(file.read(_HEAD), separator)
@@ -239,7 +237,7 @@ def _has_gaps(table: Any) -> bool:
 
 
 def first_row(path: Path) -> list[Any]:
-    """The cells of the first row of a file, which tell what it names; none where it cannot be read."""
+    """Return the cells of the first row of a file; empty if it cannot be read."""
     separator = SEPARATORS.get(path.suffix.lower())
     if separator is None and path.suffix.lower() != ".jsonl":
         columns = _Columns(read_table(path))
@@ -252,7 +250,7 @@ def first_row(path: Path) -> list[Any]:
         row = json_of(head.partition(b"\n")[0])
         return list(row.values()) if isinstance(row, dict) else []
     except (UnreadableError, OSError):
-        return []  # which is said where it is read
+        return []  # which is reported where it is read
 
 
 def columns_of(
@@ -262,15 +260,15 @@ def columns_of(
     unread: Collection[str] = (),
     whole: bool = True,
 ) -> tuple[dict[str, Array], DataNames]:
-    """The arrays that a step takes, from a table, with the names of what they are made of.
+    """Return the input arrays of a step from a table, with the names of their columns.
 
-    What takes one number a sample is the column of its name. Whatever is ``known`` is made of the columns of which it
-    was made before, in whatever order they come; a matrix that is not known is made of all others, in their order.
-    Columns of names that are ``unread`` are left out. Of a batch, the table is not ``whole``.
+    An input of one number per sample is the column of its name. A ``known`` input uses the same columns as
+    before, whatever their order in the table. An unknown matrix uses all other columns, in order.
+    Columns in ``unread`` are ignored. For a batch, the table is not ``whole``.
 
     Raises:
-        UnmatchedError: columns that are known are missing, or labels are new.
-        DataError: columns are missing, or too many; hold no numbers, or gaps.
+        UnmatchedError: known columns are missing, or labels are new.
+        DataError: there are too few or too many columns, or they contain non-numbers or missing values.
     """
     columns = _Columns(table)
     made = _preprocessed(table, specs, known)
@@ -286,16 +284,16 @@ def columns_of(
             classes = classes if labels is None else classes.updated(labels.of(name))
             continue
         found[name] = columns.matrix(name, each, rest)
-        rest = []  # which is told once
+        rest = []  # logged once
     own = {name: each for name, each in made_of.items() if each != [name]}
     return {name: found[name] for name in every}, DataNames(own, preprocess=known.preprocess).updated(classes)
 
 
 def _preprocessed(table: Any, specs: Mapping[str, TensorSpec], known: DataNames) -> dict[str, Array]:
-    """The tensors that a preprocessing makes of a table, or that it reads, in a model that has it inside.
+    """Return the tensors that a preprocessing computes from a table, or that it reads, for a model that contains it.
 
     Raises:
-        DataError: the model takes another number of columns than it makes.
+        DataError: the model expects another number of columns.
     """
     plan = known.preprocess
     if plan is None:
@@ -308,14 +306,14 @@ def _preprocessed(table: Any, specs: Mapping[str, TensorSpec], known: DataNames)
         if width not in (len(own), None):
             takes = f"takes {width}" if width else "is no matrix among its inputs"
             raise DataError(
-                f"the preprocessing makes {len(own)} numbers of each row ({listed(own)}), and '{shown(name)}' of the "
+                f"the preprocessing computes {len(own)} features per row ({listed(own)}), but '{shown(name)}' of the "
                 f"model {takes}; choose columns and their kinds, or a model of that size"
             )
     return plan.computed(_fed(plan, table))
 
 
 def _fed(plan: Preprocessing, table: Any) -> dict[str, Array]:
-    """The columns as the preprocessing reads them; what training data never had is said in one line."""
+    """Return the columns as the preprocessing reads them; unseen values are logged in one line."""
     feeds = plan.feeds(table)
     if said := str(Drift.of(plan.read, feeds)):
         log.warning("%s", said)
@@ -323,17 +321,17 @@ def _fed(plan: Preprocessing, table: Any) -> dict[str, Array]:
 
 
 def target_columns(targets: Sequence[TensorSpec], given: Sequence[str]) -> DataNames:
-    """The names of the columns that hold the targets of a step: all of its only one, or one of each.
+    """Return the names of the target columns: all for the only target, or one for each.
 
     Raises:
-        DataError: they are fewer or more than the targets.
+        DataError: there are fewer or more than the targets.
     """
     if len(targets) == 1:
         return DataNames({targets[0].name: given})
     if len(targets) != len(given):
         raise DataError(
-            f"the step has {len(targets)} targets, {listed([t.name for t in targets])}, and for these the "
-            f"{_columns(given)} {'is' if len(given) == 1 else 'are'} named; name one for each"
+            f"the step has {len(targets)} targets, {listed([t.name for t in targets])}, but the {_columns(given)} "
+            f"{'is' if len(given) == 1 else 'are'} given for them; name one for each"
         )
     return DataNames({t.name: [column] for t, column in zip(targets, given, strict=True)})
 
@@ -341,10 +339,10 @@ def target_columns(targets: Sequence[TensorSpec], given: Sequence[str]) -> DataN
 def _made_of(
     columns: _Columns, specs: Mapping[str, TensorSpec], known: DataNames, unread: Collection[str]
 ) -> tuple[dict[str, list[str]], str | None]:
-    """The columns that each tensor is made of, and the one that takes what is left, if there is one.
+    """Return the columns of each tensor, and the tensor that uses the remaining ones, if there is one.
 
     Raises:
-        DataError: the columns do not fit.
+        DataError: the columns do not match.
     """
     made_of: dict[str, list[str]] = {}
     for name, spec in specs.items():
@@ -372,7 +370,7 @@ def _rest(
     known: DataNames,
     unread: Collection[str],
 ) -> list[str]:
-    """The columns that nothing is known of."""
+    """Return the remaining columns."""
     plan = known.preprocess
     used = {*specs, *unread, *(column for each in made_of.values() for column in each)}
     used |= {*plan.columns, *plan.targets} if plan is not None else set()
@@ -380,72 +378,73 @@ def _rest(
 
 
 def _takes_one(spec: TensorSpec) -> bool:
-    """Whether it has one number a sample."""
+    """Whether it has one number per sample."""
     return len(spec.shape) == 1 or (len(spec.shape) == 2 and spec.shape[1] == 1)
 
 
 def _check_target(columns: _Columns, spec: TensorSpec, made_of: Sequence[str]) -> None:
-    """Raise DataError if a target lacks its columns, or has more or fewer than it takes."""
+    """Raise DataError if a target lacks columns, or has more or fewer than it needs."""
     if not isinstance(spec, TargetSpec):
         return
     if missing := [column for column in made_of if column not in columns.keys]:
         raise DataError(
-            f"the table lacks the {_columns(missing)}, of which the target '{shown(spec.name)}' is made"
-            f"{suggestion(missing[0], list(columns.keys))}"
+            f"the table lacks the {_columns(missing)} of the target "
+            f"'{shown(spec.name)}'{suggestion(missing[0], list(columns.keys))}"
         )
     width = 1 if _takes_one(spec) else spec.shape[1] if len(spec.shape) == 2 else len(made_of)
     if width not in (len(made_of), None):
         raise DataError(
-            f"the target '{shown(spec.name)}' takes {width} column{'' if width == 1 else 's'}, and the "
-            f"{_columns(made_of)} {'is' if len(made_of) == 1 else 'are'} named for it; name as many"
+            f"the target '{shown(spec.name)}' requires {width} column{'' if width == 1 else 's'}, but the "
+            f"{_columns(made_of)} {'is' if len(made_of) == 1 else 'are'} given for it; name as many"
         )
 
 
 def _unfitting(
     columns: _Columns, specs: Mapping[str, TensorSpec], missing: Sequence[TensorSpec], rest: Sequence[str]
 ) -> DataError:
-    """The error of a table whose columns do not make up what is ``missing``: with numbers and names."""
+    """Return the error for a table whose columns do not make up the ``missing`` inputs, with numbers and names."""
     takes = ", ".join(str(spec) for spec in specs.values())
-    has = f"the table has the columns {listed(columns.keys)}, and the step takes {takes}"
+    has = f"the table has the columns {listed(columns.keys)}, but the step expects {takes}"
     targets = [spec.name for spec in missing if isinstance(spec, TargetSpec)]
     takes_tokens = any(spec.dtype.startswith("int") and len(spec.shape) > 1 for spec in missing)
     texts = [name for name in rest[:_LOOKED_AT] if columns.is_text(name)]
     if takes_tokens and texts:
         return DataError(
-            f"{has}: texts become numbers by a tokenizer",
-            remedy=f"give gradgraph.text.table(frame, 'tokenizer.json', text={texts[0]!r})",
+            f"{has}: texts require a tokenizer",
+            remedy=f"use gradgraph.text.table(frame, 'tokenizer.json', text={texts[0]!r})",
             shell=f"add --tokenizer tokenizer.json --text text={texts[0]}",
         )
     if targets:
         name = shown(targets[0])
         return DataError(
-            f"{has}: no column is called '{name}'",
-            remedy=f"rename or choose columns, or say which holds it: trainer.names = gradgraph.DataNames(columns="
-            f"{{'{name}': ['…']}})",
-            shell="rename a column, or say which holds it: --target COLUMN",
+            f"{has}: there is no column '{name}'",
+            remedy=(
+                f"rename or choose columns, or map it: trainer.names = gradgraph.DataNames(columns={{'{name}': ['…']}})"
+            ),
+            shell="rename a column, or name it with --target COLUMN",
         )
     wide = [spec for spec in missing if len(spec.shape) == 2]
     if len(missing) == 1 and wide:
         width = wide[0].shape[1]
         holds = f", of which {listed(texts)} hold{'s' if len(texts) == 1 else ''} text" if texts else ""
         many = f"{len(rest)} are" if len(rest) != 1 else "1 is"
-        why = f"'{shown(wide[0].name)}' takes {width}, and {many} left for it{holds}"
+        why = f"'{shown(wide[0].name)}' requires {width}, but {many} remain for it{holds}"
     else:
         why = f"{listed([spec.name for spec in missing])} should be columns of these names, or one matrix of all others"
     parts = ", ".join(f"'{shown(n)}': frame[[…]].to_numpy()" for n in specs)
     return DataError(
         f"{has}: {why}",
-        remedy=f"rename or choose columns, or give each as an array: {{{parts}}}",
-        shell="rename its columns, or leave out those that the model does not take",
+        remedy=f"rename or choose columns, or pass each as an array: {{{parts}}}",
+        shell="rename its columns, or drop those that are not inputs of the model",
     )
 
 
 def matrix_of(table: Any, name: str, known: DataNames) -> tuple[Array, DataNames]:
-    """The matrix ``name`` of a table that is given for it alone: all its columns, or those that are ``known``.
+    """Return the matrix ``name`` of a table given for it: all its columns, or the ``known`` ones.
 
     Raises:
-        UnmatchedError: columns that are known are missing.
-        DataError: a column holds no numbers.
+        UnmatchedError: known columns are missing.
+        DataError: a column is not numeric.
     """
     columns = _Columns(table)
     made_of = list(known.columns.get(name, columns.keys))
@@ -454,12 +453,12 @@ def matrix_of(table: Any, name: str, known: DataNames) -> tuple[Array, DataNames
 
 
 def columns_in(table: Any) -> list[str]:
-    """The names of a table's columns."""
+    """Return the names of a table's columns."""
     return list(_Columns(table).keys)
 
 
 def column_of(table: Any, name: str) -> Array:
-    """The values of a column."""
+    """Return the values of a column."""
     return _Columns(table)[name]
 
 
@@ -467,14 +466,14 @@ class _Columns(Frame):
     """The columns of a table, as arrays of tensors."""
 
     def matrix(self, name: str, made_of: Sequence[str], rest: Sequence[str], may_have_gaps: bool = False) -> Array:
-        """These columns side by side; the ``rest`` is left out, and who has some is told."""
+        """Stack these columns; the ``rest`` is ignored, which is logged."""
         missing = [column for column in made_of if column not in self.keys]
         if missing:
             has = f", and has the new {_columns(rest)}" if rest else ""
             raise UnmatchedError(
-                f"the table lacks the {_columns(missing)}, of which '{shown(name)}' is made{has}",
-                remedy="give columns the names that they had in training, or arrays where their order is meant",
-                shell="give columns the names that they had in training",
+                f"the table lacks the {_columns(missing)} of '{shown(name)}'{has}",
+                remedy="rename columns as in training, or pass arrays if their order counts",
+                shell="rename columns as in training",
             )
         if rest:
             log.warning("the %s of the table %s not read: '%s' is made of %s", _columns(rest),
@@ -484,7 +483,7 @@ class _Columns(Frame):
     def labels_or_numbers(
         self, spec: TensorSpec, column: str, known: DataNames, whole: bool = True
     ) -> tuple[Array, Classes | None]:
-        """A column in the shape of ``spec``; of labels the numbers of their classes, and the classes."""
+        """Return a column in the shape of ``spec``; for labels, their class numbers, and the classes."""
         shape = (-1,) if len(spec.shape) == 1 else (-1, 1)
         if numpy_dtype(spec.dtype).kind in "OUT":
             return text_of(self[column]).reshape(shape), None
@@ -505,7 +504,7 @@ class _Columns(Frame):
         array = self[name]
         if array.dtype.kind not in "biuf":
             raise DataError(
-                f"the column '{shown(name)}' holds {array.dtype}, not numbers; encode it as numbers, or leave it out"
+                f"the column '{shown(name)}' contains {array.dtype}, not numbers; encode it as numbers, or drop it"
             )
         if not may_have_gaps and array.dtype.kind == "f" and (gaps := int(np.isnan(array).sum())):
             raise DataError(
@@ -517,14 +516,14 @@ class _Columns(Frame):
 def array_labels(
     value: Any, spec: TensorSpec, known: DataNames, raw: bool = True, whole: bool = True
 ) -> tuple[Array, DataNames] | None:
-    """The numbers of the classes of labels, and the record of these classes; None where numbers stay as they are.
+    """Return the class numbers of labels, and the record of these classes; None if numbers stay the same.
 
     Args:
         value: an array, a list, or a column of a table: [rows], or [rows, 1].
         spec: of the target.
-        known: what the model was trained on.
-        raw: whole numbers are as somebody gave them, rather than numbers of classes already.
-        whole: these are all labels, rather than those of a batch.
+        known: the names of the training data.
+        raw: whether integers come from the user, and are not class numbers yet.
+        whole: whether these are all labels, and not those of a batch.
 
     Raises:
         UnmatchedError: classes are known, and one is new.
@@ -555,12 +554,12 @@ def array_labels(
 
 
 def _are_numbers_of_classes(values: Array, spec: TargetSpec) -> bool:
-    """Whether these are numbers that are certainly none of names: found in one pass."""
+    """Whether these numbers are certainly not class names, found in one pass."""
     return values.dtype.kind in "iuf" and (spec.classes is None or not (values >= spec.classes).any())
 
 
 def _are_labels(values: Array, spec: TensorSpec, classes: Classes | None) -> bool:
-    """Whether a target's values are labels of classes. Of two, numbers may be wanted for the labels, too."""
+    """Whether a target's values are class labels. For two classes, the target may be a number, too."""
     if takes_labels(spec) or (classes is not None and classes.names):
         return True
     return bool(values.size) and kind_of(values) == "text" and len(set(values.tolist())) == 2

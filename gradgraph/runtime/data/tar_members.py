@@ -1,7 +1,7 @@
-"""Where the members of a tar file lie, from its headers alone.
+"""The members of a tar file, located from its headers.
 
-Nothing is unpacked, and no name of a member is ever used as a path. Every header takes 512 bytes of the file, so a file
-has no more of them than its size allows; names and sizes are checked before anything is read.
+Nothing is unpacked, and no member name is ever used as a path. Every header takes 512 bytes of the file, which limits
+their number; names and sizes are validated before anything is read.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from gradgraph.errors import DataError, shown
 from gradgraph.files.untrusted.regular import UnreadableError, open_regular, reason_of
 
 BLOCK = 512
-MOST_NAME = 1 << 16  # bytes of a header that holds a long name
+MOST_NAME = 1 << 16  # bytes of a header with a long name
 SKIPPED = b"5g"  # folders, and headers for all members
 LONG_NAME, EXTENDED, FILES = b"L", b"x", (b"0", b"\0", b"7")
 
 
 class Member(NamedTuple):
-    """A file within a tar file: its content is ``size`` bytes from ``offset`` on."""
+    """A member of a tar archive: ``size`` bytes at ``offset``."""
 
     name: str
     offset: int
@@ -30,7 +30,7 @@ class Member(NamedTuple):
 
 
 def members(path: Path) -> Iterator[Member]:
-    """The files in a tar file (ustar, GNU or pax; not compressed), in order; raises DataError."""
+    """Yield the files in a tar file (ustar, GNU or pax; not compressed), in order; raises DataError."""
     try:
         with open_regular(path) as file:
             yield from _members(file, path)
@@ -39,7 +39,7 @@ def members(path: Path) -> Iterator[Member]:
 
 
 def name_at(path: Path, offset: int) -> str:
-    """The short name of the member whose content begins at ``offset``."""
+    """Return the short name of the member whose content begins at ``offset``."""
     with open_regular(path) as file:
         file.seek(offset - BLOCK)
         return _short_name(file.read(BLOCK))
@@ -47,7 +47,7 @@ def name_at(path: Path, offset: int) -> str:
 
 def _members(file: BinaryIO, path: Path) -> Iterator[Member]:
     end = os.fstat(file.fileno()).st_size
-    long: dict[bytes, bytes] = {}  # what was said of the next member
+    long: dict[bytes, bytes] = {}  # attributes of the next member
     position = 0
     while position + BLOCK <= end:
         file.seek(position)
@@ -57,9 +57,7 @@ def _members(file: BinaryIO, path: Path) -> Iterator[Member]:
                 raise _damaged(path, "something follows its end, such as a second tar file")
             return
         if position == 0 and head[:3] == b"\x1f\x8b\x08":
-            raise DataError(
-                f"'{shown(path)}' is compressed, and samples are read where they lie; unpack it to a plain .tar"
-            )
+            raise DataError(f"'{shown(path)}' is compressed, but samples are read in place; unpack it to a plain .tar")
         told = re.match(rb" *([0-7]{1,7})[ \0]", head[148:156])
         if told is None or int(told[1], 8) != sum(head[:148]) + 8 * 32 + sum(head[156:]):
             raise _damaged(path, "there is no header where one should be")
@@ -83,8 +81,8 @@ def _members(file: BinaryIO, path: Path) -> Iterator[Member]:
             long = {}
         elif kind not in SKIPPED:
             raise DataError(
-                f"'{shown(path)}' holds '{shown(_short_name(head))}', which is no file but a link or a device; write "
-                "the shard with plain files"
+                f"'{shown(path)}' contains '{shown(_short_name(head))}', which is a link or a device; write the shard "
+                "with plain files"
             )
         else:
             long = {}
@@ -92,7 +90,7 @@ def _members(file: BinaryIO, path: Path) -> Iterator[Member]:
 
 
 def _octal(field: bytes, path: Path) -> int:
-    """The number that octal digits stand for, or bytes behind a first byte of 0x80."""
+    """Parse octal digits, or bytes after a first byte of 0x80."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
     digits = field.strip(b" \0")
@@ -102,7 +100,7 @@ def _octal(field: bytes, path: Path) -> int:
 
 
 def _records(content: bytes, path: Path) -> Iterator[tuple[bytes, bytes]]:
-    """``26 path=…`` lines: a length of the whole line, a key, a value."""
+    """Parse ``26 path=…`` lines: the length of the whole line, a key, a value."""
     while content:
         found = re.match(rb"([0-9]{1,6}) ([^=]+)=", content)
         length = int(found[1]) if found else 0
@@ -119,4 +117,4 @@ def _short_name(head: bytes) -> str:
 
 
 def _damaged(path: Path, what: str) -> DataError:
-    return DataError(f"'{shown(path)}' is no whole tar file ({what}); write it again")
+    return DataError(f"'{shown(path)}' is not a complete tar file ({what}); write it again")

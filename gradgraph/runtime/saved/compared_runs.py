@@ -78,7 +78,7 @@ def runs_in(folder: str | os.PathLike[str]) -> list[Run]:
     found = [_run(path, str(path.relative_to(top)) if path != top else path.absolute().name) for path in _folders(top)]
     if not found:
         raise DataError(
-            f"'{shown(top)}' holds no run",
+            f"'{shown(top)}' contains no run",
             remedy="give the folder that holds the folders of runs",
             shell="give the folder of those that --run of `gradgraph train` wrote",
         )

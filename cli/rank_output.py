@@ -1,4 +1,4 @@
-"""``gradgraph train`` in several processes: who speaks, and how all end where one fails."""
+"""``gradgraph train`` in several processes: only rank 0 prints, and all ranks exit when one fails."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TRIALS = {"dry_run": "--dry-run", "find_lr": "--find-lr", "overfit": "--overfit
 
 
 def join(arguments: Sequence[str]) -> None:
-    """Let this process be one of those that a launcher has started: from now on the first one alone speaks."""
+    """Join the ranks that a launcher has started; only rank 0 prints from now on."""
     if list(arguments[:1]) != ["train"] or not {"-h", "--help"}.isdisjoint(arguments):
         return
     from gradgraph.parallel.mpi import rank_here, started_ranks, world
@@ -29,9 +29,9 @@ def join(arguments: Sequence[str]) -> None:
 
 
 def begin_end(error: BaseException) -> str:
-    """Begin to end a process that fails; returns what its message is to begin with.
+    """Prepare to exit after a failure; return the prefix of the error message.
 
-    If all ranks fail, the first one alone says why. If this one alone does, it says which one it is.
+    If all ranks fail, only rank 0 prints the error. If a single rank fails, its message begins with its number.
     """
     mpi = sys.modules.get("gradgraph.parallel.mpi")
     if mpi is None or mpi.end_together():
@@ -41,7 +41,7 @@ def begin_end(error: BaseException) -> str:
 
 
 def end(code: int) -> int:
-    """End all ranks where this one has failed alone; leave MPI where all have."""
+    """Abort all ranks if only this one has failed; otherwise finalise MPI."""
     mpi = sys.modules.get("gradgraph.parallel.mpi")
     if mpi is not None:
         (mpi.end_all if output.talk.ends_all else mpi.finish)(code)
@@ -49,24 +49,24 @@ def end(code: int) -> int:
 
 
 def starts(ranks: int | None, given: Mapping[str, Any], model: Any, ctx: click.Context) -> bool:
-    """Whether this process is to start the ranks of a run, and not to be one.
+    """Whether this process is to launch the ranks of a run instead of being one.
 
     Raises:
-        click.UsageError: what is asked for runs in one process alone.
+        click.UsageError: the request supports a single process only.
     """
     from gradgraph.parallel.mpi import started_ranks
 
     if max(ranks or 1, started_ranks()) == 1:
         return False
     if trial := next((option for name, option in _TRIALS.items() if given[name]), None):
-        raise click.UsageError(f"{trial} runs in one process; leave --ranks out", ctx)
+        raise click.UsageError(f"{trial} runs in one process; omit --ranks", ctx)
     if "-" in (str(given["data"]), str(model)):
-        raise click.UsageError("stdin is read by one process; give several ranks a file", ctx)
+        raise click.UsageError("stdin can be read by one process only; give several ranks a file", ctx)
     return started_ranks() == 1
 
 
 def parallel(timeout: float, **ways: Any) -> DataParallel | None:
-    """The ranks that this process is one of, if there are several; ``ways`` are further arguments."""
+    """Return the data-parallel group of this process, or None if it runs alone; ``ways`` are further arguments."""
     from gradgraph.parallel.mpi import started_ranks
 
     if started_ranks() == 1:

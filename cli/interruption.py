@@ -1,4 +1,4 @@
-"""The last words of ``gradgraph train``, and what it keeps, where a run does not come to its end."""
+"""Messages and files of ``gradgraph train`` when a run is interrupted or fails."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def drawn_if_stopped(folder: RunFolder | None, trainer: Trainer) -> Iterator[None]:
-    """Draw the curves so far in the run's folder where the run does not come to its end."""
+    """Draw the curves so far in the run's folder if the run does not finish."""
     try:
         yield
     except BaseException:
@@ -30,22 +30,22 @@ def drawn_if_stopped(folder: RunFolder | None, trainer: Trainer) -> Iterator[Non
 
 @contextlib.contextmanager
 def how_to_resume(checkpoint: Path | None, folder: RunFolder | None, *, force: bool) -> Iterator[None]:
-    """Print, after Ctrl-C or SIGTERM, the command that goes on from the checkpoint, if there is one."""
+    """After Ctrl-C or SIGTERM, print the command to resume from the checkpoint, if there is one."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
         if folder is not None and checkpoint is not None and checkpoint.exists():
-            output.say(f"go on with: {shlex.join(['gradgraph', 'train', str(folder.path), '--resume'])}")
+            output.say(f"resume with: {shlex.join(['gradgraph', 'train', str(folder.path), '--resume'])}")
         elif checkpoint is not None and checkpoint.exists():
             words = [w for w in output.talk.arguments if w not in ("--force", "--resume")]
-            kept = ["--no-force"] if force and "--force" not in output.talk.arguments else []  # by a recipe
-            output.say(f"go on with: {shlex.join(['gradgraph', *words, *kept, '--resume'])}")
+            kept = ["--no-force"] if force and "--force" not in output.talk.arguments else []  # set by a recipe
+            output.say(f"resume with: {shlex.join(['gradgraph', *words, *kept, '--resume'])}")
         raise
 
 
 @contextlib.contextmanager
 def where_it_diverged(trainer: Trainer) -> Iterator[None]:
-    """Say, after a loss that is not finite, which node of the model made the first such value."""
+    """After a non-finite loss, print the node of the model that produced the first such value."""
     try:
         yield
     except DivergedError as error:
@@ -53,5 +53,5 @@ def where_it_diverged(trainer: Trainer) -> Iterator[None]:
             which = (error.batch,) if error.step is None else (error.step, error.batch)
             found = trainer.find_nonfinite(*which, **error.hyperparameters)
             if found is not None:
-                output.say(f"the first value that is not finite: {found}")
+                output.say(f"the first non-finite value: {found}")
         raise
