@@ -152,6 +152,7 @@ def build_with(made: Any) -> Any:
     return gg.build(MODEL, optimizer=gg.optim.chain(made, gg.optim.sgd(0.1)))
 
 
+@pytest.mark.sweep(0)
 def test_every_argument_of_the_wrong_kind_is_a_sentence(
     calls: dict[str, Call], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

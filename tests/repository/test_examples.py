@@ -125,6 +125,7 @@ def test_a_gpt_writes_letters_of_its_text(said: Said) -> None:
     assert len(text) == len("A step ") + 30
 
 
+@pytest.mark.sweep(0.6)
 @pytest.mark.parametrize("kind", ["int4", "fp16"])
 def test_a_merged_language_model_repeats_its_text(said: Said, kind: str) -> None:
     model = Path(__file__).parents[2] / "examples" / f"tiny_llama_{kind}.onnx"
@@ -159,6 +160,7 @@ def test_two_tasks_share_a_trunk(said: Said) -> None:
     assert digits > 70 and ink > 0.5
 
 
+@pytest.mark.sweep(0)
 def test_a_quantised_detector_learns_other_things(said: Said) -> None:
     came, now = said("finetune_detector", epochs=8, count=400).splitlines()
     assert numbers(came)[0] > 50

@@ -20,6 +20,7 @@ assert "sympy.core" not in sys.modules
 """
 
 
+@pytest.mark.sweep(0.53)
 @pytest.mark.parametrize(
     "code",
     [

@@ -128,6 +128,7 @@ RUN: dict[str, Build] = {
 NOT_RUN = ("Train.java", "train.cs", "train.swift")  # no toolchain or package of theirs where these tests are run
 
 
+@pytest.mark.sweep(0.2)
 @pytest.mark.parametrize("file", RUN)
 def test_each_loop_trains_as_python_does(file: str, run: Path, library: Path, tmp_path: Path) -> None:
     """To the last digit but one that is printed: compilers may round a sum elsewhere."""
@@ -162,6 +163,7 @@ def test_a_loop_says_what_is_wrong(run: Path, library: Path, tmp_path: Path) -> 
     assert done.returncode and "manifest.json is cut" in done.stderr
 
 
+@pytest.mark.sweep(0.3)
 @pytest.mark.parametrize("file", [f for f in RUN if f != "train.go"])
 def test_rows_that_do_not_match_are_refused(file: str, run: Path, library: Path, tmp_path: Path) -> None:
     """Not read past their end, which a sanitizer would see in C and C++."""
@@ -186,6 +188,7 @@ def sanitized(library: Path, folder: Path, compiler: str, source: str, standard:
     return ["env", "ASAN_OPTIONS=detect_leaks=0", str(folder / "train")]
 
 
+@pytest.mark.sweep(0)
 @pytest.mark.parametrize(("source", "standard"), [("train.c", "-std=c11"), ("train.cc", "-std=c++17")])
 def test_nothing_is_read_past_its_end(source: str, standard: str, run: Path, library: Path, tmp_path: Path) -> None:
     """Under a sanitizer: a run, files that differ in length, and a manifest that is cut anywhere."""

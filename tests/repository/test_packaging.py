@@ -1,6 +1,7 @@
 """A wheel holds what a checkout holds, and a file's name alone tells which file is meant."""
 
 import ast
+import functools
 import os
 import re
 import shutil
@@ -69,6 +70,7 @@ def test_every_recipe_names_one_version_and_one_set_of_dependencies() -> None:
     assert len(wanted) >= 8 and dict(re.findall(r"- ([\w-]+) (>=[\d.]+)", run[1])) == {"python": ">=3.10", **wanted}
 
 
+@functools.cache
 def defined(module: ast.Module) -> set[str]:
     """All names that a module may have: what it assigns, defines or imports, wherever it does so."""
     names: set[str] = set()

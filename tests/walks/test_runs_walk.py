@@ -50,6 +50,7 @@ def shell(line: str, interrupt_at: str | None = None) -> tuple[str, str]:
     return out, talk
 
 
+@pytest.mark.sweep(0)
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no signals between processes")
 def test_two_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
