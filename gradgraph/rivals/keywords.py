@@ -52,7 +52,7 @@ class Home:
     def in_shell(self) -> str:
         if self.shell:
             return f"that is {self.shell}"
-        return self.instead or f"there is no option for it; in Python that is gradgraph.{self.python}"
+        return self.instead or f"no option does that; in Python it is gradgraph.{self.python}"
 
 
 def _advice(names: str, instead: str) -> Home:
@@ -97,7 +97,7 @@ HOMES = (
     Home("metric_for_best_model", "Trainer.fit(monitor=…)", "--monitor"),
     Home("greater_is_better", "Trainer.fit(mode=…)", "--mode"),
     Home("tol early_stopping_threshold", "Trainer.fit(min_delta=…)", "--min-delta"),
-    _advice("min_epochs min_steps max_fun", "a run ends after its epochs, or by its patience; there is no minimum"),
+    _advice("min_epochs min_steps max_fun", "a run ends after its epochs, or by its patience, without a minimum"),
     Home("eval_steps val_check_interval eval_interval evaluate_every eval_freq", "Trainer.fit(eval_every=…)",
          "--eval-every"),
     _advice("eval_strategy evaluation_strategy eval_delay eval_on_start validation_freq check_val_every_n_epoch "
@@ -211,7 +211,7 @@ HOMES = (
     _advice("barebones enable_autolog_hparams log_level_replica log_on_each_node logging_nan_inf_filter past_index "
             "prefix restore_callback_states_from_checkpoint group_by_length length_column_name neftune_noise_alpha "
             "nominal_checkpoint liger_kernel_config megatron_config layer_replication",
-            "there is no equivalent and no need for it, so drop it"),
+            "nothing here needs an equivalent, so drop it"),
 )  # fmt: skip
 RIVALS = {word: home for home in HOMES for word in home.words.split()}
 
