@@ -1,7 +1,8 @@
 """Which cases of a sweep run, and native kernels for all tests.
 
-A sweep is a test with hundreds of parametrised cases that others check in other ways, too. Marked ``sweep(share)``, it
-runs that share of its cases, always the same ones, and with ``--whole`` all of them, as continuous integration does.
+A test marked ``sweep(share)`` runs that share of its cases, always the same ones, and with ``--whole`` all of them, as
+continuous integration does. Shares follow from what a case costs: no test takes more than some two seconds of a
+processor by default. A single slow test whose subject others test, too, has a share of 0.
 
 Trainers use native kernels as they do where a user has installed them with a compiler at hand. Without a compiler the
 tests run without, and so they do with GRADGRAPH_NATIVE_KERNELS=0.
@@ -33,8 +34,9 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(stands_in_the_way)
 
 
-def pytest_report_header() -> str:
-    return f"native kernels: {in_use.status()}"
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    cases = "every case" if config.getoption("whole") else "a sample; --whole runs every case"
+    return [f"native kernels: {in_use.status()}", f"sweeps: {cases}"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
