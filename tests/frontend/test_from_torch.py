@@ -147,7 +147,7 @@ BAD = {
     "example of one sample": (lambda: from_torch(torch.nn.Linear(3, 2), torch.ones(1, 3)), "at least 2 there"),
     "unknown dynamic name": (
         lambda: from_torch(torch.nn.ReLU(), torch.ones(2, 3), dynamic={"x": {0: "n"}}),
-        "no input",
+        "not an input",
     ),
     "names": (lambda: from_torch(torch.nn.ReLU(), torch.ones(2, 3), ["a", "b"]), "one name for each"),
     "arguments": (lambda: from_torch(torch.nn.ReLU(), (torch.ones(2), torch.ones(2))), "do not fit ReLU.forward"),

@@ -213,7 +213,7 @@ DAMAGE = {
         ),
         "more than initializers externally",
     ),
-    "odd length": (lambda p: edit_model(p / "eval.onnx", lambda m: external(m, length="many")), "that is no number"),
+    "odd length": (lambda p: edit_model(p / "eval.onnx", lambda m: external(m, length="many")), "that is not a number"),
 }
 
 

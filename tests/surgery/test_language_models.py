@@ -246,7 +246,11 @@ IN = {"input_ids": (TensorProto.INT64, ["b", "s"])}
         (lambda: gg.lora(merged_decoder.model(), "*"), UnknownNameError, "select one of its branches first"),
         (lambda: surgery.fix_inputs(tiny(IN), {"use_cache": 1}), UnknownNameError, "no input 'use_cache'"),
         (lambda: surgery.fix_inputs(tiny(IN), {"input_ids": 1}), ModelError, "the sizes of the input"),
-        (lambda: surgery.fix_inputs(merged_decoder.model(), {merged_decoder.BRANCH: 2}), ModelError, "2 is none"),
+        (
+            lambda: surgery.fix_inputs(merged_decoder.model(), {merged_decoder.BRANCH: 2}),
+            ModelError,
+            "cannot represent 2",
+        ),
         (lambda: surgery.language_model(MODELS["int4"], keep="mask"), UnknownNameError, "no input 'mask'"),
         (lambda: surgery.language_model(counting(1), keep="attention_mask"), BuildError, "pad rows at their ends"),
         (lambda: surgery.language_model(MODELS["int4"], outputs="y"), UnknownNameError, "no output 'y'"),
