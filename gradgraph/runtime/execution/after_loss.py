@@ -1,11 +1,11 @@
-"""Updates that run only once the loss is known to be a number: until then, nothing is written over the state.
+"""Updates that wait for a finite loss: until then, the state is not overwritten.
 
-Where next values are written over the current ones, a step that fails half-way loses the state, and so does one whose
+If next values overwrite the current ones, a step that fails half-way loses the state, and so does one whose
 loss is NaN. So the gradients of such updates wait for the loss, and for a Gather that reads a vector of one element at
-0, or at 1 if the loss is NaN or infinite: onnxruntime then ends the run with an error, and the state is as it was.
-Whatever fails before that (labels out of range, say) leaves it alone, too.
+0, or at 1 if the loss is NaN or infinite: onnxruntime then fails the run, and the state is unchanged.
+Earlier failures (such as labels out of range) leave it unchanged, too.
 
-The earliest node that all updates need, and the loss does not, waits for all of them; mostly there is one.
+The earliest node that all updates need, and the loss does not, waits for all of them; usually there is one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FUSED = frozenset({"Reshape", "Squeeze", "Unsqueeze"})
 def with_updates_after_loss(
     model: onnx.ModelProto, loss: str, next_of: Mapping[str, str], names: Collection[str], fails: bool
 ) -> bool:
-    """Let the next values of state tensors wait for the loss, in place; False, and nothing is changed, if they cannot.
+    """Let the next values of state tensors wait for the loss, in place; False if impossible, with no change.
 
     Args:
         model: a train graph in topological order, with the types of its tensors.
@@ -78,7 +78,7 @@ def with_updates_after_loss(
 
 
 def _computed_floats(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
-    """The floating tensors of known rank that nodes compute, with their types."""
+    """Return the floating tensors of known rank that nodes compute, with their types."""
     made = {y for node in model.graph.node for y in node.output}
     known = {v.name: v for v in (*model.graph.value_info, *model.graph.output) if v.name in made}
     kinds = (*_WIDE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -87,7 +87,7 @@ def _computed_floats(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
 
 
 def _ancestors(nodes: list[onnx.NodeProto], writer: Mapping[str, int]) -> list[int]:
-    """For each node, itself and the nodes that it needs: a bit for each."""
+    """Return each node's ancestors, including itself, as bits."""
     found: list[int] = []
     for i, node in enumerate(nodes):
         mask = 1 << i
@@ -99,7 +99,7 @@ def _ancestors(nodes: list[onnx.NodeProto], writer: Mapping[str, int]) -> list[i
 
 
 def _place(node: onnx.NodeProto, floats: Collection[str]) -> int | None:
-    """The place of an input that may be a Reshape of itself: one of numbers, and not of sizes or axes."""
+    """Return the index of an input that may pass through a Reshape: one of values, not of sizes or axes."""
     if node.op_type in _FUSED:
         return None
     return next((k for k, x in enumerate(node.input) if x in floats), None)
@@ -125,12 +125,12 @@ def _write_gate(graph: onnx.GraphProto, loss: str, kind: int, fails: bool) -> No
 
 
 class Keeping:
-    """Tells what a run that did not end well has left of the state, by the memory of the loss.
+    """A record of whether a failed run has changed the state, by the memory of the loss.
 
     Args:
         loss: the memory that a run writes the loss to.
-        is_gated: the session writes over the state, once the loss is known.
-        needs_number: a loss that is NaN or infinite leaves the state as it was.
+        is_gated: the session overwrites the state once the loss is known.
+        needs_number: a NaN or infinite loss leaves the state unchanged.
     """
 
     def __init__(self, loss: Array, is_gated: bool, needs_number: bool) -> None:
@@ -141,16 +141,16 @@ class Keeping:
         self._options.add_run_config_entry("gpu_graph_id", "0")  # as for ``Interrupts``
 
     def begin(self, options: ort.RunOptions | None) -> ort.RunOptions | None:
-        """Forget the last loss; return options for a run, which is not stopped half-way if it writes over the state."""
+        """Reset the loss; return options for a run, which is not interrupted half-way if it overwrites the state."""
         self._loss.fill(self._unknown)
         return self._options if self._is_gated else options
 
     def refuses(self) -> bool:
-        """Whether the last run's loss is none to learn from: then the state is as it was."""
+        """Whether the last run's loss is not finite, so the state is unchanged."""
         return self._needs_number and not math.isfinite(self._loss.item())
 
     def has_kept(self) -> bool:
-        """Whether a run that failed has left the state as it was."""
+        """Whether a failed run has left the state unchanged."""
         return not self._is_gated or self._loss.item() == self._unknown or self.refuses()
 
     def is_refusal(self, error: Exception) -> bool:

@@ -1,9 +1,9 @@
-"""A model of onnxruntime's arena: how much memory it takes for tensors that come and go.
+"""A simulation of onnxruntime's arena: how much memory it uses for temporary tensors.
 
-It follows ``BFCArena`` on the CPU (``onnxruntime/core/framework/bfc_arena.cc``), with its defaults or as ``regions``
-has it. Memory is taken from the system in regions, each twice as large as the last one, and never given back. A
-tensor gets the smallest free piece of its class of sizes, and of the next classes if there is none. Neighbours that
-are free become one piece. The system counts a page once it is written, so a region takes what was ever used of it.
+It follows ``BFCArena`` on the CPU (``onnxruntime/core/framework/bfc_arena.cc``), with its defaults or those of
+``regions``. Memory is allocated from the system in regions, each twice as large as the last one, and never freed. A
+tensor gets the smallest free piece of its size class, or of the next classes if there is none. Adjacent free pieces are
+merged. The system counts a page once it is written, so a region uses only what was ever written.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 from gradgraph.runtime.execution.regions import MOST_LEFT, UNIT, USUAL
 
-HANDLE = 8  # bytes that a region's table has for each unit of it, written at once
-LARGEST = 1 << 30  # bytes of a region behind the first one that is not asked for at once
-CLASSES = 21  # of sizes: of 256 bytes, of 512, and so on
+HANDLE = 8  # bytes of a region's table per unit of it, written at once
+LARGEST = 1 << 30  # bytes of a region after the first one that is not requested at once
+CLASSES = 21  # size classes: 256 bytes, 512, and so on
 
 
 @dataclass(eq=False)
 class Piece:
-    """A part of a region; ``order`` is its address, ``region`` where what was used of it is counted."""
+    """A part of a region; ``order`` is its address, ``region`` counts what was used."""
 
     region: int
     start: int
@@ -35,14 +35,14 @@ class Piece:
 
 
 class Arena:
-    """Takes pieces and gives them back.
+    """An allocator of pieces.
 
     Args:
         first: bytes of the first region.
-        most_left: bytes that may stay unused at the end of a piece, below its half.
+        most_left: bytes that may stay unused at the end of a piece, below half of it.
 
     Attributes:
-        used: of each region, the bytes up to the last one that was ever part of a piece in use.
+        used: for each region, the bytes up to the end of the last piece ever in use.
         tables: bytes of the tables of all regions.
     """
 
@@ -54,11 +54,11 @@ class Arena:
 
     @property
     def taken(self) -> int:
-        """Bytes that were written at any time."""
+        """Bytes that were ever written."""
         return sum(self.used) + self.tables
 
     def take(self, size: int) -> Piece:
-        """Memory for a tensor of so many bytes."""
+        """Allocate a tensor of this many bytes."""
         size = max(1, -(-size // UNIT)) * UNIT
         piece = self._found(size) or self._new_region(size)
         if piece.size >= 2 * size or piece.size - size >= self._most_left:
@@ -71,7 +71,7 @@ class Arena:
         return piece
 
     def give(self, piece: Piece) -> None:
-        """Give a piece back; it is joined with neighbours that are free."""
+        """Free a piece and merge it with free neighbours."""
         after = piece.after
         if after is not None and after.free:
             self._remove(after)

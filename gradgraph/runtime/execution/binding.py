@@ -1,7 +1,7 @@
-"""Running a session with the state bound to it: a run copies, allocates and looks up only what it must.
+"""Running a session with the state bound to it, with minimal copies, allocations and look-ups.
 
-Between two steps the caches hold the model's tensors and not the interpreter's. So a line of Python takes several times
-as long as in a tight loop, and binding an array takes longer than copying one of up to about 100 kB.
+Between two steps the caches are filled by the model's tensors. A line of Python then takes several times
+as long as in a tight loop, and binding an array takes longer than copying up to about 100 kB.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ STAGED_BYTES = 100_000  # arrays up to this size are copied into memory that sta
 
 @dataclass(frozen=True)
 class Ports:
-    """Inputs and outputs of a session beside its batch.
+    """The inputs and outputs of a session besides its batch.
 
     Attributes:
-        results: floating outputs of one element, read back after every run: the name to give, and the output's.
-        next_of: state tensor → output that holds its next value (training), empty otherwise.
-        constants: inputs that keep their memory: hyperparameters, whose owner writes into it.
-        measures: columns of sums, which are read back, too.
-        memory: further outputs, and the memory that they are written to.
+        results: floating outputs of one element, read back after every run: the reported name, and the output's.
+        next_of: state tensor → output with its next value (training); empty otherwise.
+        constants: inputs with fixed memory: hyperparameters, which their owner writes there.
+        measures: columns computed from sums, which are read back, too.
+        memory: other outputs, and the memory that they are written to.
     """
 
     results: Mapping[str, str] = field(default_factory=dict)
@@ -46,24 +46,24 @@ class Ports:
 
 
 class BoundSession:
-    """A session whose state inputs, and for training its state outputs, are bound in advance: once for each of the
+    """A session whose state inputs, and for training its state outputs, are bound in advance, once for each of the
     sets that the state alternates between.
 
     Args:
         session: the model; inputs that are state tensors are taken from ``state``.
         state: the tensors, shared with the other sessions of a trainer.
         ports: the other inputs and outputs.
-        overwritable: state tensors whose next value may be written over them in this session.
-        keeps: what is written over waits for the loss; if this is True, for one that is a number. By default it does
+        overwritable: state tensors that their next values may overwrite in this session.
+        keeps: overwriting waits for the loss; if True, for a finite one. By default it does
             not wait, and a run that fails loses the state if any is shared.
-        stand_ins: state tensor → another one, which the session reads in its place.
+        stand_ins: state tensor → another one to read in its place.
 
     Attributes:
-        numbers: the results of the last run; the next run writes over them.
+        numbers: the results of the last run, overwritten by the next.
         sums: the sums of each measure in the last run; likewise.
-        rows: copies of the rows of each measure that has a row for each sample.
+        rows: copies of the rows of each per-sample measure.
         gathers: shapes of inputs whose rows the session gathers itself.
-        moved: the groups of state tensors that a run moves, as bits of ``State.side``.
+        moved: the groups of state tensors that a run updates, as bits of ``State.side``.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class BoundSession:
         self._results = [(name, self._buffers[output].reshape(())) for name, output in ports.results.items()]
         self._read = [(name, value.item) for name, value in self._results]
         self.moved = state.bits(self._next_of)
-        # shared by both sets of state tensors, but not to be written over here: to be copied after the run
+        # shared by both sets of state tensors, but not to be overwritten here: copied after the run
         copied = (state.shared & self._next_of.keys()) - overwritable
         self._copied = {name: state.tensor_like(name) for name in copied}
         self._sides: dict[int, Side] = {}
@@ -100,28 +100,28 @@ class BoundSession:
         self.gathers: Mapping[str, tuple[int, ...]] = {}
         gated = keeps is not None and bool(overwritable)
         self._keeping = None if keeps is None else Keeping(self._buffers[ports.results["loss"]], gated, keeps)
-        self._is_undone = False  # the last run has not moved the state
+        self._is_undone = False  # the last run has not updated the state
 
     @property
     def shown(self) -> Mapping[str, float]:
-        """The numbers, and the columns that are made of the sums."""
+        """The numbers, and the columns computed from the sums."""
         return Shown(self) if self.measures else self.numbers
 
     def release(self) -> None:
-        """Let go of all batches; where one is bound, all is bound anew at the next run."""
+        """Release all batches; if one is bound, everything is bound again at the next run."""
         self._sides = {number: side for number, side in self._sides.items() if side.let_go()}
 
     def run(self, feeds: Mapping[str, Feed], options: ort.RunOptions | None = None) -> None:
         """Run once; a training run makes its outputs the current state.
 
         Raises:
-            ModelError: onnxruntime failed; the current state is what it was, or lost if tensors are written over.
+            ModelError: onnxruntime failed; the current state is unchanged, or lost if tensors are overwritten.
             TerminatedError: ``options.terminate`` was set meanwhile; likewise.
         """
         if self._state.lost:
             self._state.check()
         binding = self.feed(feeds)
-        for measure in self._ranked:  # anew, as the last batch may have had other rows
+        for measure in self._ranked:  # read again, as the last batch may have had other rows
             binding.bind_output(measure.sums, "cpu")
         if self._keeping is not None:
             options = self._keeping.begin(options)
@@ -146,7 +146,7 @@ class BoundSession:
             self.rows = {m.name: np.array(value.numpy()) for m, value in zip(self._ranked, found, strict=True)}
 
     def _failed(self, error: Exception) -> None:
-        """Raise what explains ``error``, and note if it cost the state; nothing where it was only the loss."""
+        """Raise an explanation of ``error``, and record whether it cost the state; return if it was only the loss."""
         if self._keeping is not None and self._keeping.is_refusal(error):
             return
         if self._next_of and not (self._keeping is not None and self._keeping.has_kept()):
@@ -154,19 +154,19 @@ class BoundSession:
         raise explanation(error, "running the step failed") from error
 
     def undo(self) -> None:
-        """Go back to what the last run started from, if it has moved the state."""
+        """Undo the last run if it has updated the state."""
         if not self._is_undone:
             self._state.undo(self.moved)
 
     def results(self) -> dict[str, Array]:
-        """The results of the last run, as arrays of rank 0: they take twice the time of ``numbers``."""
+        """Return the results of the last run as arrays of rank 0, which takes twice the time of ``numbers``."""
         found = {name: value.copy() for name, value in self._results}
         if self.measures:
             found |= {name: np.asarray(value) for name, value in finished(self.measures, self.sums).items()}
         return found
 
     def feed(self, feeds: Mapping[str, Feed]) -> ort.IOBinding:
-        """Put a batch where the session reads it."""
+        """Write a batch to where the session reads it."""
         side = self.current_side()
         side.feed(feeds)
         return side.binding
@@ -178,7 +178,7 @@ class BoundSession:
         return self._sides[number]
 
     def bound(self, side: int) -> ort.IOBinding:
-        """A new binding over the state tensors that are current when the state's side is this."""
+        """Create a binding over the state tensors that are current on this side."""
         binding = self.session.io_binding()
         values = self._state.values(side)
         read = {name: values[self._stand_ins.get(name, name)] for name in values}
@@ -198,8 +198,8 @@ class BoundSession:
 
 
 class Shown(Mapping[str, Any]):
-    """The numbers of a session's last run with the columns of its measures, which are finished when they are asked for:
-    a bar shows a few of many steps.
+    """The numbers of a session's last run, with the columns of its measures computed on demand, since a progress bar
+    only shows some of them.
     """
 
     def __init__(self, session: BoundSession) -> None:
@@ -233,7 +233,7 @@ class Together:
 
 
 class Side:
-    """The binding over one set of state tensors, and what it reads a batch from."""
+    """A binding over one set of state tensors, and the memory from which it reads a batch."""
 
     def __init__(self, binding: ort.IOBinding, on_cpu: bool) -> None:
         self.binding = binding
@@ -243,8 +243,8 @@ class Side:
     def feed(self, feeds: Mapping[str, Feed]) -> None:
         """Copy each of ``feeds`` into the memory bound for its input, or bind its own memory.
 
-        An array that comes a second time is bound from then on: it is a buffer that its owner fills again. A device
-        copies at binding, so there everything is bound anew each time.
+        An array that is passed a second time is bound from then on: its owner refills it. On a device, binding copies,
+        so everything is bound again each time.
         """
         for name, feed in feeds.items():
             known = self._inputs.get(name)
@@ -261,13 +261,13 @@ class Side:
                 self._bind(name, feed, known)
 
     def let_go(self) -> bool:
-        """Let go of the caller's arrays; returns False if one is bound."""
+        """Release the caller's arrays; return False if one is bound."""
         for known in self._inputs.values():
             known.seen = None
         return all(known.bound is None for known in self._inputs.values())
 
     def bind(self, name: str, array: Array) -> None:
-        """Bind the memory of an array, whatever its size: what its owner writes there later is read, too."""
+        """Bind the memory of an array of any size: later changes by its owner are read, too."""
         self._inputs[name] = _Input(array.shape, array, None, array)
         bind_array(self.binding, name, array)
 
@@ -286,7 +286,7 @@ class Side:
 
 
 class _Input:
-    """The memory bound for an input: an array or OrtValue of the caller (``bound``), or a copy of one (``stage``)."""
+    """The memory bound for an input: an array or OrtValue of the caller (``bound``), or a copy (``stage``)."""
 
     __slots__ = ("bound", "seen", "shape", "stage")
 
@@ -306,14 +306,14 @@ _FLOATS = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(fl
 
 
 def result_buffer(output: Any) -> Array:
-    """Memory for a loss or metric: one element, of the shape that the model declares."""
+    """Allocate memory for a loss or metric: one element, of the shape that the model declares."""
     return np.zeros(sizes_or(output.shape, 1), _FLOATS.get(output.type, np.float32))
 
 
 @contextlib.contextmanager
 def released(bound: BoundSession, checker: BatchChecker) -> Iterator[None]:
-    """Runs over many batches, in which mapped weights pass through memory; all batches are let go of afterwards, those
-    that are bound and the last one that was checked.
+    """Run many batches, in which mapped weights do not stay in memory; release all batches afterwards, including bound
+    and checked ones.
     """
     try:
         with weights_pass_through(bound.session):

@@ -1,4 +1,4 @@
-"""A step recorded as CUDA graphs: its kernels are launched in one go, instead of one by one from the CPU.
+"""Steps captured as CUDA graphs: their kernels are launched together, instead of one by one from the CPU.
 
 A graph repeats the recorded kernels at the same addresses. So a batch is copied into memory that stays bound, and
 results are read from such memory. Each set of state tensors has a graph of its own; onnxruntime tells them
@@ -28,18 +28,18 @@ from gradgraph.runtime.execution.state import State
 
 log = logging.getLogger("gradgraph")
 
-FEW_BYTES = 64  # arrays up to this size are compared with what was copied last; mostly they are hyperparameters
+FEW_BYTES = 64  # arrays up to this size are compared with the last copy; usually they are hyperparameters
 
 
 def can_capture(model: onnx.ModelProto, placement: Placement, wanted: bool | Literal["auto"]) -> bool:
-    """Should this step, lowered for its batch, run as CUDA graphs?
+    """Whether this step, lowered for its batch, should run as CUDA graphs.
 
     Args:
-        wanted: True insists, "auto" takes what can be had.
+        wanted: True requires it, "auto" uses it if possible.
 
     Raises:
-        RuntimeUnavailableError: it was insisted on, and the device or the step does not allow it. (A session for
-            batches of any size never does, and is no error.)
+        RuntimeUnavailableError: it is required, but the device or the step does not support it. (A session for
+            batches of any size never does, without an error.)
     """
     if not wanted:
         return False
@@ -59,19 +59,19 @@ def _refused(reason: str, wanted: bool | Literal["auto"]) -> bool:
 
 
 def capturing(placement: Placement) -> Placement:
-    """The placement of a session that records its runs."""
+    """Return the placement of a session that captures its runs."""
     first = placement.providers[0]
     name, settings = first if isinstance(first, tuple) else (first, {})
     return replace(placement, providers=((name, {**settings, "enable_cuda_graph": "1"}), *placement.providers[1:]))
 
 
 class CapturedSession(BoundSession):
-    """A training session on which each set of state tensors has a CUDA graph.
+    """A training session with a CUDA graph for each set of state tensors.
 
     Args:
         session: on ``capturing(placement)``, for batches of one shape.
-        state, ports: as for ``BoundSession``; constants are copied as a batch is.
-        placement: where memory is taken.
+        state, ports: as for ``BoundSession``; constants are copied like a batch.
+        placement: where memory is allocated.
     """
 
     def __init__(self, session: ort.InferenceSession, state: State, ports: Ports, placement: Placement) -> None:
@@ -86,11 +86,11 @@ class CapturedSession(BoundSession):
         self._outputs = {output: self._on_device[name] for name, output in ports.results.items()}
 
     def run(self, feeds: Mapping[str, Feed], options: ort.RunOptions | None = None) -> None:
-        """Run once; ``options`` is not used, since a graph cannot be stopped half-way."""
+        """Run once; ``options`` is ignored, since a graph cannot be interrupted."""
         for name, feed in feeds.items():
             self._copy(name, feed)
         side = self._state.side
-        if side not in self._graphs:  # recorded once, then repeated, under this number
+        if side not in self._graphs:  # captured once, then replayed, under this number
             self._graphs[side] = ort.RunOptions()
             self._graphs[side].add_run_config_entry("gpu_graph_id", str(side + 1))
         super().run({}, self._graphs[side])

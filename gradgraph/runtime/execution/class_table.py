@@ -1,4 +1,4 @@
-"""Which classes a model gets right: precision, recall and F1 of each, and which it takes for which."""
+"""Per-class precision, recall and F1, and the confusions between classes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from gradgraph.runtime.saved.printed import html_table, text_table
 from gradgraph.step.finishes import f1, precision, recall
 
 COLUMNS = ("class", "precision", "recall", "f1", "samples")
-MOST_CONFUSED = 5  # pairs that are printed
+MOST_CONFUSED = 5  # printed pairs
 
 
 @dataclass(frozen=True, eq=False)
 class ClassTable:
-    """A confusion matrix, and what follows from it for each class. Printed, it is a table.
+    """A confusion matrix with its per-class scores, printed as a table.
 
     Attributes:
-        matrix: [classes, classes]: how often each class (row) was called each class (column).
-        names: of the classes.
+        matrix: [classes, classes]: how often each class (row) was predicted as each class (column).
+        names: class names.
     """
 
     matrix: Array
@@ -31,10 +31,10 @@ class ClassTable:
 
     @classmethod
     def of(cls, matrix: Array, names: Sequence[object] | None = None) -> ClassTable:
-        """Make the table of a confusion matrix; classes without names are numbers.
+        """Create the table of a confusion matrix; classes without names are numbers.
 
         Raises:
-            DataError: there are not as many names as classes.
+            DataError: the numbers of names and classes differ.
         """
         given = tuple(str(name) for name in (range(len(matrix)) if names is None else names))
         if len(given) != len(matrix):
@@ -43,12 +43,12 @@ class ClassTable:
 
     @property
     def precision(self) -> Array:
-        """The share that is right of what was called a class; 0 where nothing was."""
+        """The precision of each class; 0 if it was never predicted."""
         return np.asarray(precision(self.matrix, "none"))
 
     @property
     def recall(self) -> Array:
-        """The share of each class that was called so; 0 where nothing is of it."""
+        """The recall of each class; 0 if there are no samples of it."""
         return np.asarray(recall(self.matrix, "none"))
 
     @property
@@ -57,7 +57,7 @@ class ClassTable:
 
     @property
     def samples(self) -> Array:
-        """How many there are of each class."""
+        """The number of samples of each class."""
         return np.asarray(self.matrix.sum(1))
 
     @property
@@ -65,17 +65,17 @@ class ClassTable:
         return float(np.trace(self.matrix) / self.matrix.sum())
 
     def rows(self) -> Iterator[dict[str, str | float]]:
-        """One dict a class."""
+        """Yield one dict per class."""
         columns = (self.names, self.precision, self.recall, self.f1, self.samples)
         for name, *numbers in zip(*columns, strict=True):
             yield dict(zip(COLUMNS, (name, *map(float, numbers)), strict=True))
 
     def as_data(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return plain data for JSON."""
         return {"classes": list(self.rows()), "matrix": self.matrix.tolist(), "accuracy": self.accuracy}
 
     def confused(self, most: int = MOST_CONFUSED) -> list[tuple[str, str, int]]:
-        """The pairs (class, what it was called, how often) that occur most often."""
+        """Return the most frequent confusions: (class, predicted class, count)."""
         wrong = self.matrix - np.diag(np.diag(self.matrix))
         order = np.argsort(-wrong, axis=None, kind="stable")[:most]
         pairs = zip(*np.unravel_index(order, wrong.shape), strict=True)

@@ -1,4 +1,4 @@
-"""A session whose outputs are wanted, batch by batch."""
+"""Inference sessions that return their outputs batch by batch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from gradgraph.runtime.execution.state import State, aligned_empty
 
 
 class ComputingSession(BoundSession):
-    """A session whose outputs are wanted, whatever shapes they turn out to have.
+    """A session that returns outputs of any shape.
 
-    Where the model's outputs have no other sizes than its inputs, a batch with the shapes of the one before gives
-    outputs with the shapes of those before: these are written to memory that stays bound.
+    If all output sizes are input sizes, a batch with the same shapes as the previous one writes its outputs to memory
+    that stays bound.
 
     Args:
         session, state, stand_ins: as for ``BoundSession``.
-        outputs: the names of those wanted.
+        outputs: names of the wanted outputs.
     """
 
     def __init__(
@@ -36,14 +36,14 @@ class ComputingSession(BoundSession):
         super().__init__(session, state, Ports(), stand_ins=stand_ins)
         self.outputs = list(outputs)
         self._is_regular = state.on_cpu and _is_regular(session, self.outputs)
-        self._kind: Any = None  # of the last batch: the set of state tensors it was run on, and its shapes
+        self._kind: Any = None  # the side and the shapes of the last batch
         self._found: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}  # its outputs
-        self._memory: dict[str, Array] = {}  # bound for outputs of batches of this kind, if anything is
+        self._memory: dict[str, Array] = {}  # bound for outputs of batches like this, if anything is
 
     def release(self) -> None:
         super().release()
         if self._kind is not None and self._kind[0] not in self._sides:
-            self._kind = None  # its outputs are bound nowhere
+            self._kind = None  # its outputs are not bound
 
     def compute(self, feeds: Mapping[str, Feed]) -> dict[str, Array]:
         """Run once and return copies of the outputs; raises ModelError."""
@@ -61,26 +61,26 @@ class ComputingSession(BoundSession):
                 binding.bind_ortvalue_output(name, to_ortvalue(array))
         try:
             self.session.run_with_iobinding(binding)
-        except Exception:  # shapes are other than the model says, or a reason that will come up again
+        except Exception:  # shapes differ from the model's declaration, or another recurring reason
             self._is_regular = False
             return self._anywhere(binding)
         return {name: array.copy() for name, array in self._memory.items()}
 
     def _anywhere(self, binding: ort.IOBinding) -> dict[str, Array]:
-        """Run with outputs in memory that onnxruntime takes."""
+        """Run with outputs in memory that onnxruntime allocates."""
         binding.clear_binding_outputs()
         for name in self.outputs:
             binding.bind_output(name, "cpu")
         with explained("running the model failed"):
             self.session.run_with_iobinding(binding)
-        # copies: a view of onnxruntime's memory would change with the next run
+        # copied, since onnxruntime's memory changes with the next run
         return {name: np.array(value.numpy()) for name, value in zip(self.outputs, binding.get_outputs(), strict=True)}
 
 
 def _is_regular(session: ort.InferenceSession, outputs: Sequence[str]) -> bool:
-    """Whether the sizes of inputs give those of the outputs, and these are numbers that the session computes.
+    """Whether input sizes determine output sizes, and outputs are numbers that the session computes.
 
-    What is an input and an output is not written to memory that is bound for it.
+    Outputs that are inputs at the same time are not written to bound memory.
     """
     if not {given.name for given in session.get_inputs()}.isdisjoint(outputs):
         return False

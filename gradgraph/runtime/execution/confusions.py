@@ -1,4 +1,4 @@
-"""Which samples a classifier takes for which class, and of which it is least sure: with their pictures."""
+"""The samples that a classifier confuses, with pictures."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from gradgraph.step.data_names import DataNames
 if TYPE_CHECKING:
     from gradgraph.runtime.execution.executor import Executor
 
-TINY = 1e-12  # a probability below it is none
+TINY = 1e-12  # lower values are not probabilities
 
 
 @dataclass(frozen=True, eq=False)
 class Called:
-    """A sample, and the class that a model takes it for.
+    """A sample with its predicted class.
 
     Attributes:
-        index: its place in the data, counted from 0.
-        label, called: the names of its class, and of the class with the highest score.
-        probability: of the class that it is called; NaN where scores stand for none.
-        loss: −log of the probability of its class; or, where scores stand for none, by how much the score of the class
-            that it is called is higher.
-        file: where it comes from, if it has a file of its own.
-        picture: a small PNG; empty where it is no picture.
+        index: its position in the data, from 0.
+        label, called: the names of its class, and of the predicted class.
+        probability: of the predicted class; NaN if scores do not determine it.
+        loss: −log of the probability of its class; or, without probabilities, by how much the score of the predicted
+            class is higher.
+        file: its file, if it has one of its own.
+        picture: a small PNG; empty if it is not an image.
     """
 
     index: int
@@ -60,7 +60,7 @@ class Called:
 
 @dataclass(frozen=True, eq=False)
 class Confusion:
-    """Two classes that are taken for one another: how often, and the samples of which the model is most wrong."""
+    """A pair of confused classes: the count, and the samples that are most wrong."""
 
     label: str
     called: str
@@ -70,11 +70,11 @@ class Confusion:
 
 @dataclass(frozen=True, eq=False)
 class Confusions:
-    """The mistakes of a classifier. Printed, they are the most frequent pairs; in a notebook, with pictures.
+    """The mistakes of a classifier, printed as the most frequent pairs; in a notebook, with pictures.
 
     Attributes:
         table: the confusion matrix, with precision, recall and F1 of each class.
-        pairs: the classes that are confused most often.
+        pairs: the most frequently confused classes.
         worst: the samples with the largest losses.
     """
 
@@ -98,7 +98,7 @@ class Confusions:
 
 @dataclass
 class Judged:
-    """Each sample of some data: numbers of its class and of what it is called, and how wrong that is."""
+    """All samples of some data: numbers of their classes and predicted classes, and their losses."""
 
     classes: tuple[str, ...]
     labels: Array
@@ -108,7 +108,7 @@ class Judged:
 
     @property
     def counted(self) -> Array:
-        """Whether each sample has a label that is a class."""
+        """Whether each sample has a valid class label."""
         return (self.labels >= 0) & (self.labels < len(self.classes))
 
     def table(self) -> ClassTable:
@@ -118,7 +118,7 @@ class Judged:
         return ClassTable.of(matrix, self.classes)
 
     def worst(self, count: int, label: int | None = None, called: int | None = None) -> list[int]:
-        """The samples with the largest losses: of all, or of one class that are called another one."""
+        """Return the samples with the largest losses: of all, or of one class predicted as another one."""
         of_pair = self.counted if label is None else (self.labels == label) & (self.called == called)
         there = np.flatnonzero(of_pair)
         return [int(i) for i in there[np.argsort(-self.loss[there], kind="stable")][:count]]
@@ -140,7 +140,7 @@ def _judged(labels: Array, array: Array, scores: Scores) -> tuple[Array, Array, 
 
 
 def confusions_of(executor: Executor, source: Source, most: int, examples: int, k: int, averaged: bool) -> Confusions:
-    """Which samples are taken for which class, as ``Trainer.confusions`` explains it; raises DataError."""
+    """Return the confused samples as documented in ``Trainer.confusions``; raises DataError."""
     target, names = _target_of(executor, source)
     judged = _judge(executor, source, target, names, averaged)
     table = judged.table()
@@ -188,7 +188,7 @@ def _judge(executor: Executor, source: Source, target: str, names: DataNames, av
 
 
 def _has_several(labels: Array, scores: Scores) -> bool:
-    """Whether a sample has more than one label, or none, in a row of numbers for the classes."""
+    """Whether a sample has several labels, or none, in a row of class probabilities."""
     if labels.ndim < 2 or scores.single:
         return False
     return bool(((labels > 0.5).sum(1) > 1).any() or (labels.max(1, initial=0) <= 0).any())
@@ -203,7 +203,7 @@ def _no_classifier(target: str) -> DataError:
 
 
 def _target_of(executor: Executor, source: Source) -> tuple[str, DataNames]:
-    """The target whose classes are looked at, and their names: numbers, where they have none."""
+    """Return the target whose classes are analysed, and their names, or numbers without names."""
     names, targets = executor.names.updated(source.names), executor.manifest.targets
     spec = next((spec for spec in targets if spec.name in names.classes), None)
     spec = spec or next((spec for spec in targets if spec.classes is not None), None)

@@ -1,10 +1,10 @@
-"""Subnormal numbers as zeros while onnxruntime computes, and only then.
+"""Flush denormals to zero during onnxruntime calls.
 
-Processors take many times as long for an operation that reads or gives a number below 1.2e-38 (in float64, 2.2e-308).
-Training meets many: exp of a masked attention score, moments of weights that get no gradient any more. onnxruntime's
-setting for it reaches the threads of its pool, but of the threads that call it only the first one in a process, and
-that for good. So the calling thread's floating-point environment is set here for each call, and put back after it; or
-around many calls, by those who only move numbers in between: setting it takes longer than all else that a call needs.
+Processors take many times as long for an operation that reads or returns a number below 1.2e-38 (in float64, 2.2e-308).
+They are common in training: exp of a masked attention score, moments of weights that no longer get a gradient.
+onnxruntime's setting affects its thread pool, but of the calling threads only the first one in a process, and
+permanently. So the calling thread's floating-point environment is set for each call, and restored after it; or around
+many calls by code that only moves data in between, as setting it takes longer than the rest of a call's overhead.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _DEFAULT = ctypes.c_void_p(-1)  # FE_DFL_ENV
 
 
 class _Thread(threading.local):
-    flushes = False  # within Flushed
+    flushes = False  # active Flushed blocks
 
 
 _this = _Thread()
 
 
 class FlushingSession(ort.InferenceSession):  # type: ignore[misc]
-    """A session that computes with subnormal numbers as zeros, if its options have ``SETTING``, too."""
+    """A session that flushes denormals, if its options have ``SETTING``, too."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        with Flushed():  # which also takes back what onnxruntime sets
+        with Flushed():  # which also undoes onnxruntime's setting
             super().__init__(*args, **kwargs)
 
     def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> Any:
@@ -48,7 +48,7 @@ class FlushingSession(ort.InferenceSession):  # type: ignore[misc]
         if _this.flushes or (control := _control()) is None:
             super().run_with_iobinding(iobinding, run_options)
             return
-        before = control.flush()  # not with Flushed(), which takes twice the time
+        before = control.flush()  # Flushed() would take twice the time
         try:
             super().run_with_iobinding(iobinding, run_options)
         finally:
@@ -56,7 +56,7 @@ class FlushingSession(ort.InferenceSession):  # type: ignore[misc]
 
 
 class Flushed:
-    """A block in which this thread reads and writes zeros for subnormal numbers, where the platform is known."""
+    """A block in which this thread flushes denormals to zero, on known platforms."""
 
     def __enter__(self) -> None:
         self._control = None if _this.flushes else _control()
@@ -71,17 +71,17 @@ class Flushed:
 
 
 def known_here() -> bool:
-    """Can the calling thread be set on this platform?"""
+    """Whether the calling thread can be set on this platform."""
     return _control() is not None
 
 
 class _Control:
-    """C's ``fegetenv`` and ``fesetenv``, and the environment to compute in: the default one, as the threads of a pool
-    have it, with subnormal numbers as zeros.
+    """C's ``fegetenv`` and ``fesetenv``, and the environment to compute in: the default one of pool threads, with
+    denormals flushed.
     """
 
     def __init__(self) -> None:
-        library = ctypes.PyDLL("libm.so.6")  # for calls so short, the interpreter's lock is not let go
+        library = ctypes.PyDLL("libm.so.6")  # for calls so short, the interpreter's lock is not released
         self.read, self.write = library.fegetenv, library.fesetenv
         self._flushing, before = _Environment(), _Environment()
         self.read(before)
@@ -91,7 +91,7 @@ class _Control:
         self._flushing[_MXCSR] |= _FLUSH | _READ_AS_ZERO
 
     def flush(self) -> Any:
-        """Set this thread; returns the environment to write back."""
+        """Set this thread; return the environment to restore."""
         before = _Environment()
         self.read(before)
         self.write(self._flushing)
@@ -100,7 +100,7 @@ class _Control:
 
 @functools.cache
 def _control() -> _Control | None:
-    """The control of this platform; None where the layout of what C copies is not known."""
+    """Return the control of this platform; None if the layout of C's struct is unknown."""
     if sys.platform != "linux" or platform.machine() != "x86_64" or platform.libc_ver()[0] != "glibc":
         return None
     try:

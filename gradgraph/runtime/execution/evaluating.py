@@ -1,4 +1,4 @@
-"""Evaluation, prediction and the worst samples: a step that computes over data without learning."""
+"""Evaluation, prediction and the worst samples."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gradgraph.step.manifest import column
 
 
 class Evaluator:
-    """Evaluates and predicts with the sessions of an executor. Who calls it holds ``turns.lock``."""
+    """Evaluation and prediction with the sessions of an executor. The caller holds ``turns.lock``."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor, self._opened = executor, executor.opened
@@ -45,13 +45,13 @@ class Evaluator:
         averaged: bool = True,
         team: Team = ALONE,
     ) -> dict[str, Any]:
-        """Loss and metrics, as ``Trainer.evaluate`` explains them, of what a ``team`` has evaluated together."""
+        """Compute loss and metrics, as documented in ``Trainer.evaluate``, over a ``team``."""
         means, totals = self._totals(source, limit, stop, averaged, team)
         found = {name: value for mean in means.values() for name, value in mean.result().items()}
         return found | finished(self._manifest.columns_of_sums, totals)
 
     def class_counts(self, source: Source, metric: str | None, averaged: bool) -> Array:
-        """The confusion matrix behind ``metric``, as ``Trainer.per_class`` explains it."""
+        """Return the confusion matrix behind ``metric``; see ``Trainer.per_class``."""
         counted = [m.name for m in self._manifest.columns_of_sums if m.finish in OF_CLASSES]
         if not counted:
             raise DataError(
@@ -64,7 +64,7 @@ class Evaluator:
         return self._totals(source, None, None, averaged)[1][metric or counted[0]]
 
     def worst(self, source: Source, count: int, by: str | None, averaged: bool) -> WorstSamples:
-        """The samples with the largest losses, as ``Trainer.worst`` explains it."""
+        """Return the samples with the largest losses; see ``Trainer.worst``."""
         fixed = next((s for s in self._manifest.inputs if s.shape and isinstance(s.shape[0], int)), None)
         if fixed is not None and fixed.shape[0] != 1:
             raise DataError(
@@ -96,7 +96,7 @@ class Evaluator:
         return found
 
     def _one_by_one(self, source: Source, step: str, averaged: bool) -> Iterator[Valued]:
-        """Evaluate each sample as a batch of its own; those of which all labels are ignored are left out."""
+        """Evaluate each sample as a batch of its own; those whose labels are all ignored are skipped."""
         self._definition.check_uncut()
         bound, loss, index = self._opened.evaluation(averaged), column(step, "loss"), -1
         unread = self._checker.specs.keys() - bound.inputs
@@ -114,9 +114,9 @@ class Evaluator:
     def _totals(
         self, source: Source, limit: int | None, stop: Callable[[], bool] | None, averaged: bool, team: Team = ALONE
     ) -> tuple[dict[str, WeightedMeans], dict[str, Array]]:
-        """The means of each step and the sums of each column, over all batches."""
+        """Return the means of each step and the sums of each column, over all batches."""
         self._definition.check_uncut()
-        # of each step, whose weights may be labels that others do not have
+        # per step, since weights may be labels that others lack
         means = {step: WeightedMeans() for step in self._parts}
         bound, totals = self._opened.evaluation(averaged), dict[str, Array]()
         rows: dict[str, list[Array]] = {}
@@ -152,8 +152,8 @@ class Evaluator:
         return means, totals
 
     def predict(self, x: Any, order: Order, averaged: bool = True) -> list[tuple[dict[str, Array], int]]:
-        """The model's outputs by name, with the samples of each batch. Where the model takes batches of one size only,
-        the last one is filled up with copies of its last sample, whose outputs are left out.
+        """Return the model's outputs by name, with the samples of each batch. For a fixed batch size, the last batch is
+        padded with copies of its last sample, whose outputs are dropped.
         """
         self._definition.check_uncut()
         bound, checker = self._opened.prediction(averaged), self._prediction_checker
@@ -175,7 +175,7 @@ class Evaluator:
         return parts
 
     def joined(self, parts: Sequence[tuple[Mapping[str, Array], int]]) -> dict[str, Array]:
-        """Join the outputs of batches to those of all samples, as ``Trainer.predict`` explains it."""
+        """Join the outputs of batches to those of all samples; see ``Trainer.predict``."""
         found = self._opened.layouts
         return {name: joined(name, [(p[name], rows) for p, rows in parts], found[name]) for name in parts[0][0]}
 
@@ -185,7 +185,7 @@ class Evaluator:
         return BatchChecker(specs, known=lambda: self._executor.known)
 
     def _without_targets(self, x: Any) -> Any:
-        """The part of ``x`` that prediction reads; an array by itself is the only input."""
+        """Return the part of ``x`` that prediction reads; a bare array is the only input."""
         read = self._prediction_checker.specs
         if isinstance(x, Columns):
             check_same(x.names, self._executor.names)

@@ -1,4 +1,4 @@
-"""A trainer and its loop work with a step through this: check batches, train on them, save."""
+"""The interface of trainer and loop to a step: check batches, train on them, save."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ DEFAULT_BATCH_SIZE = 32
 
 
 class Executor:
-    """Runs a step, and counts what it has run. Who calls it holds ``turns.lock``, except where it is said.
+    """An executor of a step that records its progress. The caller holds ``turns.lock``, unless documented otherwise.
 
     Args:
         opened: the step's state and sessions.
-        progress: where the run stands.
+        progress: the progress of the run.
         check_loss, check_inputs: as for ``Trainer``.
     """
 
@@ -89,17 +89,17 @@ class Executor:
         opened.checks_loss = check_loss
         self.parts = opened.parts
         self._checkers: dict[tuple[str, ...], BatchChecker] = {}
-        self._known: tuple[DataNames, DataNames] | None = None  # some names, and what is known by them
+        self._known: tuple[DataNames, DataNames] | None = None  # names, and the known names derived from them
         self._labels = tuple(target.name for target in self.manifest.targets if takes_labels(target))
 
-    # what every step reads, at hand: made when it is first needed
+    # read at every step, so cached: created on first use
     @functools.cached_property
     def state(self) -> State:
         return self.opened.state
 
     @functools.cached_property
     def part(self) -> Part:
-        """The step that is the only one; raises BuildError."""
+        """The only step; raises BuildError if there are several."""
         if self.manifest.steps:
             names = listed(self.manifest.steps)
             raise BuildError(
@@ -113,12 +113,12 @@ class Executor:
 
     @property
     def names(self) -> DataNames:
-        """The names by which data are matched: those of what it was trained on, or else its model was."""
+        """The names by which data are matched: those of the training data, or else the model's."""
         return self.progress.names or self._names_of_model
 
     @property
     def known(self) -> DataNames:
-        """:attr:`names`, and which targets were trained on numbers of classes that have no names."""
+        """:attr:`names`, and which targets were trained on class numbers without names."""
         names = self.names
         if not self.progress.steps:
             return names
@@ -138,7 +138,7 @@ class Executor:
         return {v.name or "" for v in ir.from_proto(self.definition.eval).graph.outputs if is_probable(v)}
 
     def learn(self, names: DataNames) -> None:
-        """Match data by these names from now on, and by those that are known of other inputs and targets."""
+        """Match data by these names from now on, keeping known names of other inputs and targets."""
         learnt = self.names.updated(names)
         if names and self.progress.names.without_activations() != learnt.without_activations():
             self.progress.names = with_activations(learnt, self.manifest)
@@ -146,8 +146,8 @@ class Executor:
     # --- data -----------------------------------------------------------------------------------------------
 
     def order(self, batch_size: int | None, shuffle: bool, drop_last: bool, team: Team = ALONE) -> Order:
-        """How samples become batches; by default in batches of the size that the model is fixed to, or 32. A ``team``
-        shares each of them.
+        """Return how samples are batched; by default with the model's fixed batch size, or 32. A ``team`` shares each
+        batch.
 
         Raises:
             DataError: a batch has fewer samples than the team has processes.
@@ -166,7 +166,7 @@ class Executor:
     def source(
         self, data: Any, order: Order, steps: tuple[str, ...] | None = None, known: DataNames | None = None
     ) -> Source:
-        """Data for some of several steps, matched by the names that are ``known``, or DataError."""
+        """Return data for some of several steps, matched by the ``known`` names; raises DataError."""
         known = self.known if known is None else known
         if steps is None:
             source = as_source(data, self.checker, order, known)
@@ -176,7 +176,7 @@ class Executor:
         return source
 
     def to_train_on(self, data: Any, order: Order, steps: tuple[str, ...] | None = None) -> Source:
-        """Likewise, to train on: a run that begins may take other names than its model knows, and says so."""
+        """Return training data; a new run may use other names than its model knows, with a warning."""
         try:
             source = self.source(data, order, steps)
         except UnmatchedError as error:
@@ -193,14 +193,14 @@ class Executor:
         return source
 
     def held_out(self, data: Any, batch_size: int | None, team: Team = ALONE) -> Source:
-        """Data for evaluation, in their own order (or in that which they were prepared for); a ``team`` shares them."""
+        """Return data for evaluation in their own order (or that of their preparation), shared by a ``team``."""
         is_prepared = isinstance(data, Columns | Samples)
         order = data.order if is_prepared else self.order(batch_size, shuffle=False, drop_last=False, team=team)
         order = replace(order, rank=team.rank, ranks=team.ranks)
         return self.source(data, order if isinstance(data, Columns) else replace(order, augments=False))
 
     def one_after_another(self, data: Any, batch_size: int | None = None) -> Source:
-        """Data for evaluation in their own order, whatever they were prepared for."""
+        """Return data for evaluation in their own order, regardless of their preparation."""
         source = self.held_out(data, batch_size)
         if isinstance(source, Columns | Samples) and source.order.shuffle:
             return self.source(source, replace(source.order, shuffle=False))
@@ -209,7 +209,9 @@ class Executor:
     # --- one step -------------------------------------------------------------------------------------------
 
     def check_batch(self, batch: Batch) -> Mapping[str, Feed]:
-        """The batch as the step takes it, or DataError. Rows that the session gathers have been checked before."""
+        """Return the batch in the step's form, or raise DataError. Rows that the session gathers have been checked
+        before.
+        """
         if type(batch) is not Rows:
             return self._learnt(self.checker(batch))
         self.opened.gathered = shapes = batch.table.shapes
@@ -220,11 +222,11 @@ class Executor:
         return batch
 
     def counts(self, checked: Mapping[str, Feed]) -> tuple[int, int]:
-        """How many samples a checked batch has, and how many terms a mean over it has."""
+        """Return the number of samples of a checked batch, and the denominator of a mean over it."""
         return (type(checked) is Rows and checked.table.counts) or self.checker.counts(checked)
 
     def counted(self, step: str, feeds: Mapping[str, Feed]) -> int:
-        """How many terms a mean of one of the steps over a batch has."""
+        """Return the denominator of one step's mean over a batch."""
         if not step:
             return self.counts(feeds)[1]
         return self.checker_of((step,)).counts({s.name: feeds[s.name] for s in self.parts[step].specs})[1]
@@ -236,17 +238,17 @@ class Executor:
         part: Part,
         options: ort.RunOptions | None = None,
     ) -> BoundSession:
-        """One step on a batch that has been checked; the session has the results.
+        """Train on a checked batch; the session has the results.
 
         Raises:
             UnknownNameError, DataError, DivergedError, ModelError: as for ``Trainer.step``.
-            TerminatedError: ``options.terminate`` was set meanwhile. The state is that before this step. (A step that
-                writes over the state ends first.)
+            TerminatedError: ``options.terminate`` was set. The state is that before this step. (A step that
+                overwrites the state finishes first.)
         """
         rates = part.rates
         try:
             changed = hyperparameters != rates.given
-        except ValueError:  # an array: said where the rates are written
+        except ValueError:  # an array: reported where rates are written
             changed = True
         if changed:
             written = rates.write(hyperparameters)
@@ -278,7 +280,7 @@ class Executor:
         return session
 
     def _goes_on_with(self, kernels: str) -> None:
-        """Record which kernels train from here on, and say so where others did before."""
+        """Record which kernels train from here on, and warn if others did before."""
         p = self.progress
         if p.kernels and kernels and p.steps:
             log.warning(
@@ -289,7 +291,7 @@ class Executor:
         p.kernels = kernels
 
     def _warn_if_ended(self, part: Part, ends: float) -> None:
-        """Say once that the schedule of a step has ended, and nothing is learned any more."""
+        """Warn once that a step's schedule has ended, so that nothing is learned any more."""
         p = self.progress
         if (p.counts.get(part.name, 0) if part.name else p.steps) < ends:  # at least as many as there were updates
             return
@@ -323,10 +325,10 @@ class Executor:
         )
 
     def named(self, step: str | None) -> Part:
-        """One of several steps, or for None the only one.
+        """Return one of several steps, or for None the only one.
 
         Raises:
-            UnknownNameError: there is no such step.
+            UnknownNameError: the step does not exist.
             BuildError: there are several, and none is named.
         """
         if step is None:
@@ -335,7 +337,7 @@ class Executor:
         return self.parts[step]
 
     def named_batch(self, name: Any, batch: Any) -> tuple[Part, Any]:
-        """The step that is named, or the only one, and the batch."""
+        """Return the named or only step, and the batch."""
         if isinstance(name, str) and batch is not None:
             return self.named(name), batch
         if name is not None and batch is not None:
@@ -343,7 +345,7 @@ class Executor:
         return self.named(None), batch if name is None else name
 
     def batch_of(self, part: Part, batch: Batch, raw: bool = True) -> Mapping[str, Feed]:
-        """A batch to train on, checked for one step, or DataError; of several it may hold what others read, too.
+        """Return a checked batch for one step, or raise DataError; it may contain inputs of other steps.
 
         It is ``raw`` unless it comes from a source.
         """
@@ -352,13 +354,13 @@ class Executor:
         return self._learnt(self.checker_of((part.name,))(self.read_by((part.name,), batch), raw=raw))
 
     def _learnt(self, checked: Mapping[str, Feed]) -> Mapping[str, Feed]:
-        """Remember the columns of a batch that came as tables."""
+        """Record the columns of a batch given as tables."""
         if type(checked) is FromTables:
             self.learn(checked.names)
         return checked
 
     def read_by(self, steps: tuple[str, ...], data: Any) -> Any:
-        """Leave out of data by name what only other steps read."""
+        """Drop data that only other steps read."""
         if not isinstance(data, Mapping):
             return data
         read = self.checker_of(steps).specs
@@ -366,7 +368,7 @@ class Executor:
         return without({*others}, data) if others else data
 
     def checker_of(self, steps: tuple[str, ...]) -> BatchChecker:
-        """The checker of batches for these steps."""
+        """Return the checker of batches for these steps."""
         if steps not in self._checkers:
             names = {s.name for step in steps for s in self.parts[step].specs}
             specs = [s for s in self.checker.specs.values() if s.name in names]
@@ -377,8 +379,8 @@ class Executor:
         return self._checkers[steps]
 
     def _check_all_count(self, arrays: Mapping[str, Feed]) -> None:
-        """Refuse ignored labels of several losses, which ranks weigh by the samples of each: of whole columns before
-        the first step, of other data with each batch.
+        """Reject ignored labels with several losses, which ranks weigh by samples: in whole columns before the first
+        step, in other data with each batch.
         """
         if self.manifest.separate is None or not self.manifest.separate.every_label:
             return
@@ -392,15 +394,15 @@ class Executor:
                 )
 
     def _some_count(self, *steps: str) -> bool:
-        """Whether some label of each batch of these steps must count: of one that is shared, other ranks have more, and
-        of a loss that is a sum, or of several, nothing is divided by their number alone.
+        """Whether each batch of these steps must have a label that counts: not if ranks share it, nor for a sum or
+        several losses, which are not divided by the number of labels.
         """
         losses = [self.manifest.parts[step].loss for step in steps]
         sums = any(loss.get("arguments", {}).get("reduction") == "sum" for loss in losses)
         return self.team.ranks == 1 and not sums and all(loss.get("name") != "several" for loss in losses)
 
     def scaling(self) -> dict[str, float]:
-        """The loss scale and the number of skipped steps, of a step that has them."""
+        """Return the loss scale and the number of skipped steps, if the step has them."""
         names = self.manifest.precision.get("state", {})
         known = self.state.read(list(names.values())) if names else {}
         return {name: float(known[tensor]) for name, tensor in names.items()}
@@ -408,7 +410,7 @@ class Executor:
     def find_nonfinite(
         self, feeds: Mapping[str, Feed], hyperparameters: Mapping[str, float], part: Part
     ) -> NonFinite | None:
-        """Find a NaN in a batch that has been checked, as ``Trainer.find_nonfinite`` explains."""
+        """Find the origin of a NaN in a checked batch; see ``Trainer.find_nonfinite``."""
         state, rates = self.state, part.rates
         state.check()
         before = dict(rates.given or {})
@@ -427,9 +429,9 @@ class Executor:
     def profile(
         self, feeds: Mapping[str, Feed], hyperparameters: Mapping[str, float], steps: int, part: Part
     ) -> Profile:
-        """Time steps on a batch that has been checked, as ``Trainer.profile`` explains; the state moves on."""
+        """Profile steps on a checked batch; see ``Trainer.profile``. The state is updated."""
         seconds = []
-        for _ in range(WARM_UP + steps):  # as it trains: a profile takes time of its own
+        for _ in range(WARM_UP + steps):  # like training: profiling itself takes time
             begin = time.perf_counter()
             self.train(feeds, hyperparameters, part)
             seconds.append(time.perf_counter() - begin)
@@ -445,7 +447,7 @@ class Executor:
 
     @contextlib.contextmanager
     def undone(self) -> Iterator[None]:
-        """Undo all that is trained within: state and progress are as before afterwards."""
+        """Undo all training in this block: state and progress are restored."""
         state, progress = self.state.read(), self.progress
         self.progress = copy.deepcopy(progress)
         try:
@@ -462,7 +464,7 @@ class Executor:
             self.progress = progress
 
     def with_fed_rate(self, step: str) -> Executor:
-        """Make a copy whose learning rate is fed instead of following a schedule in the graph, with the same state.
+        """Return a copy with the same state whose learning rate is fed instead of following a schedule in the graph.
 
         Raises:
             BuildError: as for :func:`gradgraph.step.fed_rate.with_fed_rate`.
@@ -476,23 +478,23 @@ class Executor:
     # --- many -----------------------------------------------------------------------------------------------
 
     def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Say which shapes most batches will have: the training session is made for these.
+        """Declare the usual batch shapes, for which the training session is created.
 
-        Without this they are those of the first batch. Batches of other shapes run in a second session.
+        By default they are those of the first batch. Batches of other shapes run in a second session.
         """
         for part in self.parts.values():
             if all(s.name in shapes for s in part.specs):
                 part.training.expect_shapes(shapes)
 
     def computing(self, source: Source) -> contextlib.AbstractContextManager[None]:
-        """A block in which this thread stays set as sessions set it for each run, which then take less time.
+        """Keep this thread's floating-point environment set during a block of runs, which then take less time.
 
-        So nobody else's code may run in it: not that of a source that is not ours, either.
+        No foreign code may run in it, including that of a user's data source.
         """
         return self.opened.options.computing() if isinstance(source, Columns) else contextlib.nullcontext()
 
     def release(self) -> None:
-        """Let go of the data of a finished fit."""
+        """Release the data of a finished fit."""
         for part in self.parts.values():
             part.training.release()
         for checker in (self.checker, *self._checkers.values()):
@@ -501,7 +503,7 @@ class Executor:
     # --- where it stands ------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a checkpoint, atomically; it takes the lock itself, while it reads."""
+        """Write a checkpoint atomically; takes the lock itself while reading the state."""
         check_suffix(path, ".ckpt", ".safetensors")  # which a checkpoint is, too
         if not self.team.is_first:
             self.team.lend()
@@ -512,13 +514,13 @@ class Executor:
         self.team.lend()
 
     def read(self) -> dict[str, Array]:
-        """Copies of the whole state."""
+        """Return copies of the whole state."""
         found = self.team.completed(self.state.read())
         self.team.lend()
         return found
 
     def take(self, values: Mapping[str, Any], strict: bool) -> Loaded:
-        """Take other values for the state, as ``Trainer.load_state_dict`` explains it."""
+        """Load other values into the state; see ``Trainer.load_state_dict``."""
         if strict:
             self.state.write(values)
             return Loaded(tuple(self.state.specs))
@@ -529,12 +531,12 @@ class Executor:
         return report
 
     def stand_at(self, values: Mapping[str, Array], progress: Progress) -> None:
-        """Go on from a checkpoint; raises CheckpointError."""
+        """Continue from a checkpoint; raises CheckpointError."""
         self.state.write(values)
         self.go_on(progress)
 
     def go_on(self, progress: Progress) -> None:
-        """Go on with the state that is there."""
+        """Continue with the current state."""
         self.progress = progress
         for name, part in self.parts.items():
             part.rates.given = None
@@ -546,5 +548,5 @@ class Executor:
 
 
 def without(unread: Set[str], feeds: Mapping[str, Feed]) -> dict[str, Feed]:
-    """Feeds beside those that are ``unread``."""
+    """Return feeds without those that are ``unread``."""
     return {name: feed for name, feed in feeds.items() if name not in unread}

@@ -1,4 +1,4 @@
-"""The trained model as plain ONNX, as it is handed out: in memory, as an onnx-ir model, or written to a file."""
+"""The trained model as plain ONNX: in memory, as an onnx-ir model, or written to a file."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Exported:
     """One call of ``Trainer.export``.
 
     Args:
-        executor: of the trainer.
-        outputs: those of the model's outputs that it is to have; all where it is None.
+        executor: the trainer's executor.
+        outputs: names of the model outputs to keep; all if None.
         averaged, mixed, preprocess: as for ``Trainer.export``.
 
     Raises:
-        BuildError: ``mixed``, and the step is not in mixed precision.
+        BuildError: ``mixed`` for a step that is not in mixed precision.
     """
 
     executor: Executor
@@ -50,13 +50,13 @@ class Exported:
             )
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write the model to ``path``; no weight is copied on the way."""
+        """Write the model to ``path`` without copying weights."""
         with self.executor.turns.taken():
             save_model(plain(self.model()), path)
 
     def model(self) -> ir.Model:
-        """An onnx-ir model. Large frozen weights stay in their files; weights that are trained are those of the state,
-        which the next step changes.
+        """Return an onnx-ir model. Large frozen weights stay in their files; trained weights share the memory of the
+        state, which the next step changes.
         """
         definition, manifest = self.executor.definition, self.executor.manifest
         values = self._values()
@@ -75,7 +75,7 @@ class Exported:
         return self._served(model)
 
     def proto(self) -> onnx.ModelProto:
-        """A protobuf message with all weights inside; raises ModelError if they exceed what it holds."""
+        """Return a protobuf message that contains all weights; raise ModelError if they exceed its limit."""
         with self.executor.turns.taken():
             model = self._converted()
             self.executor.definition.put_inside(model)
@@ -84,18 +84,18 @@ class Exported:
             return to_proto(self._served(ir.serde.deserialize_model(model)))
 
     def _served(self, model: ir.Model) -> ir.Model:
-        """``model``, in place, with its preprocessing in front, if that is asked for."""
+        """Put the preprocessing in front of ``model`` in place, if requested."""
         if self.preprocess:
             serve(model, self.executor.names, own_outputs=self.outputs is None)
         return model
 
     def _converted(self) -> onnx.ModelProto:
-        """The model in float32, or in what it is to be stored in; large frozen weights may lie where the step's do."""
+        """Return the model in float32, or in its storage type; large frozen weights may refer to the step's files."""
         definition, manifest = self.executor.definition, self.executor.manifest
         model = inference_model(definition.eval, manifest, self._values(), self.outputs)
         self._name(model)
         if self.mixed or stores_integers(model):
-            definition.put_inside(model)  # the numbers of weights are read
+            definition.put_inside(model)  # conversion reads the weights
         store_integers(model)
         if self.mixed:
             with_low_weights(model)
@@ -114,7 +114,7 @@ class Exported:
 
 
 def plain(model: ir.Model) -> ir.Model:
-    """``model``, in place, without types and shapes beside weights, which say these themselves; outputs keep theirs."""
+    """Remove types and shapes of weights from ``model`` in place, which are redundant; outputs keep theirs."""
     for value in model.graph.initializers.values():
         if not value.is_graph_output():
             value.type = value.shape = None

@@ -1,4 +1,4 @@
-"""Weights that nobody trains and that lie in files beside the models: mapped once, and given to all sessions."""
+"""Frozen weights in external data files: mapped once, and shared by all sessions."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ _AS_THEY_LIE = ("DequantizeLinear", "Gather", "GatherND", "PackedMatMul")
 
 
 class FrozenWeights:
-    """Initializers whose data lie in files beside the models.
+    """Initializers with external data.
 
     Args:
-        read: gives the bytes of one, in the memory that its file is mapped to.
-        file_of: the file that it lies in.
+        read: returns the bytes of one, in mapped memory.
+        file_of: its file.
         tensors: all of them.
 
     Attributes:
         size: their bytes.
 
     Raises:
-        ModelError: a file is not what was saved, or was cut.
+        ModelError: a file was changed or truncated.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class FrozenWeights:
         self.size = sum({place[:3]: place[2] for place in self._values}.values())
 
     def _value(self, tensor: onnx.TensorProto, raw: Array | None = None) -> ort.OrtValue:
-        """An OrtValue over the memory of a tensor's file; lowered models may see the same bytes in another way."""
+        """Return an OrtValue over the mapped memory of a tensor; lowered models may view the same bytes differently."""
         entry = external_entry(tensor)
         key = (*entry, tensor.data_type, *tensor.dims)
         if key not in self._values:
@@ -71,7 +71,7 @@ class FrozenWeights:
             raw = self._moved.get(entry, raw)
             self._raw.append(raw)
             if is_packed(tensor):
-                # onnxruntime takes the address, the sizes and the type; of its elements, two share a byte
+                # onnxruntime accepts an address, sizes and a type; with two elements per byte
                 dims = tuple(tensor.dims)
                 strides = tuple(math.prod(dims[i + 1 :]) for i in range(len(dims)))
                 seen = np.lib.stride_tricks.as_strided(raw, dims, strides, writeable=False)
@@ -82,7 +82,7 @@ class FrozenWeights:
         return self._values[key]
 
     def passing_through(self) -> contextlib.AbstractContextManager[None]:
-        """A block in which sessions read the weights, and their files do not fill memory."""
+        """A block in which sessions read the weights without keeping their pages in memory."""
         return passing_through(self._raw)
 
     def holds(self, tensor: onnx.TensorProto, raw: bytes) -> bool:
@@ -90,11 +90,11 @@ class FrozenWeights:
         return np.array_equal(self._read(tensor).view(np.uint8), np.frombuffer(raw, np.uint8))
 
     def given_to(self, settings: ort.SessionOptions, model: onnx.ModelProto, copied: bool) -> onnx.ModelProto:
-        """Add the weights of ``model`` to the settings of its session; returns the model to make that of.
+        """Add the weights of ``model`` to the settings of its session; return the model to create it from.
 
         Args:
-            copied: what products read, into the session's own memory, in the order in which they do. Else it stays
-                where it is and all sessions share it, as they do what only ``_AS_THEY_LIE`` read.
+            copied: copy weights of products into the session's own memory, in the order in which they are read.
+                Otherwise they stay in place and all sessions share them, as with operators in ``_AS_THEY_LIE``.
         """
         used = {t.name: t for t in model.graph.initializer if is_external(t)}
         if not used:
@@ -105,7 +105,7 @@ class FrozenWeights:
         paths = {location: self._file_of(tensor) for location, tensor in one_of_each.items()}
         files = {name: paths[location] for name, location in locations.items()}
         folders = Counter(files[name].parent for name in used if name not in packed)
-        folder = folders.most_common(1)[0][0] if folders else None  # onnxruntime knows one
+        folder = folders.most_common(1)[0][0] if folders else None  # onnxruntime has one
         far = [name for name in used if name in packed or files[name].parent != folder]
         if far:
             settings.add_external_initializers(far, [self._value(used[name]) for name in far])
@@ -124,7 +124,7 @@ class FrozenWeights:
 
 
 def computes_with_weights(model: onnx.ModelProto) -> bool:
-    """Whether onnxruntime may compute further constants of weights that lie in files, such as their transposes."""
+    """Whether onnxruntime may compute constants from external weights, such as their transposes."""
     stored = {"", *(tensor.name for tensor in model.graph.initializer)}
     lying = {tensor.name for tensor in model.graph.initializer if is_external(tensor)}
     return any(
@@ -136,10 +136,10 @@ def computes_with_weights(model: onnx.ModelProto) -> bool:
 def _at_whole_addresses(
     weights: Sequence[tuple[onnx.TensorProto, Array]],
 ) -> tuple[dict[Entry, Array], Folder | None]:
-    """Weights that begin between two numbers, as they do inside a .onnx, in a temporary file, mapped; and that file.
+    """Copy misaligned weights, as inside a .onnx, to a temporary mapped file; return them and the file.
 
-    So a session that packs them does so from there, and no copy of them stays in memory. Few of them are left to
-    ``_array``, and so are all where the file cannot be written.
+    A session that packs weights then reads them from there, and no copy stays in memory. A few are left to
+    ``_array``, and so are all if the file cannot be written.
     """
     moved = {external_entry(tensor): raw for tensor, raw in weights if not _is_aligned(tensor, raw)}
     if sum(raw.nbytes for raw in moved.values()) < LEAST_KEPT:
@@ -158,7 +158,7 @@ def _is_aligned(tensor: onnx.TensorProto, raw: Array) -> bool:
 
 
 def proto_and_weights(model: ir.Model) -> tuple[onnx.ModelProto, FrozenWeights | None]:
-    """``model`` as protobuf; large weights of its external data stay in their files, and are given to its sessions."""
+    """Return ``model`` as protobuf; its large external weights stay in their files, and are shared by its sessions."""
     bases = bases_of(model)
     if not bases:
         return to_proto(model), None
@@ -176,13 +176,13 @@ def proto_and_weights(model: ir.Model) -> tuple[onnx.ModelProto, FrozenWeights |
 
 
 def external_weights(step: Step, *models: onnx.ModelProto) -> FrozenWeights:
-    """The large initializers of models of a step, mapped from their files and not read into memory, or ModelError."""
+    """Map the large initializers of a step's models from their files; raises ModelError."""
     tensors = [t for model in models for t in model.graph.initializer if is_external(t)]
     return FrozenWeights(step.external, step.file_of, tensors)
 
 
 def initial_value(step: Step, tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
-    """An initializer of one of a step's models; one that lies beside them is mapped; raises ModelError."""
+    """Return an initializer of one of a step's models, mapped if it is external; raises ModelError."""
     if is_external(tensor) and not is_packed(tensor):
         return _array(tensor, step.external(tensor))
     if is_external(tensor):
@@ -193,6 +193,6 @@ def initial_value(step: Step, tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
 
 
 def _array(tensor: onnx.TensorProto, raw: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The numbers of ``tensor``, whose bytes are ``raw``."""
+    """Return the numbers of ``tensor``, whose bytes are ``raw``."""
     mapped = raw.view(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)).reshape(tuple(tensor.dims))
-    return np.require(mapped, requirements="A")  # files of others may have it begin at any byte
+    return np.require(mapped, requirements="A")  # in foreign files it may begin at any byte

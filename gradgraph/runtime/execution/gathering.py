@@ -1,8 +1,8 @@
 """Batches of shuffled rows, gathered by the session that trains on them.
 
-The rows of a batch lie all over the user's arrays, and none of them is in the cache. NumPy fetches them one after the
-other with one thread while all others wait; a Gather in front of the step does it with all of them, in half the time or
-less. Its session reads whole columns, where they lie, and the numbers of the rows.
+The rows of a batch are scattered over the user's arrays, and none of them is in the cache. NumPy fetches them one after
+the other with one thread while all others wait; a Gather in front of the step uses all threads, in half the time or
+less. Its session reads whole columns in place, and the row indices.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class GatheringSession(BoundSession):
-    """A training session that gathers the rows of a batch itself. It takes other batches, too: all rows of their own
+    """A training session that gathers the rows of a batch itself. It accepts other batches, too: all rows of their own
     arrays, in order.
 
     Args:
@@ -48,7 +48,7 @@ class GatheringSession(BoundSession):
         ports = replace(ports, constants={**ports.constants, ROWS: to_ortvalue(rows)})
         super().__init__(session, state, ports, overwritable, keeps=keeps)
         self.gathers = shapes
-        self._tables: dict[int, Table] = {}  # those bound, for each set of state tensors
+        self._tables: dict[int, Table] = {}  # the bound ones, for each set of state tensors
 
     def release(self) -> None:
         self._tables.clear()
@@ -82,8 +82,8 @@ def _count(shapes: Shapes) -> int:
 
 
 def gather(model: onnx.ModelProto, shapes: Shapes) -> bool:
-    """Put a Gather in front of the inputs in ``shapes``, in place: the model then reads columns of any length, and the
-    numbers of the rows. False, and nothing is changed, if there are none or these are not its shapes.
+    """Put a Gather in front of the inputs in ``shapes``, in place: the model then reads columns of any length, and row
+    indices. False if there are none or the shapes differ, with no change.
     """
     inputs = {i.name: i for i in model.graph.input}
     if not shapes or any(

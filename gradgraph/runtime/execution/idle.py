@@ -1,8 +1,8 @@
-"""Optimizations of onnxruntime that can find nothing in a model.
+"""Optimizations of onnxruntime that have nothing to do in a model.
 
-Before it looks at a graph each of them sorts all nodes, and inserts every one into a list of those that are ready by
-walking it: a step's updates are ready from the start. For a step of 15,000 nodes a fifth of the sorts is spared, and a
-fifth of the time that its session takes to open. What is executed stays the same.
+Each of them first sorts all nodes of the graph, inserting every one into a list of ready nodes by a linear search; a
+step's updates are ready from the start. For a step of 15,000 nodes this saves a fifth of the sorts, and a fifth of
+the time to open its session. What is executed stays the same.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import onnx
 
 from gradgraph.files.protos import proto_nodes
 
-_STARTS_FROM: dict[str, tuple[str, ...]] = {  # what must be in an operator's name, in small letters
+_STARTS_FROM: dict[str, tuple[str, ...]] = {  # substrings of an operator's name in lower case
     **dict.fromkeys(
         (
             *("DoubleQDQPairsRemover", "EnsureUniqueDQForNodeUnit", "QDQFinalCleanupTransformer"),
@@ -25,7 +25,7 @@ _STARTS_FROM: dict[str, tuple[str, ...]] = {  # what must be in an operator's na
     **dict.fromkeys(("GeluFusionL1", "GeluFusionL2"), ("erf",)),
     "FastGeluFusion": ("tanh",),
     "QuickGeluFusion": ("sigmoid",),
-    "BiasGeluFusion": ("gelu", "erf", "tanh"),  # those that the fusions above write, too
+    "BiasGeluFusion": ("gelu", "erf", "tanh"),  # operators that the fusions above create, too
     **dict.fromkeys(("LayerNormFusionL1", "LayerNormFusionL2", "SimplifiedLayerNormFusion"), ("reducemean",)),
     **dict.fromkeys(
         ("BiasSkipLayerNormFusion", "EmbedLayerNormFusion", "SkipLayerNormFusion"),
@@ -39,7 +39,9 @@ _STARTS_FROM: dict[str, tuple[str, ...]] = {  # what must be in an operator's na
 
 
 def idle_optimizers(model: onnx.ModelProto) -> list[str]:
-    """The names of those that start from operators which ``model`` has not, and which no other optimization writes."""
+    """Return the optimizations that start from operators which ``model`` lacks, and which no other optimization
+    creates.
+    """
     lists = (model.graph.node, *(f.node for f in model.functions))
     operators = " ".join({node.op_type for nodes in lists for node in proto_nodes(nodes)}).lower()
     return [name for name, parts in _STARTS_FROM.items() if not any(part in operators for part in parts)]

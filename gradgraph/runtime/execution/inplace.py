@@ -1,17 +1,17 @@
-"""A training session may write the next values of some state tensors over the old ones; this finds which.
+"""Analysis of which state tensors a training session may overwrite with their next values.
 
-One buffer as input and output of the same run is safe if, in whatever order nodes run, everything that reads the old
+Sharing one buffer as input and output of a run is safe if, in any execution order, every node that reads the old
 value has read it before the new one is written:
 
 1. every other reader of the tensor, or of a view of it, is an ancestor of the node that writes the next value;
 2. that node, if it reads the tensor itself, reads each element no later than it writes it there;
-3. the tensor and its views are no outputs of the model, and no body of a control-flow node reads them.
+3. the tensor and its views are not outputs of the model, and no body of a control-flow node reads them.
 
 The graph in question is the one that onnxruntime executes: its optimised form.
 
-Of the weights of a product the first does not hold by itself: dX = dY·Wᵀ reads W, and no update needs dX. So before a
-graph is given to onnxruntime, ``with_updates_last`` lets the updates of large tensors wait: what they read beside W
-goes through a Reshape whose target, zeros that copy each size, is computed from an element of dX.
+For the weights of a product, the first condition does not hold by itself: dX = dY·Wᵀ reads W, and no update needs dX.
+So before a graph is given to onnxruntime, ``with_updates_last`` makes the updates of large tensors wait: their other
+inputs go through a Reshape whose target, zeros that copy each size, is computed from an element of dX.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ VIEWS = {"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Optional", "
 
 OVERWRITING: dict[tuple[str, str], tuple[int, ...]] = {
     **{("", name): (0, 1) for name in ("Add", "Sub", "Mul", "Div")},  # element by element
-    # the data are copied first, if they lie elsewhere
+    # the data are copied first, if they are elsewhere
     **{("", name): (0,) for name in ("ScatterND", "ScatterElements")},
     (native.DOMAIN, "AdamUpdate"): (0, 1, 2, 3),  # likewise element by element
     (native.DOMAIN, "MomentumUpdate"): (0, 1, 2),
@@ -50,7 +50,7 @@ LARGE = 1 << 18
 
 
 def with_updates_last(model: onnx.ModelProto, next_of: Mapping[str, str]) -> onnx.ModelProto:
-    """Let the updates of large state tensors run after everything else that reads these, in place; returns ``model``.
+    """Make the updates of large state tensors run after all their readers, in place; return ``model``.
 
     Args:
         model: a train graph in topological order.
@@ -75,13 +75,13 @@ def with_updates_last(model: onnx.ModelProto, next_of: Mapping[str, str]) -> onn
 
 
 def large_of(model: onnx.ModelProto, next_of: Mapping[str, str]) -> list[str]:
-    """The large ones of the state tensors that a train graph moves."""
+    """Return the large state tensors that a train graph updates."""
     sizes = {x.name: math.prod(sizes_or(shape_of_type(x.type), 0)) for x in model.graph.input}
     return [name for name, size in sizes.items() if name in next_of and size >= LARGE]
 
 
 def append(graph: onnx.GraphProto, op_type: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
-    """Append a node, which need not be in its place yet; return its output."""
+    """Append a node, to be sorted later; return its output."""
     graph.node.append(helper.make_node(op_type, inputs, [output], **attributes))
     return output
 
@@ -101,7 +101,7 @@ def _write_turn(graph: onnx.GraphProto, scope: str, tensors: Sequence[str]) -> s
 
 
 def let_wait(graph: onnx.GraphProto, node: onnx.NodeProto, place: int, turn: str) -> None:
-    """Let ``node`` have an input only after ``turn``: by a Reshape to zeros, each of which copies a size."""
+    """Make an input of ``node`` wait for ``turn``: by a Reshape to zeros, each of which copies a size."""
     x, scope, zero = node.input[place], f"{turn}/{node.output[0]}", numpy_helper.from_array(np.array([0]))
     shape = append(graph, "Shape", [x], f"{scope}/shape")
     rank = append(graph, "Shape", [shape], f"{scope}/rank")
@@ -111,9 +111,9 @@ def let_wait(graph: onnx.GraphProto, node: onnx.NodeProto, place: int, turn: str
 
 
 def sort_nodes(graph: onnx.GraphProto) -> None:
-    """Put nodes in topological order, in place: of those that are ready, the one that came first.
+    """Sort nodes topologically, in place: among the ready ones, the first in the file is next.
 
-    Those that nobody reads stand behind all others, in their order: onnxruntime begins with what the last one needs.
+    Those without readers follow all others, in order: onnxruntime begins with the inputs of the last one.
     """
     nodes = list(graph.node)
     writer = {name: i for i, node in enumerate(nodes) for name in node.output if name}
@@ -136,18 +136,18 @@ def sort_nodes(graph: onnx.GraphProto) -> None:
 
 
 def overwritable(model: onnx.ModelProto, next_of: Mapping[str, str], behind: str = "") -> frozenset[str]:
-    """The state tensors whose next value may be written over them.
+    """Return the state tensors that their next values may overwrite.
 
     Args:
         model: as onnxruntime executes it: nodes in topological order, functions inlined.
         next_of: state tensor → the output that holds its next value, of the same shape and type.
-        behind: a tensor that must be computed before anything is written over.
+        behind: a tensor that must be computed before anything is overwritten.
     """
     return _Readers(model.graph).overwritable(next_of, behind)
 
 
 class _Readers:
-    """The readers of tensors, and which of them a node depends on: one bit for each reader of a state tensor."""
+    """The readers of tensors, and which of them a node depends on: one bit per reader of a state tensor."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         self._nodes = list(graph.node)
@@ -162,7 +162,7 @@ class _Readers:
                 self._readers.setdefault(name, []).append(i)
 
     def overwritable(self, next_of: Mapping[str, str], behind: str) -> frozenset[str]:
-        """The tensors whose next value is written by a node that comes after all others that read them."""
+        """Return the tensors whose next value is written by a node that depends on all their readers."""
         if behind and behind not in self._writer:
             return frozenset()
         gates = {self._writer[behind]} if behind else set[int]()
@@ -184,9 +184,9 @@ class _Readers:
         return frozenset(found)
 
     def not_waiting(self, next_of: Mapping[str, str], names: Collection[str]) -> dict[str, tuple[list[int], list[int]]]:
-        """Find, for state tensors, the nodes that read them for their next values alone, and others that may run later.
+        """Find, for state tensors, the nodes that read them only for their next values, and others that may run later.
 
-        Others that need an update themselves can wait for none: such tensors are left out.
+        Tensors with readers that need an update themselves are excluded.
         """
         writers = {name: self._writer[following] for name, following in next_of.items() if following in self._writer}
         reading: dict[str, list[int]] = {}
@@ -214,7 +214,7 @@ class _Readers:
         }
 
     def _memory(self, name: str) -> tuple[set[str], set[int]]:
-        """The tensor with its views, and the nodes that read any of them."""
+        """Return the tensor with its views, and the nodes that read any of them."""
         views, nodes, waiting = {name}, set[int](), [name]
         while waiting:
             for i in self._readers.get(waiting.pop(), ()):
@@ -227,7 +227,7 @@ class _Readers:
         return views, nodes
 
     def _ancestors(self, bits: Mapping[int, int]) -> list[int]:
-        """For each node, the bits of the readers among its ancestors."""
+        """Return, for each node, the bits of the readers among its ancestors."""
         found: list[int] = []
         before: dict[str, int] = {}  # tensor → bits of the readers that it depends on
         for i, node in enumerate(self._nodes):

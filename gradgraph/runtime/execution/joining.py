@@ -1,7 +1,7 @@
-"""Outputs of batches, put together to those of all samples: along the axis of samples, wherever it lies.
+"""Joining outputs of batches along the sample axis.
 
-Of one batch an output is as the model gives it. Of several, the parts follow each other along the axis of samples. An
-output without one has an entry for each batch, on a new first axis, or if it depends on no input is given once.
+For a single batch, outputs are unchanged. Otherwise, the parts are concatenated along the sample axis. An output
+without one has one entry per batch, on a new first axis, or is returned once if it depends on no input.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from gradgraph.runtime.data.batch import Array
 
 @dataclass(frozen=True)
 class Layout:
-    """The place of the samples in an output.
+    """The sample axis of an output.
 
     Attributes:
-        axes: those to which the model gives the size of a batch, or else no size; None if it says nothing.
+        axes: the axes that have the batch size in the model, or no declared size; None if unknown.
         varies: whether the output depends on the batch at all.
     """
 
@@ -31,13 +31,13 @@ class Layout:
     varies: bool = True
 
     def axis(self, parts: Sequence[tuple[Array, int]]) -> int | None:
-        """The first axis that has the size of the batch in all parts (outputs with the samples of their batch)."""
+        """Return the first axis with the batch size in all parts (outputs with the samples of their batch)."""
         found = range(min(array.ndim for array, _ in parts)) if self.axes is None else self.axes
         return next((i for i in found if all(array.shape[i : i + 1] == (rows,) for array, rows in parts)), None)
 
 
 def layouts(model: onnx.ModelProto, fed: Collection[str]) -> dict[str, Layout]:
-    """The layouts of the model's outputs; a batch is what is ``fed``: the first of these inputs has its size."""
+    """Return the layouts of the model's outputs; the first of the ``fed`` inputs has the batch size."""
     graph = model.graph
     dims = {v.name: shape_of_type(v.type) for v in (*graph.input, *graph.output)}
     inputs = [dims[v.name] for v in graph.input if v.name in fed]
@@ -58,7 +58,7 @@ def layouts(model: onnx.ModelProto, fed: Collection[str]) -> dict[str, Layout]:
 
 
 def joined(name: str, parts: Sequence[tuple[Array, int]], layout: Layout) -> Array:
-    """An output of all batches, from its parts with the samples of each; raises DataError."""
+    """Join an output of all batches from its parts with the samples of each; raises DataError."""
     arrays = [array for array, _ in parts]
     if len(parts) == 1 or not layout.varies:
         return arrays[0]
@@ -73,7 +73,7 @@ def joined(name: str, parts: Sequence[tuple[Array, int]], layout: Layout) -> Arr
 
 
 def filled(batch: Mapping[str, Array], size: int) -> tuple[Mapping[str, Array], int]:
-    """A batch with copies of its last sample up to ``size``, for a model that takes no other; and its own samples."""
+    """Pad a batch with copies of its last sample to ``size``, for a fixed batch size; return it and its own samples."""
     rows = len(next(iter(batch.values())))
     if rows >= size:
         return batch, rows
@@ -81,7 +81,7 @@ def filled(batch: Mapping[str, Array], size: int) -> tuple[Mapping[str, Array], 
 
 
 def of_first(name: str, array: Array, rows: int, size: int, layout: Layout) -> Array:
-    """The part of an output of ``size`` samples that belongs to the first ones; raises DataError."""
+    """Return the part of an output of ``size`` samples that belongs to the first ones; raises DataError."""
     axis = layout.axis([(array, size)])
     if axis is not None:
         return array.take(range(rows), axis)
@@ -94,5 +94,5 @@ def of_first(name: str, array: Array, rows: int, size: int, layout: Layout) -> A
 
 
 def without(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
-    """``shape`` without an axis, if it has that."""
+    """Return ``shape`` without an axis, if it has that axis."""
     return shape if axis is None else (*shape[:axis], *shape[axis + 1 :])

@@ -1,7 +1,7 @@
-"""How many bytes of tensors live at a time in a run of a lowered graph: a lower bound of what an arena takes.
+"""The bytes of tensors alive at a time in a run of a lowered graph: a lower bound of an arena's size.
 
 It reads the protobuf of the graph, in the order in which onnxruntime computes it, so that it takes 20 µs a node.
-``memory`` is the estimate for users: that one knows what is written over, kinds, and the gaps of the arena.
+``memory`` is the estimate for users, which includes overwriting, kinds, and the gaps of the arena.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def most_alive(model: onnx.ModelProto) -> int:
 
 
 def _sizes(graph: onnx.GraphProto) -> dict[str, int]:
-    """The bytes of the values whose sizes are known."""
+    """Return the bytes of the values of known size."""
     found = dict[str, int]()
     for value in (*graph.input, *graph.value_info):
         sizes, dtype = all_sizes(shape_of_type(value.type)), value.type.tensor_type.elem_type
-        if sizes is not None and dtype:  # no sequence
+        if sizes is not None and dtype:  # not a sequence
             found[value.name] = math.prod(sizes) * helper.tensor_dtype_to_np_dtype(dtype).itemsize
     return found

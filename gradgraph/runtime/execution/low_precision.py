@@ -1,4 +1,4 @@
-"""Warnings before the first step in mixed precision: what the execution provider lacks for it."""
+"""Warnings about mixed precision before the first step: what the execution provider lacks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 
 def lacks(precision: str | None, provider: str | None) -> str:
-    """A sentence on why ``precision`` is no faster than float32 on ``provider``; empty where it may be.
+    """Explain why ``precision`` is no faster than float32 on ``provider``; empty if it may be.
 
     Args:
         precision: of the step; None for float32.
-        provider: onnxruntime's, of a backend; None for one that we know nothing of.
+        provider: onnxruntime's provider of a backend; None if unknown.
     """
     if precision is None or (precision == "float16" and provider == CUDA):
         return ""
@@ -35,7 +35,7 @@ def lacks(precision: str | None, provider: str | None) -> str:
 
 
 def on_the_cpu(model: onnx.ModelProto) -> str:
-    """A sentence on operators of a lowered step that have no kernel on CUDA; empty if all have one."""
+    """Describe operators of a lowered step without a CUDA kernel; empty if all have one."""
     strays = without_kernel(ir.from_proto(model))
     if not strays:
         return ""

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class WeightedMeans:
-    """Means of named numbers, weighted by the samples or labels behind them."""
+    """Means of named numbers, weighted by the number of samples or labels."""
 
     def __init__(self, sums: Mapping[str, float] | None = None, weight: int = 0) -> None:
         self.sums = dict(sums or {})
@@ -18,13 +18,13 @@ class WeightedMeans:
         self.weight += add_weighted(self.sums, values, count)
 
     def result(self) -> dict[str, float]:
-        """The means; NaN where nothing has counted."""
+        """Return the means; NaN if nothing has counted."""
         return {name: total / self.weight if self.weight else math.nan for name, total in self.sums.items()}
 
 
 def add_weighted(sums: dict[str, float], values: Mapping[str, float], count: int) -> int:
-    """Add means over ``count`` samples to ``sums``, in place; returns ``count``."""
-    for name, value in values.items():  # not times 0: of a batch in which nothing counts, a mean may be NaN
+    """Add means over ``count`` samples to ``sums``, in place; return ``count``."""
+    for name, value in values.items():  # not times 0: if nothing counts in a batch, its mean may be NaN
         sums[name] = sums.get(name, 0.0) + (value * count if count else 0.0)
     return count
 
@@ -33,7 +33,7 @@ Totals = tuple[dict[str, WeightedMeans], dict[str, Any], dict[str, list[Any]]]
 
 
 def pooled(found: Sequence[Totals]) -> Totals:
-    """The means, the sums and the rows that several processes have found, of all together."""
+    """Combine the means, sums and rows of several processes."""
     means: dict[str, WeightedMeans] = {}
     totals: dict[str, Any] = {}
     rows: dict[str, list[Any]] = {}

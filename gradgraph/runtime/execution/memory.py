@@ -1,7 +1,7 @@
-"""How much memory a training step takes: what is kept, and what lives at the worst moment of a run.
+"""Memory estimates of a training step: persistent memory, and the peak of a run.
 
-The train graph is taken as this machine runs it, and walked in its order: a tensor lives from the node that makes it to
-the last one that reads it. The gaps of onnxruntime's allocator come from a model of it (``arena.py``). That is an
+The train graph, lowered for this machine, is walked in its order: a tensor lives from the node that creates it to
+the last one that reads it. The gaps of onnxruntime's allocator come from a simulation (``arena.py``). This is an
 estimate: workspaces of kernels and the interpreter with its libraries are not counted.
 """
 
@@ -34,7 +34,7 @@ from gradgraph.runtime.saved.printed import html_table, text_table
 from gradgraph.step.manifest import Manifest, numpy_dtype
 from gradgraph.step.step import Step
 
-OF_A_NODE = 32 << 10  # bytes of graph and kernel: 17 to 35 KiB were found in steps of 1,300 to 8,000 nodes
+OF_A_NODE = 32 << 10  # bytes of graph and kernel: 17 to 35 KiB were measured in steps of 1,300 to 8,000 nodes
 KINDS: tuple[str, ...] = ("activations", "gradients", "update")
 
 
@@ -43,17 +43,17 @@ class Memory:
     """An estimate, in bytes; print it.
 
     Attributes:
-        sizes: of the open dimensions that it is for.
-        weights: that are trained, with running statistics and counters.
-        frozen: what else the models store: weights that are not trained, the integers of quantised ones, constants.
-        optimizer: what the optimizer keeps.
-        following: the second copy of what a step cannot write over where it lies (see ``RuntimeOptions.in_place``).
+        sizes: the sizes of dynamic dimensions.
+        weights: trained weights, with running statistics and counters.
+        frozen: other stored tensors: frozen weights, the integers of quantised ones, constants.
+        optimizer: optimizer state.
+        following: the second copy of state that a step cannot overwrite (see ``RuntimeOptions.in_place``).
         batch: inputs and targets.
-        activations, gradients, update: what lives at the worst moment of a step, made by the forward pass and the
+        activations, gradients, update: tensors alive at the peak of a step, computed by the forward pass and the
             loss, by the backward pass, and by the optimizer.
-        gaps: what onnxruntime's allocator holds beyond that: memory that is free, in pieces too small for what came,
+        gaps: fragmentation of onnxruntime's allocator: free pieces that were too small,
             and its tables of pieces.
-        session: what onnxruntime keeps for the nodes of the step as this machine runs it (``OF_A_NODE``).
+        session: onnxruntime's own memory per node of the lowered step (``OF_A_NODE``).
     """
 
     sizes: Mapping[str, int]
@@ -70,17 +70,17 @@ class Memory:
 
     @property
     def peak(self) -> int:
-        """The memory that is taken only while a step runs."""
+        """The memory used only while a step runs."""
         return self.activations + self.gradients + self.update
 
     @property
     def total(self) -> int:
-        """All memory that training takes."""
+        """The total memory of training."""
         kept = self.weights + self.frozen + self.optimizer + self.following + self.batch + self.session
         return kept + self.peak + self.gaps
 
     def as_data(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return plain data for JSON."""
         return {f.name: getattr(self, f.name) for f in fields(self)} | {"peak": self.peak, "total": self.total}
 
     def _named_sizes(self) -> list[tuple[str, str]]:
@@ -100,16 +100,16 @@ class Memory:
 
 
 def memory(step: Step | str, *, options: RuntimeOptions | None = None, **sizes: int) -> Memory:
-    """An estimate of the memory that training takes on this machine's CPU. Nothing is run.
+    """Estimate the memory of training on this machine's CPU, without running anything.
 
     Args:
-        step: a :class:`gradgraph.Step`, or the folder of one.
+        step: a :class:`gradgraph.Step`, or a step folder.
         options: as for ``Trainer``.
-        sizes: of open dimensions, such as ``batch=32``; 1 where none is given.
+        sizes: sizes of dynamic dimensions, such as ``batch=32``; 1 by default.
 
     Returns:
-        Bytes by kind, without the interpreter and its libraries (100 to 200 MB). Of several steps, those of the one
-        that takes most.
+        Bytes by kind, without the interpreter and its libraries (100 to 200 MB). For several steps, the
+        largest.
 
     Raises:
         UnknownNameError: the step has no such dimension.
@@ -119,13 +119,13 @@ def memory(step: Step | str, *, options: RuntimeOptions | None = None, **sizes: 
 
 
 def moments(step: Step, sizes: Mapping[str, int], options: RuntimeOptions | None = None) -> dict[str, list[Moment]]:
-    """Estimate, as :func:`memory` does, the memory that is taken after each node of each train graph."""
+    """Estimate, like :func:`memory`, the memory after each node of each train graph."""
     opened, whole = opened_here(step, options), all_sizes_of(step.manifest, sizes)
     return {name: walked(as_run(opened, part, whole)[0]).moments for name, part in opened.parts.items()}
 
 
 def as_run(opened: OpenedStep, part: Part, sizes: Mapping[str, int]) -> tuple[onnx.ModelProto, frozenset[str]]:
-    """The train graph as a session gets it, and the state tensors that it writes over where they lie."""
+    """Return the train graph as a session gets it, and the state tensors that it overwrites."""
     model = opened.lowered(part.model, dict(sizes))
     if not may_overwrite(model, part.ports.next_of, opened.options):
         return model, frozenset()
@@ -138,13 +138,13 @@ def opened_here(step: Step, options: RuntimeOptions | None) -> OpenedStep:
 
 
 def all_sizes_of(m: Manifest, sizes: Mapping[str, int]) -> dict[str, int]:
-    """A size for each open dimension; raises UnknownNameError."""
+    """Return a size for each dynamic dimension; raises UnknownNameError."""
     m.check_sizes(sizes)
     return {name: size_of_name(name, sizes, otherwise=1) for name in m.open_dimensions}
 
 
 def estimate(opened: OpenedStep, sizes: Mapping[str, int]) -> Memory:
-    """The estimate for a step that is opened, and these sizes of its open dimensions."""
+    """Return the estimate for an opened step, and these sizes of its dynamic dimensions."""
     m = opened.manifest
     state = {kind: sum(s.nbytes for s in m.state if s.kind == kind) for kind in {s.kind for s in m.state}}
     optimizer = state.get("optimizer", 0)
@@ -171,29 +171,29 @@ def estimate(opened: OpenedStep, sizes: Mapping[str, int]) -> Memory:
 
 
 def frozen_tensors(step: Step) -> list[onnx.TensorProto]:
-    """The tensors that the models of a step store beside its state, each once."""
+    """Return the tensors that the models of a step store besides its state, each once."""
     state = {spec.name for spec in step.manifest.state}
     found = {t.name: t for model in (step.eval, *step.trains.values()) for t in model.graph.initializer}
     return [tensor for name, tensor in found.items() if name not in state]
 
 
 def bytes_of(tensor: onnx.TensorProto) -> int:
-    """The bytes of the numbers of a tensor; of 4 bits, two share one."""
+    """Return the bytes of a tensor's numbers; two of 4 bits share a byte."""
     bits: int = math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth
     return -(-bits // 8)
 
 
-# --- the worst moment --------------------------------------------------------------------------------------
+# --- the peak ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Moment:
-    """The memory that is taken once a node of a lowered graph has run.
+    """The memory in use after a node of a lowered graph has run.
 
     Attributes:
         node: its name.
-        made: bytes of the tensors that it made.
-        alive: bytes of what lives now, by kind.
+        made: bytes of the tensors that it created.
+        alive: bytes alive now, by kind.
     """
 
     node: str
@@ -202,21 +202,21 @@ class Moment:
 
 
 def walked(model: onnx.ModelProto, state: int = 0) -> Walk:
-    """A run of a lowered graph of a step with so many bytes of state."""
+    """Walk through a run of a lowered graph of a step with this many bytes of state."""
     work: ir.Model = ir.from_proto(model)
     infer_shapes(work)
     return Walk(work.graph, region_for(state, most_alive(model)))
 
 
 class Walk:
-    """The nodes of a graph one after the other, with what lives meanwhile.
+    """A walk through the nodes of a graph, with the tensors alive.
 
     Attributes:
-        peak: bytes of intermediate tensors at the worst moment, by kind.
-        worst: the tensors that live then, with their bytes and kinds.
-        last: the last node that reads a tensor, views of it counted.
+        peak: bytes of intermediate tensors at the peak, by kind.
+        worst: the tensors alive then, with their bytes and kinds.
+        last: the last node that reads a tensor or a view of it.
         moments: one for each node.
-        taken: bytes that onnxruntime's allocator takes in all.
+        taken: total bytes of onnxruntime's allocator.
     """
 
     def __init__(self, graph: ir.Graph, region: int = USUAL) -> None:
@@ -251,7 +251,7 @@ class Walk:
             self.peak[_kind(node)] += inside
         for x in read:
             self._left[x] -= 1
-        for x in read:  # what nobody reads onnxruntime holds to the end
+        for x in read:  # onnxruntime keeps outputs without readers to the end
             if not self._left[x] and x in self._alive:
                 size, kind = self._alive.pop(x)
                 self._totals[kind] -= size
@@ -273,7 +273,7 @@ class Walk:
 
 
 def _bytes_of(y: ir.Value, node: ir.Node) -> int:
-    """The bytes of an output of ``node``; if nobody knows its shape, those of the largest input."""
+    """Return the bytes of an output of ``node``; if its shape is unknown, those of the largest input."""
     sizes = all_sizes(shape_of(y))
     if sizes is not None and y.dtype is not None:
         return math.ceil(math.prod(sizes) * y.dtype.itemsize)
