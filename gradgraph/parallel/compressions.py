@@ -196,7 +196,7 @@ def float16() -> Compression:
 
 
 def bfloat16() -> Compression:
-    """Likewise, with the range of float32 and 8 bits of precision."""
+    """Send gradients in bfloat16, with the range of float32 and 8 bits of precision."""
     return SixteenBits(ml_dtypes.bfloat16)
 
 

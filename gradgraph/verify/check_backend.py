@@ -1,4 +1,4 @@
-"""Whether a runtime supports a model and computes it correctly, looked up node by node in its table."""
+"""Check of whether a runtime supports a model and computes it correctly, looked up node by node in its table."""
 
 from __future__ import annotations
 

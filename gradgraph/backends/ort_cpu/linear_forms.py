@@ -155,7 +155,7 @@ def _before_transpose(w: Var | None) -> Var | None:
     when=lambda call: _few_rows_meet(call.inputs[0], _before_transpose(call.inputs[1])),
 )
 def transposed_weight_first(op: Builder, x: Var, b: Var) -> Var | None:
-    """Likewise for a MatMul with a Transpose of the weight."""
+    """Lower a MatMul with a Transpose of the weight in the same way."""
     w = _before_transpose(b)
     return None if w is None or x.shape is None or x.rank < 2 else _weight_first(op, x, w)
 

@@ -1,4 +1,4 @@
-"""Which next values a training session writes over the current ones, as its options have it.
+"""The next values that a training session writes over the current ones, according to its options.
 
 ``in_place=True`` asks for all that can be proven to be safe. By default it is large tensors alone, and these only once
 the loss is known to be a number: so a step that diverges, or fails before its loss, leaves the state as it was.

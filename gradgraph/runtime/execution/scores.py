@@ -1,4 +1,4 @@
-"""Which class a model calls a sample, and how probable it is: scores by the names of classes."""
+"""Predicted classes and their probabilities, from scores and class names."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def scores_in(names: DataNames, outputs: Mapping[str, Array], probable: Collecti
 
 
 def scores_of(names: DataNames, shapes: Mapping[str, Sequence[object]], probable: Collection[str]) -> list[Scores]:
-    """Likewise, by the shapes of the outputs that hold floating numbers."""
+    """Return the scores for each target, from the shapes of the floating outputs."""
     found = []
     for target, classes in names.classes.items():
         whole = [name for name, shape in shapes.items() if tuple(shape[1:]) == (len(classes),)]

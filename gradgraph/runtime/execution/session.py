@@ -207,7 +207,7 @@ class Placement:
         return packing(at_precision(precision), options.pack_weights)
 
     def kernels(self, options: RuntimeOptions) -> str:
-        """Which kernels train with settled ``options``: a native library, or ``STOCK``; "" off the CPU."""
+        """Return which kernels train with settled ``options``: a native library, or ``STOCK``; "" off the CPU."""
         if self.backend != ORT_CPU:
             return ""
         return library.here().path.stem if options.native_kernels else STOCK

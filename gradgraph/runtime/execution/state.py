@@ -206,7 +206,7 @@ class State:
         return {name: fetched[name] if name in fetched else give(self._tensor(name, self.side)) for name in names}
 
     def seen_for_use(self, names: Iterable[str], averages: Mapping[str, str]) -> dict[str, np.ndarray[Any, Any]]:
-        """Likewise, with averages in place of what they are averages of."""
+        """Return the current values as :meth:`seen`, with averages in place of the averaged tensors."""
         names = list(names)
         found = self.seen(averages.get(name, name) for name in names)
         return {name: found[averages.get(name, name)] for name in names}

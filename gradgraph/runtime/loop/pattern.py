@@ -1,4 +1,4 @@
-"""Which of several named steps a fit does on each batch."""
+"""The order in which several named steps train on each batch."""
 
 from __future__ import annotations
 

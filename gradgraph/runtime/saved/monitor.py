@@ -1,4 +1,4 @@
-"""Which column of the history says what the best epoch is, and what is better there."""
+"""The monitored column of the history, and the direction of improvement."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from gradgraph.passes.normal.weights.roles import Role, Uses, roles
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a tensor is a weight.
+    """A verdict on whether a tensor is a weight.
 
     Attributes:
         reason: why, or why not, as words after a colon; names in it are safe to show.
