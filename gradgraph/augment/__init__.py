@@ -1,5 +1,4 @@
-"""Augmentations of images and sounds by name: ``gradgraph.augment.flip()``, or ``"mixup(alpha=0.2)"`` on the command
-line.
+"""Augmentations of images and sounds by name: ``gradgraph.augment.flip()``, or ``"mixup(alpha=0.2)"`` in the shell.
 
 This room knows Pillow's images, samples, arrays and random generators; it must not know datasets, models or files.
 Each augmentation is a function here that cites its formula and defaults. Randomness depends only on the seed of the

@@ -62,7 +62,7 @@ def probabilities(value: ir.Value) -> Probabilities | None:
 
 
 def _made_here(value: ir.Value) -> Probabilities | None:
-    """Recognise ``value`` itself as a Softmax or a Sigmoid,  as one operator or several."""
+    """Recognise ``value`` itself as a Softmax or a Sigmoid, as one operator or several."""
     if (node := made_by(value, "Softmax", "Sigmoid")) is not None:
         if is_standard(node, "Sigmoid"):
             return Probabilities("Sigmoid", None, node.inputs[0])

@@ -1,5 +1,4 @@
-"""Running steps with stock onnxruntime: sessions, bound state, data, the loop, checkpoints; ``trainer`` is the entry
-point.
+"""Running steps with stock onnxruntime: sessions, bound state, data, the loop, checkpoints; entry point ``trainer``.
 
 This room reads a step's manifest, and knows nothing of how the step was built.
 """

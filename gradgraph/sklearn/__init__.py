@@ -1,5 +1,4 @@
-"""scikit-learn estimators that train an ONNX model, and export of pipelines around them as one file (extra
-``sklearn``).
+"""scikit-learn estimators that train an ONNX model, and the export of pipelines around them as one file.
 
 This room knows scikit-learn's contract, ``gg.build`` and ``Trainer``; no other room imports it. The conversion of
 preprocessing steps is left to skl2onnx, called in ``pipelines.py``.
