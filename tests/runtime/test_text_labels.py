@@ -193,3 +193,12 @@ def test_a_model_that_was_trained_on_numbers_takes_no_names() -> None:
         it.evaluate({"x": X, "target": TEXT})
     it.names = gg.DataNames(classes={"target": CLASSES})
     np.testing.assert_equal(it.evaluate({"x": X, "target": TEXT}), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_validation_labels_mean_what_those_of_training_do(kind: str) -> None:
+    """Class indices in the training data: 1, 2, 3 in the validation data are no names, even before the first step."""
+    with pytest.raises(DataError):
+        trainer().fit(
+            {"x": X, "target": NUMBERS}, validation={"x": X, "target": KINDS[kind](NUMBERS + 1)}, progress=False
+        )

@@ -91,6 +91,7 @@ class Executor:
         self._checkers: dict[tuple[str, ...], BatchChecker] = {}
         self._known: tuple[DataNames, DataNames] | None = None  # names, and the known names derived from them
         self._labels = tuple(target.name for target in self.manifest.targets if takes_labels(target))
+        self._has_training_data = False  # validation data then follow the labels of the training data
 
     # read at every step, so cached: created on first use
     @functools.cached_property
@@ -120,7 +121,7 @@ class Executor:
     def known(self) -> DataNames:
         """:attr:`names`, and which targets were trained on class numbers without names."""
         names = self.names
-        if not self.progress.steps:
+        if not (self.progress.steps or self._has_training_data):
             return names
         if self._known is None or self._known[0] is not names:
             numbered = [target for target in self._labels if target not in names.classes]
@@ -177,6 +178,7 @@ class Executor:
 
     def to_train_on(self, data: Any, order: Order, steps: tuple[str, ...] | None = None) -> Source:
         """Return training data; a new run may use other names than its model knows, with a warning."""
+        self._has_training_data = False
         try:
             source = self.source(data, order, steps)
         except UnmatchedError as error:
@@ -190,6 +192,7 @@ class Executor:
             )
         if order.ranks > 1 and isinstance(source, Columns):
             self._check_all_count({n: a for n, a in source.arrays.items() if isinstance(a, np.ndarray)})
+        self._has_training_data = True
         return source
 
     def held_out(self, data: Any, batch_size: int | None, team: Team = ALONE) -> Source:
