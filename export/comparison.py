@@ -87,8 +87,8 @@ class ExportReport:
         more = f" and {len(most) - _MOST_SHOWN} more kinds" if len(most) > _MOST_SHOWN else ""
         said = "; ".join(f"'{shown(name)}' {one}" for name, one in self.compared.items())
         return (
-            f"opset {self.opset}, {self.bytes:,} bytes; {after:,} nodes of the {before:,} in the evaluation "
-            f"graph: {', '.join(names)}{more}\\n"
+            f"opset {self.opset}, {self.bytes:,} bytes; {after:,} nodes (evaluation graph: {before:,}): "
+            f"{', '.join(names)}{more}\n"
             + (f"compared with the evaluation graph, on a random batch: {said}" if said else "no random batch fits it")
         )
 

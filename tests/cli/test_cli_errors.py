@@ -122,7 +122,7 @@ BAD = [
     ("uneven.npz", ["train", "model.onnx", "--data", "uneven.npz"], 1, "32 rows but 'target' has 5"),
     ("pickled.npz", ["train", "model.onnx", "--data", "pickled.npz"], 1, "pickled objects"),
     ("text.npz", ["train", "model.onnx", "--data", "text.npz"], 1, "cannot be read"),
-    ("", ["train", "model.onnx", "--data", "missing.npz"], 1, "is not there"),
+    ("", ["train", "model.onnx", "--data", "missing.npz"], 1, "does not exist"),
     ("", ["train", ".", "--data", "train.npz"], 1, "manifest.json"),
     ("", [*TRAIN, "--device", "cuda"], 1, "CUDAExecutionProvider"),
     ("", [*TRAIN, "--checkpoint", "missing/run.ckpt"], 1, "there is no folder 'missing'"),

@@ -115,7 +115,7 @@ def test_outputs_of_every_kind(cli: Cli, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (["--data", "missing.npz"], 1, "is not there"),
+        (["--data", "missing.npz"], 1, "does not exist"),
         (["--data", "other.npz"], 1, "has no 'x', which the model requires; it has 'y'"),
         (["--data", "wide.npz"], 1, "has shape [3, 5]"),
         (["--data", "cut.npz"], 1, "cannot be read"),

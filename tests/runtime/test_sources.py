@@ -187,7 +187,7 @@ NO_DATA: dict[str, tuple[Any, str]] = {
     "names": ({n: DATA[n] for n in ("z", "target")}, "'x' is missing"),
     "labels": ({**DATA, "target": np.where(np.arange(10) == 3, 12, DATA["target"])}, "label 12 in row 3"),
     "number": (42, "42 is not training data"),
-    "no file": ("there/is/none.npz", "is not there"),
+    "no file": ("there/is/none.npz", "does not exist"),
 }
 
 

@@ -40,8 +40,9 @@ def load_arrays(path: str | os.PathLike[str], limit: int | None = None) -> Array
     if is_folder:
         return _load_folder(path)
     if not path.is_file():
-        what = "is not a regular file" if path.exists() else "is not there"
-        raise DataError(f"'{shown(path)}' {what}; give an .npz file or a folder of .npy files")
+        if not path.exists():
+            raise DataError(f"'{shown(path)}' does not exist; check the path")
+        raise DataError(f"'{shown(path)}' is not a regular file; give an .npz file or a folder of .npy files")
     with explained(path), opened_npz(path, _physical_memory() if limit is None else limit) as (archive, members):
         return {name: array_in(archive.open(info)) for name, info in members.items()}
 
