@@ -308,6 +308,7 @@ def assert_same(one: gg.Trainer, other: gg.Trainer) -> None:
         np.testing.assert_array_equal(others[name], value, err_msg=name)
 
 
+@pytest.mark.sweep(0.2)
 @pytest.mark.parametrize("source", ["folder", "shards"])
 @pytest.mark.parametrize("name", [*IMAGES, "all"])
 def test_a_resumed_run_draws_the_same(name: str, source: str, photos: Path, tar: Path, tmp_path: Path) -> None:

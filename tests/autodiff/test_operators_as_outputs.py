@@ -63,7 +63,7 @@ def trial(rule: Rule, case: Case) -> tuple[cases.Trial, Arrays]:
     return t, run(t.feeds)
 
 
-@pytest.mark.sweep(0.012)
+@pytest.mark.sweep(0.006)
 @pytest.mark.parametrize(("rule", "case"), ORDINARY)
 def test_products_and_jacobians_agree(rule: Rule, case: Case) -> None:
     t, ys = trial(rule, case)
@@ -105,7 +105,7 @@ def of_one_element(rule: Rule, case: Case) -> tuple[cases.Trial, Arrays]:
     return t, ys
 
 
-@pytest.mark.sweep(0.06)
+@pytest.mark.sweep(0.034)
 @pytest.mark.parametrize(("rule", "case"), ORDINARY)
 def test_second_derivatives_of_a_scalar(rule: Rule, case: Case) -> None:
     t, ys = of_one_element(rule, case)
@@ -131,7 +131,7 @@ def with_open_batch(t: cases.Trial) -> onnx.ModelProto:
     return model
 
 
-@pytest.mark.sweep(0.1)
+@pytest.mark.sweep(0.045)
 @pytest.mark.parametrize(("rule", "case"), ORDINARY)
 def test_each_sample_by_itself(rule: Rule, case: Case) -> None:
     """Refused in one sentence where samples mix; else the diagonal of the whole Jacobian."""

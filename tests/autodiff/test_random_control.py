@@ -30,7 +30,7 @@ def freed(f: Flow, model: onnx.ModelProto) -> tuple[onnx.ModelProto, Arrays]:
     return model, {**f.feeds, **weights}
 
 
-@pytest.mark.sweep(0.07)
+@pytest.mark.sweep(0.037)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_gradients_of_random_control_flow(seed: int) -> None:
     f, written = flow(seed)

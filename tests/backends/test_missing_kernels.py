@@ -39,7 +39,7 @@ def opens(model: Any) -> str:
     return ""
 
 
-@pytest.mark.sweep(0.05)
+@pytest.mark.sweep(0.002)
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize(("rule", "case"), CASES)
 def test_what_opens_has_a_gradient_that_opens(rule: Rule, case: Case, dtype: Any) -> None:

@@ -29,7 +29,7 @@ def said_by(error: BuildError, backend: str) -> bool:
     )
 
 
-@pytest.mark.sweep(0.11)
+@pytest.mark.sweep(0.04)
 @pytest.mark.parametrize("sizes", ["fixed", "open"])
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("backend", STRICT)
@@ -47,7 +47,7 @@ def test_networks(backend: str, network: str, sizes: str) -> None:
     assert not functions or BACKENDS[backend].keeps_functions
 
 
-@pytest.mark.sweep(0.1)
+@pytest.mark.sweep(0.03)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("backend", STRICT)
 def test_options(backend: str, case: str) -> None:
@@ -88,7 +88,7 @@ def test_a_model_that_draws_when_it_is_evaluated_trains(caplog: pytest.LogCaptur
     assert {f.file for f in gg.check_backend(step, "tract").findings if f.verdict == "refused"} == {"eval.onnx"}
 
 
-@pytest.mark.sweep(0.053)
+@pytest.mark.sweep(0.022)
 @pytest.mark.parametrize("rule", [r for (domain, _), r in RULES.items() if not domain], ids=lambda r: r.op_type)
 @pytest.mark.parametrize("backend", TESTED)
 def test_gradients_of_rules(backend: str, rule: Rule) -> None:

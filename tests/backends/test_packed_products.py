@@ -55,6 +55,7 @@ def kinds(model: onnx.ModelProto) -> list[str]:
     return [n.op_type for n in model.graph.node]
 
 
+@pytest.mark.sweep(0.3)
 @pytest.mark.parametrize(
     ("given", "taken"),
     [
@@ -95,6 +96,7 @@ def short_strips(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_products, "STRIP", 10 * K)  # three strips, the last one shorter
 
 
+@pytest.mark.sweep(0.3)
 @pytest.mark.parametrize("copied", [True, False])
 @pytest.mark.parametrize(
     "given",
@@ -126,6 +128,7 @@ def test_a_few_rows_at_a_time_give_the_same(given: dict[str, Any], copied: bool,
     np.testing.assert_allclose(trainer.state_dict()["w"], found, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.sweep(0.6)
 @pytest.mark.parametrize("points", [False, True, "float"])
 @pytest.mark.parametrize(("bits", "block"), [(4, 32), (4, 16), (8, 64)])
 def test_zero_points_may_lie_beside_the_step(
@@ -184,7 +187,7 @@ def stored(kind: int, axis: int, block: int, turned: bool) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
-@pytest.mark.sweep(0.27)
+@pytest.mark.sweep(0.106)
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("block", [0, 1, 8, 16, 32], ids=lambda b: {0: "lines", 1: "all"}.get(b, f"blocks of {b}"))
 @pytest.mark.parametrize("axis", [0, 1])

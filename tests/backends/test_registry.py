@@ -125,6 +125,7 @@ def test_lists_are_done_in_order() -> None:
     assert done == ["before", "after"]
 
 
+@pytest.mark.sweep(0.7)
 @pytest.mark.parametrize(("backend", "form"), FORMS)
 def test_a_form_equals_the_portable_one(backend: Backend, form: Form) -> None:
     assert problems_of_form(backend, form) == []

@@ -68,7 +68,7 @@ def assert_alike(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) ->
         np.testing.assert_allclose(found[name], value, rtol=1e-3, atol=1e-4 * scale, err_msg=name)
 
 
-@pytest.mark.sweep(0.25)
+@pytest.mark.sweep(0.08)
 @pytest.mark.parametrize("rows", [8, "n"], ids=["fixed", "open"])
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("name", NETWORKS)
@@ -80,6 +80,7 @@ def test_networks(name: str, transform: str, rows: int | str, monkeypatch: pytes
     assert_alike(run(lowered, feeds), run(portable, feeds))
 
 
+@pytest.mark.sweep(0.274)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("backend", OTHERS)
 def test_every_backend_gives_the_same_numbers(backend: str, transform: str) -> None:
@@ -129,7 +130,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sweep(0.3)
+@pytest.mark.sweep(0.138)
 @pytest.mark.parametrize(("rule", "case"), CASES)
 def test_tangents_of_every_operator_that_has_its_own_way_for_them(rule: Rule, case: Case) -> None:
     t = cases.trial(rule, case, dtype=np.float32)

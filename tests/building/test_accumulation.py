@@ -175,6 +175,7 @@ def test_a_value_called_update_is_named() -> None:
         gg.build(model, "mse", "sgd", accumulate=True)
 
 
+@pytest.mark.sweep(0)
 @pytest.mark.parametrize("name", ["residual", "transformer", "lstm"])
 def test_networks_of_every_kind_take_the_same_steps(name: str) -> None:
     """In a branch, as accumulation has them, and with gradients of a second pass, as SAM has them."""

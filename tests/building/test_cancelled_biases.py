@@ -63,6 +63,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sweep(0.61)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_bias_of_a_convolution(name: str) -> None:
     make, is_cancelled = NETWORKS[name]
@@ -70,6 +71,7 @@ def test_the_bias_of_a_convolution(name: str) -> None:
     check(export(make(), {"x": ("batch", 4, 5, 5)}, ["y"]), {"conv.bias": not is_cancelled})
 
 
+@pytest.mark.sweep(0.3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_way_to_train(option: str) -> None:

@@ -41,6 +41,7 @@ def weights_of(model: onnx.ModelProto) -> dict[str, np.ndarray]:
     return {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
 
 
+@pytest.mark.sweep(0.5)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_it_is_that_of_the_gradient(name: str) -> None:
     model = mlp()

@@ -127,6 +127,7 @@ def test_a_target_may_have_the_name_of_an_output() -> None:
     assert np.isfinite(loop({"x": X, "score_target": np.zeros((ROWS, 1), np.float32)})["loss"])
 
 
+@pytest.mark.sweep(0.6)
 @pytest.mark.parametrize("name", ["loss", "accuracy", "logits_loss", "score"])
 @pytest.mark.parametrize("loss", ["cross_entropy", {"logits": "cross_entropy"}, two], ids=["named", "dict", "function"])
 def test_a_target_may_have_the_name_of_a_result(loss: Any, name: str) -> None:

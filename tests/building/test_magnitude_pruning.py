@@ -102,7 +102,7 @@ BESIDE: dict[str, tuple[optim.Optimizer, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.sweep(0.3)
+@pytest.mark.sweep(0.2)
 @pytest.mark.parametrize("name", BESIDE)
 def test_zeros_stay_and_a_run_is_resumed_to_the_bit(name: str, tmp_path: Path) -> None:
     inner, options = BESIDE[name]

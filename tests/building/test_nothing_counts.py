@@ -49,7 +49,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sweep(0.17)
+@pytest.mark.sweep(0.1)
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_counts(name: str, option: str) -> None:
@@ -70,7 +70,7 @@ def test_nothing_counts(name: str, option: str) -> None:
 # --- losses beside one that counts ------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep(0.4)
+@pytest.mark.sweep(0.2)
 @pytest.mark.parametrize("option", [o for o in OPTIONS if o != "half"])
 @pytest.mark.parametrize("what", ["mask", "class weight"])
 def test_one_loss_of_two_counts_nothing(what: str, option: str) -> None:
@@ -101,7 +101,7 @@ def test_one_loss_of_two_counts_nothing(what: str, option: str) -> None:
     assert scores[0] == pytest.approx(scores[1], rel=1e-6)
 
 
-@pytest.mark.sweep(0.3)
+@pytest.mark.sweep(0.2)
 @pytest.mark.parametrize("option", [o for o in OPTIONS if o != "half"])
 @pytest.mark.parametrize("alpha", [0.5, 1.0])
 def test_nothing_counts_in_distillation(alpha: float, option: str) -> None:
@@ -125,7 +125,7 @@ OF_SEQUENCES = ("edit_distance", "cer", "wer")  # test_metrics.py has them
 OF_LABELS = [m for m in METRICS if m not in OF_NUMBERS + OF_SEQUENCES]
 
 
-@pytest.mark.sweep(0.5)
+@pytest.mark.sweep(0.26)
 @pytest.mark.parametrize("average", ["macro", "micro", "weighted"])
 @pytest.mark.parametrize("name", OF_LABELS)
 def test_a_metric_of_nothing_is_nothing(name: str, average: str) -> None:

@@ -117,7 +117,7 @@ def test_every_loss_is_of_logits_of_logarithms_or_of_values() -> None:
     assert {*LOGITS} | OF_LOGS | OF_VALUES | OF_DETECTORS | OF_PAIRS == {*LOSSES.keys()}
 
 
-@pytest.mark.sweep(0.015)
+@pytest.mark.sweep(0.011)
 @pytest.mark.parametrize(
     ("loss", "end"),
     [(loss, end) for loss in sorted(LOGITS - {"ctc"}) for end in ENDS
@@ -164,7 +164,7 @@ def test_the_negative_of_what_a_sigmoid_is_written_out_of_is_read(end: str, loss
     assert [o.name for o in trainers[0].export().graph.output] == ["p"]
 
 
-@pytest.mark.sweep(0.34)
+@pytest.mark.sweep(0.1)
 @pytest.mark.parametrize("loss", sorted(LOGITS | OF_LOGS | OF_VALUES))
 def test_other_outputs_are_nothing_to_speak_of(loss: str) -> None:
     """Logits, log-probabilities and probabilities inside of the network."""
@@ -187,6 +187,7 @@ def test_what_only_looks_like_probabilities_is_read_as_it_is(loss: str, end: str
     assert not words(gg.build(network(OTHER_ENDS[end]), loss))
 
 
+@pytest.mark.sweep(0.36)
 @pytest.mark.parametrize("end", WRITTEN_OUT)
 def test_what_is_written_out_gives_what_one_operator_gives(end: str) -> None:
     """So that the forms here are forms of it."""

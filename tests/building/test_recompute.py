@@ -320,6 +320,7 @@ NORMS = [nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 6), nn.BatchNorm1d(6), n
 IN_NORMS = [y for node in export(nn.Sequential(*NORMS), {"x": ("batch", 6)}).graph.node[:-1] for y in node.output]
 
 
+@pytest.mark.sweep(0.4)
 @pytest.mark.parametrize("name", IN_NORMS)
 def test_a_cut_at_every_value(name: str) -> None:
     """Of a norm the result may be kept, and mean and deviation computed again: what is kept has its readers still."""

@@ -68,6 +68,7 @@ def assert_same_steps(step: gg.Step, batches: list[dict[str, Any]], rtol: float 
     return apart
 
 
+@pytest.mark.sweep(0.28)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_both_are_one_step_of_each_optimizer(name: str) -> None:
     case = OPTIMIZERS[name]

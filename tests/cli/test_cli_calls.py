@@ -25,6 +25,7 @@ def manifest(model: str, *options: str) -> Any:
     return {k: v for k, v in json.loads((step / "manifest.json").read_text()).items() if k != "digests"}
 
 
+@pytest.mark.sweep(0.6)
 @pytest.mark.parametrize(
     ("call", "apart"),
     [

@@ -166,6 +166,7 @@ BAD = [
 ]
 
 
+@pytest.mark.sweep(0.31)
 @pytest.mark.parametrize(("prepare", "words", "code", "says"), BAD, ids=[" ".join(b[1]) for b in BAD])
 def test_bad_input(cli: Cli, folder: Path, prepare: str, words: list[str], code: int, says: str) -> None:
     damage(folder, prepare)

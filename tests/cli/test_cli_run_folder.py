@@ -111,6 +111,7 @@ def test_an_empty_folder_is_filled_and_force_writes_over_another(cli: Cli) -> No
     assert not (RUN / "run.best.ckpt").exists()  # of the other run: evaluate would take its weights
 
 
+@pytest.mark.sweep(0)
 def test_a_run_that_goes_on_keeps_its_recipe_and_a_page_of_others(cli: Cli) -> None:
     ok(cli, *TRAIN)
     recipe = (RUN / "recipe.toml").read_text() + "# mine\n"

@@ -39,6 +39,7 @@ def test_it_trains_by_a_pattern_and_goes_on(cli: Cli, step: Path, folder: Path) 
     assert all(np.array_equal(v, again.state_dict()[n]) for n, v in whole.state_dict().items())
 
 
+@pytest.mark.sweep(0)
 def test_other_commands_read_it(cli: Cli, step: Path) -> None:
     shown = cli("inspect", "step")
     assert (shown.code, shown.out.count("\nstep            ")) == (0, 2)

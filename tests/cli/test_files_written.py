@@ -51,6 +51,7 @@ def test_each_file_is_named(
     assert "out.onnx" in new and new == named
 
 
+@pytest.mark.sweep(0)
 @pytest.mark.parametrize("words, says", [(("--max-steps", "3"), "3 of at most 3 steps"), ((), "2 of 2 epochs")])
 def test_a_run_that_has_nothing_left_to_do_says_so(
     cli: Cli, words: tuple[str, ...], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

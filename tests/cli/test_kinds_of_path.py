@@ -121,6 +121,7 @@ def test_a_run_stands_for_what_it_has_learnt(made: Path, monkeypatch: pytest.Mon
 DOORS = (gg.Trainer, gg.Trainer.resume, gg.build, gg.vjp, gg.Step.load, gg.check_gradients, inference_model)
 
 
+@pytest.mark.sweep(0.5)
 @pytest.mark.parametrize("door", DOORS, ids=lambda door: door.__qualname__)
 def test_python_doors_refuse_what_they_do_not_take(door: object, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(made)

@@ -62,7 +62,7 @@ def taking(kind: str, layout: str, dtype: str, channels: int) -> onnx.ModelProto
     return model
 
 
-@pytest.mark.sweep(0.099)
+@pytest.mark.sweep(0.053)
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize(("dtype", "channels"), [("float32", 3), ("float32", 1), ("uint8", 3), ("float16", 3)])
 @pytest.mark.parametrize("kind", FORMS)

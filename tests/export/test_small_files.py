@@ -210,6 +210,7 @@ def test_ort_files_train_as_the_step_does(tmp_path: Path) -> None:
     assert ("ai.onnx", "Conv") in found and impl is not None
 
 
+@pytest.mark.sweep(0)
 def test_zeros_of_the_optimizer_are_not_stored(tmp_path: Path) -> None:
     step = gg.build(wide_model(), "mse", "adamw")
     size = (export.save_ort(step, tmp_path / "ort") / "init.ort").stat().st_size

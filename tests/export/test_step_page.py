@@ -216,6 +216,7 @@ def test_a_gradient_points_at_what_it_is_the_gradient_of(tmp_path: Path) -> None
     assert "its gradient" in found["back"]
 
 
+@pytest.mark.sweep(0)
 @in_a_browser
 def test_it_is_used_by_keyboard_and_searched(tmp_path: Path) -> None:
     page = page_of(step_of("transformer"), tmp_path, batch=4)

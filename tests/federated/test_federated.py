@@ -162,6 +162,7 @@ BAD_DATA = {
 }
 
 
+@pytest.mark.sweep(0.7)
 @pytest.mark.parametrize(("spoil", "words"), BAD_DATA.values(), ids=BAD_DATA)
 def test_data_that_do_not_fit_are_named(tmp_path: Path, spoil: Any, words: str) -> None:
     from step_folder import StepFolder, UnusableError

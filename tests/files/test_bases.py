@@ -109,6 +109,7 @@ def test_all_kinds_of_folders_and_sessions_train_alike(
         _same_weights(other.export(), known.export())
 
 
+@pytest.mark.sweep(0)
 @pytest.mark.parametrize("pack", ["auto", True])
 def test_what_evaluates_beside_training_packs_no_second_copy(
     pack: Any, model: Path, monkeypatch: pytest.MonkeyPatch
@@ -191,6 +192,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
+@pytest.mark.sweep(0.4)
 @pytest.mark.parametrize("name", DAMAGE)
 def test_a_base_that_is_not_as_it_was_is_refused(name: str, model: Path, tmp_path: Path) -> None:
     damage, words = DAMAGE[name]
@@ -270,6 +272,7 @@ TRANSFORMS: dict[str, Callable[[Path, Path], Any]] = {
 }
 
 
+@pytest.mark.sweep(0.64)
 @pytest.mark.usefixtures("little_room")
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transforms_of_large_models_write_them_beside_their_weights(name: str, model: Path, tmp_path: Path) -> None:
@@ -284,6 +287,7 @@ def test_transforms_of_large_models_write_them_beside_their_weights(name: str, m
         TRANSFORMS[name](model, None)  # type: ignore[arg-type]
 
 
+@pytest.mark.sweep(0)
 @pytest.mark.usefixtures("little_room")
 def test_commands_take_large_models(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def ok(*words: object) -> str:
@@ -357,6 +361,7 @@ def _little_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "temporary").mkdir()
 
 
+@pytest.mark.sweep(0)
 @pytest.mark.usefixtures("_little_memory")
 def test_a_model_in_memory_that_no_message_holds_goes_the_whole_way(model: Path, tmp_path: Path) -> None:
     source = in_memory(model)

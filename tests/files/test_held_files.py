@@ -125,7 +125,7 @@ def test_what_stays_in_the_file_is_what_is_read(
         assert (tensor.doc_string or "") == proto.doc_string
 
 
-@pytest.mark.sweep(0.7)
+@pytest.mark.sweep(0.43)
 @pytest.mark.parametrize("seed", range(12))
 def test_a_damaged_file_is_refused_as_one_that_is_read(seed: int, tmp_path: Path) -> None:
     """Bytes that are changed, cut, doubled or put elsewhere: the same model, or the same sentence."""
@@ -308,6 +308,7 @@ IN_PLACE: dict[str, Callable[[Path], Any]] = {
 }
 
 
+@pytest.mark.sweep(0.5)
 @pytest.mark.parametrize("outside", [False, True], ids=["inside", "outside"])
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_a_result_takes_the_place_of_its_source(name: str, outside: bool, inline: Path) -> None:

@@ -194,7 +194,7 @@ def name_in(door: str) -> str:
     return {"Step.load": door.partition(", ")[2], "load_adapter": "adapter"}.get(door.partition(",")[0], "hostile")
 
 
-@pytest.mark.sweep(0.035)
+@pytest.mark.sweep(0.01)
 @pytest.mark.parametrize("content", [*PLACES, *CONTENTS])
 @pytest.mark.parametrize("door", DOORS)
 def test_a_hostile_file_is_refused_in_a_sentence_that_names_it(
@@ -369,7 +369,7 @@ DOCUMENTS: dict[str, Document] = {
 PLACE = "the place of the value"
 
 
-@pytest.mark.sweep(0.03)
+@pytest.mark.sweep(0.017)
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_a_hostile_value_is_read_or_refused_in_a_sentence(

@@ -163,6 +163,7 @@ def shifted(outputs: list[np.ndarray]) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
+@pytest.mark.sweep(0.54)
 @pytest.mark.parametrize("name", SLOPES)
 def test_slopes_are_those_of_central_differences(name: str) -> None:
     loss, outputs, targets = SLOPES[name]
@@ -181,6 +182,7 @@ def test_slopes_are_those_of_central_differences(name: str) -> None:
     assert slope == pytest.approx((above - below) / (2 * eps), rel=1e-6, abs=1e-9)
 
 
+@pytest.mark.sweep(0.7)
 @pytest.mark.parametrize("name", [n for n in SLOPES if n not in ("tversky", "lovasz")])
 def test_models_of_float16_have_losses_of_float32(name: str) -> None:
     """Boxes of 300 × 300 pixels, whose area float16 cannot hold, among them."""

@@ -123,7 +123,7 @@ WRONG_IN_A_BATCH = {
 }
 
 
-@pytest.mark.sweep(0.34)
+@pytest.mark.sweep(0.24)
 @pytest.mark.parametrize("sizes", [("time", "5"), ("6", "5")])
 @pytest.mark.parametrize("wrong", WRONG_IN_A_BATCH)
 def test_lengths_and_labels_that_cannot_be_meant(wrong: str, sizes: tuple[str, str]) -> None:
@@ -157,6 +157,7 @@ def test_all_of_a_column_is_looked_at_before_the_first_step() -> None:
 LABELLED = [name for name, make in LOSSES.items() if make().labels and name != "ctc"]
 
 
+@pytest.mark.sweep(0.3)
 @pytest.mark.parametrize("classes", ["3", "c"])
 @pytest.mark.parametrize("loss", LABELLED)
 def test_labels_below_zero(loss: str, classes: str) -> None:

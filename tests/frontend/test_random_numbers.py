@@ -62,6 +62,7 @@ DRAWS: dict[str, tuple[Callable[[Any], Any], float, float]] = {  # mean, mean sq
 }
 
 
+@pytest.mark.sweep(0.622)
 @pytest.mark.parametrize("where", ["file", "step"])
 @pytest.mark.parametrize("name", DRAWS)
 def test_distributions(name: str, where: str) -> None:

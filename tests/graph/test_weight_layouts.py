@@ -84,7 +84,7 @@ ASKING: dict[str, Callable[[], optim.Optimizer]] = {
 }
 
 
-@pytest.mark.sweep(0.06)
+@pytest.mark.sweep(0.006)
 @pytest.mark.parametrize("around", AROUND)
 @pytest.mark.parametrize("asking", ASKING)
 @pytest.mark.parametrize("written", [name for name in WRITTEN if name != "MatMul"])
@@ -106,6 +106,7 @@ def test_float32_copies_lie_as_their_weights(written: str, asking: str) -> None:
         np.testing.assert_allclose(found[name].astype(float), array.astype(float), rtol=1e-2, atol=1e-2, err_msg=name)
 
 
+@pytest.mark.sweep(0.22)
 @pytest.mark.parametrize("around", ["nothing", "sam", "adaptive sam", "recomputation", "separate", "accumulation"])
 @pytest.mark.parametrize("written", WRITTEN)
 def test_each_unit_is_clipped_by_itself(written: str, around: str) -> None:

@@ -43,7 +43,7 @@ print("alive")
 """
 
 
-@pytest.mark.sweep(0.2)
+@pytest.mark.sweep(0.1)
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux keeps a limit on memory")
 @pytest.mark.parametrize(
     ("threads", "size", "found"),

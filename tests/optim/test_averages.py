@@ -113,7 +113,7 @@ AVERAGING: dict[str, tuple[optim.Optimizer, str]] = {
 }
 
 
-@pytest.mark.sweep(0.7)
+@pytest.mark.sweep(0.32)
 @pytest.mark.parametrize("name", AVERAGING)
 def test_evaluation_prediction_and_export_read_the_average(name: str, tmp_path: Path) -> None:
     optimizer, slot = AVERAGING[name]
@@ -144,7 +144,7 @@ def test_evaluation_prediction_and_export_read_the_average(name: str, tmp_path: 
     assert trainer.evaluate(held_out) != trainer.evaluate(held_out, averaged=False)
 
 
-@pytest.mark.sweep(0.26)
+@pytest.mark.sweep(0.1)
 @pytest.mark.parametrize("name", AVERAGING)
 def test_a_resumed_run_is_the_same_to_the_bit(name: str, tmp_path: Path) -> None:
     step = gg.build(network(), "mse", AVERAGING[name][0])

@@ -35,7 +35,7 @@ def test_trajectories_are_those_of_the_paper(name: str) -> None:
     assert expected[-1] < 0.9 * expected[0]
 
 
-@pytest.mark.sweep(0.25)
+@pytest.mark.sweep(0.176)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_resumed_run_is_the_same_to_the_bit(name: str, tmp_path: Path) -> None:
     case = OPTIMIZERS[name]

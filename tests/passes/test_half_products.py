@@ -57,6 +57,7 @@ def layer(op_type: str, direction: str, layout: int, states: bool) -> onnx.Model
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
+@pytest.mark.sweep(0.3)
 @pytest.mark.parametrize("backend", ["portable", "ort-cpu"])
 @pytest.mark.parametrize("op_type", ["LSTM", "GRU", "RNN"])
 def test_gradients_of_recurrent_layers_open(op_type: str, backend: str, tmp_path: Path) -> None:

@@ -198,6 +198,7 @@ NETWORKS: dict[str, onnx.ModelProto] = {
 }
 
 
+@pytest.mark.sweep(0.21)
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_gradients_are_those_of_float32_to_rounding(name: str, precision: str) -> None:
@@ -227,7 +228,7 @@ LISTED = [
 ]
 
 
-@pytest.mark.sweep(0.05)
+@pytest.mark.sweep(0.017)
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 @pytest.mark.parametrize(("rule", "case"), LISTED)
 def test_gradients_of_each_listed_operator(rule: Rule, case: Case, precision: str) -> None:

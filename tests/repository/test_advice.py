@@ -126,6 +126,7 @@ def with_batch(dimension: str) -> onnx.ModelProto:
     return model
 
 
+@pytest.mark.sweep(0.4)
 @pytest.mark.parametrize("dimension", DIMENSIONS)
 def test_advice_on_sizes_builds_what_was_refused(
     dimension: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

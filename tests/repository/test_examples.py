@@ -52,10 +52,12 @@ def test_the_penalty_brings_the_length_of_the_gradient_to_one(said: Said) -> Non
     assert abs(lengths[-1] - 1) < 0.2 < abs(lengths[0] - 1)
 
 
+@pytest.mark.sweep(0)
 def test_the_tagger_does_better_than_the_commoner_tag(said: Said) -> None:
     assert said("bracket_tagger", epochs=4, count=1200).endswith("it does better\n")
 
 
+@pytest.mark.sweep(0)
 def test_the_autoencoder_does_better_than_the_mean_image(said: Said) -> None:
     pytest.importorskip("sklearn", reason="the digits are scikit-learn's")
     costs, verdict, *digits = said("digits_vae", epochs=40).splitlines()
@@ -64,11 +66,13 @@ def test_the_autoencoder_does_better_than_the_mean_image(said: Said) -> None:
     assert len(digits) == 8
 
 
+@pytest.mark.sweep(0)
 def test_the_generator_draws_better_than_independent_pixels(said: Said) -> None:
     pytest.importorskip("sklearn", reason="the digits are scikit-learn's")
     assert "it does better" in said("digits_gan", epochs=16)
 
 
+@pytest.mark.sweep(0)
 def test_the_actor_and_the_critic_learn_to_balance(said: Said) -> None:
     assert said("actor_critic", rounds=40).endswith("it learnt to balance\n")
 
@@ -113,12 +117,14 @@ def numbers(text: str) -> list[float]:
     return [float(found) for found in re.findall(r"\d+\.\d+|\d+(?=%)", text)]
 
 
+@pytest.mark.sweep(0)
 def test_what_is_known_is_carried_over(said: Said) -> None:
     pytest.importorskip("sklearn", reason="the digits are scikit-learn's")
     _, frozen, followed = numbers(said("transfer_learning", epochs=8, count=300))
     assert frozen < followed
 
 
+@pytest.mark.sweep(0)
 def test_a_gpt_writes_letters_of_its_text(said: Said) -> None:
     figures, text = said("char_gpt", steps=25, count=30, limit=2).splitlines()
     assert numbers(figures)[0] > 12  # percent of the next characters, of 60 letters
@@ -137,6 +143,7 @@ def test_bert_reads_padded_sentences(said: Said) -> None:
     assert numbers(said("bert_classifier", epochs=3, count=300))[0] > 50
 
 
+@pytest.mark.sweep(0)
 def test_the_unet_finds_shapes(said: Said) -> None:
     found = numbers(said("unet", epochs=2, count=100))
     assert found[2] < 0.65  # the cross entropy; that of a coin is 0.69
@@ -146,14 +153,17 @@ def test_ctc_spells(said: Said) -> None:
     assert said("ctc_speech", epochs=1, count=60).count("heard") == 6
 
 
+@pytest.mark.sweep(0)
 def test_forces_teach_more_than_energies(said: Said) -> None:
     assert said("molecule_forces", epochs=60).endswith("forces teach it more\n")
 
 
+@pytest.mark.sweep(0)
 def test_clip_finds_descriptions(said: Said) -> None:
     assert "of 48 descriptions" in said("clip", epochs=1, count=200)
 
 
+@pytest.mark.sweep(0)
 def test_two_tasks_share_a_trunk(said: Said) -> None:
     pytest.importorskip("sklearn", reason="the digits are scikit-learn's")
     digits, _, ink = numbers(said("multi_task", epochs=3))

@@ -58,6 +58,7 @@ def test_commands_import_no_sympy(command: str, tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
 
 
+@pytest.mark.sweep(0.4)
 @pytest.mark.parametrize("module", ["runtime.trainer", "chat.finetuning", "files.protos"])
 def test_no_module_imports_sympy(module: str) -> None:
     """Whatever of this package is imported first, and wherever it imports onnx-ir."""

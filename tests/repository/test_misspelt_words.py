@@ -98,7 +98,7 @@ def only_by_keyword(parameters: Mapping[str, inspect.Parameter]) -> dict[str, ob
     return {n: object() for n, p in parameters.items() if p.default is p.empty and p.kind is p.KEYWORD_ONLY}
 
 
-@pytest.mark.sweep(0.057)
+@pytest.mark.sweep(0.02)
 @pytest.mark.parametrize("name", PUBLIC)
 def test_every_public_callable_refuses_a_misspelt_keyword(name: str, given: dict[str, tuple[Any, ...]]) -> None:
     called = PUBLIC[name]

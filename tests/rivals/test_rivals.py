@@ -117,6 +117,7 @@ def found_at(path: str) -> Any:
     return at
 
 
+@pytest.mark.sweep(0.404)
 @pytest.mark.parametrize(("called", "word"), [key for key in ASKED if key[1] not in TAKEN[key[0]]])
 def test_what_users_of_others_type_is_answered(called: str, word: str, trainer: gg.Trainer) -> None:
     given = {"build": (mlp(),), "Trainer": (trainer.definition,), "fit": (trainer, DATA), "lora": (mlp(), "first")}

@@ -93,6 +93,7 @@ def test_second_order_at_zeros(op_type: str, call: Case, at: Mapping[str, Any]) 
 # --- element types -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(0.441)
 @pytest.mark.parametrize(("rule", "call"), HALF)
 def test_gradient_is_a_valid_model_in_float16(rule: Rule, call: Case) -> None:
     t = cases.trial(rule, call, dtype=np.float16)

@@ -129,7 +129,7 @@ HALF = [
 ]
 
 
-@pytest.mark.sweep(0.36)
+@pytest.mark.sweep(0.143)
 @pytest.mark.parametrize(("rule", "call"), HALF)
 def test_float16_in_onnxruntime(rule: Rule, call: Case) -> None:
     half, wide = (cases.trial(rule, call, dtype=dtype) for dtype in (np.float16, np.float64))

@@ -77,7 +77,7 @@ def test_deep_bodies_have_gradients(kind: str, depth: int) -> None:
     np.testing.assert_allclose(pulled @ direction, pushed, rtol=1e-4)
 
 
-@pytest.mark.sweep(0.4)
+@pytest.mark.sweep(0.34)
 @pytest.mark.parametrize("kind", BODIES)
 @pytest.mark.parametrize("transform", [gg.value_and_grad, gg.jvp, gg.hvp])
 def test_work_does_not_multiply_with_levels(kind: str, transform: Any) -> None:
@@ -86,6 +86,7 @@ def test_work_does_not_multiply_with_levels(kind: str, transform: Any) -> None:
     assert many < 9 * few
 
 
+@pytest.mark.sweep(0)
 def test_where_nothing_is_computed_again_files_grow_with_depth() -> None:
     def size(depth: int) -> int:
         return gg.value_and_grad(nested("then", depth), wrt=["x"]).ByteSize()

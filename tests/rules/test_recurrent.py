@@ -129,6 +129,7 @@ def test_an_output_left_out_is_no_input_left_out(inner: bool) -> None:
 # --- the rules ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(0.5)
 @pytest.mark.parametrize(("op_type", "own"), FORMS)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_outputs_that_the_model_leaves_out(op_type: str, own: dict[str, Any], direction: str) -> None:
@@ -193,6 +194,7 @@ def test_inputs_of_unknown_rank(op_type: str, own: dict[str, Any]) -> None:
     agree(in_onnxruntime(gg.vjp(model, outputs=["Y"], wrt=wrt), feeds), expected)
 
 
+@pytest.mark.sweep(0.8)
 @pytest.mark.parametrize(("op_type", "own"), FORMS)
 def test_second_derivatives_run_in_onnxruntime(op_type: str, own: dict[str, Any]) -> None:
     """At a length and batch that the model leaves open."""

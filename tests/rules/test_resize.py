@@ -102,7 +102,7 @@ def test_adjoint_with_sizes(sizes: list[int], attrs: dict[str, Any]) -> None:
         assert_adjoint(model(shape, None, None, sizes, axes=[2, 3], **attrs), (1, 2, 5, 4))
 
 
-@pytest.mark.sweep(0.1)
+@pytest.mark.sweep(0.07)
 @pytest.mark.parametrize("shape", [(1, 2, 5, 4), ("n", "c", "h", "w")], ids=["static", "dynamic"])
 @pytest.mark.parametrize("coordinates", COORDINATES)
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ def _batches(t: Trainer) -> Any:
     return t.prepare(DATA, 16).batches(0)
 
 
+@pytest.mark.sweep(0.4)
 @pytest.mark.parametrize("stop", [1, 3, 5, 6, 7, 8, 14, 20])
 def test_a_resumed_run_has_the_same_bits(stop: int, tmp_path: Path) -> None:
     """Stopped before, at and behind an evaluation and the end of an epoch: state, rows and log are those of one run."""
@@ -173,6 +174,7 @@ def test_it_needs_held_out_data() -> None:
         fit(trainer(), eval_every=0)
 
 
+@pytest.mark.sweep(0)
 def test_in_the_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     onnx.save(mlp(), "model.onnx")

@@ -166,7 +166,7 @@ ARTEFACTS: dict[str, Callable[[Path, Trainer], object]] = {
 GOES_ON = {"choices of the tuner"}  # with a warning: it costs another measurement
 
 
-@pytest.mark.sweep(0.62)
+@pytest.mark.sweep(0.24)
 @pytest.mark.parametrize("what", ARTEFACTS)
 @pytest.mark.parametrize("there", [False, True], ids=["new", "replaced"])
 def test_every_write_of_an_artefact_may_fail(
@@ -282,6 +282,7 @@ def written_by(node: ast.AST) -> str:
 OPTIONS: dict[str, Any] = {"epochs": 2, "batch_size": 16, "patience": 3, "progress": False}
 
 
+@pytest.mark.sweep(0)
 def test_every_write_of_a_training_run_may_fail(tmp_path: Path, faults: Faults) -> None:
     """Training goes on; only the last save must succeed, and what is on the disk then goes on to the same bits."""
     whole = trainer(0)

@@ -44,7 +44,7 @@ def image(t: gg.Trainer) -> bytes:
     return b"".join(checkpoint_pieces(t.state_dict(), t.progress))
 
 
-@pytest.mark.sweep(0.22)
+@pytest.mark.sweep(0.17)
 @ACCUMULATE
 @pytest.mark.parametrize("name", FORMULAS)
 def test_a_schedule_rests(name: str, accumulate: int | None) -> None:
@@ -75,7 +75,7 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sweep(0.1)
+@pytest.mark.sweep(0.04)
 @ACCUMULATE
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_is_tried_the_same_with_a_schedule(name: str, accumulate: int | None) -> None:

@@ -79,7 +79,7 @@ USES: dict[str, Callable[[gg.Trainer, Any, Path], Any]] = {
 }
 
 
-@pytest.mark.sweep(0.28)
+@pytest.mark.sweep(0.2)
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("classes", SUBSETS, ids="-".join)
 def test_a_class_that_is_missing_shifts_no_labels(classes: list[str], use: str, photos: Path, tmp_path: Path) -> None:

@@ -102,6 +102,7 @@ def annotated(at: Path, size: tuple[int, int], orientation: int, of_mask: int = 
     return array.transpose(2, 0, 1).astype(np.float32) / 255
 
 
+@pytest.mark.sweep(0.43)
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
 @pytest.mark.parametrize("size", [(16, 16), (20, 14)])

@@ -58,6 +58,7 @@ def test_first_signal_finishes_the_step_and_saves(number: signal.Signals, code: 
     assert all(np.array_equal(v, whole.state_dict()[k]) for k, v in rest.state_dict().items())
 
 
+@pytest.mark.sweep(0)
 def test_without_a_checkpoint_nothing_is_saved_and_that_is_said(tmp_path: Path) -> None:
     done = run(SCRIPT.format(root=str(ROOT), signal=2, checkpoint=None))
     assert done.returncode == -signal.SIGINT

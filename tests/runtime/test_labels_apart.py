@@ -48,7 +48,7 @@ WAYS: dict[str, Callable[[gg.Trainer, Any], Any]] = {
 }
 
 
-@pytest.mark.sweep(0.4)
+@pytest.mark.sweep(0.2)
 @pytest.mark.parametrize("way", WAYS)
 def test_it_is_fit_of_both_by_name(way: str) -> None:
     options = {"epochs": 2, "batch_size": 8, "progress": False, "validation": (X[:8], Y[:8])}

@@ -148,6 +148,7 @@ def _check_rows(found: Mapping[str, Array], true: Mapping[str, Array], order: An
         assert rows.shape == wanted.shape and (rows == wanted).all(), (*what, spec.name)
 
 
+@pytest.mark.sweep(0.24)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("source", SOURCES)
 def test_every_source_gives_the_rows_of_the_array(
@@ -167,6 +168,7 @@ def test_every_source_gives_the_rows_of_the_array(
             _check_rows(_joined(made.batches(0), checker), true, indices, (source, layout, dtype, str(shuffle)))
 
 
+@pytest.mark.sweep(0.49)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("source", FILES)
 def test_what_is_read_once_gives_the_rows_of_the_array(

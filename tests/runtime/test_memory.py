@@ -191,6 +191,7 @@ def searched(monkeypatch: pytest.MonkeyPatch, each: float, allowed: float, rows:
     return trainer.find_batch_size(arrays(rows)).samples, tried
 
 
+@pytest.mark.sweep(0.2)
 @pytest.mark.parametrize(
     ("each", "allowed", "best"),
     [(0.1, 20, 64), (1, 100, 64), (1, 30, 16), (5, 21, 2), (1e-3, 900, 512), (20, 31, 1)],
@@ -209,6 +210,7 @@ def test_not_even_one_sample(monkeypatch: pytest.MonkeyPatch) -> None:
         searched(monkeypatch, 50, 40)
 
 
+@pytest.mark.sweep(0)
 def test_fit_with_batches_of_the_size_that_is_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trainer = gg.Trainer(gg.build(mlp(), "cross_entropy", "adamw"), device="cpu")
     trainer.fit(arrays(100), 1, "auto", progress=False, max_steps=1, checkpoint=tmp_path / "run.ckpt")
@@ -242,6 +244,7 @@ def test_free_memory() -> None:
     assert 0 < (free_memory() or 0) < 2**50
 
 
+@pytest.mark.sweep(0)
 def test_from_the_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     onnx.save(mlp(), "model.onnx")

@@ -107,7 +107,7 @@ def placed(document: Any, folder: Path, place: str = "beside", size: int | str =
     return path
 
 
-@pytest.mark.sweep(0.27)
+@pytest.mark.sweep(0.215)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_images_are_read_as_the_file_says(name: str, place: str, photos: Path, tmp_path: Path) -> None:

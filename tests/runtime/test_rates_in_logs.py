@@ -57,6 +57,7 @@ def test_every_schedule_is_tried() -> None:
     assert ARGUMENTS.keys() == {name for name in SCHEDULES if name != "reduce_on_plateau"}
 
 
+@pytest.mark.sweep(0.4)
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_a_schedule_in_the_graph_is_logged(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     schedule = ARGUMENTS[name]()
@@ -92,6 +93,7 @@ def test_a_default_is_logged_too() -> None:
 GROUPS = {"*bias": {"weight_decay": 0.0, "lr_factor": 10}, "2.*": {"lr": 3e-3}}
 
 
+@pytest.mark.sweep(0.6)
 @pytest.mark.parametrize(
     "options",
     [

@@ -508,6 +508,7 @@ def test_what_a_trainer_refuses(gan: Step, call: Any, error: type[Exception], sa
     assert trainer.progress.steps == 0
 
 
+@pytest.mark.sweep(0)
 @pytest.mark.parametrize("prepared", [False, True])
 def test_one_of_several_is_tried_and_all_is_as_it_was(gan: Step, prepared: bool) -> None:
     trainer, plain = gg.Trainer(gan, device="cpu"), gg.Trainer(gan, device="cpu")

@@ -128,6 +128,7 @@ def test_one_batch_learnt_by_heart() -> None:
     assert "should fall" in str(still) or "does not move" in str(still)
 
 
+@pytest.mark.sweep(0)
 def test_plots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     curve = RateCurve((0.1, 0.2), (1.0, 0.5), (1.0, 0.7), 0.2, ((0.1, 0.6), (0.3, np.inf)), 0.1)
     history = History({"epoch": [1.0, 2.0], "step": [5.0, 9.0], "loss": [2.0, 1.0], "val_<accuracy>": [0.5, 0.25]})

@@ -44,6 +44,7 @@ EACH = [
 ]
 
 
+@pytest.mark.sweep(0.064)
 @pytest.mark.parametrize(("runtime", "case"), EACH)
 def test_steps_for_the_runtime(runtime: str, case: str) -> None:
     if missing := RUNTIMES[runtime].missing():

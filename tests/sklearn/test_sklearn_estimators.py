@@ -39,7 +39,7 @@ REPEATED = {
 
 
 # all others pass; scikit-learn itself skips those that need pandas or SCIPY_ARRAY_API where these are not there
-@pytest.mark.sweep(0.2)
+@pytest.mark.sweep(0.065)
 @parametrize_with_checks([Classifier(), Regressor()], expected_failed_checks=lambda _: REPEATED)
 def test_what_scikit_learn_asks_of_estimators(estimator: Any, check: Any) -> None:
     check(estimator)
@@ -184,6 +184,7 @@ def test_names_of_columns_and_classes_are_exported_and_kept_in_a_pickle(tmp_path
     assert gg.build(Regressor(epochs=1).fit(X, X[:, 0]).export(), loss="mse").manifest.data == gg.DataNames()
 
 
+@pytest.mark.sweep(0)
 def test_classes_have_weights() -> None:
     """A weight of a class is one of each of its samples, and multiplies those that are given."""
     of_class, own = np.array([1.0, 3.0, 0.5]), np.random.default_rng(0).random(len(X))

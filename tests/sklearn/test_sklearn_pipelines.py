@@ -99,7 +99,7 @@ PIPELINES: dict[str, tuple[Any, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sweep(0.21)
+@pytest.mark.sweep(0.1)
 @pytest.mark.parametrize("example", [True, False])
 @pytest.mark.parametrize("name", PIPELINES)
 def test_one_file_gives_what_the_pipeline_predicts(name: str, example: bool, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def files(step: gg.Step) -> dict[str, onnx.ModelProto]:
     return {"init": step.init, "eval": step.eval, **trains, **step.separate}
 
 
-@pytest.mark.sweep(0.024)
+@pytest.mark.sweep(0.015)
 @pytest.mark.parametrize("backend", step_backends())
 @pytest.mark.parametrize("options", OPTIONS)
 def test_the_checker_takes_every_file(options: str, backend: str) -> None:
@@ -89,6 +89,7 @@ def test_the_checker_takes_every_file(options: str, backend: str) -> None:
         onnx.checker.check_model(model, full_check=True)
 
 
+@pytest.mark.sweep(0.3)
 @pytest.mark.parametrize("options", [name for name in OPTIONS if "separate" in OPTIONS[name] or "grad" in name])
 def test_the_shapes_that_are_declared_are_those_that_come(options: str) -> None:
     step = gg.build(MODEL, **OPTIONS[options], backend="portable")

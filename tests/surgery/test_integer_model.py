@@ -125,6 +125,7 @@ def test_weights_alone_are_integers_without_data(name: str) -> None:
     np.testing.assert_allclose(small.outputs["output"].largest, apart, rtol=1e-3)
 
 
+@pytest.mark.sweep(0.4)
 @pytest.mark.parametrize("calibrated", [False, True])
 @pytest.mark.parametrize("room", [True, False])
 def test_large_weights_are_read_from_their_file(

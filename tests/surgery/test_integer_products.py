@@ -77,7 +77,7 @@ def test_scales_by_channel_of_a_gemm(sizes: tuple[int, int], turned: int, tmp_pa
 HOWS = ["dynamic", "dynamic by channel", "static", "static by channel", "static QDQ"]
 
 
-@pytest.mark.sweep(0.4)
+@pytest.mark.sweep(0.2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("name", ["dense", "images"])
@@ -176,6 +176,7 @@ def test_integer_products_go_on_as_pairs(name: str, how: str, ranges: str, tmp_p
     assert np.abs(run(gg.qat(exported), x) - run(exported, x)).max() < 1e-5  # and so on
 
 
+@pytest.mark.sweep(0.41)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("how", HOWS[:4])
 def test_a_new_head_and_the_integers_below_train(how: str, tmp_path: Path) -> None:

@@ -152,6 +152,7 @@ def in_bfloat16(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
+@pytest.mark.sweep(0)
 def test_bfloat16_is_computed_in_float32_and_stays_stored(tmp_path: Path) -> None:
     narrow = in_bfloat16(onnx.load(MODELS["fp16"]))
     step = gg.build(surgery.language_model(gg.lora(narrow, "*attn*", rank=2)), gg.losses.cross_entropy(axis=-1))

@@ -60,12 +60,14 @@ def of_the_base() -> np.ndarray:
     return one_by_one(gg.lora(TINY, "*lm_head*", rank=1))
 
 
+@pytest.mark.sweep(0)
 def test_an_answer_has_the_probability_that_the_model_gives_its_tokens() -> None:
     found = trainer_of(adapted()).predict(PAIRS, 2)
     np.testing.assert_allclose(found["log_probability"], of_the_base(), rtol=1e-5)
     np.testing.assert_array_equal(found["tokens"], [[len(a), len(b)] for a, b in zip(CHOSEN, REJECTED, strict=True)])
 
 
+@pytest.mark.sweep(0)
 def test_padding_on_the_left_changes_nothing_behind_a_mask() -> None:
     rows = {name: np.pad(a, ((0, 0), (0, 0), (3, 0)), constant_values=c)
             for (name, a), c in zip(PAIRS.items(), (9, -100), strict=True)}  # fmt: skip

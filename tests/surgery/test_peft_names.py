@@ -104,7 +104,7 @@ def predicted(model: Any) -> np.ndarray:
 PLAIN = np.concatenate([X @ weight.T for weight in BASE.values()], 1)
 
 
-@pytest.mark.sweep(0.4)
+@pytest.mark.sweep(0.2)
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("written", WRITTEN)
 @pytest.mark.parametrize("model", MODELS)
@@ -138,6 +138,7 @@ def test_adapters_go_to_the_names_of_a_family_and_come_back(model: str, family: 
         np.testing.assert_allclose(found, trained, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sweep(0)
 @pytest.mark.parametrize("kind", ["lora", "dora"])
 def test_a_packed_layer_trains_as_its_pieces_do(kind: str, tmp_path: Path) -> None:
     """Ten steps on three adapters of a packed layer are those on the layers apart, and so are averages of the weights:

@@ -79,6 +79,7 @@ def test_data_beyond_the_range_have_no_gradient() -> None:
     assert moved[0] < 0.1 * moved[1]
 
 
+@pytest.mark.sweep(0.7)
 @pytest.mark.parametrize(("kind", "stored"), [("int8", TensorProto.INT8), ("int4", TensorProto.INT4)])
 @pytest.mark.parametrize("activations", ["uint8", "int8", None])
 def test_an_exported_model_stores_integers_and_computes_the_same(

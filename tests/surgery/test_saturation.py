@@ -109,7 +109,7 @@ ROADS: dict[str, Callable[[onnx.ModelProto], onnx.ModelProto]] = {
 }
 
 
-@pytest.mark.sweep(0.4)
+@pytest.mark.sweep(0.2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("reduce_range", [True, False])
 @pytest.mark.parametrize("road", ROADS)

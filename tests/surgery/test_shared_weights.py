@@ -85,6 +85,7 @@ def adapted(form: str, kind: str) -> tuple[onnx.ModelProto, onnx.ModelProto, dic
 KINDS = ("lora", "rslora", "dora", "ia3", "bottleneck")
 
 
+@pytest.mark.sweep(0.671)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_adapters_of_each_are_saved_and_loaded(form: str, kind: str, tmp_path: Path) -> None:

@@ -242,6 +242,7 @@ def by_hand(small: onnx.ModelProto, large: onnx.ModelProto, counts: np.ndarray, 
     return float(((each + weight * squares) * counts).sum() / counts.sum())
 
 
+@pytest.mark.sweep(0.2)
 @pytest.mark.parametrize("how", ["labels", "mask", "mask without labels", "sample_weight", "weights without labels"])
 def test_padding_counts_neither_in_logits_nor_in_hidden_states(how: str) -> None:
     small, large = of_tokens(), of_tokens()

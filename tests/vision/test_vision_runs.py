@@ -179,7 +179,7 @@ def test_a_segmenter_learns_from_outlines(shapes: Path) -> None:
 # --- from the shell --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep(0.5)
+@pytest.mark.sweep(0.2)
 @pytest.mark.parametrize("name", DETECTORS)
 def test_pictures_without_objects_train(name: str, tmp_path: Path) -> None:
     """Batches of them alone teach that nothing is there; what is measured is that of the same pictures in one batch."""

@@ -135,6 +135,7 @@ def test_sizes_that_are_unknown_or_zero_are_left_to_the_portable_form() -> None:
         assert chosen(Call(ir.Node("", "Conv", []), (x, w), {})) == "portable"
 
 
+@pytest.mark.sweep(0.3)
 @pytest.mark.parametrize(
     ("module", "name", "value", "form"),
     [

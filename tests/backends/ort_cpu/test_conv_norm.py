@@ -86,6 +86,7 @@ def lowered(model: ir.Model) -> onnx.ModelProto:
     return to_proto(lower(model.clone(), ORT_CPU))
 
 
+@pytest.mark.sweep(0.53)
 @pytest.mark.parametrize("wrt", [WRT, ["w"], ["x"], ["scale"], ["bias"]], ids=" ".join)
 @pytest.mark.parametrize(
     ("x", "w"),
@@ -231,6 +232,7 @@ SCALED: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any], tuple[
 }  # fmt: skip
 
 
+@pytest.mark.sweep(0.52)
 @pytest.mark.parametrize("wrt", [WRT, ["w"], ["x"], ["scale"]], ids=" ".join)
 @pytest.mark.parametrize(("x", "w", "conv", "size"), SCALED.values(), ids=SCALED)
 def test_the_scale_goes_into_the_gradients_below(

@@ -381,6 +381,7 @@ def test_nothing_is_reordered_between_convolutions(norm: bool) -> None:
     assert (count["ReorderInput"], count["ReorderOutput"]) == (1, 8)
 
 
+@pytest.mark.sweep(0.5)
 @pytest.mark.parametrize("rows", [8, "n"])
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "norm"])
 def test_steps_in_blocks_train_alike(norm: bool, rows: int | str) -> None:

@@ -99,7 +99,7 @@ def agree(train: onnx.ModelProto, lowered: onnx.ModelProto) -> None:
         np.testing.assert_allclose(found[name], value, rtol=2e-5, atol=2e-6, err_msg=name)
 
 
-@pytest.mark.sweep(0.47)
+@pytest.mark.sweep(0.269)
 @pytest.mark.parametrize("sizes", [(5, 2), (32, 2), (32, 16)], ids=["columns", "blocks", "blocks both"])
 @pytest.mark.parametrize("direction", COUNT)
 @pytest.mark.parametrize(("op_type", "attrs"), KINDS, ids=[f"{k} {''.join(a)}" for k, a in KINDS])
@@ -110,7 +110,7 @@ def test_one_loop_each_way(op_type: str, attrs: dict[str, Any], direction: str, 
     agree(train, lowered)
 
 
-@pytest.mark.sweep(0.4)
+@pytest.mark.sweep(0.2)
 @pytest.mark.parametrize("first", [False, True], ids=["zeros", "initial state"])
 @pytest.mark.parametrize("direction", COUNT)
 @pytest.mark.parametrize(("op_type", "read"), [(k, y) for k, ys in OUTPUTS.items() for y in ys])
@@ -122,7 +122,7 @@ def test_whichever_output_is_read(op_type: str, read: str, direction: str, first
         agree(train, lowered)
 
 
-@pytest.mark.sweep(0.738)
+@pytest.mark.sweep(0.41)
 @pytest.mark.parametrize("direction", COUNT)
 @pytest.mark.parametrize(("op_type", "read"), [(k, y) for k, ys in OUTPUTS.items() for y in ys])
 def test_cotangents_of_unknown_sizes(op_type: str, read: str, direction: str) -> None:
@@ -227,7 +227,7 @@ def reads_the_table(lowered: onnx.ModelProto) -> bool:
     return any(n.op_type == "Gather" and n.input[0] == "E" for n in lowered.graph.node)
 
 
-@pytest.mark.sweep(0.4)
+@pytest.mark.sweep(0.135)
 @pytest.mark.parametrize("turned", [False, True], ids=["steps first", "sequences first"])
 @pytest.mark.parametrize("units", [5, 16], ids=["columns", "blocks"])
 @pytest.mark.parametrize("direction", COUNT)

@@ -89,7 +89,7 @@ def assert_moved_alike(found: Arrays, expected: Arrays, start: Arrays) -> None:
         assert off <= 2e-4 * np.linalg.norm(m) + 3e-5 * whole + stored, name
 
 
-@pytest.mark.sweep(0.3)
+@pytest.mark.sweep(0.07)
 @pytest.mark.parametrize("seed", STEPS)
 def test_steps_are_those_of_the_file_in_float64(seed: int) -> None:
     net = Network(seed, large=seed % 4 == 3)
@@ -149,6 +149,7 @@ def test_transforms_agree(seed: int) -> None:
         assert inner(of_u, v, "hvp") == pytest.approx(inner(of_v, u, "hvp"), rel=1e-5, abs=1e-7)
 
 
+@pytest.mark.sweep(0.2)
 @pytest.mark.parametrize("seed", CHECKPOINTS)
 def test_a_resumed_run_has_the_same_bits(seed: int, tmp_path: Path) -> None:
     net = Network(seed)

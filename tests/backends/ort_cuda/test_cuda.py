@@ -42,7 +42,7 @@ def test_a_form_equals_the_portable_one(form: Form) -> None:
     assert problems_of_form(ORT_CUDA, form) == []
 
 
-@pytest.mark.sweep(0.152)
+@pytest.mark.sweep(0.08)
 @pytest.mark.parametrize(("rule", "case"), CASES)
 def test_a_lowered_rule_equals_the_portable_one(rule: Rule, case: Case) -> None:
     assert problems_of_rule(rule, case, ORT_CUDA) == []
@@ -102,6 +102,7 @@ def opened(model: onnx.ModelProto) -> ir.Model:
 STEPS = [decoder, pixels, resnet50]
 
 
+@pytest.mark.sweep(0.4)
 @pytest.mark.parametrize("make", STEPS)
 def test_every_node_has_a_cuda_kernel(make: Callable[[], gg.Step]) -> None:
     manual_seed(0)

@@ -422,6 +422,7 @@ def test_gradients_are_those_of_central_differences(seed: int) -> None:
         assert (gradient * direction).sum() == pytest.approx(slope, rel=1e-4, abs=tolerance), name
 
 
+@pytest.mark.sweep(0.3)
 @pytest.mark.parametrize("seed", range(6))
 def test_weights_that_are_computed_again_are_those_of_the_kernel(seed: int) -> None:
     """The same bits with ``recompute="attention"`` and without, by the same nodes, and not far from all other forms."""

@@ -207,7 +207,7 @@ def fed(rng: np.random.Generator, rows: int) -> Feeds:
     return {name: np.asarray(np.round(rng.normal(0, 2, shape), 1), np.float32) for name, shape in shapes.items()}
 
 
-@pytest.mark.sweep(0.34)
+@pytest.mark.sweep(0.522)
 @pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("smooth", [False, True], ids=["exact", "smooth"])
 @pytest.mark.parametrize("seed", range(40))

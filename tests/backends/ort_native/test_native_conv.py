@@ -150,7 +150,7 @@ def exact(op_type: str, shape: Shape, data: dict[str, np.ndarray]) -> np.ndarray
     return out
 
 
-@pytest.mark.sweep(0.44)
+@pytest.mark.sweep(0.234)
 @pytest.mark.parametrize("op_type", OPERATORS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_it_is_as_exact_as_float32(op_type: str, shape: Shape) -> None:
@@ -168,7 +168,7 @@ def test_it_is_as_exact_as_float32(op_type: str, shape: Shape) -> None:
 
 
 @pytest.mark.one_level  # lower levels have no tiles, and compute as with three parts
-@pytest.mark.sweep(0.4)
+@pytest.mark.sweep(0.15)
 @pytest.mark.parametrize("op_type", OPERATORS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_two_parts_keep_their_bound(op_type: str, shape: Shape) -> None:

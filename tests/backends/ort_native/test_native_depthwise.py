@@ -129,7 +129,7 @@ def exact(shape: Shape, data: Arrays, kind: int = NONE) -> Arrays:
     return {"y": y, "dx": np.where(inside | (kind == NONE), dx, 0), "dw": dw}
 
 
-@pytest.mark.sweep(0.232)
+@pytest.mark.sweep(0.15)
 @pytest.mark.parametrize("kind", [NONE, CLOSED, OPEN])
 @pytest.mark.parametrize(("shape", "block"), PLACED, ids=str)
 def test_it_is_as_exact_as_float32(shape: Shape, kind: int, block: int) -> None:
@@ -145,6 +145,7 @@ def test_it_is_as_exact_as_float32(shape: Shape, kind: int, block: int) -> None:
             assert error.max(initial=0.0) <= 4e-7, (op_type, name)
 
 
+@pytest.mark.sweep(0.4)
 @pytest.mark.parametrize("block", [1, 16])
 @pytest.mark.parametrize("strides", [(1, 1), (2, 2)])
 @pytest.mark.parametrize("columns", [20, 24])
@@ -254,7 +255,7 @@ def test_kernels_are_taken_where_they_were_measured_to_be_faster(
         assert "Elementwise" in own
 
 
-@pytest.mark.sweep(0.8)
+@pytest.mark.sweep(0.7)
 @pytest.mark.parametrize("batch", [8, "n"])
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.ReLU6])
 def test_steps_train_alike(activation: type[Module], batch: int | str) -> None:

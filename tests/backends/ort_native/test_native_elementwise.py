@@ -70,7 +70,7 @@ TRUTHS: dict[str, tuple[int, Function]] = {
 }
 
 
-@pytest.mark.sweep(0.32)
+@pytest.mark.sweep(0.5)
 @pytest.mark.parametrize("name", EXACT)
 def test_what_is_exact(name: str) -> None:
     """All pairs (and triples) of points, the operands as tensors and, one after the other, as numbers."""

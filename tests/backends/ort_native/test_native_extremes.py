@@ -25,7 +25,7 @@ def trained(built: gg.Step, given: list[dict[str, np.ndarray]], native_kernels: 
     return {"losses": losses, **trainer.state_dict()}
 
 
-@pytest.mark.sweep(0.205)
+@pytest.mark.sweep(0.12)
 @pytest.mark.parametrize("network", ["mlp", "residual", "separable"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("extreme", EXTREMES)

@@ -34,6 +34,7 @@ CASES = {
 pytestmark = pytest.mark.usefixtures("library")
 
 
+@pytest.mark.sweep(0.61)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_native_form_equals_the_portable_one(form: Form) -> None:
     assert problems_of_form(ORT_NATIVE, form) == []

@@ -83,6 +83,7 @@ LIE: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
+@pytest.mark.sweep(0.32)
 @pytest.mark.parametrize("lies", LIE)
 def test_it_does_not_matter_how_a_batch_lies(folder: Path, lies: str) -> None:
     given = batch()

@@ -102,6 +102,7 @@ SIZES = [
 DRAWN = [tuple(map(int, np.random.default_rng(seed).integers(1, (9, 40, 20, 80)))) for seed in range(30)]
 
 
+@pytest.mark.sweep(0.2)
 @pytest.mark.parametrize("direction", COUNT)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_states_and_gradients_are_as_exact_as_those_of_onnxruntime(sizes: Sizes, direction: str) -> None:
@@ -167,7 +168,7 @@ def test_any_number_of_threads_gives_the_same_bits(sizes: Sizes) -> None:
             np.testing.assert_array_equal(value, one[name], err_msg=name)
 
 
-@pytest.mark.sweep(0.28)
+@pytest.mark.sweep(0.16)
 @pytest.mark.parametrize("parts", [pytest.param(2, marks=pytest.mark.one_level), 3])
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf, 3.4e38])
 @pytest.mark.parametrize("where", ["x", "R", "h", "c", "Y.cotangent", "Y_h.cotangent", "Y_c.cotangent"])
@@ -188,7 +189,7 @@ def test_numbers_without_parts_come_out_as_they_should(where: str, number: float
 CASES = [pytest.param(c, id=str(i)) for i, c in enumerate(RULES["", "LSTM"].cases) if not c.onnxruntime]
 
 
-@pytest.mark.sweep(0.42)
+@pytest.mark.sweep(0.3)
 @pytest.mark.parametrize("case", CASES)
 def test_every_case_of_the_rule(case: Case) -> None:
     """Lengths, peepholes, clip and other activations among them, for which the other forms serve."""

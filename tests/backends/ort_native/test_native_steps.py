@@ -57,7 +57,7 @@ def test_networks(name: str, rows: int | str) -> None:
     assert_alike(fast, plain)
 
 
-@pytest.mark.sweep(0.5)
+@pytest.mark.sweep(0.2)
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -25,7 +25,7 @@ def opened(model: onnx.ModelProto) -> ort.InferenceSession:
 
 
 @pytest.mark.one_level  # kernels of whole networks are tried in test_native_steps.py
-@pytest.mark.sweep(0.21)
+@pytest.mark.sweep(0.11)
 @pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("rows", [8, "n"], ids=["fixed", "open"])
 @pytest.mark.parametrize("transform", ["vjp", "jvp"])

@@ -497,6 +497,7 @@ OTHERWISE = {  # than a runtime that loads what ONNX's inference does not object
 }
 
 
+@pytest.mark.sweep(0.63)
 @pytest.mark.parametrize("name", sorted(ILL_SIZED.keys() - OTHERWISE))
 @pytest.mark.parametrize("op_type", ["If", "Loop"])
 def test_bodies_are_looked_at_like_the_main_graph(name, op_type):

@@ -159,7 +159,7 @@ BEAMS = {
 }
 
 
-@pytest.mark.sweep(0.4)
+@pytest.mark.sweep(0.2)
 @pytest.mark.parametrize("unidirectional", [0, 1])
 @pytest.mark.parametrize("held", [0, 2])
 @pytest.mark.parametrize("beams", BEAMS)
@@ -290,6 +290,7 @@ GROUPED = {
 }
 
 
+@pytest.mark.sweep(0.34)
 @pytest.mark.parametrize("case", GROUPED)
 def test_group_query_attention(case):
     feeds, attrs = GROUPED[case]
@@ -343,7 +344,7 @@ SLIDING = {
 }
 
 
-@pytest.mark.sweep(0.76)
+@pytest.mark.sweep(0.3)
 @pytest.mark.parametrize("case", SLIDING)
 def test_a_cache_that_slides(case):
     before, new, rows, window, more, attrs = SLIDING[case]
@@ -376,6 +377,7 @@ EPSILONS = {
 }
 
 
+@pytest.mark.sweep(0.5)
 @pytest.mark.parametrize("rotary", [0, 1])
 @pytest.mark.parametrize("case", EPSILONS)
 def test_normalized_heads(case, rotary):

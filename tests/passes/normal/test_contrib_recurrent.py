@@ -16,7 +16,7 @@ B, T = 2, 5
 CONV_ATTRIBUTES = list(itertools.product(["none", "silu", "swish"], [1, 2], [False, True], [False, True]))
 
 
-@pytest.mark.sweep(0.43)
+@pytest.mark.sweep(0.3)
 @pytest.mark.parametrize("layout", ["channels first", "channels last", "two axes of channels"])
 @pytest.mark.parametrize(("activation", "dilation", "bias", "past"), CONV_ATTRIBUTES)
 def test_causal_convolution(activation, dilation, bias, past, layout):
@@ -33,7 +33,7 @@ def test_causal_convolution(activation, dilation, bias, past, layout):
 HEADS = [(2, 2), (4, 2), (2, 4)]  # of queries, and of keys and values
 
 
-@pytest.mark.sweep(0.21)
+@pytest.mark.sweep(0.07)
 @pytest.mark.parametrize("rule", ["linear", "gated", "delta", "gated_delta"])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize(("by_key", "beta_of_each", "past"), list(itertools.product([False, True], repeat=3)))
@@ -67,7 +67,7 @@ def test_gated_add():
 SECTIONS = [[4, 0, 0], [2, 1, 1], [1, 1, 2], [0, 2, 2], [1, 2, 1]]
 
 
-@pytest.mark.sweep(0.23)
+@pytest.mark.sweep(0.15)
 @pytest.mark.parametrize("sections", SECTIONS, ids=str)
 @pytest.mark.parametrize(("layout", "interleaved", "rank"), list(itertools.product([0, 1], [0, 1], [3, 4])))
 @pytest.mark.parametrize("size", [8, 12], ids=lambda size: f"heads of {size}")

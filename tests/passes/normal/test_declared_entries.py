@@ -94,7 +94,7 @@ REFUSED = {
 }  # before it is known what enters
 
 
-@pytest.mark.sweep(0.17)
+@pytest.mark.sweep(0.08)
 @pytest.mark.parametrize("shape", LIES.values(), ids=list(LIES))
 @pytest.mark.parametrize("name", bodies(""))
 def test_lies_about_bodies_change_no_gradient(name: str, shape: str) -> None:

@@ -135,6 +135,7 @@ READERS = {
 }
 
 
+@pytest.mark.sweep(0.41)
 @pytest.mark.parametrize("reader", READERS.values(), ids=list(READERS))
 @pytest.mark.parametrize("source", SOURCES.values(), ids=list(SOURCES))
 def test_ranks_are_known_behind_bodies(source: str, reader: str) -> None:
@@ -181,6 +182,7 @@ OPEN = ["2, 3, {0}, {1}", "2, 3, {0}, w", "2, 3, h, {1}", "b, c, {0}, {1}", "b, 
 POOLS = ["AveragePool <", "AveragePool <count_include_pad = 1,", "LpPool <", "MaxPool <"]
 
 
+@pytest.mark.sweep(0.443)
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("dims", OPEN)
 @pytest.mark.parametrize(("kernel", "strides", "pads", "sizes"), WINDOWS)

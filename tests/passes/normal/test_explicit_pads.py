@@ -37,6 +37,7 @@ def _model(op, dynamic, attrs, weights):
 POOLS = [("MaxPool", {}), ("AveragePool", {}), ("AveragePool", {"count_include_pad": 1}), ("LpPool", {"p": 2})]
 
 
+@pytest.mark.sweep(0.607)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize(("mode", "window"), list(itertools.product(MODES, WINDOWS)), ids=str)
 @pytest.mark.parametrize(("op", "extra"), [("Conv", {}), *POOLS], ids=str)

@@ -176,7 +176,7 @@ MACHINES = {
 }
 
 
-@pytest.mark.sweep(0.523)
+@pytest.mark.sweep(0.306)
 @pytest.mark.parametrize("transform", ["NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO"])
 @pytest.mark.parametrize("kernel", ["LINEAR", "POLY", "RBF", "SIGMOID"])
 @pytest.mark.parametrize("case", MACHINES)

@@ -210,7 +210,7 @@ def same_weights(model, found):
     return {a: b for a, x in mine.items() for b, y in theirs.items() if x.size > 4 and np.array_equal(x, y)}
 
 
-@pytest.mark.sweep(0.11)
+@pytest.mark.sweep(0.06)
 @pytest.mark.parametrize("dims", [[2, 3, 12, 14], ["batch", 3, "height", "width"]], ids=["static", "dynamic"])
 @pytest.mark.parametrize("build", NETS)
 def test_a_network_saved_in_blocks(build, dims, tmp_path):

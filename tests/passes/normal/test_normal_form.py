@@ -470,6 +470,7 @@ def _chain(length):
     return ir.from_proto(model_of(nodes, {"v0": M}, [f"v{length}"], 13))
 
 
+@pytest.mark.sweep(0)
 def test_a_long_chain_needs_no_recursion():
     result = normalise(_chain(10_000))
     assert result.graph.num_nodes() == 10_000
