@@ -180,7 +180,7 @@ class Misuse(nn.Module):
         (lambda inner, x, place: inner(x, place, x=x), "pass each once"),
         (lambda inner, x, place: inner(x, places=place), "and 'places' by name"),
         (lambda inner, x, place: inner(place, x), "'x' of the model is float, but got int64"),
-        (lambda inner, x, place: inner(x[:, :2], place), r"has shape \(n, 3\) but got \(n, 2\)"),
+        (lambda inner, x, place: inner(x[:, :2], place), r"has shape \(n, 3\), but got \(n, 2\)"),
     ],
 )
 def test_a_slip_is_named(call: Any, says: str) -> None:

@@ -65,8 +65,8 @@ def test_each_rank_on_a_machine_takes_a_gpu_of_its_own(
 
 REFUSED: dict[str, tuple[dict[str, Any], gg.RuntimeOptions, str]] = {
     "shared state": ({"shard_state": True}, gg.RuntimeOptions(), "shard_state is supported for ranks on the CPU only"),
-    "norms": ({"sync_batch_norm": True}, gg.RuntimeOptions(), "sync_batch_norm is for ranks"),
-    "compression": ({"told": "float16"}, gg.RuntimeOptions(), "compress is for ranks"),
+    "norms": ({"sync_batch_norm": True}, gg.RuntimeOptions(), "sync_batch_norm is supported for ranks"),
+    "compression": ({"told": "float16"}, gg.RuntimeOptions(), "compress is supported for ranks"),
     "graphs": ({}, gg.RuntimeOptions(cuda_graph=True), "CUDA graphs hold whole steps"),
     "no library": ({}, gg.RuntimeOptions(), "nccl4py, which sums gradients on GPUs, is not installed"),
 }

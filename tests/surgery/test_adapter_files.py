@@ -79,7 +79,7 @@ def test_a_delta_of_peft_is_ours(tmp_path: Path) -> None:
         (
             {"peft_type": "LORA", "r": 3, "lora_alpha": 8, "lora_dropout": 0},
             DataError,
-            "has rank 2, and adapter_config.json says 3",
+            "has rank 2, but adapter_config.json has 3",
         ),
         ([], DataError, "a list, not a table"),
     ],
@@ -145,7 +145,7 @@ def test_a_prefix_is_stored_as_peft_has_it(llama: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"num_layers": 3}, "has num_layers 3, and the model's attentions have 2"),
+        ({"num_layers": 3}, "has num_layers 3, but the model's attentions have 2"),
         ({"num_attention_heads": 3}, "has num_attention_heads 3"),
         ({"token_dim": 4}, "has token_dim 4"),
         ({"num_transformer_submodules": 2}, "for an encoder with a decoder"),
