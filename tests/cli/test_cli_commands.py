@@ -392,7 +392,7 @@ def test_env_says_where_openings_are_kept_and_forgets_them(cli: Cli, cache: Path
     (folder / "0.opening").write_bytes(b"x" * 2_000_000)
     (folder / "other.txt").write_text("not ours")
     assert f"{folder} (1 cached, 2 MB" in json.loads(ok(cli, "env", "--json"))["openings"]
-    assert "(0 kept, 0 MB" in ok(cli, "env", "--forget-openings")
+    assert "(0 cached, 0 MB" in ok(cli, "env", "--forget-openings")
     assert [file.name for file in folder.iterdir()] == ["other.txt"]
 
 

@@ -159,7 +159,7 @@ def test_texts_are_cut_as_the_tokenizer_says(
     texts = [text.split() for text in frame["a"]] if kind == "words" else texts
     made = own.encode_batch(texts, is_pretokenized=kind == "words")
     assert sum(bool(one.overflowing) for one in made) >= 1
-    assert f"their {'beginnings' if direction == 'left' else 'ends'} are cut off" in caplog.text
+    assert f"their {'beginnings' if direction == 'left' else 'ends'} are truncated" in caplog.text
     for row, one in enumerate(made):
         there = batch["attention_mask"][row] == 1
         ids = [i for i, real in zip(one.ids, one.attention_mask, strict=True) if real]
