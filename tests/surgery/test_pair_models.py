@@ -180,7 +180,7 @@ def test_a_model_that_generates_is_refused() -> None:
 
 def test_losses_refuse_what_is_no_pair() -> None:
     model = surgery.language_model(adapted())
-    with pytest.raises(Exception, match="it takes \\[pairs, 2\\]"):
+    with pytest.raises(Exception, match="expected \\[pairs, 2\\]"):
         gg.build(model, "dpo")
 
 
