@@ -301,7 +301,7 @@ def test_a_closed_pipe_is_quiet() -> None:
     assert done.returncode == app.FAILED
 
 
-@pytest.mark.sweep(0.2)
+@pytest.mark.sweep(0)
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_streams_are_no_fault_and_no_file_takes_their_place(folder: Path, closed: str) -> None:
     words = "--epochs 1 --export t.onnx"

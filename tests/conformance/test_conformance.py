@@ -58,7 +58,7 @@ def test_the_suite_is_whole() -> None:
     assert sum(map(len, cases.values())) > 900
 
 
-@pytest.mark.sweep(0.4)
+@pytest.mark.sweep(0)
 @pytest.mark.parametrize("table", [NOT_CLEAN, IN_NORMAL_FORM, REFUSED, NOT_IN_ONNXRUNTIME])
 def test_exceptions_are_about_cases(table: dict[str, str]) -> None:
     names = {case.name for found in node_cases().values() for case in found}
