@@ -102,7 +102,7 @@ def opened(model: onnx.ModelProto) -> ir.Model:
 STEPS = [decoder, pixels, resnet50]
 
 
-@pytest.mark.sweep(0.4)
+@pytest.mark.sweep(0.8)
 @pytest.mark.parametrize("make", STEPS)
 def test_every_node_has_a_cuda_kernel(make: Callable[[], gg.Step]) -> None:
     manual_seed(0)
