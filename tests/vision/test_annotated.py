@@ -365,7 +365,7 @@ def test_polygons_of_yolo_and_pictures_without_labels(shapes: Path, tmp_path: Pa
 
 BAD_LINES = {
     "3 0.5 0.5 0.1 0.1": "has the class 3, but there are 3, from 0 on",
-    "0 0.5 0.5 0.1": "has 4 numbers;  a class and a box are 5",
+    "0 0.5 0.5 0.1": "has 4 numbers; a class and a box are 5",
     "0 50 50 10 10": "seems to use pixels",
     "0 a b c d": "contains a value that is not a number",
     "0 nan 0.5 0.1 0.1": "seems to use pixels",
@@ -428,7 +428,7 @@ def test_masks_as_ones_and_zeros(tmp_path: Path) -> None:
     assert each.dtype == np.float32
     for c in range(3):
         np.testing.assert_array_equal(each[:, c], numbers == c)
-    with pytest.raises(DataError, match="a mask has the class 2, and 't' takes 2"):
+    with pytest.raises(DataError, match="a mask has the class 2, but 't' has 2 classes"):
         loaded(data, IMAGE, TargetSpec("t", "float32", ("batch", 2, 48, 48)))
 
 

@@ -139,7 +139,7 @@ def test_nothing_found_and_nothing_there() -> None:
     assert math.isnan(gg.vision.mean_average_precision([none], [empty])["ap"])
     right = Detections(np.array([1]), np.array([0.3]), one.boxes)
     assert gg.vision.mean_average_precision([right], [one]) == {"ap": 1, "ap50": 1, "ap75": 1, "per_class": {1: 1}}
-    with pytest.raises(DataError, match="detections of 1 pictures, and 2 pictures"):
+    with pytest.raises(DataError, match="detections of 1 images, but 2 images"):
         gg.vision.mean_average_precision([none], [one, one])
 
 
