@@ -118,7 +118,7 @@ BAD = [
     ("wide.npz", ["train", "model.onnx", "--data", "wide.npz"], 1, "shape"),
     ("wide.npz", ["train", "model.onnx", "--data", "wide.npz", "-o", "step"], 1, "shape"),
     ("labels.npz", ["train", "model.onnx", "--data", "labels.npz"], 1, "3"),
-    ("names.npz", ["train", "model.onnx", "--data", "names.npz"], 1, "no 'image'"),
+    ("names.npz", ["train", "model.onnx", "--data", "names.npz"], 1, "no input 'image'"),
     ("uneven.npz", ["train", "model.onnx", "--data", "uneven.npz"], 1, "32 rows but 'target' has 5"),
     ("pickled.npz", ["train", "model.onnx", "--data", "pickled.npz"], 1, "pickled objects"),
     ("text.npz", ["train", "model.onnx", "--data", "text.npz"], 1, "cannot be read"),
