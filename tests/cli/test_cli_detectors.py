@@ -61,7 +61,7 @@ WRONG = {
     "option": (("--image", "shorter=7", *LOSS), "--image has no 'shorter'"),
     "augmentation": (("--augment", "mixup", *LOSS), "boxes and masks do not follow"),
     "size": (("--loss", "fcos"), "--loss 'fcos(image_size=[480, 640])'"),
-    "other cells": (("--loss", "fcos(image_size=[64,64],strides=[8])"), "has 64 points per image, but the model has outputs for 36"),
+    "other cells": (("--loss", "fcos(image_size=[64,64],strides=[8])"), "fcos places 64 points on the image"),
     "other targets": (("--loss", "mse"), "provides images, labels [N, objects], boxes"),
 }
 

@@ -135,7 +135,7 @@ def test_losses_of_signs_take_no_names(loss: str, shape: str, cli: Cli) -> None:
     """The numbers of classes are 0 and 1, of which 0 would teach nothing."""
     onnx.save(network(shape), "m.onnx")
     ran = train(cli, loss)
-    assert ran.code == 1 and f"are the numbers 0 and 1, but the loss {loss} takes −1 and 1; add --loss" in ran.err
+    assert ran.code == 1 and f"are the numbers 0 and 1, but the loss {loss} expects −1 and 1; add --loss" in ran.err
 
 
 @pytest.mark.parametrize("shape", SHAPES)
