@@ -339,7 +339,11 @@ class Trainer(Exports):
             with self.turns.taken():
                 source = executor.to_train_on(data, order, pattern.names if pattern else None)
                 executor.learn(source.names)
-                held_out = None if validation is None else executor.held_out(validation, order.batch_size, team)
+                held_out = (
+                    None
+                    if validation is None
+                    else executor.held_out(validation, order.batch_size, team, is_validation=True)
+                )
                 continues, self._resumed_at = self._resumed_at == self.progress.steps, None
                 resume = team.agreed(continues if resume is None else resume)
                 if team.ranks > 1:

@@ -192,7 +192,7 @@ def _read(data: Any, predictor: Predictor, size: int) -> tuple[int, list[Batch]]
             f"{described(data)} is not calibration data; pass a path, a table, or a dict of arrays by input"
         )
     if missing := [name for name in predictor.specs if name not in data]:
-        raise DataError(f"the calibration data lack {listed(missing)}, an input of the model")
+        raise DataError(f"the calibration data lack {listed(missing)}, which the model expects")
     arrays = {name: np.asarray(data[name]) for name in predictor.specs}
     rows = common_length({name: row_count(name, array.shape) for name, array in arrays.items()})
     if not rows:

@@ -37,7 +37,7 @@ RANGES = [
     ({"offset": 4, "length": 12}, "end at byte 16 of a file of 12"),
     ({"length": 2**50}, "its type and shape need 12"),
     ({"length": 8}, "span 8 bytes"),
-    ({"offset": "one"}, "that is no number"),
+    ({"offset": "one"}, "that is not a number"),
     ({"offset": 2**62}, "end at byte"),
 ]
 

@@ -91,7 +91,6 @@ class Executor:
         self._checkers: dict[tuple[str, ...], BatchChecker] = {}
         self._known: tuple[DataNames, DataNames] | None = None  # names, and the known names derived from them
         self._labels = tuple(target.name for target in self.manifest.targets if takes_labels(target))
-        self._has_training_data = False  # validation data then follow the labels of the training data
 
     # read at every step, so cached: created on first use
     @functools.cached_property
@@ -120,9 +119,10 @@ class Executor:
     @property
     def known(self) -> DataNames:
         """:attr:`names`, and which targets were trained on class numbers without names."""
+        return self._known_once_trained() if self.progress.steps else self.names
+
+    def _known_once_trained(self) -> DataNames:
         names = self.names
-        if not (self.progress.steps or self._has_training_data):
-            return names
         if self._known is None or self._known[0] is not names:
             numbered = [target for target in self._labels if target not in names.classes]
             self._known = names, names.updated(DataNames(numbered=numbered)) if numbered else names
@@ -178,7 +178,6 @@ class Executor:
 
     def to_train_on(self, data: Any, order: Order, steps: tuple[str, ...] | None = None) -> Source:
         """Return training data; a new run may use other names than its model knows, with a warning."""
-        self._has_training_data = False
         try:
             source = self.source(data, order, steps)
         except UnmatchedError as error:
@@ -192,15 +191,19 @@ class Executor:
             )
         if order.ranks > 1 and isinstance(source, Columns):
             self._check_all_count({n: a for n, a in source.arrays.items() if isinstance(a, np.ndarray)})
-        self._has_training_data = True
         return source
 
-    def held_out(self, data: Any, batch_size: int | None, team: Team = ALONE) -> Source:
-        """Return data for evaluation in their own order (or that of their preparation), shared by a ``team``."""
+    def held_out(self, data: Any, batch_size: int | None, team: Team = ALONE, *, is_validation: bool = False) -> Source:
+        """Return data for evaluation in their own order (or that of their preparation), shared by a ``team``.
+
+        Validation data follow the labels of the training data, also before the first step.
+        """
         is_prepared = isinstance(data, Columns | Samples)
         order = data.order if is_prepared else self.order(batch_size, shuffle=False, drop_last=False, team=team)
         order = replace(order, rank=team.rank, ranks=team.ranks)
-        return self.source(data, order if isinstance(data, Columns) else replace(order, augments=False))
+        known = self._known_once_trained() if is_validation else None
+        order = order if isinstance(data, Columns) else replace(order, augments=False)
+        return self.source(data, order, known=known)
 
     def one_after_another(self, data: Any, batch_size: int | None = None) -> Source:
         """Return data for evaluation in their own order, regardless of their preparation."""
