@@ -64,8 +64,8 @@ class Plan:
         """The choice in words."""
         r = self.recipe
         rank = [f"adapters of rank {r.rank}"] if _has_rank(r) else []
-        steps = f"gradients of {r.accumulate} of them are accumulated" if r.accumulate > 1 else "an update after each"
-        again = "activations are recomputed" if r.recompute else "no recomputation"
+        steps = f"gradients accumulated over {r.accumulate} batches" if r.accumulate > 1 else "an update after each"
+        again = "activations recomputed" if r.recompute else "no recomputation"
         cut = [f"at most {r.length} tokens per row"] if r.length is not None else []
         return ", ".join((*rank, f"batches of {r.batch_size}", steps, again, *cut))
 
@@ -152,7 +152,7 @@ def _too_little(recipe: Recipe, least: Plan) -> DataError:
     longer = "" if _shortens(recipe) else f", or {'drop' if way == 'drop' else 'truncate'} longer rows with "
     adapt = f"raise it, {'lower the rank, ' if given else ''}or adapt fewer layers with "
     return DataError(
-        f"at least {readable_bytes(least.bytes)} are required, with {least.told}, but memory is {recipe.memory}",
+        f"the smallest plan ({least.told}) requires {readable_bytes(least.bytes)}, but memory is {recipe.memory}",
         remedy=f"{adapt}target=" + (longer and f"{longer}long='{way}'"),
         shell=f"{adapt}--target" + (longer and f"{longer}--long {way}"),
     )

@@ -1,4 +1,4 @@
-"""What a glob takes is shown where a step is built: in the summary, in the log, and in the shell."""
+"""What a glob matches is shown where a step is built: in the summary, in the log, and in the shell."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODEL = parsed("""(float[N, 4] x) => (float[N, 3] y) {
     body_weight=real(4, 8), head_norm_weight=real(8), head_norm_bias=real(8), head_weight=real(8, 3),
     head_bias=real(3))  # fmt: skip
 ALL = "'head_norm_weight', 'head_norm_bias', 'head_weight', 'head_bias'"
-HEAD = f"'head_*' takes 4 tensors, 43 numbers: {ALL}"
+HEAD = f"'head_*' matches 4 tensors, 43 numbers: {ALL}"
 
 
 @pytest.mark.parametrize(
@@ -32,27 +32,27 @@ HEAD = f"'head_*' takes 4 tensors, 43 numbers: {ALL}"
         ({"train": "head_weight"}, []),
         ({"train": "head_*"}, [f"train {HEAD}"]),
         ({"train": ["head_*", "body_weight"]}, [f"train {HEAD}"]),
-        ({"freeze": "*norm*"}, ["freeze '*norm*' takes 2 tensors, 16 numbers: 'head_norm_weight', 'head_norm_bias'"]),
+        ({"freeze": "*norm*"}, ["freeze '*norm*' matches 2 tensors, 16 numbers: 'head_norm_weight', 'head_norm_bias'"]),
         ({"train": "head_*", "freeze": "body*"},
-         [f"train {HEAD}", "freeze 'body*' takes 1 tensor, 32 numbers: 'body_weight'"]),
+         [f"train {HEAD}", "freeze 'body*' matches 1 tensor, 32 numbers: 'body_weight'"]),
         ({"optimizer": gg.optim.adamw(1e-3, no_decay="*bias")},
-         ["no_decay '*bias' takes 2 tensors, 11 numbers: 'head_norm_bias', 'head_bias'"]),
+         ["no_decay '*bias' matches 2 tensors, 11 numbers: 'head_norm_bias', 'head_bias'"]),
         ({"optimizer": gg.optim.adamw(1e-3, no_decay="norm_and_bias")}, []),
         ({"train": "head_*", "optimizer": gg.optim.adamw(1e-3, groups={"*weight": {"lr_factor": 2.0}})},
-         [f"train {HEAD}", "groups '*weight' takes 2 tensors, 32 numbers: 'head_norm_weight', 'head_weight'"]),
+         [f"train {HEAD}", "groups '*weight' matches 2 tensors, 32 numbers: 'head_norm_weight', 'head_weight'"]),
         ({"optimizer": gg.optim.magnitude_pruning(gg.optim.sgd(0.1), target="head_*")},
-         ["pruning 'head_*' takes 1 tensor, 24 numbers: 'head_weight'"]),
+         ["pruning 'head_*' matches 1 tensor, 24 numbers: 'head_weight'"]),
         ({"optimizer": gg.optim.magnitude_pruning(gg.optim.sgd(0.1), "2:4", target=["body_weight", "*"])},
-         ["pruning '*' takes 2 tensors, 56 numbers: 'body_weight', 'head_weight'"]),
+         ["pruning '*' matches 2 tensors, 56 numbers: 'body_weight', 'head_weight'"]),
         ({"steps": {"a": gg.StepOptions("mse", train="head_*"), "b": gg.StepOptions("mse", train="body_*")}},
-         [f"train of 'a' {HEAD}", "train of 'b' 'body_*' takes 1 tensor, 32 numbers: 'body_weight'"]),
+         [f"train of 'a' {HEAD}", "train of 'b' 'body_*' matches 1 tensor, 32 numbers: 'body_weight'"]),
     ],
 )  # fmt: skip
 def test_a_glob_is_told(options: dict[str, Any], lines: list[str], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "gradgraph"):
         step = gg.build(MODEL, **({"loss": "mse"} if "steps" not in options else {}), **options)
-    assert list(step.taken) == lines == [m for m in caplog.messages if " takes " in m]
-    assert [line[16:] for line in step.summary().splitlines() if " takes " in line] == lines
+    assert list(step.taken) == lines == [m for m in caplog.messages if " matches " in m]
+    assert [line[16:] for line in step.summary().splitlines() if " matches " in line] == lines
     told = {name for line in lines if line.startswith("train") for name in line.partition(": ")[2].split("'")[1::2]}
     if len(lines) == 1 and told:
         assert told <= set(step.manifest.trainable)
@@ -63,7 +63,7 @@ def test_a_long_list_is_cut() -> None:
     steps = " ".join(f"x{i + 1} = MatMul(x{i}, w{i})" for i in range(9))
     model = parsed(f"(float[N, 4] x0) => (float[N, 4] x9) {{ {steps} }}", **names)
     (line,) = gg.build(model, "mse", train="w*").taken
-    assert line == "train 'w*' takes 9 tensors, 144 numbers: 'w0', 'w1', 'w2', 'w3', 'w4', 'w5' and 3 more"
+    assert line == "train 'w*' matches 9 tensors, 144 numbers: 'w0', 'w1', 'w2', 'w3', 'w4', 'w5' and 3 more"
 
 
 # surgery's arguments, and the line on what their globs take

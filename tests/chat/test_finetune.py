@@ -256,7 +256,7 @@ def test_a_run_goes_on_from_every_moment_and_on_another_day(
 
 def test_a_card_tells_how_to_ask() -> None:
     told = Told("`a.jsonl`", "`b.jsonl`", "none", "1234")
-    assert "- held out: `b.jsonl`" in of_data(told)
+    assert "- validation: `b.jsonl`" in of_data(told)
     assert "- prompts: verbatim: `gradgraph generate --template none`" in of_data(told)
 
 

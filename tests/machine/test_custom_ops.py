@@ -171,7 +171,7 @@ def test_check_runs_the_library(library: Path) -> None:
 @pytest.mark.parametrize("name", ["none.so", "text.so"])
 def test_what_is_no_library_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "text.so").write_text("no library")
-    said = "there is no library" if name == "none.so" else "onnxruntime cannot load the custom operators"
+    said = "there is no custom-op library" if name == "none.so" else "onnxruntime cannot load the custom operators"
     with pytest.raises(RuntimeUnavailableError, match=said):
         extend.library(tmp_path / name)
     with pytest.raises(RuntimeUnavailableError, match=said):
