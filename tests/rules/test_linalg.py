@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 
@@ -57,4 +58,6 @@ def test_plain_cases_take_few_nodes(
     graph = onnx.helper.make_graph([node], "g", inputs, [output])
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
     gradient = gg.vjp(model, wrt=names)
-    assert Counter(n.op_type for n in gradient.graph.node) - Counter([op_type]) == Counter(expected)
+    compares = re.compile("sizes/|.*/is_as_long_as/")  # sizes that inputs share
+    nodes = [n.op_type for n in gradient.graph.node if not compares.match(n.name)]
+    assert Counter(nodes) - Counter([op_type]) == Counter(expected)
