@@ -216,7 +216,7 @@ def test_a_missing_column_is_refused_by_name(door: str) -> None:
     trainer = _fitted(_frame(COLUMNS))
     before = trainer.state_dict()
     renamed = _frame({"length" if name == "height" else name: a for name, a in COLUMNS.items()})
-    says = r"the table lacks the column 'height', of which 'x' is made, and has the new column 'length'; give columns"
+    says = r"the table lacks the column 'height' of 'x', and has the new column 'length'; rename columns"
     with pytest.raises(DataError, match=says):
         DOORS[door](trainer, renamed)
     np.testing.assert_equal(trainer.state_dict(), before)

@@ -26,8 +26,8 @@ INDICES = TensorSpec("x", "int64", ("N", 4))
 UNFIT: dict[str, tuple[TensorSpec, np.ndarray[Any, Any], str, str]] = {
     "one-hot floats": (LABELS, np.eye(3, dtype=np.float32), "target.argmax(axis=1)", "save class numbers"),
     "one-hot integers": (LABELS, np.eye(3, dtype=np.int64), "target.argmax(axis=1)", "save class numbers"),
-    "one-hot pixels": (PIXELS, np.zeros((2, 3, 5, 5)), "target.argmax(axis=1)", "lies on axis 1"),
-    "one-hot last": (PIXELS, np.zeros((2, 5, 5, 3), np.uint8), "target.argmax(axis=3)", "lies on axis 3"),
+    "one-hot pixels": (PIXELS, np.zeros((2, 3, 5, 5)), "target.argmax(axis=1)", "the largest entry on axis 1"),
+    "one-hot last": (PIXELS, np.zeros((2, 5, 5, 3), np.uint8), "target.argmax(axis=3)", "the largest entry on axis 3"),
     "whole floats": (LABELS, np.array([0.0, 2.0]), "convert it with .astype('int64')", "save it as int64"),
     "values": (LABELS, np.array([0.5, 2.0]), "a loss for numbers, such as mse", "a loss for numbers, such as mse"),
     "indices": (INDICES, np.zeros((2, 4)), "convert it with .astype('int64')", "save it as int64"),
@@ -35,7 +35,7 @@ UNFIT: dict[str, tuple[TensorSpec, np.ndarray[Any, Any], str, str]] = {
     "text": (NUMBERS, np.full((2, 4), "a"), "encode text as numbers", "encode text as numbers"),
     "complex": (NUMBERS, np.zeros((2, 4), complex), "real part", "real part"),
     "dates": (NUMBERS, np.zeros((2, 4), "M8[s]"), "in place of dates", "in place of dates"),
-    "a table": (NUMBERS, np.zeros((2,), [("a", "f4")]), "each input", "each input"),
+    "a table": (NUMBERS, np.zeros((2,), [("a", "f4")]), "per input", "per input"),
     "shape": (NUMBERS, np.zeros((2, 5), np.float32), "reshape it", "save it in that shape"),
     "labels' shape": (LABELS, np.zeros((2, 7), np.int64), "cross_entropy(axis=-1)", "--loss-option axis=-1"),
 }

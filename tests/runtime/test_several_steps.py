@@ -139,9 +139,12 @@ def test_the_plainest_loop_gives_the_same_numbers(gan: Step) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda d: d["steps"]["generator"].update(reads=[]), "not there"),
-        (lambda d: d["steps"]["generator"].update(inputs=["other"]), "'other', which is not there"),
-        (lambda d: d["steps"]["generator"].update(trainable=["discriminator.0.weight"]), "which is not there"),
+        (lambda d: d["steps"]["generator"].update(reads=[]), "'generator.0.weight', which does not exist"),
+        (lambda d: d["steps"]["generator"].update(inputs=["other"]), "'other', which does not exist"),
+        (
+            lambda d: d["steps"]["generator"].update(trainable=["discriminator.0.weight"]),
+            "'discriminator.0.weight', which does not exist",
+        ),
         (lambda d: d["steps"].update({"a/b": d["steps"].pop("generator")}), "'a/b', which is not a valid name"),
         (lambda d: d["steps"]["generator"].update(writes="x"), "should be a list"),
         (lambda d: d["steps"]["generator"].pop("loss"), "damaged"),
@@ -542,7 +545,7 @@ def test_a_step_without_names_has_none() -> None:
     [
         ({}, {}, "steps is empty"),
         ({"a b": gg.StepOptions()}, {}, "a step is called 'a b'; a name"),
-        ({"a": gg.StepOptions(), "A": gg.StepOptions()}, {}, "two steps are called 'a' and 'A', which are one file"),
+        ({"a": gg.StepOptions(), "A": gg.StepOptions()}, {}, "two steps are called 'a' and 'A', which are the same file on some systems"),
         ({"a": gg.StepOptions()}, {"loss": "mse"}, "each of several steps has its own"),
         (dict.fromkeys("ab", gg.StepOptions(output="left", ema=0.9)), {}, "two steps average"),
         ({"a": gg.StepOptions("mse", output="left"), "b": gg.StepOptions(output="left")}, {}, "two steps"),

@@ -137,15 +137,15 @@ def test_each_of_several_targets_has_a_column() -> None:
     arrays = {"x": X, **dict(zip(names, Y.T, strict=True))}
     assert _fitted(trainer, frame) == _fitted(_trainer(_Apart, losses), arrays)
     with pytest.raises(
-        DataError, match=r"the step has 2 targets, 'left_target', 'right_target', .* column 'p' is named"
+        DataError, match=r"the step has 2 targets, 'left_target', 'right_target', but the column 'p' is given for them"
     ):
         target_columns(trainer.manifest.targets, ["p"])
 
 
 BAD: Mapping[str, tuple[Any, str]] = {
     "no target": ({"y": Y[:, 0]}, r"there is no column 'target'; .*trainer\.names = gradgraph\.DataNames"),
-    "too many": ({"target": Y[:, 0], "id": X[:, 0]}, "'x' takes 3, and 4 are left for it;"),
-    "text": ({"target": Y[:, 0], "town": ["Ulm"] * ROWS}, "'x' takes 3, and 4 are left for it, of which 'town' holds"),
+    "too many": ({"target": Y[:, 0], "id": X[:, 0]}, "'x' requires 3, but 4 remain for it;"),
+    "text": ({"target": Y[:, 0], "town": ["Ulm"] * ROWS}, "'x' requires 3, but 4 remain for it, of which 'town' holds"),
     "text to learn": ({"target": list("xyz") * 8}, "the column 'target' contains .*, not numbers; encode it"),
 }
 
@@ -163,7 +163,9 @@ def test_targets_that_are_named_must_be_there_and_as_many() -> None:
     with pytest.raises(DataError, match=r"lacks the column 'price' of the target 'target'; did you mean 'prices'"):
         _fitted(trainer, pd.DataFrame({**FEATURES, "prices": Y[:, 0]}))
     trainer.names = gg.DataNames(columns={"target": ["p", "q"]})
-    with pytest.raises(DataError, match="the target 'target' takes 1 column, and the columns 'p', 'q' are named"):
+    with pytest.raises(
+        DataError, match="the target 'target' requires 1 column, but the columns 'p', 'q' are given for it"
+    ):
         _fitted(trainer, pd.DataFrame({**FEATURES, "p": Y[:, 0], "q": Y[:, 1]}))
 
 

@@ -427,8 +427,8 @@ def _unfitting(
     if len(missing) == 1 and wide:
         width = wide[0].shape[1]
         holds = f", of which {listed(texts)} hold{'s' if len(texts) == 1 else ''} text" if texts else ""
-        many = f"{len(rest)} are" if len(rest) != 1 else "1 is"
-        why = f"'{shown(wide[0].name)}' requires {width}, but {many} remain for it{holds}"
+        remain = "remains" if len(rest) == 1 else "remain"
+        why = f"'{shown(wide[0].name)}' requires {width}, but {len(rest)} {remain} for it{holds}"
     else:
         why = f"{listed([spec.name for spec in missing])} should be columns of these names, or one matrix of all others"
     parts = ", ".join(f"'{shown(n)}': frame[[…]].to_numpy()" for n in specs)
