@@ -545,7 +545,8 @@ def test_a_step_without_names_has_none() -> None:
     [
         ({}, {}, "steps is empty"),
         ({"a b": gg.StepOptions()}, {}, "a step is called 'a b'; a name"),
-        ({"a": gg.StepOptions(), "A": gg.StepOptions()}, {}, "two steps are called 'a' and 'A', which are the same file on some systems"),
+        ({"a": gg.StepOptions(), "A": gg.StepOptions()}, {},
+         "two steps are called 'a' and 'A', which are the same file on some systems"),
         ({"a": gg.StepOptions()}, {"loss": "mse"}, "each of several steps has its own"),
         (dict.fromkeys("ab", gg.StepOptions(output="left", ema=0.9)), {}, "two steps average"),
         ({"a": gg.StepOptions("mse", output="left"), "b": gg.StepOptions(output="left")}, {}, "two steps"),
