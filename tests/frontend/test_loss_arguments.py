@@ -149,7 +149,7 @@ def test_all_of_a_column_is_looked_at_before_the_first_step() -> None:
     trainer = gg.Trainer(gg.build(sequences(), gg.losses.ctc(batch_first=True)), device="cpu")
     given = spoken()
     given["input_lengths"][3] = 60
-    with pytest.raises(DataError, match="holds 60 in row 3"):
+    with pytest.raises(DataError, match="contains 60 in row 3"):
         trainer.fit(given, 1, 1, shuffle=False, progress=False)
     assert trainer.progress.steps == 0
 
@@ -165,7 +165,7 @@ def test_labels_below_zero(loss: str, classes: str) -> None:
     trainer = gg.Trainer(gg.build(network(classes), loss), device="cpu")
     x = np.ones((ROWS, 4), np.float32)
     assert np.isfinite(trainer.step({"x": x, "target": np.array([0, 1, 2, 0])})["loss"])
-    with pytest.raises(DataError, match=r"'target' holds .*-1 in row 2"):
+    with pytest.raises(DataError, match=r"'target' contains .*-1 in row 2"):
         trainer.step({"x": x, "target": np.array([0, 1, -1, 0])})
 
 
