@@ -304,7 +304,9 @@ def test_a_text_column_is_named() -> None:
     pandas = pytest.importorskip("pandas")
     columns = {name: DATA["x"][:, i] for i, name in enumerate("abcd")}
     table = pandas.DataFrame({**columns, "c": ["red"] * 32, "target": DATA["target"]})
-    with pytest.raises(GradgraphError, match=r"the column 'c' contains .*, not numbers; encode it as numbers, or drop it"):
+    with pytest.raises(
+        GradgraphError, match=r"the column 'c' contains .*, not numbers; encode it as numbers, or drop it"
+    ):
         fit(table)
 
 
