@@ -83,7 +83,8 @@ class ImageForm:
             )
         if form.shorter is not None and form.size is None:
             raise DataError(
-                f"resizing the shorter side to {form.shorter} requires a crop size, but that of '{shown(spec.name)}' is dynamic",
+                f"resizing the shorter side to {form.shorter} requires a crop size, but that of '{shown(spec.name)}' "
+                "is dynamic",
                 remedy="pass it, such as size=(224, 224)",
                 shell="add it, such as --image size=224",
             )
