@@ -203,7 +203,7 @@ def test_less_than_one_batch() -> None:
         as_source(DATA, checker(), Order(16, drop_last=True))
     with pytest.raises(DataError, match="batch_size must be a whole number above zero, but is 0"):
         Order(0)
-    with pytest.raises(DataError, match="that 64 bits can hold"):
+    with pytest.raises(DataError, match="the seed is 9223372036854775808; pass a signed 64-bit integer"):
         Order(4, seed=1 << 63)
 
 

@@ -68,7 +68,7 @@ class Order:
     def __post_init__(self) -> None:
         check_counts(batch_size=self.batch_size)
         if not WHOLE.fits(self.seed):
-            raise DataError(f"the seed is {described(self.seed)}; pass an integer of at most 64 bits")
+            raise DataError(f"the seed is {described(self.seed)}; pass a signed 64-bit integer")
 
     def batch_count(self, rows: int) -> int:
         return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
