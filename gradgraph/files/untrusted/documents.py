@@ -154,7 +154,7 @@ def _decoded(content: str | bytes, largest: int = LARGEST) -> str:
 
 
 def _no_constant(name: str) -> float:
-    raise UnreadableError(f"it holds {name}, which is not a number")
+    raise UnreadableError(f"it holds {name}, which is not a finite number")
 
 
 def _finite(digits: str) -> float:
