@@ -137,7 +137,7 @@ def test_digits_are_read_as_well_as_in_float(ranges: str, reader_of_digits: Any)
     ("call", "error", "says"),
     [
         (lambda: gg.qat(linear(True)), BuildError, "ranges of the layers' inputs are observed on data"),
-        (lambda: gg.qat(linear(True), {"z": X}), DataError, "the data have no 'x'"),
+        (lambda: gg.qat(linear(True), {"z": X}), DataError, "the data lack 'x', which the model reads"),
         (lambda: gg.qat(linear(True), {"x": X * np.nan}), DataError, "'x' is not finite"),
         (lambda: gg.qat(linear(True), {"x": X}, target="head"), UnknownNameError, "no layer with a stored weight"),
         (lambda: gg.qat(gg.qat(linear(True), {"x": X}), {"x": X}), BuildError, "already trains through its rounding"),
