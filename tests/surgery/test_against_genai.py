@@ -280,7 +280,7 @@ def test_what_a_folder_says_of_drawing_does_not_count(written: tuple[str, Any, P
     by_genai, own = GenaiDecoder(folder), Decoder(folder / "model.onnx", head_size=16)
     if written[0] == "fp16":  # the builder declares wrong sizes
         with pytest.raises(
-            ModelError, match=r"onnxruntime-genai failed .* by gradgraph.surgery.forget_sizes"
+            ModelError, match=r"onnxruntime-genai failed .* with gradgraph.surgery.forget_sizes"
         ) as caught:
             by_genai.generated([TOKENS[:9]], (), Sampling(max_tokens=16))
         assert "length" not in str(caught.value)
