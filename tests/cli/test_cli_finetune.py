@@ -163,7 +163,7 @@ WRONG: dict[str, tuple[Callable[[Path], Any], list[str], str]] = {
     "no teacher": (lambda llm: None, ["--teacher", "large"], "there is no folder 'large'"),
     "other teacher": (other_teacher, ["--teacher", "large"], "has another tokenizer"),
     "temperature": (lambda llm: None, ["--temperature", "2"], "temperature requires a teacher"),
-    "no memory": (lambda llm: None, ["--memory", "100MB"], "are required, with"),
+    "no memory": (lambda llm: None, ["--memory", "100MB"], "the smallest plan ("),
     "memory": (lambda llm: None, ["--memory", "much"], "memory is 'much'; it should be a size in bytes"),
     "held out": (lambda llm: None, ["--held-out", "1.5"], "--held-out is 1.5; it should be a number of at least 0"),
     "share": (lambda llm: None, ["--teacher-share", "0.1"], "omit --teacher-share, or add --teacher"),
