@@ -18,11 +18,13 @@ STYLE = """
 text { font: 20px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1f2328 }
 .small { font-size: 17px; fill: #59636e }
 .bar { fill: #b3261e }
+.value { fill: #ffffff }
 .torch { stroke: #59636e; stroke-width: 2; stroke-dasharray: 5 4 }
 @media (prefers-color-scheme: dark) {
   text { fill: #f0f6fc }
   .small { fill: #9198a1 }
   .bar { fill: #f47067 }
+  .value { fill: #0d1117 }
   .torch { stroke: #9198a1 }
 }"""
 
@@ -67,7 +69,7 @@ def _ratio(result: Result) -> float | None:
 
 def _row(top: int, name: str, ratio: float) -> str:
     bar = f'<rect class="bar" x="{LEFT}" y="{top}" width="{UNIT * ratio:.0f}" height="{ROW - 10}" rx="3"/>'
-    value = f'<text x="{LEFT + UNIT * ratio + 8:.0f}" y="{top + 20}">{ratio:.2f}</text>'
+    value = f'<text class="value" x="{LEFT + UNIT * ratio - 8:.0f}" y="{top + 20}" text-anchor="end">{ratio:.2f}</text>'
     return f'<text x="{LEFT - 10}" y="{top + 20}" text-anchor="end">{escape(name)}</text>{bar}{value}'
 
 
