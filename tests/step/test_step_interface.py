@@ -95,6 +95,8 @@ def test_files_declare_what_the_manifest_describes(optimizer: str, options: str)
     try:
         check(optimizer, options, backends[number % len(backends)], "n" if number % 3 else 6)
     except BuildError as error:
+        if "already averages weights" in str(error):
+            pytest.skip(f"these do not go together: {error}")
         if "cannot run in" not in str(error):  # by the table of that runtime
             raise
         check(optimizer, options, "portable", "n")
