@@ -16,7 +16,7 @@ import pytest
 
 import gradgraph as gg
 import gradgraph.rules.families
-from gradgraph.errors import DifferentiationError
+from gradgraph.errors import DifferentiationError, ModelError
 from gradgraph.rules.composites.table import rules_with_cases
 from gradgraph.rules.registry import Case, Draw, Rule
 from gradgraph.verify import cases
@@ -109,13 +109,15 @@ def of_one_element(rule: Rule, case: Case) -> tuple[cases.Trial, Arrays]:
 
 @pytest.mark.sweep(0.034)
 @pytest.mark.parametrize(("rule", "case"), ORDINARY)
-def test_second_derivatives_of_a_scalar(rule: Rule, case: Case, request: pytest.FixtureRequest) -> None:
-    if request.node.callspec.id == "If-3":
-        pytest.xfail("a known fault: onnxruntime does not open the second derivative of this If")
+def test_second_derivatives_of_a_scalar(rule: Rule, case: Case) -> None:
     t, ys = of_one_element(rule, case)
     y = t.read[0]
     same: dict[str, Any] = {"output": y, "wrt": t.wrt, "allow_unused": True}
-    first = results(gg.value_and_grad(t.model, **same), t.feeds)
+    try:
+        first = results(gg.value_and_grad(t.model, **same), t.feeds)
+    except ModelError as error:
+        assert "has a window of" in str(error)  # larger than one element, which onnxruntime accepts
+        pytest.skip(str(error))
     close(first[y], ys[y])
     matrix = results(gg.hessian(t.model, **same), t.feeds)
     ones = {f"{x}.tangent": np.ones_like(t.feeds[x]) for x in t.wrt}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -432,3 +433,16 @@ def test_an_output_that_no_input_reaches_is_not_the_default() -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     assert [o.name for o in gg.value_and_grad(model).graph.output] == ["y", "w.grad"]
     assert gg.build(model, "mse").manifest.trainable == ("w",)
+
+
+def test_an_output_of_unknown_size_must_have_one_element() -> None:
+    """The seed is reshaped to the shape of the output, and no simplification may remove this check."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 21]> g (float[?] x) => (float[?] y) { y = Sin(x) }'
+    )
+    gradient = gg.value_and_grad(model, output="y", wrt=["x"])
+    session = ort.InferenceSession(gradient.SerializeToString(), providers=["CPUExecutionProvider"])
+    (found,) = session.run(["x.grad"], {"x": np.zeros(1, np.float32)})
+    assert found == 1
+    with pytest.raises(Exception, match="cannot be reshaped"):
+        session.run(["x.grad"], {"x": np.zeros(3, np.float32)})

@@ -122,6 +122,8 @@ def _known_target(op: Builder, node: ir.Node) -> Var | None:
     target = _as_target(shapes.shape_of(node.outputs[0]))
     if target is None or shapes.constant_of(given) is not None:
         return None
+    if -1 in target and shapes.all_sizes(shapes.shape_of(x) or (None,)) is not None:
+        return None  # the size is known from ``x``, so this Reshape checks that the computed one equals it
     return op.Reshape(op.wrap(x), target)
 
 
