@@ -125,6 +125,7 @@ def _written(
         if (node := whole[name].producer()) is not None:
             node.name = ends[name]  # a marker for finding it again
     graph.opset_imports[ML] = max(ML_OPSET, graph.opset_imports.get(ML, 0))
+    op.constants = [value for value in op.constants if value.uses()]  # constants that others were folded from have none
     op.finish(graph, before)
     return whole
 

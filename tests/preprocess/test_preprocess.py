@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
@@ -198,6 +199,8 @@ def test_random_frames_train_export_and_predict_alike(seed: int, tmp_path: Path)
     np.testing.assert_allclose(trainer.predict(shuffled), expected, rtol=1e-4, atol=1e-4)
     trainer.export(tmp_path / "t.onnx")
     session = ort.InferenceSession(tmp_path / "t.onnx")
+    exported = ir.load(tmp_path / "t.onnx").graph
+    assert [name for name, value in exported.initializers.items() if not value.uses()] == []
     assert {value.name for value in session.get_inputs()} == set(names)
     found = dict(zip((o.name for o in session.get_outputs()), session.run(None, _fed(other, session)), strict=True))
     np.testing.assert_allclose(found["output"], expected, rtol=1e-4, atol=1e-4)
