@@ -14,10 +14,10 @@ from gradgraph.runtime.execution.class_table import ClassTable
 from gradgraph.runtime.execution.confusions import Confusions, confusions_of
 from gradgraph.runtime.execution.evaluating import Evaluator
 from gradgraph.runtime.execution.executor import Executor
+from gradgraph.runtime.execution.locking import synchronized
 from gradgraph.runtime.execution.nonfinite import NonFinite
 from gradgraph.runtime.execution.part import check_accumulates
 from gradgraph.runtime.execution.profiler import Profile
-from gradgraph.runtime.execution.turns import in_turn
 from gradgraph.runtime.execution.worst import WorstSamples
 from gradgraph.runtime.loop.moving import Rate
 from gradgraph.runtime.loop.sizing import BatchSize, find_batch_size, limit_of
@@ -31,7 +31,7 @@ class Diagnosis:
     _executor: Executor
     _evaluator: Evaluator
 
-    @in_turn
+    @synchronized
     def find_nonfinite(self, name: Any = None, batch: Any = None, **hyperparameters: float) -> NonFinite | None:
         """Find the node of the step that first produces NaN or infinity on this batch, in the current state.
 
@@ -217,7 +217,7 @@ class Diagnosis:
             yield Trial(executor, executor.to_train_on(data, order, (part.name,)), part, accumulate)
 
     @checked(classes=NAMES.or_none(), metric=TEXT.or_none(), averaged=FLAG)
-    @in_turn
+    @synchronized
     def per_class(
         self,
         data: Any,
@@ -248,7 +248,7 @@ class Diagnosis:
         return ClassTable.of(counts, names)
 
     @checked(pairs=WHOLE, examples=WHOLE, k=WHOLE, averaged=FLAG)
-    @in_turn
+    @synchronized
     def confusions(
         self,
         data: Any,
@@ -278,7 +278,7 @@ class Diagnosis:
         return confusions_of(self._executor, source, pairs, examples, k, averaged)
 
     @checked(k=WHOLE, by=TEXT.or_none(), averaged=FLAG)
-    @in_turn
+    @synchronized
     def worst(self, data: Any, k: int = 10, *, by: str | None = None, averaged: bool = True) -> WorstSamples:
         """Find the samples of held-out data with the largest losses: wrong labels, or samples not learnt yet.
 

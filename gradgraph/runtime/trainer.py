@@ -27,18 +27,18 @@ from gradgraph.files.path_kinds import checkpoint_of, kind_of, last_checkpoint_o
 from gradgraph.optim.plateau import Plateau
 from gradgraph.rivals.entries import METHODS
 from gradgraph.runtime.data.batch import Array, Batch
-from gradgraph.runtime.data.glimpse import seen, usual_terms
+from gradgraph.runtime.data.data_fingerprint import seen, usual_terms
 from gradgraph.runtime.data.labels_apart import labels_apart, paired
 from gradgraph.runtime.data.sources import Columns, Samples
 from gradgraph.runtime.execution.evaluating import Evaluator
 from gradgraph.runtime.execution.executor import Executor
+from gradgraph.runtime.execution.locking import synchronized
 from gradgraph.runtime.execution.opened import OpenedStep
 from gradgraph.runtime.execution.part import check_accumulates
 from gradgraph.runtime.execution.session import Device, Placement, Provider, RuntimeOptions
 from gradgraph.runtime.execution.state import State
 from gradgraph.runtime.execution.team import ALONE, Parallel
 from gradgraph.runtime.execution.tuner import Tuner
-from gradgraph.runtime.execution.turns import in_turn
 from gradgraph.runtime.exports import Exports
 from gradgraph.runtime.loop.fit import Fit, FitOptions
 from gradgraph.runtime.loop.logs import LOGS
@@ -211,7 +211,7 @@ class Trainer(Exports):
             self.turns.refuse_beside_fit("step")
             return executor.train(executor.batch_of(part, batch), hyperparameters, part).results()
 
-    @in_turn
+    @synchronized
     def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Declare the usual batch shapes, for which the training session is created.
 
@@ -402,7 +402,7 @@ class Trainer(Exports):
 
     @labels_apart
     @checked(limit=WHOLE.or_none(), stop=FUNCTION.or_none(), averaged=FLAG)
-    @in_turn
+    @synchronized
     def evaluate(
         self,
         data: Any,
@@ -434,7 +434,7 @@ class Trainer(Exports):
         return self._evaluator.evaluate(self._executor.held_out(data, batch_size), limit, stop, averaged)
 
     @checked(averaged=FLAG, per_batch=FLAG)
-    @in_turn
+    @synchronized
     def predict(self, x: Any, batch_size: int | None = None, *, averaged: bool = True, per_batch: bool = False) -> Any:
         """Compute the model's outputs in evaluation mode for any number of samples, even for a fixed batch size.
 
@@ -468,23 +468,23 @@ class Trainer(Exports):
     # --- state ------------------------------------------------------------------------------------------------
 
     @property
-    @in_turn
+    @synchronized
     def state(self) -> State:
         """The state tensors, in the device's memory."""
         return self._executor.state
 
     @property
-    @in_turn
+    @synchronized
     def parameters(self) -> dict[str, Array]:
         """Copies of the trained weights, by name."""
         return OfModel(self._executor.state.read(self.manifest.trainable))
 
-    @in_turn
+    @synchronized
     def close_sessions(self) -> None:
         """Close all sessions to free their memory; the next step, evaluation or prediction opens its own."""
         self._executor.opened.close_sessions()
 
-    @in_turn
+    @synchronized
     def state_dict(self) -> dict[str, Array]:
         """Return copies of all state tensors: parameters, running statistics, optimizer slots, counters."""
         return OfModel(self._executor.read())

@@ -17,10 +17,10 @@ from gradgraph.errors import DataError, listed, shown, suggestion
 from gradgraph.files.untrusted.regular import UnreadableError
 from gradgraph.files.untrusted.wav_files import WavFile, wav_file
 from gradgraph.preprocess.frames import is_table
-from gradgraph.runtime.data.ahead import loaded_ahead
 from gradgraph.runtime.data.batch import LABELS, Array
 from gradgraph.runtime.data.image_labels import Labels, number_of
 from gradgraph.runtime.data.loadable import Loadable
+from gradgraph.runtime.data.prefetch import prefetched_samples
 from gradgraph.runtime.data.tables import column_of, columns_in, first_row, is_table_file, read_table, written_in
 from gradgraph.step.classes import Classes
 from gradgraph.step.data_names import NO_NAMES, DataNames
@@ -143,7 +143,7 @@ class Sounds(Loadable):
         labels = None
         if target is not None:
             labels = self._labels_of(target.name, known)[1].targets(target, Classes.known(known, target.name))
-        for samples in loaded_ahead(batches, lambda i: (self._samples(i, form, seed), i), self.threads):
+        for samples in prefetched_samples(batches, lambda i: (self._samples(i, form, seed), i), self.threads):
             made = np.stack([one for one, _ in samples]).astype(numpy_dtype(sound.dtype))
             batch = {sound.name: made if len(sound.shape) == 2 else made[:, None]}
             if target is not None and labels is not None:

@@ -15,11 +15,11 @@ from gradgraph.arguments import FLAG
 from gradgraph.augment.augmentation import AUGMENTATIONS, INTERPOLATIONS, Augmentation, Augmentations
 from gradgraph.augment.placing import NEAREST, Placing, at_random, whole
 from gradgraph.errors import DataError, listed, shown
-from gradgraph.runtime.data.ahead import loaded_ahead
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.data.image_files import picture_at
 from gradgraph.runtime.data.image_form import KINDS, MODES, ImageForm, stacked
 from gradgraph.runtime.data.loadable import Loadable
+from gradgraph.runtime.data.prefetch import prefetched_samples
 from gradgraph.step.classes import Classes, classes_for, warn_of_missing
 from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import TargetSpec, TensorSpec, numpy_dtype
@@ -218,7 +218,7 @@ class Annotated(Loadable):
         parts = self._parts(specs)
         form = self._form(_image_of(parts), known).of(specs[_image_of(parts)])
         numbers = {part: self._numbers(name, part, known) for name, part in parts.items() if part in ("labels", "map")}
-        for samples in loaded_ahead(
+        for samples in prefetched_samples(
             batches,
             lambda i: self._sample(parts, specs, form, i, seed, numbers),
             self.options.threads or min(8, os.cpu_count() or 1),

@@ -12,12 +12,12 @@ import numpy as np
 from gradgraph.arguments import PATH, WHOLE, checked, instance
 from gradgraph.augment.placing import NEAREST
 from gradgraph.errors import DataError, listed, shown
-from gradgraph.runtime.data.ahead import loaded_ahead
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.data.image_files import numbers_at, picture_at
 from gradgraph.runtime.data.image_form import MODES, Augment, ImageForm, Layout, Order, form_of, stacked
 from gradgraph.runtime.data.images import SUFFIXES
 from gradgraph.runtime.data.loadable import Loadable
+from gradgraph.runtime.data.prefetch import prefetched_samples
 from gradgraph.step.classes import Classes, classes_for
 from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import TargetSpec, TensorSpec, numpy_dtype
@@ -71,7 +71,9 @@ class MaskFolder(Loadable):
         ignored = ignored_by(specs[target]) if target and len(specs[target].shape) == 3 else IGNORED
         numbers = self._numbers(target, known)
         threads = self.options.threads or min(8, os.cpu_count() or 1)
-        for samples in loaded_ahead(batches, lambda i: (*self._sample(form, i, seed, ignored, numbers), i), threads):
+        for samples in prefetched_samples(
+            batches, lambda i: (*self._sample(form, i, seed, ignored, numbers), i), threads
+        ):
             names = [str(self.files[i]) for *_, i in samples]
             made = {image: stacked([array for array, *_ in samples], names)}
             if target:

@@ -15,7 +15,7 @@ from gradgraph.parallel.mpi import library, started_ranks, world
 from gradgraph.parallel.update_parts import too_large
 from gradgraph.parallel.wide_gradients import widened
 from gradgraph.runtime.data.batch import BatchChecker, batch_specs
-from gradgraph.runtime.data.glimpse import seen
+from gradgraph.runtime.data.data_fingerprint import seen
 from gradgraph.runtime.data.shares import Spare, shares
 from gradgraph.runtime.data.sources import Columns, Order, as_source
 from tests.kit.command_line import arrays, mlp
@@ -88,7 +88,7 @@ def test_a_batch_that_is_fixed_is_that_of_each_rank() -> None:
     assert "batch_size=8" in str(said.value)
 
 
-def test_a_glimpse_tells_data_apart() -> None:
+def test_fingerprints_distinguish_data() -> None:
     same = [seen(as_source(arrays(100), checker(), Order(10))) for _ in range(2)]
     other = arrays(100)
     other["x"][0] += 1

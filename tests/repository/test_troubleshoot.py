@@ -32,7 +32,7 @@ EXCEPTIONS = {
     "gradgraph/runtime/execution/capture.py: ": "cuda_graph is in Python only",
     "gradgraph/runtime/execution/executor.py: the loss of '<part>'": "in_place, too",
     "gradgraph/runtime/execution/state.py: the last step failed": "in_place is in Python only",
-    "gradgraph/runtime/execution/turns.py: ": "threads are in Python only",
+    "gradgraph/runtime/execution/locking.py: ": "threads are in Python only",
     "gradgraph/runtime/data/batch.py: '<spec>' is text": "a Trainer is what `gradgraph train` uses, too",
     "gradgraph/files/external.py: tensor '": "commands give paths",
     "gradgraph/step/data_names.py: the metadata '": "keys of metadata have such names",

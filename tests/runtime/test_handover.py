@@ -138,7 +138,7 @@ def test_prepared_data_may_be_read_while_they_are_trained_on(
     what: str, threaded: bool, ahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At every step, and the training ends with the same bits."""
-    monkeypatch.setattr(data_module, "AHEAD_BYTES", ahead)
+    monkeypatch.setattr(data_module, "PREFETCH_BYTES", ahead)
     alone, shared = trainer(), trainer()
     prepared = shared.prepare(DATA, 16)
     history = alone.fit(DATA, epochs=2, **FIT)

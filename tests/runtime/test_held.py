@@ -57,7 +57,7 @@ def test_no_more_batches_are_held_than_is_said(
 ) -> None:
     make, most = KINDS[kind]
     if kind == "large arrays":
-        monkeypatch.setattr(sources, "AHEAD_BYTES", 1)
+        monkeypatch.setattr(sources, "PREFETCH_BYTES", 1)
     source = as_source(make(tmp_path / "a.tar"), BatchChecker(SPECS), Order(SIZE, shuffle=True))
     tracemalloc.start()
     try:

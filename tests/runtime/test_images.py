@@ -17,7 +17,7 @@ from gradgraph.cli.app import run
 from gradgraph.errors import DataError
 from gradgraph.frontend import nn
 from gradgraph.runtime.data import image_files, image_form, images
-from gradgraph.runtime.data.ahead import AHEAD, loaded_ahead
+from gradgraph.runtime.data.prefetch import PREFETCHED, prefetched_samples
 from gradgraph.step.manifest import TensorSpec
 from tests.kit.command_line import Cli, Ran
 
@@ -181,14 +181,14 @@ def test_it_trains_evaluates_and_predicts(photos: Path) -> None:
 
 def test_prepared_images_keep_their_batches(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More of them at once might not fit into memory."""
-    sizes, loaded = [], images.loaded_ahead
+    sizes, loaded = [], images.prefetched_samples
 
     def counted(batches: Any, *arguments: Any) -> Any:
         for batch in loaded(batches, *arguments):
             sizes.append(len(batch))
             yield batch
 
-    monkeypatch.setattr(images, "loaded_ahead", counted)
+    monkeypatch.setattr(images, "prefetched_samples", counted)
     runs = trainer()
     prepared = runs.prepare(photos, 3)
     for use in (runs.evaluate, runs.predict, partial(runs.find_lr, steps=10)):
@@ -304,10 +304,10 @@ def test_threads_are_no_more_than_some_batches_ahead() -> None:
             begun.append(i)
         return i
 
-    loaded = loaded_ahead(iter([range(i, i + 5) for i in range(0, 100, 5)]), load, 4)
+    loaded = prefetched_samples(iter([range(i, i + 5) for i in range(0, 100, 5)]), load, 4)
     for done, batch in enumerate(loaded, start=1):
         assert batch == [*range(5 * done - 5, 5 * done)]
-        assert len(begun) <= 5 * (done + AHEAD)
+        assert len(begun) <= 5 * (done + PREFETCHED)
 
 
 def test_large_images_are_decoded_one_at_a_time(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:

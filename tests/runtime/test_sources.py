@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from gradgraph.errors import DataError
 from gradgraph.runtime.data import arrays as arrays_module
 from gradgraph.runtime.data import sources as data
-from gradgraph.runtime.data.ahead import ahead
 from gradgraph.runtime.data.arrays import load_arrays
 from gradgraph.runtime.data.batch import BatchChecker, Known, batch_specs
+from gradgraph.runtime.data.prefetch import prefetched
 from gradgraph.runtime.data.shuffling import permutation
 from gradgraph.runtime.data.sources import Order, as_source
 from gradgraph.runtime.data.stored import StoredArray
@@ -234,7 +234,7 @@ def test_batches_gathered_ahead_are_the_same(monkeypatch: pytest.MonkeyPatch) ->
     x = np.arange(300, dtype=np.float32).reshape(100, 3)
 
     def batches(at_least: int) -> list[np.ndarray]:
-        monkeypatch.setattr(data, "AHEAD_BYTES", at_least)
+        monkeypatch.setattr(data, "PREFETCH_BYTES", at_least)
         source = data.Columns({"x": x}, check, Order(8, shuffle=True, seed=3))
         return [batch["x"].copy() for batch in source.batches(1, 2)]
 
@@ -246,11 +246,11 @@ def test_batches_gathered_ahead_are_the_same(monkeypatch: pytest.MonkeyPatch) ->
         yield {"x": x}
         raise DataError("there is no second batch")
 
-    received = ahead(failing())
+    received = prefetched(failing())
     assert next(received)["x"] is x
     with pytest.raises(DataError, match="no second batch"):
         next(received)
-    left = ahead(iter([{"x": x}] * 5))
+    left = prefetched(iter([{"x": x}] * 5))
     next(left)
     left.close()  # type: ignore[attr-defined]
     assert not [t for t in threading.enumerate() if t.name.startswith("gradgraph-data")]
@@ -260,15 +260,15 @@ def test_batches_gathered_ahead_are_the_same(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("held", range(4))
 def test_a_batch_is_the_callers_until_the_next(held: int, at_least: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another pass over the same columns, begun at any of four batches, does not write into it: not even where the
-    thread that gathers ahead is done with the last one.
+    thread that prefetches is done with the last one.
     """
-    monkeypatch.setattr(data, "AHEAD_BYTES", at_least)
+    monkeypatch.setattr(data, "PREFETCH_BYTES", at_least)
     check = BatchChecker([TensorSpec("x", "float32", ("n",))])
     source = data.Columns({"x": np.arange(16, dtype=np.float32)}, check, Order(4, shuffle=True))
     passed = source.batches(0)
     for batch in itertools.islice(passed, held + 1):
         mine = dict(batch)
-    time.sleep(0.02)  # what is gathered ahead is gathered now
+    time.sleep(0.02)  # what is prefetched is gathered now
     expected = {name: array.copy() for name, array in mine.items()}
     for _ in source.batches(1):
         pass

@@ -90,7 +90,7 @@ def test_reading_beside_a_fit_changes_nothing(
 ) -> None:
     """Each read gets its turn while the fit runs, also over the very data that are trained on."""
     if gathers_ahead:
-        monkeypatch.setattr(data_module, "AHEAD_BYTES", 0)
+        monkeypatch.setattr(data_module, "PREFETCH_BYTES", 0)
     options: dict[str, Any] = {"epochs": 40, "batch_size": 16, "progress": False}
     alone, shared = trainer(), trainer()
     history = alone.fit(DATA, **options)

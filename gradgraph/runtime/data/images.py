@@ -12,12 +12,12 @@ import numpy as np
 from gradgraph.arguments import PATH, checked
 from gradgraph.augment.augmentation import Augmentations
 from gradgraph.errors import DataError, listed, shown
-from gradgraph.runtime.data.ahead import loaded_ahead
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.data.image_files import picture_at
 from gradgraph.runtime.data.image_form import KINDS, Augment, ImageForm, Layout, Order, form_of, stacked
 from gradgraph.runtime.data.image_labels import Labels, check_mixing, mixed, number_of
 from gradgraph.runtime.data.loadable import Loadable
+from gradgraph.runtime.data.prefetch import prefetched_samples
 from gradgraph.step.classes import Classes
 from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import TensorSpec
@@ -86,7 +86,7 @@ class Images(Loadable):
         targets = None
         if label is not None:
             targets = self._labels_of(label, known)[0].targets(specs[label], Classes.known(known, label))
-        for samples in loaded_ahead(batches, lambda i: (self._load(form, i, seed), i), self.threads):
+        for samples in prefetched_samples(batches, lambda i: (self._load(form, i, seed), i), self.threads):
             numbers = [i for _, i in samples]
             batch = {image: stacked([array for array, _ in samples], [str(self.files[i]) for i in numbers])}
             if label is not None and targets is not None:

@@ -23,13 +23,13 @@ from gradgraph.errors import DataError, listed, shown, suggestion
 from gradgraph.files.untrusted.array_files import npy_header
 from gradgraph.files.untrusted.documents import json_of
 from gradgraph.files.untrusted.regular import UnreadableError, open_regular, reason_of
-from gradgraph.runtime.data.ahead import loaded_ahead
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.data.image_files import opened
 from gradgraph.runtime.data.image_form import ABOVE_ZERO, KINDS, Augment, ImageForm, Layout, Order, form_of, stacked
 from gradgraph.runtime.data.image_labels import Labels, as_targets, check_mixing, mixed, number_of
 from gradgraph.runtime.data.images import SUFFIXES
 from gradgraph.runtime.data.loadable import Loadable
+from gradgraph.runtime.data.prefetch import prefetched_samples
 from gradgraph.runtime.data.shuffling import displaced, permutation
 from gradgraph.runtime.data.tar_members import members, name_at
 from gradgraph.step.classes import Classes, takes_labels
@@ -156,7 +156,7 @@ class Shards(Loadable):
         named = {name: self._named(specs[name], field, of[name]) for name, field in fields.items()}
         targets = {name: labels.targets(specs[name], of[name]) for name, labels in named.items() if labels is not None}
         read = {name: field for name, field in fields.items() if name not in targets}
-        for samples in loaded_ahead(batches, lambda i: (self._sample(i, read, forms, seed), i), self.threads):
+        for samples in prefetched_samples(batches, lambda i: (self._sample(i, read, forms, seed), i), self.threads):
             numbers = [i for _, i in samples]
             where = [f"sample {i} of the shards" for i in numbers]
             batch = {name: stacked([sample[name] for sample, _ in samples], where) for name in read}

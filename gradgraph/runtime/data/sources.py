@@ -16,7 +16,6 @@ from gradgraph.arguments import WHOLE, described
 from gradgraph.errors import DataError, listed, shown
 from gradgraph.files.mapped import is_mapped
 from gradgraph.preprocess.frames import Frame, is_table
-from gradgraph.runtime.data.ahead import ahead
 from gradgraph.runtime.data.arrays import load_arrays
 from gradgraph.runtime.data.batch import (
     Array,
@@ -33,6 +32,7 @@ from gradgraph.runtime.data.images import image_folder, is_image_folder
 from gradgraph.runtime.data.loadable import Loadable
 from gradgraph.runtime.data.matching import Declared, check_same
 from gradgraph.runtime.data.padded import Padded
+from gradgraph.runtime.data.prefetch import prefetched
 from gradgraph.runtime.data.remedies import check_counts, for_batch
 from gradgraph.runtime.data.rows import Rows, Table
 from gradgraph.runtime.data.shards import is_shards, shards
@@ -146,7 +146,7 @@ class Columns:
                 shell="add --drop-last, use a multiple, or build the step from a model with a dynamic batch",
             )
         self._size = size = order.size_of(min(order.batch_size, self.rows))
-        self._is_ahead = sum(a.nbytes // self.rows * size for a in self.arrays.values()) >= AHEAD_BYTES
+        self._is_prefetched = sum(a.nbytes // self.rows * size for a in self.arrays.values()) >= PREFETCH_BYTES
         # columns that a session can read in place, without waiting for a disk
         held = {
             n: a
@@ -160,7 +160,7 @@ class Columns:
         self.shapes: dict[str, tuple[int, ...]] | None = self._idle[0][0].shapes
 
     def _new_tables(self) -> list[Table]:
-        return [Table(self.arrays, self._size, None if self._is_ahead else self._counts) for _ in range(2)]
+        return [Table(self.arrays, self._size, None if self._is_prefetched else self._counts) for _ in range(2)]
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         assert self.rows is not None
@@ -183,7 +183,7 @@ class Columns:
             tables = self._new_tables()
         gathered = self._gathered(tables, indices, start)
         try:
-            yield from ahead(gathered) if self._is_ahead else gathered
+            yield from prefetched(gathered) if self._is_prefetched else gathered
         finally:
             self._idle.append(tables)
 
@@ -195,7 +195,7 @@ class Columns:
                 yield Rows(table, indices[first : first + size])
             start = max(start, full)
         for i, rows in enumerate(self._ranges(start)):
-            yield dict(Rows(tables[i % 2 if self._is_ahead else 0], indices[rows]))
+            yield dict(Rows(tables[i % 2 if self._is_prefetched else 0], indices[rows]))
 
     def _ranges(self, start: int) -> Iterator[slice]:
         assert self.rows is not None and self.batches_per_epoch is not None
@@ -207,7 +207,7 @@ class Columns:
 
 
 LABEL_ROWS = 1 << 16  # loaded at once to check the range of labels
-AHEAD_BYTES = 4 << 20  # handing a batch from thread to thread takes as long as gathering one of 1 to 2 MB
+PREFETCH_BYTES = 4 << 20  # handing a batch from thread to thread takes as long as gathering one of 1 to 2 MB
 
 
 class Samples:

@@ -47,6 +47,7 @@ from gradgraph.runtime.data.rows import Rows
 from gradgraph.runtime.data.sources import Columns, Order, Samples, Source, as_source
 from gradgraph.runtime.execution.binding import BoundSession
 from gradgraph.runtime.execution.frozen_weights import initial_value
+from gradgraph.runtime.execution.locking import Turns
 from gradgraph.runtime.execution.nonfinite import NonFinite
 from gradgraph.runtime.execution.opened import OpenedStep
 from gradgraph.runtime.execution.ort_values import to_ortvalue
@@ -56,7 +57,6 @@ from gradgraph.runtime.execution.profiler import WARM_UP, Profile, profile_of
 from gradgraph.runtime.execution.session import STOCK
 from gradgraph.runtime.execution.state import State
 from gradgraph.runtime.execution.team import ALONE, Team
-from gradgraph.runtime.execution.turns import Turns
 from gradgraph.runtime.saved.checkpoint import checkpoint_pieces
 from gradgraph.runtime.saved.partial import Loaded, fitting
 from gradgraph.runtime.saved.record import Progress

@@ -30,7 +30,7 @@ from gradgraph.errors import DataError, GradgraphError, ModelError, RuntimeUnava
 from gradgraph.machine import custom_ops
 from gradgraph.runtime.execution import denormals
 from gradgraph.runtime.execution.frozen_weights import FrozenWeights
-from gradgraph.runtime.execution.idle import idle_optimizers
+from gradgraph.runtime.execution.useless_optimizations import useless_optimizations
 
 log = logging.getLogger("gradgraph")
 
@@ -327,7 +327,7 @@ def create_session(
             settings,
             providers=list(placement.providers),
             enable_fallback=0,
-            disabled_optimizers=idle_optimizers(model),
+            disabled_optimizers=useless_optimizations(model),
         )
     told = cast("Any", session)
     told.gradgraph_weights = weights  # which onnxruntime reads, and does not keep alive

@@ -1,4 +1,4 @@
-"""The best epoch (or evaluation in between) of a fit with ``patience``: watched for, kept, and gone back to."""
+"""Early stopping: tracking, keeping and restoring the best epoch (or evaluation) of a fit with ``patience``."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Best:
     """The state of the best epoch so far.
 
     Args:
-        executor: whose state.
-        saves: where it is saved, too.
-        patience: epochs without improvement after which a fit stops; None watches for nothing.
-        monitor: what the best epoch is.
+        executor: owns the state.
+        saves: saves it as a checkpoint, too.
+        patience: epochs without improvement after which a fit stops; None disables early stopping.
+        monitor: selects the best epoch.
 
     Attributes:
-        state: of the best epoch, once there is one.
+        state: the state of the best epoch; None before the first.
     """
 
     def __init__(self, executor: Executor, saves: Saves, patience: int | None, monitor: Monitor) -> None:
@@ -40,11 +40,11 @@ class Best:
 
     @property
     def is_over(self) -> bool:
-        """Whether there was no better epoch for too long; also of a run that stopped so, and is resumed."""
+        """Whether patience is exhausted; also for a resumed run that had stopped early."""
         return self.patience is not None and self.progress.stale >= self.patience
 
     def is_out_of_patience(self, row: Mapping[str, float]) -> bool:
-        """Keep the state of an epoch if its row is the best; return True if there was no better one for too long."""
+        """Keep the state of an epoch if its row is the best; return True once patience is exhausted."""
         p = self.progress
         if self.patience is None:
             return False
@@ -59,7 +59,7 @@ class Best:
         return self.is_over
 
     def restore(self, report: Reporter) -> int | None:
-        """Go back to the best state with ``patience``, and say so; return the row of its epoch, if not the last."""
+        """Restore and report the best state with ``patience``; return the index of its row unless it is the last."""
         p = self.progress
         if self.patience is None or p.stale == 0:
             return None
@@ -68,7 +68,7 @@ class Best:
         monitored = self._monitor.of(row)
         rows = "evaluations" if p.eval_every else "epochs"
         cause = f"stopped early, no better {monitored} for {p.stale} {rows}: " if self.is_over else ""
-        assert self.state is not None  # kept when the epoch ended, or recovered at the resume
+        assert self.state is not None  # kept at the end of the epoch, or recovered on resume
         with self.executor.turns.lock:
             self.executor.state.go_back(self.state)
         where = f"step {row['step']:.0f}" if p.eval_every else f"epoch {row['epoch']:.0f}"
@@ -76,13 +76,13 @@ class Best:
         return best
 
     def recovered(self) -> tuple[float | None, int, dict[str, Array] | None]:
-        """:meth:`recover`, and return the best value, the rows since, and the state then."""
+        """Call :meth:`recover`; return the best value, the number of rows since, and the best state."""
         self.recover()
         return self.progress.best, self.progress.stale, self.state
 
     def recover(self) -> None:
-        """Find the state of the best epoch after a resume: the current one, or that of a file that is exactly of it.
-        If there is none, the best is looked for anew from here on, and a warning says so.
+        """Find the state of the best epoch after a resume: the current state, or a checkpoint of exactly that epoch.
+        If there is none, log a warning and restart the search.
         """
         p = self.progress
         if self.patience is None or p.best is None:
@@ -106,7 +106,7 @@ class Best:
                 reasons.append(str(error).rpartition(";")[0])
                 continue
             if (progress.steps, progress.best) == (row["step"], p.best):
-                self.state = {name: np.array(value) for name, value in values.items()}  # for the time of the fit
+                self.state = {name: np.array(value) for name, value in values.items()}  # copied from the mapped file
                 return
             reasons.append(f"'{shown(path)}' is of step {progress.steps}")
         log.warning("the state of epoch %d, the best so far with %s %.6g, is lost (%s); the best epoch from here on is "

@@ -1,4 +1,4 @@
-"""How far a fit has come, and how long the rest takes."""
+"""The progress of a fit and its estimated remaining time."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from gradgraph.runtime.saved.printed import clock
 
 
 class Course:
-    """The way from the first batch of a fit to its last. What lies between epochs (validation, checkpoints) counts.
+    """A time estimate for a fit, which includes the time between epochs (validation, checkpoints).
 
     Args:
-        epochs: the number of the last epoch, counted from 1; None where it is not known.
-        most_steps: steps after which the fit stops earlier.
-        deadline: the time (``time.monotonic()``) at which it does.
+        epochs: number of the last epoch, counted from 1; None if unknown.
+        most_steps: maximum number of steps.
+        deadline: the time (``time.monotonic()``) at which the fit stops.
 
     Attributes:
-        is_begun: whether a step is done; time counts from then on, as the first one takes longer than others.
+        is_begun: whether the first step is done; it is not timed, as it takes longer than others.
     """
 
     def __init__(self, epochs: int | None = None, most_steps: int | None = None, deadline: float | None = None) -> None:
@@ -26,16 +26,16 @@ class Course:
         self._first, self._since = 0, 0.0
 
     def begin(self, epoch: int, done: int, per_epoch: int | None) -> None:
-        """Note that the first step is done: batch ``done`` of ``epoch`` (from 0), which has ``per_epoch`` of them."""
+        """Start timing after the first step: batch ``done`` of ``per_epoch`` in ``epoch`` (from 0)."""
         self.is_begun, self._per_epoch = True, per_epoch
         self._first, self._since = epoch * (per_epoch or 0) + done, time.monotonic()
 
     def name(self, epoch: int) -> str:
-        """``epoch 8/12``, of an epoch that is counted from 0."""
+        """Return ``epoch 8/12`` for an epoch counted from 0."""
         return f"epoch {epoch + 1}/{self.epochs}" if self.epochs else f"epoch {epoch + 1}"
 
     def left(self, epoch: int, done: int) -> str:
-        """``1:02:03 left`` of the whole fit, after batch ``done`` of ``epoch``; nothing where that is not known."""
+        """Return ``1:02:03 left`` for the whole fit after batch ``done`` of ``epoch``; empty if unknown."""
         now = time.monotonic()
         limits = [] if self._deadline is None else [max(self._deadline - now, 0.0)]
         if self._per_epoch and self.epochs:

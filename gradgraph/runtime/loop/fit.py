@@ -42,7 +42,7 @@ HOOKS = ("on_step", "on_epoch", "on_end")  # the methods of a callback
 
 @dataclass(frozen=True)
 class FitOptions:
-    """The arguments of ``Trainer.fit``, where they are explained."""
+    """The arguments of ``Trainer.fit``, documented there."""
 
     epochs: int = 1
     rates: Mapping[str, Rate] = field(default_factory=dict)
@@ -61,13 +61,13 @@ class FitOptions:
     eval_every: int | None = None
 
     def told(self, resume: bool) -> str:
-        """The options that several processes which train together must have been told alike, as text."""
+        """Return the options that must agree among the ranks, as text."""
         own = {n: v for n, v in vars(self).items() if n not in ("rates", "callbacks", "checkpoint", "log", "progress")}
         rates = {name: rate for name, rate in self.rates.items() if isinstance(rate, int | float)}
         return f"{own}, {rates}, {sorted(self.rates)}, {len(self.callbacks)} callbacks, resume={resume}"
 
     def silent(self) -> FitOptions:
-        """These options for a process that neither speaks nor writes."""
+        """Return these options for a rank that prints and writes nothing."""
         return replace(self, progress=False, checkpoint=None, log=None)
 
     def __post_init__(self) -> None:
@@ -97,7 +97,7 @@ class FitOptions:
 
 
 def _check_callback(callback: object) -> None:
-    """Raise ArgumentError for what ``fit`` would never call."""
+    """Raise ArgumentError if ``callback`` has no method that ``fit`` calls."""
     hooks = [name for name in HOOKS if callable(getattr(callback, name, None))]
     if hooks and not isinstance(callback, type):
         return
@@ -112,14 +112,14 @@ def _check_callback(callback: object) -> None:
 
 
 class Fit:
-    """One call of ``fit``. All that must survive an interruption is in ``executor.progress``.
+    """One call of ``fit``. Everything needed to resume is in ``executor.progress``.
 
     Args:
         executor: runs the step.
-        source, order: what to train on.
-        validation: what to evaluate after each epoch or ``eval_every`` steps, if anything.
+        source, order: the training data and its order.
+        validation: data to evaluate after each epoch or ``eval_every`` steps, if any.
         options: the other arguments of ``Trainer.fit``.
-        owner: the trainer, for callbacks.
+        owner: the trainer, passed to callbacks.
     """
 
     def __init__(
@@ -135,8 +135,8 @@ class Fit:
         options = options if self.team.is_first else options.silent()
         self.executor, self.source, self.order, self.options = executor, source, order, options
         self.validation, self.owner = validation, owner
-        self.progress = executor.progress  # nothing replaces it while a fit runs
-        self._lock = executor.turns.lock  # held where progress changes, so that other threads read and save whole ones
+        self.progress = executor.progress  # not replaced during a fit
+        self._lock = executor.turns.lock  # held while progress changes: other threads read and save it
         self._moving = MovingRates(options.rates)
         self._rates_now: dict[str, float] | None = None
         self._saves = Saves(executor, options.checkpoint)
@@ -150,11 +150,11 @@ class Fit:
             )
         self._check_monitor()
         self._stopped = self._stepped = self._warned = False
-        self._signal: int | None = None  # that this process got, or heard of
+        self._signal: int | None = None  # received by any rank
         self._deadline = None if options.max_time is None else time.monotonic() + options.max_time
 
     def _check_monitor(self) -> None:
-        """Refuse before the first step what the history will not have, or cannot compare."""
+        """Raise DataError before the first step if the monitored column will not exist or has no known direction."""
         names = list(self._columns())
         rows = [measure.name for measure in self.executor.manifest.columns_of_sums if measure.rows]
         names += [f"val_{name}" for name in (*names, *rows)] if self.validation is not None else []
@@ -172,7 +172,7 @@ class Fit:
         _ = self.options.monitor.sign
 
     def _columns(self) -> Iterator[str]:
-        """The columns of the history that are losses and metrics."""
+        """Yield the history columns of losses and metrics."""
         m = self.executor.manifest
         yield from dict.fromkeys(["loss", *m.metrics, *(measure.name for measure in m.trained_measures)])
 
@@ -195,7 +195,7 @@ class Fit:
                     callback.on_end(self.owner, p.history)
             self.team.end(self.executor.state)
             result = History({name: list(column) for name, column in p.history.items()})
-            if p.batch and p.weight:  # of an epoch that was cut short; not kept, as after a resume it has a whole row
+            if p.batch and p.weight:  # an unfinished epoch; not stored, as a resumed run writes its row
                 result.append(self._row())
             result.restored = restored
             return result
@@ -222,17 +222,17 @@ class Fit:
                 self.executor.release()
 
     def _row(self, validated: Mapping[str, float] | None = None) -> dict[str, float]:
-        """The row of the history for what was trained since the last one, and what validation found."""
+        """Return the history row of the steps since the last row, with the validation results."""
         p = self.progress
         found = {"epoch": p.epoch + 1, "step": p.steps, **self._means(), **(validated or {})}
         return found | self._rates_of_last_step() | self.executor.scaling()
 
     def _rates_of_last_step(self) -> dict[str, float]:
-        """The learning rates of the last step, and what else this fit was told to feed."""
+        """Return the learning rates of the last step, and the other hyperparameters passed to this fit."""
         found = last_rates(self.executor.manifest, self.progress)
         return {n: v for n, v in found.items() if n in self.options.rates or n.rpartition(".")[2] == LEARNING_RATE}
 
-    # --- beginning and end ------------------------------------------------------------------------------------
+    # --- start and end ----------------------------------------------------------------------------------------
 
     def _begin(self, resume: bool) -> None:
         self._saves.continues = resume
@@ -243,7 +243,7 @@ class Fit:
             p.best, p.stale, self._best.state = self.team.from_first(self._best.recovered)
             self._stopped = self._best.is_over
         else:
-            p.epoch += bool(p.batch)  # an unfinished epoch is left behind
+            p.epoch += bool(p.batch)  # skip the rest of an unfinished epoch
             self._forget_epoch()
             p.fit_epoch, p.fit_step = p.epoch, p.steps
             p.best, p.stale, p.history, p.eval_every = None, 0, History(), 0
@@ -255,7 +255,7 @@ class Fit:
         self._tell_of_schedule()
 
     def _tell_of_nothing_left(self) -> None:
-        """Say before the first step if there is none: of a run that goes on, but had come to its end."""
+        """Warn before the first step if the resumed run is already finished."""
         p, most = self.progress, self.options.max_steps
         if self._last_epoch <= p.epoch:
             log.warning("nothing left to do: %d of %d epochs are done", p.epoch - p.fit_epoch, self.options.epochs)
@@ -267,7 +267,7 @@ class Fit:
                         "(--patience) to go on", self.options.monitor.of(p.history))  # fmt: skip
 
     def _tell_of_schedule(self) -> None:
-        """Say before the first step if a schedule in the graph ends within this fit, where it is known to."""
+        """Warn before the first step if a schedule in the graph is known to end within this fit."""
         part, total = self.executor.parts.get(""), self._batch_count()
         if part is None or part.ends is None or total is None:
             return
@@ -282,10 +282,10 @@ class Fit:
                 part.ends,
                 updates,
             )
-            part.ends = None  # nobody need say it then
+            part.ends = None  # warn once
 
     def _order(self) -> dict[str, Any]:
-        """The settings that decide which samples a batch holds."""
+        """Return the settings that determine the samples of each batch."""
         return {
             "rows": self.source.rows,
             "batch_size": self.order.batch_size,
@@ -298,7 +298,7 @@ class Fit:
         self._forget_row()
 
     def _forget_row(self) -> None:
-        """Set the sums of the next row back to nothing."""
+        """Reset the sums of the next row."""
         p = self.progress
         p.rowed, p.sums, p.weight, p.totals = p.batch, {}, 0, {}
 
@@ -322,15 +322,15 @@ class Fit:
                     self._next_epoch()
 
     def _train_epoch(self, report: Reporter, received: Interrupts) -> bool:
-        """Train on the remaining batches of the epoch; return False if something stopped it before its end."""
+        """Train on the remaining batches of the epoch; return False if stopped before its end."""
         self.executor.definition.check_uncut()
         p, evaluates = self.progress, self.options.eval_every is not None
         total = self._batch_count()
         limited = self.options.max_steps is not None or self._deadline is not None
         checker = self.executor.checker
-        if self._is_row_due() and not self._write_row(report, received):  # an evaluation that was interrupted
+        if self._is_row_due() and not self._write_row(report, received):  # an interrupted evaluation
             return False
-        # this thread is prepared once for the epoch, and not for each run, if no other code runs between two steps
+        # without other code between two steps, this thread is prepared once per epoch instead of once per run
         runs_others = self.options.callbacks or self._moving.are_functions or self._logs or evaluates
         if not (total is not None and p.batch >= total):
             with contextlib.nullcontext() if runs_others else self.executor.computing(self.source):
@@ -347,15 +347,15 @@ class Fit:
         return not (self._stopped or self._interrupted(received))
 
     def _ends(self, received: Interrupts, limited: bool) -> bool:
-        """Whether to stop before the next batch; several processes stop at the same one."""
+        """Whether to stop before the next batch; all ranks stop at the same one."""
         over = limited and self._over()
-        if self._stopped:  # after so many steps, as all know
+        if self._stopped:  # by max_steps or a callback, on which all ranks agree
             return True
         over, self._signal = self.team.heard(over, received.signal)
         return over or self._signal is not None
 
     def _interrupted(self, received: Interrupts) -> bool:
-        """Whether any process was sent a signal, where all ask."""
+        """Whether any rank received a signal; collective."""
         if self._signal is None:
             self._signal = next((s for s in self.team.gathered(received.signal) if s is not None), None)
         return self._signal is not None
@@ -374,7 +374,7 @@ class Fit:
         with self._lock:
             if self._stepped:
                 rows, session = self._step(batch, received)
-            else:  # there may be no session yet, and one of a large network takes a while to make
+            else:  # creating the session of a large network may take a while
                 self._stepped = True
                 with told_if_slow("preparing the step for this machine …", report.say):
                     rows, session = self._step(batch, received)
@@ -388,7 +388,7 @@ class Fit:
         self.executor.turns.give_way()
 
     def _step(self, batch: Any, received: Interrupts) -> tuple[int, BoundSession | Together]:
-        """Train on a batch and count it; returns the number of its samples, and the session that has the results."""
+        """Train on a batch and count it; return the number of samples and the session with the results."""
         p = self.progress
         try:
             feeds = self.executor.check_batch(batch)
@@ -408,7 +408,7 @@ class Fit:
         return rows, session
 
     def _fed(self, counted: int) -> dict[str, float]:
-        """The hyperparameters of a step on so many samples or labels."""
+        """Return the hyperparameters of a step on ``counted`` samples or labels."""
         every = self.options.accumulate
         if every is None:
             return self._rates()
@@ -417,7 +417,7 @@ class Fit:
         return {**self._rates(), **self.executor.part.told_to_add_up(moves, counted)}
 
     def _diverged(self, error: DivergedError) -> DivergedError:
-        """Say which batch it was, and save where the run stands beside the checkpoint: resumed, it meets it again."""
+        """Add the batch to the error, and save a separate checkpoint: resuming from it reproduces the error."""
         p, path = self.progress, self._saves.beside("diverged")
         place = f"batch {p.batch} of epoch {p.epoch + 1}"
         if path is not None and not self.executor.state.lost:
@@ -445,11 +445,11 @@ class Fit:
         return self._rates_now
 
     def _steps_done(self, rate: str) -> int:
-        """The number of steps that a hyperparameter is a function of."""
+        """Return the number of steps to pass to the function of a hyperparameter."""
         return self.progress.steps
 
     def _means(self) -> dict[str, float]:
-        """The losses and metrics of this epoch so far."""
+        """Return the losses and metrics since the last row."""
         measures = (m for m in self.executor.manifest.columns_of_sums if m.name in self.progress.totals)
         return self._numbers() | self._as_row(finished(tuple(measures), self.progress.totals))
 
@@ -457,7 +457,7 @@ class Fit:
         return WeightedMeans(self.progress.sums, self.progress.weight).result()
 
     def _warn_of_scale(self, row: Mapping[str, float]) -> None:
-        """Say once that no loss scale helps, if that is so."""
+        """Warn once if gradients are not finite at any loss scale."""
         for name, number in row.items():
             if name.rpartition(".")[2] == LOSS_SCALE and number < 1.0 and not self._warned:
                 self._warned = True
@@ -470,7 +470,9 @@ class Fit:
 
     def _validate(self, source: Source, received: Interrupts) -> dict[str, float]:
         with self.executor.computing(source), self.executor.turns.taken():
-            stop = (lambda: received.requested) if self.team.ranks == 1 else None  # of several, all evaluate their part
+            stop = (
+                (lambda: received.requested) if self.team.ranks == 1 else None
+            )  # ranks evaluate their shares to the end
             found = Evaluator(self.executor).evaluate(source, self.options.limit, stop=stop, team=self.team)
         return {f"val_{name}": value for name, value in self._as_row(found).items()}
 
@@ -478,7 +480,7 @@ class Fit:
         return as_row(columns, self.executor.names.classes.values())
 
     def _write_row(self, report: Reporter, received: Interrupts, ends_epoch: bool = False) -> bool:
-        """Evaluate, and write a row of the history; return False if that was interrupted: a resume repeats it."""
+        """Evaluate, and append a row to the history; return False if interrupted (repeated on resume)."""
         validated = {}
         with self._lock:
             self.team.meet(self.executor.state)
@@ -495,7 +497,7 @@ class Fit:
                 self._next_epoch()
             else:
                 self._forget_row()
-            self._rates_now = None  # one that follows the history may change now
+            self._rates_now = None  # a Plateau may change it now
         report.row(row, p.batch, ends_epoch)
         self._logs.row(row, "epoch" if self.options.eval_every is None else "eval")
         if self._best.is_out_of_patience(row):
@@ -518,7 +520,7 @@ class Fit:
 
 
 def _check_same_order(before: Mapping[str, Any], now: Mapping[str, Any], batch: int) -> None:
-    """Raise DataError in the middle of an epoch if batch number i does not hold the same samples any more."""
+    """Raise DataError if the data order has changed in the middle of an epoch."""
     for name, value in now.items():
         if batch and name in before and (old := before[name]) != value:
             python, shell = f"{shown(name)}={old!r}", f"go on with --{name.replace('_', '-')} {old}"
@@ -536,7 +538,7 @@ def _check_same_order(before: Mapping[str, Any], now: Mapping[str, Any], batch: 
 
 
 def _tell_of_other_order(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Say what differs in a run that goes on at the end of an epoch."""
+    """Warn of a changed data order in a run resumed at the end of an epoch."""
     if other := [f"{shown(name)} {value} (was {before[name]})" for name, value in now.items()
                  if name in before and before[name] != value]:  # fmt: skip
         log.warning("the run goes on with %s: from here on it is not the run that it would have been", ", ".join(other))

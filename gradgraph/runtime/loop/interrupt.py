@@ -1,10 +1,10 @@
-"""Ctrl-C during training: the first lets the step end, the second stops it at once.
+"""Ctrl-C during training: the first stops after the current step, the second terminates it.
 
-Of several processes, what comes again within a moment is the first one still.
+With several ranks, signals that repeat within a moment count as one.
 
-Python runs a signal handler only between two of its own instructions, so nothing happens while onnxruntime computes.
-The wake-up descriptor, however, gets a byte from the C handler immediately: a thread waits for it, counts, and at the
-second signal tells onnxruntime to stop.
+Python runs a signal handler only between two bytecode instructions, so not while onnxruntime computes. The C handler,
+however, writes a byte to the wake-up descriptor immediately: a thread reads it, counts, and at the second signal
+terminates the onnxruntime run.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ import onnxruntime as ort
 
 
 class Interrupts:
-    """A request to stop, if there was one: ``signal`` is None, SIGINT or SIGTERM.
+    """The signal received, if any: ``signal`` is None, SIGINT or SIGTERM.
 
     Args:
-        moment: seconds after the first signal in which others are the same wish. A launcher hands on what its process
-            group got, too, so ranks get one wish two or three times.
+        moment: seconds after the first signal in which further ones are ignored. A launcher forwards signals that its
+            process group receives as well, so ranks get each two or three times.
     """
 
     def __init__(self, moment: float = 0.0) -> None:
         self.signal: int | None = None
         self._moment, self._first = moment, math.inf
-        self._second = threading.Event()  # wish
+        self._second = threading.Event()  # set at the second signal
         self.run_options = ort.RunOptions()
         self.run_options.log_severity_level = 4
         # the default; onnxruntime's Python looks for this entry at every run, and its absence costs an exception
@@ -44,16 +44,14 @@ class Interrupts:
         return self.signal is not None
 
     def handle(self, number: int, _frame: object = None) -> None:
-        """Note a signal: Python calls this in the main thread, between two instructions."""
+        """Record a signal; Python calls this in the main thread, between two instructions."""
         if not self.requested:
             self.signal = number
-        elif self._second.wait(NOTED):  # the watching thread knows when it came
+        elif self._second.wait(NOTED):  # decided by the watching thread, by its time
             raise KeyboardInterrupt
 
     def note(self, data: bytes) -> None:
-        """Note when signals come, one byte each: the watching thread calls this also while the main thread is in
-        onnxruntime.
-        """
+        """Record the time of signals, one byte each; called by the watching thread, even while onnxruntime computes."""
         now = time.monotonic()
         for _ in filter(HANDLED.__contains__, data):
             if self._first == math.inf:
@@ -64,16 +62,16 @@ class Interrupts:
 
 
 HANDLED = (signal.SIGINT, signal.SIGTERM)
-NOTED = 0.1  # seconds within which the watching thread has looked at a signal
-SAME_WISH = 2.0  # seconds within which the processes of a job have got one signal by all ways
+NOTED = 0.1  # seconds until the watching thread has recorded a signal
+SAME_WISH = 2.0  # seconds until all duplicates of a signal have reached the ranks of a job
 
 
 class Watcher:
-    """The thread that waits at the wake-up descriptor. One for the process: beside onnxruntime's threads, which wait
-    for work without sleeping, starting and ending one takes 2 to 5 ms.
+    """The thread that reads the wake-up descriptor. One per process: next to the spinning threads of onnxruntime,
+    starting and joining a thread takes 2 to 5 ms.
 
     Attributes:
-        told: who is told of signals, if anybody.
+        told: receives the signals, if any.
     """
 
     _only: ClassVar[Watcher | None] = None
@@ -87,7 +85,7 @@ class Watcher:
 
     @classmethod
     def only(cls) -> Watcher:
-        """The watcher of this process; a new one where it was forked, as the thread is not there."""
+        """Return the watcher of this process; a new one after a fork, which does not copy the thread."""
         if cls._only is None or not cls._only._thread.is_alive():
             cls._only = cls()
         return cls._only
@@ -99,7 +97,7 @@ class Watcher:
 
     @classmethod
     def forked(cls) -> None:
-        """Take the wake-up descriptor back in a new process, whose signals are its own."""
+        """Reset the wake-up descriptor in a forked process, so that its signals do not reach the parent."""
         if cls._only is not None:
             descriptor = signal.set_wakeup_fd(-1)
             if descriptor not in (-1, cls._only.writer.fileno()):
@@ -112,7 +110,7 @@ if hasattr(os, "register_at_fork"):
 
 @contextlib.contextmanager
 def interrupts(moment: float = 0.0) -> Iterator[Interrupts]:
-    """Handle SIGINT and SIGTERM while the block runs; outside the main thread signals stay as they are.
+    """Handle SIGINT and SIGTERM within the block; has no effect outside the main thread.
 
     Args:
         moment: as for :class:`Interrupts`.
@@ -122,7 +120,7 @@ def interrupts(moment: float = 0.0) -> Iterator[Interrupts]:
         yield received
         return
     watcher = Watcher.only()
-    outer = watcher.told  # of a fit around this one
+    outer = watcher.told  # of an enclosing fit
     previous: list[tuple[signal.Signals, Any]] = [(number, signal.getsignal(number)) for number in HANDLED]
     wakeup = signal.set_wakeup_fd(watcher.writer.fileno(), warn_on_full_buffer=False)
     try:
@@ -138,7 +136,7 @@ def interrupts(moment: float = 0.0) -> Iterator[Interrupts]:
 
 
 def exit_for(number: int, sentence: str) -> BaseException:
-    """The exception to raise once everything is saved: KeyboardInterrupt, or SystemExit(143) for SIGTERM."""
+    """Return the exception to raise after saving: KeyboardInterrupt, or SystemExit(143) for SIGTERM."""
     return SystemExit(128 + number) if number == signal.SIGTERM else KeyboardInterrupt(sentence)
 
 

@@ -1,8 +1,7 @@
-"""Logs of a run while it runs: JSON lines, CSV, TensorBoard, or an object of the user's.
+"""Training logs: JSON lines, CSV, TensorBoard, or a user's object.
 
-A record is a dict of a step or an epoch. A file keeps the records up to the step at which a fit begins, so that a run
-resumed from a checkpoint has none twice, and a new run begins anew. What cannot be written is said once, and training
-goes on.
+A record is a dict for a step or an epoch. When a fit begins, a log file keeps only the records up to that step, so a
+resumed run has no duplicates, and a new run starts an empty file. Write errors are logged once; training continues.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ LOGS = Kind(
 
 
 def writers(given: Any) -> list[Any]:
-    """The writers that ``fit(log=...)`` names: objects with ``write`` and, if they like, ``begin`` and ``close``."""
+    """Return the writers for ``fit(log=...)``: objects with ``write``, and optionally ``begin`` and ``close``."""
     if given is None:
         return []
     return [_writer(each) for each in (given if isinstance(given, list | tuple) else [given])]
@@ -65,19 +64,19 @@ def _writer(given: Any) -> Any:
     return kinds[path.suffix](path)
 
 
-_OF_ROWS = ("epoch", "eval", "preferences")  # events of rows of the history, and what callbacks say of those
+_OF_ROWS = ("epoch", "eval", "preferences")  # events of history rows, and of callbacks at each row
 
 
 class Lines:
-    """A text file of one record a line, which is written at once."""
+    """A text file with one record per line, flushed after each."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: Any = None
 
     def begin(self, step: int, row: int | None = None) -> None:
-        """Keep the records of the first ``step`` steps, and those of rows up to step ``row``, as later ones are written
-        again; go on behind them; raises OutputError.
+        """Open the file for appending, truncated to the step records up to ``step`` and the row records up to step
+        ``row``; later ones are written again. Raises OutputError.
         """
         last = step if row is None else row
         kept = self._kept(lambda event, s: 0 < s <= (last if event in _OF_ROWS else step))
@@ -85,7 +84,7 @@ class Lines:
         self._open()
 
     def go_on(self) -> None:
-        """Open a log that was closed, behind all that it has."""
+        """Reopen a closed log for appending."""
         self._open()
 
     def write(self, record: Record) -> None:
@@ -105,7 +104,7 @@ class Lines:
         return ""
 
     def _kept(self, keeps: Callable[[Any, int], bool]) -> str:
-        """The text of the records whose event and step are kept."""
+        """Return the text of the records for which ``keeps(event, step)`` is true."""
         raise NotImplementedError
 
     def _line(self, record: Record) -> str:
@@ -113,7 +112,7 @@ class Lines:
 
 
 class JsonLines(Lines):
-    """One JSON object a line; numbers that are not finite are null."""
+    """A JSON Lines file; non-finite numbers are null."""
 
     def _kept(self, keeps: Callable[[Any, int], bool]) -> str:
         return "".join(f"{line}\n" for line in self._old().splitlines() if keeps(*_place_of(line)))
@@ -124,7 +123,7 @@ class JsonLines(Lines):
 
 
 def _place_of(line: str) -> tuple[Any, int]:
-    """The event and the step of a record; step 0 of what is none."""
+    """Return the event and step of a record; step 0 if the line is not a record."""
     try:
         record = json_of(line)
         return record.get("event") if isinstance(record, dict) else None, Fields(record, "it").whole("step")
@@ -136,7 +135,7 @@ _STEP = re.compile("[0-9]{1,15}")
 
 
 class Csv(Lines):
-    """A table with a header; a record with new columns widens it, which writes the file anew."""
+    """A CSV file with a header; a record with new columns rewrites the file."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -163,7 +162,7 @@ class Csv(Lines):
         super().write(record)
 
     def _rows(self) -> tuple[list[str], list[dict[str, str]]]:
-        """The columns and rows that are there; none of a file that is no table."""
+        """Return the columns and rows of the file; none if it is not a table."""
         try:
             return csv_rows(self._old())
         except UnreadableError:
@@ -182,8 +181,8 @@ class Csv(Lines):
 
 
 class TensorBoard:
-    """Event files in a folder: ``train/…`` by step, after each epoch (or evaluation) ``epoch/…`` (or ``eval/…``) and
-    ``val/…``.
+    """TensorBoard event files: ``train/…`` by step, ``epoch/…`` (or ``eval/…``) and ``val/…`` after each epoch (or
+    evaluation).
 
     Raises:
         RuntimeUnavailableError: tensorboardX is not installed.
@@ -220,10 +219,10 @@ class Logs:
     """The logs of one fit.
 
     Args:
-        given: of ``fit(log=...)``.
-        every: a record each so many steps.
-        progress, manifest: of the run.
-        scaling: gives the loss scale and what goes with it.
+        given: the argument of ``fit(log=...)``.
+        every: steps from one record to the next.
+        progress, manifest: those of the run.
+        scaling: returns the loss-scale columns.
     """
 
     def __init__(
@@ -238,14 +237,14 @@ class Logs:
         self._progress, self._manifest = progress, manifest
         self._since = self._began = time.perf_counter()
         self._rows = 0
-        self._seen = progress.steps // every  # records of this run
+        self._seen = progress.steps // every  # step records due so far in this run
         self._failed: set[int] = set()
 
     def __bool__(self) -> bool:
         return bool(self._writers)
 
     def begin(self) -> None:
-        """Open the logs, or raise OutputError before the first step."""
+        """Open the logs before the first step. Raises OutputError."""
         p = self._progress
         for writer in self._writers:
             if isinstance(writer, Lines):
@@ -255,7 +254,7 @@ class Logs:
         self._since = self._began = time.perf_counter()
 
     def step(self, rows: int, results: Mapping[str, float]) -> None:
-        """Count a step, and write a record if one is due; ``results`` are those of this step."""
+        """Count a step with its ``results``, and write a record if one is due."""
         self._rows += rows
         p = self._progress
         if p.steps // self._every == self._seen:
@@ -269,7 +268,7 @@ class Logs:
                      **self._scaling(), "samples_per_second": rate, **memory()})  # fmt: skip
 
     def row(self, row: Mapping[str, float], event: str) -> None:
-        """Write a record of a row of the history: of an epoch, or of an evaluation in between."""
+        """Write a record of a history row, of an epoch or an evaluation."""
         whole = {"epoch": int(row["epoch"]), "step": int(row["step"])}
         seconds = time.perf_counter() - self._began
         self._write(
@@ -293,7 +292,7 @@ class Logs:
 
 
 def memory() -> dict[str, float]:
-    """The memory of this process in MiB, where the system says it."""
+    """Return the resident memory of this process in MiB; empty if unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         return {"memory_mib": pages * os.sysconf("SC_PAGE_SIZE") / 2**20}
@@ -302,7 +301,7 @@ def memory() -> dict[str, float]:
 
 
 def peak_memory() -> dict[str, float]:
-    """The most memory that this process has taken so far in MiB, where the system says it."""
+    """Return the peak memory of this process in MiB; empty if unknown."""
     with contextlib.suppress(ImportError):
         import resource
 

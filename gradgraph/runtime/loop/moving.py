@@ -1,4 +1,4 @@
-"""Hyperparameters that move: numbers, functions of the steps done, and rules that follow the history."""
+"""Hyperparameter schedules: constants, functions of the step, and rules that depend on the history."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Rate: TypeAlias = float | Callable[[int], float] | Plateau
 
 
 def last_rates(manifest: Manifest, progress: Progress) -> dict[str, float]:
-    """The hyperparameters of the last step by their columns: those that were fed, and rates of schedules in graphs."""
+    """Return the hyperparameters of the last step by column: those fed, and the rates of schedules in graphs."""
     defaults = {column(s, n): value for s, p in manifest.parts.items() for n, value in p.hyperparameters.items()}
     known = defaults | progress.hyperparameters
     return {name: value for name, value in known.items() if name.rpartition(".")[2] not in (UPDATE, BATCH_WEIGHT)}
 
 
 class MovingRates:
-    """The hyperparameters of a run at each of its steps.
+    """The hyperparameters of a run at each step.
 
     Attributes:
-        rates: by name.
-        are_functions: whether any may be another one at each step.
+        rates: numbers, functions or Plateaus by name.
+        are_functions: whether any may change at each step.
     """
 
     def __init__(self, rates: Mapping[str, Rate]) -> None:
@@ -40,14 +40,14 @@ class MovingRates:
         self._said = set[str]()
 
     def at(self, name: str, done: int, history: Mapping[str, Sequence[float]]) -> float:
-        """The value of ``name`` in the next step.
+        """Return the value of ``name`` for the next step.
 
         Args:
-            done: the steps before it.
-            history: the epochs before it.
+            done: number of steps before it.
+            history: rows of the epochs before it.
 
         Raises:
-            DataError: a function gives no finite number, or a negative learning rate.
+            DataError: a function returns a non-finite number or a negative learning rate.
         """
         rate = self.rates[name]
         if isinstance(rate, Plateau):
@@ -63,7 +63,7 @@ class MovingRates:
         return float(value)
 
     def _say_if_zero(self, name: str, value: float, done: int) -> None:
-        """Say once that a learning rate lets the weights stand; a warm-up may begin at 0."""
+        """Warn once if the learning rate is 0 for two steps in a row; a warm-up may start at 0."""
         if value == 0 and name in self._was_zero:
             self._said.add(name)
             log.warning(

@@ -1,4 +1,4 @@
-"""The order in which several named steps train on each batch."""
+"""Schedules of several named steps over the batches."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gradgraph.errors import BuildError, DataError, UnknownNameError, shown, sug
 
 @dataclass(frozen=True)
 class Pattern:
-    """Names of steps in the order in which they train on a batch.
+    """The order in which named steps train on each batch.
 
     Attributes:
-        steps: those that train on a batch; one may come twice.
-        every: of those that train on each so many-th batch only, how many.
+        steps: the steps of a batch, in order; repetitions are allowed.
+        every: step → n, if it trains on every n-th batch only.
     """
 
     steps: tuple[str, ...]
@@ -29,11 +29,11 @@ class Pattern:
         return tuple(dict.fromkeys(self.steps))
 
     def on(self, number: int) -> list[str]:
-        """The steps that train on the batch of this number."""
+        """Return the steps that train on batch ``number``."""
         return [name for name in self.steps if (number + 1) % self.every.get(name, 1) == 0]
 
     def runs(self, name: str, start: int, stop: int) -> int:
-        """The number of times that a step is done on the batches of these numbers."""
+        """Return how often a step runs on batches ``start`` to ``stop`` (exclusive)."""
         every = self.every.get(name, 1)
         return self.steps.count(name) * (stop // every - start // every)
 
@@ -41,12 +41,12 @@ class Pattern:
 def pattern_of(
     known: Sequence[str], steps: str | Sequence[str] | None, every: Mapping[str, int] | None
 ) -> Pattern | None:
-    """The pattern that ``fit`` is given; by default all steps, in their order. None for a step that is the only one.
+    """Return the pattern for the arguments of ``fit``: by default all steps in order; None for a single step.
 
     Raises:
-        UnknownNameError: a step is not there.
-        DataError: there are batches that no step trains on, or a number is none.
-        BuildError: the step is the only one.
+        UnknownNameError: there is no such step.
+        DataError: no step trains on every batch, or a value of ``every`` is not a positive integer.
+        BuildError: the step folder has a single step.
     """
     if not known:
         if steps is not None or every is not None:

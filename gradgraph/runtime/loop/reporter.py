@@ -1,6 +1,6 @@
-"""Telling people how training goes, on stderr: a bar on a terminal, plain lines elsewhere.
+"""Progress output on stderr: a bar on a terminal, otherwise plain lines.
 
-Where stderr cannot be written (a log on a full disk, a terminal that is gone), nothing is told, and training goes on.
+Errors of stderr (a full disk, a closed terminal) are ignored, and training continues.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from gradgraph.runtime.loop.course import Course
 REFRESH = 0.1  # seconds between updates of the bar
 Rates = Callable[[], Mapping[str, float]]
 PLAIN_EVERY = 10.0  # seconds between plain lines within an epoch
-SLOW = 2.0  # seconds of preparation after which it is told
+SLOW = 2.0  # seconds of preparation after which it is reported
 
 
 class Reporter:
-    """``fit`` tells a reporter how it goes; this one is silent."""
+    """The interface for progress output; this base class prints nothing."""
 
     def step(self, epoch: int, done: int, total: int | None, rows: int, results: Mapping[str, Any]) -> None: ...
 
@@ -35,7 +35,7 @@ class Reporter:
 
 @contextlib.contextmanager
 def told_if_slow(sentence: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Say ``sentence`` while the body still runs, if it takes longer than ``SLOW``."""
+    """Call ``say(sentence)`` while the body runs, if it takes longer than ``SLOW`` seconds."""
     timer = threading.Timer(SLOW, say, [sentence])
     timer.daemon = True
     timer.start()
@@ -46,10 +46,10 @@ def told_if_slow(sentence: str, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def reporter(progress: bool | None, course: Course, rates: Rates = dict) -> Reporter:
-    """A bar if stderr is a terminal, else plain lines, or nothing for ``progress=False``.
+    """Return a bar if stderr is a terminal, else plain lines, or no output for ``progress=False``.
 
     Args:
-        rates: gives the hyperparameters of the last step.
+        rates: returns the hyperparameters of the last step.
     """
     if progress is False:
         return Reporter()
@@ -63,7 +63,7 @@ def reporter(progress: bool | None, course: Course, rates: Rates = dict) -> Repo
 
 
 class Plain(Reporter):
-    """One line per row of the history, and one every ten seconds in between."""
+    """Plain lines: one per history row, and one every ten seconds in between."""
 
     def __init__(self, course: Course, rates: Rates = dict) -> None:
         self._course, self._rates = course, rates
@@ -98,10 +98,10 @@ LONGEST_BAR, SHORTEST_BAR = 40, 8  # columns
 
 
 class Bar(Reporter):
-    """A rich progress bar: loss and metrics of the last step, samples per second, time left of the whole fit.
+    """A rich progress bar: loss and metrics of the last step, samples per second, remaining time of the whole fit.
 
-    On a narrow terminal fields go, the less important first, so that a bar stays: samples per second, metrics from the
-    last on, the learning rate, the batches done, the time left, the name of the epoch.
+    On a narrow terminal, fields are dropped in this order: samples per second, metrics from the last one on, learning
+    rate, batch count, remaining time, epoch, loss.
     """
 
     def __init__(self, console: Any, course: Course, rates: Rates = dict) -> None:
@@ -139,7 +139,7 @@ class Bar(Reporter):
         self._bar.update(self._task, completed=done, description=name, values=texts, refresh=True)
 
     def _fitting(self, epoch: int, done: int, total: int | None, values: Mapping[str, Any]) -> tuple[str, str]:
-        """The words before and behind the bar, as many as fit; the bar takes what is left of the line."""
+        """Return the text before and after the bar, as much as fits; the bar fills the rest of the line."""
         name, count = self._course.name(epoch), f"{done}/{total}" if total else str(done)
         rates = [text for text in _values(values) if _is_rate(text)]
         loss, *metrics = [text for text in _values(values) if not _is_rate(text)] or [""]
@@ -180,7 +180,7 @@ class Bar(Reporter):
 
 
 class _Forgiving:
-    """A stream whose errors are passed over."""
+    """A stream whose write errors are ignored."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -210,6 +210,6 @@ def _is_rate(text: str) -> bool:
 
 
 def _values(values: Mapping[str, Any]) -> list[str]:
-    """Each number with its name; learning rates by a short one."""
+    """Format each number with its name, ``learning_rate`` shortened to ``lr``."""
     named = ((f"{n.removesuffix(_RATE)}{_BRIEF}" if n.rpartition(".")[2] == _RATE else n, v) for n, v in values.items())
     return [f"{shown(name)} {float(v):.4g}" for name, v in named if name not in ("epoch", "step")]

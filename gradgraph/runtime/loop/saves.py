@@ -1,4 +1,4 @@
-"""When a fit saves, and where: the checkpoint, the one before it, and others beside it."""
+"""The checkpoint files of a fit: the last, the previous, and others in the same folder."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Saves:
     """The checkpoints of one fit.
 
     Args:
-        executor: what is saved.
-        path: of the checkpoint; None saves nothing.
+        executor: provides the state to save.
+        path: checkpoint path; None disables saving.
 
     Attributes:
-        continues: whether this fit goes on with another one, whose checkpoint may lie at ``path``.
+        continues: whether this fit resumes another, whose checkpoint may be at ``path``.
     """
 
     def __init__(self, executor: Executor, path: str | os.PathLike[str] | None) -> None:
@@ -32,10 +32,10 @@ class Saves:
         self._has_saved = False
 
     def save(self, final: bool = False) -> None:
-        """Save the checkpoint. A full disk stops no training: only the last save must succeed."""
+        """Save the checkpoint. Only the final save must succeed: a full disk does not stop training."""
         if self.path is None:
             return
-        if self._has_saved:  # before, what lies there is another run's, or what this one went on from in its place
+        if self._has_saved:  # an existing file is another run's, or the one resumed from
             keep_previous(self.path)
         if final:
             self.executor.save(self.path)
@@ -43,16 +43,16 @@ class Saves:
             return
         if not (self._has_saved or self.continues):
             with contextlib.suppress(OSError):
-                previous_path(self.path).unlink(missing_ok=True)  # of a run that this one has replaced
+                previous_path(self.path).unlink(missing_ok=True)  # of the replaced run
         self._has_saved, self._saved_at = True, self._position
 
     def finish(self) -> None:
-        """Save for the last time, unless there is nothing new."""
+        """Save the final checkpoint unless it is up to date."""
         if self._saved_at != self._position:
             self.save(final=True)
 
     def try_save(self, path: str | os.PathLike[str]) -> bool:
-        """Try to save there, and return whether it worked; if not, that is logged."""
+        """Save to ``path`` and return True; on failure, log an error and return False."""
         try:
             self.executor.save(path)
         except OutputError as error:
@@ -61,9 +61,9 @@ class Saves:
         return True
 
     def beside(self, what: str) -> Path | None:
-        """The path of a file beside the checkpoint: ``run.best.ckpt`` for ``run.ckpt``."""
+        """Return the path of a related checkpoint: ``run.best.ckpt`` for ``run.ckpt``."""
         path = Path(self.path or "")
-        if not path.name:  # nothing is saved, or the path is refused when the fit begins
+        if not path.name:  # no checkpoint, or a path that the fit rejects at its start
             return None
         return path.with_name(f"{path.stem}.{what}{path.suffix}")
 

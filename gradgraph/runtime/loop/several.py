@@ -1,4 +1,4 @@
-"""A fit of several named steps: each batch trains those that are due, one after the other."""
+"""``fit`` for several named steps: each batch trains the steps that are due, in order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gradgraph.step.manifest import column
 class SeveralFit(Fit):
     """A ``Fit`` of a step folder with several steps.
 
-    A batch that was begun is finished after a resume: ``progress.place`` says how many of its steps are done.
+    A resumed run finishes a started batch: ``progress.place`` counts its finished steps.
     """
 
     def __init__(self, *given: Any, pattern: Pattern) -> None:
@@ -31,7 +31,7 @@ class SeveralFit(Fit):
 
     def _begin(self, resume: bool) -> None:
         if not resume and self.progress.place:
-            self.progress.turns += 1  # a batch that was begun is left behind
+            self.progress.turns += 1  # skip the rest of a started batch
             self.progress.epoch += not self.progress.batch
             self.progress.place = 0
         super()._begin(resume)
@@ -75,7 +75,7 @@ class SeveralFit(Fit):
         return session
 
     def _fed_to(self, name: str, counted: int) -> dict[str, float]:
-        """The hyperparameters of a step on so many samples or labels."""
+        """Return the hyperparameters of a step on ``counted`` samples or labels."""
         fed = {key.removeprefix(f"{name}."): v for key, v in self._rates().items() if key.startswith(f"{name}.")}
         every = self.options.accumulate
         return fed if every is None else {
@@ -83,8 +83,8 @@ class SeveralFit(Fit):
         }  # fmt: skip
 
     def _is_due(self, name: str, every: int) -> bool:
-        """Whether a step that adds up gradients moves its weights now: after so many of its own runs, and after the
-        last one of an epoch.
+        """Whether a step that accumulates gradients updates now: after every ``every`` of its own runs, and after its
+        last run of an epoch.
         """
         p, total = self.progress, self._batch_count()
         first = p.turns - p.batch
@@ -120,11 +120,12 @@ class SeveralFit(Fit):
 def rates_of(
     given: Mapping[str, Any], pattern: Pattern, parts: Mapping[str, Any], fit: Callable[..., Any]
 ) -> dict[str, Any]:
-    """The hyperparameters of ``fit`` by step: ``{"learning_rate": {"generator": 1e-4}}``.
+    """Return the hyperparameters of ``fit`` by column, from ``{"learning_rate": {"generator": 1e-4}}``.
 
     Raises:
-        BuildError: one is given for all steps at once.
-        UnknownNameError: a step has no such hyperparameter, or is not among those of the fit.
+        BuildError: one value is given for all steps.
+        UnknownNameError: a step has no such hyperparameter.
+        DataError: a step is not part of the fit.
     """
     found: dict[str, Any] = {}
     known = {name for part in parts.values() for name in part.rates.defaults}

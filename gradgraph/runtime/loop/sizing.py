@@ -24,8 +24,8 @@ log = logging.getLogger("gradgraph")
 
 SHARE = 0.8  # of free memory
 FIRST = 8  # samples in the first trial
-LEAP = 16  # the next trial is at most so many times larger: it may take more than is thought
-CAUTION = 1.5  # times the estimate, before there are two trials to compare
+LEAP = 16  # largest factor from one trial to the next: estimates may be too low
+CAUTION = 1.5  # factor on the estimate until two trials can be compared
 _WRITTEN = re.compile(r"auto(?::\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?)?", re.IGNORECASE)
 
 
@@ -34,10 +34,10 @@ class BatchSize:
     """The largest batch that fits, as ``Trainer.find_batch_size`` found it.
 
     Attributes:
-        samples: of a batch.
-        bytes: that a step on one takes beside what the process held before.
-        limit: on that.
-        most: there is no larger one: all samples of the data, or nearly.
+        samples: batch size.
+        bytes: memory of a step at this batch size, in addition to that of the process before.
+        limit: the limit on ``bytes``.
+        most: whether the data have too few samples for twice the batch size, or the size is fixed.
     """
 
     samples: int
@@ -51,7 +51,7 @@ class BatchSize:
 
 
 def limit_of(given: Any) -> int | None:
-    """The bytes of ``"auto:4GB"``; None for ``"auto"``; raises DataError."""
+    """Return the bytes of ``"auto:4GB"``; None for ``"auto"``. Raises DataError."""
     found = _WRITTEN.fullmatch(given.strip()) if isinstance(given, str) else None
     if found is None:
         raise DataError(f"batch_size is '{shown(given)}'; it should be a whole number, 'auto', or such as 'auto:4GB'")
@@ -61,7 +61,7 @@ def limit_of(given: Any) -> int | None:
 
 
 def free_memory() -> int | None:
-    """The bytes that this process may still take, where the system says it (Linux)."""
+    """Return the bytes of memory available to this process; None if unknown (not Linux)."""
     found = []
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -70,22 +70,22 @@ def free_memory() -> int | None:
         ("memory.max", "memory.current"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
     ):
-        with contextlib.suppress(OSError, ValueError):  # that of a container
+        with contextlib.suppress(OSError, ValueError):  # the limit of a container
             group = Path("/sys/fs/cgroup")
             found.append(int((group / limit).read_text()) - int((group / used).read_text()))
     return min(found, default=None)
 
 
 def find_batch_size(executor: Executor, source: Source, limit: int | None, drop_last: bool) -> BatchSize:
-    """The largest power of two that fits; state and progress are as they were.
+    """Return the largest power of two that fits in memory; state and progress are unchanged.
 
     Args:
         source: samples, in any order.
-        limit: bytes that this process may take, all in all; by default 0.8 of what is free, beside what it has.
-        drop_last: as for ``fit``; a last, smaller batch runs in a session of its own, with memory of its own.
+        limit: total memory of this process in bytes; by default, its current memory and 0.8 of the free memory.
+        drop_last: as for ``fit``; a smaller last batch has a separate session with its own memory.
 
     Raises:
-        DataError: the data come in batches; not even one sample fits; or nobody knows what is free.
+        DataError: the data are already batched, not even one sample fits, or free memory is unknown.
     """
     fixed = fixed_rows(executor.manifest.inputs)
     rows = source.rows
@@ -116,8 +116,8 @@ def _allowed(limit: int | None) -> int:
 class _Search:
     def __init__(self, executor: Executor, source: Source, allowed: int, drop_last: bool) -> None:
         self._executor, self._source, self._allowed, self._drop_last = executor, source, allowed, drop_last
-        self._taken: dict[int, int] = {}  # by samples
-        self._held = sum(s.nbytes for s in executor.manifest.state)  # once more, while a trial can be undone
+        self._taken: dict[int, int] = {}  # bytes by batch size
+        self._held = sum(s.nbytes for s in executor.manifest.state)  # a backup, held during a trial
         executor.state.read()
         gc.collect()
         self._before = memory().get("memory_mib", 0.0)
@@ -148,7 +148,7 @@ class _Search:
         return BatchSize(size, self._taken[size], self._allowed, size * 2 > (self._source.rows or 0))
 
     def _fits(self, size: int) -> bool:
-        with contextlib.suppress(ModelError, MemoryError):  # onnxruntime could not get it
+        with contextlib.suppress(ModelError, MemoryError):  # an allocation failed
             self._taken[size] = self.trial(size)
             return self._taken[size] <= self._allowed
         return False
@@ -164,7 +164,7 @@ class _Search:
         return found.peak + found.batch
 
     def trial(self, size: int) -> int:
-        """The bytes that the process grows by when it trains on batches of so many samples."""
+        """Return the memory in bytes that training on batches of ``size`` samples adds to the process."""
         taken = 0.0
         with self._executor.undone():
             for part in self._executor.parts.values():
@@ -177,7 +177,7 @@ class _Search:
         return max(int(taken * 2**20) - self._held, 0)
 
     def _session(self, part: Part, size: int, general: bool = False) -> BoundSession:
-        """A session that has done some steps on batches of so many samples; a general one is made for any."""
+        """Return a session after two steps on batches of ``size`` samples; ``general`` ones accept any size."""
         feeds = self._feeds(size)
         mine = {s.name: feeds[s.name] for s in part.specs}
         session = self._executor.opened.alone(part, {} if general else part.training.sizes(mine))

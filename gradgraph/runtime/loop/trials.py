@@ -1,4 +1,4 @@
-"""Trials: short runs that say something of a step and its data, and leave all as it was."""
+"""Diagnostic runs: learning-rate search and overfitting a batch; the state is restored afterwards."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from gradgraph.runtime.loop.moving import MovingRates, Rate
 from gradgraph.runtime.saved.plots import drawn
 from gradgraph.step.manifest import LEARNING_RATE
 
-WIDTH = 0.04  # of the bell over which losses are averaged for the curve: a share of the range
-BLOWN_UP = 4.0  # times the range of the losses so far, above the least of them: the search ends
-SMOOTHING = 0.9  # of the losses so far: an exponential average, corrected for its beginning
-APART = math.sqrt(10.0)  # from the rate of one short run to that of the next
-AT_MOST = 12  # short runs
-LONGER = 2  # times as many steps as the sweep has a short run
-LEARNED = 0.1  # of the first loss
+WIDTH = 0.04  # standard deviation of the Gaussian that smooths the curve, as a share of the range
+BLOWN_UP = 4.0  # stop at a loss this many times the range so far above the first
+SMOOTHING = 0.9  # decay of the bias-corrected exponential average of the losses
+APART = math.sqrt(10.0)  # ratio of the rates of neighbouring short runs
+AT_MOST = 12  # maximum number of short runs
+LONGER = 2  # steps of a short run, as a multiple of those of the sweep
+LEARNED = 0.1  # share of the first loss that counts as learned
 
 
 @dataclass(frozen=True)
 class RateCurve:
-    """The losses at some learning rates, as ``Trainer.find_lr`` found them.
+    """The losses over learning rates, as returned by ``Trainer.find_lr``.
 
     Attributes:
-        rates, losses: the learning rates of one run in which the rate grows from step to step, and the loss at each.
-        smoothed: an average of the losses around each.
+        rates, losses: learning rates of a sweep in which the rate grows from step to step, and the loss at each.
+        smoothed: the smoothed losses.
         steepest: the rate at which the smoothed loss falls fastest; None if it never falls.
-        tried: of short runs from the same beginning, the rate and the mean loss of the last quarter of its steps;
-            infinite where it blew up.
-        suggestion: the rate at which the loss of short runs is least, between those that were tried; without any, a
-            third of ``steepest``; None if no rate lowers the loss.
+        tried: rate and mean loss over the last quarter of the steps of each short run from the same initial state;
+            infinite if it diverged.
+        suggestion: the rate with the lowest loss of short runs, interpolated; without short runs, a third of
+            ``steepest``; None if no rate lowers the loss.
     """
 
     rates: tuple[float, ...]
@@ -59,11 +59,11 @@ class RateCurve:
         return f"{fastest}after {len(self.tried)} short runs it is least near {self.suggestion:.2g}"
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
-        """Loss over rate as an image (``.png``, ``.svg``, ``.pdf``) at ``path``; returns the matplotlib figure.
+        """Plot the loss over the rate, also to ``path`` (``.png``, ``.svg``, ``.pdf``); return the matplotlib figure.
 
         Raises:
             RuntimeUnavailableError: matplotlib is not installed.
-            DataError: the suffix names no image format.
+            DataError: the suffix is not an image format.
         """
 
         def draw(figure: Any) -> None:
@@ -87,13 +87,13 @@ class RateCurve:
 
 @dataclass(frozen=True)
 class Overfit:
-    """The losses of steps on one batch, as ``Trainer.overfit`` found them."""
+    """The losses of steps on one batch, as returned by ``Trainer.overfit``."""
 
     losses: tuple[float, ...]
 
     @property
     def learned(self) -> bool:
-        """Whether the loss fell to a tenth."""
+        """Whether the loss fell to a tenth or less."""
         return self.losses[-1] <= LEARNED * self.losses[0]
 
     def __str__(self) -> str:
@@ -111,7 +111,7 @@ class Overfit:
 
 @dataclass(frozen=True)
 class Trial:
-    """A step that is tried, with the data for it; its weights move after ``accumulate`` batches, as in ``fit``."""
+    """A step and data for a diagnostic run; weights are updated after ``accumulate`` batches, as in ``fit``."""
 
     executor: Executor
     source: Source
@@ -119,7 +119,7 @@ class Trial:
     accumulate: int | None = None
 
     def batches(self) -> Iterator[tuple[Any, bool]]:
-        """The batches of epoch after epoch, and after which of them the weights move; an epoch without any ends all."""
+        """Yield the batches of endless epochs, each with whether an update follows it; stop at an empty epoch."""
         every, total = self.accumulate or 1, self.source.batches_per_epoch
         for epoch in itertools.count():
             done = 0
@@ -129,7 +129,7 @@ class Trial:
                 return
 
     def step(self, batch: Any, rates: Mapping[str, Any], moves: bool = True) -> tuple[float, int]:
-        """Train once, and return the loss and the number of its terms."""
+        """Train on a batch; return the loss and the number of its terms."""
         executor, part = self.executor, self.part
         feeds = executor.batch_of(part, batch, raw=False) if part.name else executor.check_batch(batch)
         counted = executor.counted(part.name, feeds)
@@ -138,7 +138,7 @@ class Trial:
         return float(executor.train(feeds, rates, part).numbers["loss"]), counted
 
     def update(self, batches: Iterator[tuple[Any, bool]], rates: Mapping[str, Any]) -> float | None:
-        """Train until the weights move, and return the mean loss over the batches; None where the data end before."""
+        """Train until the weights are updated; return the mean loss of the batches, or None if the data end before."""
         total, weight = 0.0, 0
         for batch, moves in batches:
             loss, counted = self.step(batch, rates, moves)
@@ -149,15 +149,15 @@ class Trial:
 
 
 def find_rate(trial: Trial, start: float, end: float, steps: int) -> RateCurve:
-    """The curve of :meth:`gradgraph.Trainer.find_lr`.
+    """Return the curve of :meth:`gradgraph.Trainer.find_lr`.
 
-    One run in which the rate grows from step to step shows where the loss falls and where it blows up (L. Smith, 2017,
-    "Cyclical Learning Rates for Training Neural Networks"). What falls fastest within a few steps of it is no good rate
-    for many: so short runs of twice as many steps, each at one rate, from the same weights and on the same batches, are
-    compared from there up and down, until both neighbours of the lowest are known.
+    A sweep in which the rate grows from step to step shows where the loss falls and where it diverges (L. Smith, 2017,
+    "Cyclical Learning Rates for Training Neural Networks"). The rate of the fastest descent over a few steps is too
+    high for many. So short runs of twice as many steps, each at a constant rate, from the same weights and on the same
+    batches, are compared from there up and down until both neighbours of the lowest loss are known.
 
     Raises:
-        DataError: the range is none; the data hold no batch.
+        DataError: the range is empty, or the data have no batch.
     """
     if not 0 < start < end < math.inf:
         raise DataError(f"start and end must be rates, one above the other, but are {start} and {end}")
@@ -178,7 +178,7 @@ def find_rate(trial: Trial, start: float, end: float, steps: int) -> RateCurve:
 
 
 def _swept(trial: Trial, rates: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The loss of a step at each rate, one after the other, until it blows up."""
+    """Return the rates and the loss of one step at each, up to divergence."""
     losses: list[float] = []
     averages: list[float] = []
     average = 0.0
@@ -206,14 +206,14 @@ def _is_blown_up(averages: Sequence[float]) -> bool:
 
 
 def _smoothed(losses: Sequence[float], steps: int) -> tuple[float, ...]:
-    """Each loss with its neighbours in a bell of a tenth of the range to both sides."""
+    """Smooth the losses by a Gaussian that reaches a tenth of the range to each side."""
     places = np.arange(len(losses))
     bells = np.exp(-0.5 * ((places[:, None] - places) / max(steps * WIDTH, 1e-9)) ** 2)
     return tuple(float(x) for x in bells @ np.asarray(losses) / bells.sum(1))
 
 
 def _steepest(rates: Sequence[float], smoothed: Sequence[float]) -> float | None:
-    """The rate at which the loss falls fastest, before its least value."""
+    """Return the rate at which the loss falls fastest before its minimum; None if it never falls."""
     least = int(np.argmin(smoothed))
     if least < 2:
         return None
@@ -222,8 +222,8 @@ def _steepest(rates: Sequence[float], smoothed: Sequence[float]) -> float | None
 
 
 def _after(trial: Trial, beginning: Mapping[str, Any], rate: float, steps: int) -> float | None:
-    """The mean loss of the last quarter of so many updates, each taken before its batch is trained on: where samples do
-    not repeat, a loss on fresh ones. None if the data can be read once only.
+    """Return the mean loss over the last quarter of ``steps`` updates. Each loss is computed before its batch is
+    trained on: a loss on unseen samples if none repeat. None if the data can be read only once.
     """
     trial.executor.state.write(beginning)
     losses: list[float] = []
@@ -235,15 +235,15 @@ def _after(trial: Trial, beginning: Mapping[str, Any], rate: float, steps: int) 
                 return math.inf
     except DivergedError:
         return math.inf
-    except DataError:  # a generator that the sweep has used up
+    except DataError:  # a generator that the sweep has exhausted
         if losses:
             raise
     return float(np.mean(losses[-max(len(losses) // 4, 1) :])) if losses else None
 
 
 def _vertex(tried: Mapping[float, float], before: float) -> float | None:
-    """The rate at which the loss of short runs is least: the vertex of the parabola through the least and its two
-    neighbours, over logarithms; None if none comes below the loss ``before``.
+    """Return the rate that minimizes the loss of short runs: the vertex of the parabola through the lowest and its
+    neighbours, in log-log scale. None if no loss is below ``before``.
     """
     rates = sorted(tried)
     lowest = min(range(len(rates)), key=lambda i: tried[rates[i]], default=0)
@@ -258,8 +258,8 @@ def _vertex(tried: Mapping[float, float], before: float) -> float | None:
 
 
 def _compared(after: Callable[[float], float | None], first: float, start: float, end: float) -> dict[float, float]:
-    """The losses of runs at ``first`` and at rates above and below it, as far as they get lower; none of data that can
-    be read once only.
+    """Return the losses of runs at ``first`` and at rates above and below it while they decrease; empty for data that
+    can be read only once.
     """
     found: dict[int, float] = {}
 
@@ -271,7 +271,7 @@ def _compared(after: Callable[[float], float | None], first: float, start: float
 
     best = 0
     while at(best) < math.inf or best in found:
-        # from a rate that blows up, only down
+        # from a rate that diverges, only down
         near = (best, best - 1, best + 1) if at(best) < math.inf else (best - 1,)
         lowest = min(near, key=at)
         if lowest == best or lowest not in found:
@@ -281,7 +281,7 @@ def _compared(after: Callable[[float], float | None], first: float, start: float
 
 
 def overfit(trial: Trial, steps: int, rates: Mapping[str, Rate]) -> Overfit:
-    """The losses of :meth:`gradgraph.Trainer.overfit`."""
+    """Return the losses of :meth:`gradgraph.Trainer.overfit`."""
     with trial.executor.undone():
         batch = next(iter(trial.source.batches(0)), None)
         if batch is None:

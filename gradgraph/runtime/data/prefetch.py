@@ -10,10 +10,10 @@ from typing import TypeVar
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 
-AHEAD = 2  # batches loaded in advance
+PREFETCHED = 2  # batches loaded in advance
 
 
-def ahead(batches: Iterator[Item]) -> Iterator[Item]:
+def prefetched(batches: Iterator[Item]) -> Iterator[Item]:
     """Yield the same batches, each prepared by a thread while the previous one is in use."""
     with ThreadPoolExecutor(1, "gradgraph-data") as worker:
         following = worker.submit(next, batches, None)
@@ -22,8 +22,8 @@ def ahead(batches: Iterator[Item]) -> Iterator[Item]:
             yield batch
 
 
-def loaded_ahead(
-    batches: Iterator[Sequence[Item]], load: Callable[[Item], Made], threads: int, most: int = AHEAD
+def prefetched_samples(
+    batches: Iterator[Sequence[Item]], load: Callable[[Item], Made], threads: int, most: int = PREFETCHED
 ) -> Iterator[list[Made]]:
     """Load the samples of each batch in order, by threads that are at most ``most`` batches ahead."""
     waiting: deque[list[Future[Made]]] = deque()

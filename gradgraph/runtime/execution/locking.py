@@ -1,8 +1,8 @@
-"""Several threads with one trainer: each call has its turn, and what cannot be shared is refused.
+"""Thread safety of a trainer: calls are serialized by a lock, and conflicting ones are rejected.
 
-A step reads one set of state tensors and writes the other, so two at once would lose one of them. Every public call of
-a trainer therefore holds one lock, ``fit`` for each of its steps: in between, other threads may read the state, save,
-evaluate and predict. A call that would train beside a ``fit`` of another thread, or replace its state, is refused.
+A step reads one set of state tensors and writes the other, so of two concurrent steps one would be lost. Every public
+method of a trainer therefore holds one lock. ``fit`` holds it during each step; between steps, other threads may read
+the state, save, evaluate and predict. Training or replacing the state during a ``fit`` of another thread raises.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from gradgraph.errors import BusyError
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 
-HANDOVER = 2e-4  # seconds: a thread that waits for a lock takes so long to wake up
+HANDOVER = 2e-4  # seconds until a thread that waits for the lock is awake
 
 
 class Turns:
     """The lock of a trainer.
 
     Attributes:
-        lock: held while a trainer computes or its state is read; the thread that holds it may take it again.
+        lock: reentrant; held while a trainer computes or its state is read.
         fitting: the thread in which ``fit`` runs, if any.
     """
 
@@ -36,7 +36,7 @@ class Turns:
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
-        """Hold the lock; a ``fit`` gives way between two steps."""
+        """Hold the lock; a running ``fit`` yields it between two steps."""
         self._waiting.append(None)
         try:
             self.lock.acquire()
@@ -49,16 +49,16 @@ class Turns:
 
     @contextlib.contextmanager
     def trained(self, what: str, in_callbacks: bool = True) -> Iterator[None]:
-        """:meth:`taken` for what changes the state, in callbacks of ``fit`` or not.
+        """:meth:`taken` for a method that changes the state.
 
         Raises:
-            BusyError: another thread fits, or this one and it may not.
+            BusyError: ``fit`` runs in another thread, or in this one and ``in_callbacks`` is False.
         """
         self.refuse_beside_fit(what)
         with self.taken():
-            self.refuse_beside_fit(what)  # one may have begun in the meantime
+            self.refuse_beside_fit(what)  # a fit may have started in the meantime
             if not in_callbacks and self.fitting is threading.current_thread():
-                raise BusyError(  # it would move the epoch that the fit stands in
+                raise BusyError(  # it would change the current epoch of the fit
                     f"{what} cannot run in a callback of fit, which counts the epochs of this trainer; let the "
                     "callback return True, which ends fit, and call it then (step and load_state_dict can run in a "
                     "callback)"
@@ -67,7 +67,7 @@ class Turns:
 
     @contextlib.contextmanager
     def of_fit(self) -> Iterator[None]:
-        """While the block runs, this thread fits; it takes the lock only for what it does. Raises as ``trained``."""
+        """Mark this thread as running ``fit``, without holding the lock. Raises: as ``trained``."""
         with self.trained("fit", in_callbacks=False):
             self.fitting = threading.current_thread()
         try:
@@ -85,15 +85,15 @@ class Turns:
             )
 
     def give_way(self) -> None:
-        """Let a thread that waits have its turn, between two steps of a fit. (A lock goes to whoever asks first, and
-        the fit would ask again before the other thread is awake.)
+        """Yield the lock to a waiting thread between two steps; otherwise the fit would reacquire it before that thread
+        is awake.
         """
         if self._waiting:
             time.sleep(HANDOVER)
 
 
-def in_turn(method: Call) -> Call:
-    """A method that holds the lock of its owner's ``turns`` while it runs."""
+def synchronized(method: Call) -> Call:
+    """Decorate a method to hold the lock of ``self.turns`` while it runs."""
 
     @functools.wraps(method)
     def taken(self: Any, *arguments: Any, **options: Any) -> Any:

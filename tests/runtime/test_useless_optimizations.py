@@ -1,4 +1,4 @@
-"""Optimizations of onnxruntime are left out only where they can find nothing."""
+"""onnxruntime optimizations are disabled only where they cannot apply."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import gradgraph as gg
 from gradgraph.backends import BACKENDS
 from gradgraph.backends.engine import for_machine
 from gradgraph.frontend import export, nn
-from gradgraph.runtime.execution.idle import idle_optimizers
+from gradgraph.runtime.execution.useless_optimizations import useless_optimizations
 
 
 def model(*nodes: onnx.NodeProto, functions: tuple[onnx.FunctionProto, ...] = ()) -> onnx.ModelProto:
@@ -52,10 +52,10 @@ def in_a_function(node: onnx.NodeProto) -> onnx.ModelProto:
 )
 def test_what_a_node_may_need_is_kept_wherever_it_is(place: object, op_type: str, works: list[str]) -> None:
     assert callable(place)
-    idle = idle_optimizers(place(helper.make_node(op_type, ["x"], ["y"])))
+    idle = useless_optimizations(place(helper.make_node(op_type, ["x"], ["y"])))
     assert idle
     assert not set(works) & set(idle)
-    assert set(works) <= set(idle_optimizers(place(helper.make_node("Relu", ["x"], ["y"]))))
+    assert set(works) <= set(useless_optimizations(place(helper.make_node("Relu", ["x"], ["y"]))))
 
 
 def executed(step: onnx.ModelProto, path: Path, idle: list[str]) -> bytes:
@@ -97,4 +97,4 @@ def test_the_same_graph_is_executed(make: object, tmp_path: Path) -> None:
     assert callable(make)
     given = make()
     whole = executed(given, tmp_path / "whole.onnx", [])
-    assert executed(given, tmp_path / "spared.onnx", idle_optimizers(given)) == whole
+    assert executed(given, tmp_path / "spared.onnx", useless_optimizations(given)) == whole

@@ -1,4 +1,4 @@
-"""Fingerprints of data, by which processes verify that they have the same, and the usual denominator of a batch."""
+"""Data fingerprints, by which ranks verify that they have the same data, and the usual denominator of a batch."""
 
 from __future__ import annotations
 
