@@ -27,14 +27,15 @@ NUMBER, WHOLE, FLAG = ir.DataType.DOUBLE, ir.DataType.INT64, ir.DataType.BOOL
 
 
 def linear_sum_assignment(cost: TensorLike, counts: TensorLike) -> Tensor:
-    """Return the row of each column in the cheapest assignment of rows to columns, −1 for none: int64 ``[B, m]``.
+    """Return the row assigned to each column at minimum total cost, or −1 if there is none: int64 ``[B, m]``.
 
-    Exact, like ``scipy.optimize.linear_sum_assignment``: shortest augmenting paths (Jonker and Volgenant 1987, as in
-    Crouse 2016), row after row in a Loop, all matrices of a batch at once, in float64. It has no gradient.
+    The result is exact, like that of ``scipy.optimize.linear_sum_assignment``: shortest augmenting paths (Jonker and
+    Volgenant 1987, as in Crouse 2016) in float64, in a Loop over rows, for all matrices of the batch at once. Not
+    differentiable.
 
     Args:
-        cost: finite numbers ``[B, n, m]``.
-        counts: which rows are assigned, bool ``[B, n]``; at most m of them, otherwise the result is undefined.
+        cost: finite costs, ``[B, n, m]``.
+        counts: mask of the rows to assign, bool ``[B, n]``. With more than m rows, the result is undefined.
     """
     x, flags = detach(cast(cost, NUMBER)), cast(counts, FLAG)
     if (x.ndim, flags.ndim) != (3, 2):
@@ -58,19 +59,19 @@ def linear_sum_assignment(cost: TensorLike, counts: TensorLike) -> Tensor:
 
 
 def _all_of(sizes: Sequence[Extent], value: float, dtype: ir.DataType) -> Tensor:
-    """A tensor of one value."""
+    """Return a tensor filled with ``value``."""
     return op.Expand(tensor(value, dtype), op_sizes(sizes), shape=sizes)
 
 
 class _Assignment:
-    """The Loops, and their bodies. Throughout, ``[B, m]`` is indexed by columns, ``[B, 1]`` by matrices.
+    """The Loops of the assignment and their bodies. States are ``[B, m]``, per column, or ``[B, 1]``, per matrix.
 
-    An assigned column satisfies ``cost = price of row + price of column``, so that prices of rows need no memory.
-    Without a free column, the loops still terminate.
+    An assigned column satisfies ``cost = price of row + price of column``, so row prices need not be stored.
+    The loops terminate even if there is no free column.
 
     Args:
         cost, counts: as for ``linear_sum_assignment``.
-        columns: their indices ``[1, m]``.
+        columns: the column indices, ``[1, m]``.
         first: the initial state of each search.
     """
 
@@ -80,13 +81,13 @@ class _Assignment:
         self.first = {name: x.traced for name, x in first.items()}
 
     def all(self, rows: Var, columns: Var, price: Tensor, row_of: Tensor) -> Var:
-        """Assign each row."""
+        """Assign a column to each row, and return the row of each column."""
         self.rounds = self.op.Squeeze(columns)
         states = {"price": price.traced, "row_of": row_of.traced}
         return self._loop("assign", self.op.Squeeze(rows), states, self.one)[1]
 
     def one(self, row: Var, price: Var, row_of: Var) -> list[Var]:
-        """Find the shortest path from the row to a free column, and shift rows along it."""
+        """Assign one row: find the shortest path from it to a free column, and shift the rows along this path."""
         op = self.op
         skipped = op.Not(op.Gather(self.counts, op.Unsqueeze(row, [0]), axis=1))
         start = {"costs": op.Gather(self.cost, row, axis=1), **self.first, "found": skipped}
@@ -102,10 +103,11 @@ class _Assignment:
         """Move to the nearest unvisited column, and continue with its row if it has one.
 
         Args:
-            price: of the columns.
-            row_of: of the columns.
-            costs: of the current row of the path, minus its price.
-            length: of the shortest path to each column, and ``before``: its last column but one, or −1.
+            price: the price of each column.
+            row_of: the row of each column, or −1.
+            costs: the costs of the current row of the path, minus its price.
+            length: the length of the shortest path to each column.
+            before: the second-to-last column of that path, or −1.
             seen: the visited columns.
             least: the length of the path to ``at``, the current column.
             found: whether a column without a row was reached.
@@ -126,7 +128,7 @@ class _Assignment:
         return [go, costs - of_row, length, before, seen, least, at, found]
 
     def move(self, row: Var, before: Var, row_of: Var, at: Var, moves: Var) -> list[Var]:
-        """Give the last column of the path the row of the column before it; the first gets the new ``row``."""
+        """Assign to the last column of the path the row of the column before it, and to the first the new ``row``."""
         op = self.op
         last = op.GatherElements(before, at, axis=1)
         is_first = last < 0
@@ -139,8 +141,10 @@ class _Assignment:
     def _loop(
         self, name: str, rounds: Var, states: Mapping[str, Var], write: Callable[..., Sequence[Var]]
     ) -> list[Var]:
-        """Return the states after this number of rounds, or once the first result of ``write(round, *states)`` is
-        false.
+        """Run a Loop of at most ``rounds`` iterations, until the first result of ``write(round, *states)`` is false.
+
+        Returns:
+            The final states.
         """
         inputs = [_value("round", WHOLE, ()), _value("goes", FLAG, ())]
         inputs += [_value(name, x.dtype, x.shape) for name, x in states.items()]

@@ -179,7 +179,7 @@ class Module:
         return (m for _, m in self.named_modules())
 
     def _walk(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
-        """Yield as ``named_modules``, with a shared module under each of its paths."""
+        """Like ``named_modules``, but yield a shared module once for each of its paths."""
         yield prefix, self
         for name, child in self.named_children():
             yield from child._walk(f"{prefix}.{name}" if prefix else name)
@@ -214,7 +214,7 @@ class Module:
         raise UnknownNameError(f"{type(self).__name__} has no module '{target}'; named_modules() lists them")
 
     def apply(self: M, fn: Callable[[Module], Any]) -> M:
-        """Call ``fn`` on all submodules and on this module, as for custom initialisation."""
+        """Call ``fn`` on all submodules and on this module, for example for custom initialisation."""
         for child in self.children():
             child.apply(fn)
         fn(self)
@@ -236,13 +236,13 @@ class Module:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
-        """Load arrays (or PyTorch tensors) by name; nothing changes if any of them does not fit.
+        """Load arrays (or PyTorch tensors) by name. If any does not match, nothing is loaded.
 
-        ``num_batches_tracked``, which PyTorch counts and is not needed here, is ignored.
+        PyTorch's ``num_batches_tracked`` is ignored.
 
         Raises:
-            UnknownNameError: a name is missing or unexpected, and ``strict``.
-            ModelError: an array has another shape than the parameter.
+            UnknownNameError: a name is missing or unexpected, with ``strict=True``.
+            ModelError: the shapes of an array and its parameter differ.
         """
         own = self._state()
         given = {k: as_array(v) for k, v in state.items() if not k.endswith("num_batches_tracked")}
@@ -282,7 +282,7 @@ class Module:
         return self
 
     def eval(self: M) -> M:
-        """Call ``train(False)``."""
+        """Set evaluation mode: ``train(False)``."""
         return self.train(False)
 
     # --- printing ---
@@ -320,7 +320,7 @@ def _distinct(named: Iterable[tuple[str, S]], remove_duplicate: bool) -> Iterato
 
 
 class _Numbered(Module):
-    """Modules under the names 0, 1, 2, …"""
+    """Base class of containers whose modules are named 0, 1, 2, …"""
 
     def append(self: N, module: Module) -> N:
         """Append a module, under the next number."""
@@ -368,7 +368,7 @@ class Sequential(_Numbered):
 
 
 class ModuleList(_Numbered):
-    """A list of modules whose parameters belong to the owner."""
+    """A list of submodules, registered with the module that contains it."""
 
     def __init__(self, modules: Iterable[Module] = ()) -> None:
         super().__init__()
@@ -379,7 +379,7 @@ class ModuleList(_Numbered):
 
 
 class ModuleDict(Module):
-    """A dictionary of modules whose parameters belong to the owner."""
+    """A dictionary of submodules, registered with the module that contains it."""
 
     def __init__(self, modules: Mapping[str, Module] | None = None) -> None:
         super().__init__()
@@ -415,7 +415,7 @@ class ModuleDict(Module):
 
 
 class ParameterList(Module):
-    """A list of parameters that belong to the owner."""
+    """A list of parameters, registered with the module that contains it."""
 
     def __init__(self, parameters: Iterable[Parameter] = ()) -> None:
         super().__init__()

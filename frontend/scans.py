@@ -1,4 +1,4 @@
-"""A Scan, written as a function of one step."""
+"""ONNX Scan, written as a Python function of one step."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 def scanned(
     step: Callable[..., Sequence[Var]], states: Sequence[Tensor], along: Sequence[Tensor], rows: int = 0
 ) -> list[Tensor]:
-    """Run ``step`` for each element along the first axis of ``along``.
+    """Scan ``step`` along the first axis of the tensors in ``along``, as ``jax.lax.scan`` does.
 
     Args:
-        step: gets the states and an element of each of ``along``, and returns the next states, which keep their shapes,
-            and ``rows`` results of the shape of the first state.
-        states: before the first element.
-        along: tensors of equal length.
-        rows: the number of its results, which are stacked along a new first axis.
+        step: called as ``step(*states, *elements)``, with one element of each tensor in ``along``. Returns the next
+            states, of unchanged shapes, and then ``rows`` outputs, each of the shape of the first state.
+        states: the initial states.
+        along: the tensors to scan; their first axes have equal sizes.
+        rows: the number of outputs per step. Each is stacked along a new first axis.
 
     Returns:
-        The last states, and then the results.
+        The final states, followed by the stacked outputs.
     """
 
     def element(of: Tensor, name: str, shape: Sequence[Extent]) -> ir.Value:

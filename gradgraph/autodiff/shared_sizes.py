@@ -1,8 +1,9 @@
-"""Check that inputs with a common size name are fed equal sizes; otherwise the model fails.
+"""Runtime check that inputs sharing a symbolic dimension have equal sizes.
 
-Gradients are written for the sizes that the model names. If one input of ``[N, 3]`` gets one row and another four,
-elementwise operators would silently broadcast that row, and its gradient would have four. So each of these inputs
-passes through a Reshape, which moves no data: to the common size, or, if they differ, to a size that none of them has.
+Gradients assume the dimensions that the model declares. If one input ``[N, 3]`` is fed one row and another four,
+elementwise operators would silently broadcast the single row, and its gradient would have four. So each of these inputs
+passes through a Reshape, which copies no data: to the common size, or, if sizes differ, to a larger size, so that it
+fails.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.shapes import recorded_shape
 from gradgraph.passes.normal.edit import names_of
 
-COMPARED = "/is_as_long_as/"  # joins the names of two tensors in the node's name, which every runtime's errors show
+COMPARED = "/is_as_long_as/"  # joins two tensor names to a node name, which runtimes show in errors
 
 
 def compare_sizes(
     model: ir.Model, own: Collection[ir.Value], are_taken: Callable[[Sequence[ir.Node]], bool]
 ) -> ir.Model:
-    """Compare the sizes of inputs of ``model`` with a common name, in place.
+    """Add checks to ``model``, in place, that inputs sharing a symbolic dimension have equal sizes.
 
     Args:
-        own: the inputs before a transform added cotangents or tangents. These are compared if two original ones are.
-        are_taken: whether the runtime supports the required nodes. Otherwise nothing is compared.
+        own: the inputs of the original model, without the cotangents or tangents that a transform added. A dimension
+            is checked, on all inputs, if at least two original inputs share it.
+        are_taken: whether the runtime supports the given nodes. If not, no checks are added.
     """
     places: dict[str, dict[ir.Value, int]] = {}
     for x in model.graph.inputs:
@@ -53,7 +55,7 @@ def compare_sizes(
 
 
 def _common(op: Builder, places: Mapping[ir.Value, int]) -> Var:
-    """The size of all ``places`` (inputs with axes) as a vector of length 1; if they differ, a larger one."""
+    """Return the common size of ``places`` (axes by input), as a vector of length 1; a larger size if they differ."""
     sizes = [op.Shape(op.wrap(x), start=i, end=i + 1) for x, i in places.items()]
     most = op.Max(*sizes)
     return most + (most - op.Min(*sizes))
@@ -62,7 +64,7 @@ def _common(op: Builder, places: Mapping[ir.Value, int]) -> Var:
 def _in_these(
     op: Builder, x: ir.Value, sizes: Mapping[str, Var], shapes: dict[tuple[ir.Value, ...], Var], name: str
 ) -> ir.Value:
-    """``x`` reshaped so that each of ``sizes`` replaces its name; ``shapes`` are those written so far."""
+    """Reshape ``x`` to ``sizes``, by dimension name. ``shapes`` caches the shape tensors written so far."""
     shape = recorded_shape(x) or ()
     parts = [
         op.const([d]) if isinstance(d, int) else sizes.get(d or "") or op.Shape(op.wrap(x), start=i, end=i + 1)

@@ -1,4 +1,4 @@
-"""The objective of a training step: losses on outputs of the model, an output itself, or a function's result."""
+"""The objective of a training step: losses on model outputs, a model output itself, or a custom function."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class Objective:
     """A weighted sum of losses, or the result of a function; optionally with a teacher and metrics.
 
     Attributes:
-        terms: of the sum.
-        plain: there is one term, without factors: it writes a number for a batch; other objectives write sums.
-        function: computes the loss in place of terms.
-        factors: the inputs that weight samples or elements.
-        imitation: of a teacher; the whole loss if there are no terms and no function.
-        logits: inner values that terms read and that are no outputs of the model.
+        terms: the losses to sum.
+        plain: there is a single unweighted term, emitted as a batch mean. Other objectives emit sums.
+        function: a custom loss, instead of ``terms``.
+        factors: the inputs with sample or element weights.
+        imitation: distillation from a teacher; the whole loss if there are no terms and no function.
+        logits: intermediate values that terms read and that are not model outputs.
     """
 
     terms: tuple[Term, ...] = ()
@@ -74,7 +74,7 @@ class Objective:
 
     @property
     def arguments(self) -> Mapping[str, Any]:
-        """The arguments of the loss, or those of several by output, for the manifest."""
+        """The arguments of the loss, by output if there are several losses, for the manifest."""
         found: dict[str, Any] = dict(self.terms[0].loss.arguments) if len(self.terms) == 1 else {}
         if len(self.terms) > 1:
             keys = [", ".join(t.outputs) for t in self.terms]
@@ -87,42 +87,42 @@ class Objective:
 
     @property
     def outputs(self) -> list[str]:
-        """The outputs of the model that it reads."""
+        """The model outputs that the objective reads."""
         found = [name for term in self.terms for name in term.outputs]
         return list(dict.fromkeys([*found, *(self.imitation.values if self.imitation else ())]))
 
     @property
     def kept(self) -> list[str]:
-        """Inner values that are outputs only while a step is written."""
+        """The intermediate values that are graph outputs only while the step is being built."""
         teacher = self.imitation
         beside = [n for n in teacher.values if n not in teacher.own] if teacher else []
         return [*(self.function.kept if self.function else ()), *self.metrics.kept, *beside, *self.logits]
 
     @property
     def names_read(self) -> set[str]:
-        """The names of the model's values that it reads."""
+        """The names of the model values that the objective reads."""
         return {*self.outputs, *self.metrics.read, *(self.function.names_read if self.function else ())}
 
     @property
     def targets(self) -> tuple[TargetSpec, ...]:
-        """The inputs that it adds."""
+        """The inputs that the objective adds."""
         if self.function is not None:
             return self.function.targets
         return tuple(dict.fromkeys([*(spec for term in self.terms for spec in term.targets), *self.factors]))
 
     def read(self, graph: ir.Graph) -> list[ir.Value]:
-        """The floating values of the model that it reads."""
+        """Return the floating-point model values that the objective reads."""
         found = self.function.read(graph) if self.function else []
         students = [mine for mine, _ in self.imitation.pairs] if self.imitation else []
         names = [*(name for term in self.terms for name in term.outputs), *students]
         return list(dict.fromkeys([*found, *(output_of(graph, name) for name in names)]))
 
     def emit(self, builder: Builder, graph: ir.Graph) -> Written:
-        """Write loss and metrics into ``graph``; the targets become inputs of it."""
+        """Add loss and metrics to ``graph``, with the targets as inputs."""
         return self.emit_and_read(builder, graph)[0]
 
     def emit_and_read(self, builder: Builder, graph: ir.Graph) -> tuple[Written, list[str]]:
-        """As ``emit``, and return the names of the values that metric functions have read."""
+        """Like ``emit``, but also return the names of the values that metric functions read."""
         inputs, checked = {v.name: v.name for v in graph.inputs if v.name}, named_sizes(graph)
         written: Written | None = None
         if self.function is not None:
@@ -186,9 +186,7 @@ class Objective:
         return Written(loss, (), measures)
 
     def _added_up(self, builder: Builder, graph: ir.Graph, written: Written) -> Written:
-        """Record the divisor of the loss, and add its column, and those of a function's results, if that is no plain
-        count.
-        """
+        """Record the divisor of the loss. Unless it is a plain count, add columns for loss and function results."""
         terms = [term for term in self.terms if term.loss is not OWN]
         losses = written.metrics[:1] if self.imitation else written.metrics if self.function else ()
         if losses:  # reported next to the loss
@@ -258,9 +256,9 @@ def own_results(op: Builder, step: str, objective: Objective, written: Written) 
 
 
 def objectives_of(options: StepOptions, model: ir.Model) -> tuple[Callable[[ir.Graph], Objective], Sequence[Finding]]:
-    """Return a function from graphs to objectives, and findings about the values that these read.
+    """Return a function that maps graphs to objectives, and findings about the values that the objectives read.
 
-    Inner values that they read become outputs of ``model``.
+    Intermediate values that they read become outputs of ``model``.
     """
     weighs = bool(options.sample_weight or options.mask)
     loss = _given_loss(options, model, weighs)

@@ -17,7 +17,7 @@ from gradgraph.step.manifest import StateKind, StateSpec, column, spec_of
 
 
 class Slot(NamedTuple):
-    """A state tensor other than the weights, its next value, and its initial value in init.onnx."""
+    """A state tensor other than a weight, with its next value and its initial value in init.onnx."""
 
     value: ir.Value
     new: Var
@@ -29,20 +29,20 @@ class StepState:
     """The state of one step. Transforms see it as their ``optim.transform.Context``.
 
     Args:
-        op: writes train.onnx.
-        init_model: writes init.onnx.
-        name: of the step, if it is one of several.
+        op: the builder of train.onnx.
+        init_model: the builder of init.onnx.
+        name: the name of the step, if there are several.
 
     Attributes:
         slots: the state of the optimizer so far.
-        rates, hyperparameters: the inputs for numbers, and their defaults.
+        rates, hyperparameters: the scalar inputs for hyperparameters, and their defaults.
         reports: outputs to log during training, by name.
-        scale_names: the tensors of loss scaling, by column.
-        averages: for each averaged weight, the slot that evaluation reads instead.
+        scale_names: the tensors of loss scaling, by history column.
+        averages: for each averaged weight, the name of the state tensor that evaluation reads instead.
         schedule: the learning-rate schedule in the graph, if any.
-        rate: the input for its result, until ``schedule_nodes`` replaces it.
-        held: values that keep their names.
-        inputs, outputs, specs: the tensors that were carried.
+        rate: the placeholder for its result, until ``schedule_nodes`` replaces it.
+        held: values that must keep their names.
+        inputs, outputs, specs: the state tensors added by :meth:`carry`.
     """
 
     def __init__(self, op: Builder, init_model: InitModel, name: str = "") -> None:
@@ -97,43 +97,41 @@ class StepState:
 
     @property
     def counter(self) -> ir.Value | None:
-        """The number of finished steps, if anything reads it."""
+        """The step counter, if anything reads it."""
         return None if self._counter is None else self._counter.value
 
     def fed(self, name: str) -> Var:
-        """Return the input for a hyperparameter, fed under exactly this name."""
+        """Return the input of a hyperparameter, which is fed under exactly this name."""
         value = self.hyperparameter(name, 1.0)
         if value.value.name != name:
             raise BuildError(f"accumulation feeds '{name}', but the model has a value of this name; rename that value")
         return value
 
     def new(self, name: str, dtype: ir.DataType, shape: Sequence[Any]) -> Var:
-        """Return a new state tensor; of several steps, it belongs to this one."""
+        """Return a new state tensor, which belongs to this step if there are several."""
         return self._input(column(self.name, name), dtype, shape)
 
     def where(self, condition: Var, old: Vars, new: Vars, first: int) -> list[Var]:
-        """Return ``new`` where ``condition`` is true, otherwise ``old``; the slots from ``first`` on likewise."""
+        """Return ``new`` where ``condition`` is true, otherwise ``old``; also for the slots from ``first`` on."""
         op = self.op
         self.slots[first:] = [s._replace(new=op.Where(condition, s.new, op.wrap(s.value))) for s in self.slots[first:]]
         return [op.Where(condition, now, was) for now, was in zip(new, old, strict=True)]
 
     def report(self, name: str, number: Var) -> None:
-        """Make ``number``, a scalar, an output."""
+        """Report the scalar ``number`` as an output."""
         result = self.op.Identity(number, name=column(self.name, name)).value
         result.shape = ir.Shape(())
         self.reports[result.name or ""] = result
 
     def next_step(self, moves: Var | None = None) -> list[Slot]:
-        """Increment the number of finished steps, if anything reads it; only where ``moves`` is true, if given."""
+        """Increment the step counter, if anything reads it; with ``moves``, only where that is true."""
         if self._counter is None:
             return []
         count = 1 if moves is None else self.op.cast(moves, ir.DataType.INT64)
         return [Slot(self._counter.value, self._counter + count, self.start.const(np.int64(0)), "counter")]
 
     def carry(self, slots: Iterable[Slot]) -> None:
-        """Make tensors state: each becomes an input and an output called ``<name>.next``, with an initial value in
-        init.onnx.
-        """
+        """Add tensors to the state, each as an input, an output ``<name>.next`` and an initial value in init.onnx."""
         for value, new, begin, kind in slots:
             after = owned(self.op, new, f"{value.name}.next", value, [*self.outputs, *self.held])
             self.inputs.append(value)

@@ -48,9 +48,10 @@ class ModelFolder:
     """The folder of a language model.
 
     Attributes:
-        path: path of the folder.
-        model: file of the decoder.
-        described: ``model`` of ``genai_config.json``, or else ``config.json``; empty without either.
+        path: the folder.
+        model: the path of the decoder's ONNX file.
+        described: the section ``model`` of ``genai_config.json``, or the content of ``config.json``; empty without
+            both files.
     """
 
     path: Path
@@ -59,11 +60,11 @@ class ModelFolder:
 
     @classmethod
     def of(cls, given: str | os.PathLike[str]) -> ModelFolder:
-        """Find the parts of a folder, or of the folder of a model file.
+        """Locate the model and read the configuration, given a folder or the path of a model file.
 
         Raises:
-            ModelError: the folder or the model is missing, or there are several models.
-            DataError: its configuration cannot be read.
+            ModelError: the folder or the model is missing, or the folder contains several models.
+            DataError: the configuration cannot be read.
         """
         path = Path(given)
         if path.is_file() and path.suffix.lower() != ".onnx":
@@ -129,7 +130,7 @@ class ModelFolder:
         return _PEFT_FAMILY.get(str(kind), "llama")
 
     def decoder(self) -> ir.Model:
-        """Load the model to put adapters into; for a merged decoder of optimum, the one without a cache."""
+        """Load the model that adapters are added to; for a merged decoder of optimum, the branch without a cache."""
         model = load_model(self.model)
         if not is_merged(model):
             return model
@@ -141,7 +142,7 @@ class ModelFolder:
         """Return the real paths of the files that belong to the model (tokenizer, configuration), by name.
 
         Raises:
-            ModelError: one of them leads out of the folder.
+            ModelError: a path leads out of the folder.
         """
         named = sorted(file.name for file in self.path.iterdir() if file.suffix.lower() in BESIDE)
         found = [name for name in named if (self.path / name).is_symlink() or (self.path / name).is_file()]
@@ -161,12 +162,12 @@ class ModelFolder:
 
 
 def is_merged(model: ir.Model) -> bool:
-    """Whether a model of optimum contains two decoders."""
+    """Whether this is a merged model of optimum, with a decoder for each case (with and without a cache)."""
     return any(value.name == USE_CACHE for value in model.graph.inputs)
 
 
 def _positions_in(model: ir.Model) -> int | None:
-    """Return the number of rows of the smallest rotary table that an attention reads; None if there is none."""
+    """Return the row count of the smallest rotary table that an attention node reads; None if there is none."""
     read = [(node, _ROTATIONS[node.op_type]) for node in nodes_of(model) if node.op_type in _ROTATIONS]
     values = [node.inputs[place] for node, place in read if place < len(node.inputs)]
     shapes = [shape_of(value) for value in values if value is not None and value.is_initializer()]
@@ -228,7 +229,7 @@ def _check_names(config: Any, folder: Path) -> None:
 
 
 def _of_texts(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the configuration of the text model within that of a multimodal model."""
+    """Return the text model's part of a multimodal model's configuration."""
     inner: Mapping[str, Any] = next((config[name] for name in _NESTED if isinstance(config.get(name), Mapping)), {})
     outer = {name: config[name] for name in ("eos_token_id",) if config.get(name) is not None}
     return {**config, **inner, **outer}

@@ -1,7 +1,7 @@
-"""The user's cache folder, and checks that nobody else may have written to it.
+"""The user's cache folder, and checks that no other user can write to it.
 
-Libraries in it run with this user's permissions. So they are accepted as ssh accepts its keys: only if this user or the
-system owns the file, its folder and all folders above, and nobody else may write to them.
+Cached libraries run with this user's permissions. As with ssh keys, they are loaded only if the file and all its parent
+folders are owned by this user or the system and are not writable by anyone else.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def cache_folder() -> Path:
-    """Return ``gradgraph`` in the user's cache folder; a relative path in the environment is ignored."""
+    """Return the folder ``gradgraph`` in the user's cache folder. Relative paths in the environment are ignored."""
     if sys.platform == "win32":
         return _absolute("LOCALAPPDATA", Path.home() / "AppData" / "Local") / "gradgraph"
     if sys.platform == "darwin":
@@ -35,11 +35,10 @@ def _absolute(variable: str, otherwise: Path) -> Path:
 
 
 def open_private(folder: Path) -> None:
-    """Ensure that ``folder`` exists and nobody else may write to it; it is created for this user alone, whatever the
-    umask.
+    """Create ``folder`` if it is missing, private to this user whatever the umask, and check its permissions.
 
     Raises:
-        RuntimeUnavailableError: others may have written to it.
+        RuntimeUnavailableError: another user can write to it.
         OSError: it cannot be created.
     """
     missing = []
@@ -59,10 +58,10 @@ def open_private(folder: Path) -> None:
 
 
 def check_ours(file: Path) -> None:
-    """Check that nobody but this user, or the system, can have written ``file``, if it exists.
+    """Check that only this user or the system can write to ``file``. A missing file passes.
 
     Raises:
-        RuntimeUnavailableError: somebody else can; the message names who, where, and the remedy.
+        RuntimeUnavailableError: another user can write to it; the message names the user, the path and a fix.
     """
     if os.name == "nt" or not os.path.lexists(file):
         return
@@ -75,7 +74,7 @@ def check_ours(file: Path) -> None:
 
 
 def _check_folders(folder: Path) -> None:
-    """Check ``folder`` and every folder above it, on the path as written and with links resolved."""
+    """Check ``folder`` and all its parents, both as written and with symbolic links resolved."""
     seen: set[Path] = set()
     for start in (folder.absolute(), folder.resolve()):
         for each in (start, *start.parents):

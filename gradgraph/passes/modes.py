@@ -11,7 +11,7 @@
 ``evaluation_mode``:
 
 1. BatchNormalization normalises with its running statistics and has one output.
-2. Dropout passes its input on.
+2. Dropout returns its input.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def training_mode(model: ir.Model, op: Builder, keep_mask: Mask, frozen: set[ir.
 
     Args:
         model: in normal form.
-        op: writes the nodes; they are inserted where they belong.
-        keep_mask: ``keep_mask(op, x, ratio)`` gives a boolean mask, shaped like ``x``, true with probability
+        op: the builder that writes the nodes.
+        keep_mask: ``keep_mask(op, x, ratio)`` returns a boolean mask, shaped like ``x``, true with probability
             ``1 − ratio``.
         frozen: the initializers that do not change.
 
@@ -81,7 +81,7 @@ def evaluation_mode(model: ir.Model) -> ir.Model:
 def _refuse_inside_bodies(model: ir.Model, frozen: set[ir.Value]) -> None:
     """Raise BuildError if a body draws masks or updates statistics.
 
-    A mask or statistic per iteration cannot be state of the step, and ignoring it would train another model.
+    A mask or statistic per iteration cannot be part of the step's state, and ignoring it would train a different model.
     """
     for graph in graphs_of(model):
         for node in graph if graph is not model.graph else ():
@@ -99,22 +99,22 @@ def _never_drops(node: ir.Node) -> bool:
 
 
 def moves_statistics(node: ir.Node, frozen: set[ir.Value]) -> bool:
-    """Whether training updates running statistics that ``node`` reads: it stores them and is not wholly frozen."""
+    """Whether training updates the running statistics of ``node``: they are stored, and not all of it is frozen."""
     if not is_standard(node, "BatchNormalization") or all(v in frozen for v in node.inputs[1:3]):
         return False
     return all(v is not None and v.is_initializer() for v in node.inputs[3:5])
 
 
 def _normalise_by_batch(op: Builder, node: ir.Node, so_far: dict[ir.Value, Var]) -> tuple[Var, dict[ir.Value, Var]]:
-    """Write a norm in training form with momentum 0, so that it returns the batch statistics, which the gradient needs.
+    """Emit a BatchNormalization in training mode, with momentum 0, so that it outputs the batch statistics.
 
-    onnxruntime writes those outputs into the buffers of inputs 3 and 4, even if they are graph inputs. So the node gets
-    scratch tensors there, and the running statistics are updated by separate nodes. A layer that is applied several
-    times updates them each time, as in PyTorch; the scratch tensors of its nodes differ, so that onnxruntime does not
-    merge them.
+    The gradient needs these statistics. onnxruntime writes them into the buffers of inputs 3 and 4, even if these are
+    graph inputs, so the node gets scratch tensors there, and separate nodes update the running statistics. A layer
+    that is applied several times updates them each time, as in PyTorch. Each of its nodes has its own scratch tensors,
+    so that onnxruntime does not merge the nodes.
 
     Args:
-        so_far: the statistics that earlier nodes have updated.
+        so_far: the running statistics as updated by earlier nodes.
 
     Returns:
         The output, and the updated value of each running statistic.
@@ -132,7 +132,7 @@ def _normalise_by_batch(op: Builder, node: ir.Node, so_far: dict[ir.Value, Var])
 
 
 def _drop(op: Builder, node: ir.Node, keep_mask: Mask) -> list[Var]:
-    """``y = x · mask / (1 − ratio)`` and the mask."""
+    """Return ``x · mask / (1 − ratio)``, and the mask if the node has this output."""
     if _never_drops(node):
         return _keep_all(op, node)
     x = op.wrap(inputs_of(node)[0])

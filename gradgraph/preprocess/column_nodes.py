@@ -1,6 +1,6 @@
-"""The preprocessing inside a model: nodes in front that read the columns, and nodes behind that name classes.
+"""Preprocessing inside a model: input nodes that read table columns, and output nodes that return class names.
 
-Their names begin with ``preprocess/``, by which :func:`cut_off` recognises them.
+Their names begin with ``preprocess/``, by which :func:`cut_off` finds them.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ CLASS, PROBABILITIES = "class", "probabilities"
 
 
 def alone(plan: Plan) -> onnx.ModelProto:
-    """Return a model of the preprocessing nodes only: columns to arrays."""
+    """Return a model with the preprocessing nodes only, which converts columns to arrays."""
     graph = ir.Graph([], [], nodes=[], name=SCOPE, opset_imports={"": 21})
     graph.outputs.extend(_written(plan, graph, "rows", None).values())
     return ir.serde.serialize_model(ir.Model(graph, ir_version=10))
 
 
 def put_before(model: ir.Model, plan: Plan) -> None:
-    """Put the nodes in front of ``model``, which then reads the columns of a table, each [rows]."""
+    """Prepend the preprocessing nodes to ``model``, whose inputs are then table columns, each [rows]."""
     graph = model.graph
     _make_room(graph, plan)
     inputs = {value.name: value for value in graph.inputs}
@@ -42,13 +42,14 @@ def put_before(model: ir.Model, plan: Plan) -> None:
 
 
 def call_classes(model: ir.Model, scores: Mapping[str, tuple[Sequence[str], str]]) -> None:
-    """Add the outputs ``class``, text [rows], and ``probabilities``, [rows, classes], in the type of the scores.
+    """Add the outputs ``class``, text [rows], and ``probabilities``, [rows, classes], in the dtype of the scores.
 
     Args:
-        model: with outputs [rows, classes], or for the second of two classes only, [rows] or [rows, 1].
-        scores: for each of these outputs, the class names, and the operator that turns it into probabilities
-            ("Identity" if it contains them); empty for other outputs. With several outputs, the new ones
-            are named ``<output>.class`` and so on.
+        model: has outputs [rows, classes], or for a binary classifier the score of the second class only, [rows] or
+            [rows, 1].
+        scores: for each output of class scores, the class names and the operator that converts scores to
+            probabilities ("Identity" if they are probabilities already). With several such outputs, the new ones are
+            named ``<output>.class`` and so on.
     """
     graph = model.graph
     op = Builder(_names(graph), scope=SCOPE)
@@ -73,19 +74,19 @@ def _computed(op: Builder, x: Var, computed: str) -> Var:
 
 
 def _second(op: Builder, value: ir.Value, computed: str) -> Var:
-    """Write nodes for whether rows belong to the second of two classes: int64 [rows]."""
+    """Emit nodes that compute the class index of a binary classifier, 0 or 1: int64 [rows]."""
     middle = op.const(0.5 if computed == "Identity" else 0.0, value.dtype)
     return op.Reshape(op.Cast(op.Greater(Var(op, value), middle), to=ir.DataType.INT64), [-1])
 
 
 def _of_both(op: Builder, value: ir.Value, computed: str) -> Var:
-    """Write nodes for the probabilities of both classes, [rows, 2], from the score of the second."""
+    """Emit nodes that compute the probabilities of both classes, [rows, 2], from the score of the second."""
     yes = op.Reshape(_computed(op, Var(op, value), computed), [-1, 1])
     return op.Concat(op.const(1.0, value.dtype) - yes, yes, axis=1)
 
 
 def cut_off(model: ir.Model, plan: Plan) -> None:
-    """Undo :func:`put_before` and :func:`call_classes`, which restores the inputs and outputs."""
+    """Undo :func:`put_before` and :func:`call_classes`, restoring the original inputs and outputs."""
     graph = model.graph
     if not plan.stands_before({v.name or "": -1 if v.shape is None else len(v.shape) for v in graph.inputs}):
         return
@@ -109,7 +110,7 @@ def cut_off(model: ir.Model, plan: Plan) -> None:
 def _written(
     plan: Plan, graph: ir.Graph, rows: ir.SymbolicDim | int | str, before: ir.Node | None
 ) -> dict[str, ir.Value]:
-    """Add the columns as inputs of ``graph``, and write the nodes that produce the arrays; return these by name."""
+    """Add the columns as inputs of ``graph``, and the nodes that compute the arrays; return the arrays by name."""
     ends = {name: f"{SCOPE}/{name}" for name in plan.features}
     op = Builder([*_names(graph), *plan.read, *ends.values()], scope=SCOPE)
     made: dict[str, list[Var]] = {}
@@ -131,7 +132,7 @@ def _written(
 
 
 def _make_room(graph: ir.Graph, plan: Plan) -> None:
-    """Rename values of the model that have the name of a column."""
+    """Rename values of the model whose name is also that of a column."""
     op = Builder([*_names(graph), *plan.read])
     going = {value for value in graph.inputs if value.name in plan.features}
     values = [*graph.inputs, *graph.initializers.values(), *(v for node in graph.all_nodes() for v in node.outputs)]

@@ -1,4 +1,4 @@
-"""The columns of tables as arrays: data frames of pandas and polars, Arrow tables, dicts of columns.
+"""Table columns as arrays, from pandas and polars data frames, Arrow tables and dicts of columns.
 
 This file decides what counts as a missing value, for every kind of table and for exported models.
 """
@@ -30,7 +30,7 @@ _DURATION = re.compile(
 
 
 def is_table(data: Any) -> bool:
-    """Whether it is a DataFrame of pandas or polars, an Arrow table, or a Frame."""
+    """Whether ``data`` is a pandas or polars DataFrame, an Arrow table, or a Frame."""
     if hasattr(data, "column_names") and hasattr(data, "to_pydict"):
         return True
     if isinstance(data, Frame):
@@ -39,10 +39,10 @@ def is_table(data: Any) -> bool:
 
 
 class Frame:
-    """A table, or a dict of columns, by the names of its columns.
+    """A table, or a dict of columns, indexed by column name.
 
     Attributes:
-        keys: the table's own key of each column, which need not be text, by name.
+        keys: maps each column name to the table's own key, which need not be a string.
 
     Raises:
         DataError: two columns have the same name.
@@ -70,7 +70,7 @@ class Frame:
         return iter(self.keys)
 
     def __getitem__(self, name: str) -> Array:
-        """Return a column [rows] as its library does; integers with missing values and dates with a zone as objects."""
+        """Return a column [rows] as its library converts it; nullable integers and zoned dates have dtype object."""
         values = _values(self._table[self.keys[name]])
         if values.ndim == 2 and values.shape[1] == 1:
             values = values[:, 0]
@@ -111,7 +111,7 @@ def _decoded(name: str, values: Array) -> Array:
 
 
 def _has_gaps(column: Any) -> bool:
-    """Whether a column of Arrow, polars or pandas has a missing value."""
+    """Whether an Arrow, polars or pandas column has missing values."""
     nulls = getattr(column, "null_count", None)  # a number in Arrow, a function in polars
     if nulls is not None:
         return bool(nulls() if callable(nulls) else nulls)
@@ -127,7 +127,7 @@ def _all_floats(values: Any) -> bool:
 
 
 def is_text(value: Any) -> bool:
-    """Whether it is text that UTF-8 can encode."""
+    """Whether ``value`` is a string that UTF-8 can encode."""
     try:
         return isinstance(value, str) and bool(value.encode() or True)
     except UnicodeEncodeError:
@@ -135,7 +135,7 @@ def is_text(value: Any) -> bool:
 
 
 def is_gap(value: Any) -> bool:
-    """Whether it stands for a missing value: None, NaN, NaT, NA."""
+    """Whether ``value`` is a missing value: None, NaN, NaT or NA."""
     return value is None or type(value).__name__ in _GAPS or (isinstance(value, float | np.floating) and value != value)
 
 
@@ -152,10 +152,10 @@ def text_of(values: Array) -> Array:
 
 
 def column_text(name: str, values: Array) -> Array:
-    """Return a column that a model reads as text: :func:`text_of` with "" for each of GAP_WORDS, too.
+    """Return a text column as models read it: as :func:`text_of`, with GAP_WORDS also replaced by "".
 
     Raises:
-        DataError: it contains floats so large that different integers are merged.
+        DataError: it contains floats too large to represent every integer.
     """
     if values.dtype.kind in "fO":
         for row, value in enumerate(values.tolist()):
@@ -182,8 +182,9 @@ def are_numbers(values: Array) -> bool:
 
 
 def as_typed(values: Array) -> Array:
-    """Return a column of objects that are all booleans or all integers (also Decimals) in that dtype; others
-    unchanged.
+    """Convert an object column of only booleans or only integers (also Decimals) to that dtype.
+
+    Other columns are returned unchanged.
     """
     if values.dtype.kind != "O" or not len(values):
         return values
@@ -220,7 +221,7 @@ def are_durations(values: Array) -> bool:
 
 
 def durations_in(values: Array) -> Array | None:
-    """A column of text as seconds, where all of it are durations: ``1:02:03.5``, ``2 days 03:00:00``; else None."""
+    """Convert a text column of durations (``1:02:03.5``, ``2 days 03:00:00``) to seconds; None for any other column."""
     if values.dtype.kind not in "OUT":
         return None
     found = [_seconds(value) for value in values.tolist()]
@@ -230,7 +231,7 @@ def durations_in(values: Array) -> Array | None:
 
 
 def _seconds(value: Any) -> float | None:
-    """The seconds of a duration in text; NaN for a gap, None for anything else."""
+    """Parse a duration and return its seconds: NaN for a missing value, None for anything else."""
     if is_gap(value) or (isinstance(value, str) and value in _IS_GAP):
         return math.nan
     found = _DURATION.fullmatch(value) if isinstance(value, str) else None
@@ -242,7 +243,7 @@ def _seconds(value: Any) -> float | None:
 
 
 def check_durations(name: str, values: Array) -> None:
-    """Raise DataError, with the row, where text is no duration."""
+    """Raise DataError, naming the row, for text that is not a duration."""
     if values.dtype.kind in "OUT":
         for row, value in enumerate(values.tolist()):
             if isinstance(value, str) and _seconds(value) is None:
@@ -253,10 +254,10 @@ def check_durations(name: str, values: Array) -> None:
 
 
 def numbers_of(name: str, values: Array) -> Array:
-    """Return a column as float64 [rows], with NaN for missing values; durations are seconds.
+    """Return a column as float64 [rows], with NaN for missing values and seconds for durations.
 
     Raises:
-        DataError: it contains other values, an infinite number, or integers that float64 would merge.
+        DataError: a value is not a number, is infinite, or is an integer that float64 cannot represent.
     """
     if values.dtype.kind == "m":
         seconds = values.astype("timedelta64[us]").astype(np.float64) / 1e6
@@ -297,7 +298,7 @@ def _no_number(name: str, value: Any, row: int) -> DataError:
 
 
 def _check_apart(name: str, values: Array, found: Array) -> None:
-    """Raise DataError if two different integers of ``values`` become the same float in ``found``."""
+    """Raise DataError if two different integers in ``values`` become the same float in ``found``."""
     if values.dtype.kind not in "iuO" or not (np.abs(found) >= EXACT).any():
         return
     held: dict[float, int] = {}

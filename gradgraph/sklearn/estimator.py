@@ -32,7 +32,7 @@ from gradgraph.step.step import Step
 
 
 class Estimator(BaseEstimator):  # type: ignore[misc]
-    """The base of both estimators; :class:`gradgraph.sklearn.Classifier` documents arguments and attributes."""
+    """Base class of both estimators. :class:`gradgraph.sklearn.Classifier` documents the arguments and attributes."""
 
     _are_labels = False  # whether targets are class numbers
 

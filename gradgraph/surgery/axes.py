@@ -43,12 +43,12 @@ _AXES = Kind(
 
 @checked(axes=_AXES, out=PATH.or_none())
 def open_axes(model: Source, axes: Mapping[str, Mapping[int, str]], *, out: Path | None = None) -> Result:
-    """Make these axes of the inputs symbolic: ``{"x": {0: "batch"}}``; equal names are equal sizes.
+    """Make these axes of the inputs symbolic: ``{"x": {0: "batch"}}``; equal names mean equal sizes.
 
-    Three things that exporters fix are adapted: the target shape of a Reshape; a constant row in a Concat (a class
-    token), which is repeated; and zero initial states of an LSTM, GRU or RNN, which are removed. Then the model is run:
-    at its old sizes, and with more samples, its outputs must be as before. Anything else that depends on the old sizes
-    is an error.
+    Three constants that exporters write are adapted: the target shape of a Reshape; a constant row in a Concat (a class
+    token), which is repeated; and zero initial states of an LSTM, GRU or RNN, which are removed. The result is then run
+    at the old sizes and with more samples, and its outputs must be unchanged. Anything else that depends on the old
+    sizes is an error.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
@@ -75,7 +75,7 @@ def open_axes(model: Source, axes: Mapping[str, Mapping[int, str]], *, out: Path
 
 
 def _declare(work: ir.Model, axes: Mapping[str, Mapping[int, str]]) -> dict[str, int | str | None]:
-    """Write the names into the inputs; return the size that each name replaced."""
+    """Set the symbolic sizes of the inputs; return the size that each name replaced."""
     inputs = {v.name: v for v in work.graph.inputs if v.name not in work.graph.initializers}
     stood_for: dict[str, int | str | None] = {}
     for name, chosen in axes.items():
@@ -96,7 +96,7 @@ def _declare(work: ir.Model, axes: Mapping[str, Mapping[int, str]]) -> dict[str,
 
 
 def _follow(work: ir.Model, before: Mapping[str, shapes.Shape]) -> None:
-    """Adapt fixed sizes, from the inputs on; each node's sizes are looked up in the normal form."""
+    """Adapt fixed sizes, starting at the inputs; each node's sizes are looked up in the normal form."""
     normal = normalise(work)
     own = {v.name: node for node in work.graph for v in node.outputs if v.name}
     for value in (v for node in normal.graph for v in node.outputs):
@@ -118,7 +118,7 @@ Follow = Callable[[ir.Model, ir.Node, ir.Node, Sequence[shapes.Shape | None]], N
 def _reshape(model: ir.Model, node: ir.Node, known: ir.Node, sizes: Sequence[shapes.Shape | None]) -> None:
     """Set a symbolic axis in a constant target shape to 0 if its position is unchanged, else −1.
 
-    A computed target adapts by itself; in both cases the symbolic sizes of the result follow from the positions.
+    A computed target needs no change. In both cases, the symbolic sizes of the result are recorded.
     """
     source, result = known.inputs[0], known.outputs[0]
     dims = shapes.shape_of(source)
@@ -145,9 +145,9 @@ def _open_ones(dims: shapes.Shape) -> list[int]:
 
 
 def _place(axis: int, read: list[int], made: list[int]) -> tuple[int, bool]:
-    """Return the position of an input axis of a Reshape in its output, and whether it is alone there.
+    """Return the output axis of a Reshape that contains the given input axis, and whether it contains nothing else.
 
-    Elements keep their order, so the product of the sizes before an axis is the same.
+    Elements keep their order, so the product of the sizes before an axis is the same in input and output.
     """
     outer, size = math.prod(read[:axis]), read[axis]
     before = [math.prod(made[:j]) for j in range(len(made))]
@@ -193,7 +193,7 @@ def _repeat(model: ir.Model, node: ir.Node, position: int, partner: int, axis: i
 
 
 def _recurrence(model: ir.Model, node: ir.Node, known: ir.Node, sizes: Sequence[shapes.Shape | None]) -> None:
-    """Remove zero initial states of a recurrence: they are the default, and have a fixed size."""
+    """Remove zero initial states of a recurrent node: zero is the default, and the tensors have a fixed size."""
     dims = shapes.shape_of(known.inputs[0])
     if dims is None or not _open_ones(dims):
         return

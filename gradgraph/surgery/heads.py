@@ -1,4 +1,4 @@
-"""New head: replaces the last linear layer for another number of classes."""
+"""New heads: replace the last linear layer to change the number of classes."""
 
 from __future__ import annotations
 
@@ -58,25 +58,25 @@ def new_head(
 ) -> Result:
     """Replace the last linear layer by a new one for ``classes`` classes.
 
-    The layer (Gemm, MatMul, 1×1 or other Conv, also with quantised weights) is searched from the output backwards,
-    through activations, pools and reshapes, which stay. Its new weights are float, called ``<name>.weight`` and
-    ``<name>.bias`` (if it had a bias), and initialised as in PyTorch, uniform in ±1/√(fan in). Other uses of the old
-    weights keep them, such as a tied embedding. A model with integer products (QLinearConv, MatMulInteger, …) is
-    converted to QDQ format, with the same integers.
+    The layer (Gemm, MatMul or Conv, also with quantised weights) is found by searching backwards from the output,
+    through activations, pools and reshapes, which are kept. The new weights are float, named ``<name>.weight`` and
+    ``<name>.bias`` (if there was a bias), and initialised as in PyTorch, uniform in ±1/√(fan in). A tied embedding, or
+    any other layer that shares the old weights, keeps them. A model with integer products (QLinearConv, MatMulInteger,
+    …) is converted to QDQ format, with the same integers.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
         classes: the new number of classes.
-        output: which of several outputs; by default the first.
-        name: of the new layer: ``gg.build(gg.new_head(model, 7), train="head.*")`` trains only this layer.
-        seed: of its initial values.
+        output: the output whose head is replaced; by default the first.
+        name: the name of the new layer: ``gg.build(gg.new_head(model, 7), train="head.*")`` trains only this layer.
+        seed: seed of the initial values.
         out: write the result to this path.
 
     Returns:
         The same kind of model (a path gives a ``ModelProto``; with ``out``, an ``onnx_ir.Model``).
 
     Raises:
-        ModelError: no such layer is found for that output; the message names the node at which the search ended.
+        ModelError: no such layer was found; the message names the node at which the search ended.
         UnknownNameError: there is no such output.
         OutputError: ``out`` cannot be written.
     """
@@ -96,14 +96,14 @@ def new_head(
 
 
 def _forget_classes(work: ir.Model) -> None:
-    """Remove the class names of the old head from the metadata; those of columns stay."""
+    """Remove the class names of the old head from the metadata, but keep those of columns."""
     names = DataNames.read_from(work.metadata_props)
     work.metadata_props.pop(NAMES_KEY, None)
     work.metadata_props.update(replace(names, classes={}, softmax=()).as_metadata())
 
 
 def _check_classes(output: ir.Value, classes: int) -> None:
-    """Raise ModelError if the output is known to have another number of classes, fixed by a node after the head."""
+    """Raise ModelError if a node after the head fixes the output to the old number of classes."""
     dims = shape_of(output)
     if dims is not None and is_static(dims[1:]) and classes not in dims:
         raise ModelError(
@@ -117,9 +117,9 @@ class _Head:
     """The last linear layer.
 
     Attributes:
-        layer: it.
-        sum: an Add after a MatMul that adds a bias.
-        behind: the nodes between it and the output, the last one first.
+        layer: the layer itself.
+        sum: the Add of the bias after a MatMul, if any.
+        behind: the nodes between the layer and the output, last first.
     """
 
     layer: Layer
@@ -128,7 +128,7 @@ class _Head:
 
 
 def _find(output: ir.Value) -> _Head:
-    """Find the layer that produces ``output``, up to nodes that do not mix classes."""
+    """Find the layer that produces ``output``, skipping nodes that do not mix classes."""
     value, behind, added = output, list[ir.Node](), None
     while (node := value.producer()) is not None:
         if _does_nothing(node) and (same := node.inputs[0]) is not None:
@@ -161,7 +161,7 @@ def _find(output: ir.Value) -> _Head:
 
 
 def _does_nothing(node: ir.Node) -> bool:
-    """Whether it is an Identity, or a Cast to the same type, as model converters write them."""
+    """Whether ``node`` is a no-op that model converters write: an Identity, or a Cast to the same type."""
     if node.domain or node.op_type not in ("Cast", "Identity") or node.inputs[0] is None:
         return False
     return node.op_type == "Identity" or node.inputs[0].dtype == node.attributes["to"].as_int()
@@ -172,7 +172,7 @@ def _called(node: ir.Node) -> str:
 
 
 def _withstored(node: ir.Node) -> tuple[ir.Value | None, ir.TensorProtocol | None]:
-    """Return the computed operand of a node that adds or multiplies a stored tensor, and that tensor."""
+    """Return the computed operand and the stored one of an Add, Sub, Mul or Div with a stored tensor."""
     if node.op_type in ("Add", "Sub", "Mul", "Div") and not node.domain:
         for value, other in (node.inputs, node.inputs[::-1]):
             if (tensor := numbers_of(stored(other))) is not None:
@@ -181,7 +181,7 @@ def _withstored(node: ir.Node) -> tuple[ir.Value | None, ir.TensorProtocol | Non
 
 
 def _count(tensor: ir.TensorProtocol | None) -> int:
-    """Return the number of elements if they are along one axis; else 0."""
+    """Return the number of elements of a tensor with at most one axis longer than 1; otherwise 0."""
     longest = 0 if tensor is None else max(tensor.shape.numpy(), default=1)
     return longest if tensor is not None and tensor.size == longest else 0
 
@@ -205,7 +205,7 @@ def _layer(node: ir.Node, output: ir.Value) -> Layer:
 
 
 def _replace(work: ir.Model, head: _Head, classes: int, rng: np.random.Generator) -> list[ir.Value]:
-    """Write the new layer in place of the old one; return its weight, and its bias if there was one."""
+    """Replace the old layer by a new one; return its weight, and its bias if there was one."""
     layer, node = head.layer, head.layer.node
     old, before = (head.sum or node).outputs[0], layer.shape[layer.axis]
     kind, sizes = old.dtype or ir.DataType.FLOAT, list(layer.shape)
@@ -241,7 +241,7 @@ def _replace(work: ir.Model, head: _Head, classes: int, rng: np.random.Generator
 
 
 def _settled(behind: list[ir.Node]) -> Iterator[ir.Node]:
-    """Yield the nodes after the head, without Q/DQ pairs, whose ranges are those of the old classes."""
+    """Yield the nodes after the head, skipping Q/DQ pairs, whose ranges were calibrated on the old classes."""
     for node in behind:
         if node.op_type not in _PAIR:
             yield node
@@ -259,7 +259,7 @@ def _settled(behind: list[ir.Node]) -> Iterator[ir.Node]:
 
 
 def _fit_target(work: ir.Model, node: ir.Node, before: int, now: int) -> None:
-    """Write the new number of classes into the target of a Reshape."""
+    """Set the new number of classes in the target shape of a Reshape."""
     held = [(v, t.numpy()) for v in parts_of(node.inputs[1]) if v is not None and (t := numbers_of(v)) is not None]
     parts = [(v, sizes) for v, sizes in held if before in sizes]
     if not parts:

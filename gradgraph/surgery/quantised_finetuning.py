@@ -1,13 +1,13 @@
 """Continued training of a quantised model.
 
-Integers read by a DequantizeLinear become the float numbers that they represent, followed by a QuantizeLinear with the
-file's scale and zero point (per tensor, channel or block), whose result has the name of the integers. Biases of 32 bits
-are rounded to multiples of their scale, likewise. So an exported model has its original pairs; int8 weights within 7
-bits (``gradgraph.graph.quantisers.SEVEN_BITS``) stay within them. The pairs on data stay as they are. Integer products
-are converted to such pairs first (``gradgraph.surgery.integer_products``).
+Integer weights are dequantised to trainable floats, followed by a QuantizeLinear with the file's scale and zero point
+(per tensor, channel or block), whose output takes the name of the integers. Biases of 32 bits are likewise rounded to
+multiples of their scale. An exported model thus has its original Q/DQ pairs, and int8 weights within 7 bits
+(``gradgraph.graph.quantisers.SEVEN_BITS``) stay within 7 bits. Q/DQ pairs on activations are unchanged. Integer
+products are converted to Q/DQ pairs first (``gradgraph.surgery.integer_products``).
 
-With learned ranges each scale is trained from its present value; that of a bias is the product of the two scales that
-its layer multiplies, as integer kernels assume.
+With learned ranges, each scale is trained from its current value. The scale of a bias is the product of the data scale
+and the weight scale of its layer, as integer kernels assume.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def is_quantised(work: ir.Model) -> bool:
 
 
 def refuse_integer_products(work: ir.Model) -> None:
-    """Raise BuildError for a layer that still multiplies integers: its float form is unknown."""
+    """Raise BuildError for a layer that still multiplies integers, since its float form is unknown."""
     node = next((n for n in work.graph if n.op_type in INTEGER or n.op_type.startswith(_UNKNOWN)), None)
     if node is not None:
         raise BuildError(
@@ -54,9 +54,7 @@ def _with_integers(work: ir.Model) -> list[ir.Node]:
 
 
 def go_on(work: ir.Model, target: str | Sequence[str] | None, learned: bool) -> list[str]:
-    """Make the layers that ``target`` names trainable, or all quantised ones; return the names of their float
-    tensors.
-    """
+    """Make quantised layers trainable: those that match ``target``, or all. Return the names of their float tensors."""
     found = _with_integers(work)
     named = {node.inputs[0] for node in (found if target is None else _named(found, target))}
     chosen = [node for node in found if node.inputs[0] in named]
@@ -81,7 +79,7 @@ def _is(node: ir.Node | None, op_type: str) -> bool:
 
 
 def _named(nodes: Sequence[ir.Node], target: str | Sequence[str]) -> list[ir.Node]:
-    """Return the nodes that a pattern matches by their integers, by a reader or by its module."""
+    """Return the nodes whose integer tensor, reader or reader's module matches a pattern."""
     return matched(target, ((_names(node), node) for node in nodes))
 
 
@@ -92,12 +90,12 @@ def _names(node: ir.Node) -> list[str]:
 
 
 def _base(name: str) -> str:
-    """Return the name of a tensor before it was quantised, if its name reveals it."""
+    """Return the name that a tensor had before quantisation, if its name shows it."""
     return name.removesuffix("_quantized")
 
 
 def _float_weight(work: ir.Model, node: ir.Node, integers: ir.Value, numbers: np.ndarray) -> ir.Value:
-    """Return a new weight with the float ``numbers`` that ``integers`` represent, rounded as before."""
+    """Return a new weight with the dequantised values of ``integers``, rounded to the same grid in the graph."""
     kind, result = numbers_of(integers), node.outputs[0]
     assert kind is not None
     if numbers.dtype != np.float32:
@@ -140,7 +138,7 @@ def _take_place(work: ir.Model, integers: ir.Value, rounded: ir.Value) -> None:
 
 
 def _learn(work: ir.Model, weights: Sequence[ir.Node], everywhere: bool) -> None:
-    """Train the scales of these weights, and of the pairs on the inputs of their layers, or of all pairs."""
+    """Make scales trainable: of these weights, and of the Q/DQ pairs on their layers' inputs, or ``everywhere``."""
     first = work.graph[0]  # scales depend on weights only, and are computed before their readers
     biases = [n for n in weights if (held := numbers_of(n.inputs[0])) is not None and held.dtype == ir.DataType.INT32]
     layers = {use.node for node in weights for use in node.outputs[0].uses()}
@@ -161,7 +159,7 @@ def _learn(work: ir.Model, weights: Sequence[ir.Node], everywhere: bool) -> None
 
 
 def _follow(work: ir.Model, first: ir.Node, bias: ir.Node) -> None:
-    """Make the scale of a bias the product of those of its layer's data and weight, if they are known."""
+    """Compute the scale of a bias as data scale times weight scale of its layer, if both are known."""
     layer = next((use.node for use in bias.outputs[0].uses() if use.idx == 2), None)
     dequantised = [v.producer() if v is not None else None for v in (layer.inputs[:2] if layer is not None else ())]
     found = [n.inputs[1] for n in dequantised if n is not None and _is(n, "DequantizeLinear")]

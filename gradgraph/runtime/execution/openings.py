@@ -1,14 +1,15 @@
-"""Models as onnxruntime executes them, kept in the user's cache: what was opened here once opens sooner the next time.
+"""A cache of optimised models, in the user's cache folder, so that a step opens faster the next time.
 
-To open a step is to lower it for the machine, and to let onnxruntime optimise what was lowered. Both depend on the step
-and on what a key is made of: sizes, options, processor, versions, the files of this package. What onnxruntime executed
-is kept under that key. Loaded again without optimisations, it has the same nodes, so results have the same bits. They
-are kept in an order of which onnxruntime makes the one that it had, so memory is the same, too (``node_order``).
+Opening a step lowers it for this machine and lets onnxruntime optimise the result. Both depend only on the step and on
+the sizes, options, processor, versions and files of this package, which form the cache key. The cached model is the one
+that onnxruntime executed. Loaded again without optimisations, it has the same nodes, so results are bitwise identical.
+The nodes are stored in an order from which onnxruntime derives the same execution order, so memory use is the same, too
+(``node_order``).
 
-Large constants of the step, and weights beside it, are not kept a second time: they are taken from the step.
+Large constants of the step and its external weights are not duplicated: they are read from the step.
 
-A file that is cut, damaged, another key's or of another version counts as none, and so does one that other users may
-have written. The environment variable GRADGRAPH_OPENINGS turns all of it off.
+A file that is truncated, damaged, of another version, stored under another key or writable by other users is ignored.
+GRADGRAPH_OPENINGS=off disables the cache.
 """
 
 from __future__ import annotations
@@ -45,24 +46,24 @@ from gradgraph.runtime.execution.session import CPU, Placement, RuntimeOptions
 
 log = logging.getLogger("gradgraph")
 
-MOST = 512 << 20  # bytes of all files: those that were not used for longest go first
+MOST = 512 << 20  # bytes of all files; the least recently used are removed first
 LARGEST = 64 << 20  # bytes of one model
-LEAST = 200  # nodes: smaller models open at once
-LEAST_APART = 1 << 10  # bytes of a constant from which it is taken from the step
-# bytes of weights beside a step that onnxruntime may write out: they lie in memory twice then
+LEAST = 200  # nodes; smaller models open quickly without a cache
+LEAST_APART = 1 << 10  # bytes; constants of at least this size are read from the step
+# bytes of external weights that onnxruntime may write out; they are in memory twice meanwhile
 LARGEST_WRITTEN = 64 << 20
-_OF_THE_STEP = "gradgraph:step/"  # where such a constant is said to lie, with its name there
+_OF_THE_STEP = "gradgraph:step/"  # prefix of the location of such a constant, followed by its name in the step
 _MARK = b"gradgraph opening 2\n"
 _DIGEST = hashlib.sha256().digest_size
 
 
 @dataclass(frozen=True)
 class Opening:
-    """A model that was kept.
+    """A cached model.
 
     Attributes:
-        model: to make a session of.
-        executed: whether onnxruntime has optimised it; else it was lowered only.
+        model: the model to create a session from.
+        executed: whether onnxruntime has already optimised it; otherwise it is only lowered.
     """
 
     model: onnx.ModelProto
@@ -70,7 +71,7 @@ class Opening:
 
 
 def folder() -> Path:
-    """``gradgraph/openings`` in the user's cache folder."""
+    """Return the cache folder, ``gradgraph/openings`` in the user's cache."""
     return cache_folder() / "openings"
 
 
@@ -81,10 +82,10 @@ def is_on() -> bool:
 def key_of(
     model: onnx.ModelProto, backend: Backend, placement: Placement, options: RuntimeOptions, *further: object
 ) -> str | None:
-    """A digest of all that decides how ``model`` is lowered and optimised; None where nothing is kept.
+    """Return a digest of everything that affects how ``model`` is lowered and optimised; None if it is not cached.
 
     Args:
-        further: what else decides, written by ``repr``.
+        further: additional parts of the key, hashed by their ``repr``.
     """
     is_known = placement.providers == (CPU,) and type(options) is RuntimeOptions
     if not is_on() or not is_known or options.custom_ops or custom_ops.KNOWN or not _is_ours(backend):
@@ -99,7 +100,7 @@ def key_of(
 
 
 def read(key: str | None, source: onnx.ModelProto) -> Opening | None:
-    """Return what was kept under ``key`` for ``source``, or None."""
+    """Return the cached model for ``source`` under ``key``, or None."""
     if key is None:
         return None
     path = _path(key)
@@ -123,17 +124,17 @@ def read(key: str | None, source: onnx.ModelProto) -> Opening | None:
 
 
 def is_worth_it(model: onnx.ModelProto) -> bool:
-    """Whether to keep what ``model``, which is lowered, is executed as."""
+    """Whether the lowered ``model`` is large enough to be cached."""
     return len(model.graph.node) >= LEAST
 
 
 def keep(key: str, source: onnx.ModelProto, lowered: onnx.ModelProto, executed: onnx.ModelProto | None) -> None:
-    """Keep what ``source`` was opened as, unless it is too large; where nothing can be written, nothing is kept.
+    """Write the opened form of ``source`` to the cache, unless it is too large or the folder is not writable.
 
     Args:
         source: the model of the step.
-        lowered: what it was lowered to; it loses its constants.
-        executed: what onnxruntime made of that, if that is known: kept instead, and loses its constants.
+        lowered: the lowered model. Modified: large constants are removed.
+        executed: the model optimised by onnxruntime, if known; cached instead of ``lowered``, and modified likewise.
     """
     model = lowered if executed is None else executed
     _take_out_constants(model, source)
@@ -145,7 +146,7 @@ def keep(key: str, source: onnx.ModelProto, lowered: onnx.ModelProto, executed: 
         with explain_errors(path):
             open_private(path.parent)
             write_atomically(path, _MARK + _digest(key, body) + body, FILE_MODE)
-    except GradgraphError as error:  # the next opening takes longer, nothing else
+    except GradgraphError as error:  # the only effect is a slower opening next time
         log.debug("%s; this opening is not kept", error)
         return
     _forget_beyond(MOST)
@@ -154,10 +155,10 @@ def keep(key: str, source: onnx.ModelProto, lowered: onnx.ModelProto, executed: 
 def lies_beside(
     executed: onnx.ModelProto, lowered: onnx.ModelProto, holds: Callable[[onnx.TensorProto, bytes], bool]
 ) -> bool:
-    """Let weights of ``executed`` lie where those of ``lowered`` do, in place; False where one lies elsewhere.
+    """Point the weights of ``executed`` to the files of those of ``lowered``, in place; False if one is elsewhere.
 
     Args:
-        holds: whether a tensor of ``lowered`` that lies in a file has these bytes.
+        holds: whether an external tensor of ``lowered`` has these bytes.
     """
     lying = {t.name: t for t in lowered.graph.initializer if is_external(t)}
     for tensor in executed.graph.initializer:
@@ -173,7 +174,7 @@ def lies_beside(
 
 
 def _take_out_constants(model: onnx.ModelProto, source: onnx.ModelProto) -> None:
-    """Take large constants out of ``model``, in place, whose bytes ``source`` has under whatever name and type."""
+    """Replace large constants of ``model`` by references to constants of ``source`` with the same bytes, in place."""
     names = {raw: name for name, raw in _large_constants(source)}
     for tensor in model.graph.initializer if names else ():
         raw = tensor.raw_data
@@ -184,7 +185,7 @@ def _take_out_constants(model: onnx.ModelProto, source: onnx.ModelProto) -> None
 
 
 def _is_filled(model: onnx.ModelProto, source: onnx.ModelProto) -> bool:
-    """Put the constants of ``source`` back into ``model``; False where it has none that fits."""
+    """Copy constants of ``source`` back into ``model``; return False if one is missing or of the wrong size."""
     theirs = dict(_large_constants(source))
     for tensor in filter(is_external, model.graph.initializer):
         if (location := location_of(tensor)).startswith(_OF_THE_STEP):
@@ -198,20 +199,20 @@ def _is_filled(model: onnx.ModelProto, source: onnx.ModelProto) -> bool:
 
 
 def _large_constants(model: onnx.ModelProto) -> Iterator[tuple[str, bytes]]:
-    """Names and bytes of those that lie inside."""
+    """Yield name and bytes of each large constant stored in the model itself."""
     for tensor in model.graph.initializer:
         if not is_external(tensor) and len(raw := tensor.raw_data) >= LEAST_APART:
             yield tensor.name, raw
 
 
 def kept() -> tuple[int, int]:
-    """How many models are kept, and their bytes."""
+    """Return the number of cached models and their total bytes."""
     sizes = [size for _, size, _ in _by_last_use()]
     return len(sizes), sum(sizes)
 
 
 def forget() -> None:
-    """Remove all that is kept."""
+    """Clear the cache."""
     _forget_beyond(0)
 
 
@@ -227,7 +228,7 @@ def _forget_beyond(most: int) -> None:
 
 
 def _by_last_use() -> list[tuple[int, int, Path]]:
-    """Time of last use, bytes and path of each file, the oldest first."""
+    """Return the time of last use, size in bytes and path of each file, least recently used first."""
     found = []
     with contextlib.suppress(OSError):
         for path in folder().glob("*.opening"):
@@ -248,13 +249,13 @@ def _digest(key: str, body: bytes | memoryview) -> bytes:
 
 
 def _locations(model: onnx.ModelProto) -> set[str]:
-    """The files of weights that ``model`` reads."""
+    """Return the external data files that ``model`` reads."""
     return {location_of(tensor) for tensor in proto_tensors(model) if is_external(tensor)}
 
 
 @functools.cache
 def _sources() -> str:
-    """A digest of name, size and time of every file of this package: one that is edited lowers in another way."""
+    """Return a digest of name, size and time of every file in this package, since edits may change the lowering."""
     digest = hashlib.sha256()
     for place, folders, files in os.walk(Path(custom_ops.__file__).parents[1], followlinks=True):
         folders[:] = sorted(name for name in folders if name != "__pycache__")
@@ -266,7 +267,7 @@ def _sources() -> str:
 
 
 def _kernels() -> tuple[object, ...]:
-    """The library of native kernels, if it is there: forms ask what it has."""
+    """Return path, size and time of the native kernel library, if built: the lowering depends on its kernels."""
     found = library.here()
     if not found.is_built:
         return ()
@@ -275,7 +276,7 @@ def _kernels() -> tuple[object, ...]:
 
 
 def _is_ours(backend: Backend) -> bool:
-    """Whether all that lowers a model is code of this package, which the key knows."""
+    """Whether lowering uses only code of this package, which the key covers."""
     functions: list[Any] = [operator.portable for operator in OPERATORS.values()]
     return all(_of_this_package(function) for function in [*functions, *_functions_of(backend)])
 

@@ -1,7 +1,7 @@
-"""The processes that train one model together, as a trainer sees them: one, for which there is nothing to do.
+"""The interface between a trainer and the ranks of a data-parallel run, implemented here for a single process.
 
-``gradgraph.parallel`` has the team of several. Each takes a part of every batch; what they learn of it is put together
-before the weights move, so that the state is the same on all. The first of them alone speaks and writes.
+``gradgraph.parallel`` implements it for several ranks. Each processes a part of every batch, and gradients are summed
+before the update, so that all ranks have the same state. Only rank 0 logs and writes files.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ T = TypeVar("T")
 
 
 class Team:
-    """One process alone. What several do instead stands beside each method.
+    """A team of one process, and the interface of larger teams: each method documents what several ranks do.
 
     Attributes:
-        rank, ranks: which of how many this is.
-        spare: the batch at hand is none of this process's: it computes it, and it does not count.
+        rank: rank of this process.
+        ranks: number of processes.
+        spare: the current batch has no samples for this rank; it computes a dummy sample that does not count.
     """
 
     rank, ranks = 0, 1
@@ -34,76 +35,76 @@ class Team:
 
     @property
     def is_first(self) -> bool:
-        """Whether this one speaks and writes."""
+        """Whether this is rank 0, which logs and writes files."""
         return self.rank == 0
 
     @property
     def gpu(self) -> int:
-        """The number of the GPU that this process trains on, where nobody names one.
+        """The default GPU index of this process.
 
         Raises:
-            RuntimeUnavailableError: there are fewer GPUs than processes on this machine.
+            RuntimeUnavailableError: this machine has fewer GPUs than processes.
         """
         return 0
 
     def opened(self, step: Step, placement: Placement, options: RuntimeOptions) -> tuple[Step, RuntimeOptions]:
-        """The step as it is run here, in two halves, and the settings of its sessions."""
+        """Return the step as executed by several ranks (split into gradients and update), and its session options."""
         return step, options
 
     def session(self, opened: Any, part: Part, sizes: Sizes) -> BoundSession | None:
-        """A session of an ``OpenedStep`` that does steps together; None for an ordinary one."""
+        """Return a session that runs an ``OpenedStep`` jointly on all ranks; None to use an ordinary session."""
         return None
 
     def begin(self, executor: Any, facts: Mapping[str, Any], usual: int) -> None:
-        """Compare what is to be the same on all, and give all the state of the first.
+        """Check that all ranks have the same settings, and broadcast the state of rank 0.
 
         Args:
             executor: an ``Executor``.
-            facts: by what a message calls them.
-            usual: the terms that a mean over this one's share of a batch mostly has.
+            facts: the settings to compare, by their names in error messages.
+            usual: the usual number of loss terms in this rank's part of a batch.
         """
 
     def meet(self, state: State) -> None:
-        """Put together what each has learnt alone, before it is looked at."""
+        """Average the weights of all ranks after local steps, before the state is read."""
 
     def check_same(self, state: State) -> None:
-        """See that all have the same state."""
+        """Check that all ranks have the same state."""
 
     def lend(self) -> None:
-        """Give the first what it asks of the state, while it saves."""
+        """Send rank 0 the tensors that it requests while it saves a checkpoint."""
 
     def completed(self, values: Mapping[str, Array]) -> dict[str, Array]:
-        """The whole state, with what each has that is yet to be put together."""
+        """Return the state with the accumulated gradients of all ranks added."""
         return dict(values)
 
     def kept(self, values: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
-        """The content of a checkpoint: the whole state, and beside it the arrays that each has for itself."""
+        """Return the content of a checkpoint: the complete state, and the arrays that differ between ranks."""
         return dict(values), {}
 
     def end(self, state: State) -> None:
-        """Wait until all are at the end of a fit: until then, each may ask for parts of the state."""
+        """Wait until all ranks have finished ``fit``; until then, each may request parts of the state."""
 
     def counts(self, rows: int, counted: int) -> None:
-        """Say how many samples the next step has here, and how many terms a mean over it has."""
+        """Set the number of samples of this rank in the next step, and the number of loss terms (``counted``)."""
 
     def of_all(self, rows: int, counted: int) -> tuple[int, int]:
-        """These numbers of the last step, over all."""
+        """Return the numbers of samples and loss terms of the last step, summed over all ranks."""
         return rows, counted
 
     def heard(self, over: bool, signal: int | None) -> tuple[bool, int | None]:
-        """Whether any asks to stop, or was sent a signal: as all heard it with the last step."""
+        """Return whether any rank requests a stop, and any signal received, as exchanged with the last step."""
         return over, signal
 
     def from_first(self, give: Callable[[], T]) -> T:
-        """The result of ``give``, or its error: the first one calls it, and all have what it gives."""
+        """Call ``give`` on rank 0 only, and return its result (or raise its error) on all ranks."""
         return give()
 
     def agreed(self, value: T) -> T:
-        """The value of the first."""
+        """Return the value of rank 0."""
         return value
 
     def gathered(self, value: T) -> list[T]:
-        """The values of all."""
+        """Return the values of all ranks."""
         return [value]
 
 
@@ -112,7 +113,7 @@ ALONE = Team()
 
 @runtime_checkable
 class Parallel(Protocol):
-    """A way to train in several processes, as ``gradgraph.DataParallel`` is one."""
+    """A strategy for training in several processes, such as ``gradgraph.DataParallel``."""
 
     def team(self) -> Team:
         """The team that this process belongs to."""

@@ -1,6 +1,6 @@
 """Convolution with the images innermost, [channels, pixels, images]: one matrix product over the whole batch.
 
-``col`` [channels·taps, windows·images] is the im2col matrix: a gather of rows as long as the batch. Then
+``col`` [channels·taps, windows·images] is the im2col matrix, gathered in rows as long as the batch. Then
 
     y = W col        dW = dY colᵀ        dX = Sᵀ (Wᵀ dY),    S: which tap of which window reads which pixel
 
@@ -35,7 +35,7 @@ MOST_COLUMN_BYTES = 12 << 20  # bytes of columns made at once, so that they stay
 
 
 def is_worth_a_turn(conv: Layer) -> bool:
-    """Whether an image is enough work for an iteration of a Scan over images."""
+    """Whether one image is enough work for one iteration of a Scan over images."""
     return conv.m * conv.fan_in * conv.windows >= LEAST_WORK_OF_A_TURN
 
 
@@ -45,7 +45,7 @@ def _few_windows(conv: Layer) -> bool:
 
 
 def _some_windows(conv: Layer) -> bool:
-    """Whether columns are fastest for dw: few windows, or a stem, whose few channels make them narrow."""
+    """Whether im2col is fastest for dw: with few windows, or in a stem, whose few channels keep the matrix small."""
     many_images = conv.images >= LEAST_IMAGES_FOR_MORE
     stem = many_images and conv.c < CHANNELS_BEYOND_A_STEM and not is_worth_a_turn(conv)
     most = MOST_WINDOWS_AS_COLUMNS * 4 if many_images else MOST_WINDOWS_AS_COLUMNS
@@ -54,7 +54,9 @@ def _some_windows(conv: Layer) -> bool:
 
 @conv_form("Conv", when=_few_windows)
 def images_innermost(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) -> Var:
-    """512 channels at 7 px: 1.2 times PyTorch (blocked 1.3); 256 at 4 px: 1.1 (1.5); 512 at 2 px: 0.7 (2.7)."""
+    """Forward pass. 512 channels at 7 px: 1.2 times PyTorch (blocked 1.3); 256 at 4 px: 1.1 (1.5); 512 at 2 px: 0.7
+    (2.7).
+    """
     y = _stack(op, w, conv, conv.m, conv.fan_in) @ _columns(op, x, conv)
     if b is not None:
         y = op.Reshape(y, [conv.group * conv.m, -1]) + op.Reshape(b, [-1, 1])
@@ -63,7 +65,9 @@ def images_innermost(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = N
 
 @conv_form("ConvGradInput", when=_few_windows)
 def images_innermost_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var | None:
-    """512 channels at 7 px: 1.5 times PyTorch (blocked 1.7); 256 at 4 px: 1.5 (2.5); 512 at 2 px: 0.8 (4.7)."""
+    """Input gradient. 512 channels at 7 px: 1.5 times PyTorch (blocked 1.7); 256 at 4 px: 1.5 (2.5); 512 at 2 px: 0.8
+    (4.7).
+    """
     reads = conv.reads().reshape(-1)
     channels = conv.group * conv.c
     seen = matmul(
@@ -79,9 +83,9 @@ def images_innermost_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Va
 
 @conv_form("ConvGradWeight", when=_some_windows)
 def images_innermost_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Var:
-    """0.4 to 1.5 times PyTorch, the better the smaller the map; a gather with channels innermost takes 1.5 to 15.
+    """Weight gradient: 0.4 to 1.5 times PyTorch, best for small maps; a gather with channels innermost takes 1.5 to 15.
 
-    With few channels of y it is transposed: onnxruntime packs the right matrix, which should be the smaller one.
+    If y has few channels, the product is transposed: onnxruntime packs the right operand, which should be the smaller.
     """
     dys, shape = _stack(op, _images_last(op, dy), conv, conv.m, -1), w.shape
     if conv.m >= LEAST_CHANNELS_UNTURNED:
@@ -112,17 +116,17 @@ def _images_first(op: Builder, y: Var, channels: int, space: tuple[int, ...]) ->
 
 
 def _stack(op: Builder, x: Var, conv: Layer, rows: int, columns: int) -> Any:
-    """Stack one matrix per group; a plain matrix if there is one group only."""
+    """Reshape to one matrix per group, or to a plain matrix if there is only one group."""
     return op.Reshape(x, [rows, columns] if conv.group == 1 else [conv.group, rows, columns])
 
 
 def _columns(op: Builder, x: Var, conv: Layer) -> Any:
-    """The im2col matrix, [c·taps, windows·N] per group."""
+    """Return the im2col matrix, [c·taps, windows·N] per group."""
     return _stack(op, _gathered(op, _padded(op, x, conv), conv), conv, conv.fan_in, -1)
 
 
 def _padded(op: Builder, x: Var, conv: Layer) -> Any:
-    """[C, pixels, N], with a row of zeros appended if windows read padding."""
+    """Return the images as [C, pixels, N], plus one row of zeros per channel if any window reads padding."""
     pixels = op.Reshape(_images_last(op, x), [conv.group * conv.c, conv.pixels, -1])
     return op.Pad(pixels, [0, 0, 0, 0, 1, 0]) if conv.reads().max() == conv.pixels else pixels
 
@@ -133,7 +137,7 @@ def _gathered(op: Builder, padded: Var, conv: Layer) -> Any:
 
 
 def _is_whole(reads: np.ndarray, conv: Layer) -> bool:
-    """Whether every window is a pixel: a 1x1 kernel of stride 1."""
+    """Whether each window is exactly one pixel, as for a 1x1 kernel of stride 1."""
     return np.array_equal(reads, np.arange(conv.pixels))
 
 
@@ -141,7 +145,7 @@ def _is_whole(reads: np.ndarray, conv: Layer) -> bool:
 
 
 def _by_channels(op: Builder, x: Var, dys: Var, conv: Layer, chunk: int) -> Any:
-    """Scan over ``chunk`` channels of x at a time: [c·taps, m]."""
+    """Compute dw, [c·taps, m], in a Scan over ``chunk`` channels of x at a time."""
     padded = _padded(op, x, conv)
     rows = padded.shape[1]
     piece = ir.Value(name="channels", type=padded.value.type, shape=ir.Shape([chunk, rows, conv.batch]))
