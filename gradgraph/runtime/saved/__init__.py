@@ -1,1 +1,1 @@
-"""Some of a run outlives it: its record, its history, its checkpoints."""
+"""The saved output of a run: its checkpoints, progress record and history."""

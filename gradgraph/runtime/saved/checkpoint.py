@@ -1,7 +1,7 @@
-"""Checkpoints: the state of a run and where it stands, in one safetensors file.
+"""Checkpoints: the state and progress of a run in one safetensors file.
 
-The tensors carry the names of the manifest's state. The metadata entry ``gradgraph`` is the record of ``record.py``,
-with a digest of itself and the tensors. Nothing else is needed to go on bit for bit.
+Tensors have the names of the manifest's state. The metadata entry ``gradgraph`` is the record of ``record.py``, with a
+digest of itself and the tensors. Nothing else is needed to resume bit for bit.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from gradgraph.step.manifest import StateSpec, numpy_dtype
 log = logging.getLogger("gradgraph")
 
 METADATA_KEY = "gradgraph"
-BESIDE = "beside/"  # begins the names of tensors that are no state of the step
+BESIDE = "beside/"  # prefix of tensors that are not state of the step
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 class DamagedError(CheckpointError):
-    """A checkpoint is damaged: it is not what was written."""
+    """A damaged checkpoint: its content differs from what was written."""
 
 
 def checkpoint_pieces(
@@ -50,21 +50,21 @@ def checkpoint_pieces(
     progress: Progress,
     beside: Mapping[str, np.ndarray[Any, Any]] = {},
 ) -> Bytes:
-    """The content of a checkpoint file, piece by piece: the same state and progress always give the same bytes.
+    """Return the content of a checkpoint file in pieces; the bytes depend only on state and progress.
 
-    ``beside`` are arrays that each of several processes has for itself.
+    ``beside`` are the arrays of single ranks.
     """
     tensors = {**state, **{f"{BESIDE}{name}": array for name, array in beside.items()}}
     body, tensors = body_of(progress), dict(sorted(tensors.items()))
-    metadata = {METADATA_KEY: to_text(body, _digest(body, tensors))}  # one entry: safetensors shuffles several
+    metadata = {METADATA_KEY: to_text(body, _digest(body, tensors))}  # one entry, as safetensors shuffles several
     return safetensors_pieces(tensors, metadata)
 
 
 def load_checkpoint(path: str | os.PathLike[str], specs: Iterable[StateSpec]) -> tuple[Arrays, Progress]:
-    """Read and check a checkpoint; large tensors are what is mapped of its file.
+    """Read and check a checkpoint; large tensors are memory-mapped.
 
     Raises:
-        CheckpointError: not there, damaged, of a newer version, or of another step than ``specs`` describe.
+        CheckpointError: it does not exist, is damaged, has a newer version, or does not match ``specs``.
     """
     path = Path(path)
     try:
@@ -102,7 +102,7 @@ def load_checkpoint(path: str | os.PathLike[str], specs: Iterable[StateSpec]) ->
 
 
 def check_values(specs: Mapping[str, StateSpec], values: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """Raise CheckpointError unless ``values`` are exactly the state that ``specs`` describe."""
+    """Raise CheckpointError unless ``values`` match ``specs`` exactly."""
     unknown = [name for name in values if name not in specs]
     if unknown:
         raise CheckpointError(
@@ -126,7 +126,7 @@ def _damaged(path: Path, reason: object) -> DamagedError:
 
 
 def _digest(body: str, tensors: Mapping[str, np.ndarray[Any, Any]]) -> str:
-    """The digest of all that a checkpoint says; the order of tensors in its file does not matter."""
+    """Return the digest of record and tensors, independent of their order in the file."""
     digest = Digest()
     digest.update_text(body)
     for name in sorted(tensors):
@@ -137,18 +137,18 @@ def _digest(body: str, tensors: Mapping[str, np.ndarray[Any, Any]]) -> str:
     return digest.text()
 
 
-# --- the newest whole one ---------------------------------------------------------------------------------
+# --- the newest intact one --------------------------------------------------------------------------------
 
 
 def load_newest(path: str | os.PathLike[str], specs: Iterable[StateSpec]) -> tuple[Arrays, Progress]:
-    """The checkpoint at ``path``, or, if that is damaged, the newest whole one that was kept beside it.
+    """Load the checkpoint at ``path``; if it is damaged, log a warning and load the newest intact older one.
 
-    For ``run.ckpt`` that is ``run.previous.ckpt``; for one of a :class:`CheckpointKeeper`, those of fewer steps. A
-    folder stands for the last checkpoint that such a keeper wrote there, that of a run for the one whose weights count
-    (``run.best.ckpt``, if there is one). A warning says which file is used.
+    For ``run.ckpt`` that is ``run.previous.ckpt``; for files of a :class:`CheckpointKeeper`, those of fewer steps. For
+    the folder of such a keeper, load its last checkpoint; for a run folder, ``run.best.ckpt`` if it exists, else
+    the last one.
 
     Raises:
-        CheckpointError: as for :func:`load_checkpoint`; if no whole one is left, about the file that was asked for.
+        CheckpointError: as for :func:`load_checkpoint`; without an intact one, for the requested file.
     """
     PATH.check("the checkpoint", path)
     first, *older = _candidates(weights_of(path))
@@ -168,25 +168,25 @@ def load_newest(path: str | os.PathLike[str], specs: Iterable[StateSpec]) -> tup
 
 
 def previous_path(path: str | os.PathLike[str]) -> Path:
-    """The path of the checkpoint before: ``run.previous.ckpt`` for ``run.ckpt``."""
+    """Return the path of the previous checkpoint: ``run.previous.ckpt`` for ``run.ckpt``."""
     path = Path(path)
     return path.with_name(f"{path.stem}.previous{path.suffix}")
 
 
 def keep_previous(path: str | os.PathLike[str]) -> None:
-    """Let the checkpoint at ``path`` stay as ``run.previous.ckpt`` when the next one takes its place.
+    """Keep the checkpoint at ``path`` as ``run.previous.ckpt`` when the next one replaces it.
 
-    It costs no writing; where the file system has no hard links, nothing is kept.
+    This is a hard link and writes no data; has no effect on file systems without hard links.
     """
     with contextlib.suppress(OutputError):
         link_atomically(path, previous_path(path))
 
 
 def _candidates(path: Path) -> list[Path]:
-    """The checkpoint that was asked for, then those that may take its place, the newest first."""
+    """Return the requested checkpoint, then its fallbacks, newest first."""
     try:
         is_folder = path.is_dir()
-    except OSError:  # a name that no file can have: reading it says so
+    except OSError:  # an invalid name: reported when it is read
         return [path]
     if is_folder:
         kept = _kept_in(path)
@@ -199,12 +199,12 @@ def _candidates(path: Path) -> list[Path]:
     return [path, *(p for p in (previous_path(path), *older) if p.is_file())]
 
 
-# steps and not clocks, which jump, say what is newer
+# ordered by steps, not file times: clocks may jump
 _STEP_FILE = re.compile(r"step-[0-9]{8,}\.ckpt")
 
 
 def _kept_in(folder: Path) -> list[Path]:
-    """The checkpoints of a keeper, the newest first."""
+    """Return the checkpoints of a keeper, newest first."""
     names = [p for p in folder.iterdir() if _STEP_FILE.fullmatch(p.name)] if folder.is_dir() else []
     return sorted(names, key=_steps_of, reverse=True)
 
@@ -213,24 +213,24 @@ def _steps_of(path: Path) -> int:
     return int(path.stem.removeprefix("step-"))
 
 
-# --- keeping some of them ---------------------------------------------------------------------------------
+# --- keeping several --------------------------------------------------------------------------------------
 
 
 class CheckpointKeeper:
-    """A callback for ``fit``: a checkpoint after each epoch, of which the last ``keep`` stay, and the best one.
+    """A callback for ``fit`` that saves a checkpoint after each epoch, and keeps the last ``keep`` and the best one.
 
-    One that cannot be written is logged as an error, and training goes on; the next epoch tries again. If it was the
-    last one, ``fit`` ends with its OutputError. After a resume, the best one that lies there stays until a better one
-    comes; that of another run is replaced.
+    If saving fails, it logs an error, training continues, and the next epoch tries again; if the last save fails,
+    ``fit`` raises OutputError. A resumed run keeps its best checkpoint until there is a better one; that of another
+    run is replaced.
 
     Args:
-        folder: where ``step-00000042.ckpt`` and ``best.ckpt`` go; made if missing.
-        keep: how many of the last to keep.
-        monitor: column of the history; by default ``val_loss`` if there is one, else ``loss``.
-        mode: ``"min"`` or ``"max"``: what is better; by default what the column's name says.
+        folder: folder for ``step-00000042.ckpt`` and ``best.ckpt``; created if missing.
+        keep: number of last checkpoints to keep.
+        monitor: column of the history; by default ``val_loss`` if it exists, else ``loss``.
+        mode: whether lower (``"min"``) or higher (``"max"``) is better; by default derived from the column name.
 
     Raises:
-        ArgumentError: ``keep`` or ``mode`` is none of these.
+        ArgumentError: ``keep`` or ``mode`` is invalid.
     """
 
     @checked(folder=PATH, keep=Kind("a whole number above zero", lambda value: WHOLE.fits(value) and value > 0),
@@ -248,11 +248,11 @@ class CheckpointKeeper:
 
     @property
     def best(self) -> Path:
-        """The path of the best checkpoint so far; None without one."""
+        """The path of the best checkpoint, whether or not it exists yet."""
         return self.folder / "best.ckpt"
 
     def check(self, columns: Collection[str]) -> None:
-        """Raise CheckpointError if no ``monitor`` was given and the history will have several losses; ``fit`` asks."""
+        """Raise CheckpointError if the history will have several losses but no ``monitor`` is set; ``fit`` calls it."""
         losses = [name for name in columns if name.endswith(".loss")]
         if self.monitor is None and "loss" not in columns and losses:
             raise CheckpointError(
@@ -262,7 +262,11 @@ class CheckpointKeeper:
             )
 
     def on_epoch(self, trainer: Any, row: Mapping[str, float]) -> None:
-        """Save; raises CheckpointError if ``monitor`` is no column of the history."""
+        """Save a checkpoint.
+
+        Raises:
+            CheckpointError: ``monitor`` is not a column of the history.
+        """
         name, steps = self._monitor.of(row), trainer.progress.steps
         if name not in row:
             raise CheckpointError(f"the history has no column '{shown(name)}'; it has {', '.join(map(shown, row))}")
@@ -292,7 +296,7 @@ class CheckpointKeeper:
             raise self._failed
 
     def _look_at_folder(self, trainer: Any, name: str) -> None:
-        """Take over the best of this run, if it was resumed, from the folder; warn of files of another run there."""
+        """Read the best value of a resumed run from the folder; warn of checkpoints of another run."""
         history, steps = trainer.progress.history, trainer.progress.steps
         with contextlib.suppress(CheckpointError):
             found = load_checkpoint(self.best, trainer.manifest.state)[1]

@@ -1,4 +1,4 @@
-"""The runs of a folder, as their own folders tell of them: figures of each, and the options in which they differ."""
+"""A comparison of the runs in a folder: metrics of each, and the options in which they differ."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.saved.monitor import Monitor
 from gradgraph.runtime.saved.printed import clock
 
-LARGEST_LOG = 64 << 20  # bytes of a history or a log that are read
-DEEPEST = 3  # folders below the one that is looked at
-_PLACES = ("output",)  # tables of a recipe that say where things go
+LARGEST_LOG = 64 << 20  # bytes of a history or log to read
+DEEPEST = 3  # levels below the given folder
+_PLACES = ("output",)  # tables of a recipe that contain output paths
 
 
 @dataclass
 class Run:
-    """A run, as it lies in its folder.
+    """A run read from its folder.
 
     Attributes:
-        name: its path below the folder that was looked at.
-        history: a row for each epoch or evaluation; also of a run that is not done.
-        seconds: how long it has trained, where its log says so.
-        epochs: how many it was to train.
-        kept: the row that counts: the best one by what the run monitors, where it looked for that, else the last.
-        best: the column that it monitors, and the best value in it.
-        sign: 1 where the smaller value of that column is the better one, else −1.
-        options: of its recipe, by ``table.key``.
+        name: path relative to the given folder.
+        history: a row for each epoch or evaluation, also of an unfinished run.
+        seconds: training time; None if not logged.
+        epochs: epochs requested.
+        kept: index of the row of the saved weights: the best with early stopping, else the last.
+        best: the monitored column and its best value.
+        sign: 1 if lower values of that column are better, else −1.
+        options: options of the recipe by ``table.key``.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Run:
     options: dict[str, Any] = field(default_factory=dict)
 
     def figures(self) -> dict[str, float]:
-        """Loss and metrics of the row that counts: those on held-out data, where there are any, and the loss."""
+        """Return loss and metrics of the row ``kept``; with validation data, only losses and validation metrics."""
         if not self.history:
             return {}
         row = {n: v for n, v in self.history.row(self.kept).items() if n not in INDEX and not _is_rate(n)}
@@ -59,7 +59,7 @@ class Run:
         return {n: v for n, v in row.items() if not held_out or n in held_out or n.rpartition(".")[2] == "loss"}
 
     def as_data(self) -> dict[str, Any]:
-        """All of it as plain data."""
+        """Return plain data for JSON."""
         done = self.history.row() if self.history else {}
         return {
             "run": self.name, "epochs": int(done.get("epoch", 0)), "of": self.epochs, "steps": int(done.get("step", 0)),
@@ -69,10 +69,10 @@ class Run:
 
 
 def runs_in(folder: str | os.PathLike[str]) -> list[Run]:
-    """The runs in ``folder`` and in folders in it; or the one that it is, by name.
+    """Return the runs in ``folder`` and its subfolders, by name; or the run in ``folder`` itself.
 
     Raises:
-        DataError: there is none.
+        DataError: there are no runs.
     """
     top = Path(folder)
     found = [_run(path, str(path.relative_to(top)) if path != top else path.absolute().name) for path in _folders(top)]
@@ -86,9 +86,9 @@ def runs_in(folder: str | os.PathLike[str]) -> list[Run]:
 
 
 def differing(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """The options in which ``runs`` differ, with the value of each run; None where its recipe has none.
+    """Return the options in which ``runs`` differ, with the value of each run; None if its recipe lacks it.
 
-    An option is called by its key alone where no other table has that key among them.
+    Options are named by their key, or ``table.key`` if keys repeat.
     """
     names = list(dict.fromkeys(name for run in runs for name in run.options))
     values = {name: [run.options.get(name) for run in runs] for name in names}
@@ -98,7 +98,7 @@ def differing(runs: Sequence[Run]) -> dict[str, list[Any]]:
 
 
 def table_of(runs: Sequence[Run]) -> list[list[str]]:
-    """A head and a row for each run: epochs, steps, time, figures, the best, and the options in which they differ."""
+    """Return a header and a row per run: epochs, steps, time, metrics, best value, and differing options."""
     figures = list(dict.fromkeys(name for run in runs for name in run.figures()))
     options, is_any_best = differing(runs), any(run.best and run.kept == -1 for run in runs)
     rows = [["run", "epochs", "steps", "time", *figures, *(["best"] if is_any_best else []), *options]]
@@ -118,10 +118,10 @@ def _said(value: Any) -> str:
 
 
 def sorted_by(runs: Sequence[Run], column: str | None = None) -> list[Run]:
-    """The runs in the order of a column, the better first; by default that which most of them monitor.
+    """Sort the runs by a column, best first; by default the column that most runs monitor.
 
     Raises:
-        DataError: no run has such a column.
+        DataError: no run has this column.
     """
     known = ["run", "epochs", "steps", "seconds", *dict.fromkeys(name for run in runs for name in run.figures())]
     watched = Counter(run.best[0] for run in runs if run.best)
@@ -129,7 +129,7 @@ def sorted_by(runs: Sequence[Run], column: str | None = None) -> list[Run]:
     if chosen not in known:
         raise DataError(f"the runs have no column '{shown(chosen)}'{suggestion(chosen, known)}")
     sign = next((run.sign for run in runs if run.best and run.best[0] == chosen), 1.0)
-    with contextlib.suppress(DataError):  # nothing else says what is better
+    with contextlib.suppress(DataError):  # keep the sign if the name implies no direction
         sign = Monitor(chosen).sign
     values = {run.name: run.as_data().get(chosen) for run in runs}
 
@@ -143,7 +143,7 @@ def sorted_by(runs: Sequence[Run], column: str | None = None) -> list[Run]:
 
 
 def panels(runs: Sequence[Run]) -> list[Panel]:
-    """Each column of the histories with the curves of all runs over each other, losses first."""
+    """Return one panel per history column with the curves of all runs, losses first."""
     found: dict[str, list[Curve]] = {}
     labels: dict[str, tuple[int, str, str]] = {}
     over = "step" if any(axis_of(run.history) == "step" for run in runs) else "epoch"
@@ -161,7 +161,7 @@ def panels(runs: Sequence[Run]) -> list[Panel]:
 
 
 def _folders(folder: Path, depth: int = 0) -> Iterator[Path]:
-    """The folders of runs, none inside another one's."""
+    """Yield run folders, without those nested in other runs."""
     if kind_of(folder) is Kind.RUN:
         yield folder
     elif depth <= DEEPEST:
@@ -192,7 +192,7 @@ def _run(path: Path, name: str) -> Run:
 
 
 def _flat(tables: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
-    """The options of a recipe by ``table.key``; files by their names alone."""
+    """Yield the options of a recipe by ``table.key``; absolute paths are reduced to file names."""
     for key, value in tables.items():
         if isinstance(value, dict):
             yield from () if key in _PLACES and not place else _flat(value, f"{place}{key}.")
@@ -202,7 +202,7 @@ def _flat(tables: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any
 
 
 def _stored(path: Path) -> History | None:
-    """The history that a run has written at its end."""
+    """Return the history written by a finished run, if any."""
     with contextlib.suppress(UnreadableError, ValueError):
         columns, rows = csv_rows(regular_bytes(path, LARGEST_LOG).decode("utf-8"))
         return History({name: [float(row[name]) for row in rows] for name in columns}) if rows else None
@@ -210,7 +210,7 @@ def _stored(path: Path) -> History | None:
 
 
 def _logged(path: Path) -> tuple[History, float | None]:
-    """The rows of a log, and the seconds of all fits that wrote to it."""
+    """Return the rows of a log, and the total seconds of its fits."""
     history, spent, last = History(), 0.0, None
     try:
         lines = regular_bytes(path, LARGEST_LOG).decode("utf-8").splitlines()

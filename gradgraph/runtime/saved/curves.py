@@ -1,4 +1,4 @@
-"""Curves as data, which kind of figure goes on which axis, and a drawing of them in SVG without any library."""
+"""Curves as data, grouped into panels by kind, and drawn as SVG without dependencies."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from gradgraph.errors import DataError
 from gradgraph.runtime.saved.monitor import Monitor
 
-INDEX = ("epoch", "step")  # columns of a history that count
+INDEX = ("epoch", "step")  # index columns of a history
 Place = Callable[[float, float], tuple[float, float]]
 COLOURS = ("#0b62c4", "#c4470b", "#1a7f37", "#8250df", "#b3261e", "#8a5a00", "#0e7c86", "#59636e")
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A line through points; those that are not finite leave a gap.
+    """A line through points; non-finite ones leave gaps.
 
     Attributes:
-        kept: the x of the point that counts, such as the best epoch, where that is not the last.
+        kept: x of the point of the saved weights, such as the best epoch; None if that is the last.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves of one kind over one pair of axes."""
+    """Curves of one kind on shared axes."""
 
     title: str
     x_label: str
@@ -41,11 +41,11 @@ class Panel:
 
 
 def panels_of(history: Mapping[str, Sequence[float]], kept: int | None = None, over: str | None = None) -> list[Panel]:
-    """The columns of a history by kind: losses, shares (metrics from 0 to 1), rates, and each other one alone.
+    """Group the columns of a history by kind: losses, metrics from 0 to 1, learning rates; others are separate.
 
     Args:
-        kept: the row whose weights were kept, where that is not the last.
-        over: the column of the x axis; by default "epoch", or "step" where an epoch has several rows.
+        kept: the row whose weights were kept, unless it is the last.
+        over: the column of the x axis; by default "epoch", or "step" if an epoch has several rows.
     """
     over = over or axis_of(history)
     x = list(history.get(over, ()))
@@ -60,7 +60,7 @@ def panels_of(history: Mapping[str, Sequence[float]], kept: int | None = None, o
 
 
 def axis_of(history: Mapping[str, Sequence[float]]) -> str:
-    """The column of the x axis: epochs, or steps where an epoch has several rows."""
+    """Return the column of the x axis: "epoch", or "step" if an epoch has several rows."""
     return "epoch" if _is_increasing(history.get("epoch", ())) else "step"
 
 
@@ -69,7 +69,7 @@ def _is_increasing(values: Sequence[float]) -> bool:
 
 
 def _kind(name: str, column: Sequence[float]) -> str:
-    """The label of the axis that a column belongs to; one that goes with no other has its own."""
+    """Return the axis label for a column; by default its own name."""
     last = name.rpartition(".")[2].removeprefix("val_")
     if last.endswith("loss"):
         return "loss"
@@ -82,7 +82,7 @@ def _kind(name: str, column: Sequence[float]) -> str:
 def _is_error(name: str) -> bool:
     try:
         return Monitor(name).sign > 0
-    except DataError:  # nothing says so
+    except DataError:  # its name implies no direction
         return False
 
 
@@ -92,11 +92,11 @@ WIDTH, HEIGHT = 420, 280  # of a panel, in pixels
 GRID = "#d1d9e0"
 ACROSS = 3  # panels in a row
 LEFT, RIGHT, TOP, BOTTOM = 72, 12, 34, 52
-LINE, LETTERS = 15, 52  # of the legend: the height of a line, and how many fit in it
+LINE, LETTERS = 15, 52  # of the legend: line height in pixels, and letters per line
 
 
 def svg(panels: Sequence[Panel]) -> str:
-    """One drawing of the panels side by side, three in a row, as the text of an SVG file."""
+    """Draw the panels, three in a row; return the text of an SVG file."""
     across = min(ACROSS, max(1, len(panels)))
     rows = [panels[i : i + across] for i in range(0, len(panels), across)]
     parts, top = list[str](), 0
@@ -134,7 +134,7 @@ def _panel(panel: Panel) -> str:
 
 
 def _drawn(curve: Curve, colour: str, place: Place, legend: float) -> list[str]:
-    """The line of a curve, a ring around the point that counts, and its row of the legend."""
+    """Draw a curve, a ring around its ``kept`` point, and its legend entry."""
     run, found = list[str](), list[str]()
     for x, y in [*zip(curve.x, curve.y, strict=True), (math.nan, math.nan)]:
         if math.isfinite(x) and math.isfinite(y):
@@ -152,7 +152,7 @@ def _drawn(curve: Curve, colour: str, place: Place, legend: float) -> list[str]:
 
 
 def ticks(values: Iterable[float], about: int = 5) -> list[float]:
-    """Round numbers, at least two, equally far apart, between which all ``values`` lie."""
+    """Return at least two equally spaced round numbers that enclose all ``values``."""
     known = [value for value in values if math.isfinite(value)] or [0.0]
     low, high = min(known), max(known)
     span = high - low or abs(low) or 1.0
@@ -164,7 +164,7 @@ def ticks(values: Iterable[float], about: int = 5) -> list[float]:
 
 
 def _said(tick: float, ticks: Sequence[float]) -> str:
-    """A tick with as many digits as tell it from the next one."""
+    """Format a tick with enough digits to distinguish it from the next."""
     largest, apart = max(map(abs, ticks)), ticks[1] - ticks[0]
     return f"{tick:.{max(4, math.ceil(math.log10(largest / apart)) + 1)}g}"
 

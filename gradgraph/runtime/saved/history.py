@@ -20,16 +20,16 @@ from gradgraph.runtime.saved.printed import html_table
 class History(dict[str, list[float]]):
     """Columns of equal length: ``epoch``, ``step``, ``loss``, the metrics, ``val_loss`` and so on.
 
-    A value that an epoch did not have is NaN.
+    Missing values are NaN.
 
     Attributes:
-        restored: the row whose state the trainer has gone back to (``fit(patience=...)``); None if that is the last.
+        restored: index of the row whose state was restored (``fit(patience=...)``); None if it is the last.
     """
 
     restored: int | None = None
 
     def append(self, row: Mapping[str, float]) -> None:
-        """Add one row; new columns are filled with NaN upwards."""
+        """Append a row; earlier values of new columns are NaN."""
         length = len(self)
         for name in row:
             self.setdefault(name, [math.nan] * length)
@@ -44,11 +44,11 @@ class History(dict[str, list[float]]):
         return len(self) > 0
 
     def row(self, i: int = -1) -> dict[str, float]:
-        """One row; the last by default."""
+        """Return a row; the last by default."""
         return {name: column[i] for name, column in self.items()}
 
     def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The table as CSV text, also written to ``path`` if given.
+        """Return the table as CSV text, also written to ``path`` if given.
 
         Raises:
             OutputError: ``path`` cannot be written.
@@ -64,23 +64,23 @@ class History(dict[str, list[float]]):
         return text.getvalue()
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
-        """Curves over the epochs, each kind of figure in a panel of its own: losses, metrics from 0 to 1, learning
-        rates, and each other column alone. The epoch whose weights were kept is ringed, where that is not the last.
+        """Plot curves over the epochs, with panels for losses, metrics from 0 to 1, learning rates, and each other
+        column. The epoch whose weights were kept is circled, unless it is the last.
 
         Args:
-            path: also write it there as an image (``.png``, ``.svg``, ``.pdf``).
+            path: image file to write (``.png``, ``.svg``, ``.pdf``).
 
         Returns:
             The matplotlib figure.
 
         Raises:
-            RuntimeUnavailableError: matplotlib is not installed; :meth:`to_svg` needs none.
-            DataError: there is nothing to plot, or the suffix names no image format.
+            RuntimeUnavailableError: matplotlib is not installed; :meth:`to_svg` does not need it.
+            DataError: there is nothing to plot, or the suffix is not an image format.
         """
         return drawn_panels(self._panels(), path)
 
     def to_svg(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The same curves as the text of an SVG image, drawn without matplotlib; also written to ``path`` if given.
+        """Return the same curves as SVG text, drawn without matplotlib; also written to ``path`` if given.
 
         Raises:
             DataError: there is nothing to plot.
@@ -99,13 +99,13 @@ class History(dict[str, list[float]]):
         return panels
 
     def _repr_html_(self) -> str:
-        """A table for notebooks; the row whose weights the trainer has is bold."""
+        """Return a table for notebooks, with the row of the current weights in bold."""
         kept = len(self) - 1 if self.restored is None else self.restored
         return html_table(self, ([f"{value:.6g}" for value in row] for row in zip(*self.values(), strict=True)), kept)
 
 
 def as_history(columns: Any) -> History:
-    """Make a history of plain data.
+    """Create a history from plain data.
 
     Raises:
         ValueError, TypeError, OverflowError: ``columns`` is not a dict of number lists of equal length.
@@ -114,7 +114,7 @@ def as_history(columns: Any) -> History:
     for value in (x for column in history.values() for x in column):
         if type(value) not in (int, float):
             raise ValueError("a history holds numbers")
-        float(value)  # a whole number beyond any float has no row
+        float(value)  # raises for an integer beyond the range of float
     if len({len(column) for column in history.values()}) > 1:
         raise ValueError("columns of different lengths")
     return history

@@ -1,7 +1,7 @@
-"""One writer for a checkpoint: a second run that would save to the same path is refused before it trains.
+"""Exclusive access to a checkpoint path: a second run that would save to it is rejected before training.
 
-The lock belongs to an open file (``.run.ckpt.gradgraph-lock``), so the system releases it however its owner ends.
-A file that a killed run has left is simply locked anew.
+The lock is held on an open file (``.run.ckpt.gradgraph-lock``), so the system releases it even if the process is
+killed. A file left by a killed run is locked again.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ SUFFIX = ".gradgraph-lock"
 
 @contextlib.contextmanager
 def only_writer(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Hold the lock of ``path``. Where none can be had (a folder that is not there or closed, a file system without
-    locks), nothing is locked: saving says what is wrong there.
+    """Hold the lock of ``path``. If locking is impossible (a missing or read-only folder, a file system without locks),
+    continue without it; saving reports such errors.
 
     Raises:
-        OutputError: another run holds it, or somebody has laid a link or another file at its name.
+        OutputError: another run holds the lock, or the lock file is a link or not a regular file.
     """
     with explain_errors(path):
         target = output_target(path)
@@ -38,15 +38,15 @@ def only_writer(path: str | os.PathLike[str]) -> Iterator[None]:
         yield
     finally:
         if handle is not None:
-            # removed while it is locked, so that nobody locks one that is about to go; Windows removes no open file
+            # removed while locked, so that no other run locks a deleted file; Windows cannot remove open files
             if sys.platform != "win32":
-                with contextlib.suppress(OSError):  # what is left is locked anew by the next run
+                with contextlib.suppress(OSError):  # a remaining file is locked again by the next run
                     file.unlink(missing_ok=True)
             os.close(handle)
 
 
 def _open_lock(file: Path, path: str | os.PathLike[str]) -> int | None:
-    """Open and lock the lock file; returns its handle, or None where locks cannot be had."""
+    """Open and lock the lock file; return its handle, or None if locking is impossible."""
     while True:
         try:
             handle = os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
@@ -72,15 +72,15 @@ def _open_lock(file: Path, path: str | os.PathLike[str]) -> int | None:
             return None
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(file.stat(), os.fstat(handle)):
-                with contextlib.suppress(OSError):  # a full disk: the file is locked, though it does not say by whom
+                with contextlib.suppress(OSError):  # a full disk: locked, but without the name of the owner
                     os.ftruncate(handle, 0)
                     os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
                 return handle
-        os.close(handle)  # its owner has removed it in the meantime
+        os.close(handle)  # removed by its owner in the meantime
 
 
 def _no_lock_file(file: Path) -> OutputError:
-    return OutputError(  # a link leads to a file that is not ours to write to
+    return OutputError(  # a link may point to a file of another owner
         f"'{shown(file)}', the lock of a checkpoint, is a link or no regular file; remove it, or save to another path"
     )
 
@@ -89,7 +89,7 @@ if sys.platform == "win32":
     import msvcrt
 
     def _lock(handle: int) -> None:
-        os.lseek(handle, 1 << 20, os.SEEK_SET)  # beyond the text, which others should be able to read
+        os.lseek(handle, 1 << 20, os.SEEK_SET)  # beyond the text, which stays readable to others
         msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
         os.lseek(handle, 0, os.SEEK_SET)
 

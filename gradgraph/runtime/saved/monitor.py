@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from gradgraph.arguments import Kind
 from gradgraph.errors import DataError, shown, suggestion
 
-# what metrics of users' own are often called; those of gradgraph.metrics say it themselves
+# common names of custom metrics; those of gradgraph.metrics declare their direction
 BETTER = {**dict.fromkeys(("acc", "auc", "psnr", "ssim", "bleu", "reward"), "max"),
           **dict.fromkeys(("loss", "error", "nll"), "min")}  # fmt: skip
 MODE = Kind("'min', 'max' or None", lambda value: value in ("min", "max", None))
@@ -18,12 +18,12 @@ MODE = Kind("'min', 'max' or None", lambda value: value in ("min", "max", None))
 
 @dataclass(frozen=True)
 class Monitor:
-    """A column, and how its values are compared.
+    """A monitored column and the comparison of its values.
 
     Attributes:
-        column: by default ``val_loss`` if there is one, else ``loss``.
-        mode: ``"min"`` or ``"max"``; by default what the words of the column's name say.
-        min_delta: what a value must be better by.
+        column: by default ``val_loss`` if it exists, else ``loss``.
+        mode: ``"min"`` or ``"max"``; by default derived from the words of the column name.
+        min_delta: minimum improvement.
     """
 
     column: str | None = None
@@ -31,23 +31,23 @@ class Monitor:
     min_delta: float = 0.0
 
     def of(self, columns: Collection[str]) -> str:
-        """The name of the column among ``columns``, where that of a class may be meant by its number."""
+        """Return the name of the column in ``columns``; ``<metric>.<number>`` selects a class by its number."""
         if self.column is None:
             return "val_loss" if "val_loss" in columns else "loss"
         stem, _, number = self.column.rpartition(".")
-        of_classes = [column for column in columns if column.startswith(f"{stem}.")]  # in the order of their numbers
+        of_classes = [column for column in columns if column.startswith(f"{stem}.")]  # in the order of class numbers
         is_number = self.column not in columns and number.isdecimal() and int(number) < len(of_classes)
         return of_classes[int(number)] if is_number else self.column
 
     def value(self, row: Mapping[str, float]) -> float:
-        """The value of the column in a row of the history; raises DataError."""
+        """Return the value of the column in a row of the history. Raises DataError."""
         name = self.of(row)
         if name not in row:
             raise DataError(f"the history has no column '{shown(name)}' to monitor{suggestion(name, row)}")
         return row[name]
 
     def is_better(self, value: float, best: float | None) -> bool:
-        """Whether ``value`` improves on ``best``; any number does on NaN and on none."""
+        """Whether ``value`` improves on ``best``; any number improves on NaN and None."""
         if best is None:
             return True
         if math.isnan(best) or math.isnan(value):
@@ -56,7 +56,7 @@ class Monitor:
 
     @property
     def sign(self) -> float:
-        """The factor that turns better into smaller; raises DataError."""
+        """1 if lower is better, −1 if higher is better. Raises DataError if unknown."""
         if self.mode is not None:
             return -1.0 if self.mode == "max" else 1.0
         words = set(re.split(r"[^a-z0-9]+", (self.column or "loss").lower()))

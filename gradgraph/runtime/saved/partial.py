@@ -1,4 +1,4 @@
-"""Weights that come from elsewhere: which of them fit a step by name and shape, and what the others are."""
+"""Partial loading of weights: matching the tensors of a file to a step by name and shape."""
 
 from __future__ import annotations
 
@@ -26,23 +26,21 @@ from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import Manifest, StateSpec, numpy_dtype
 
 WEIGHTS = ("parameter", "statistic")
-AS_IN_MODEL = (
-    "gradgraph.weights"  # metadata of a safetensors file: its arrays lie as the nodes of their model read them
-)
+AS_IN_MODEL = "gradgraph.weights"  # metadata of a safetensors file: its arrays have the layout of the model's nodes
 
 
 class OfModel(dict[str, Array]):
-    """Arrays by name that lie as the nodes of their model read them, as a trainer gives them."""
+    """Arrays by name in the layout of the model's nodes, as returned by a trainer."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """The content of a file of weights.
+    """The content of a weights file.
 
     Attributes:
-        values: arrays by name; those of a checkpoint or of ``save_weights`` are ``OfModel``.
-        names: of the data that they were trained on, of a model and of a checkpoint.
-        model: that they were read from, of an ``.onnx``.
+        values: arrays by name; ``OfModel`` for a checkpoint or ``save_weights``.
+        names: names of the training data, for a model or checkpoint.
+        model: the model, for an ``.onnx`` file.
     """
 
     values: Mapping[str, Any]
@@ -52,14 +50,14 @@ class Stored:
 
 @dataclass(frozen=True)
 class Loaded:
-    """The result of ``Trainer.load_state_dict``, name by name.
+    """The result of ``Trainer.load_state_dict``, by name.
 
     Attributes:
-        loaded: state tensors that have new values.
-        missing: weights of the step that keep theirs, as no value of that name came.
-        unexpected: values that the step has no weight for; what an optimizer remembers counts among them.
-        mismatched: weights that keep their values, as others were of another shape or type, with a word on it.
-        frozen: weights that are frozen in the step, with other values than came: these stay as well.
+        loaded: tensors with new values.
+        missing: weights without a value; unchanged.
+        unexpected: values without a weight in the step, including optimizer state.
+        mismatched: weights whose value has another shape or type, with the reason; unchanged.
+        frozen: frozen weights that differ from the given value; unchanged.
     """
 
     loaded: tuple[str, ...] = ()
@@ -84,14 +82,14 @@ class Loaded:
 def fitting(
     manifest: Manifest, values: Mapping[str, Any], held: Callable[[str], Array | None]
 ) -> tuple[Loaded, dict[str, Array]]:
-    """Find which of ``values`` are weights of the step, and convert these to its types.
+    """Find the ``values`` that are weights of the step, and convert them to its types.
 
     Args:
-        held: gives a frozen weight of the step by its name.
+        held: returns a frozen weight of the step by name.
 
     Raises:
-        CheckpointError: none fits.
-        DataError: NumPy cannot read one.
+        CheckpointError: no value matches.
+        DataError: NumPy cannot read a value.
     """
     specs = {s.name: s for s in manifest.state if s.kind in WEIGHTS}
     taken, mismatched, frozen, unexpected = dict[str, Array](), dict[str, str](), list[str](), list[str]()
@@ -119,7 +117,7 @@ def fitting(
 
 
 def _mismatch(spec: StateSpec, value: Array) -> str:
-    """Say why a value cannot be that of a tensor, if it cannot; floating types are converted."""
+    """Return why a value does not match a tensor, or ""; floating-point types are converted."""
     want = numpy_dtype(spec.dtype)
     if value.shape == spec.shape and (value.dtype == want or (_is_floating(value.dtype) and _is_floating(want))):
         return ""
@@ -127,7 +125,7 @@ def _mismatch(spec: StateSpec, value: Array) -> str:
 
 
 def is_there(path: Path) -> bool:
-    """Is it a file? A name that no file can have is none."""
+    """Whether it is a file; False for an invalid name."""
     try:
         return path.is_file()
     except OSError:
@@ -139,10 +137,10 @@ def _is_floating(dtype: np.dtype[Any]) -> bool:
 
 
 def read_values(path: str | os.PathLike[str]) -> Stored:
-    """Read arrays by name from a file: ``.onnx``, ``.npz``, or safetensors, as checkpoints are; or from a run's folder.
+    """Read arrays by name from an ``.onnx``, ``.npz``, safetensors or checkpoint file, or a run folder.
 
     Raises:
-        CheckpointError, DataError, ModelError: not there, or damaged.
+        CheckpointError, DataError, ModelError: it does not exist or is damaged.
     """
     path = weights_of(path)
     if path.suffix == ".onnx":
@@ -165,6 +163,6 @@ def read_values(path: str | os.PathLike[str]) -> Stored:
             or f"'{shown(path)}' cannot be read ({error}); give a .safetensors, .ckpt, .npz or .onnx"
         ) from None
     names = NO_NAMES
-    with contextlib.suppress(ValueError):  # its weights are of use without its record
+    with contextlib.suppress(ValueError):  # weights are usable without the record
         names = from_text(metadata[METADATA_KEY]).progress.names if METADATA_KEY in metadata else NO_NAMES
     return Stored(OfModel(values) if {METADATA_KEY, AS_IN_MODEL} & metadata.keys() else values, names)

@@ -1,4 +1,4 @@
-"""Images of curves, where matplotlib is there."""
+"""Plots of curves with matplotlib, if installed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gradgraph.runtime.saved.curves import ACROSS, Panel
 
 
 def drawn(draw: Callable[[Any], None], size: tuple[float, float], path: str | os.PathLike[str] | None = None) -> Any:
-    """A figure that ``draw`` has drawn, also written to ``path`` if given.
+    """Return a figure drawn by ``draw``, also written to ``path`` if given.
 
     Raises:
         RuntimeUnavailableError: matplotlib is not installed.
-        DataError: the suffix of ``path`` names no image format.
+        DataError: the suffix of ``path`` is not an image format.
         OutputError: ``path`` cannot be written.
     """
     try:
@@ -38,7 +38,7 @@ def drawn(draw: Callable[[Any], None], size: tuple[float, float], path: str | os
 
 
 def drawn_panels(panels: Sequence[Panel], path: str | os.PathLike[str] | None = None) -> Any:
-    """A figure of panels side by side; arguments and errors are those of :func:`drawn`."""
+    """Return a figure of panels side by side; arguments and errors as for :func:`drawn`."""
     across = min(ACROSS, len(panels))
     down = -(-len(panels) // across)
 

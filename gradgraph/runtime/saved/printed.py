@@ -1,4 +1,4 @@
-"""Tables as lines of text, and as HTML for notebooks; times."""
+"""Tables as text and as HTML for notebooks, and durations as text."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from collections.abc import Collection, Iterable, Sequence
 
 
 class Markup(str):
-    """A cell that is HTML already."""
+    """A table cell that is already HTML."""
 
 
 def image_markup(png: bytes) -> Markup:
-    """A picture in HTML; nothing where there is none."""
+    """Return a picture as an HTML image; empty for an empty PNG."""
     content = base64.b64encode(png).decode()
     return Markup(f'<img src="data:image/png;base64,{content}" alt="">' if content else "")
 
 
 def text_table(rows: Sequence[Sequence[str]], texts: Collection[int] = (0,)) -> list[str]:
-    """The lines of a table; columns of these numbers begin on the left, all others end on the right."""
+    """Return the lines of a table; the columns ``texts`` are left-aligned, others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     sides = [str.ljust if i in texts else str.rjust for i in range(len(widths))]
     return ["  ".join(map(lambda side, cell, w: side(cell, w), sides, row, widths)).rstrip() for row in rows]
 
 
 def html_table(head: Iterable[str], rows: Iterable[Iterable[str]], bold: int | None = None) -> str:
-    """A table in HTML; the row of number ``bold`` is bold."""
+    """Return an HTML table with row ``bold`` in bold."""
     lines = []
     for i, row in enumerate(rows):
         style = ' style="font-weight: bold"' if i == bold else ""
@@ -39,7 +39,7 @@ def _cell(cell: str) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Seconds as text: ``0:07``, ``12:34``, ``1:02:03``."""
+    """Format seconds: ``0:07``, ``12:34``, ``1:02:03``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

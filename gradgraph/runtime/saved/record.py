@@ -1,4 +1,4 @@
-"""Where a run stands, as it is kept in a checkpoint: written as JSON, and checked for sense when it is read."""
+"""The progress record of a run in a checkpoint: written as JSON, and validated when read."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ from gradgraph.step.data_names import NO_NAMES, DataNames
 
 Checked = TypeVar("Checked")
 
-VERSION = 2  # since 2 there is a digest
+VERSION = 2  # 2 added the digest
 LARGEST_COUNT = 1 << 53
 
 
 class NewerRecordError(Exception):
-    """A record of a version that only a newer gradgraph reads."""
+    """Raised for a record of a newer format version."""
 
 
 @dataclass
 class Progress:
-    """The position of a run: what it has done, and what it needs to go on.
+    """The progress of a run, with all that is needed to resume it.
 
     Attributes:
         steps: steps done since the state was initialised.
-        epoch, batch: epochs finished, and batches done in the one that is under way.
-        seed: of the order of the data.
+        epoch, batch: finished epochs, and batches done in the current one.
+        seed: seed of the data order.
         fit_epoch, fit_step: epoch and step at which the current (or last) ``fit`` began.
-        order: what decides which samples batch number i holds: rows, batch_size, shuffle, drop_last.
-        sums, weight: sums over the samples since the last row of loss and metrics, and their number. (A row of the
-            history ends an epoch, or ``eval_every`` steps.)
-        totals: of each measure of the step, the sums since the last row.
-        best, stale: the best value of the monitored quantity, and the rows since.
-        hyperparameters: those of the last step, whether they were fed or followed a schedule in the graph.
-        sizes: of the symbolic dimensions, for which the training session is made; None before the first step. (A
-            resumed run must choose the same one, since another may round differently.)
-        history: one row per finished epoch of this fit, or per ``eval_every`` steps of it.
-        counts: of several named steps, how often each was done.
-        weights: of each of them, what ``weight`` is of one.
-        turns, place: the batches that fits of several steps have finished, and how many steps are done of the next.
-        names: of the data that it was trained on, by which others are matched.
-        eval_every: the steps from one row to the next; 0 for a row per epoch.
-        rowed: the batches of the epoch under way that rows have already.
-        beside: arrays that each of several processes has for itself, as a checkpoint held them; tensors of the file.
-        kernels: which ones did the last step, native ones or onnxruntime's alone; "" where there is one choice only.
+        order: settings that determine the samples of each batch: rows, batch_size, shuffle, drop_last.
+        sums, weight: loss and metrics summed over the samples since the last history row, and their number. (There is
+            a row per epoch, or per ``eval_every`` steps.)
+        totals: sums of each measure since the last row.
+        best, stale: best value of the monitored column, and the number of rows since.
+        hyperparameters: those of the last step, fed or from a schedule in the graph.
+        sizes: symbolic dimensions of the training session; None before the first step. (A resumed run must use the
+            same, since another session may round differently.)
+        history: one row per finished epoch of this fit, or per ``eval_every`` steps.
+        counts: number of runs of each named step.
+        weights: ``weight`` of each named step.
+        turns, place: with several steps, the number of finished batches, and of finished steps in the current batch.
+        names: names of the training data, by which other data are matched.
+        eval_every: steps between rows; 0 for a row per epoch.
+        rowed: batches of the current epoch that are already in a row.
+        beside: arrays of single ranks, stored as tensors of the checkpoint.
+        kernels: kernels of the last step, a native library or onnxruntime's; "" where there is no choice.
     """
 
     steps: int = 0
@@ -90,17 +90,17 @@ _IF_ANY = (
     "eval_every",
     "rowed",
     "kernels",
-)  # written where there is something to say
+)  # omitted if empty
 
 
 @dataclass(frozen=True)
 class Record:
-    """The record of a run, which a checkpoint holds beside its tensors.
+    """The record of a run, stored in the checkpoint's metadata.
 
     Attributes:
-        version: of the format.
-        body: the text that its digest is over.
-        digest: of ``body`` and the tensors; None before version 2.
+        version: format version.
+        body: text covered by the digest.
+        digest: digest of ``body`` and the tensors; None before version 2.
     """
 
     version: int
@@ -110,7 +110,7 @@ class Record:
 
 
 def body_of(progress: Progress) -> str:
-    """``progress`` as JSON; columns and names keep their order."""
+    """Return ``progress`` as JSON; columns and names keep their order."""
     data = {**dataclasses.asdict(dataclasses.replace(progress, beside={})), "names": progress.names.as_data()}
     del data["beside"]
     for name in _IF_ANY:
@@ -124,11 +124,11 @@ def to_text(body: str, digest: str) -> str:
 
 
 def from_text(text: str) -> Record:
-    """Read a record, every field checked before anything uses it.
+    """Parse a record and validate every field.
 
     Raises:
-        NewerRecordError: a later version wrote it.
-        ValueError: a field is missing, unknown, of the wrong type, or contradicts another one.
+        NewerRecordError: it has a newer format version.
+        ValueError: a field is missing, unknown, of the wrong type, or inconsistent.
     """
     try:
         data = dict(json_of(text, finite=False))
@@ -146,7 +146,7 @@ def from_text(text: str) -> Record:
     return Record(version, progress, body, digest if version > 1 else None)
 
 
-# --- sense ------------------------------------------------------------------------------------------------------
+# --- validation -------------------------------------------------------------------------------------------------
 
 
 def _check(p: Progress) -> None:
@@ -189,7 +189,7 @@ def _check_order(order: Mapping[str, Any]) -> None:
 
 
 def _check_together(p: Progress) -> None:
-    """Check rules that hold whenever a checkpoint is written: an epoch has a batch, and its sums are over samples."""
+    """Check the consistency of the fields, such as sums without batches."""
     _require(p.fit_step <= p.steps, f"fit_step is {p.fit_step} of {p.steps} steps")
     _require(p.fit_epoch <= p.epoch, f"fit_epoch is {p.fit_epoch} of {p.epoch} epochs")
     _require(p.epoch + bool(p.batch) <= p.steps, f"epoch is {p.epoch} after {p.steps} steps")
@@ -226,7 +226,7 @@ def _each(what: str, values: Any, checked: Callable[[str, Any], Checked]) -> dic
 
 
 def _brief(value: Any) -> str:
-    """``value`` in a message; a whole number of thousands of digits has no text in Python."""
+    """Format ``value`` for a message; Python does not print integers of thousands of digits."""
     is_huge = type(value) is int and value.bit_length() > 1000
     return f"a number of {value.bit_length()} bits" if is_huge else shown(repr(value))
 
