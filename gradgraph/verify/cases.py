@@ -119,7 +119,9 @@ def _parsed(text: str, dtype: type[np.floating[Any]]) -> Sequence[onnx.NodeProto
 
 
 def _bits(number: float) -> int:
-    return int(np.float16(number).view(np.uint16))
+    """Return the bits of the float16 next to ``number``, which may be beyond its range: -1e30 hides a position."""
+    limits = np.finfo(np.float16)
+    return int(np.float16(np.clip(number, limits.min, limits.max)).view(np.uint16))
 
 
 def _assemble(
