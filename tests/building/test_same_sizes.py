@@ -78,7 +78,7 @@ def test_a_weight_of_one_row_is_refused(option: str, given: Any) -> None:
         option: np.ones([N, C][: len(step.manifest.targets[-1].shape)], step.manifest.targets[-1].dtype)
     }
     trainer = gg.Trainer(step, device="cpu")
-    with pytest.raises(DataError, match=f"'{option}' is not as long as what it belongs to .*give all parts"):
+    with pytest.raises(DataError, match=f"'{option}' does not match another input of the batch .*give all inputs"):
         trainer.step({**batch, option: batch[option][:1]})
     assert float(trainer.step(batch)["loss"]) == pytest.approx(((SCORES - batch["target"]) ** 2).mean(), rel=1e-5)
 
@@ -102,7 +102,7 @@ def test_a_teacher_alone_has_such_weights() -> None:
     student, teacher = model([None, C], 1), model([None, C], 1)
     step = gg.build(gg.distill(student, teacher, alpha=1.0), None, gg.optim.sgd(0.1), sample_weight=True)
     trainer = gg.Trainer(step, device="cpu")
-    with pytest.raises(DataError, match="'sample_weight' is not as long as what it belongs to"):
+    with pytest.raises(DataError, match="the size of 'sample_weight' does not match another input"):
         trainer.step({"x": SCORES, "sample_weight": np.ones(1, np.float32)})
     trainer.step({"x": SCORES, "sample_weight": np.ones(N, np.float32)})
 

@@ -56,7 +56,7 @@ def test_a_model_of_fixed_batches_leaves_copies_out(cli: Cli, folder: Path) -> N
     assert ran.code == 0, ran.err
     np.testing.assert_array_equal(np.load("predictions.npz")["turned"], X.T)
     ran = cli("predict", *words, "--output", "total")
-    assert ran.code == 1 and "'total' has one value for 4 samples, and the last batch has only 3" in ran.err
+    assert ran.code == 1 and "'total' is one value for a batch of 4 samples, but the last batch has only 3" in ran.err
 
 
 @pytest.mark.parametrize("is_step", [False, True])

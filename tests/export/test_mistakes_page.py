@@ -159,8 +159,8 @@ def test_what_is_no_classifier_is_told(case: str, tmp_path: Path) -> None:
         trainer.names = names
     data = {"x": np.ones((3, 2) if kind == "rows" else (3, 2, 2), np.float32), "target": target.astype(
         np.int64 if kind == "tokens" else np.float32)}  # fmt: skip
-    says = r"confusions are those of a classifier, and 'target' has no single class for each sample; look at the "
-    with pytest.raises(gg.errors.DataError, match=says + r"largest losses, with trainer\.worst"):
+    says = r"confusions need one class per sample, and 'target' is not a target of this kind; print the samples with "
+    with pytest.raises(gg.errors.DataError, match=says + r"the largest losses: trainer\.worst"):
         save_mistakes(trainer, data, tmp_path / "mistakes.html")
     assert not (tmp_path / "mistakes.html").exists()
     assert len(trainer.worst(data, 2)) == 2

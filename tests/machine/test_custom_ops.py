@@ -147,7 +147,7 @@ def test_the_command_line_trains_a_step_folder_with_it(
     monkeypatch.chdir(tmp_path)
     train = ["train", "step", "--data", "data.npz", "--epochs", "1", "--batch-size", "16", "--checkpoint", "run.ckpt"]
     assert run(train) == 1
-    assert "name the library that computes it with --custom-ops" in " ".join(capsys.readouterr().err.split())
+    assert "load the library with this operator by --custom-ops" in " ".join(capsys.readouterr().err.split())
     assert run([*train, "--custom-ops", str(library)]) == 0
     custom_ops.KNOWN.clear()
     for words in (["evaluate", "step", "--data", "data.npz"], ["predict", "step", "--data", "data.npz", "-o", "p.npz"],

@@ -144,7 +144,7 @@ def test_the_word_that_was_meant_is_named(call: Callable[[Any], Any], meant: str
 
 def test_steps_of_several_name_the_argument_of_fit_that_was_meant() -> None:
     step = gg.build(mlp(), steps={"a": gg.StepOptions(train="first.*"), "b": gg.StepOptions(train="last.*")})
-    with pytest.raises(GradgraphError, match=r"takes no hyperparameter 'epoch'.*; did you mean 'epochs'"):
+    with pytest.raises(GradgraphError, match=r"has no hyperparameter 'epoch'.*; did you mean 'epochs'"):
         gg.Trainer(step, device="cpu").fit(DATA, epoch=1)
 
 

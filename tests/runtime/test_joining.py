@@ -45,13 +45,15 @@ def test_what_has_no_samples_can_leave_none_out() -> None:
     fixed.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 4
     runs = gg.Trainer(gg.build(fixed, loss="mse", output="rows"), device="cpu")
     assert runs.predict(X[:8])["total"].shape == (2,)
-    with pytest.raises(DataError, match="'total' has one value for 4 samples, and the last batch has only 3"):
+    with pytest.raises(DataError, match="'total' is one value for a batch of 4 samples, but the last batch has only 3"):
         runs.predict(X)
 
 
 def test_other_shapes_in_each_batch_are_given_batch_by_batch() -> None:
     runs = trainer("some")
-    with pytest.raises(DataError, match="'some' has another shape in each batch; predict with per_batch=True"):
+    with pytest.raises(
+        DataError, match="'some' has different shapes in different batches; predict with per_batch=True"
+    ):
         runs.predict(X, 4)
     batches = runs.predict(X, 4, per_batch=True)
     assert [len(b["rows"]) for b in batches] == [4, 4, 3]

@@ -57,10 +57,10 @@ def test_nothing_is_found_where_all_is_finite() -> None:
 @pytest.mark.parametrize(
     ("body", "x", "node", "nan", "inf", "reads"),
     [
-        ("m = MatMul (x, w) h = Log (m)", x_with(-9), "/1/Log", 4, 0, {"m": "goes from -6 to 4"}),
-        ("m = MatMul (x, w) h = Sqrt (m)", x_with(-9), "/1/Sqrt", 4, 0, {"m": "goes from -6 to 4"}),
-        ("m = Exp (x) h = MatMul (m, w)", x_with(100), "/0/Exp", 0, 1, {"x": "goes from 1 to 100"}),
-        ("m = Reciprocal (x) h = MatMul (m, w)", x_with(0), "/0/Reciprocal", 0, 1, {"x": "goes from 0 to 1"}),
+        ("m = MatMul (x, w) h = Log (m)", x_with(-9), "/1/Log", 4, 0, {"m": "ranges from -6 to 4"}),
+        ("m = MatMul (x, w) h = Sqrt (m)", x_with(-9), "/1/Sqrt", 4, 0, {"m": "ranges from -6 to 4"}),
+        ("m = Exp (x) h = MatMul (m, w)", x_with(100), "/0/Exp", 0, 1, {"x": "ranges from 1 to 100"}),
+        ("m = Reciprocal (x) h = MatMul (m, w)", x_with(0), "/0/Reciprocal", 0, 1, {"x": "ranges from 0 to 1"}),
     ],
 )
 def test_the_node_of_the_model(body: str, x: Any, node: str, nan: int, inf: int, reads: dict[str, str]) -> None:
@@ -77,7 +77,7 @@ def test_nan_that_is_made_of_infinity_names_both() -> None:
     assert (result.node, result.inf) == ("/1/Exp", 4)
     assert result.after is not None
     assert result.after.node == "/2/Sub"
-    assert "NaN is made of it by node '/2/Sub' (Sub): its output 'h' holds 4 NaN of 32 elements" in str(result)
+    assert "NaN results from it in node '/2/Sub' (Sub): its output 'h' has 4 NaN of 32 elements" in str(result)
 
 
 def test_infinities_of_a_mask_are_not_blamed() -> None:
@@ -98,9 +98,9 @@ def test_the_gradient_of_a_node() -> None:
 
 def test_batch_and_state() -> None:
     t = trainer("h = MatMul (x, w)")
-    assert "'x' of the batch holds 1 NaN of 32 elements" in str(found(t, x_with(np.nan)))
+    assert "'x' of the batch has 1 NaN of 32 elements" in str(found(t, x_with(np.nan)))
     t.load_state_dict({**t.state_dict(), "w": np.full((4, 4), np.inf, np.float32)})
-    assert "'w' of the state, which a step before this one wrote, holds 16 infinite of 16 elements" in str(found(t, X))
+    assert "'w' of the state (written by an earlier step) has 16 infinite of 16 elements" in str(found(t, X))
 
 
 def test_after_divergence_the_error_leads_to_the_node() -> None:

@@ -477,7 +477,7 @@ def test_the_pattern() -> None:
         ),
         (lambda t: t.step(3, IMAGES), ArgumentError, "the name of a step is 3; it should be text"),
         (lambda t: t.step("generator", {"x": 1}), DataError, "the step has no input 'x'"),
-        (lambda t: t.step("generator", IMAGES, learning_rate=1.0), UnknownNameError, "takes no hyperparameter"),
+        (lambda t: t.step("generator", IMAGES, learning_rate=1.0), UnknownNameError, "has no hyperparameter"),
         (lambda t: t.fit(IMAGES, steps="gan"), UnknownNameError, "there is no step 'gan'"),
         (lambda t: t.fit(IMAGES, every={"generator": 0}), DataError, "whole number above zero, but is 0"),
         (
@@ -487,7 +487,7 @@ def test_the_pattern() -> None:
         ),
         (lambda t: t.fit(IMAGES, steps="generator", every={"discriminator": 2}), DataError, "not among the steps"),
         (lambda t: t.fit(IMAGES, learning_rate=0.1), BuildError, "several steps have a learning_rate each"),
-        (lambda t: t.fit(IMAGES, learning_rate={"generator": 0.1}), UnknownNameError, "takes no hyperparameter"),
+        (lambda t: t.fit(IMAGES, learning_rate={"generator": 0.1}), UnknownNameError, "has no hyperparameter"),
         (lambda t: t.fit(IMAGES, learning_rate={"gan": 0.1}), DataError, "names the step 'gan'"),
         (lambda t: t.fit(IMAGES, accumulate=2), BuildError, "moves the weights after each batch"),
         (lambda t: t.find_lr(IMAGES), BuildError, "find_lr tries one step"),

@@ -521,7 +521,7 @@ def test_cuda_that_does_not_start(monkeypatch: pytest.MonkeyPatch, caplog: pytes
             Trainer(handmade.regression(), **options)  # type: ignore[arg-type]
     assert not caplog.records
     assert Trainer(handmade.regression()).device == "cpu"
-    assert "the device 'auto' goes on with the CPU" in caplog.text
+    assert "device 'auto' uses the CPU instead" in caplog.text
 
 
 def test_failures_inside_onnxruntime_name_the_node() -> None:

@@ -1,11 +1,12 @@
-"""Updates that wait for a finite loss: until then, the state is not overwritten.
+"""In-place updates that wait for a finite loss, so that a diverging step leaves the state unchanged.
 
-If next values overwrite the current ones, a step that fails half-way loses the state, and so does one whose
-loss is NaN. So the gradients of such updates wait for the loss, and for a Gather that reads a vector of one element at
-0, or at 1 if the loss is NaN or infinite: onnxruntime then fails the run, and the state is unchanged.
-Earlier failures (such as labels out of range) leave it unchanged, too.
+If next values overwrite the current ones, the state is lost when a step fails half-way, or when its loss is NaN. So
+these updates wait for a gate that is computed from the loss: a Gather that reads a vector of one element at index 0, or
+at index 1 if the loss is NaN or infinite. Index 1 makes onnxruntime fail the run before the state is overwritten.
+Earlier failures (such as labels out of range) leave the state unchanged, too.
 
-The earliest node that all updates need, and the loss does not, waits for all of them; usually there is one.
+To make updates wait, the first node that all of them depend on, but the loss does not, waits for the gate. If there is
+no common one, several nodes wait.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.execution.inplace import append, let_wait, sort_nodes
 
 GATE = "in_place/loss_is_a_number"
-"""The Gather, and what it gives."""
+"""The name of the Gather and of its output."""
 _WIDE = (TensorProto.FLOAT, TensorProto.DOUBLE)
 _FUSED = frozenset({"Reshape", "Squeeze", "Unsqueeze"})
-"""Operators that onnxruntime makes one Reshape of where they follow each other: what one of them waits for is lost."""
+"""Operators that onnxruntime fuses into one Reshape when they follow each other; waiting by a Reshape would be lost."""
 
 
 def with_updates_after_loss(
     model: onnx.ModelProto, loss: str, next_of: Mapping[str, str], names: Collection[str], fails: bool
 ) -> bool:
-    """Let the next values of state tensors wait for the loss, in place; False if impossible, with no change.
+    """Make the next values of state tensors wait for the loss, in place; return False, without a change, if impossible.
 
     Args:
         model: a train graph in topological order, with the types of its tensors.
-        loss: the output of one number.
-        next_of: state tensor → the output that holds its next value.
-        names: the state tensors whose next values wait.
-        fails: the run fails if the loss is NaN or infinite.
+        loss: the name of the loss, an output of one element.
+        next_of: state tensor → the output with its next value.
+        names: the state tensors whose next values should wait.
+        fails: whether the run should fail if the loss is NaN or infinite.
     """
     graph = model.graph
     nodes = list(graph.node)
@@ -87,7 +88,7 @@ def _computed_floats(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
 
 
 def _ancestors(nodes: list[onnx.NodeProto], writer: Mapping[str, int]) -> list[int]:
-    """Return each node's ancestors, including itself, as bits."""
+    """Return, for each node, the set of its ancestors and itself, as an integer with one bit per node."""
     found: list[int] = []
     for i, node in enumerate(nodes):
         mask = 1 << i
@@ -99,7 +100,7 @@ def _ancestors(nodes: list[onnx.NodeProto], writer: Mapping[str, int]) -> list[i
 
 
 def _place(node: onnx.NodeProto, floats: Collection[str]) -> int | None:
-    """Return the index of an input that may pass through a Reshape: one of values, not of sizes or axes."""
+    """Return the index of the first input that may pass through a Reshape (data, not sizes or axes); None without."""
     if node.op_type in _FUSED:
         return None
     return next((k for k, x in enumerate(node.input) if x in floats), None)
@@ -125,12 +126,12 @@ def _write_gate(graph: onnx.GraphProto, loss: str, kind: int, fails: bool) -> No
 
 
 class Keeping:
-    """A record of whether a failed run has changed the state, by the memory of the loss.
+    """A check, from the buffer of the loss, whether a failed run has left the state unchanged.
 
     Args:
-        loss: the memory that a run writes the loss to.
-        is_gated: the session overwrites the state once the loss is known.
-        needs_number: a NaN or infinite loss leaves the state unchanged.
+        loss: the buffer that a run writes the loss to.
+        is_gated: whether the session overwrites the state after the loss is known.
+        needs_number: whether a NaN or infinite loss leaves the state unchanged.
     """
 
     def __init__(self, loss: Array, is_gated: bool, needs_number: bool) -> None:
@@ -141,12 +142,12 @@ class Keeping:
         self._options.add_run_config_entry("gpu_graph_id", "0")  # as for ``Interrupts``
 
     def begin(self, options: ort.RunOptions | None) -> ort.RunOptions | None:
-        """Reset the loss; return options for a run, which is not interrupted half-way if it overwrites the state."""
+        """Reset the loss buffer; return ``options``, or if the run overwrites the state, others that cannot stop it."""
         self._loss.fill(self._unknown)
         return self._options if self._is_gated else options
 
     def refuses(self) -> bool:
-        """Whether the last run's loss is not finite, so the state is unchanged."""
+        """Whether the last run left the state unchanged because its loss is not finite."""
         return self._needs_number and not math.isfinite(self._loss.item())
 
     def has_kept(self) -> bool:
@@ -154,5 +155,5 @@ class Keeping:
         return not self._is_gated or self._loss.item() == self._unknown or self.refuses()
 
     def is_refusal(self, error: Exception) -> bool:
-        """Whether a run failed because of its loss."""
+        """Whether ``error`` was raised by the gate, because the loss is not finite."""
         return GATE in str(error) and self.refuses()

@@ -1,9 +1,9 @@
 """Steps captured as CUDA graphs: their kernels are launched together, instead of one by one from the CPU.
 
-A graph repeats the recorded kernels at the same addresses. So a batch is copied into memory that stays bound, and
-results are read from such memory. Each set of state tensors has a graph of its own; onnxruntime tells them
-apart by the run option ``gpu_graph_id``. To record, onnxruntime runs the first step of each several times; that changes
-nothing, since a step reads one set and writes the other.
+A graph repeats the recorded kernels at the same addresses. So each batch is copied into memory that stays bound, and
+results are read from memory that stays bound. Each of the two sets of state tensors has a graph of its own, selected
+by onnxruntime's run option ``gpu_graph_id``. To record a graph, onnxruntime runs the step several times; this does not
+change the result, since a step reads one set of state tensors and writes the other.
 """
 
 from __future__ import annotations
@@ -35,11 +35,13 @@ def can_capture(model: onnx.ModelProto, placement: Placement, wanted: bool | Lit
     """Whether this step, lowered for its batch, should run as CUDA graphs.
 
     Args:
-        wanted: True requires it, "auto" uses it if possible.
+        model: the train graph, lowered.
+        placement: the execution providers.
+        wanted: ``RuntimeOptions.cuda_graph``: True requires CUDA graphs, "auto" uses them if possible.
 
     Raises:
-        RuntimeUnavailableError: it is required, but the device or the step does not support it. (A session for
-            batches of any size never does, without an error.)
+        RuntimeUnavailableError: if ``wanted`` is True, but the device or the step does not support CUDA graphs. (For a
+            model with symbolic sizes, the result is False without an error.)
     """
     if not wanted:
         return False
@@ -59,7 +61,7 @@ def _refused(reason: str, wanted: bool | Literal["auto"]) -> bool:
 
 
 def capturing(placement: Placement) -> Placement:
-    """Return the placement of a session that captures its runs."""
+    """Return ``placement`` with the provider option that captures runs as CUDA graphs."""
     first = placement.providers[0]
     name, settings = first if isinstance(first, tuple) else (first, {})
     return replace(placement, providers=((name, {**settings, "enable_cuda_graph": "1"}), *placement.providers[1:]))
@@ -69,9 +71,9 @@ class CapturedSession(BoundSession):
     """A training session with a CUDA graph for each set of state tensors.
 
     Args:
-        session: on ``capturing(placement)``, for batches of one shape.
-        state, ports: as for ``BoundSession``; constants are copied like a batch.
-        placement: where memory is allocated.
+        session: a session on ``capturing(placement)``, for batches of one shape.
+        state, ports: as for ``BoundSession``, except that constants are copied in each run, like a batch.
+        placement: the device where memory is allocated.
     """
 
     def __init__(self, session: ort.InferenceSession, state: State, ports: Ports, placement: Placement) -> None:
@@ -90,7 +92,7 @@ class CapturedSession(BoundSession):
         for name, feed in feeds.items():
             self._copy(name, feed)
         side = self._state.side
-        if side not in self._graphs:  # captured once, then replayed, under this number
+        if side not in self._graphs:  # captured in the first run with this number, then replayed
             self._graphs[side] = ort.RunOptions()
             self._graphs[side].add_run_config_entry("gpu_graph_id", str(side + 1))
         super().run({}, self._graphs[side])

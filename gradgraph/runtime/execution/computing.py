@@ -18,12 +18,12 @@ from gradgraph.runtime.execution.state import State, aligned_empty
 class ComputingSession(BoundSession):
     """A session that returns outputs of any shape.
 
-    If all output sizes are input sizes, a batch with the same shapes as the previous one writes its outputs to memory
-    that stays bound.
+    If every output size is determined by the input sizes, a batch with the same shapes as the previous one writes its
+    outputs to memory that stays bound.
 
     Args:
         session, state, stand_ins: as for ``BoundSession``.
-        outputs: names of the wanted outputs.
+        outputs: names of the outputs to compute.
     """
 
     def __init__(
@@ -36,14 +36,14 @@ class ComputingSession(BoundSession):
         super().__init__(session, state, Ports(), stand_ins=stand_ins)
         self.outputs = list(outputs)
         self._is_regular = state.on_cpu and _is_regular(session, self.outputs)
-        self._kind: Any = None  # the side and the shapes of the last batch
-        self._found: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}  # its outputs
-        self._memory: dict[str, Array] = {}  # bound for outputs of batches like this, if anything is
+        self._kind: Any = None  # the side of the state, and the input shapes, of the last batch
+        self._found: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}  # shapes and types of its outputs
+        self._memory: dict[str, Array] = {}  # memory bound for the outputs of such batches; empty if not bound
 
     def release(self) -> None:
         super().release()
         if self._kind is not None and self._kind[0] not in self._sides:
-            self._kind = None  # its outputs are not bound
+            self._kind = None  # that side was released, so its outputs are no longer bound
 
     def compute(self, feeds: Mapping[str, Feed]) -> dict[str, Array]:
         """Run once and return copies of the outputs; raises ModelError."""
@@ -67,7 +67,7 @@ class ComputingSession(BoundSession):
         return {name: array.copy() for name, array in self._memory.items()}
 
     def _anywhere(self, binding: ort.IOBinding) -> dict[str, Array]:
-        """Run with outputs in memory that onnxruntime allocates."""
+        """Run once, let onnxruntime allocate the outputs, and return copies of them."""
         binding.clear_binding_outputs()
         for name in self.outputs:
             binding.bind_output(name, "cpu")
@@ -78,9 +78,9 @@ class ComputingSession(BoundSession):
 
 
 def _is_regular(session: ort.InferenceSession, outputs: Sequence[str]) -> bool:
-    """Whether input sizes determine output sizes, and outputs are numbers that the session computes.
+    """Whether outputs can be written to bound memory: they are numeric, with sizes determined by the input sizes.
 
-    Outputs that are inputs at the same time are not written to bound memory.
+    Outputs that are also inputs of the model cannot, since onnxruntime does not write them to bound memory.
     """
     if not {given.name for given in session.get_inputs()}.isdisjoint(outputs):
         return False

@@ -31,11 +31,11 @@ class Called:
 
     Attributes:
         index: its position in the data, from 0.
-        label, called: the names of its class, and of the predicted class.
-        probability: of the predicted class; NaN if scores do not determine it.
-        loss: −log of the probability of its class; or, without probabilities, by how much the score of the predicted
-            class is higher.
-        file: its file, if it has one of its own.
+        label, called: names of its true class, and of the predicted class.
+        probability: probability of the predicted class; NaN if the scores do not determine it.
+        loss: −log of the probability of its true class; without probabilities, the score of the predicted class minus
+            that of the true class.
+        file: path of the sample's file, if each sample is a file.
         picture: a small PNG; empty if it is not an image.
     """
 
@@ -98,7 +98,13 @@ class Confusions:
 
 @dataclass
 class Judged:
-    """All samples of some data: numbers of their classes and predicted classes, and their losses."""
+    """The true and predicted class indices, probabilities and losses of all samples of the data, each [samples].
+
+    Attributes:
+        classes: class names.
+        labels, called: indices of the true and predicted classes.
+        probability, loss: as for ``Called``.
+    """
 
     classes: tuple[str, ...]
     labels: Array
@@ -118,7 +124,10 @@ class Judged:
         return ClassTable.of(matrix, self.classes)
 
     def worst(self, count: int, label: int | None = None, called: int | None = None) -> list[int]:
-        """Return the samples with the largest losses: of all, or of one class predicted as another one."""
+        """Return the positions of the samples with the largest losses, largest first.
+
+        With ``label``, only samples of this class that are predicted as ``called``.
+        """
         of_pair = self.counted if label is None else (self.labels == label) & (self.called == called)
         there = np.flatnonzero(of_pair)
         return [int(i) for i in there[np.argsort(-self.loss[there], kind="stable")][:count]]
@@ -130,6 +139,7 @@ class Judged:
 
 
 def _judged(labels: Array, array: Array, scores: Scores) -> tuple[Array, Array, Array, Array]:
+    """Return labels, predictions, probabilities and losses, as in ``Judged``, from the scores ``array`` of a batch."""
     labels = scores.labels(labels)
     rows, called = np.arange(len(array)), scores.numbers(array)
     own = np.clip(labels, 0, len(scores.classes) - 1)
@@ -183,7 +193,7 @@ def _judge(executor: Executor, source: Source, target: str, names: DataNames, av
 
     parts = [_judged(labels, scores, found[0]) for labels, scores in batches()]
     if not parts:
-        raise DataError("there is nothing to look at; the data hold no batch")
+        raise DataError("the data are empty; give at least one batch")
     return Judged(found[0].classes, *(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
@@ -196,14 +206,14 @@ def _has_several(labels: Array, scores: Scores) -> bool:
 
 def _no_classifier(target: str) -> DataError:
     return DataError(
-        f"confusions are those of a classifier, and '{shown(target)}' has no single class for each sample",
-        remedy="look at the largest losses, with trainer.worst(data)",
-        shell="look at the largest losses, with gradgraph evaluate --worst 10",
+        f"confusions need one class per sample, and '{shown(target)}' is not a target of this kind",
+        remedy="print the samples with the largest losses: trainer.worst(data)",
+        shell="print the samples with the largest losses: gradgraph evaluate --worst 10",
     )
 
 
 def _target_of(executor: Executor, source: Source) -> tuple[str, DataNames]:
-    """Return the target whose classes are analysed, and their names, or numbers without names."""
+    """Return the first target with classes, and the data names with its class names (numbers if it has none)."""
     names, targets = executor.names.updated(source.names), executor.manifest.targets
     spec = next((spec for spec in targets if spec.name in names.classes), None)
     spec = spec or next((spec for spec in targets if spec.classes is not None), None)

@@ -1,10 +1,12 @@
 """Flush denormals to zero during onnxruntime calls.
 
-Processors take many times as long for an operation that reads or returns a number below 1.2e-38 (in float64, 2.2e-308).
+Denormals are numbers below 1.2e-38 (in float64, below 2.2e-308). Operations on them take many times as long on CPUs.
 They are common in training: exp of a masked attention score, moments of weights that no longer get a gradient.
-onnxruntime's setting affects its thread pool, but of the calling threads only the first one in a process, and
-permanently. So the calling thread's floating-point environment is set for each call, and restored after it; or around
-many calls by code that only moves data in between, as setting it takes longer than the rest of a call's overhead.
+
+onnxruntime's own setting works for the threads of its pool. But of the calling threads, it affects only the first one
+in a process, and permanently. So we set the calling thread's floating-point environment before each call and restore it
+afterwards. Code that makes many calls, and only copies data in between, sets it once for all of them, since setting it
+takes longer than the rest of a call's overhead.
 """
 
 from __future__ import annotations
@@ -20,24 +22,24 @@ import onnxruntime as ort
 
 SETTING = "session.set_denormal_as_zero"
 
-_WORDS = 8  # of fenv_t, in Linux on x86-64: 28 bytes of the x87 unit, then the register that matters
+_WORDS = 8  # size of fenv_t on Linux x86-64: seven words for the x87 unit, then the MXCSR register
 _MXCSR, _FLUSH, _READ_AS_ZERO = 7, 1 << 15, 1 << 6
 _Environment = ctypes.c_uint32 * _WORDS
 _DEFAULT = ctypes.c_void_p(-1)  # FE_DFL_ENV
 
 
 class _Thread(threading.local):
-    flushes = False  # active Flushed blocks
+    flushes = False  # whether a Flushed block is active in this thread
 
 
 _this = _Thread()
 
 
 class FlushingSession(ort.InferenceSession):  # type: ignore[misc]
-    """A session that flushes denormals, if its options have ``SETTING``, too."""
+    """A session whose runs flush denormals in the calling thread; its options should also have ``SETTING``."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        with Flushed():  # which also undoes onnxruntime's setting
+        with Flushed():  # restores this thread afterwards, which onnxruntime may have set
             super().__init__(*args, **kwargs)
 
     def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> Any:
@@ -56,7 +58,7 @@ class FlushingSession(ort.InferenceSession):  # type: ignore[misc]
 
 
 class Flushed:
-    """A block in which this thread flushes denormals to zero, on known platforms."""
+    """A context manager in which this thread flushes denormals to zero, on supported platforms."""
 
     def __enter__(self) -> None:
         self._control = None if _this.flushes else _control()
@@ -71,17 +73,15 @@ class Flushed:
 
 
 def known_here() -> bool:
-    """Whether the calling thread can be set on this platform."""
+    """Whether this platform is supported."""
     return _control() is not None
 
 
 class _Control:
-    """C's ``fegetenv`` and ``fesetenv``, and the environment to compute in: the default one of pool threads, with
-    denormals flushed.
-    """
+    """Access to C's ``fegetenv`` and ``fesetenv``, with the environment to set: the default one plus flushing."""
 
     def __init__(self) -> None:
-        library = ctypes.PyDLL("libm.so.6")  # for calls so short, the interpreter's lock is not released
+        library = ctypes.PyDLL("libm.so.6")  # PyDLL does not release the GIL, which would take longer than the calls
         self.read, self.write = library.fegetenv, library.fesetenv
         self._flushing, before = _Environment(), _Environment()
         self.read(before)
@@ -91,7 +91,7 @@ class _Control:
         self._flushing[_MXCSR] |= _FLUSH | _READ_AS_ZERO
 
     def flush(self) -> Any:
-        """Set this thread; return the environment to restore."""
+        """Make this thread flush denormals; return the environment to restore."""
         before = _Environment()
         self.read(before)
         self.write(self._flushing)

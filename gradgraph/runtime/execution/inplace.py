@@ -4,14 +4,15 @@ Sharing one buffer as input and output of a run is safe if, in any execution ord
 value has read it before the new one is written:
 
 1. every other reader of the tensor, or of a view of it, is an ancestor of the node that writes the next value;
-2. that node, if it reads the tensor itself, reads each element no later than it writes it there;
+2. if that node reads the tensor itself, it reads each element no later than it writes it;
 3. the tensor and its views are not outputs of the model, and no body of a control-flow node reads them.
 
-The graph in question is the one that onnxruntime executes: its optimised form.
+The analysis reads the graph that onnxruntime executes, after its optimizations.
 
-For the weights of a product, the first condition does not hold by itself: dX = dY·Wᵀ reads W, and no update needs dX.
-So before a graph is given to onnxruntime, ``with_updates_last`` makes the updates of large tensors wait: their other
-inputs go through a Reshape whose target, zeros that copy each size, is computed from an element of dX.
+For the weight W of a matrix product, the first condition usually does not hold: the gradient of its input, dX = dY·Wᵀ,
+reads W, but no update depends on dX. So before a graph is passed to onnxruntime, ``with_updates_last`` makes the
+updates of large tensors wait: another input of the update passes through a Reshape that keeps its shape. The target
+shape of that Reshape consists of zeros (which copy each size), computed from an element of dX.
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ VIEWS = {"Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Optional", "
 
 OVERWRITING: dict[tuple[str, str], tuple[int, ...]] = {
     **{("", name): (0, 1) for name in ("Add", "Sub", "Mul", "Div")},  # element by element
-    # the data are copied first, if they are elsewhere
+    # these copy their data input to the output first, unless both have the same memory
     **{("", name): (0,) for name in ("ScatterND", "ScatterElements")},
-    (native.DOMAIN, "AdamUpdate"): (0, 1, 2, 3),  # likewise element by element
+    (native.DOMAIN, "AdamUpdate"): (0, 1, 2, 3),  # element by element, too
     (native.DOMAIN, "MomentumUpdate"): (0, 1, 2),
 }
-"""Domain and operator → the inputs that it may overwrite with its outputs, if they have their shape."""
+"""Domain and operator → the inputs that it may overwrite with outputs of the same shape."""
 
 
 LARGE = 1 << 18
-"""Numbers in a tensor from which it pays to wait for its readers: ten nodes each."""
+"""Elements of a tensor from which saving its second copy is worth the ten nodes that make its update wait."""
 
 
 def with_updates_last(model: onnx.ModelProto, next_of: Mapping[str, str]) -> onnx.ModelProto:
@@ -61,10 +62,10 @@ def with_updates_last(model: onnx.ModelProto, next_of: Mapping[str, str]) -> onn
         return model
     nodes = list(model.graph.node)
     scope = "in_place"
-    while any(y.startswith(f"{scope}/") for node in nodes for y in node.output):  # by the model itself
+    while any(y.startswith(f"{scope}/") for node in nodes for y in node.output):  # a name of the user's model
         scope += "_"
     for name, (updates, others) in waits.items():
-        # of each update the last input that is not the tensor itself: of operators, mostly the smallest
+        # for each update, the last input that is not the tensor itself: usually the smallest one
         last = {i: [k for k, x in enumerate(nodes[i].input) if x not in ("", name)][-1:] for i in updates}
         if all(last.values()):
             turn = _write_turn(model.graph, f"{scope}/{name}", [nodes[i].output[0] for i in others])
@@ -81,7 +82,7 @@ def large_of(model: onnx.ModelProto, next_of: Mapping[str, str]) -> list[str]:
 
 
 def append(graph: onnx.GraphProto, op_type: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
-    """Append a node, to be sorted later; return its output."""
+    """Append a node to the graph, to be sorted later by :func:`sort_nodes`; return the name of its output."""
     graph.node.append(helper.make_node(op_type, inputs, [output], **attributes))
     return output
 
@@ -101,7 +102,10 @@ def _write_turn(graph: onnx.GraphProto, scope: str, tensors: Sequence[str]) -> s
 
 
 def let_wait(graph: onnx.GraphProto, node: onnx.NodeProto, place: int, turn: str) -> None:
-    """Make an input of ``node`` wait for ``turn``: by a Reshape to zeros, each of which copies a size."""
+    """Make ``node`` run after ``turn`` has been computed, by a Reshape of one of its inputs that keeps its shape.
+
+    The target shape consists of zeros, each of which copies a size, plus ``turn``, an int64 vector of one zero.
+    """
     x, scope, zero = node.input[place], f"{turn}/{node.output[0]}", numpy_helper.from_array(np.array([0]))
     shape = append(graph, "Shape", [x], f"{scope}/shape")
     rank = append(graph, "Shape", [shape], f"{scope}/rank")
@@ -111,9 +115,9 @@ def let_wait(graph: onnx.GraphProto, node: onnx.NodeProto, place: int, turn: str
 
 
 def sort_nodes(graph: onnx.GraphProto) -> None:
-    """Sort nodes topologically, in place: among the ready ones, the first in the file is next.
+    """Sort nodes topologically, in place; of several ready nodes, the first in the file comes next.
 
-    Those without readers follow all others, in order: onnxruntime begins with the inputs of the last one.
+    Nodes without readers follow all others, in file order, since onnxruntime begins with the ancestors of the last one.
     """
     nodes = list(graph.node)
     writer = {name: i for i, node in enumerate(nodes) for name in node.output if name}
@@ -139,22 +143,25 @@ def overwritable(model: onnx.ModelProto, next_of: Mapping[str, str], behind: str
     """Return the state tensors that their next values may overwrite.
 
     Args:
-        model: as onnxruntime executes it: nodes in topological order, functions inlined.
-        next_of: state tensor → the output that holds its next value, of the same shape and type.
+        model: the graph as onnxruntime executes it: nodes in topological order, functions inlined.
+        next_of: state tensor → the output with its next value, of the same shape and type.
         behind: a tensor that must be computed before anything is overwritten.
     """
     return _Readers(model.graph).overwritable(next_of, behind)
 
 
 class _Readers:
-    """The readers of tensors, and which of them a node depends on: one bit per reader of a state tensor."""
+    """The readers of each tensor of a graph, and which readers of state tensors each node depends on.
+
+    Sets of readers are integers with one bit per reader.
+    """
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         self._nodes = list(graph.node)
         self._outputs = {o.name for o in graph.output}
         self._writer = {name: i for i, node in enumerate(self._nodes) for name in node.output if name}
         self._readers: dict[str, list[int]] = {}
-        self._inner: set[str] = set()  # names that bodies mention
+        self._inner: set[str] = set()  # names of tensors that subgraphs read
         for i, node in enumerate(self._nodes):
             inner = names_in_bodies(node)
             self._inner |= inner
@@ -184,19 +191,20 @@ class _Readers:
         return frozenset(found)
 
     def not_waiting(self, next_of: Mapping[str, str], names: Collection[str]) -> dict[str, tuple[list[int], list[int]]]:
-        """Find, for state tensors, the nodes that read them only for their next values, and others that may run later.
+        """Return, for each state tensor whose update must wait, its update nodes and the readers to wait for.
 
-        Tensors with readers that need an update themselves are excluded.
+        Update nodes read the tensor only to compute its next value; the other readers may run after them. Tensors whose
+        other readers depend on an update are excluded, as waiting would be circular.
         """
         writers = {name: self._writer[following] for name, following in next_of.items() if following in self._writer}
         reading: dict[str, list[int]] = {}
         for name in (n for n in names if n in writers):
-            views, nodes = self._memory(name)  # of these, not those that make a view
+            views, nodes = self._memory(name)  # nodes that only create a view are left out below
             reading[name] = [i for i in sorted(nodes) if views.isdisjoint(self._nodes[i].output)]
         bits = {i: 1 << k for k, i in enumerate(sorted({i for readers in reading.values() for i in readers}))}
         ancestors = self._ancestors(bits)
         behind = {name: ancestors[i] | bits.get(i, 0) for name, i in writers.items()}
-        once = twice = 0  # the readers that one, and more than one, next value needs
+        once = twice = 0  # the readers that at least one next value depends on, and at least two
         for needed in {i: behind[name] for name, i in writers.items()}.values():  # a node may write several
             once, twice = once | needed, twice | (once & needed)
         found = {}

@@ -1,7 +1,7 @@
-"""Joining outputs of batches along the sample axis.
+"""Concatenation of the outputs of several batches along the sample axis.
 
-For a single batch, outputs are unchanged. Otherwise, the parts are concatenated along the sample axis. An output
-without one has one entry per batch, on a new first axis, or is returned once if it depends on no input.
+The outputs of a single batch are returned unchanged. An output without a sample axis is stacked, with one entry per
+batch on a new first axis; if it depends on no input, it is returned once.
 """
 
 from __future__ import annotations
@@ -23,21 +23,26 @@ class Layout:
     """The sample axis of an output.
 
     Attributes:
-        axes: the axes that have the batch size in the model, or no declared size; None if unknown.
-        varies: whether the output depends on the batch at all.
+        axes: the axes that may be the sample axis: those with the model's batch dimension, or else those without a
+            known size; None if unknown.
+        varies: whether the output depends on the batch.
     """
 
     axes: tuple[int, ...] | None = None
     varies: bool = True
 
     def axis(self, parts: Sequence[tuple[Array, int]]) -> int | None:
-        """Return the first axis with the batch size in all parts (outputs with the samples of their batch)."""
+        """Return the sample axis: the first one whose size is the number of samples in all parts; None if none is.
+
+        Args:
+            parts: the output of each batch, with the number of samples in that batch.
+        """
         found = range(min(array.ndim for array, _ in parts)) if self.axes is None else self.axes
         return next((i for i in found if all(array.shape[i : i + 1] == (rows,) for array, rows in parts)), None)
 
 
 def layouts(model: onnx.ModelProto, fed: Collection[str]) -> dict[str, Layout]:
-    """Return the layouts of the model's outputs; the first of the ``fed`` inputs has the batch size."""
+    """Return the layouts of the model's outputs; the first axis of the first ``fed`` input is the batch dimension."""
     graph = model.graph
     dims = {v.name: shape_of_type(v.type) for v in (*graph.input, *graph.output)}
     inputs = [dims[v.name] for v in graph.input if v.name in fed]
@@ -58,22 +63,31 @@ def layouts(model: onnx.ModelProto, fed: Collection[str]) -> dict[str, Layout]:
 
 
 def joined(name: str, parts: Sequence[tuple[Array, int]], layout: Layout) -> Array:
-    """Join an output of all batches from its parts with the samples of each; raises DataError."""
+    """Join one output over all batches.
+
+    Args:
+        name: name of the output.
+        parts: the output of each batch, with the number of samples in that batch.
+        layout: the sample axis.
+
+    Raises:
+        DataError: if the output's other dimensions differ between batches.
+    """
     arrays = [array for array, _ in parts]
     if len(parts) == 1 or not layout.varies:
         return arrays[0]
     axis = layout.axis(parts)
     if len({without(array.shape, axis) for array in arrays}) > 1:
         raise DataError(
-            f"the output '{shown(name)}' has another shape in each batch",
-            remedy="predict with per_batch=True, which gives the outputs of each batch as they are",
-            shell="pad the inputs to one length, or choose others with --output",
+            f"the output '{shown(name)}' has different shapes in different batches",
+            remedy="predict with per_batch=True, which returns the outputs of each batch separately",
+            shell="pad the inputs to one length, or choose other outputs with --output",
         )
     return np.stack(arrays) if axis is None else np.concatenate(arrays, axis)
 
 
 def filled(batch: Mapping[str, Array], size: int) -> tuple[Mapping[str, Array], int]:
-    """Pad a batch with copies of its last sample to ``size``, for a fixed batch size; return it and its own samples."""
+    """Pad a batch to ``size`` samples with copies of its last sample; return it, and its number of own samples."""
     rows = len(next(iter(batch.values())))
     if rows >= size:
         return batch, rows
@@ -81,18 +95,29 @@ def filled(batch: Mapping[str, Array], size: int) -> tuple[Mapping[str, Array], 
 
 
 def of_first(name: str, array: Array, rows: int, size: int, layout: Layout) -> Array:
-    """Return the part of an output of ``size`` samples that belongs to the first ones; raises DataError."""
+    """Return the part of an output that belongs to the first samples of a padded batch.
+
+    Args:
+        name: name of the output.
+        array: the output.
+        rows: the number of samples to keep.
+        size: the number of samples of the padded batch.
+        layout: the sample axis.
+
+    Raises:
+        DataError: if the output has no sample axis, but depends on the batch.
+    """
     axis = layout.axis([(array, size)])
     if axis is not None:
         return array.take(range(rows), axis)
     if not layout.varies:
         return array
     raise DataError(
-        f"the output '{shown(name)}' has one value for {size} samples, and the last batch has only {rows}; "
-        f"give a multiple of {size}, or choose other outputs"
+        f"the output '{shown(name)}' is one value for a batch of {size} samples, but the last batch has only {rows}; "
+        f"give a multiple of {size} samples, or choose other outputs"
     )
 
 
 def without(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
-    """Return ``shape`` without an axis, if it has that axis."""
+    """Return ``shape`` without ``axis``, or unchanged if ``axis`` is None."""
     return shape if axis is None else (*shape[:axis], *shape[axis + 1 :])

@@ -1,8 +1,8 @@
 """Memory estimates of a training step: persistent memory, and the peak of a run.
 
-The train graph, lowered for this machine, is walked in its order: a tensor lives from the node that creates it to
-the last one that reads it. The gaps of onnxruntime's allocator come from a simulation (``arena.py``). This is an
-estimate: workspaces of kernels and the interpreter with its libraries are not counted.
+The estimate walks through the nodes of the train graph, lowered for this machine, in execution order: a tensor lives
+from the node that creates it to the last node that reads it. A simulation of onnxruntime's allocator (``arena.py``)
+adds its fragmentation. Workspaces of kernels, and the interpreter with its libraries, are not counted.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from gradgraph.runtime.saved.printed import html_table, text_table
 from gradgraph.step.manifest import Manifest, numpy_dtype
 from gradgraph.step.step import Step
 
-OF_A_NODE = 32 << 10  # bytes of graph and kernel: 17 to 35 KiB were measured in steps of 1,300 to 8,000 nodes
+OF_A_NODE = 32 << 10  # bytes per node, for its graph and kernel; measured: 17 to 35 KiB, in steps of 1,300 to 8,000
 KINDS: tuple[str, ...] = ("activations", "gradients", "update")
 
 
 @dataclass(frozen=True)
 class Memory:
-    """An estimate, in bytes; print it.
+    """A memory estimate in bytes, printed as a table.
 
     Attributes:
         sizes: the sizes of dynamic dimensions.
         weights: trained weights, with running statistics and counters.
-        frozen: other stored tensors: frozen weights, the integers of quantised ones, constants.
+        frozen: other stored tensors: frozen weights (quantised ones as integers) and constants.
         optimizer: optimizer state.
         following: the second copy of state that a step cannot overwrite (see ``RuntimeOptions.in_place``).
         batch: inputs and targets.
@@ -53,7 +53,7 @@ class Memory:
             loss, by the backward pass, and by the optimizer.
         gaps: fragmentation of onnxruntime's allocator: free pieces that were too small,
             and its tables of pieces.
-        session: onnxruntime's own memory per node of the lowered step (``OF_A_NODE``).
+        session: onnxruntime's own memory: ``OF_A_NODE`` for each node of the lowered step.
     """
 
     sizes: Mapping[str, int]
@@ -70,12 +70,12 @@ class Memory:
 
     @property
     def peak(self) -> int:
-        """The memory used only while a step runs."""
+        """The peak of the tensors that exist only while a step runs, without ``gaps``."""
         return self.activations + self.gradients + self.update
 
     @property
     def total(self) -> int:
-        """The total memory of training."""
+        """The total memory of training: the sum of all attributes."""
         kept = self.weights + self.frozen + self.optimizer + self.following + self.batch + self.session
         return kept + self.peak + self.gaps
 
@@ -108,8 +108,8 @@ def memory(step: Step | str, *, options: RuntimeOptions | None = None, **sizes: 
         sizes: sizes of dynamic dimensions, such as ``batch=32``; 1 by default.
 
     Returns:
-        Bytes by kind, without the interpreter and its libraries (100 to 200 MB). For several steps, the
-        largest.
+        The estimate in bytes, by kind, without the interpreter and its libraries (100 to 200 MB). If the step folder
+        has several steps, the peak is that of the largest.
 
     Raises:
         UnknownNameError: the step has no such dimension.
@@ -125,7 +125,7 @@ def moments(step: Step, sizes: Mapping[str, int], options: RuntimeOptions | None
 
 
 def as_run(opened: OpenedStep, part: Part, sizes: Mapping[str, int]) -> tuple[onnx.ModelProto, frozenset[str]]:
-    """Return the train graph as a session gets it, and the state tensors that it overwrites."""
+    """Return the train graph as it is passed to a session, and the names of the state tensors that it overwrites."""
     model = opened.lowered(part.model, dict(sizes))
     if not may_overwrite(model, part.ports.next_of, opened.options):
         return model, frozenset()
@@ -134,17 +134,22 @@ def as_run(opened: OpenedStep, part: Part, sizes: Mapping[str, int]) -> tuple[on
 
 
 def opened_here(step: Step, options: RuntimeOptions | None) -> OpenedStep:
+    """Open the step on the CPU."""
     return OpenedStep(step, Placement((CPU,)), options or RuntimeOptions(), False)
 
 
 def all_sizes_of(m: Manifest, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return a size for each dynamic dimension; raises UnknownNameError."""
+    """Return a size for each dynamic dimension: the one in ``sizes``, or else 1.
+
+    Raises:
+        UnknownNameError: if ``sizes`` has a dimension that the step does not have.
+    """
     m.check_sizes(sizes)
     return {name: size_of_name(name, sizes, otherwise=1) for name in m.open_dimensions}
 
 
 def estimate(opened: OpenedStep, sizes: Mapping[str, int]) -> Memory:
-    """Return the estimate for an opened step, and these sizes of its dynamic dimensions."""
+    """Return the memory estimate for an opened step, given the sizes of its dynamic dimensions."""
     m = opened.manifest
     state = {kind: sum(s.nbytes for s in m.state if s.kind == kind) for kind in {s.kind for s in m.state}}
     optimizer = state.get("optimizer", 0)
@@ -171,14 +176,14 @@ def estimate(opened: OpenedStep, sizes: Mapping[str, int]) -> Memory:
 
 
 def frozen_tensors(step: Step) -> list[onnx.TensorProto]:
-    """Return the tensors that the models of a step store besides its state, each once."""
+    """Return the initializers of a step's models that are not state tensors, each once."""
     state = {spec.name for spec in step.manifest.state}
     found = {t.name: t for model in (step.eval, *step.trains.values()) for t in model.graph.initializer}
     return [tensor for name, tensor in found.items() if name not in state]
 
 
 def bytes_of(tensor: onnx.TensorProto) -> int:
-    """Return the bytes of a tensor's numbers; two of 4 bits share a byte."""
+    """Return the size of a tensor's elements in bytes, where two 4-bit elements share a byte."""
     bits: int = math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth
     return -(-bits // 8)
 
@@ -191,9 +196,9 @@ class Moment:
     """The memory in use after a node of a lowered graph has run.
 
     Attributes:
-        node: its name.
-        made: bytes of the tensors that it created.
-        alive: bytes alive now, by kind.
+        node: name of the node.
+        made: bytes of the tensors that the node created.
+        alive: bytes of all tensors alive after the node, by kind (``KINDS``).
     """
 
     node: str
@@ -202,31 +207,36 @@ class Moment:
 
 
 def walked(model: onnx.ModelProto, state: int = 0) -> Walk:
-    """Walk through a run of a lowered graph of a step with this many bytes of state."""
+    """Simulate a run of the lowered graph of a step.
+
+    Args:
+        model: the lowered train graph.
+        state: bytes of the step's state, which decide the size of the arena's first region.
+    """
     work: ir.Model = ir.from_proto(model)
     infer_shapes(work)
     return Walk(work.graph, region_for(state, most_alive(model)))
 
 
 class Walk:
-    """A walk through the nodes of a graph, with the tensors alive.
+    """A simulated run of a graph, which tracks the tensors alive after each node.
 
     Attributes:
         peak: bytes of intermediate tensors at the peak, by kind.
-        worst: the tensors alive then, with their bytes and kinds.
-        last: the last node that reads a tensor or a view of it.
-        moments: one for each node.
+        worst: the tensors alive at the peak, with their bytes and kinds.
+        last: for each tensor, the last node that reads it or a view of it.
+        moments: the memory in use after each node.
         taken: total bytes of onnxruntime's allocator.
     """
 
     def __init__(self, graph: ir.Graph, region: int = USUAL) -> None:
-        self._storage: dict[ir.Value, ir.Value] = {}  # of views
+        self._storage: dict[ir.Value, ir.Value] = {}  # view → the tensor whose memory it shares
         nodes = as_executed(graph)
         for node in nodes:
             if node.op_type in VIEWS and node.domain == "" and node.inputs[0] is not None:
                 self._storage[node.outputs[0]] = self._root(node.inputs[0])
         self._left = Counter(x for node in nodes for x in {self._root(x) for x in reads(node)})
-        self._bound = {self._root(y) for y in graph.outputs} | set(graph.outputs)  # memory of the caller's
+        self._bound = {self._root(y) for y in graph.outputs} | set(graph.outputs)  # written to the caller's memory
         self._alive: dict[ir.Value, tuple[int, str]] = {}
         self._totals = dict.fromkeys(KINDS, 0)
         self.peak = dict(self._totals)
@@ -242,7 +252,7 @@ class Walk:
         return self._storage.get(value, value)
 
     def _run(self, node: ir.Node) -> None:
-        read = dict.fromkeys(self._root(x) for x in reads(node))  # in one order, or estimates would differ
+        read = dict.fromkeys(self._root(x) for x in reads(node))  # in a fixed order, so that estimates are repeatable
         made = sum(self._make(node, y, read) for y in node.outputs if y not in self._storage and y not in self._bound)
         self.moments.append(Moment(node.name or "", made, {**self._totals}))
         inside = max((sum(Walk(body).peak.values()) for body in subgraphs(node)), default=0)
@@ -259,7 +269,7 @@ class Walk:
 
     def _make(self, node: ir.Node, y: ir.Value, read: Iterable[ir.Value]) -> int:
         size, kind, piece = _bytes_of(y, node), _kind(node), None
-        if is_elementwise(node):  # written over an input that nobody else reads
+        if is_elementwise(node):  # the output reuses the memory of an input without other readers
             for x in read:
                 if self._left[x] == 1 and self._alive.get(x, (0, ""))[0] == size and size:
                     before = self._alive.pop(x)
@@ -273,7 +283,7 @@ class Walk:
 
 
 def _bytes_of(y: ir.Value, node: ir.Node) -> int:
-    """Return the bytes of an output of ``node``; if its shape is unknown, those of the largest input."""
+    """Return the size of an output of ``node`` in bytes; if its shape is unknown, the size of the largest input."""
     sizes = all_sizes(shape_of(y))
     if sizes is not None and y.dtype is not None:
         return math.ceil(math.prod(sizes) * y.dtype.itemsize)

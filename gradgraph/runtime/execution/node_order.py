@@ -1,22 +1,25 @@
-"""The order in which onnxruntime is given the nodes of a model: first those that need no batch, last loss and metrics.
+"""The order of a model's nodes in the file, which determines how fast its session opens and how much memory a run uses.
 
-onnxruntime sorts all nodes before each of its optimizations. It keeps those that are ready in a list, in the order of
-the file, and walks through that list for every node. Many nodes of a step need no batch (decays of the optimizer,
-transposed weights); late in the file, they are in the list from the start. Of 15,000 nodes of a step they are 2,000,
-and its session takes 1.5 times as long to open as with these in front.
+Nodes that need no batch come first in the file, then the others, then the updates, and the loss and metrics last.
 
-Of the inputs of a node, onnxruntime computes the one last that comes first. So these nodes are now computed just before
-something reads them, and not before the whole batch.
+Opening a session: onnxruntime sorts all nodes before each of its optimizations. It keeps the ready nodes in a list, in
+file order, and searches that list for every node. Many nodes of a step need no batch (decays of the optimizer,
+transposed weights), so they are ready from the start; if they come late in the file, they stay in the list for long.
+With 2,000 such nodes of 15,000, a session takes 1.5 times as long to open as with these nodes in front.
 
-It begins with what the last node that nobody reads needs. Were that an update, the loss would come at the very end, and
-what it is computed from (the logarithms of all scores of a language model) would stay until then: a step of GPT-2 takes
-6.4 GB that way, and 5.5 GB if it begins with the loss. Behind that come the updates, the one whose gradient comes first
-last in the file: where the first of them needs the whole backward pass, all other gradients of weights wait for it with
-what they are computed from (Stable Diffusion's U-Net, whose middle has the last names: 256 MiB in place of 18).
+Executing a node's inputs: onnxruntime computes the input whose node comes first in the file last. So nodes in front are
+computed just before another node reads them, and not before the whole batch.
 
-What it has optimised it writes in the order in which it computes. Of that file it would compute the nodes nearly the
-other way round, wherever a node has several inputs: scores in pieces all lay in memory at once. ``computed_as_written``
-puts them so that it computes them as they stood.
+Executing the outputs: onnxruntime begins with the ancestors of the last node in the file without readers. If that node
+were an update, the loss would be computed at the very end, and its inputs (the log-probabilities of a language model)
+would stay in memory until then: a step of GPT-2 needs 6.4 GB that way, and 5.5 GB if it begins with the loss. Updates
+are in the reverse order of their gradients, so that the one whose gradient is computed first is executed first. If an
+update that needs the whole backward pass were first, the other weight gradients would wait for it in memory, with their
+inputs (in Stable Diffusion's U-Net, whose middle block comes last by name: 256 MiB instead of 18).
+
+onnxruntime writes an optimized model in execution order. Loaded from such a file, nodes with several inputs would be
+computed nearly in the reverse order, so that all pieces of chunked scores were in memory at once.
+``computed_as_written`` sorts the nodes of such a file so that they are executed in their original order.
 """
 
 from __future__ import annotations
@@ -28,19 +31,21 @@ import onnx
 from gradgraph.backends.executed_order import executed_order
 from gradgraph.files.protos import reads
 
-_BACKWARD = "grad/"  # what the names of nodes of the backward pass begin with
+_BACKWARD = "grad/"  # prefix of the names of nodes of the backward pass
 
 
 def in_good_order(model: onnx.ModelProto, batch: Collection[str], following: Collection[str]) -> onnx.ModelProto:
-    """Move nodes of ``model`` in place, and return it: to the front, to the end; otherwise they keep their order.
+    """Sort the nodes of ``model`` in place as described in the module docstring, and return it.
+
+    Nodes of the same group keep their order, except updates.
 
     Args:
-        batch: inputs. Nodes that need none of them go to the front.
-        following: the outputs that are next values of the state. Nodes that write others, which no node reads, go to
-            the end, and before them those of ``following`` that no node reads: the one whose gradient comes first last.
+        model: a lowered model in topological order.
+        batch: the inputs that belong to the batch.
+        following: the outputs that are next values of the state, written by the updates.
     """
     waiting, read, following = set(batch), set[str](), set(following)
-    gradient: dict[str, int] = {}  # of a tensor, the place of the last node of the backward pass that it needs
+    gradient: dict[str, int] = {}  # tensor → position of the last node of the backward pass that it depends on
     for i, node in enumerate(model.graph.node):
         read.update(inputs := reads(node))
         if not waiting.isdisjoint(inputs):
@@ -61,10 +66,10 @@ def in_good_order(model: onnx.ModelProto, batch: Collection[str], following: Col
 
 
 def computed_as_written(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Move nodes of ``model`` in place, and return it, so that onnxruntime computes them in the order that they had.
+    """Sort the nodes of ``model`` in place so that onnxruntime executes them in their present order; return ``model``.
 
-    They get the order in which onnxruntime would compute them as they stand. Of that one it makes the first again, but
-    for a few nodes with several readers (36 of 1,623 in a step of GPT-2).
+    The new file order is the order in which onnxruntime would execute the present file. Executing the new file restores
+    the present order, except for a few nodes with several readers (36 of 1,623 in a step of GPT-2).
     """
     order = order_of(model.graph)
     places = iter(sorted(range(len(order)), key=order.__getitem__))
@@ -73,6 +78,6 @@ def computed_as_written(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def order_of(graph: onnx.GraphProto) -> list[int]:
-    """The places of the nodes in the file, in the order in which onnxruntime computes them."""
+    """Return the positions of the nodes in the file, in the order in which onnxruntime executes them."""
     writer = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
     return executed_order([{writer[name] for name in reads(node) if name in writer} for node in graph.node])

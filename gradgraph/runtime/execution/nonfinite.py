@@ -1,8 +1,9 @@
-"""Where NaN or infinity comes from: the node of a training step that first makes it on the way to the loss.
+"""Search for the origin of NaN or infinity in a training step: the first node that produces it.
 
-A step is run once more with two counts for each of its values: how many elements are NaN, and how many infinite. What
-leads to the result is followed back to a node that makes NaN from inputs without NaN, and from there to the node that
-made the infinity that it reads, if any. Infinities that are meant, such as those of a mask, lie on no such way.
+The step is run again with two counts for each tensor: the number of NaN elements, and of infinite ones. From a
+non-finite result, the search follows non-finite inputs backwards to a node that computes NaN from inputs without NaN;
+if one of these inputs is infinite, it continues to the node that produced the infinity. Intended infinities, such as
+those of a mask, are not found, since no NaN results from them.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ MOST_INPUTS = 4
 
 @dataclass(frozen=True)
 class NonFinite:
-    """The node where NaN or infinity comes from, as ``Trainer.find_nonfinite`` found it; ``str`` is one sentence.
+    """The origin of a NaN or infinity, as found by ``Trainer.find_nonfinite``; ``str`` returns one sentence.
 
     Attributes:
-        node, op_type: the node, as the step (and the model) calls it; empty if the value is one that the step is fed.
-        output: its output that is not finite, or the input or state tensor.
-        place: ``"model"``, ``"loss"``, ``"gradient"``, ``"update"``, ``"batch"`` or ``"state"``.
-        nan, inf: how many elements are NaN, and how many infinite.
-        shape: of the output.
-        inputs: of the node, with what they hold in words.
-        after: what makes NaN of it, if it is an infinity and that another node.
+        node, op_type: name and operator of the node; empty if the origin is an input of the step.
+        output: the non-finite output of the node, or the name of the non-finite input or state tensor.
+        place: the part of the step: ``"model"``, ``"loss"``, ``"gradient"``, ``"update"``, ``"batch"`` or ``"state"``.
+        nan, inf: the numbers of NaN and of infinite elements.
+        shape: shape of the output.
+        inputs: a description of each input's values, by name.
+        after: if the origin is an infinity from which another node computes NaN, that node.
     """
 
     node: str
@@ -53,12 +54,12 @@ class NonFinite:
     def __str__(self) -> str:
         size = int(np.prod(self.shape))
         holds = " and ".join(f"{n} {what}" for n, what in ((self.nan, "NaN"), (self.inf, "infinite")) if n)
-        holds = f"holds {holds} of {size} elements"
+        holds = f"has {holds} of {size} elements"
         if not self.op_type:
-            fed = "the batch" if self.place == "batch" else "the state, which a step before this one wrote,"
+            fed = "the batch" if self.place == "batch" else "the state (written by an earlier step)"
             return f"'{shown(self.output)}' of {fed} {holds}{self._after}"
         where = {"gradient": "the gradient of ", "loss": "the loss, ", "update": "the optimizer, "}.get(self.place, "")
-        name = self.node  # or of grad//layer1/Log/Div the node of the model: /layer1/Log
+        name = self.node  # for the gradient grad//layer1/Log/Div, the node of the model: /layer1/Log
         if self.place == "gradient":
             name = name.removeprefix("grad/").rpartition("/")[0] or name
         read = "; ".join(f"its input '{shown(name)}' {words}" for name, words in self.inputs.items())
@@ -67,7 +68,7 @@ class NonFinite:
 
     @property
     def _after(self) -> str:
-        return f"; NaN is made of it by {self.after}" if self.after is not None else ""
+        return f"; NaN results from it in {self.after}" if self.after is not None else ""
 
 
 class NonFiniteSearch:
@@ -75,8 +76,9 @@ class NonFiniteSearch:
 
     Args:
         model: train.onnx.
-        feeds: of all its inputs; those in ``batch`` are of the batch.
-        open_session: makes a session of a model.
+        feeds: the values of all its inputs.
+        batch: the names of the inputs that belong to the batch; the others are state and hyperparameters.
+        open_session: creates a session for a model.
     """
 
     def __init__(
@@ -91,8 +93,8 @@ class NonFiniteSearch:
         self._types = _element_types(model)
 
     def __call__(self, results: Sequence[str]) -> NonFinite | None:
-        """Find where the first NaN or infinity of ``results`` comes from; None if they are finite."""
-        # how many elements of each floating value are NaN, and how many infinite
+        """Return the origin of NaN or infinity in the first non-finite one of ``results``; None if all are finite."""
+        # count the NaN and the infinite elements of each floating tensor
         model = onnx.ModelProto()
         model.CopyFrom(self._model)
         names = [name for name, kind in self._types.items() if kind in FLOATS]
@@ -105,19 +107,19 @@ class NonFiniteSearch:
         return None if bad is None else self._origin(bad)
 
     def _origin(self, name: str) -> NonFinite:
-        """Find where NaN or infinity in a value comes from. NaN may be made of an infinity: then that comes first."""
+        """Return the origin of NaN or infinity in a tensor; for NaN computed from an infinity, that of the infinity."""
         if not self.counts[name][0]:
             return self._told(self._followed(name, 1))
         name = self._followed(name, 0)
         read = _read(self._makers[name]) if name in self._makers else ()
         infinite = next((i for i in read if self.counts.get(i, (0, 0))[1]), None)
         first = None if infinite is None else self._followed(infinite, 1)
-        if first is None or not (first in self._makers or first in self._feeds):  # one that the file holds is meant
+        if first is None or not (first in self._makers or first in self._feeds):  # a stored infinity is intended
             return self._told(name)
         return self._told(first, self._told(name))
 
     def _followed(self, name: str, which: int) -> str:
-        """The first value on the way to ``name`` that has NaN (0) or infinity (1), with no other before it."""
+        """Follow inputs with NaN (``which`` 0) or infinity (1) back from ``name``; return the first such tensor."""
         while True:
             maker = self._makers.get(name)
             before = [] if maker is None else [i for i in _read(maker) if self.counts.get(i, (0, 0))[which]]
@@ -140,7 +142,7 @@ class NonFiniteSearch:
         return NonFinite(maker.name, op_type, name, place, nan, inf, shape, inputs, after)
 
     def _values(self, names: Iterable[str]) -> dict[str, Array]:
-        """Run the step for some of its tensors; floating ones are returned in float64."""
+        """Run the step and return some of its tensors; floating ones as float64."""
         model = onnx.ModelProto()
         model.CopyFrom(self._model)
         known = [name for name in names if self._types.get(name, STRING) != STRING]
@@ -165,7 +167,7 @@ class NonFiniteSearch:
 
 
 def _element_types(model: onnx.ModelProto) -> dict[str, int]:
-    """The element types of the tensors of the main graph, as far as they are known."""
+    """Return the element types of the tensors of the main graph, where known."""
     graph = onnx.shape_inference.infer_shapes(model).graph
     values = (*graph.input, *graph.value_info, *graph.output)
     typed = {v.name: v.type.tensor_type.elem_type for v in values if v.type.HasField("tensor_type")}
@@ -176,7 +178,7 @@ def _element_types(model: onnx.ModelProto) -> dict[str, int]:
 
 
 def _counting_nodes(name: str, scope: str) -> list[onnx.NodeProto]:
-    """Nodes that count how many elements of ``name`` are NaN, and NaN or infinite: x − x is NaN there."""
+    """Return nodes that count the NaN elements of ``name``, and its NaN or infinite ones (where x − x is NaN)."""
     make = onnx.helper.make_node
     nodes = [make("Cast", [name], [f"{scope}/x"], to=onnx.TensorProto.DOUBLE),
              make("Sub", [f"{scope}/x", f"{scope}/x"], [f"{scope}/zero"])]  # fmt: skip
@@ -188,16 +190,16 @@ def _counting_nodes(name: str, scope: str) -> list[onnx.NodeProto]:
 
 
 def _read(node: onnx.NodeProto) -> list[str]:
-    """The names that a node reads, its own inputs first."""
+    """Return the names of the tensors that a node reads: its inputs, then those read only in its subgraphs."""
     return list(dict.fromkeys((*filter(None, node.input), *sorted(reads(node)))))
 
 
 def _described(value: Array) -> str:
-    """``goes from -0.3 to 2``, and how much of it is not finite."""
+    """Return a text such as ``ranges from -0.3 to 2, with 3 infinite elements``."""
     if value.dtype.kind in "iub" or value.size == 0:
-        return "is empty" if value.size == 0 else f"goes from {value.min()} to {value.max()}"
+        return "is empty" if value.size == 0 else f"ranges from {value.min()} to {value.max()}"
     numbers = value.astype(np.float64)
     finite = numbers[np.isfinite(numbers)]
-    words = f"goes from {finite.min():.4g} to {finite.max():.4g}" if finite.size else "has no finite element"
+    words = f"ranges from {finite.min():.4g} to {finite.max():.4g}" if finite.size else "has no finite element"
     infinite = int(np.isinf(numbers).sum())
     return f"{words}, with {infinite} infinite elements" if infinite else words

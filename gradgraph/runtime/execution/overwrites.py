@@ -1,7 +1,8 @@
-"""The next values that a training session writes over the current ones, according to its options.
+"""Selection of the state tensors that a training session updates in place, according to ``RuntimeOptions.in_place``.
 
-``in_place=True`` asks for all that can be proven to be safe. By default it is large tensors alone, and these only once
-the loss is known to be a number: so a step that diverges, or fails before its loss, leaves the state as it was.
+With ``in_place=True``, all tensors for which overwriting is provably safe are updated in place. By default, only large
+tensors are, and only after the loss has been computed and is finite: a step that diverges, or fails before its loss,
+leaves the state unchanged.
 """
 
 from __future__ import annotations
@@ -17,16 +18,20 @@ from gradgraph.runtime.execution.session import RuntimeOptions
 
 
 def may_overwrite(model: onnx.ModelProto, next_of: Mapping[str, str], options: RuntimeOptions) -> bool:
-    """Whether a session of a train graph may have something to write over."""
+    """Whether ``options`` allow a session of this train graph to update any state tensor in place."""
     return options.in_place is True or (options.in_place == "auto" and bool(large_of(model, next_of)))
 
 
 def prepared(model: onnx.ModelProto, ports: Ports, options: RuntimeOptions, checks_loss: bool) -> onnx.ModelProto:
-    """Let updates of ``model`` wait for what they must before they are written over the state, in place; return it.
+    """Prepare ``model`` for in-place updates: make updates run after other readers of the state; return ``model``.
+
+    Unless ``in_place`` is True, updates also wait for the loss. The model is modified in place.
 
     Args:
         model: a train graph in topological order, lowered for the CPU.
-        checks_loss: where it waits for the loss, for one that is a number.
+        ports: the inputs and outputs of the graph.
+        options: whose ``in_place`` applies.
+        checks_loss: when updates wait for the loss, whether it must also be finite.
     """
     if options.in_place is True:
         return with_updates_last(model, ports.next_of)
@@ -37,10 +42,12 @@ def prepared(model: onnx.ModelProto, ports: Ports, options: RuntimeOptions, chec
 
 
 def proven(executed: onnx.ModelProto, next_of: Mapping[str, str], options: RuntimeOptions) -> frozenset[str]:
-    """The state tensors that a prepared graph, as onnxruntime executes it, may write over, whatever the order of nodes.
+    """Return the state tensors that a prepared graph may overwrite safely in any execution order of its nodes.
 
     Args:
-        next_of: state tensor → the output that holds its next value.
+        executed: the graph as onnxruntime executes it.
+        next_of: state tensor → the output with its next value.
+        options: whose ``in_place`` applies.
     """
     if options.in_place is True:
         return overwritable(executed, next_of, "")

@@ -1,8 +1,8 @@
-"""Where the time of a training step goes: onnxruntime's profile, by the nodes and layers of the user's model.
+"""Profiles of a training step: onnxruntime's node times, assigned to the nodes and layers of the user's model.
 
-onnxruntime writes when each node of the lowered step ran. Its name begins with the part of the step (``grad/``,
-``loss/``, ``update/``) and goes on with the node of the model that it was written for; what an optimizer does belongs
-to the weight that it reads.
+onnxruntime records when each node of the lowered step ran. A node's name begins with the part of the step (``grad/``,
+``loss/``, ``update/``), followed by the node of the model that it was derived from. The nodes of an optimizer are
+assigned to the layer of the weight that they update.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _KERNEL = "_kernel_time"
 
 @dataclass(frozen=True)
 class TimedNode:
-    """A node of the step as it ran.
+    """A node of the executed step with its time.
 
     Attributes:
-        node: of the user's model; empty for what belongs to none (the loss, the optimizer).
-        layer: its module, as in ``Step.summary``; that of the weight for what updates it.
-        place: ``"forward"``, ``"loss"``, ``"backward"``, ``"update"``, or ``"other"``, as for changes of layout that
-            onnxruntime puts between nodes.
+        node: the node of the user's model that it was derived from; empty for nodes of the loss and the optimizer.
+        layer: the module of that node, as in ``Step.summary``; for a node of the optimizer, the module of the weight.
+        place: ``"forward"``, ``"loss"``, ``"backward"``, ``"update"``, or ``"other"`` (such as layout conversions that
+            onnxruntime inserts).
         op_type: the operator that ran.
-        name: what it is called in the lowered step.
-        seconds: in a step (the median), without what runs inside it.
+        name: the name of the node in the lowered step.
+        seconds: median time in one step, without the nodes in its subgraphs.
     """
 
     node: str
@@ -53,12 +53,12 @@ class TimedNode:
 
 @dataclass(frozen=True)
 class Profile:
-    """The times of a step's nodes, as ``Trainer.profile`` found them; print it.
+    """The times of a step's nodes, as measured by ``Trainer.profile``; printed as tables.
 
     Attributes:
-        nodes: the slowest first.
-        steps: how many were timed.
-        seconds: of a step, all in all (the median).
+        nodes: the nodes with their times, slowest first.
+        steps: the number of timed steps.
+        seconds: median time of a whole step.
     """
 
     nodes: tuple[TimedNode, ...]
@@ -66,28 +66,28 @@ class Profile:
     seconds: float
 
     def layers(self) -> dict[str, dict[str, float]]:
-        """Seconds a step of each layer, by place, the slowest first."""
+        """Return the seconds per step of each layer, by place, slowest layer first."""
         found: dict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(PLACES, 0.0))
         for n in self.nodes:
             found[n.layer][n.place] += n.seconds
         return dict(sorted(found.items(), key=lambda row: -sum(row[1].values())))
 
     def operators(self) -> dict[str, float]:
-        """Seconds a step of each kind of operator, the slowest first."""
+        """Return the seconds per step of each operator type, slowest first."""
         found: dict[str, float] = defaultdict(float)
         for n in self.nodes:
             found[n.op_type] += n.seconds
         return dict(sorted(found.items(), key=lambda row: -row[1]))
 
     def places(self) -> dict[str, float]:
-        """Seconds a step of forward pass, loss, backward pass, update and the rest."""
+        """Return the seconds per step of each of ``PLACES``: forward pass, loss, backward pass, update and other."""
         return {place: sum(n.seconds for n in self.nodes if n.place == place) for place in PLACES}
 
     def __str__(self) -> str:
         return self.table()
 
     def table(self, most: int = 10) -> str:
-        """Three tables, of the slowest nodes, layers and operators; as many rows each as ``most`` says."""
+        """Return three tables as text: the slowest nodes, layers and operators, at most ``most`` rows each."""
         parts = ", ".join(f"{place} {_ms(s)}" for place, s in self.places().items() if s)
         lines = [f"a step takes {_ms(self.seconds)} (median of {self.steps}); its nodes: {parts}"]
         slow = [((n.op_type, n.place, n.node or n.layer or "-"), n.seconds) for n in self.nodes]
@@ -105,11 +105,11 @@ class Profile:
         return ["", *text_table([(*header, "time", "share"), *cells], texts)]
 
     def _repr_html_(self) -> str:
-        """The tables for notebooks."""
+        """Return the tables as HTML for notebooks."""
         return f"<pre>{escape(str(self))}</pre>"
 
     def as_data(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return plain data for JSON."""
         nodes = [{"node": n.node, "layer": n.layer, "place": n.place, "operator": n.op_type, "seconds": n.seconds}
                  for n in self.nodes]  # fmt: skip
         return {"seconds": self.seconds, "steps": self.steps, "places": self.places(), "layers": self.layers(),
@@ -124,7 +124,14 @@ def _ms(seconds: float) -> str:
 
 
 def profile_of(step: Step, train: onnx.ModelProto, path: Path, seconds: Sequence[float]) -> Profile:
-    """The profile that onnxruntime wrote to ``path``, of ``WARM_UP`` steps and then others, which took ``seconds``."""
+    """Return the profile of a step from the file that onnxruntime wrote.
+
+    Args:
+        step: the step.
+        train: its train graph.
+        path: onnxruntime's profile of ``WARM_UP`` steps followed by the timed steps.
+        seconds: the time of each timed step.
+    """
     events = json_of(path.read_bytes())
     ends = sorted(e["ts"] + e["dur"] for e in events if e["cat"] == "Session" and e["name"] == "model_run")
     kernels = [e for e in events if e["cat"] == "Node" and e["name"].endswith(_KERNEL)]
@@ -137,13 +144,13 @@ def profile_of(step: Step, train: onnx.ModelProto, path: Path, seconds: Sequence
     for (name, op_type), each in times.items():
         origin = origins(name)
         place = "other" if origin.role == FORWARD and not origin.node else origin.role
-        node = "" if origin.node.startswith(f"{LOSS}/") else origin.node  # the loss has no node of the model
+        node = "" if origin.node.startswith(f"{LOSS}/") else origin.node  # nodes of the loss are not in the model
         nodes.append(TimedNode(node, origin.module, place, op_type, name, median(each)))
     return Profile(tuple(sorted(nodes, key=lambda n: -n.seconds)), len(seconds), median(seconds))
 
 
 def _own_times(events: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], float]]:
-    """Each event with its microseconds, less those of the events within it (bodies of loops)."""
+    """Yield each event with its own microseconds, without the nested events (nodes in loop bodies)."""
     open_: list[tuple[Mapping[str, Any], float, list[float]]] = []
     for event in sorted(events, key=lambda e: (e["ts"], -e["dur"])):
         while open_ and open_[-1][1] <= event["ts"]:

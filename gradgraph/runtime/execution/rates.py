@@ -1,4 +1,4 @@
-"""The hyperparameters of a step: scalar inputs with default values, which the sessions read where they lie."""
+"""The hyperparameters of a step: scalar inputs with default values, in memory that the sessions read directly."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 def can_be_fed(name: str, value: float) -> bool:
-    """Whether a hyperparameter may have this value: a finite float32, and no learning rate below 0."""
+    """Whether a hyperparameter may have this value: finite in float32, and for a learning rate not negative."""
     return abs(value) <= LARGEST and (value >= 0 or not _is_rate(name))
 
 
 def range_of(name: str) -> str:
-    """The values that a hyperparameter may have, in words."""
+    """Return a description of the valid values of a hyperparameter, for messages."""
     return "a finite number of 0 or more" if _is_rate(name) else "a finite number"
 
 
@@ -32,11 +32,11 @@ def _is_rate(name: str) -> bool:
 
 
 class Rates:
-    """The values that steps are fed.
+    """The current values of a step's hyperparameters.
 
     Attributes:
-        defaults: the value of each where none is given.
-        given: what was last written; None makes the next step write anew.
+        defaults: the default value of each hyperparameter.
+        given: the values passed to the last :meth:`write`; None makes the next step write them again.
     """
 
     def __init__(self, defaults: Mapping[str, float]) -> None:
@@ -50,18 +50,18 @@ class Rates:
         return {name: to_ortvalue(array) for name, array in self._arrays.items()}
 
     def write(self, given: Mapping[str, float]) -> dict[str, float]:
-        """Write those given, and the defaults for the rest; returns all of them.
+        """Write the ``given`` values, and defaults for the other hyperparameters; return all values.
 
         Raises:
-            UnknownNameError: the step has no such hyperparameter.
-            DataError: one is not finite in float32, or a learning rate is negative.
+            UnknownNameError: if the step does not have a hyperparameter of this name.
+            DataError: if a value is not finite in float32, or a learning rate is negative.
         """
         self.check_names(given)
         for name, number in given.items():
             NUMBER.check(f"the hyperparameter '{shown(name)}'", number)
         values = {name: float(given.get(name, default)) for name, default in self.defaults.items()}
         for name, value in values.items():
-            if not can_be_fed(name, value):  # the state would be lost, and only the next loss would tell
+            if not can_be_fed(name, value):  # otherwise it would ruin the weights, noticed only at the next loss
                 raise DataError(f"the hyperparameter '{shown(name)}' is {value}; give {range_of(name)}")
         for name, value in values.items():
             self._arrays[name][...] = value
@@ -69,12 +69,15 @@ class Rates:
         return values
 
     def check_names(self, given: Iterable[str], function: Callable[..., object] | None = None) -> None:
-        """Raise UnknownNameError unless the step has all of these; an argument of ``function`` may have been meant."""
+        """Raise UnknownNameError if the step does not have one of these hyperparameters.
+
+        The message suggests similar names, including arguments of ``function``.
+        """
         for name in given:
             if name not in self.defaults:
                 arguments = [] if function is None else inspect.signature(function).parameters
                 known = [*self.defaults, *(a for a in arguments if a not in ("self", "hyperparameters", name))]
                 raise UnknownNameError(
-                    f"the step takes no hyperparameter '{shown(name)}' (a schedule in the graph needs none)"
+                    f"the step has no hyperparameter '{shown(name)}' (it cannot be passed if it follows a schedule)"
                     f"{meant(name, known)}"
                 )

@@ -1,16 +1,16 @@
-"""The memory that a training session takes for tensors that come and go: one region, of which what is written counts.
+"""A custom onnxruntime arena for the temporary tensors of a training session: one large region, reserved lazily.
 
-onnxruntime's arena takes regions from the system, each twice as large as the last one, and a tensor lies within one. So
-what is free at the end of one region and at the beginning of the next serves no large tensor: with the gradient of an
-embedding that was 0.1 GB of 1.0. The first region of an arena of ours is twice as large as what is predicted to
-live at a time; the system gives memory for a page of it once that is written. It is no larger, since onnxruntime has a
-table of 8 bytes for each 256 of a region, and writes it at once: 64 MiB for 2 GiB. A piece that is larger than a tensor
-is always divided, which onnxruntime's own arena does from twice the size on: 5 % of the peak of ResNet-50 were such
-ends of pieces.
+onnxruntime's default arena requests regions from the system, each twice as large as the last one, and a tensor must fit
+into one region. Free space at the end of one region and at the beginning of the next is therefore lost to large
+tensors: with the gradient of an embedding, 0.1 GB of 1.0 GB. Our arena begins with a region twice as large as the
+tensors predicted to be alive at the same time; the system allocates a page of it only when the page is written. The
+region is not larger, since onnxruntime immediately writes a table of 8 bytes per 256 bytes of a region: 64 MiB for
+2 GiB. Our arena always splits a free piece that is larger than the tensor. The default arena splits only pieces of
+twice the size or more; such unused ends of pieces were 5 % of the peak of ResNet-50.
 
-onnxruntime lets sessions have another arena only by one that is registered for the process. So one is registered for
-each session, or for several that run in turns, and afterwards the next one, of which nothing is taken yet: they alone
-own their arena, and its memory goes with the last of them.
+onnxruntime supports a custom arena for a session only by registering it for the whole process. So an arena is
+registered while a session (or several that run in turn) is created, and then replaced by a fresh one. These sessions
+are its only owners, and its memory is freed with the last of them.
 """
 
 from __future__ import annotations
@@ -30,35 +30,40 @@ if TYPE_CHECKING:
 
 try:
     import resource
-except ImportError:  # Windows, which counts memory that is not written, too
+except ImportError:  # Windows, which also counts memory that was never written
     resource = None  # type: ignore[assignment]
 
 UNIT = 256  # bytes: sizes in an arena are multiples of it
 USUAL = 1 << 20  # bytes of the first region of onnxruntime's own arenas
-LARGE = (1 << 31) - UNIT  # the most that an int tells, in units of the arena
-WORKSPACES = 64 << 20  # bytes of a region that kernels may take for themselves, and steps that are small
+LARGE = (1 << 31) - UNIT  # the largest int32 that is a multiple of UNIT
+WORKSPACES = 64 << 20  # bytes of a region reserved for workspaces of kernels and for small steps
 MOST_LEFT = 128 << 20  # bytes that may stay unused at the end of a piece in onnxruntime's own arenas, below its half
-DIVIDED = 1  # the same in an arena of ours
-LEAST_STATE = 1 << 28  # bytes of state from which one region pays: small steps of convolutions took 44 MB more in one
+DIVIDED = 1  # the same for our arena
+LEAST_STATE = 1 << 28  # bytes of state from which our arena saves memory; small convolutional steps used 44 MB more
 _OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
-_NEVER = "2"  # what it says where memory counts that is not written
-_registering = threading.Lock()  # the registered arena is the process's
+_NEVER = "2"  # content of that file if the system also counts memory that was never written
+_registering = threading.Lock()  # the registered arena belongs to the whole process
 
 
 def region_for(state: int, alive: int) -> int:
-    """Bytes of the first region of an arena for a step with so much state, and tensors that live at a time."""
+    """Return the size of the first region of the arena that a step uses.
+
+    Args:
+        state: bytes of the step's state.
+        alive: the most bytes of temporary tensors alive at the same time.
+    """
     return first_region(alive) if state >= LEAST_STATE else USUAL
 
 
 def most_left(region: int) -> int:
-    """Bytes that may stay unused at the end of a piece, in an arena with such a first region."""
+    """Return the bytes that may stay unused at the end of a piece, in an arena with this size of its first region."""
     return MOST_LEFT if region == USUAL else DIVIDED
 
 
 def first_region(alive: int) -> int:
-    """Bytes of the first region of an arena of ours: ``USUAL`` where memory counts that is not written.
+    """Return the size of the first region of our arena: ``USUAL`` if the system also counts memory never written.
 
-    Gaps were 0.5 of what lives at a time at most.
+    The region is twice as large as ``alive``, since fragmentation was at most 0.5 of the bytes alive.
     """
     if resource is None or sys.maxsize < 1 << 32 or _counts_all():
         return USUAL
@@ -78,10 +83,11 @@ def _counts_all() -> bool:
 
 @contextlib.contextmanager
 def in_one_region(alive: int, settings: ort.SessionOptions) -> Iterator[None]:
-    """Let the session that is made in this block have an arena of its own, with one large region first.
+    """Give the session created in this block its own arena, which begins with one large region.
 
     Args:
-        alive: bytes of its tensors that live at a time.
+        alive: the most bytes of its temporary tensors alive at the same time.
+        settings: the options of the session.
     """
     with region_of_several(alive) as memory, memory(settings):
         yield
@@ -89,7 +95,7 @@ def in_one_region(alive: int, settings: ort.SessionOptions) -> Iterator[None]:
 
 @contextlib.contextmanager
 def region_of_several(alive: int) -> Iterator[Memory]:
-    """Let all sessions that are made in this block, each in one of what it gives, have one arena, and no others."""
+    """Give several sessions one common arena: each is created in this block, inside the context that it yields."""
     with _registering:
         _register(first_region(alive))
         try:

@@ -13,15 +13,17 @@ from gradgraph.step.data_names import DataNames
 
 @dataclass(frozen=True)
 class Scores:
-    """An output with a score for each class of a target, [samples, classes]; or one for the second of two, [samples] or
-    [samples, 1].
+    """A model output with class scores for a target.
+
+    The scores have the shape [samples, classes]. For two classes, the output may instead have a single score, for the
+    second class: [samples] or [samples, 1].
 
     Attributes:
-        target, output: their names.
-        classes: the names of the classes.
-        computed: probabilities are this function of the scores: Softmax, Sigmoid, or "Identity" where they are
-            probabilities already; empty where scores stand for none.
-        single: it is a score for the second of two classes.
+        target, output: names of the target and of the output.
+        classes: class names.
+        computed: the function from scores to probabilities: "Softmax", "Sigmoid", or "Identity" if the output already
+            contains probabilities; empty if scores do not determine probabilities.
+        single: whether the output has only a score for the second of two classes.
     """
 
     target: str
@@ -32,33 +34,33 @@ class Scores:
 
     @property
     def has_probabilities(self) -> bool:
-        """Whether the scores stand for probabilities."""
+        """Whether probabilities can be computed from the scores."""
         return bool(self.computed)
 
     @property
     def middle(self) -> float:
-        """The second of two classes is called where its only score is above this."""
+        """The threshold of a single score, above which the second class is predicted."""
         return 0.5 if self.computed == "Identity" else 0.0
 
     def numbers(self, scores: Array) -> Array:
-        """The numbers of the classes with the highest score: int64 [samples]."""
+        """Return the indices of the predicted classes: int64 [samples]."""
         found: Array = (scores.reshape(len(scores)) > self.middle).astype(np.int64) if self.single else scores.argmax(1)
         return found
 
     def called(self, scores: Array) -> Array:
-        """The names of the classes with the highest score: [samples]."""
+        """Return the names of the predicted classes: [samples]."""
         names: Array = np.array(self.classes)[self.numbers(scores)]
         return names
 
     def labels(self, target: Array) -> Array:
-        """The numbers of the classes that samples are of: [samples]; of shares of the classes, the largest."""
+        """Return the class indices of a target, [samples]; for class probabilities, that of the largest one."""
         if self.single:
             found: Array = (target.reshape(len(target)) > 0.5).astype(np.int64)
             return found
         return target.argmax(1) if target.ndim == 2 else target
 
     def probabilities(self, scores: Array) -> Array:
-        """The probability of each class: float32 [samples, classes]."""
+        """Return the probability of each class: float32 [samples, classes]."""
         high = np.asarray(scores, np.float64)
         if self.single:
             yes = high.reshape(len(high), 1)
@@ -72,18 +74,18 @@ class Scores:
 
 
 def scores_in(names: DataNames, outputs: Mapping[str, Array], probable: Collection[str]) -> list[Scores]:
-    """The scores for each target whose classes have names, among the outputs of some samples.
+    """Return the scores for each target with class names, from the outputs of a batch.
 
     Args:
-        names: of the classes.
-        outputs: of a batch, by name.
-        probable: those outputs that are probabilities.
+        names: the class names of the training data.
+        outputs: outputs of a batch, by name.
+        probable: names of the outputs that are probabilities.
     """
     return scores_of(names, {n: a.shape for n, a in outputs.items() if a.dtype.kind == "f"}, probable)
 
 
 def scores_of(names: DataNames, shapes: Mapping[str, Sequence[object]], probable: Collection[str]) -> list[Scores]:
-    """Return the scores for each target, from the shapes of the floating outputs."""
+    """Return the scores for each target with class names, from the shapes of the floating outputs."""
     found = []
     for target, classes in names.classes.items():
         whole = [name for name, shape in shapes.items() if tuple(shape[1:]) == (len(classes),)]
@@ -101,7 +103,10 @@ def scores_of(names: DataNames, shapes: Mapping[str, Sequence[object]], probable
 def _single_of(
     target: str, names: DataNames, shapes: Mapping[str, Sequence[object]], probable: Collection[str]
 ) -> str | None:
-    """The output with a score for the second of two classes: that which the target is called after, or the only one."""
+    """Return the output with a single score for the second of two classes; None if there is none or no clear one.
+
+    This is the output that the target is named after, or else the only output of a suitable shape.
+    """
     fitting = [
         name
         for name, shape in shapes.items()
@@ -112,9 +117,7 @@ def _single_of(
 
 
 def output_of(target: str, fitting: Sequence[str]) -> str | None:
-    """The output with a score for each class, of those ``fitting``: of several losses, that which the target is called
-    after.
-    """
+    """Return the output that the target is named after (``<output>_target``), or else the first of ``fitting``."""
     own = [name for name in fitting if target == f"{name}_target"]
     return next(iter([*own, *fitting]), None)
 
@@ -122,8 +125,9 @@ def output_of(target: str, fitting: Sequence[str]) -> str | None:
 def names_of_classes(
     names: DataNames, batch: Mapping[str, Array], outputs: Mapping[str, Array], probable: Collection[str]
 ) -> tuple[str, str]:
-    """The names of the class of the only sample of a batch, and of the class that the model takes it for: of the first
-    target whose classes have names; no text where there is none.
+    """Return the class name and the predicted class name of the single sample in a batch.
+
+    They are those of the first target with class names and a valid label; without one, both are empty.
     """
     for one in scores_in(names, outputs, probable):
         label = batch.get(one.target)

@@ -1,4 +1,4 @@
-"""The model as it is served: with its preprocessing in front, and classes called by their names."""
+"""Adding preprocessing and class names to an inference model, so that it accepts the columns of a table."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from gradgraph.step.data_names import DataNames
 
 
 def serve(model: ir.Model, names: DataNames, own_outputs: bool) -> None:
-    """Let a model, in place, take the columns of a table, if its data were preprocessed.
+    """Put the preprocessing of the training data, if any, in front of a model, in place; its inputs become columns.
 
     Args:
         model: an inference model.
-        names: of the data that it was trained on.
-        own_outputs: it has all its outputs, so others may come to them: the classes by name, and their probabilities.
+        names: the names of its training data, with their preprocessing.
+        own_outputs: whether the model has all its outputs; then the predicted class names and the class probabilities
+            are added as outputs.
     """
     plan = names.preprocess
     inputs = {value.name for value in model.graph.inputs}
@@ -29,7 +30,7 @@ def serve(model: ir.Model, names: DataNames, own_outputs: bool) -> None:
 
 
 def _scores(model: ir.Model, names: DataNames) -> dict[str, tuple[tuple[str, ...], str]]:
-    """The outputs with scores for classes: the names of the classes, and what makes probabilities of the scores."""
+    """Return, for each output with class scores, the class names and the function from scores to probabilities."""
     shapes = {v.name or "": shape_of(v) or () for v in model.graph.outputs}
     probable = [v.name or "" for v in model.graph.outputs if probabilities(v) is not None]
     return {one.output: (one.classes, one.computed) for one in scores_of(names, shapes, probable)}

@@ -1,4 +1,4 @@
-"""Creating onnxruntime sessions: on the device that was asked for, quietly, with errors of one sentence."""
+"""Creation of onnxruntime sessions: on the requested device, without log output, and with one-sentence errors."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ Memory = Callable[[ort.SessionOptions], contextlib.AbstractContextManager[None]]
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 STOCK = "stock"  # onnxruntime's kernels alone
 MOST_PACKED = 1 << 30  # bytes of frozen weights that each session may copy
-LEAST_PASSED = 1 << 26  # bytes of frozen weights: of fewer, a second copy is less than what onnxruntime takes
-LARGEST_FILLED = 1 << 20  # bytes of a constant that is computed in advance, and not of weights
+LEAST_PASSED = 1 << 26  # bytes of frozen weights; a second copy of fewer is small compared with onnxruntime itself
+LARGEST_FILLED = 1 << 20  # bytes of a folded constant that is not computed from weights
 
 
 @dataclass(frozen=True)
@@ -49,38 +49,40 @@ class RuntimeOptions:
     """Settings of onnxruntime that matter for training.
 
     Attributes:
-        threads: threads within one operator; None is one per physical core.
-        memory_pattern: plan all intermediates as one block per batch shape. At most 2 % faster, and up to half as much
-            memory again and more: off.
-        spinning: threads that wait for work within a step spin for a while before they sleep. 4 to 24 % faster; off
-            leaves the processor to others sooner.
-        optimization: onnxruntime's own graph optimisation: "none", "basic", "extended" or "all".
-        in_place: write next values over the current ones where that is provably safe (on the CPU), which takes up to
-            half of the memory. "auto" does so with tensors of 262,144 numbers and more, once the loss is known to be a
-            number: a step that diverges leaves the state as it was, and so does one that fails before its loss. (One
-            that fails later, for want of memory, loses it.) True does so with all tensors, and without waiting: a
-            step that fails or diverges loses the state. False keeps two of each.
-        flush_denormals: numbers below 1.2e-38 count as zero while a session computes, and only then (in Linux on
-            x86-64; elsewhere this changes nothing). Each costs as much as ten others: those behind an attention mask,
-            or moments that have faded away.
-        deterministic: ask for kernels that give the same bits in every run (on CPU they do anyway).
-        cuda_graph: on CUDA, record the step for batches of the usual shape as CUDA graphs, which spares launching its
-            kernels one by one. True is an error for steps that cannot be recorded (with loops, or work for the CPU),
-            "auto" runs these kernel by kernel.
-        native_kernels: train with kernels in C++ (on the CPU provider, in float32). None: where they came with the
-            package or ``gradgraph native build`` has built them, and they load; ``gradgraph env`` says whether, and
-            why not. True: they are required. False: onnxruntime's alone. The environment variable
-            ``GRADGRAPH_NATIVE_KERNELS`` (0 or 1) stands for None.
-        matmul_precision: of products, convolutions and LSTMs that native kernels train with. "highest" is as exact as
-            float32; "high" takes two bfloat16 for each number instead of three, which is faster: errors are at most
-            2^-15 of the sum of the magnitudes that are added. Needs native kernels and a processor with AMX.
-        custom_ops: libraries of operators that onnxruntime does not have: a path or several
-            (``gradgraph.extend.library`` names one for all sessions).
-        pack_weights: let each session keep a copy of large frozen weights in the order in which its products read them
-            (on the CPU). That takes their size again for each session; without it, products of 4 to 32 rows take twice
-            as long, of 128 rows and more 1.1 to 1.2 times. "auto" copies weights of up to 1 GiB in all, and of those
-            of 4 or 8 bits in blocks up to 256 MiB; beyond, they are read from their file, where it is mapped. The
-            session of ``Trainer.evaluate`` copies less than 64 MiB then, as that which trains has a copy.
+        threads: number of threads within one operator; None means one per physical core.
+        memory_pattern: plan all intermediate tensors as one block per batch shape. Off by default, since it is at most
+            2 % faster and can need half as much memory again, or more.
+        spinning: let threads that wait for work within a step spin before they sleep. This is 4 to 24 % faster; without
+            it, other programs get the processor sooner.
+        optimization: onnxruntime's own graph optimization: "none", "basic", "extended" or "all".
+        in_place: overwrite state tensors with their next values where this is provably safe (on the CPU), which saves
+            up to half of the memory. "auto" does so for tensors of at least 262,144 elements, after the loss is known
+            to be finite: a step that diverges, or fails before its loss, leaves the state unchanged. (A step that
+            fails later, such as out of memory, loses the state.) True does so for all tensors and without
+            waiting: a step that fails or diverges loses the state. False keeps two copies of each tensor.
+        flush_denormals: flush numbers below 1.2e-38 to zero while a session computes (on Linux x86-64; no effect on
+            other platforms). An operation on such a number takes as long as ten others. They occur behind attention
+            masks and in decayed moments of an optimizer.
+        deterministic: request kernels that return the same bits in every run (CPU kernels always do).
+        cuda_graph: on CUDA, record the step for batches of the usual shape as CUDA graphs, so that its kernels are not
+            launched one by one. True raises an error for steps that cannot be recorded (with loops, or nodes that run
+            on the CPU); "auto" runs these kernel by kernel.
+        native_kernels: train with the C++ kernels (CPU provider, float32). None uses them if they were installed with
+            the package or built by ``gradgraph native build``, and can be loaded; ``gradgraph env`` prints whether
+            they are used, and otherwise the reason. True requires them. False uses only onnxruntime's kernels. The
+            environment variable ``GRADGRAPH_NATIVE_KERNELS`` (0 or 1) overrides None.
+        matmul_precision: precision of matrix products, convolutions and LSTMs in native kernels. "highest" is as
+            accurate as float32. "high" is faster: it splits each number into two bfloat16 numbers instead of three,
+            with errors of at most 2^-15 of the sum of the absolute values of the terms. It requires native kernels and
+            a processor with AMX.
+        custom_ops: path or paths of libraries with custom onnxruntime operators
+            (``gradgraph.extend.library`` registers one for all sessions).
+        pack_weights: let each session keep a copy of large frozen weights in the order in which its matrix products
+            read them (on the CPU). Each session then needs their size in memory again. Without it, products of 4 to 32
+            rows take twice as long, and products of 128 or more rows 1.1 to 1.2 times. "auto" copies weights of up to
+            1 GiB in total (blockwise quantized weights of 4 or 8 bits: 256 MiB); larger ones are read from their mapped
+            file. With "auto", the session of ``Trainer.evaluate`` copies weights only below 64 MiB, since the training
+            session already has a copy.
     """
 
     threads: int | None = None
@@ -97,23 +99,23 @@ class RuntimeOptions:
     pack_weights: bool | Literal["auto"] = "auto"
 
     def packs(self, size: int) -> bool:
-        """Whether a session copies frozen weights of so many bytes; ``Placement.trains_for`` sees to few bits."""
+        """Whether a session copies frozen weights of ``size`` bytes; for quantized ones, the backend decides."""
         return size <= MOST_PACKED if self.pack_weights == "auto" else self.pack_weights
 
     def session_options(self) -> ort.SessionOptions:
-        """The options of onnxruntime itself for a session with these settings: without native kernels where None."""
+        """Return onnxruntime's session options for these settings; ``native_kernels=None`` counts as False here."""
         options = ort.SessionOptions()
         if self.threads is not None:
             options.intra_op_num_threads = self.threads
         options.enable_mem_pattern = self.memory_pattern
-        options.enable_mem_reuse = False  # or a buffer is held until a tensor of the same shape comes
+        options.enable_mem_reuse = False  # otherwise a buffer is kept until a tensor of the same shape needs it
         options.add_session_config_entry("session.intra_op.allow_spinning", str(int(self.spinning)))
         options.add_session_config_entry(denormals.SETTING, str(int(self._flushes)))
-        # onnxruntime may read weights of 4 bits by MatMulNBits, and would round what they multiply to 8 bits
+        # for 4-bit weights onnxruntime may use MatMulNBits, which would otherwise round the other factor to 8 bits
         options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", _FLOAT32)
         options.use_deterministic_compute = self.deterministic
         options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, _LEVELS[self.optimization])
-        options.log_severity_level = 4  # what is wrong is raised, so onnxruntime need not print it as well
+        options.log_severity_level = 4  # errors are raised, so onnxruntime need not print them as well
         if self.native_kernels:
             library.here().add_to(options)
         custom_ops.register(options, self.custom_ops)
@@ -125,11 +127,14 @@ class RuntimeOptions:
 
     @property
     def session_type(self) -> type[ort.InferenceSession]:
-        """The class of session that takes ``session_options()``."""
+        """The class of sessions to create with ``session_options()``."""
         return denormals.FlushingSession if self._flushes else ort.InferenceSession
 
     def computing(self) -> contextlib.AbstractContextManager[None]:
-        """Set this thread for many runs of such sessions: between them it must only move numbers."""
+        """Return a context that flushes denormals in this thread during many runs, if these settings do.
+
+        Code between the runs must only copy numbers, since its arithmetic would be affected, too.
+        """
         return denormals.Flushed() if self._flushes else contextlib.nullcontext()
 
 
@@ -145,7 +150,7 @@ _LEVELS = {
 
 @dataclass(frozen=True)
 class Placement:
-    """The execution providers of a trainer and the memory that its state lives in."""
+    """The execution providers of a trainer, and the device memory that contains its state."""
 
     providers: tuple[Provider, ...]
     memory: Literal["cpu", "cuda"] = "cpu"
@@ -153,18 +158,18 @@ class Placement:
 
     @property
     def backend(self) -> Backend:
-        """The backend to lower for: that of the first provider."""
+        """The backend to lower for, which is the backend of the first provider."""
         return of_provider(_name(self.providers[0]))
 
     def computes_for(self, options: RuntimeOptions) -> Backend:
-        """The backend to lower evaluation and prediction for."""
+        """Return the backend to lower evaluation and prediction for."""
         return packing(self.backend, options.pack_weights)
 
     def settled(self, options: RuntimeOptions) -> RuntimeOptions:
-        """``options`` that say whether to train with native kernels: where the caller does not, where they run.
+        """Return ``options`` with ``native_kernels`` decided: None is replaced by whether to use them here.
 
         Raises:
-            RuntimeUnavailableError: an environment variable holds what it cannot.
+            RuntimeUnavailableError: if ``GRADGRAPH_NATIVE_KERNELS`` has an invalid value.
         """
         if options.native_kernels is not None:
             return options
@@ -172,11 +177,11 @@ class Placement:
         return replace(options, native_kernels=wanted)
 
     def trains_for(self, options: RuntimeOptions) -> Backend:
-        """The backend to lower training for.
+        """Return the backend to lower training for.
 
         Raises:
-            RuntimeUnavailableError: native kernels, or products of theirs that are less exact, are asked for and are
-                not built, or cannot run here.
+            RuntimeUnavailableError: if native kernels or a lower ``matmul_precision`` are requested, and the kernels
+                are not built or cannot run on this machine.
         """
         options, precision = self.settled(options), options.matmul_precision
         if precision not in PRECISIONS:
@@ -185,29 +190,32 @@ class Placement:
             )
         if precision != HIGHEST and not options.native_kernels:
             raise RuntimeUnavailableError(
-                f"the matmul_precision '{precision}' is that of native kernels",
-                remedy="leave native_kernels=False out, or leave it out",
-                shell="leave --no-native-kernels out, or leave it out",
+                f"matmul_precision '{precision}' requires native kernels, which are turned off",
+                remedy="remove native_kernels=False or matmul_precision",
+                shell="remove --no-native-kernels or --matmul-precision",
             )
         if not options.native_kernels:
             return self.computes_for(options)
         if self.backend != ORT_CPU:
             raise RuntimeUnavailableError(
-                f"native kernels run on onnxruntime's CPU provider, and the first provider here is "
+                f"native kernels need onnxruntime's CPU provider, but the first provider here is "
                 f"{_name(self.providers[0])}",
-                remedy="add device='cpu', or leave native_kernels out",
-                shell="add --device cpu, or leave --native-kernels out",
+                remedy="add device='cpu', or remove native_kernels",
+                shell="add --device cpu, or remove --native-kernels",
             )
         library.here().required()
         if precision != HIGHEST and not library.here().has_tiles:
             raise RuntimeUnavailableError(
-                f"the matmul_precision '{precision}' needs a processor with tiles for bfloat16 (AMX: "
-                "Intel, from Sapphire Rapids on) and a compiler that knows them; leave it out"
+                f"matmul_precision '{precision}' needs a processor with AMX bfloat16 tiles (Intel Sapphire Rapids or "
+                "later) and native kernels from a compiler that supports AMX; remove it"
             )
         return packing(at_precision(precision), options.pack_weights)
 
     def kernels(self, options: RuntimeOptions) -> str:
-        """Return which kernels train with settled ``options``: a native library, or ``STOCK``; "" off the CPU."""
+        """Return the name of the kernels that train with ``options`` from :meth:`settled`.
+
+        This is the name of the native library, or ``STOCK``; "" if the provider is not the CPU.
+        """
         if self.backend != ORT_CPU:
             return ""
         return library.here().path.stem if options.native_kernels else STOCK
@@ -219,13 +227,16 @@ class Placement:
         providers: Sequence[Provider] | None = None,
         gpu: Callable[[], int] = lambda: 0,
     ) -> Placement:
-        """Translate ``device`` or an explicit provider list, and see that the first provider really starts.
+        """Return the placement for a device or a list of providers, after checking that the first provider starts.
 
-        ``"auto"`` is CUDA where it starts, and says so with a warning where it should but does not. ``gpu`` numbers
-        the GPU of a ``device``.
+        Args:
+            device: ``"auto"`` means CUDA if it starts. If onnxruntime has the CUDA provider and it does not start,
+                ``"auto"`` logs a warning and uses the CPU.
+            providers: onnxruntime's execution providers, instead of ``device``.
+            gpu: returns the index of the GPU to use.
 
         Raises:
-            RuntimeUnavailableError: a provider that was asked for is not in this onnxruntime, or does not start.
+            RuntimeUnavailableError: if a requested provider is not in this onnxruntime, or does not start.
         """
         if providers is not None:
             if not _are_providers(providers):
@@ -241,7 +252,7 @@ class Placement:
         except RuntimeUnavailableError as error:
             if device == "cuda":
                 raise
-            log.warning("%s; the device 'auto' goes on with the CPU", error.problem)
+            log.warning("%s; device 'auto' uses the CPU instead", error.problem)
             return cls((CPU,))
 
     @classmethod
@@ -249,7 +260,7 @@ class Placement:
         available = ort.get_available_providers()
         for name in map(_name, providers):
             if name not in available:
-                instead = "onnxruntime-gpu in place of onnxruntime" if name == CUDA else "a build that has it"
+                instead = "onnxruntime-gpu instead of onnxruntime" if name == CUDA else "a build that has it"
                 raise RuntimeUnavailableError(f"this onnxruntime has no {shown(name)} (it has {', '.join(available)}); "
                                               f"install {instead}, or choose another device")  # fmt: skip
         first = providers[0]
@@ -285,20 +296,23 @@ def create_session(
     memory: Memory = contextlib.nullcontext,
     runs: bool = True,
 ) -> ort.InferenceSession:
-    """A session for ``model`` on the providers of ``placement``, or an error; never a silent fallback.
+    """Create a session for ``model`` on the providers of ``placement``; raise an error rather than fall back silently.
 
     Args:
-        weights: values for initializers whose data lie outside ``model``.
-        optimized: where to write the model as it will be executed.
-        profile: what the name of the file begins with that onnxruntime writes about each node that runs.
-        packs: whether it may keep a copy of ``weights``, where the options let sessions do so.
-        memory: where it takes memory for tensors on the CPU, as ``regions`` has it; by default onnxruntime's own arena.
-        runs: whether it is to run. Else it is only to write ``optimized``, and copies no weights, so that it writes
-            none of them either.
+        model: the model, with its weights inside or in ``weights``.
+        placement: the execution providers.
+        options: settings of onnxruntime.
+        weights: values of initializers with external data.
+        optimized: where to write the model as onnxruntime executes it.
+        profile: prefix of the file to which onnxruntime writes a profile.
+        packs: whether the session may keep a copy of ``weights``, if the options allow it.
+        memory: sets the arena for tensors on the CPU, from ``regions``; by default onnxruntime's own arena.
+        runs: whether the session will be run. If False, it only writes ``optimized``: it does not copy weights, so
+            they are not written to the file either.
 
     Raises:
-        RuntimeUnavailableError: onnxruntime has the provider, but could not start it.
-        ModelError: onnxruntime refuses the model.
+        RuntimeUnavailableError: if onnxruntime has the provider but could not start it.
+        ModelError: if onnxruntime refuses the model.
     """
     options = options or RuntimeOptions()
     settings = options.session_options()
@@ -317,7 +331,7 @@ def create_session(
         content = model.SerializeToString()
     except ValueError:
         raise ModelError(
-            "the model exceeds 2 GB with its weights inside; save the step to a folder and load it from there"
+            "the model exceeds 2 GB including its weights; save the step to a folder and load it from there"
         ) from None
     read = weights.passing_through() if weights is not None and copied else contextlib.nullcontext()
     with explained("onnxruntime refuses the model"), warnings.catch_warnings(), read, memory(settings):
@@ -329,14 +343,16 @@ def create_session(
             enable_fallback=0,
             disabled_optimizers=useless_optimizations(model),
         )
-    told = cast("Any", session)
-    told.gradgraph_weights = weights  # which onnxruntime reads, and does not keep alive
-    told.gradgraph_passed = weights if weights is not None and not copied and weights.size >= LEAST_PASSED else None
+    annotated = cast("Any", session)
+    annotated.gradgraph_weights = weights  # onnxruntime reads this memory, but does not keep it alive
+    annotated.gradgraph_passed = (
+        weights if weights is not None and not copied and weights.size >= LEAST_PASSED else None
+    )
     obtained = session.get_providers()
     missing = [_name(p) for p in placement.providers if _name(p) not in obtained]
     if missing:
         raise RuntimeUnavailableError(
-            f"onnxruntime could not start {missing[0]} (driver or libraries missing?), and offers "
+            f"onnxruntime could not start {missing[0]} (driver or libraries missing?); it started "
             + ", ".join(obtained),
             remedy="repair the installation, or choose device='cpu'",
             shell="repair the installation, or choose --device cpu",
@@ -348,28 +364,29 @@ def copies_weights(
     model: onnx.ModelProto, placement: Placement, options: RuntimeOptions, weights: FrozenWeights, packs: bool = True
 ) -> bool:
     """Whether a session of ``model`` has its own copy of ``weights``; ``packs`` as for :func:`create_session`."""
-    packs = packs or any(node.op_type == _FEW_BITS for node in model.graph.node)  # whose kernel is slow without
+    packs = packs or any(node.op_type == _FEW_BITS for node in model.graph.node)  # its kernel is slow without packing
     return placement.providers[0] != CPU or (packs and options.packs(weights.size))
 
 
 def _most_folded(model: onnx.ModelProto) -> int:
-    """Bytes of the largest constant that onnxruntime may compute in advance.
+    """Return the size in bytes of the largest constant that onnxruntime may fold.
 
-    What it computes of frozen weights is about as large as they are. The rest is filled with one number: the zeros that
-    gradients of an embedding are added to, which would stay in memory, and be copied in each step all the same.
+    Constants computed from frozen weights are about as large as the weights. Larger constants are filled with one
+    number, such as the zeros that an embedding's gradient is accumulated in; folded, they would stay in memory, and
+    still be copied in each step.
     """
     largest = max((math.prod(t.dims) for t in model.graph.initializer), default=0)
     return max(LARGEST_FILLED, 8 * largest)
 
 
 def results(session: ort.InferenceSession, outputs: Sequence[str], feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The values that ``session`` gives for outputs that are tensors, by name."""
+    """Run ``session`` on ``feeds`` and return the given outputs, which must be tensors, by name."""
     arrays = cast("Sequence[np.ndarray]", session.run(outputs, dict(feeds)))
     return dict(zip(outputs, arrays, strict=True))
 
 
 def weights_pass_through(session: ort.InferenceSession) -> contextlib.AbstractContextManager[None]:
-    """A block of runs in which what ``session`` reads of mapped weights does not stay in memory."""
+    """Return a context for runs of ``session`` in which pages of mapped weights do not stay in memory."""
     weights: FrozenWeights | None = cast("Any", session).gradgraph_passed
     return contextlib.nullcontext() if weights is None else weights.passing_through()
 
@@ -381,12 +398,12 @@ _NOISE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : |/[\w./+-]+\.(?:cc|h):
 
 
 class TerminatedError(GradgraphError):
-    """The run was stopped from outside before it ended."""
+    """Raised when a run is terminated through its ``RunOptions`` before it ends."""
 
 
 @contextlib.contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Turn onnxruntime's exceptions into one sentence that begins with ``what`` and names the node where it can."""
+    """Convert onnxruntime's exceptions into errors of one sentence, which begins with ``what`` and names the node."""
     try:
         yield
     except Exception as error:
@@ -394,27 +411,27 @@ def explained(what: str) -> Iterator[None]:
 
 
 def explanation(error: Exception, what: str) -> Exception:
-    """The error to raise instead of one from onnxruntime; others stay themselves."""
+    """Return the error to raise instead of an onnxruntime exception; return any other exception unchanged."""
     if not type(error).__module__.startswith("onnxruntime") and type(error) is not RuntimeError:
         return error
     text = str(error)
     if "terminate flag" in text:
-        return TerminatedError("the run was stopped")
+        return TerminatedError("the run was terminated")
     at_node = _AT_NODE.search(text)
     if at_node:
         op, name, reason = at_node.groups()
         short, is_compared, _ = name.partition(COMPARED)
         if is_compared:
             return DataError(
-                f"'{shown(short)}' is not as long as what it belongs to ({_sentence(reason).rstrip('.')}); "
-                "give all parts of a batch the same size"
+                f"the size of '{shown(short)}' does not match another input of the batch "
+                f"({_sentence(reason).rstrip('.')}); give all inputs of a batch matching sizes"
             )
         return ModelError(f"{what} at {op} (node '{shown(name)}'): {_sentence(reason)}")
     if "is not a registered function/op" in text:
         return ModelError(
             f"{what}: {_sentence(text)}",
-            remedy="name the library that computes it: gradgraph.extend.library(path)",
-            shell="name the library that computes it with --custom-ops",
+            remedy="load the library with this operator: gradgraph.extend.library(path)",
+            shell="load the library with this operator by --custom-ops",
         )
     return ModelError(f"{what}: {_sentence(text)}")
 

@@ -1,4 +1,7 @@
-"""The session for a batch: onnxruntime plans and lowers best with sizes known, and most batches have one size."""
+"""Sessions per batch shape: one specialized for the usual sizes, and a general one for all other batches.
+
+With known sizes, lowering and onnxruntime's planning give faster sessions, and most batches have the same size.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ Sizes = dict[str, int]
 
 
 class Releasing(Protocol):
-    """A session that may keep a batch alive."""
+    """A session that may hold references to the arrays of its last batch."""
 
     def release(self) -> None: ...
 
@@ -23,16 +26,16 @@ Session = TypeVar("Session", bound=Releasing)
 
 
 class ShapedSessions(Generic[Session]):
-    """The sessions of one model: one made for the usual sizes of its symbolic dimensions, and a general one for all
-    other batches, made when the first of these arrives. Both work on the same state.
+    """The sessions of one model, which share its state: one for the usual sizes of its symbolic dimensions, and a
+    general one for all other batches. Each is created when it is first needed.
 
     Args:
-        specs: what a batch holds; dimensions of the same name have the same size.
-        make: a session for the given sizes; for any sizes, if none are given.
+        specs: the tensors of a batch; dimensions of the same name have the same size.
+        make: creates a session for the given sizes, or for any sizes if the dictionary is empty.
 
     Attributes:
-        has_sizes: whether batches may have other sizes than the usual ones.
-        usual: the usual sizes; those of the first batch, if no others are expected.
+        has_sizes: whether the model has symbolic dimensions, so that batches may differ in size.
+        usual: the usual sizes; by default the sizes of the first batch.
     """
 
     def __init__(self, specs: Iterable[TensorSpec], make: Callable[[Sizes], Session]) -> None:
@@ -42,10 +45,10 @@ class ShapedSessions(Generic[Session]):
         self._make = make
         self._made: dict[bool, Session] = {}
         self._last: Session | None = None
-        self._last_sizes: list[tuple[str, int, int]] = []  # input, axis, and how long it was
+        self._last_sizes: list[tuple[str, int, int]] = []  # input, axis and size of that axis in the last batch
 
     def of(self, feeds: Mapping[str, Feed]) -> Session:
-        """The session for a batch that has been checked."""
+        """Return the session for a checked batch."""
         if self._last is not None:
             for name, axis, size in self._last_sizes:
                 if _size(feeds[name], axis) != size:
@@ -60,27 +63,27 @@ class ShapedSessions(Generic[Session]):
         return self._last
 
     def sizes(self, feeds: Mapping[str, Feed]) -> Sizes:
-        """The sizes of the symbolic dimensions in a batch that has been checked."""
+        """Return the sizes of the symbolic dimensions in a checked batch."""
         return {dim: _size(feeds[name], axis) for dim, (name, axis) in self._dims.items()}
 
     def for_usual(self) -> Session:
-        """The session for the usual sizes."""
+        """Return the session for the usual sizes."""
         return self._made.get(True) or self._session(True)
 
     def release(self) -> None:
-        """Let go of all batches."""
+        """Drop the sessions' references to batches."""
         for session in self._made.values():
             session.release()
 
     def expect(self, usual: Sizes) -> None:
-        """Expect batches of these sizes; a session that was made for others is given up."""
+        """Set the usual sizes; a session for other usual sizes is closed."""
         if usual != self.usual:
             self._made.pop(True, None)
             self._last = None
         self.usual = usual
 
     def expect_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Expect batches of these shapes (of which one that cannot fit the step says nothing)."""
+        """Set the usual sizes from the shapes of a batch; shapes with too few dimensions are ignored."""
         if all(axis < len(shapes[name]) for name, axis in self._dims.values()):
             self.expect({dim: shapes[name][axis] for dim, (name, axis) in self._dims.items()})
 

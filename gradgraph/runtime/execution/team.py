@@ -116,5 +116,5 @@ class Parallel(Protocol):
     """A strategy for training in several processes, such as ``gradgraph.DataParallel``."""
 
     def team(self) -> Team:
-        """The team that this process belongs to."""
+        """Return the team that this process belongs to."""
         ...

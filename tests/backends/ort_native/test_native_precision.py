@@ -117,8 +117,10 @@ def test_it_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> No
     built = gg.build(mlp(), "cross_entropy", gg.optim.sgd(0.05))
     monkeypatch.setattr(native.Library, "has_tiles", False)
     cases = {
-        "needs a processor with tiles": HIGH,
-        "is that of native kernels; leave native_kernels=False out": replace(HIGH, native_kernels=False),
+        "needs a processor with AMX": HIGH,
+        "requires native kernels, which are turned off; remove native_kernels=False": replace(
+            HIGH, native_kernels=False
+        ),
         "there is no matmul_precision 'medium'; use highest or high": RuntimeOptions(matmul_precision="medium"),  # type: ignore[arg-type]
     }
     for message, options in cases.items():
@@ -146,4 +148,4 @@ def test_the_command_line(
     if library.has_tiles:
         assert code == 0 and "training on cpu with native kernels at matmul_precision high: " in said
     else:
-        assert code == 1 and "needs a processor with tiles" in said
+        assert code == 1 and "needs a processor with AMX" in said
