@@ -1,4 +1,4 @@
 """Differentiation of ONNX graphs: reverse and forward mode, derivatives built from both, and recomputation.
 
-It calls rules, but knows none of them by name.
+It looks up gradient rules by operator and refers to none of them by name.
 """

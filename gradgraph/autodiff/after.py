@@ -1,11 +1,12 @@
-"""Enforced execution order: a tensor that exists only once others are computed.
+"""Execution order in a graph: the named operator ``After`` delays a tensor until other tensors are computed.
 
-Nodes that recompute the forward pass must run late, and must not be merged with the original ones. ``After(x, turn)``
-is ``x``; but ``turn`` is computed from other tensors, so nothing that reads the result runs before these exist.
-``turn_after`` computes it: a zero that no runtime can fold.
+Nodes that recompute the forward pass must run late, and must not be merged with the original nodes. ``After(x, turn)``
+returns ``x`` unchanged. But ``turn``, a zero that no runtime can fold, is computed from other tensors (``turn_after``),
+so readers of the result run only after these tensors exist.
 
-``After`` is written as a Reshape whose target is zeros, each of which copies a size of ``x``. A Reshape moves no data,
-and simplification would remove it; so it stays a named operator until a graph is final (``write_orders``).
+In standard nodes ``After`` is a Reshape to a shape of zeros, each of which copies a size of ``x``, so it moves no data.
+Simplification would remove such a Reshape, so ``After`` stays a named operator until the graph is final
+(``write_orders``).
 """
 
 from __future__ import annotations
@@ -26,24 +27,27 @@ _ZERO = integers(0, 1, 1)
 
 @named_operator(NAME, case(real(2, 3), _ZERO), case(real(), _ZERO), case(real(2, 1, 3, 4), _ZERO))
 def after(op: Builder, x: Var, turn: Var) -> Var:
-    """``x``, computed after ``turn``, an int64 vector of one zero."""
+    """Return ``x`` once ``turn``, an int64 vector of one zero, is computed."""
     if x.shape is None:
         return op.Reshape(x, op.Shape(x) + turn)
     return op.Reshape(x, op.Expand(turn, op.const(np.array([x.rank], np.int64))))
 
 
 def turn_after(op: Builder, values: Sequence[Var]) -> Var:
-    """An int64 vector of one zero, computed from an element of each of ``values``, which are not empty.
+    """Return an int64 vector of one zero, computed from one element of each of ``values`` (non-empty tensors).
 
     onnxruntime first computes the dependencies of a node's last input, so ``values`` are computed in order.
     """
     firsts = [op.cast(_first(op, x), ir.DataType.FLOAT) for x in reversed(values)]
     one = op.sum_of(firsts)
-    return op.cast(op.Less(one, one), ir.DataType.INT64)  # false, for NaN, too
+    return op.cast(op.Less(one, one), ir.DataType.INT64)  # false, even for NaN
 
 
 def _first(op: Builder, x: Var) -> Var:
-    """One element as a vector. Writes no long vector, as ONNX's shape inference would record every number."""
+    """Return the first element as a vector of length 1.
+
+    It writes no long constant vectors, because ONNX's shape inference would record every number in them.
+    """
     if x.shape is None:
         return op.Gather(op.Reshape(x, [-1]), op.const(np.array([0], np.int64)), axis=0)
     begin, end = (op.const(np.full(x.rank, i, np.int64)) for i in (0, 1))
@@ -52,13 +56,13 @@ def _first(op: Builder, x: Var) -> Var:
 
 
 def is_order(node: ir.Node) -> bool:
-    """Whether it is a call of ``After``."""
+    """Whether ``node`` is a call of ``After``."""
     known = operator_of(node)
     return known is not None and known.name == NAME
 
 
 def write_orders(model: ir.Model) -> ir.Model:
-    """Write each ``After`` in standard nodes, in place; ``model`` must not be simplified afterwards."""
+    """Replace each ``After`` by standard nodes, in place; ``model`` must not be simplified afterwards."""
     editor = Editor(model)
     for node in [n for n in nodes_of(model) if is_order(n)]:
         editor.op.scope = node.name or ""

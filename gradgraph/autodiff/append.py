@@ -37,7 +37,10 @@ def append_gradients(
     named_operators: bool = False,
     recompute: Recompute | None = None,
 ) -> ir.Model:
-    """Apply ``value_and_grad`` to a model in normal form, in place; named operators may stay single nodes."""
+    """Apply ``value_and_grad`` to a model in normal form, in place.
+
+    With ``named_operators``, calls of named operators stay single nodes.
+    """
     graph = work.graph
     target = target_of(graph, output)
     check_scalar(target)
@@ -61,7 +64,10 @@ def append_vjp(
     named_operators: bool = False,
     recompute: Recompute | None = None,
 ) -> ir.Model:
-    """Apply ``vjp`` to a model in normal form, in place; named operators may stay single nodes."""
+    """Apply ``vjp`` to a model in normal form, in place.
+
+    With ``named_operators``, calls of named operators stay single nodes.
+    """
     graph = work.graph
     targets = float_outputs(graph, outputs)
     chosen = select(graph, wrt, targets)
@@ -77,7 +83,7 @@ def append_vjp(
 
 
 def _finished(work: ir.Model, op: Builder, written: Written, recompute: Recompute | None) -> ir.Model:
-    """Clean up ``work``, with recomputation if ``recompute`` is given."""
+    """Simplify ``work``, after inserting recomputation if ``recompute`` is not None."""
     if recompute is None:
         return clean_up(work)
     fed = [*work.graph.inputs, *work.graph.initializers.values(), *work.graph.outputs]
@@ -90,29 +96,33 @@ def _finished(work: ir.Model, op: Builder, written: Written, recompute: Recomput
 
 
 def builder_for(model: ir.Model, named_operators: bool = False) -> Builder:
-    """A builder whose new names do not collide with ``model``."""
+    """Return a builder whose new names do not collide with names in ``model``."""
     return Builder(names_of(model), "grad", named_operators)
 
 
 def new_input(op: Builder, graph: ir.Graph, name: str, like: ir.Value) -> Var:
-    """A new input of ``graph`` for the cotangent or tangent of ``like``."""
+    """Add an input to ``graph`` for the cotangent or tangent of ``like``, and return it."""
     value = ir.Value(name=op.fresh(name), type=content_type(like), shape=like.shape)
     graph.inputs.append(value)
     return op.wrap(value)
 
 
 def content_type(value: ir.Value) -> ir.TypeProtocol | None:
-    """The type of a value's gradient: that of the value, or of the content of an optional."""
+    """Return the type of a value's gradient: the type of the value, or for an optional that of its content."""
     return value.type.elem_type if isinstance(value.type, ir.OptionalType) else value.type
 
 
 def named(
     op: Builder, values: Sequence[ir.Value], results: Mapping[ir.Value, Var], suffix: str, allow_unused: bool = False
 ) -> list[ir.Value]:
-    """The result for each of ``values``, named ``<name>.<suffix>``, with its shape and element type.
+    """Return the result for each of ``values`` as a value named ``<name>.<suffix>``, with its shape and element type.
 
     Args:
-        allow_unused: return zeros for missing results, instead of an error.
+        op: adds nodes where a result is missing or must keep its name.
+        values: the values that are differentiated by.
+        results: the gradient or tangent of each value that has one.
+        suffix: the suffix of the new names.
+        allow_unused: return zeros for missing results instead of raising an error.
     """
     outputs: dict[ir.Value, None] = {}
     for x in values:

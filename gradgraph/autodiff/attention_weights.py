@@ -1,7 +1,7 @@
 """Find the nodes that compute attention probabilities: from queries × keys to probabilities × values.
 
-For n positions they are n × n numbers per head, and cheap to recompute: one product and a softmax. FlashAttention (Dao
-et al., 2022, arXiv:2205.14135) does not store them either.
+With n positions, attention probabilities are n × n numbers per head, and cheap to recompute: one product and a softmax.
+FlashAttention (Dao et al., 2022, arXiv:2205.14135) does not store them either.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ import onnx_ir as ir
 
 from gradgraph.graph.shapes import Shape, all_sizes, is_elementwise, shape_of, size_factors
 
-_MOVES = frozenset({"Reshape", "Squeeze", "Unsqueeze"})  # axes as windowed attention has them
+_MOVES = frozenset({"Reshape", "Squeeze", "Unsqueeze"})  # reshaping operators that windowed attention uses
 
 
 def weights_of_attentions(forward: Sequence[ir.Node]) -> tuple[list[int], set[ir.Node]]:
-    """The indices after the products with values, ascending, and all nodes that compute their factors.
+    """Find the attention probabilities in a graph.
 
     Args:
-        forward: the nodes of a graph, in order.
+        forward: the nodes of the graph, in order.
+
+    Returns:
+        The index after each product of probabilities and values, ascending; and the nodes that compute probabilities.
     """
     place = {node: i for i, node in enumerate(forward)}
     ends, made = set[int](), set[ir.Node]()
@@ -35,7 +38,10 @@ def weights_of_attentions(forward: Sequence[ir.Node]) -> tuple[list[int], set[ir
 
 
 def _up_to_products(softmax: ir.Node, place: Mapping[ir.Node, int]) -> tuple[list[ir.Node], list[ir.Node]] | None:
-    """The products that read the probabilities, and nodes in between (dropout, guards); None if there is no product."""
+    """Return the products that read the probabilities of ``softmax``, and the nodes from ``softmax`` up to them.
+
+    The nodes in between may be a dropout or guards against NaN. Returns None if no product reads the probabilities.
+    """
     products, between, waiting = list[ir.Node](), dict[ir.Node, None](), [softmax]
     while waiting:
         node = waiting.pop()
@@ -49,7 +55,7 @@ def _up_to_products(softmax: ir.Node, place: Mapping[ir.Node, int]) -> tuple[lis
 
 
 def _makers(node: ir.Node, place: Collection[ir.Node]) -> Iterator[ir.Node]:
-    """``node`` and preceding nodes of equal size, up to products and nodes fused with these."""
+    """Yield ``node`` and the nodes before it with outputs of equal size, back to products and nodes fused with them."""
     seen, waiting = {node}, [(node, False)]
     while waiting:
         node, is_under_product = waiting.pop()
@@ -69,31 +75,34 @@ def _is_product(node: ir.Node) -> bool:
 
 
 def _fuses_with_product(node: ir.Node) -> bool:
-    """Whether runtimes fuse it with a product that reads it, whose copy would round differently without it."""
+    """Whether runtimes fuse ``node`` with a product that reads it.
+
+    Such a node is recomputed with its product: without it, the copy of the product would round differently.
+    """
     factors = [x for x in node.inputs if x is not None and x.is_initializer() and x.shape is not None]
     is_scale = node.op_type in ("Mul", "Div") and any(all_sizes(shape_of(x)) in ([], [1]) for x in factors)
     return node.domain == "" and (node.op_type == "Transpose" or is_scale)
 
 
 def _makes_as_many(maker: ir.Node, node: ir.Node) -> bool:
-    """Whether the output of ``node`` has as many elements as that of ``maker``."""
+    """Whether ``maker`` is a node of attention probabilities whose output has as many elements as that of ``node``."""
     makes = _keeps_numbers(maker) or maker.op_type in ("MatMul", "Softmax")
     return makes and _as_large(maker.outputs[0], node.outputs[0])
 
 
 def _keeps_numbers(node: ir.Node) -> bool:
-    """Whether it outputs as many elements as it reads."""
+    """Whether ``node`` is elementwise or only reshapes, so that it may output as many elements as it reads."""
     return node.domain == "" and (is_elementwise(node) or node.op_type in _MOVES)
 
 
 def _as_large(x: ir.Value | None, y: ir.Value) -> bool:
-    """Whether they have equally many elements, as far as known."""
+    """Whether ``x`` and ``y`` are known to have equally many elements."""
     mine, its = (_factors(shape_of(v)) for v in (x, y))
     return mine is not None and mine == its
 
 
 def _factors(shape: Shape | None) -> tuple[int, list[str]] | None:
-    """The product of known sizes, and the names of the others; None if a size has neither."""
+    """Return the product of the known sizes and the sorted names of symbolic ones; None if a size is unknown."""
     if shape is None or None in shape:
         return None
     number, names = 1, list[str]()

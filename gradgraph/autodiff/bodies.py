@@ -1,8 +1,8 @@
-"""Tangents through If, Loop and Scan: a body computes tangents along with values.
+"""Tangents through If, Loop and Scan: the body computes tangents along with values.
 
-It gets the tangents of its states and slices as further inputs, and returns those of its results as further outputs:
-``body' = jvp(body)``. Nothing is saved, no iteration is computed twice, and only one iteration's tangents are in
-memory. The node with the widened bodies replaces the original one.
+The body is widened to ``body' = jvp(body)``: it reads the tangents of its states and slices as additional inputs, and
+returns the tangents of its results as additional outputs. Nothing is saved, no iteration is computed twice, and only
+one iteration's tangents are in memory. A node with the widened body replaces the original node.
 """
 
 from __future__ import annotations
@@ -20,14 +20,23 @@ from gradgraph.rules.containers import cotangent_type, zeros
 
 @dataclass(frozen=True)
 class Widened:
-    """A replacement of ``old``: the values of its outputs, and the tangents of the outputs that have one."""
+    """The replacement of a node by one that also computes tangents.
+
+    Attributes:
+        old: the node to replace.
+        values: the new value of each output of ``old``.
+        tangents: the tangent of each output of ``old`` that has one.
+    """
 
     old: ir.Node
     values: Sequence[ir.Value]
     tangents: Mapping[ir.Value, Var]
 
     def take_place(self) -> None:
-        """Replace ``old`` after all tangents are pushed; sort the graph afterwards."""
+        """Replace ``old`` in its graph.
+
+        All tangents must have been written before; the graph must be sorted afterwards.
+        """
         for y, new in zip(self.old.outputs, self.values, strict=True):
             new.name, y.name = y.name, None
             y.replace_all_uses_with(new, replace_graph_outputs=True)
@@ -37,7 +46,14 @@ class Widened:
 
 @dataclass(frozen=True)
 class Widener:
-    """Widens bodies; ``push`` writes the tangents of their nodes with ``op`` and adds them to ``tangents``."""
+    """Widens the bodies of If, Loop and Scan by tangents.
+
+    Attributes:
+        op: the builder of the graph.
+        path: the path that carries tangents.
+        tangents: the tangents written so far, by value.
+        push: writes the tangents of nodes with ``op``, and adds them to ``tangents``.
+    """
 
     op: Builder
     path: Path
@@ -48,7 +64,11 @@ class Widener:
         return _NODES[node.op_type](self, node)
 
     def body(self, graph: ir.Graph, moving: Sequence[ir.Value], results: Sequence[ir.Value]) -> _Body:
-        """Write the tangents of ``results`` into ``graph``, given those of the inputs in ``moving``."""
+        """Write the tangents of ``results`` into the body ``graph``, computed from new tangents of ``moving``.
+
+        Returns:
+            The tangents of ``moving``, which are to become inputs of the body, and those of ``results``, its outputs.
+        """
         op = self.op
         outside, op.nodes = op.nodes, []
         given = [self._given(x) for x in moving]
@@ -69,7 +89,7 @@ class Widener:
         return tangent
 
     def tangent(self, x: ir.Value | None) -> Var:
-        """The tangent of an input of a node; zeros if it has none."""
+        """Return the tangent of an input of a node; zeros if it has none."""
         assert x is not None
         return self.tangents.get(x) or zeros(self.op, self.op.wrap(x))
 
@@ -80,11 +100,14 @@ class Widener:
         self, old: ir.Node, inputs: Sequence[ir.Value | Var | None], places: Sequence[int], moving: Mapping[int, int],
         **attrs: Any,
     ) -> Widened:  # fmt: skip
-        """The node that replaces ``old``.
+        """Emit the node that replaces ``old``.
 
         Args:
-            places: indices of the outputs of ``old`` in those of the new node.
-            moving: the index of the tangent of each output that has one.
+            old: the original node.
+            inputs: the inputs of the new node.
+            places: for each output of ``old``, the index of the same output of the new node.
+            moving: for each output of ``old`` that has a tangent, the index of the tangent among the new outputs.
+            attrs: the attributes of the new node.
         """
         op = self.op
         operands = [op.wrap(x) if isinstance(x, ir.Value) else x for x in inputs]
@@ -99,8 +122,8 @@ class Widener:
 
 @dataclass(frozen=True)
 class _Body:
-    inputs: list[ir.Value]  # additional ones: the tangents
-    outputs: list[ir.Value]
+    inputs: list[ir.Value]  # tangents to add to the inputs of the body
+    outputs: list[ir.Value]  # tangents to add to its outputs
 
 
 def _if(to: Widener, node: ir.Node) -> Widened:
@@ -151,18 +174,18 @@ HAVE_BODIES = frozenset(_NODES)
 def _moving(
     to: Widener, node: ir.Node, entering: Sequence[ir.Value], leaving: Sequence[ir.Value], n: int
 ) -> tuple[list[int], list[int]]:
-    """The indices of states, and of scan outputs, that have tangents, among the outputs of ``node``."""
+    """Return the indices of the states, and of the scan outputs, that have tangents, among the outputs of ``node``."""
     states = [i for i in range(n) if to.active(entering[i], leaving[i], node.outputs[i])]
     return states, [i for i in range(n, len(node.outputs)) if to.active(node.outputs[i])]
 
 
 def _insert(values: Any, n: int, new: Sequence[Any], states: int) -> None:
-    """Insert the first ``states`` of ``new`` after the first ``n`` of ``values``, and append the others."""
+    """Insert the first ``states`` elements of ``new`` after the first ``n`` of ``values``, and append the rest."""
     values[:] = [*values[:n], *new[:states], *values[n:], *new[states:]]
 
 
 def _places(n: int, count: int, states: Sequence[int], rows: Sequence[int]) -> tuple[list[int], dict[int, int]]:
-    """The new indices of the outputs of a loop with ``n`` states, and of their tangents, as by ``_insert``."""
+    """Return the index of each output of a loop with ``n`` states, and of each tangent, after ``_insert``."""
     values = [i if i < n else i + len(states) for i in range(count)]
     tangents = {i: n + k for k, i in enumerate(states)}
     return values, tangents | {i: count + len(states) + k for k, i in enumerate(rows)}

@@ -1,16 +1,17 @@
-"""Parameters that a normalisation cancels: their gradient is exactly zero, and the computed one is rounding noise.
+"""Find parameters that a normalisation cancels: their exact gradient is zero, and the computed one is rounding noise.
 
 A bias before BatchNormalization in training mode is subtracted again with the channel mean. Optimizers that divide by
 the magnitude of a gradient turn the noise into steps, in directions that differ between runtimes.
 
-The path from a parameter to a loss is followed through additions, and multiplications by factors, that are constant
-along the axes of the normalisation's mean:
+The path from a parameter to a loss is followed through additions, and through multiplications by factors that are
+constant along the axes of the normalisation's mean:
 
 1. ``Add`` and ``Sub``; the biases of ``Conv``, ``ConvTranspose``, ``Gemm`` and ``BatchNormalization``.
-2. ``Mul`` and ``Div`` by a tensor that is constant there, ``Neg``, ``Identity``, ``Cast`` and ``Transpose``.
+2. ``Mul`` and ``Div`` by a tensor that is constant along these axes, ``Neg``, ``Identity``, ``Cast`` and ``Transpose``.
 3. ``Reshape``, ``Squeeze`` and ``Unsqueeze`` of the parameter itself.
 
-It ends at a normalisation whose mean is over all axes along which the parameter is constant.
+A parameter is cancelled if each of its paths ends at a normalisation that subtracts a mean over axes along which the
+parameter's contribution is constant.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ import onnx_ir as ir
 from gradgraph.autodiff.path import Path
 from gradgraph.graph.shapes import shape_of
 
-Axes = frozenset[int]  # counted from the last one, which is −1: the axes along which a tensor may vary
+Axes = frozenset[int]  # the axes along which a tensor may vary, as negative indices: −1 is the last axis
 
 _BIASES = {"Conv": 2, "ConvTranspose": 2, "Gemm": 2, "BatchNormalization": 2}
 
 
 def cancelled(path: Path, weights: Sequence[ir.Value]) -> set[ir.Value]:
-    """Return those of ``weights`` that no target of ``path`` depends on, because a normalisation cancels them."""
+    """Return the parameters among ``weights`` that a normalisation cancels on every way to the targets of ``path``."""
     return {weight for weight in weights if weight in path.active and _is_cancelled(path, weight)}
 
 
@@ -48,7 +49,7 @@ def _is_cancelled(path: Path, weight: ir.Value) -> bool:
             if not path.is_on(node):
                 continue
             if node.graph is not weight.graph and node.graph is not None and weight.graph is not None:
-                return False  # in a body
+                return False  # the node is in a body of If, Loop or Scan
             if _subtracts(path, node, place, axes):
                 continue
             after = _behind(node, place, axes)
@@ -64,7 +65,10 @@ def _varying(value: ir.Value) -> Axes | None:
 
 
 def _behind(node: ir.Node, place: int, axes: Axes) -> Axes | None:
-    """The axes along which a term of the node's result varies, if its input at ``place`` is added to it."""
+    """Return the axes along which the contribution of the input at ``place`` to the node's result varies.
+
+    Returns None if the contribution is not an added term, or unknown.
+    """
     kind = node.op_type
     if node.domain:
         return None
@@ -89,7 +93,10 @@ def _behind(node: ir.Node, place: int, axes: Axes) -> Axes | None:
 
 
 def _subtracts(path: Path, node: ir.Node, place: int, axes: Axes) -> bool:
-    """Whether the node subtracts the mean over all axes along which its input is constant, and outputs no mean."""
+    """Whether the node subtracts a mean over the axes along which the input at ``place`` is constant.
+
+    ``axes`` are the axes along which that input varies. Nodes whose further outputs are read do not count.
+    """
     x = node.inputs[0]
     shape = None if x is None else shape_of(x)
     if node.domain or place != 0 or shape is None or any(y in path.active for y in node.outputs[1:]):

@@ -1,8 +1,8 @@
-"""Choose cuts of the forward pass for recomputation that minimise memory.
+"""Choose where recomputation cuts the forward pass into segments, to minimise memory.
 
-Segments should save at most a given number of bytes for the backward pass, with few bytes crossing cuts. For one such
-limit the cheapest cuts are found in one pass; several limits are tried, and a simulation of lifetimes chooses the best.
-All of it is linear in the nodes.
+Each segment should save at most a given number of bytes for the backward pass, and few bytes should cross cuts. For one
+such limit, dynamic programming finds the cheapest cuts in one pass. Several limits are tried, and a simulation of
+lifetimes chooses the best. All of it is linear in the number of nodes.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from gradgraph.autodiff.recompute import Differentiated, Segments
 
 Bytes = Callable[[ir.Value], int]
 
-_LIMITS = 12  # limits tried, relative to the bytes of a segment
-_ALONE = 8  # extra cost of a value with one reader: runtimes fuse it with that, unless copies read it as well
-_NEAR = 1.02  # peaks within this factor of the minimum are considered equal, for less recomputation
+_LIMITS = 12  # the number of limits tried for the bytes of a segment
+_ALONE = 8  # cost factor of a value with one reader: runtimes fuse the two nodes, unless a copy reads the value as well
+_NEAR = 1.02  # peaks within this factor of the minimum are considered equal; among them, the least recomputation wins
 
 
 def _begin(cuts: Sequence[int]) -> float:
-    """A key that orders cuts by how little is recomputed."""
+    """Return a sort key that is greater for cuts with less recomputation."""
     return -cuts[-1] if cuts else 1
 
 
@@ -31,7 +31,7 @@ class Course:
     """The memory of a step as a function of its cuts.
 
     Args:
-        passes: the passes to cut.
+        passes: a forward pass, which is cut, and its backward pass.
         size: returns the bytes of a value.
     """
 
@@ -55,32 +55,35 @@ class Course:
         self._last = last
 
     def cheapest(self) -> list[int]:
-        """The cuts with the minimum peak."""
+        """Return the cuts with the minimum peak memory, up to 2%; among these, those with the least recomputation."""
         peaks = self._tried()
         least = min(peaks.values())
         return self._shorter(max((c for c in peaks if peaks[c] <= least * _NEAR), key=_begin), int(least * _NEAR))
 
     def least_recomputation(self, bytes_: int) -> tuple[int, list[int] | None]:
-        """The minimum peak, and the cuts with the least recomputation for a peak within that many bytes."""
+        """Return the minimum peak, and the cuts with the least recomputation whose peak is at most ``bytes_``.
+
+        The cuts are None if no peak is small enough.
+        """
         peaks = self._tried()
         good = [cuts for cuts, peak in peaks.items() if peak <= bytes_]
         return min(peaks.values()), self._shorter(max(good, key=_begin), bytes_) if good else None
 
     def _tried(self) -> dict[tuple[int, ...], int]:
-        """The peak memory of increasing numbers of cuts, starting with none."""
+        """Return the peak memory by cuts, for increasing numbers of cuts, starting with none."""
         total = int(self.saved.sum())
         found = {(): None} | {tuple(self.within(int(total / step))): None for step in np.geomspace(1.5, 150, _LIMITS)}
         return {cuts: self.peak(cuts) for cuts in found}
 
     def _shorter(self, cuts: Sequence[int], bytes_: int) -> list[int]:
-        """``cuts`` without the last ones, as far as the peak allows: nodes after the last one are computed once."""
+        """Drop the last cuts while the peak stays within ``bytes_``: nodes after the last cut are not recomputed."""
         cuts = list(cuts)
         while cuts and self.peak(cuts[:-1]) <= bytes_:
             del cuts[-1]
         return cuts
 
     def within(self, limit: int) -> list[int]:
-        """Cuts crossed by the fewest bytes, with at most ``limit`` bytes saved between two, if possible."""
+        """Return the cuts crossed by the fewest bytes with at most ``limit`` bytes saved per segment, if possible."""
         count = len(self.saved)
         held = np.concatenate([[0], np.cumsum(self.saved)])
         cost = np.zeros(count + 1)
@@ -102,7 +105,7 @@ class Course:
         return cuts[::-1]
 
     def peak(self, cuts: Sequence[int]) -> int:
-        """The peak of live bytes, of values and gradients."""
+        """Return the most bytes of values and gradients that are alive at once with these cuts."""
         p, segments = self.passes, Segments(self.passes, cuts)
         count, end = len(p.forward), len(p.forward) + len(p.backward) + 1
         change = np.zeros(end + 1, np.int64)
@@ -111,7 +114,7 @@ class Course:
             change[first] += self.size(y)
             change[last + 1] -= self.size(y)
 
-        needed_at = [count + p.begin(cut) for cut in cuts]  # of a segment, when it is recomputed
+        needed_at = [count + p.begin(cut) for cut in cuts]  # when each segment is recomputed
         for i, node in enumerate(p.forward):
             segment = segments.of(i)
             for y in node.outputs:

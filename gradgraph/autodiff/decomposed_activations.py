@@ -1,4 +1,4 @@
-"""Match Softmax and Sigmoid that exporters decompose: exponentials, their sum and a quotient."""
+"""Recognise Softmax and Sigmoid that an exporter decomposed, into exponentials, a sum and a quotient for example."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from gradgraph.graph.nodes import is_standard, made_by
 from gradgraph.graph.shapes import constant_of, shape_of
 from gradgraph.rules.patterns import MismatchError, need, some
 
-_BROADCAST = ("Expand", "Identity", "Reshape", "Unsqueeze")  # operators that restore the axis of a sum
+_BROADCAST = ("Expand", "Identity", "Reshape", "Unsqueeze")  # operators that restore an axis removed by a reduction
 
 
-Signed = tuple[ir.Value, bool]  # a value, and whether its negative is meant
+Signed = tuple[ir.Value, bool]  # (z, False) is z, (z, True) is −z
 
 
 def softmax_of(value: ir.Value) -> tuple[ir.Value, int] | None:
-    """The logits and the axis if ``value`` is a decomposed Softmax, else None."""
+    """Return the logits and the axis if ``value`` is a decomposed Softmax, else None."""
     try:
         return _softmax(value)
     except MismatchError:
@@ -24,7 +24,7 @@ def softmax_of(value: ir.Value) -> tuple[ir.Value, int] | None:
 
 
 def sigmoid_of(value: ir.Value) -> Signed | None:
-    """The logits if ``value`` is a decomposed Sigmoid, else None."""
+    """Return the logits, with their sign, if ``value`` is a decomposed Sigmoid, else None."""
     for form in (_logistic, _odds, _by_tanh, _by_softplus, _by_halves):
         try:
             return form(value)
@@ -53,7 +53,7 @@ def _of_logarithm(logarithm: ir.Value) -> tuple[ir.Value, int]:
 
 
 def _unshifted(x: ir.Value, axis: int) -> ir.Value:
-    """``z`` if ``x`` is z minus its maximum along the axis, which changes nothing."""
+    """Return ``z`` if ``x`` is ``z − max(z)`` along the axis, which has the same Softmax; otherwise ``x``."""
     if (node := made_by(x, "Sub")) is None:
         return x
     z, greatest = map(some, node.inputs)
@@ -65,7 +65,11 @@ def _unshifted(x: ir.Value, axis: int) -> ir.Value:
 
 
 def _reduced(value: ir.Value, op_type: str, of: ir.Value) -> int:
-    """The only axis over which ``value`` reduces ``of``, kept or restored."""
+    """Return the axis along which the operator ``op_type`` reduces ``of`` to ``value``.
+
+    Raises:
+        MismatchError: unless there is exactly one axis, and ``value`` keeps it with size 1.
+    """
     shape, whole = shape_of(value), some(shape_of(of))
     while (node := made_by(value, *_BROADCAST)) is not None:
         value = some(node.inputs[0])
@@ -86,22 +90,22 @@ def _reduced(value: ir.Value, op_type: str, of: ir.Value) -> int:
 def _logistic(value: ir.Value) -> Signed:
     one, below = _quotient(value)
     need(_is(one, 1.0))
-    return _negative(_power(_beside(below, "Add", 1.0)))
+    return _negative(_power(_other_operand(below, "Add", 1.0)))
 
 
 def _odds(value: ir.Value) -> Signed:
     above, below = _quotient(value)
     z = _power(above)
-    need(_power(_beside(below, "Add", 1.0)) is z)
+    need(_power(_other_operand(below, "Add", 1.0)) is z)
     return z, False
 
 
 def _by_tanh(value: ir.Value) -> Signed:
     try:
-        inner = _beside(_beside(value, "Mul", 0.5), "Add", 1.0)
+        inner = _other_operand(_other_operand(value, "Mul", 0.5), "Add", 1.0)
     except MismatchError:
-        inner = _beside(_beside(value, "Add", 0.5), "Mul", 0.5)
-    return _beside(some(some(made_by(inner, "Tanh")).inputs[0]), "Mul", 0.5), False
+        inner = _other_operand(_other_operand(value, "Add", 0.5), "Mul", 0.5)
+    return _other_operand(some(some(made_by(inner, "Tanh")).inputs[0]), "Mul", 0.5), False
 
 
 def _by_softplus(value: ir.Value) -> Signed:
@@ -109,7 +113,7 @@ def _by_softplus(value: ir.Value) -> Signed:
 
 
 def _by_halves(value: ir.Value) -> Signed:
-    """``Where(z ≥ 0, …, …)``: a form per sign, so that no exponential overflows."""
+    """Match ``Where(z ≥ 0, …, …)``: one formula per sign of z, so that no exponential overflows."""
     node = some(made_by(value, "Where"))
     first, second = (some(sigmoid_of(some(x))) for x in node.inputs[1:])
     need(first == second)
@@ -117,7 +121,7 @@ def _by_halves(value: ir.Value) -> Signed:
 
 
 def _negative(value: ir.Value) -> Signed:
-    """The negative of ``value``; if ``value`` is a negative, its operand."""
+    """Return the negative of ``value``: (z, False) if ``value`` is −z, otherwise (``value``, True)."""
     try:
         return _minus(value), False
     except MismatchError:
@@ -128,7 +132,7 @@ def _negative(value: ir.Value) -> Signed:
 
 
 def _quotient(value: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Dividend and divisor."""
+    """Return the dividend and the divisor of a quotient."""
     node = some(made_by(value, "Div", "Mul", "Reciprocal"))
     if is_standard(node, "Div"):
         return some(node.inputs[0]), some(node.inputs[1])
@@ -144,22 +148,22 @@ _ONE = ir.Value(name="one", const_value=ir.tensor(np.float32(1.0)))
 
 
 def _power(value: ir.Value) -> ir.Value:
-    """``z`` of exp(z)."""
+    """Return ``z`` if ``value`` is exp(z)."""
     return some(some(made_by(value, "Exp")).inputs[0])
 
 
 def _minus(value: ir.Value) -> ir.Value:
-    """``z`` of −z."""
+    """Return ``z`` if ``value`` is −z."""
     if (node := made_by(value, "Neg")) is not None:
         return some(node.inputs[0])
     if (node := made_by(value, "Sub")) is not None:
         need(_is(node.inputs[0], 0.0))
         return some(node.inputs[1])
-    return _beside(value, "Mul", -1.0)
+    return _other_operand(value, "Mul", -1.0)
 
 
-def _beside(value: ir.Value, op_type: str, number: float) -> ir.Value:
-    """The operand of this operator combined with a constant; ``x/2`` is ``x·0.5``."""
+def _other_operand(value: ir.Value, op_type: str, number: float) -> ir.Value:
+    """Return ``x`` if ``value`` is ``op_type`` applied to ``x`` and the constant ``number``; ``x/2`` is ``x·0.5``."""
     node = made_by(value, op_type)
     if node is None:
         node = some(made_by(value, "Div") if op_type == "Mul" else None)

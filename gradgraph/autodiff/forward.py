@@ -1,9 +1,9 @@
-"""Forward mode: tangents pushed through the nodes in graph order, ``dy = J·dx`` at each.
+"""Forward mode: tangents are pushed through the nodes in graph order, ``dy = J·dx`` at each.
 
-Linear operators, products and elementwise functions have a row in ``tangents.py``, and bodies of If, Loop and Scan
-compute tangents along with values (``bodies.py``). All others are transposed twice: the gradient rule computes
-``Jᵀ·c``, linear in the cotangent ``c``, and its derivative by ``c`` is ``J·t``. So every operator with a gradient rule
-has a tangent.
+Linear operators, products and elementwise functions have a tangent rule in ``tangents.py``, and bodies of If, Loop and
+Scan compute tangents along with values (``bodies.py``). All other operators use two vjps: the gradient rule computes
+``Jᵀ·c``, which is linear in the cotangent ``c``, and the vjp of this function of ``c`` at the tangent ``t`` is ``J·t``.
+So every operator with a gradient rule has a tangent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ from gradgraph.rules.composites.table import Call, calls
 def append_jvp(
     work: ir.Model, outputs: Names, wrt: Names, *, allow_unused: bool = False, named_operators: bool = False
 ) -> ir.Model:
-    """Apply ``jvp`` to a model in normal form, in place; named operators may stay single nodes."""
+    """Apply ``jvp`` to a model in normal form, in place.
+
+    With ``named_operators``, calls of named operators stay single nodes.
+    """
     targets = float_outputs(work.graph, outputs)
     chosen = select(work.graph, wrt, targets)
     path = find_path(work, targets, chosen, allow_unused)
@@ -43,10 +46,10 @@ def add_tangents(
     """Add an input ``"<name>.tangent"`` for each of ``path.wrt``, and the tangent of each of ``path.targets``.
 
     Args:
-        model: in normal form; changed in place.
-        path: its nodes have rules.
+        model: a model in normal form; changed in place.
+        path: the path to push tangents along; each of its nodes must have a rule.
         likes: one value per target, whose name (with ``.<suffix>``), shape and type the tangent gets.
-        suffix: of the new outputs.
+        suffix: the suffix of the names of the new outputs.
         named_operators: keep named operators as single nodes, where tangents pass through them like gradients.
     """
     op = builder_for(model, named_operators)
@@ -58,7 +61,10 @@ def add_tangents(
 def write_tangents(
     model: ir.Model, op: Builder, path: Path, tangents: dict[ir.Value, Var], likes: Sequence[ir.Value], suffix: str
 ) -> list[ir.Value]:
-    """Apply ``add_tangents`` to given ``tangents``; return the new outputs, without simplifying the model."""
+    """Add the tangent of each of ``path.targets`` as an output, computed from existing ``tangents``.
+
+    Unlike ``add_tangents``, this adds no inputs and does not simplify the model. Returns the new outputs.
+    """
     graph = model.graph
     forward = _Forward(op, path, tangents)
     found = {like: tangents[y] for like, y in zip(likes, path.targets, strict=True) if y in tangents}
@@ -71,14 +77,14 @@ def write_tangents(
 
 
 class _Forward:
-    """Pushes ``tangents`` along ``path``, and adds those of all values in between."""
+    """Pushes ``tangents`` along ``path``, and adds the tangent of every value on it to ``tangents``."""
 
     def __init__(self, op: Builder, path: Path, tangents: dict[ir.Value, Var]) -> None:
         self.op, self.path, self.tangents = op, path, tangents
-        self._cotangents: dict[ir.Value, ir.Value] = {}  # placeholders, and the values whose shape they have
+        self._cotangents: dict[ir.Value, ir.Value] = {}  # placeholder → the value whose shape it has
         self._composites: dict[ir.Node, Call] = {}
         self._widened: list[Widened] = []
-        self._moved: dict[ir.Value, ir.Value] = {}  # outputs of replaced nodes, and of their replacements
+        self._moved: dict[ir.Value, ir.Value] = {}  # output of a replaced node → output of its replacement
         self._widener = Widener(op, path, tangents, self._push)
         self._push(path.nodes)
         op.scope = "jvp"
@@ -92,7 +98,7 @@ class _Forward:
                 self.tangents[y] = self.op.like(dy, self.op.wrap(y))
 
     def join(self, model: ir.Model) -> None:
-        """Replace nodes by those that also compute tangents."""
+        """Replace nodes whose replacements also compute tangents, and sort the graph."""
         for node in self._widened:
             node.take_place()
             self._moved.update(zip(node.old.outputs, node.values, strict=True))
@@ -100,31 +106,37 @@ class _Forward:
             model.graph.sort()
 
     def release(self, model: ir.Model, results: Sequence[ir.Value]) -> None:
-        """Remove the placeholders from an unpruned ``model``; the shape of a replaced value may still be needed."""
+        """Replace each placeholder cotangent by the value whose shape it has; only shapes of placeholders are read.
+
+        ``model`` must not have been pruned yet: the shape of a replaced value may still be needed.
+
+        Raises:
+            DifferentiationError: a gradient rule is not linear in its cotangent.
+        """
         left = Path(model.graph, results, self._cotangents).nodes
         if left:
             raise DifferentiationError(
-                f"a gradient rule is not linear in its cotangent: the derivative of {left[0].op_type} (node "
-                f"'{shown(left[0].name)}') by it depends on it; correct the rule, or use value_and_grad instead"
+                f"a gradient rule is not linear in its cotangent: {left[0].op_type} (node '{shown(left[0].name)}') in "
+                "its derivative still reads the cotangent; correct the rule, or use value_and_grad instead"
             )
         self._read_shapes_elsewhere(model.graph, results)
         for cotangent, y in self._cotangents.items():
             cotangent.replace_all_uses_with(self._moved.get(y, y))
 
     def _read_shapes_elsewhere(self, graph: ir.Graph, results: Sequence[ir.Value]) -> None:
-        """Read known shapes from tensors that are needed anyway, instead of values computed from a placeholder."""
-        independent = itertools.takewhile(lambda node: node.op_type not in HAVE_BODIES, self.path.nodes)  # of tangents
+        """Read shapes from tensors that are needed anyway instead of from values computed from a placeholder."""
+        before_bodies = itertools.takewhile(lambda node: node.op_type not in HAVE_BODIES, self.path.nodes)
         _, kept = needed(graph, results, lambda node: node.outputs, reads)
-        ours = [x for x in (*self.path.wrt, *(y for node in independent for y in node.outputs)) if x in kept]
+        ours = [x for x in (*self.path.wrt, *(y for node in before_bodies for y in node.outputs)) if x in kept]
         known = {dims: x for x in reversed(ours) if (dims := known_dims(x)) is not None}
         computed = Path(graph, (), self._cotangents).reached
-        for node in graph:  # inside a body, the same name may mean another size
+        for node in graph:  # not in bodies, where the same dimension name may mean another size
             x = node.inputs[0] if node.op_type == "Shape" else None
             if x in computed and (dims := known_dims(x)) in known:
                 node.replace_input_with(0, known[dims])
 
     def _pushed(self, node: ir.Node) -> Mapping[ir.Value, Var]:
-        """The tangents of the outputs of ``node``; zero ones are omitted."""
+        """Return the tangents of the outputs of ``node``, omitting zero tangents."""
         if node.domain == "" and node.op_type in HAVE_BODIES:
             self._widened.append(widened := self._widener.widen(node))
             return widened.tangents
@@ -140,7 +152,7 @@ class _Forward:
         return dict(zip(node.outputs, outputs, strict=True))
 
     def _composite_tangent(self, node: ir.Node) -> Mapping[ir.Value, Var] | None:
-        """The tangent of an elementwise composite that ends with ``node``."""
+        """Return the tangent if ``node`` is the last node of an elementwise composite, else None."""
         known = self._composites.get(node)
         x = known.found.inputs[0] if known is not None and known.composite.elementwise else None
         if known is None or x not in self.tangents:
@@ -150,7 +162,7 @@ class _Forward:
         return None if dy is None else {y: dy}
 
     def _value_and_tangent(self, node: ir.Node, inputs: Sequence[Var | None]) -> Mapping[ir.Value, Var] | None:
-        """Write the value of ``node`` again together with the tangent, if they share work."""
+        """Write the value of ``node`` again together with its tangent, if both share work; otherwise return None."""
         write = TOGETHER.get(node.op_type) if node.domain == "" else None
         found = write(self.op, node, inputs[0]) if write is not None and inputs[0] is not None else None
         if found is None:
@@ -161,7 +173,10 @@ class _Forward:
         return self._widened[-1].tangents
 
     def _by_transposing(self, node: ir.Node) -> Mapping[ir.Value, Var]:
-        """Transpose the rules twice (Jᵀ·c, then its derivative by c), in standard nodes: named operators lack rules."""
+        """Compute tangents by two vjps: Jᵀ·c by the gradient rule of ``node``, then the vjp of that with respect to c.
+
+        The first one consists of standard nodes only, because named operators have no gradient rules.
+        """
         sources = dict.fromkeys(x for x in reads_smoothly(node) if x in self.tangents)
         outputs = [y for y in node.outputs if y in self.path.active]
         cotangents = {y: self._stand_in(y) for y in outputs}
@@ -176,7 +191,7 @@ class _Forward:
         before = len(op.nodes)
         pulled = backward(op, Path([node], cotangents, sources), cotangents)
         seeds: dict[ir.Value, list[Var]] = {}
-        for x, dx in pulled.items():  # x + y gives both the same cotangent
+        for x, dx in pulled.items():  # inputs may share one gradient, as those of x + y
             seeds.setdefault(dx.value, []).append(self.tangents[x])
         linear = Path(op.nodes[before:], seeds, [c.value for c in cotangents.values()])
         check_rules(linear)

@@ -14,7 +14,10 @@ from gradgraph.passes.normal.sizes.infer import infer_shapes
 def append_hvp(
     work: ir.Model, output: str | None, wrt: Names, *, allow_unused: bool = False, named_operators: bool = False
 ) -> ir.Model:
-    """Apply ``hvp`` to a model in normal form, in place; the second derivative may have named operators."""
+    """Apply ``hvp`` to a model in normal form, in place.
+
+    With ``named_operators``, calls of named operators in the second derivative stay single nodes.
+    """
     target = target_of(work.graph, output)
     check_scalar(target)
     chosen = select(work.graph, wrt, [target])
@@ -24,7 +27,7 @@ def append_hvp(
 
 
 def gradients_of(model: ir.Model, target: ir.Value, wrt: list[ir.Value], allow_unused: bool) -> list[ir.Value]:
-    """The gradient of ``target`` by each of ``wrt``, added to ``model``."""
+    """Add the gradient of ``target`` with respect to each of ``wrt`` to ``model``, and return the gradients."""
     path = find_path(model, [target], wrt, allow_unused)
     (target,) = path.targets
     op = builder_for(model)

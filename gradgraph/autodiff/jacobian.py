@@ -1,8 +1,12 @@
 """Full matrices of derivatives: Jacobians and Hessians.
 
-Both are a Scan over unit vectors around a product with one vector; nodes that do not depend on the vector stay outside
-and run once: vjp over the elements of the output (reverse mode), jvp over those of the inputs (forward mode), and for
-the Hessian a tangent of the gradient over those of the inputs.
+Both are a Scan over unit vectors whose body is a product with one vector:
+
+- a Jacobian in reverse mode: a vjp for each element of the output;
+- a Jacobian in forward mode: a jvp for each element of the inputs;
+- a Hessian: the tangent of the gradient for each element of the inputs.
+
+Nodes that do not depend on the unit vector stay outside the Scan and run once.
 """
 
 from __future__ import annotations
@@ -30,8 +34,8 @@ from gradgraph.passes.normal.functions.inline import copied
 from gradgraph.passes.normal.simplifying.clean import clean_up
 
 _WHOLE: Remedies = {
-    "remedy": "drop per_sample and take the blocks of each sample from the whole matrix",
-    "shell": "drop --per-sample and take the blocks of each sample from the whole matrix",
+    "remedy": "drop per_sample and extract each sample's block from the whole matrix",
+    "shell": "drop --per-sample and extract each sample's block from the whole matrix",
 }
 Mode = Literal["auto", "reverse", "forward"]
 
@@ -46,7 +50,10 @@ def append_jacobian(
     allow_unused: bool = False,
     named_operators: bool = False,
 ) -> ir.Model:
-    """Apply ``jacobian`` to a model in normal form, in place; named operators may stay single nodes."""
+    """Apply ``jacobian`` to a model in normal form, in place.
+
+    With ``named_operators``, calls of named operators stay single nodes.
+    """
     target = target_of(work.graph, output)
     chosen = select(work.graph, wrt, [target])
     for x in (target, *chosen):
@@ -69,7 +76,10 @@ def append_jacobian(
 def append_hessian(
     work: ir.Model, output: str | None, wrt: Names, *, allow_unused: bool = False, named_operators: bool = False
 ) -> ir.Model:
-    """Apply ``hessian`` to a model in normal form, in place; named operators may stay single nodes."""
+    """Apply ``hessian`` to a model in normal form, in place.
+
+    With ``named_operators``, calls of named operators stay single nodes.
+    """
     target = target_of(work.graph, output)
     check_scalar(target)
     chosen = select(work.graph, wrt, [target])
@@ -80,7 +90,7 @@ def append_hessian(
     op = builder_for(work, named_operators)
     basis, rows = _tangent_rows(work, op, path, chosen, "hvp")
     blocks = []
-    for a, row in zip(chosen, rows, strict=True):  # H is symmetric: block (b, a) has its rows by elements of b
+    for a, row in zip(chosen, rows, strict=True):  # H is symmetric: split by b, the rows for a are the blocks (b, a)
         for b, part in zip(chosen, basis.split(op, row), strict=True):
             name = f"{b.name}.hessian" if a is b else f"{b.name}.{a.name}.hessian"
             blocks.append(reshaped(op, part, sizes_of(op, b), sizes_of(op, a), name=name))
@@ -94,9 +104,10 @@ def append_hessian(
 
 
 def _by_rows(work: ir.Model, op: Builder, path: Path, start: int) -> list[ir.Value]:
-    """Reverse mode: a vjp per element of the target, or (``start`` 1) per element of a sample, for all samples at once.
+    """Write Jacobians in reverse mode, with one vjp per element of the target.
 
-    Samples are independent, so concatenated vectors give every sample its own rows.
+    With ``start`` 1, each vjp is for one element of every sample of the target: samples are independent, so a single
+    vjp computes one row of each sample's Jacobian.
     """
     (target,) = path.targets
     basis = _Basis(op, [target], start)
@@ -116,11 +127,14 @@ def _by_rows(work: ir.Model, op: Builder, path: Path, start: int) -> list[ir.Val
 
 
 def _by_columns(work: ir.Model, op: Builder, path: Path, start: int) -> list[ir.Value]:
-    """Forward mode: a jvp per element of the inputs, or (``start`` 1) per element of a sample of them."""
+    """Write Jacobians in forward mode, with one jvp per element of the inputs.
+
+    With ``start`` 1, each jvp is for one element of every sample of the inputs.
+    """
     (target,) = path.targets
     name = target.name
     basis, (columns,) = _tangent_rows(work, op, path, [target], "jvp", start)
-    target = target_of(work.graph, name)  # a node that computes its tangent, too, may have replaced it
+    target = target_of(work.graph, name)  # its node may have been replaced by one that also computes tangents
     blocks = []
     for x, part in zip(path.wrt, basis.split(op, columns), strict=True):
         flat = op.Reshape(part, op.Concat(_count(op, x, start), _count(op, target), axis=0), allowzero=1)
@@ -129,7 +143,7 @@ def _by_columns(work: ir.Model, op: Builder, path: Path, start: int) -> list[ir.
 
 
 def _empty(work: ir.Model, op: Builder, path: Path, start: int) -> list[ir.Value]:
-    """Return empty Jacobians without a Scan, as runtimes reject one over nothing."""
+    """Write empty Jacobians without a Scan, because runtimes reject a Scan over an empty tensor."""
     (target,) = path.targets
     nothing = {x: op.full(op.const([0]), 0, op.wrap(x).dtype) for x in path.wrt}
     return [_block(op, nothing[x], target, x, start) for x in path.wrt]
@@ -146,12 +160,16 @@ def _block(op: Builder, numbers: Var, target: ir.Value, x: ir.Value, start: int)
 def _tangent_rows(
     work: ir.Model, op: Builder, path: Path, likes: Sequence[ir.Value], suffix: str, start: int = 0
 ) -> tuple[_Basis, list[Var]]:
-    """The tangents of ``path.targets`` along each unit vector, as rows."""
+    """Compute the tangents of ``path.targets`` for each unit vector of ``path.wrt``.
+
+    Returns:
+        The unit vectors, and for each target its tangents as rows, one per unit vector.
+    """
     path = _with_own_nodes(work, op, path)
     basis = _Basis(op, path.wrt, start)
     tangents = dict(zip(path.wrt, basis.vectors, strict=True))
     count = len(work.graph.outputs)
-    work.graph.inputs.append(basis.place)  # while its readers are nodes of the graph
+    work.graph.inputs.append(basis.place)  # until its readers move into the Scan
     rows = write_tangents(work, op, path, tangents, likes, suffix)
     work.graph.outputs[:] = work.graph.outputs[:count]
     work.graph.inputs.remove(basis.place)
@@ -159,7 +177,7 @@ def _tangent_rows(
 
 
 def _with_own_nodes(work: ir.Model, op: Builder, path: Path) -> Path:
-    """Copy the nodes of ``path`` if some have bodies, since tangents are written into these."""
+    """Copy the nodes of ``path`` if any has a body, because tangents are written into bodies."""
     if not any(node.op_type in HAVE_BODIES for node in path.nodes):
         return path
     nodes, copies = copied(path.nodes, op.fresh)
@@ -168,9 +186,13 @@ def _with_own_nodes(work: ir.Model, op: Builder, path: Path) -> Path:
 
 
 class _Basis:
-    """The unit vectors of the joint space of some tensors: ``vectors`` is the one with index ``place``.
+    """The unit vectors over all elements of several tensors; with ``start`` 1, over the elements of one row of each.
 
-    With ``start`` 1, of the space of their rows, with the vector repeated in each row.
+    Attributes:
+        count: the number of unit vectors, if known.
+        place: a scalar in the graph: the index of one unit vector.
+        vectors: this unit vector, as one part per tensor, in its shape; with ``start`` 1 repeated in each row.
+        slices: ``place`` → the vector of all indices, which the Scan runs over.
     """
 
     def __init__(self, op: Builder, tensors: Sequence[ir.Value], start: int = 0) -> None:
@@ -183,7 +205,7 @@ class _Basis:
         self.vectors = [_vector(op, x, part, start) for x, part in zip(tensors, parts, strict=True)]
 
     def split(self, op: Builder, rows: Var) -> list[Var]:
-        """Split ``rows``, one per unit vector, by the tensor that it belongs to."""
+        """Split ``rows``, one per unit vector, into one part per tensor."""
         if len(self._sizes) == 1:
             return [rows]
         parts = all_of(op.Split(rows, op.Concat(*self._sizes, axis=0), axis=0, outputs=len(self._sizes)))
@@ -193,14 +215,14 @@ class _Basis:
 
 
 def _vector(op: Builder, x: ir.Value, part: Var, start: int) -> Var:
-    """The slice of a unit vector that belongs to ``x``, in its shape."""
+    """Return the ``part`` of a unit vector that belongs to ``x``, in the shape and type of ``x``."""
     assert x.dtype is not None
     row = op.Reshape(op.Cast(part, to=int(x.dtype)), sizes_of(op, x, start)[0], allowzero=1)
     return op.like(op.Expand(row, op.shape(op.wrap(x))) if start else row, op.wrap(x))
 
 
 def _count(op: Builder, x: ir.Value, start: int = 0) -> Var:
-    """The number of elements of ``x``, or of each of its rows (``start`` 1), as a vector of length 1."""
+    """Return the number of elements of ``x``, or of each of its rows (``start`` 1), as a vector of length 1."""
     known = _elements([x], start)
     return op.const([known]) if known is not None else op.ReduceProd(op.Shape(op.wrap(x), start=start), keepdims=1)
 
@@ -211,7 +233,7 @@ def _count(op: Builder, x: ir.Value, start: int = 0) -> Var:
 def _check_tensor(x: ir.Value) -> None:
     if not carries(x) or not is_tensor(x):
         content = f"{x.dtype} numbers" if is_tensor(x) else "a sequence or an optional"
-        raise DifferentiationError(f"'{shown(x.name)}' holds {content}; a Jacobian is that of floating tensors")
+        raise DifferentiationError(f"'{shown(x.name)}' holds {content}; a Jacobian needs floating tensors")
 
 
 def _check_rows(graph: ir.Graph, path: Path) -> None:
@@ -229,7 +251,7 @@ def _check_rows(graph: ir.Graph, path: Path) -> None:
 
 
 def _elements(tensors: Sequence[ir.Value], start: int = 0) -> int | None:
-    """The total number of elements of ``tensors``, or of one row of each (``start`` 1); None if unknown."""
+    """Return the total number of elements of ``tensors``, or of one row of each (``start`` 1); None if unknown."""
     shapes = [_shape(x) for x in tensors]
     sizes = [None if s is None else all_sizes(s[start:]) for s in shapes]
     return None if any(s is None for s in sizes) else sum(math.prod(s or ()) for s in sizes)
@@ -240,7 +262,7 @@ def _shape(x: ir.Value) -> Shape | None:
 
 
 def _have_fewer_elements(tensors: Sequence[ir.Value], than: ir.Value) -> bool:
-    """Whether ``tensors`` are known to have fewer elements in total than ``than``, whatever its unknown sizes are."""
+    """Whether ``tensors`` have fewer elements in total than ``than``, whatever the values of symbolic sizes are."""
     shapes, bound = [_shape(x) for x in tensors], _shape(than)
     if bound is None or any(s is None for s in shapes):
         return False

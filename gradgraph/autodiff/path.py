@@ -1,9 +1,10 @@
-"""Activity analysis: the nodes on paths from the differentiation variables to the targets.
+"""Activity analysis: find the nodes on paths from the differentiation variables (``wrt``) to the targets.
 
-Values are vertices, and an edge leads from each value to those that depend on it smoothly: through a node from its
-inputs to its outputs; through If, Loop and Scan in and out of their bodies, and from a loop's state at the end of an
-iteration to the start of the next. A captured value needs no edge of its own: the nodes inside a body read it. So the
-path is two searches, forwards from ``wrt`` and backwards from the targets, linear in the graph.
+In the graph that is searched, values are vertices, and an edge leads from each value to the values that depend on it
+smoothly: from a node's inputs to its outputs; into and out of the bodies of If, Loop and Scan; and from a loop's state
+at the end of an iteration to the start of the next one. A captured value needs no edge of its own, because nodes inside
+the body read it. The path is found by two searches, forwards from ``wrt`` and backwards from the targets, in linear
+time.
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ def carries(value: ir.Value | None) -> bool:
 
 
 def is_tensor(value: ir.Value) -> bool:
-    """Whether ``value`` is a tensor, or of unknown type, and not a sequence or optional."""
+    """Whether ``value`` is a tensor, or may be one because its type is unknown; not a sequence or optional."""
     return value.type is None or isinstance(value.type, ir.TensorType)
 
 
 def _may_carry(value: ir.Value | None) -> bool:
-    """Whether ``value`` may be floating. An unknown operator's output may, so that its path ends in an error."""
+    """Whether ``value`` is floating or has no type.
+
+    Outputs of unknown operators have no type; they stay on the path, so that the missing rule is reported.
+    """
     return value is not None and (carries(value) or value.type is None)
 
 
@@ -39,14 +43,14 @@ def _may_carry(value: ir.Value | None) -> bool:
 
 
 def reads(node: ir.Node) -> Iterator[ir.Value]:
-    """Every value the node reads: its inputs, and what its subgraphs capture from outside."""
+    """Yield every value that ``node`` reads: its inputs, and the outer values that its subgraphs capture."""
     yield from [v for v in node.inputs if v is not None]
     if node.attributes:
         yield from captures(node)
 
 
 def captures(node: ir.Node) -> Iterator[ir.Value]:
-    """The outer values that the subgraphs of ``node`` read, once per read."""
+    """Yield the outer values that the subgraphs of ``node`` read, once per read."""
     for graph in subgraphs(node):
         inside = set(graph.inputs) | set(graph.initializers.values())
         nodes = list(graph.all_nodes())
@@ -57,7 +61,7 @@ def captures(node: ir.Node) -> Iterator[ir.Value]:
 
 
 def reads_smoothly(node: ir.Node) -> Iterator[ir.Value]:
-    """The inputs with smooth dependence: all except the settings of its rule."""
+    """Yield the values that the outputs of ``node`` depend on smoothly: all it reads, except settings of its rule."""
     rule = registry.rule_of(node)
     settings = rule.settings if rule is not None else ()
     if not settings:
@@ -98,11 +102,11 @@ def _iterated(
     yield from zip((*initial, *scanned), inner, strict=True)
     yield from zip(results, node.outputs, strict=False)
     yield from zip(results[:count], inner[:count], strict=True)
-    yield from zip(initial, node.outputs[:count], strict=True)  # without iterations
+    yield from zip(initial, node.outputs[:count], strict=True)  # a loop without iterations returns its initial states
 
 
 def _by_batch(node: ir.Node) -> Iterator[Edge]:
-    """BatchNormalization in training mode: only the new running statistics depend on the old ones."""
+    """Yield edges of BatchNormalization in training mode: only the new running statistics depend on the old ones."""
     x, scale, bias, *running = node.inputs
     y, *updated = node.outputs
     yield from ((v, y) for v in (x, scale, bias))
@@ -128,8 +132,11 @@ def _edges(node: ir.Node) -> Iterable[Edge]:
 class Path:
     """The nodes, in graph order, that carry a gradient from ``targets`` back to ``wrt``.
 
-    ``nodes`` are those of the graph itself; ``every_node`` includes those in bodies. ``reached`` contains every value
-    that depends on ``wrt`` smoothly, and ``active`` those of them that a target depends on.
+    Attributes:
+        nodes: the nodes on the path, without those in bodies.
+        every_node: the nodes on the path, including those in bodies.
+        reached: every value that depends on ``wrt`` smoothly.
+        active: the values in ``reached`` that a target depends on smoothly.
     """
 
     def __init__(self, graph: Iterable[ir.Node], targets: Iterable[ir.Value], wrt: Iterable[ir.Value]) -> None:
@@ -153,7 +160,7 @@ class Path:
         return any(y in self._computed for y in node.outputs)
 
     def captured(self, node: ir.Node) -> list[ir.Value]:
-        """The outer values that the bodies of ``node`` read and that need a gradient there."""
+        """Return the outer values that the bodies of ``node`` read and that get a gradient from there."""
         outside = {v for v in captures(node) if v in self.active}
         inner = [n for graph in subgraphs(node) for n in graph.all_nodes() if self.is_on(n)]
         read = [v for n in inner for v in (n.inputs if _has_body(n) else reads_smoothly(n))]
@@ -161,7 +168,7 @@ class Path:
         return list(dict.fromkeys(v for v in read if v in outside))
 
     def where_it_ends(self, value: ir.Value) -> str:
-        """The reason, for an error, why no path leads from ``value`` to the targets."""
+        """Return the reason why no path leads from ``value`` to the targets, for an error message."""
         if not value.consumers() and not value.is_graph_output():
             return "nothing reads it"
         for node in value.consumers():
@@ -175,7 +182,7 @@ class Path:
 
 
 def _with_bodies(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
-    """The nodes, each before those of its bodies."""
+    """Yield the nodes, each followed by the nodes in its bodies."""
     stack = list(nodes)[::-1]
     while stack:
         node = stack.pop()

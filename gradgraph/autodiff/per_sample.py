@@ -21,7 +21,7 @@ from gradgraph.passes.normal.sizes.infer import infer_shapes
 
 MIXED: Remedies = {
     "remedy": "take the jacobian of a vector of losses, or pass independent=True if samples do not mix",
-    "shell": "give --independent if samples do not mix",
+    "shell": "pass --independent if samples do not mix",
 }
 
 
@@ -35,7 +35,10 @@ def append_per_sample(
     allow_unused: bool = False,
     named_operators: bool = False,
 ) -> ir.Model:
-    """Apply ``per_sample_gradients`` to a model in normal form, in place; named operators may stay single nodes."""
+    """Apply ``per_sample_gradients`` to a model in normal form, in place.
+
+    With ``named_operators``, calls of named operators stay single nodes.
+    """
     graph = work.graph
     size = name_batch(work, inputs)
     batched = batched_inputs(graph, inputs)
@@ -81,7 +84,7 @@ def _row(op: Builder, dx: Var | None, x: ir.Value, allow_unused: bool) -> ir.Val
 
 
 def _one_sample(op: Builder, work: ir.Model, batched: Sequence[ir.Value], size: str) -> Mapping[ir.Value, ir.Value]:
-    """Rewrite the graph for one row of each of ``batched``, a batch of one; return the rows."""
+    """Rewrite the graph for a batch of one sample; return, for each of ``batched``, the value of its single row."""
     slices: dict[ir.Value, ir.Value] = {}
     values = [v for node in nodes_of(work) for v in node.outputs]
     for v in (*values, *work.graph.outputs):

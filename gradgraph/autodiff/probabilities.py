@@ -1,4 +1,4 @@
-"""Outputs that are probabilities, and the logits that they are computed from."""
+"""Recognise outputs that are probabilities, and find the logits that they are computed from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gradgraph.graph.nodes import is_standard, made_by
 
 SAME = frozenset({"Identity", "Cast"})  # operators that keep elements at their positions
 MOVES = frozenset({"Expand", "Flatten", "Gather", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
-CUT = frozenset({"Clip", "Concat"})  # probabilities stay probabilities, but not logits
+CUT = frozenset({"Clip", "Concat"})  # operators that keep probabilities probabilities, but no longer match the logits
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Probabilities:
 
     Attributes:
         kind: ``Softmax`` or ``Sigmoid``.
-        axis: of a Softmax whose elements keep their positions, from the front if its rank is known.
-        source: its logits; None if they have another type, or unknown positions.
-        negated: whether it is computed from the negative of ``source``, such as 1/(1 + exp(source)).
+        axis: the axis of a Softmax whose elements keep their positions, counted from the front if the rank is known.
+        source: the logits; None if they have another type, or unknown positions.
+        negated: whether the value is computed from the negative of ``source``, such as 1/(1 + exp(source)).
         moves: the nodes that moved a Sigmoid, in order; applied to ``source`` they have the same effect.
     """
 
@@ -35,23 +35,23 @@ class Probabilities:
 
     @property
     def logits(self) -> ir.Value | None:
-        """``source``, if it can replace the probabilities unchanged."""
+        """``source`` if its elements match those of the probabilities without negation or moves, else None."""
         return None if self.negated or self.moves else self.source
 
 
 def probabilities(value: ir.Value) -> Probabilities | None:
-    """Trace ``value`` back to probabilities; None if it is not known to be any."""
+    """Trace ``value`` back to a Softmax or Sigmoid; return None if it is not known to be probabilities."""
     at, moves, cut = value, list[ir.Node](), False
     while (node := at.producer()) is not None and node.domain == "" and at is node.outputs[0]:
         if (found := _made_here(at)) is not None:
-            together = cut or (moves and found.kind == "Softmax")  # moved logits do not match its axis
+            together = cut or (moves and found.kind == "Softmax")  # the axis is that of the logits before they move
             return Probabilities(found.kind) if together else _placed(value, replace(found, moves=tuple(moves)))
         if node.op_type not in SAME | MOVES | CUT or not node.inputs:
             return None
         cut = cut or node.op_type in CUT
         if node.op_type in MOVES:
             moves.insert(0, node)
-        if node.op_type == "Concat":  # [1 − p, p], as of two classes
+        if node.op_type == "Concat":  # such as [1 − p, p] for two classes
             parts = (probabilities(x) for x in node.inputs if x is not None)
             known = next((found for found in parts if found is not None), None)
             return None if known is None else Probabilities(known.kind)
@@ -75,7 +75,7 @@ def _made_here(value: ir.Value) -> Probabilities | None:
 
 
 def _placed(value: ir.Value, found: Probabilities) -> Probabilities:
-    """``found`` for ``value``: its axis from the front, and logits that can be read."""
+    """Return ``found`` with its axis counted from the front of ``value``, and without logits that cannot be used."""
     axis, source = found.axis, found.source
     if axis is not None and value.shape is not None and len(value.shape):
         axis %= len(value.shape)

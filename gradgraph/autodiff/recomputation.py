@@ -1,4 +1,4 @@
-"""Recomputation options, and the cuts of the forward pass that follow from them."""
+"""The ``recompute`` option: which forward values are stored, and where that cuts the forward pass into segments."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from gradgraph.graph.shapes import shape_of, size_factors, size_of_name
 from gradgraph.passes.normal.edit import nodes_of
 
 SQRT, ATTENTION = "sqrt", "attention"
-_USUAL = {"batch": 8}  # for unspecified sizes, where only the ratio matters
-_OTHER = 64
+_USUAL = {"batch": 8}  # assumed sizes of symbolic dimensions; only their ratios matter
+_OTHER = 64  # the assumed size of other dimensions
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B((?:\s.*=\d+)?)\s*", re.IGNORECASE)
-_SIZE = re.compile(r"\s+(.+?)=(\d+)(?!\S)")  # exporters write names such as "batch + 1"
+_SIZE = re.compile(r"\s+(.+?)=(\d+)(?!\S)")  # names may contain spaces: exporters write names such as "batch + 1"
 _PARTS = re.compile(r"[/.]")
 _WRITTEN = ("loss", "metrics", "distillation")  # scopes of nodes that a step adds to the forward pass
 _WORDS = "'sqrt', 'attention', names or globs of values, or a number of bytes such as '500MB'"
 
 
 class Recompute:
-    """The forward values to store for the backward pass; those in between are recomputed.
+    """The forward values to store for the backward pass; values in between are recomputed.
 
     Args:
-        keep: ``"sqrt"``: the values that minimise memory, about the square root of the number of layers;
-            ``"attention"``: all except attention probabilities, n × n for n positions; names and globs of values to
-            store; or a memory budget of a step, such as ``"500MB"`` or ``500_000_000`` (as ``gradgraph.memory`` counts
-            it), with the least recomputation that fits.
-        sizes: of symbolic dimensions, such as ``batch=32``. A memory budget requires all of them; ``"500MB batch=32"``
-            is a short form.
+        keep: the values to store. ``"sqrt"`` stores the values that minimise memory, about the square root of the
+            number of layers. ``"attention"`` stores all values except attention probabilities, which are n × n numbers
+            for n positions. Names and globs store the values that match. A memory budget of a step, such as ``"500MB"``
+            or ``500_000_000`` (as ``gradgraph.memory`` counts it), recomputes as little as fits.
+        sizes: the sizes of symbolic dimensions, such as ``batch=32``. A memory budget requires all of them;
+            ``"500MB batch=32"`` is a short form.
 
     Raises:
-        ArgumentError: the value is invalid.
+        ArgumentError: ``keep`` or a size is invalid.
     """
 
     def __init__(self, keep: str | int | Sequence[str], **sizes: int) -> None:
@@ -62,12 +62,14 @@ class Recompute:
         """Make the backward passes in ``model`` recompute values that are not stored, in place.
 
         Args:
-            op: names new nodes; it must not have pending ones.
-            beside: bytes that a step needs regardless of recomputation.
+            model: the model to change.
+            op: the builder that names new nodes; it must not have pending nodes.
+            passes: the backward passes.
+            beside: the bytes that a step needs regardless of recomputation.
 
         Raises:
-            BuildError: the budget is too small, sizes are unknown, or there is no attention.
-            UnknownNameError: a name matches nothing.
+            BuildError: the budget is too small, sizes are unknown, or the model has no attention.
+            UnknownNameError: a name matches no value or dimension.
         """
         self._check_sizes(model)
         for written in passes:
@@ -96,14 +98,14 @@ class Recompute:
         return _places_behind(model, passes, as_names(self.keep))
 
     def _check_sizes(self, model: ir.Model) -> None:
-        """Raise UnknownNameError unless inputs have all dimensions whose sizes are given."""
+        """Raise UnknownNameError if a size is given for a dimension that no input has."""
         known = sorted({*_open_dimensions(model), *_parts_of_dimensions(model)})
         for name in self.sizes:
             if name not in known:
                 raise UnknownNameError(f"no input has a dimension called '{shown(name)}'{suggestion(name, known)}")
 
     def _all_sizes(self, model: ir.Model) -> Mapping[str, int]:
-        """Raise BuildError unless every symbolic dimension of the inputs has a size."""
+        """Return the sizes of symbolic dimensions; raise BuildError if the inputs have one without a given size."""
         for value in _inputs(model):
             _check_named(value)
         missing = [name for name in _parts_of_dimensions(model) if name not in self.sizes]
@@ -124,8 +126,8 @@ class Recompute:
         least, cuts = course.least_recomputation(budget - beside)
         if cuts is None:
             raise BuildError(
-                f"a step takes at least {_readable(least + beside)} even with full recomputation, of which "
-                f"{_readable(beside)} are weights, state and the batch; {_readable(budget)} are not enough",
+                f"a step takes at least {_readable(least + beside)} even with full recomputation (including "
+                f"{_readable(beside)} for weights, state and the batch), more than the budget of {_readable(budget)}",
                 remedy="allow more, take a smaller batch, or train fewer weights",
             )
         return cuts
@@ -150,7 +152,7 @@ def _readable(size: int) -> str:
 
 
 def _inputs(model: ir.Model) -> list[ir.Value]:
-    """The inputs that are fed."""
+    """Return the graph inputs that are no initializers, and so must be fed."""
     return [v for v in model.graph.inputs if not v.is_initializer()]
 
 
@@ -159,7 +161,7 @@ def _open_dimensions(model: ir.Model) -> set[str]:
 
 
 def _check_named(value: ir.Value) -> None:
-    """Raise BuildError if the sizes of an input cannot be specified, as its axes have no names."""
+    """Raise BuildError if an input has an axis without a size or a name, so that its size cannot be given."""
     name, dims = shown(value.name), shape_of(value)
     if dims is None:
         raise BuildError(
@@ -171,19 +173,19 @@ def _check_named(value: ir.Value) -> None:
         axis = dims.index(None)
         raise BuildError(
             f"a memory budget for recomputation needs all sizes, but axis {axis} of '{name}' has neither size nor name",
-            remedy=f"give it one: gradgraph.surgery.open_axes(model, {{'{name}': {{{axis}: 'batch'}}}})",
-            shell=f"give it one: `gradgraph surgery MODEL --open {shlex.quote(f'{name}:{axis}=batch')}`",
+            remedy=f"name it: gradgraph.surgery.open_axes(model, {{'{name}': {{{axis}: 'batch'}}}})",
+            shell=f"name it: `gradgraph surgery MODEL --open {shlex.quote(f'{name}:{axis}=batch')}`",
         )
 
 
 def _parts_of_dimensions(model: ir.Model) -> list[str]:
-    """The names in composite symbolic dimensions: ``batch`` and ``time`` of ``batch*time``."""
+    """Return the names in symbolic dimensions of inputs: ``batch`` and ``time`` for ``batch*time``."""
     parts = {part for d in _open_dimensions(model) for part in size_factors(d)}
     return sorted(part for part in parts if not part.isdecimal())
 
 
 def bytes_of(value: ir.Value, sizes: Mapping[str, int], other: int) -> int:
-    """The bytes of a tensor, given ``sizes`` of symbolic dimensions; other unknown ones have the size ``other``."""
+    """Return the bytes of a tensor, given ``sizes`` of symbolic dimensions; other unknown sizes count as ``other``."""
     dims = shape_of(value)
     if dims is None or value.dtype is None or value.dtype == ir.DataType.STRING:
         return 0
@@ -192,11 +194,11 @@ def bytes_of(value: ir.Value, sizes: Mapping[str, int], other: int) -> int:
 
 
 def _places_behind(model: ir.Model, passes: Differentiated, names: Sequence[str]) -> list[int]:
-    """The indices after the nodes that compute these values.
+    """Return the index after each node of the forward pass that computes a value matching one of ``names``.
 
     Raises:
         UnknownNameError: a name matches no value of the forward pass.
-        BuildError: it is in a body.
+        BuildError: a name is that of a value in a body.
     """
     known = {y.name: i + 1 for i, node in enumerate(passes.forward) for y in node.outputs if y.name}
     cuts: set[int] = set()
@@ -227,10 +229,10 @@ def _places_behind(model: ir.Model, passes: Differentiated, names: Sequence[str]
 
 
 def _names_in_file(model: ir.Model, passes: Differentiated, fed: Collection[str | None]) -> list[str]:
-    """The values of the original model.
+    """Return the names of the values that the original model computes, without those that a step adds.
 
-    If they are not recorded, names decide: nodes added for a loss, a metric or another value are prefixed with its
-    name.
+    If the model does not record them, prefixes decide: nodes that were added are named after a loss, a metric or the
+    value that they were added for.
     """
     own = [(y.name, node) for node in passes.forward for y in node.outputs if y.name]
     in_file: Collection[str] = model.meta.get(COMPUTED, ())

@@ -1,20 +1,21 @@
-"""Recomputation: forward values that the backward pass recomputes instead of storing them.
+"""Recomputation (gradient checkpointing): the backward pass recomputes forward values instead of storing them.
 
-The forward pass is cut into segments. Values that cross a cut are stored; the others are freed as the forward pass
+The forward pass is cut into segments. Values that cross a cut are stored. Other values are freed as the forward pass
 proceeds, and are recomputed when the segment's gradient arrives (except in the last segment, whose gradient follows
 immediately). So only one segment's tensors are alive at a time.
 
-1. The copies of a segment read stored values through ``After``: they run after all gradients of the next segment. So no
-   runtime runs them early, or merges them with the original nodes.
-2. Values that depend on weights only are not recomputed. Neither are random numbers from a runtime's generator, outputs
-   of custom operators, and possible sequences: they are stored.
-3. BatchNormalization in training mode overwrites its inputs 3 and 4, so a copy gets its own tensors there. The running
-   statistics are those of the original node.
-4. Masks are functions of the step's counter, so recomputed ones are equal.
-5. Mean and deviation of a norm are small, and stored. So the last norm of a segment, whose result only the next segment
-   reads, is not computed again: onnxruntime would hold that result to the end of the step, as nobody reads it.
-6. Runtimes fuse nodes where nobody else reads what lies between, and fused kernels round differently. So a value that
-   loses its readers in the backward pass goes through ``After`` on its way to the only one that is left.
+1. The recomputing copies of a segment's nodes read stored values through ``After``, so they run after all gradients of
+   the next segment. No runtime can run them early, or merge them with the original nodes.
+2. Values that depend on weights only are not recomputed. Random numbers from a runtime's generator, outputs of custom
+   operators and values that may be sequences are stored.
+3. BatchNormalization in training mode overwrites its inputs 3 and 4, so a copy reads its own copies of them. The new
+   running statistics are those of the original node.
+4. Dropout masks are functions of the step's counter, so a recomputed mask is equal to the original one.
+5. The mean and deviation that a norm outputs are small, so they are stored. Therefore the last norm of a segment, whose
+   result only the next segment reads, is not recomputed: no copy would read that result, and onnxruntime would keep it
+   until the end of the step.
+6. Runtimes fuse two nodes if no other node reads the value between them, and fused kernels round differently. So if
+   recomputation leaves a value with a single reader in the forward pass, the reader reads it through ``After``.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ from gradgraph.passes.normal.functions.inline import copied
 
 AGAIN = "again"  # scope of recomputed nodes
 _DOMAINS = ("", "gradgraph")
-_WITH_STATISTICS = frozenset({"BatchNormalization", "LayerNormalization"})  # after the first output
-_FUSED = frozenset(
+_WITH_STATISTICS = frozenset({"BatchNormalization", "LayerNormalization"})  # outputs after the first are statistics
+_FUSED = frozenset(  # operators, besides elementwise ones, that runtimes fuse with a node before them
     {
         "BatchNormalization",
         "Gelu",
@@ -55,13 +56,13 @@ _FUSED = frozenset(
 
 @dataclass(frozen=True)
 class Written:
-    """A backward pass as written.
+    """A backward pass that was added to a graph.
 
     Attributes:
-        forward: the nodes of the graph, in order.
+        forward: the nodes of the graph before, in order.
         backward: the nodes of the backward pass, in order.
-        begins: for forward nodes, the number of ``backward`` nodes before those of its gradient.
-        gradients: its results.
+        begins: for each differentiated forward node, the index in ``backward`` where its gradient begins.
+        gradients: the results: the gradient of each differentiation variable that has one.
     """
 
     forward: Sequence[ir.Node]
@@ -83,13 +84,15 @@ class Differentiated:
     """A forward pass and its backward pass, both in one graph.
 
     Attributes:
+        forward: the nodes of the forward pass, in order.
+        backward: the nodes of the backward pass, in order.
         place: the index of each node in ``forward``.
         reads: the values that each node in ``forward`` reads.
         moving: forward values that depend on more than weights and constants.
         results: the gradients.
-        needed: the indices of nodes in ``backward`` that the results need.
-        dead: the others.
-        read: for each forward value that these read, their indices.
+        needed: the indices of the nodes in ``backward`` that the results need.
+        dead: the nodes in ``backward`` that no result needs.
+        read: for each forward value that needed backward nodes read, the indices of these nodes.
     """
 
     def __init__(self, written: Written) -> None:
@@ -113,12 +116,12 @@ class Differentiated:
                     self.read[x].append(i)
 
     def owner(self, index: int) -> int:
-        """The index of the forward node whose gradient a backward node belongs to."""
+        """Return the index of the forward node whose gradient the backward node at ``index`` belongs to."""
         at = bisect.bisect_right(self._begins, index)
         return self._owners[at - 1] if at else len(self.forward)
 
     def begin(self, cut: int) -> int:
-        """The index where the gradients of the nodes before ``cut`` begin."""
+        """Return the index in ``backward`` where the gradients of the forward nodes before ``cut`` begin."""
         at = bisect.bisect_left(self._owners, -cut + 1, key=lambda place: -place)
         return self._begins[at] if at < len(self._begins) else len(self.backward)
 
@@ -140,11 +143,11 @@ class Segments:
 
     Args:
         passes: the forward and backward pass.
-        cuts: indices in the forward pass, ascending: a segment begins at each. The first one begins at 0.
+        cuts: ascending indices in the forward pass, at each of which a new segment begins; the first begins at 0.
         only: the nodes that may be recomputed; None for all.
 
     Attributes:
-        kept: values that are not recomputed.
+        kept: the values that are stored instead of recomputed.
     """
 
     passes: Differentiated
@@ -177,7 +180,7 @@ class Segments:
         return found
 
     def again(self, segment: int) -> list[ir.Node]:
-        """The nodes of a segment that are recomputed, in order."""
+        """Return the nodes of a segment that are recomputed, in order."""
         p, first = self.passes, self.cuts[segment - 1] if segment else 0
         last = self.cuts[segment]
         wanted = {x for i in range(first, last) for x in p.forward[i].outputs if x in p.read and self._is_copied(x)}
@@ -199,17 +202,18 @@ class Segments:
 
 
 def _scratch(node: ir.Node) -> Collection[ir.Value]:
-    """The inputs that onnxruntime overwrites."""
+    """Return the inputs of ``node`` that onnxruntime overwrites."""
     if node.op_type != "BatchNormalization" or node.domain or not node.attributes["training_mode"].as_int():
         return ()
     return {x for x in node.inputs[3:5] if x is not None}
 
 
 def recompute_values(op: Builder, segments: Segments) -> None:
-    """Insert copies of nodes before the parts of the backward pass that read their outputs, and redirect these.
+    """Make the backward pass read recomputed values: insert copies of each segment's nodes before its gradients.
 
     Args:
-        op: must not have pending nodes.
+        op: the builder that names new nodes; it must not have pending nodes.
+        segments: the segments of the forward pass.
     """
     p = segments.passes
     graph = p.forward[0].graph if p.forward else None
@@ -236,8 +240,8 @@ def recompute_values(op: Builder, segments: Segments) -> None:
 
 
 def _separate_readers(op: Builder, p: Differentiated, graph: ir.Graph, values: Iterable[ir.Value]) -> None:
-    """Insert an ``After`` between each of ``values`` and its reader in the forward pass, if that is the only one."""
-    empty = (None, ir.DataType.STRING)  # types of which no element can be read
+    """Insert an ``After`` between each of ``values`` and its reader in the forward pass, if it has a single reader."""
+    empty = (None, ir.DataType.STRING)  # types that `turn_after` cannot read
     fed = next((x for read in p.reads for x in read if _is_fed(x) and is_tensor(x) and x.dtype not in empty), None)
     ways = [(x, next(iter(x.uses()))) for x in values if x in p.read and len(x.uses()) == 1 and is_tensor(x)]
     ways = [(x, use) for x, use in ways if use.node in p.place and _may_fuse(use.node)]
@@ -254,12 +258,15 @@ def _separate_readers(op: Builder, p: Differentiated, graph: ir.Graph, values: I
 
 
 def _may_fuse(node: ir.Node) -> bool:
-    """Whether runtimes may fuse it with a node that it reads. (They fuse products in any case.)"""
+    """Whether runtimes may fuse ``node`` with a node before it. (Products are fused in any case.)"""
     return not node.domain and (is_elementwise(node) or node.op_type in _FUSED)
 
 
 def _turn(op: Builder, p: Differentiated, begin: int, end: int) -> Var | None:
-    """Return a value that is computed after all results of the backward pass from ``begin`` to ``end``."""
+    """Return a ``turn`` that is computed after all results of the backward nodes from ``begin`` to ``end``.
+
+    Returns None if these nodes have no results that other nodes read.
+    """
     alive = p.needed[bisect.bisect_left(p.needed, begin) : bisect.bisect_left(p.needed, end)]
     inside = p.dead.union(p.backward[i] for i in alive)
     given = [
@@ -271,9 +278,9 @@ def _turn(op: Builder, p: Differentiated, begin: int, end: int) -> Var | None:
 
 
 def _wait_for_updates(graph: ir.Graph, results: Collection[ir.Value]) -> None:
-    """Make copies wait for the update made from a gradient, not for the gradient itself, in place.
+    """Make recomputed nodes wait for the weight update made from a gradient instead of the gradient, in place.
 
-    A product whose result has a single reader is fused with the sum after it: ``w + xᵀ·dy``.
+    So the gradient has a single reader, and runtimes fuse the product that computes it with the update: ``w + xᵀ·dy``.
     """
     late = set(results)
     for node in graph:
@@ -298,7 +305,7 @@ def _wait_for_updates(graph: ir.Graph, results: Collection[ir.Value]) -> None:
 
 
 class _Late(dict[ir.Value, ir.Value]):
-    """Values, and their versions computed after ``turn``."""
+    """A cache of ``After`` nodes: maps each value to the same value computed after ``turn``."""
 
     def __init__(self, op: Builder, turn: Var) -> None:
         self._op, self._turn = op, turn
@@ -311,7 +318,7 @@ class _Late(dict[ir.Value, ir.Value]):
 
 
 def _read_late(p: Differentiated, part: range, late: _Late) -> None:
-    """Make a part of the backward pass read stored values through ``After``; else their masks are computed early."""
+    """Make a part of the backward pass read stored values through ``After``, so that no mask is computed early."""
     for i in p.needed[bisect.bisect_left(p.needed, part.start) : bisect.bisect_left(p.needed, part.stop)]:
         node = p.backward[i]
         for at, x in enumerate(node.inputs):
@@ -322,7 +329,7 @@ def _read_late(p: Differentiated, part: range, late: _Late) -> None:
 def _copy(
     op: Builder, p: Differentiated, nodes: Sequence[ir.Node], kept: Collection[ir.Value], late: _Late
 ) -> list[ir.Value]:
-    """Copy ``nodes`` for the backward pass; return the values that the copies replace, none of them stored."""
+    """Copy ``nodes`` for the backward pass; return the values that it no longer reads because copies replace them."""
     made = {y for node in nodes for y in node.outputs}
     scratch = {x for node in nodes for x in _scratch(node)}
     read: dict[ir.Value, ir.Value] = {}
@@ -334,7 +341,7 @@ def _copy(
     copies, values = copied(nodes, functools.partial(op.fresh_in, AGAIN), read)
     op.nodes += copies
     readers = {*p.backward, *(n for node in p.backward for graph in subgraphs(node) for n in graph.all_nodes())}
-    gone = {old: new for old, new in values.items() if old not in kept}  # other values coexist with recomputed ones
+    gone = {old: new for old, new in values.items() if old not in kept}  # stored values are still read themselves
     for old, new in gone.items():
         for use in [use for use in old.uses() if use.node in readers]:
             use.node.replace_input_with(use.idx, new)

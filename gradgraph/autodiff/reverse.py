@@ -1,4 +1,4 @@
-"""The backward pass: rules applied in reverse order, cotangents added where values fan out."""
+"""The backward pass: rules are applied in reverse order, and the cotangents of all readers of a value are added."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def backward(
     """Emit the backward pass along ``path``; return the gradient of each of ``path.wrt`` that has one.
 
     Args:
-        op: receives the nodes.
-        path: the nodes to differentiate; every one must have a rule (see ``check_rules``).
+        op: the builder that receives the nodes.
+        path: the nodes to differentiate; each must have a rule (see ``check_rules``).
         seeds: the cotangent of each target value (or several, which are summed).
         begins: receives, for each node of the path, the index in ``op.nodes`` where its gradient begins.
     """
@@ -62,7 +62,7 @@ def _total(op: Builder, terms: Sequence[Var], value: ir.Value) -> Var | None:
 
 
 def _by_rule(op: Builder, path: Path, node: ir.Node, dys: Sequence[Var | None]) -> Iterator[tuple[ir.Value, Var]]:
-    """The rule's gradients, each with the value it belongs to: inputs, and values captured by bodies."""
+    """Yield each input of ``node``, and each value that its bodies capture, with the gradient that the rule returns."""
     rule = registry.rule_of(node)
     assert rule is not None
     if not rule.whole and (dys[0] is None or any(dy is not None for dy in dys[1:])):
@@ -83,7 +83,7 @@ def _by_rule(op: Builder, path: Path, node: ir.Node, dys: Sequence[Var | None]) 
 
 
 def _by_composite(op: Builder, composite: Call, node: ir.Node, dy: Var | None) -> Iterator[tuple[ir.Value, Var]]:
-    """The gradients of a composite's inputs. ``node`` is the composite's last node."""
+    """Yield each input of a composite with its gradient. ``node`` is the composite's last node."""
     assert dy is not None
     gradients = composite.gradients(op, dy, op.wrap(node.outputs[0]))
     for x, dx in zip(composite.found.inputs, gradients, strict=True):
@@ -92,15 +92,15 @@ def _by_composite(op: Builder, composite: Call, node: ir.Node, dy: Var | None) -
 
 
 def _fitting(op: Builder, node: ir.Node, value: ir.Value, dx: Var) -> Var:
-    """Return ``dx`` with the type and shape of its input; a mismatch is a bug in the rule, and an error."""
+    """Return ``dx`` with the type and shape of its input; raise an error if they do not match."""
     x = op.wrap(value)
     known = dx.value.shape is not None and x.value.shape is not None
     wrong = known and (dx.rank != x.rank or clash(dx.shape or (), x.shape or ()))
     if dx.value.dtype not in (None, x.dtype) or wrong:
         raise DifferentiationError(
-            f"the gradient rule of {describe(node)} gave {dx!r} for the input {x!r}; "
-            "a gradient must have its input's type and shape: either the model declares a shape that is wrong (export "
-            "it again), or this rule is"
+            f"the gradient rule of {describe(node)} returned {dx!r} for the input {x!r}; "
+            "a gradient must have its input's type and shape: either the model declares a wrong shape (export it "
+            "again), or the rule has a bug"
         )
     return op.like(dx, x)
 
@@ -117,15 +117,15 @@ def check_rules(path: Path) -> None:
             for kind, nodes in missing.items()
         )
         every = [node for nodes in missing.values() for node in nodes]
-        why = ("has no gradient rule", "lies between an input or weight and an output")
+        why = ("has no gradient rule", "is between an input or weight and an output")
         raise UnsupportedOperatorError(
             f"no gradient rule for {kinds}",
             findings=[Finding(describe(node), *why, _registering(node)) for node in every[:FINDINGS_LIMIT]],
             remedy=_registering(every[0]),
-            shell="freeze what lies before it (--freeze), or register a rule in Python (gradgraph.extend.vjp)",
+            shell="freeze the weights before it (--freeze), or register a rule in Python (gradgraph.extend.vjp)",
         )
 
 
 def _registering(node: ir.Node) -> str:
     where = f', domain="{shown(node.domain)}"' if node.domain else ""
-    return f'register one with gradgraph.extend.vjp("{shown(node.op_type)}"{where}), or freeze what lies before it'
+    return f'register one with gradgraph.extend.vjp("{shown(node.op_type)}"{where}), or freeze the weights before it'

@@ -1,4 +1,4 @@
-"""A review of the selected weights: findings about likely mistakes, and why each tensor is trained or not."""
+"""Review of the selected weights: findings about likely mistakes, and the reason why each tensor is trained or not."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from gradgraph.passes.normal.weights.verdicts import (
 
 log = logging.getLogger("gradgraph")
 
-_NAMED = 5  # tensors listed in one sentence at most
-_SAID = 5  # findings that a build logs at most
-_LEAST_NUMBERS = 1 << 14  # elements
+_NAMED = 5  # the most tensors that one sentence lists
+_SAID = 5  # the most findings that a build logs
+_LEAST_NUMBERS = 1 << 14  # elements of a weight that counts as large (`_peers`)
 _ARITHMETIC = frozenset({"Add", "Div", "Mul", "Sub"})
 _RANDOM = frozenset({"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
                      "RandomUniformLike"})  # fmt: skip
@@ -43,15 +43,22 @@ _TO_TRAIN = "name the tensors to train in full: train=['*', 'NAME'] (--train '*'
 def review(
     graph: ir.Graph, targets: Sequence[ir.Value], trained: Collection[str], by_default: bool = True
 ) -> list[Finding]:
-    """Warnings about training ``trained``: tensors that the default selection excludes, and stale copies.
+    """Return warnings about a selection of weights to train. Warnings 1, 2, 3 and 6 require ``by_default``.
 
     1. only vectors and scalars are trained, although there are matrices;
     2. scalars that may have been learned are not trained;
-    3. tensors are not trained because their readers or values suggest constants, without a mark in the file;
+    3. tensors are not trained because their readers or values suggest that they are constants, which no mark in the
+       file confirms;
     4. a tensor was computed from a weight when the file was written (``gradgraph.passes.normal.weights.folded``);
     5. weights of several modules were merged (``gradgraph.passes.normal.weights.stored_once``);
     6. a likely norm with fixed statistics is trained (``gradgraph.passes.normal.weights.frozen_norms``);
-    7. a transformer from another tool is fully trained, and its file has no Dropout.
+    7. a transformer from another tool has no Dropout, although its norms are trained.
+
+    Args:
+        graph: the model in normal form.
+        targets: the outputs that are differentiated.
+        trained: the names of the tensors to train.
+        by_default: whether the weights are the default selection, instead of named by the user.
     """
     chosen = []
     if by_default:
@@ -65,7 +72,7 @@ def review(
 
 
 def log_findings(findings: Sequence[Finding]) -> None:
-    """Log the first findings."""
+    """Log the first findings as warnings, and the number of the others."""
     for finding in findings[:_SAID]:
         log.warning("%s", finding)
     if len(findings) > _SAID:
@@ -76,7 +83,7 @@ def log_findings(findings: Sequence[Finding]) -> None:
 
 
 def reasons(graph: ir.Graph, targets: Sequence[ir.Value]) -> dict[str, str]:
-    """The reason why each floating tensor that the file stores is trained by default, or is not."""
+    """Return, by name, the reason why a floating tensor in the file is trained by default, or is not."""
     found = {name: verdict.reason for name, verdict in verdicts(graph).items()}
     statistics = running_statistics(graph)
     weights = [v for v in graph.initializers.values() if carries(v) and not is_marked_constant(v)]
@@ -97,7 +104,7 @@ def _is_read_smoothly(value: ir.Value, path: Path) -> bool:
 
 
 def left_out(graph: ir.Graph, targets: Sequence[ir.Value], trained: Collection[str]) -> str:
-    """The largest stored tensors that are not trained, with reasons, as a list in words."""
+    """List the largest stored tensors that are not trained, with reasons, for a message."""
     why = reasons(graph, targets)
     stored = {n: v for n, v in graph.initializers.items() if n not in trained and (n in why or _is_packed(v))}
     largest = sorted(stored, key=lambda n: -_size(stored[n]))
@@ -136,7 +143,7 @@ def _trains_little(graph: ir.Graph, targets: Sequence[ir.Value], trained: Collec
         f"trains {size:,} {'number' if size == 1 else 'numbers'} in {len(trained)} "
         f"{'tensor' if len(trained) == 1 else 'tensors'} and no matrix",
         f"excludes {left_out(graph, targets, trained)}",
-        f"{_TO_TRAIN}; what was quantized is trained before it is quantized",
+        f"{_TO_TRAIN}; train quantized tensors before quantization",
         "warning",
     )
 
@@ -178,14 +185,15 @@ def _constants(graph: ir.Graph, trained: Collection[str]) -> Iterator[Finding]:
 
 
 def _computed_before(graph: ir.Graph, trained: Collection[str]) -> list[Finding]:
-    """Stored tensors that were computed from one of the weights ``trained``, and will not follow it.
+    """Return findings about stored tensors that were computed from a trained weight, and so become stale in training.
 
-    Parameters by the file's metadata, running statistics, and lookup tables are originals, and excluded.
+    Running statistics, lookup tables and tensors that the file marks as parameters are not computed from others, and
+    are excluded.
     """
     stored = [graph.initializers[n] for n in verdicts(graph) if n in graph.initializers]
     originals = running_statistics(graph) | {v for v in stored if is_named_state(graph, v) or _readers(v) == {"Gather"}}
     tensors = [v for v in stored if v not in originals and not v.is_graph_input()]
-    tensors.sort(key=lambda v: not has_generated_name(v))  # of two that are computed from each other
+    tensors.sort(key=lambda v: not has_generated_name(v))  # of a pair, the one with a generated name is the copy
     peers = _peers(tensors, trained)
     found: dict[frozenset[ir.Value], Copy] = {}
     for copy in find_copies([graph.initializers[n] for n in trained], tensors, lambda v: peers.get(v, v)):
@@ -204,7 +212,7 @@ def _merged_weights(graph: ir.Graph, trained: Collection[str]) -> Iterator[Findi
         f"the {'weight' if one else 'weights'} {listed([v.name or '' for v in found], _NAMED)}",
         f"{'trains' if one else 'each train'} as one, though {most if one else f'up to {most}'} modules read "
         f"{'it' if one else 'them'}",
-        "exporters store once what begins alike in a network that was not trained",
+        "exporters store equal tensors once, and these weights had equal initial values",
         "give each module its own with gg.surgery.untie_weights (gradgraph surgery --untie-merged)",
         "warning",
     )
@@ -227,7 +235,7 @@ def _frozen_norms(graph: ir.Graph, trained: Collection[str]) -> Iterator[Finding
 
 
 def _no_dropout(graph: ir.Graph, trained: Collection[str]) -> Iterator[Finding]:
-    """Report a missing Dropout, as a network without it looks like an export that dropped it."""
+    """Yield a finding if an attention model has no Dropout: an export in evaluation mode may have removed it."""
     nodes = list(graph.all_nodes())
     if exporter_of(graph) in ("", OURS) or any(node.op_type in _RANDOM for node in nodes):
         return
@@ -239,8 +247,8 @@ def _no_dropout(graph: ir.Graph, trained: Collection[str]) -> Iterator[Finding]:
         yield Finding(
             "the model",
             f"has {count} attention{'' if count == 1 else 's'} and no Dropout",
-            "an export in evaluation mode leaves out what the network had",
-            "if it had some, export it in training mode, or with gradgraph.frontend.from_torch",
+            "an export in evaluation mode removes Dropout",
+            "if the network had Dropout, export it in training mode, or with gradgraph.frontend.from_torch",
             "warning",
         )
 
@@ -263,9 +271,9 @@ def _is_vector(value: ir.Value) -> bool:
 
 
 def _centres(node: ir.Node) -> bool:
-    """Whether it normalises a layer, or is its first step, ``x − mean(x)``.
+    """Whether ``node`` is a LayerNormalization, or the first step of a decomposed one, ``x − mean(x)``.
 
-    Language models without Dropout divide by a root only.
+    Language models without Dropout use RMS norms, which subtract no mean.
     """
     if is_standard(node, "Sub"):
         mean = made_by(node.inputs[1], "ReduceMean")
@@ -274,7 +282,10 @@ def _centres(node: ir.Node) -> bool:
 
 
 def _peers(tensors: Iterable[ir.Value], trained: Collection[str]) -> dict[ir.Value, frozenset[str]]:
-    """Weights of similar layers, which are not compared: large ones, and those that no arithmetic reads."""
+    """Return the readers of weights that are not compared with weights of the same readers, as those of similar layers.
+
+    These are large weights, and weights that no arithmetic operator reads.
+    """
     readers = {v: _readers(v) for v in tensors if v.name in trained and v.const_value is not None}
     return {v: kinds for v, kinds in readers.items() if _ARITHMETIC.isdisjoint(kinds) or _size(v) > _LEAST_NUMBERS}
 
@@ -284,16 +295,16 @@ def _size(value: ir.Value) -> int:
 
 
 def _readers(value: ir.Value) -> frozenset[str]:
-    """The operators that read ``value``; a Gemm or Transpose counts as MatMul."""
+    """Return the operators that read ``value``; a Gemm or Transpose counts as MatMul."""
     return frozenset("MatMul" if n.op_type in ("Gemm", "Transpose") else n.op_type for n in value.consumers())
 
 
 def _finding(copy: Copy, is_trained: bool, remedy: str) -> Finding:
     weight = f"'{shown(copy.weight.name)}'"
-    fate = "both are trained, each by itself" if is_trained else f"it will not follow when {weight} is trained"
+    fate = "both are trained independently" if is_trained else f"it will not change when {weight} is trained"
     return Finding(f"tensor '{shown(copy.tensor.name)}'", copy.relation.format(weight), fate, remedy, "warning")
 
 
 def as_data(findings: Iterable[Finding]) -> list[dict[str, str]]:
-    """The findings as JSON data."""
+    """Convert findings to JSON data."""
     return [dataclasses.asdict(finding) for finding in findings]

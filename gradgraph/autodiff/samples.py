@@ -1,8 +1,8 @@
-"""Independence of samples: whether an output mixes the samples of a batch. One pass, with a rule per operator.
+"""Check whether an output mixes the samples of a batch, in one pass over the graph with a rule per operator.
 
-For each value that depends on the batch it tracks which axis holds the samples, possibly merged with other axes, or
-that the value is a sum or a mean over them, which may only be added and scaled: then the batch's value is the sum or
-mean of single samples' values, up to the weights of a mean.
+For each value that depends on the batch, the pass tracks the sample axis, which may be merged with other axes, or that
+the value is a sum or a mean over the samples. Sums and means may only be added and scaled: then the batch's value is
+the sum or mean of single samples' values, up to the weights of a mean.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from gradgraph.graph.shapes import Dim, Shape, as_dims, constant_of, is_elementw
 from gradgraph.passes.normal.sizes.infer import infer_shapes
 from gradgraph.passes.normal.sizes.known_sizes import is_generated
 
-_SAMPLES = "samples"  # a number of samples without a name in the model
-_END = 2**31 - 1  # the end of an axis as exporters write it, at least
-TOTAL = -1  # instead of an axis: a sum or a mean over samples
-Axes = Sequence[int | None]  # of the outputs of a node
+_SAMPLES = "samples"  # name of the batch dimension if the model has none
+_END = 2**31 - 1  # an end of Slice from here on means the end of the axis
+TOTAL = -1  # in place of a sample axis: the value is a sum or a mean over samples
+Axes = Sequence[int | None]  # the sample axis of each output of a node; None if the output does not depend on samples
 _SYMBOL = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -44,7 +44,7 @@ class _Size:
         return _Size(self.number * other.number, tuple(sorted((*self.names, *other.names))))
 
     def over(self, other: _Size) -> _Size | None:
-        """The quotient, if it is an integer for all values of the symbols."""
+        """Return the quotient if it is an integer for all values of the symbols, else None."""
         rest = Counter(self.names)
         rest.subtract(other.names)
         if self.number % other.number or min(rest.values(), default=0) < 0:
@@ -53,7 +53,7 @@ class _Size:
 
 
 def _product(dims: Sequence[Dim]) -> _Size | None:
-    """The product of sizes, if all are known or named (exporters write ``2*N``)."""
+    """Return the product of sizes if all are numbers or names (exporters also write ``2*N``), else None."""
     total = _Size()
     for dim in dims:
         for factor in str(dim).split("*"):
@@ -68,7 +68,13 @@ def _product(dims: Sequence[Dim]) -> _Size | None:
 
 @dataclass(frozen=True)
 class _Place:
-    """The position of samples: along ``axis``, repeated ``outer`` times, with ``inner`` numbers per sample."""
+    """The position of samples in a tensor.
+
+    Attributes:
+        axis: the axis along which the samples are, or ``TOTAL``.
+        outer: how often the samples are repeated along this axis, because axes before theirs were merged with it.
+        inner: the number of consecutive rows per sample along this axis, because axes after theirs were merged with it.
+    """
 
     axis: int
     outer: _Size = _Size()
@@ -76,14 +82,14 @@ class _Place:
 
 
 class _Mixed(Exception):  # noqa: N818  (a reason, caught here)
-    """Why samples are not independent."""
+    """Raised with the reason why samples are not independent."""
 
 
-_UNSEEN = "is not known to keep samples apart"
+_UNSEEN = "may mix samples"
 
 
 def batched_inputs(graph: ir.Graph, names: Names = None) -> list[ir.Value]:
-    """The inputs with one sample per row: those named, or those whose first size is that of the first input."""
+    """Return the inputs with one sample per row: the named ones, or all with the first input's symbolic first size."""
     given = [x for x in graph.inputs if x.name not in graph.initializers]
     if names is not None:
         known = {x.name: x for x in given if x.name}
@@ -108,7 +114,7 @@ def batched_inputs(graph: ir.Graph, names: Names = None) -> list[ir.Value]:
 
 
 def _rows(x: ir.Value) -> Dim:
-    """The first size of an input, if it is symbolic."""
+    """Return the first size of an input if it is symbolic, else None."""
     size = as_dims(x.shape)[0] if x.shape is not None and len(x.shape) else 1
     return None if isinstance(size, int) else size or _SAMPLES
 
@@ -124,7 +130,7 @@ def _with_open_batch(x: ir.Value) -> ir.Value:
 
 
 def name_batch(work: ir.Model, names: Names = None) -> str:
-    """Give the number of samples one name throughout the graph, and return it."""
+    """Use one name for the batch dimension throughout the graph, and return the name."""
     batched = batched_inputs(work.graph, names)
     rows = {_rows(x) for x in batched}
     size = next((r for r in rows if isinstance(r, str)), _SAMPLES)
@@ -142,18 +148,20 @@ def name_batch(work: ir.Model, names: Names = None) -> str:
 def check_independent(
     graph: ir.Graph, batched: Sequence[ir.Value], target: ir.Value, path: Path, remedies: Remedies
 ) -> int | None:
-    """Reject a graph in which ``target`` is not a per-sample value, sum or mean over the samples of ``batched``.
+    """Check that ``target`` has a value per sample, or is a sum or a mean over samples, without mixing samples.
 
     Args:
-        batched: inputs with one sample per row.
-        path: from the differentiation variables to ``target``.
-        remedies: advice of the calling transform.
+        graph: the model in normal form.
+        batched: the inputs with one sample per row.
+        target: the value to check.
+        path: the path from the differentiation variables to ``target``.
+        remedies: advice of the calling transform for the error.
 
     Returns:
-        The axis of ``target`` that holds the samples, each once; None if there is none.
+        The sample axis of ``target``, if it has one row per sample along it, else None.
 
     Raises:
-        DifferentiationError: names the first node that mixes samples, or may.
+        DifferentiationError: a node mixes samples, or may mix them; the message names the first one.
     """
     places: dict[ir.Value, _Place] = dict.fromkeys(batched, _Place(0))
     samples = next((str(as_dims(x.shape)[0]) for x in batched if x.shape is not None), _SAMPLES)
@@ -213,7 +221,7 @@ class _Node:
             left, right = (self.outer * lead).over(outer), (self.inner * tail).over(inner)
             if left is not None and right is not None:
                 return _Place(axis, left, right)
-        raise _Mixed("writes samples across one another, or to an axis that is not known")
+        raise _Mixed("interleaves samples, or moves them to an unknown axis")
 
     def _of_total(self) -> Axes:
         name, node = self.node.op_type, self.node
@@ -222,11 +230,11 @@ class _Node:
         product = name == "Mul" and self.axes == [TOTAL, TOTAL]
         inverse = name == "Div" and self.axes[0] is None
         if others or divided or product or inverse or (name not in _LINEAR and not self._guards()):
-            raise _Mixed("works on a sum or a mean over the samples")
+            raise _Mixed("is applied to a sum or a mean over the samples")
         return [TOTAL]
 
     def _guards(self) -> bool:
-        """Whether the node only guards the divisor of a mean."""
+        """Whether the node only guards the divisor of a mean against zero."""
         uses = [(u.node.op_type, u.idx) for u in self.node.outputs[0].uses()]
         below = uses and all(name in _GUARDS or (name, i) == ("Div", 1) for name, i in uses)
         free = not any(x in self.path.reached for x in reads(self.node))
@@ -256,7 +264,7 @@ class _Node:
         return default if found is None else found.as_int()
 
     def constant(self, i: int) -> list[int] | None:
-        """The values of a constant input; None for others."""
+        """Return the values of the constant input ``i``; None if the node has no such input."""
         x = self.node.inputs[i] if i < len(self.node.inputs) else None
         if x is None:
             return None
@@ -267,19 +275,22 @@ class _Node:
 
     @property
     def only(self) -> int:
-        """The axis of the first input, if the other inputs do not depend on samples."""
+        """The sample axis of the first input; the other inputs must not depend on samples."""
         if self.axes[0] is None or any(a is not None for a in self.axes[1:]):
             raise _Mixed(_UNSEEN)
         return self.axes[0]
 
     def beside(self, axis: int, rank: int) -> int:
-        """``only``, if the node works along another axis than ``axis``."""
+        """Return the sample axis ``only``; raise ``_Mixed`` if it is ``axis``, along which the node operates."""
         if axis % rank == self.only:
-            raise _Mixed("works along the axis of the samples")
+            raise _Mixed("operates along the sample axis")
         return self.only
 
     def broadcast(self, places: Sequence[int], beyond: int = 0) -> int | None:
-        """The axis of the result; the last ``beyond`` axes do not count."""
+        """Return the sample axis of the result of broadcasting the inputs at ``places``.
+
+        The sample axis must not be one of the last ``beyond`` axes.
+        """
         rank = max(self.rank(i) for i in places if self.node.inputs[i] is not None)
         found = {rank - self.rank(i) + a for i in places if (a := self.axes[i]) is not None}
         if len(found) != 1 or max(found) >= rank - beyond:
@@ -288,11 +299,11 @@ class _Node:
         for i in places:
             x, at = self.node.inputs[i], axis - rank + (0 if self.node.inputs[i] is None else self.rank(i))
             if x is not None and self.axes[i] is None and at >= 0 and not self._spreads(self.shape(i)[at]):
-                raise _Mixed(f"meets '{shown(x.name)}', which has a size of its own where the samples are,")
+                raise _Mixed(f"combines samples with '{shown(x.name)}', whose size along the sample axis is not 1,")
         return axis
 
     def _spreads(self, size: Dim) -> bool:
-        """Whether a tensor without samples may have this size along their axis: 1, or their number for one sample."""
+        """Whether a tensor without samples may have this size along the sample axis: 1, or the batch size."""
         return size in (1, None) or (isinstance(size, str) and (self.samples in size or is_generated(size)))
 
 
@@ -300,13 +311,13 @@ class _Node:
 
 _LINEAR = frozenset(("Add", "Cast", "CastLike", "Div", "Flatten", "Identity", "Mean", "Mul", "Neg", "ReduceMean",
                      "ReduceSum", "Reshape", "Squeeze", "Sub", "Sum", "Transpose", "Unsqueeze"))  # fmt: skip
-_GUARDS = frozenset(("Equal", "Where"))  # the divisor of a mean is 1 if nothing counts
+_GUARDS = frozenset(("Equal", "Where"))  # they set the divisor of a mean to 1 if the number of elements is 0
 _BY_ELEMENT = frozenset(("Bernoulli", "Dropout", "RandomNormalLike", "RandomUniformLike"))
 
 
 def _first(it: _Node) -> Axes:
     if it.only != 0:
-        raise _Mixed("works along the axis of the samples")
+        raise _Mixed("operates along the sample axis")
     return [0, *(None for _ in it.node.outputs[1:])]
 
 
@@ -322,7 +333,7 @@ def _resized(it: _Node) -> Axes:
 
 def _normalized(it: _Node) -> Axes:
     if it.number("training_mode", 0):
-        raise _Mixed("takes statistics of the whole batch")
+        raise _Mixed("computes statistics of the whole batch")
     return _first(it)
 
 
@@ -343,7 +354,7 @@ def _along_input(it: _Node) -> Axes:
 
 def _from_axis(it: _Node) -> Axes:
     if it.only >= it.number("axis", -1) % it.rank(0):
-        raise _Mixed("takes statistics over samples")
+        raise _Mixed("computes statistics over samples")
     return [it.only for _ in it.node.outputs]
 
 
@@ -418,7 +429,7 @@ def _squeezed(it: _Node) -> Axes:
         raise _Mixed(_UNSEEN)
     gone = [a % rank for a in axes]
     if it.only in gone:
-        raise _Mixed("removes the axis of the samples")
+        raise _Mixed("removes the sample axis")
     return [it.only - sum(a < it.only for a in gone)]
 
 
@@ -477,7 +488,7 @@ def _padded(it: _Node) -> Axes:
     used = list(range(it.rank(0))) if axes is None else [a % it.rank(0) for a in axes]
     at = used.index(it.only) if it.only in used else None
     if at is not None and (pads[at] or pads[at + len(used)]):
-        raise _Mixed("adds rows to the samples")
+        raise _Mixed("pads the sample axis")
     return [it.only]
 
 

@@ -1,4 +1,4 @@
-"""Select values of the graph by names and globs, and check the path between them."""
+"""Select differentiation variables and targets by names and globs, and check the path between them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ UNUSED: Remedies = {
 
 
 def select(graph: ir.Graph, wrt: Names, targets: Sequence[ir.Value]) -> list[ir.Value]:
-    """The inputs and initializers that match ``wrt``, in its order; the trainable ones if it is ``None``."""
+    """Return the inputs and initializers that match ``wrt``, in the order of its patterns.
+
+    If ``wrt`` is None, these are the trainable initializers, or all floating inputs if there are none.
+    """
     if wrt is None:
         found = trainable(graph, targets)
         if not found:
@@ -64,9 +67,9 @@ def _matching(pattern: str, known: Iterable[str]) -> list[str]:
 
 
 def trainable(graph: ir.Graph, targets: Sequence[ir.Value]) -> list[ir.Value]:
-    """The trainable initializers: floating, on the way to the targets, not running statistics.
+    """Return the trainable initializers: the floating ones that affect the targets.
 
-    Constants of formulas are not parameters (see ``gradgraph.passes.normal.weights.verdicts``).
+    Running statistics are excluded, and constants of formulas (see ``gradgraph.passes.normal.weights.verdicts``).
     """
     floating = [v for v in graph.initializers.values() if carries(v) and not v.is_graph_input()]
     statistics = running_statistics(graph)
@@ -80,23 +83,23 @@ def _differentiable_somewhere(value: ir.Value, active: set[ir.Value]) -> bool:
 
 
 def running_statistics(graph: ir.Graph) -> set[ir.Value]:
-    """The running means and variances (inputs 3 and 4 of every BatchNormalization), and buffers marked as such."""
+    """Return the running means and variances (inputs 3 and 4 of every BatchNormalization), and marked buffers."""
     nodes = [n for n in graph if n.op_type == "BatchNormalization" and n.domain == ""]
     buffers = {v for v in graph.initializers.values() if is_buffer(v)}
     return {_before_cast(v) for n in nodes for v in n.inputs[3:5] if v is not None} | buffers
 
 
 def _before_cast(value: ir.Value) -> ir.Value:
-    """The tensor that ``value`` is cast from, if it is stored in a narrower type."""
+    """Return the tensor that ``value`` is cast from, or ``value`` itself if no Cast computes it."""
     node = value.producer()
     source = node.inputs[0] if node is not None and node.op_type == "Cast" else None
     return source or value
 
 
 def computed_outputs(graph: ir.Graph) -> list[ir.Value]:
-    """The outputs that depend on an input, or all if none does; defaults are chosen from these.
+    """Return the outputs that depend on an input, or all outputs if none does.
 
-    Policies, for example, have a constant version number among their outputs.
+    Defaults are chosen from these outputs: an exported policy, for example, also outputs a constant version number.
     """
     reached = {v for v in graph.inputs if not v.is_initializer()}
     for node in graph:
@@ -135,7 +138,7 @@ def float_outputs(graph: ir.Graph, names: Names) -> list[ir.Value]:
 
 
 def check_scalar(target: ir.Value) -> None:
-    """Raise an error unless ``target`` is a floating tensor of one element; unknown sizes may be larger."""
+    """Raise an error unless ``target`` is a floating tensor of one element; unknown sizes are accepted."""
     if not carries(target) or not is_tensor(target):
         content = f"{target.dtype} numbers" if is_tensor(target) else "a sequence or an optional"
         raise DifferentiationError(f"output '{shown(target.name)}' holds {content}; a gradient needs a floating scalar")
@@ -149,7 +152,7 @@ def check_scalar(target: ir.Value) -> None:
 
 
 def seed_of(op: Builder, target: ir.Value) -> Var:
-    """The cotangent of a scalar: a one in its shape. If that is unknown, several elements are a run-time error."""
+    """Return the cotangent of a scalar, a one in its shape. If that is unknown, several elements fail at run time."""
     y = op.wrap(target)
     known = y.shape is not None and None not in y.shape
     return op.ones_like(y) if known else op.like(op.Reshape(op.const([1], y.dtype), op.shape(y)), y)
@@ -165,15 +168,23 @@ def find_path(
     allow_unused: bool = False,
     leave_out: Callable[[Sequence[str]], Remedies] = lambda names: UNUSED,
 ) -> Path:
-    """The path from ``wrt`` to ``targets``, with operators without a rule replaced by their function bodies.
+    """Return the path from ``wrt`` to ``targets``, after replacing operators without a rule by their function bodies.
 
-    A target computed by such an operator becomes another value of the same name: use ``path.targets``.
+    A target computed by such an operator is replaced by a new value of the same name, so use ``path.targets``.
 
     Args:
-        leave_out: advice, for messages, about tensors that no target depends on.
+        model: the model in normal form; changed in place.
+        targets: the values to differentiate.
+        wrt: the values to differentiate with respect to.
+        allow_unused: accept values in ``wrt`` that no target depends on.
+        leave_out: returns the remedies of the error about values, by name, that no target depends on.
+
+    Raises:
+        DifferentiationError: no target depends on a value in ``wrt``.
+        UnsupportedOperatorError: an operator on the path has no gradient rule.
     """
     names = [t.name for t in targets]
-    asked: set[ir.Node] = set()  # ONNX has bodies for some inputs of an operator only
+    asked: set[ir.Node] = set()  # each node once: ONNX defines function bodies for some inputs of an operator only
     while True:
         path = Path(model.graph, targets, wrt)
         bodies = [n for n in path.every_node if registry.rule_of(n) is None and has_body(n) and n not in asked]

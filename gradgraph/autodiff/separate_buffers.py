@@ -1,9 +1,10 @@
-"""Separate buffers: size names that keep onnxruntime from reusing a buffer across segments.
+"""Names of dimensions that keep onnxruntime from reusing a buffer across segments of recomputation.
 
-onnxruntime plans ahead: a dead tensor may leave its buffer to a later one of equal shape, and the buffer is held until
-that one dies, too. Between a forward pass and its recomputation that would cost half of the memory saved. Shapes are
-equal if numbers and names of sizes are. So in a saved step the first size of recomputed tensors, and of the gradients
-computed from them, gets its own name per segment: ``batch.again2``, ``64.again2``.
+onnxruntime plans buffers before a run: a later tensor of equal shape may reuse the buffer of a dead tensor, and then
+the buffer stays allocated in between, too. Reuse of forward buffers for recomputed tensors would cost half of the
+memory that recomputation saves. onnxruntime considers two shapes equal if all numbers and dimension names are. So in a
+saved step the first size of recomputed tensors, and of the gradients computed from them, gets its own name per segment:
+``batch.again2``, ``64.again2``.
 """
 
 from __future__ import annotations
@@ -15,20 +16,23 @@ import onnx_ir as ir
 from gradgraph.autodiff.recompute import AGAIN
 from gradgraph.passes.normal.edit import nodes_of
 
-_LATE = f"{AGAIN}/After"  # prefix of the names of these nodes
+_LATE = f"{AGAIN}/After"  # name prefix of the After nodes that recomputation adds
 _NAME = re.compile(rf"(.*)\.{AGAIN}\d+")
 
 
 def separate_buffers(model: ir.Model) -> ir.Model:
-    """Rename the first sizes of recomputed tensors and their dependents, in place; do not infer shapes afterwards."""
+    """Rename the first size of recomputed tensors and their dependents, in place.
+
+    Shapes must not be inferred afterwards.
+    """
     turns: dict[ir.Value, int] = {}
     part: dict[ir.Value, int] = {}
     for node in model.graph:
         own = (node.name or "").startswith(_LATE)
         turn = next((x for x in node.inputs[1:] if x is not None), None) if own else None
         if turn is not None:
-            maker = turn.producer()  # from the turn to the rank of the waiting tensor
-            if maker is not None and maker.op_type == "Expand":
+            maker = turn.producer()
+            if maker is not None and maker.op_type == "Expand":  # the turn, expanded to the rank of the tensor
                 turn = maker.inputs[0] or turn
             at = turns.setdefault(turn, len(turns) + 1)
         else:
@@ -44,7 +48,7 @@ def separate_buffers(model: ir.Model) -> ir.Model:
 
 
 def restore_sizes(model: ir.Model) -> None:
-    """Restore the sizes' original names and numbers, in place."""
+    """Restore the original names and numbers of the sizes, in place."""
     for node in nodes_of(model):
         for y in node.outputs:
             first = y.shape[0] if y.shape is not None and len(y.shape) else None

@@ -1,4 +1,4 @@
-"""The bodies of If, Loop and Scan, for their gradient rules."""
+"""Differentiate the bodies of If, Loop and Scan, for the gradient rules of these operators."""
 
 from __future__ import annotations
 
@@ -22,7 +22,15 @@ Backward = Callable[[Builder, Path, Mapping[ir.Value, Sequence[Var]]], dict[ir.V
 
 @dataclass(eq=False)
 class BodiesOnPath:
-    """``registry.Bodies`` of one node of a path; ``backward`` is the backward pass, also for bodies."""
+    """An implementation of ``registry.Bodies`` for one node of a path.
+
+    Attributes:
+        path: the path being differentiated.
+        node: the If, Loop or Scan.
+        op: the builder of the graph.
+        backward: writes the backward pass along a path; used for the bodies.
+        captured: the outer values that the bodies read and that get a gradient from there.
+    """
 
     path: Path
     node: ir.Node
@@ -64,7 +72,10 @@ class BodiesOnPath:
 
 
 def _as_here(op: Builder, dy: Var, y: Var) -> Var:
-    """``dy`` with the rank of ``y``, as another branch or iteration may have a result of another rank."""
+    """Reshape ``dy`` to the shape of ``y`` if their ranks may differ.
+
+    The result of another branch or iteration, whose rank ``dy`` may have, can have another rank than ``y``.
+    """
     same = dy.shape is not None and y.shape is not None and dy.rank == y.rank
     if same or y.shape is None or is_sequence(y) or is_optional(y):
         return dy
@@ -72,7 +83,7 @@ def _as_here(op: Builder, dy: Var, y: Var) -> Var:
 
 
 def _refuse_random(owner: ir.Node, nodes: Sequence[ir.Node]) -> None:
-    """Raise an error if a body draws random numbers, as the backward pass recomputes it with other numbers."""
+    """Raise an error if a body draws random numbers: the backward pass would recompute it with different numbers."""
     inside = [*nodes, *(n for node in nodes for graph in subgraphs(node) for n in graph.all_nodes())]
     drawn = next((n for n in inside if n.domain == "" and (n.op_type in DRAWING or _drops(n))), None)
     if drawn is not None:
@@ -83,7 +94,7 @@ def _refuse_random(owner: ir.Node, nodes: Sequence[ir.Node]) -> None:
 
 
 def _drops(node: ir.Node) -> bool:
-    """Whether it is a Dropout that is, or may be, in training mode."""
+    """Whether ``node`` is a Dropout that is, or may be, in training mode."""
     training = node.inputs[2] if node.op_type == "Dropout" and len(node.inputs) > 2 else None
     known = shapes.constant_of(training)
     return training is not None and (known is None or bool(known.any()))

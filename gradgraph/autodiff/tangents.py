@@ -1,4 +1,4 @@
-"""Tangent rules of operators with something simpler than transposing their gradient rule twice.
+"""Tangent rules for operators whose tangents have a simpler form than two vjps (see ``forward.py``).
 
 An operator that is linear in an input is applied to the input's tangent. If the Jacobian is symmetric, as for every
 elementwise function of one tensor, the gradient rule itself computes the product.
@@ -24,7 +24,7 @@ PUSHES: dict[str, Push] = {}
 
 
 def pushes(op_types: str) -> Callable[[Push], Push]:
-    """Register a tangent rule: ``push(op, node, tangents)`` returns one per output, or ``None`` to transpose."""
+    """Register a tangent rule: ``push(op, node, tangents)`` returns one tangent per output, or None to use two vjps."""
 
     def register(push: Push) -> Push:
         PUSHES.update(dict.fromkeys(op_types.split(), push))
@@ -38,9 +38,9 @@ TOGETHER: dict[str, Both] = {}
 
 
 def together(op_type: str) -> Callable[[Both], Both]:
-    """Register a rule that writes the value again together with the tangent, because they share most of their work.
+    """Register a rule that computes the value again together with the tangent, because they share most of their work.
 
-    ``both(op, node, tangent)`` returns the value and the tangent of the only output, or ``None`` to keep the value.
+    ``both(op, node, tangent)`` returns the value and the tangent of the only output, or None to use a tangent rule.
     """
 
     def register(both: Both) -> Both:
@@ -51,13 +51,13 @@ def together(op_type: str) -> Callable[[Both], Both]:
 
 
 def known_dims(x: ir.Value | None) -> shapes.Shape | None:
-    """The shape of a tensor, if all sizes are known."""
+    """Return the shape of a tensor if all sizes are numbers or names, else None."""
     dims = shapes.shape_of(x) if x is not None and isinstance(x.type, ir.TensorType) else None
     return None if dims is None or None in dims else dims
 
 
 def _again(op: Builder, node: ir.Node, inputs: Mapping[int, Var | None]) -> list[Var]:
-    """``node`` with some of its inputs replaced."""
+    """Emit ``node`` again with some of its inputs replaced; return the outputs."""
     attrs: dict[str, Any] = dict(node.attributes)
     operands = [inputs[i] if i in inputs else op.wrap(x) for i, x in enumerate(node.inputs)]
     results = all_of(op.emit(node.op_type, *operands, outputs=len(node.outputs), **attrs))
@@ -67,7 +67,7 @@ def _again(op: Builder, node: ir.Node, inputs: Mapping[int, Var | None]) -> list
 
 
 def _widened(op: Builder, t: Var, y: ir.Value) -> Var:
-    """``t`` broadcast to the shape of ``y``, if it may be smaller."""
+    """Broadcast ``t`` to the shape of ``y``, unless it is known to have that shape."""
     known = known_dims(y)
     return t if known is not None and t.shape == known else op.Expand(t, op.shape(op.wrap(y)))
 
@@ -81,19 +81,19 @@ def _widened(op: Builder, t: Var, y: ir.Value) -> Var:
     "Slice SpaceToDepth Split SplitToSequence Squeeze Tile Transpose Trilu Unsqueeze"
 )
 def _linear(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
-    """Apply the operator, which is linear in the first input; the others are positions and sizes."""
+    """Apply the operator, which is linear in its first input, to the tangent; other inputs are positions and sizes."""
     return _again(op, node, {0: ts[0]})
 
 
 @pushes("Optional OptionalGetElement")
 def _content(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
-    """The tangent of an optional is that of its content."""
+    """Return the tangent of an optional, which is the tangent of its content."""
     return None if ts[0] is None else [ts[0]]
 
 
 @pushes("Einsum MatMul Mul")
 def _multilinear(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
-    """The product rule: Σ f(…, tᵢ, …)."""
+    """Apply the product rule, Σ f(…, tᵢ, …)."""
     return [op.sum_of([_again(op, node, {i: t})[0] for i, t in enumerate(ts) if t is not None])]
 
 
@@ -120,9 +120,10 @@ def _convolution(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
 
 @pushes("Gemm")
 def _gemm(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
-    """``α·(tA·B + A·tB) + β·tC``.
+    """Compute ``α·(tA·B + A·tB) + β·tC``.
 
-    With one product, ``tC`` is its third input, which is copied and accumulated to; with two, a separate sum is faster.
+    If only one of the two products is nonzero, ``tC`` is the third input of its Gemm, which copies it and accumulates
+    to the copy. With two products, a separate sum is faster.
     """
     ta, tb, tc = (*ts, None)[:3]
     if ta is None and tb is None:
@@ -161,7 +162,7 @@ def _zeros_elsewhere(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
 
 @pushes("Abs")
 def _abs(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
-    """Multiply by Sign, which lowering replaces by faster forms."""
+    """Multiply by Sign, which lowering replaces by faster nodes."""
     x, t = node.inputs[0], ts[0]
     if x is None or t is None:
         return None
@@ -173,14 +174,17 @@ def _abs(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
     "Reciprocal Relu Selu Sigmoid Sin Sinh Softmax Softplus Softsign Sqrt Tan Tanh ThresholdedRelu"
 )
 def _symmetric(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
-    """``J·t = Jᵀ·t``: elementwise functions (J is diagonal), and Softmax (``J = diag(y) - y·yᵀ``)."""
+    """Compute ``J·t`` as ``Jᵀ·t``: J is diagonal for elementwise functions, and ``diag(y) − y·yᵀ`` for Softmax."""
     product = registry.RULES["", node.op_type](op, node, ts)[0]
     return None if product is None else [product]
 
 
 @together("Gelu")
 def _gelu(op: Builder, node: ir.Node, t: Var) -> tuple[Var, Var] | None:
-    """``x·Φ(x)``: the slope needs Φ, too. In narrower types the operator is more accurate than its formula."""
+    """Compute the exact GELU as ``x·Φ(x)``, because the derivative needs Φ, too.
+
+    Only in float32: in narrower types the operator is more accurate than its formula.
+    """
     (x,) = (op.wrap(v) for v in node.inputs if v is not None)
     approximate = registry.attributes(node)["approximate"]
     if x.dtype != ir.DataType.FLOAT or approximate != "none":

@@ -246,7 +246,7 @@ def test_a_tensor_beside_the_samples(size: list[Any], apart: bool) -> None:
     if apart:
         gg.per_sample_gradients(model, wrt="x")
         return
-    with pytest.raises(DifferentiationError, match="a size of its own where the samples are"):
+    with pytest.raises(DifferentiationError, match="whose size along the sample axis is not 1"):
         gg.per_sample_gradients(model, wrt="x")
 
 
@@ -267,7 +267,7 @@ def test_a_choice_by_a_sum_over_samples_is_only_to_divide_by(last: str, apart: b
         found = run(gg.per_sample_gradients(model, wrt="w"), {"x": np.float32([3, 4]), "c": np.float32([2, 0])})
         np.testing.assert_allclose(found["w.per_sample_grad"], [1.5, 4.0])
         return
-    with pytest.raises(DifferentiationError, match="works on a sum or a mean over the samples"):
+    with pytest.raises(DifferentiationError, match="is applied to a sum or a mean over the samples"):
         gg.per_sample_gradients(model, wrt="w")
 
 
