@@ -1,7 +1,7 @@
-"""The registry of backends: each file or folder of this room that defines a ``Backend`` is found here.
+"""The registry of backends: every file or folder of this package that defines a ``Backend`` is registered here.
 
-A backend defines rewrites, forms, and what its runtime lacks; its forms are imported when a model is written for it,
-not when it is listed. It knows named operators, but not losses, data or sessions.
+A backend defines rewrites, forms, and what its runtime lacks. Its forms are imported when a model is written for the
+backend, not when backends are listed. Backends depend on named operators, but not on losses, data or sessions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SHARED = frozenset((
 
 
 def find_all() -> None:
-    """Fill the table: import the files and folders of this room, each of which defines a backend."""
+    """Fill ``BACKENDS``: import every file and folder of this package except ``SHARED``, and collect their backends."""
     names = (m.name for m in pkgutil.iter_modules(__path__) if m.name not in SHARED)
     modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
     BACKENDS.update(
@@ -38,24 +38,28 @@ def register(backend: Backend) -> Backend:
     """Register a backend from outside this package; help, choices and errors then include it.
 
     Raises:
-        BuildError: the name is taken.
+        BuildError: if another backend already has this name.
     """
     known = BACKENDS.get(backend.name)
     return backend if known is backend else BACKENDS.add(backend.name, backend)
 
 
 def step_backends() -> tuple[str, ...]:
-    """The names of the backends that a step may be written for."""
+    """Return the names of the backends that a step can be written for."""
     return tuple(name for name, backend in BACKENDS.items() if backend.for_steps)
 
 
 def checked_backends() -> tuple[str, ...]:
-    """The names of the backends that have a table of what their runtime can do."""
+    """Return the names of the backends that have a table of what their runtime supports."""
     return tuple(name for name, backend in BACKENDS.items() if backend.has_table)
 
 
 def named(name: str, among: Iterable[str] = BACKENDS) -> Backend:
-    """The backend of that name; raises BuildError if there is none."""
+    """Return the backend called ``name``, which must be one of ``among``.
+
+    Raises:
+        BuildError: if no backend has this name.
+    """
     known = tuple(among)
     if name not in known:
         raise BuildError(f"there is no backend '{shown(name)}'{suggestion(name, known)}; use {', '.join(known)}")
@@ -63,6 +67,6 @@ def named(name: str, among: Iterable[str] = BACKENDS) -> Backend:
 
 
 def of_provider(provider: str) -> Backend:
-    """The backend to lower for if ``provider`` of onnxruntime comes first; ``portable`` if there is no specific one."""
+    """Return the backend to lower for when ``provider`` is onnxruntime's first; ``portable`` if it has no backend."""
     own = (b for b in BACKENDS.values() if b.provider == provider and b.extends is None)
     return next(own, BACKENDS["portable"])

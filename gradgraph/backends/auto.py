@@ -1,4 +1,4 @@
-"""One file for every onnxruntime: named operators are model-local functions with standard bodies."""
+"""The backend ``auto``: one file for every onnxruntime, with named operators as model-local functions."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""A backend describes one runtime that a step or a transformed model may be written for.
+"""A backend describes one runtime that a step or a transformed model can be written for.
 
-A backend is one file or folder of this room, and is not named elsewhere: command line, help, errors, documents and
-tests use the registry (``gradgraph.backends``). This file and the backends' own import nothing large, so listing
+A backend is one file or folder of this package and is not mentioned elsewhere: command line, help, errors, documents
+and tests read the registry (``gradgraph.backends``). This file and the backends' own import nothing large, so listing
 backends is fast; forms and rewrites are loaded when a model is written. ``engine.py`` applies a ``Lowering`` in this
 order::
 
-    before → [forms of nodes that no layout may take → layout] for each layout → forms of all nodes → after
+    before → [forms of nodes that the layout does not support → layout] for each layout → forms of all nodes → after
            → clean-up → last
 
 A named operator without an applicable form is written in its portable form.
@@ -33,8 +33,8 @@ class Layout:
     """An alternative memory layout for chains of nodes.
 
     Attributes:
-        may_take: whether a node supports it; such nodes get their forms only afterwards.
-        rewrites: the rewrites that choose nodes and convert them.
+        may_take: whether a node supports the layout; such nodes get their forms only after the layout's rewrites.
+        rewrites: the rewrites that select nodes and convert them to the layout.
     """
 
     may_take: Callable[[ir.Node], bool]
@@ -48,7 +48,6 @@ def _no_forms() -> Forms:
 
 
 def _no_nodes(model: ir.Model) -> Collection[ir.Node]:
-    """Return no nodes."""
     return ()
 
 
@@ -75,7 +74,7 @@ class Lowering:
 
 
 def lowering_in(module: str) -> Callable[[], Lowering]:
-    """Return a function that imports ``LOWERING`` from that module when called."""
+    """Return a function that, when called, imports ``LOWERING`` from ``module``."""
     return lambda: cast(Lowering, importlib.import_module(module).LOWERING)
 
 
@@ -89,12 +88,13 @@ class Backend:
         load: imports and returns the forms and rewrites; called when the first model is written.
         extends: the backend whose forms are used where this one has none.
         provider: onnxruntime's execution provider for it; a Trainer on that provider lowers for this backend.
-        only_there: whether its files run on no other provider.
+        only_there: whether files written for it run on its provider only.
         keeps_functions: whether named operators stay calls of model-local functions, without lowering.
         for_steps: whether a saved step may be written for it; transformed models always may.
-        machine: returns what files written here require of the machine that runs them; empty for nothing.
-        for_all: whether files should run in every tested runtime; missing operators are only logged.
-        needs: session options that such a file requires, in words; empty for nothing.
+        machine: returns the hardware feature that files written on this machine require, such as ``nchwc16``; empty if
+            they run on any hardware.
+        for_all: whether its files should run in every tested runtime; unsupported operators are then only logged.
+        needs: the session options that its files require, in words; empty if there are none.
     """
 
     name: str
@@ -111,7 +111,7 @@ class Backend:
 
     @functools.cached_property
     def lowering(self) -> Lowering:
-        """The forms and rewrites that models are written with."""
+        """The forms and rewrites of this backend, loaded on first access."""
         return self.load()
 
     @property
@@ -127,15 +127,15 @@ class Backend:
         return everywhere() if self.for_all else table_of(self.name)
 
     def takes(self, nodes: Iterable[ir.Node]) -> bool:
-        """Whether the runtime supports all of these, by its table. "portable" supports standard nodes."""
+        """Return whether the runtime supports all ``nodes``, by its table. "portable" supports all standard nodes."""
         table = None if self.for_all else self.table
         return table is None or all(table.verdict(node).kind not in ("refused", "wrong") for node in nodes)
 
     def forms_of(self, node: ir.Node) -> list[Form]:
-        """The forms for ``node``, best first; those of the extended backend come last."""
+        """Return the forms for ``node``, best first; those of the extended backend come last."""
         inherited = self.extends.forms_of(node) if self.extends is not None else []
         return [*self.lowering.forms.of(node), *inherited]
 
     def adds_forms(self, node: ir.Node) -> bool:
-        """Whether it has forms for ``node`` that the extended backend lacks."""
+        """Return whether this backend has forms for ``node`` in addition to those of the backend it extends."""
         return self.extends is not None and bool(self.lowering.forms.of(node))

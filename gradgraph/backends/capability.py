@@ -1,16 +1,16 @@
 """Tables of what runtimes support: operators, types and conditions, one data file per backend (``tables/*.toml``).
 
-For a node, a table states that the runtime computes it correctly, rejects it, silently computes it *wrong*, or was not
-tested. Most were measured: ``python -m tests.runtimes.probe`` runs single-operator models in the runtime, compares
-results, and writes the file. Some are from a runtime's documentation.
+A table says for a node that the runtime computes it correctly, rejects it, silently computes it *wrong*, or was not
+tested with it. Most tables were measured: ``python -m tests.runtimes.probe`` runs single-operator models in the
+runtime, compares results, and writes the file. Some are from a runtime's documentation.
 
-A row lists, for each type variable of the operator's schema, the types that work, and conditions under which it is
-rejected or wrong regardless of types. A condition is a conjunction of facts (``facts.py``): ``"mode=cubic"``, ``"input
-1 computed & !rank 4"``; ``!`` negates a fact, and ``*`` always holds.
+A row lists, for each type variable of the operator's schema, the types that work, and conditions under which the
+operator is rejected or wrong regardless of types. A condition is a conjunction of facts (``facts.py``):
+``"mode=cubic"``, ``"input 1 computed & !rank 4"``; ``!`` negates a fact, and ``*`` is always true.
 
-The table of onnxruntime covers several versions: ``[[measured]]`` lists them, and an operator in which they differ has
-several rows, each valid from its ``since`` version until the next row's. The rows for the newest version not newer than
-the installed one are used.
+The table of onnxruntime covers several versions: ``[[measured]]`` lists them, and an operator that changed between them
+has several rows, each valid from its ``since`` version until the next row's. For the installed version, the newest rows
+that are not newer than it apply.
 """
 
 from __future__ import annotations
@@ -43,7 +43,12 @@ KINDS: tuple[Kind, ...] = ("right", "untried", "falls back", "refused", "wrong")
 
 @dataclass(frozen=True)
 class Verdict:
-    """The support for one node; ``reason`` is a clause such as "it has no operator Loop", empty if it works."""
+    """The support for one node.
+
+    Attributes:
+        kind: one of ``KINDS``.
+        reason: a clause such as "it has no operator Loop"; empty if the node is supported.
+    """
 
     kind: Kind
     reason: str = ""
@@ -59,23 +64,23 @@ RIGHT = Verdict("right")
 
 @dataclass(frozen=True)
 class Condition:
-    """A conjunction of facts, and the reason, if the file states one."""
+    """A conjunction of facts, and the reason, if the table states one."""
 
     terms: tuple[str, ...]
     why: str = ""
 
     @classmethod
     def read(cls, text: str) -> Condition:
-        """Read ``"facts & more: why"``."""
+        """Parse ``"fact & fact: reason"``."""
         terms, _, why = text.partition(": ")
         return cls(tuple(t.strip() for t in terms.split(" & ")), why)
 
     def holds(self, facts: Facts) -> bool:
-        """Whether it holds for a node with these facts."""
+        """Return whether all terms of the condition are true for a node with these facts."""
         return all(t == ALWAYS or ((t[1:] not in facts) if t[0] == "!" else t in facts) for t in self.terms)
 
     def in_words(self) -> str:
-        """The condition as words after "with": ``mode=cubic and input 1 computed or fed``."""
+        """Return the condition as words after "with": ``mode=cubic and input 1 computed or fed``."""
         return " and ".join(_in_words(term) for term in self.terms if term != ALWAYS)
 
 
@@ -84,29 +89,29 @@ _WORDS = (  # facts as words after "with"
     (r"input (\d+) computed", r"input \1 computed or fed, not constant"),
     (r"input (\d+) derived", r"input \1 computed from constants"),
     (r"input (\d+) open", r"open sizes of input \1"),
-    (r"input (\d+) open inside", r"open sizes of input \1 beside that of its first axis"),
+    (r"input (\d+) open inside", r"open sizes of input \1 after its first axis"),
     (r"channels open", r"an open number of channels"),
-    (r"space open", r"open sizes behind the channels"),
+    (r"space open", r"open sizes after the channels"),
     (r"input (\d+) rank unknown", r"an unknown number of axes of input \1"),
     (r"input (\d+) rank (\d+)", r"\2 axes of input \1"),
     (r"rank unknown", r"an unknown number of axes"),
     (r"rank (\d+)", r"\1 axes"),
     (r"open", r"open sizes"),
-    (r"open inside", r"open sizes beside that of the first axis"),
+    (r"open inside", r"open sizes after the first axis"),
     (r"channels in threes", r"6, 9, 15 or so channels"),
     (r"filters in fours", r"4, 8, 12 or so filters"),
     (r"depthwise", r"one filter for each channel"),
     (r"size 0", r"an input without elements"),
     (r"broadcasts", r"inputs of different shapes"),
     (r"captures", r"bodies that read values from outside"),
-    (r"slices read", r"a body that reads what it writes turn by turn"),
-    (r"outputs alike", r"a constant that is another output, too"),
+    (r"slices read", r"a body that also reads its scan outputs"),
+    (r"outputs alike", r"a constant that another output also returns"),
     (r"output (\d+)", r"output \1 read"),
 )
 
 
 def _in_words(term: str) -> str:
-    """A fact of a condition in words."""
+    """Return a term of a condition as words."""
     negated, fact = term[0] == "!", term.lstrip("!")
     words = next((re.sub(p, w, fact) for p, w in _WORDS if re.fullmatch(p, fact)), fact)
     return f"not {words}" if negated else words
@@ -116,7 +121,7 @@ def _in_words(term: str) -> str:
 class Row:
     """One operator: supported types, by type variable, and conditions under which it is rejected or wrong.
 
-    A ``fatal`` condition is an error even if a runtime computes unsupported nodes elsewhere.
+    A ``fatal`` condition is an error even for runtimes that fall back to the CPU for unsupported nodes.
     """
 
     types: Mapping[str, frozenset[str]]
@@ -136,14 +141,14 @@ class Table:
     """The table of one runtime.
 
     Attributes:
-        runtime, version: its name and version.
-        source: where it comes from, in words.
-        tested: whether it was measured in that runtime.
+        runtime, version: the name and version of the runtime.
+        source: where the data come from, in words.
+        tested: whether the data were measured in the runtime.
         complete: whether unlisted operators and types are rejected; otherwise they are untested.
         falls_back: whether unsupported nodes are computed elsewhere (by onnxruntime on the CPU).
-        functions: whether it supports model-local functions.
-        opsets, ir_versions: of ai.onnx and of files, from the oldest to the newest supported one.
-        rows: by operator; one of another domain is written ``domain.Operator``.
+        functions: whether the runtime supports model-local functions.
+        opsets, ir_versions: the oldest and newest supported opset of ai.onnx, and IR version.
+        rows: by operator; operators of other domains have keys of the form ``domain.Operator``.
     """
 
     runtime: str
@@ -163,7 +168,7 @@ class Table:
         return f"{self.runtime} {self.version}".strip()
 
     def verdict(self, node: ir.Node, facts: Facts | None = None) -> Verdict:
-        """The verdict on ``node``; pass the node's ``facts`` if they are known."""
+        """Return the verdict on ``node``; pass the node's ``facts`` if they are known."""
         domain, op_type = key_of(node)
         row = self.rows.get(f"{domain}.{op_type}" if domain else op_type)
         if row is None:
@@ -183,7 +188,7 @@ class Table:
         return self._by_types(op_type, row, known)
 
     def _by_types(self, op_type: str, row: Row, facts: Facts) -> Verdict:
-        """The verdict if no condition of the row holds: whether each type variable has a supported type."""
+        """Return the verdict if no condition of the row is true: whether each type variable has a supported type."""
         for fact in sorted(facts):
             variable, _, type_ = fact.partition(" ")
             if variable in row.types and type_ not in row.types[variable]:
@@ -196,7 +201,7 @@ class Table:
         return Verdict("falls back" if self.falls_back else "refused", reason)
 
     def takes(self, node: ir.Node) -> bool:
-        """Whether it is computed correctly, as far as known."""
+        """Return whether the runtime computes ``node`` correctly, as far as known."""
         return self.verdict(node).kind in ("right", "untried")
 
 
@@ -206,24 +211,28 @@ def _case_in_words(op_type: str, condition: Condition) -> str:
 
 
 def installed() -> str:
-    """The version of the installed onnxruntime."""
+    """Return the version of the installed onnxruntime."""
     import onnxruntime  # not needed for the tables of other runtimes
 
     return str(onnxruntime.__version__)
 
 
 def age(version: str) -> tuple[int, ...]:
-    """The sort key of a version."""
+    """Return the sort key of a version."""
     return tuple(map(int, re.findall(r"\d+", version)[:3]))
 
 
 def holding(rows: Sequence[Mapping[str, Any]], version: str, since: str = "version") -> Mapping[str, Any]:
-    """The last of ``rows``, oldest first, whose ``since`` is not newer than the version; the first if all are."""
+    """Return the last of ``rows``, oldest first, whose ``since`` is at most ``version``; the first if all are newer."""
     return next((row for row in reversed(rows) if age(row[since]) <= age(version)), rows[0])
 
 
 def row_at(rows: Mapping[str, Any] | Sequence[Mapping[str, Any]], version: str) -> Mapping[str, Any] | None:
-    """The row of an operator in a file at ``version``; None before the first version that has it."""
+    """Return an operator's row that is valid at ``version``; None if the operator was added later.
+
+    Args:
+        rows: from a table's file: one row, or one per version in which the operator changed.
+    """
     if isinstance(rows, Mapping):
         return rows
     row = holding(rows, version, "since")
@@ -232,7 +241,7 @@ def row_at(rows: Mapping[str, Any] | Sequence[Mapping[str, Any]], version: str) 
 
 @functools.cache
 def table_of(name: str) -> Table | None:
-    """The table of the backend ``name``, from its file; None if it has none."""
+    """Return the table of the backend ``name``, read from its file; None if the backend has no table."""
     path = TABLES / f"{name}.toml"
     if not path.exists():
         return None
@@ -247,12 +256,12 @@ def table_of(name: str) -> Table | None:
 
 @dataclass(frozen=True)
 class Everywhere(Table):
-    """The intersection of several tables: the worst verdict on each node."""
+    """The intersection of several tables: the verdict on a node is the worst of theirs."""
 
     tables: tuple[Table, ...] = ()
 
     def verdict(self, node: ir.Node, facts: Facts | None = None) -> Verdict:
-        """The worst verdict, with all equally bad ones in its reason."""
+        """Return the worst verdict, with the reasons of all tables that share it."""
         known = facts_of(node) if facts is None else facts
         verdicts = [(t.title, t.verdict(node, known)) for t in self.tables]
         kind = max((v for _, v in verdicts), key=lambda v: KINDS.index(v.kind)).kind
@@ -262,7 +271,7 @@ class Everywhere(Table):
 
 @functools.cache
 def everywhere() -> Table:
-    """The intersection of all measured tables."""
+    """Return the intersection of all measured tables."""
     every = [t for path in sorted(TABLES.glob("*.toml")) if (t := table_of(path.stem)) is not None and t.tested]
     opsets, ir_versions = (
         (max(first for first, _ in ranges), min(last for _, last in ranges))
@@ -284,7 +293,7 @@ def everywhere() -> Table:
 
 
 def lacking(name: str) -> Callable[[Call], bool]:
-    """``when=lacking("openvino")``: use a form of a standard operator where the runtime lacks it."""
+    """Return a condition for ``when=`` that is true for calls that the runtime ``name`` does not support."""
 
     def when(call: Call) -> bool:
         found = table_of(name)

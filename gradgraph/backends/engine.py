@@ -1,8 +1,8 @@
-"""Lowering: rewrite a model into the form that a backend computes fastest, as the backend's lists define.
+"""Lowering: rewrite a model into the form that a backend computes fastest, by the backend's rewrites and forms.
 
-``for_machine`` converts a saved training model (named operators are calls of functions with portable bodies) for a
-single backend, to be run and not saved. Known symbolic dimensions (the batch size) become numbers first, and constants
-that follow are folded.
+``for_machine`` lowers a saved training model, in which named operators are calls of functions with portable bodies, for
+one backend. The result is run, not saved. Known symbolic dimensions (such as the batch size) are replaced by numbers
+first, and constants that follow from them are folded.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ Choose = Callable[[Call, Sequence[Form]], Sequence[Form]]
 def for_machine(
     model: onnx.ModelProto, backend: Backend, dims: Mapping[str, int] | None = None, choose: Choose | None = None
 ) -> onnx.ModelProto:
-    """Return ``model`` lowered for one backend; it is not changed.
+    """Return a copy of ``model`` lowered for one backend.
 
     Args:
         model: a training or evaluation model of a step.
         dims: sizes of symbolic dimensions, by name.
-        choose: the forms to try for a call, in order; by default those whose ``when`` is true.
+        choose: returns the forms to try for a call, in order; by default those whose ``when`` is true.
     """
     return ir.to_proto(lowered(opened(model, dims or {}), backend, choose))
 
@@ -64,11 +64,11 @@ def write_for(model: ir.Model, backend: Backend, file: str = "", spare: bool = F
     """Write the named operators of ``model`` for ``backend``, in place, and check the result against its table.
 
     Args:
-        file: the file of a step, for messages.
-        spare: whether training works without this file, so that an unsupported one only causes a warning.
+        file: the name of the file in the step folder, for messages.
+        spare: whether training works without this file, so that unsupported nodes in it only cause a warning.
 
     Raises:
-        BuildError: by its table, the runtime would reject a node, or compute it wrong.
+        BuildError: if, by the table, the runtime would reject a node or compute it incorrectly.
     """
     if backend.keeps_functions:
         run(backend.lowering.before, model)
@@ -80,10 +80,10 @@ def write_for(model: ir.Model, backend: Backend, file: str = "", spare: bool = F
 
 
 def write_init_for(model: ir.Model, backend: Backend) -> ir.Model:
-    """Write init.onnx, which has no named operators, for ``backend``, in place.
+    """Rewrite init.onnx, which has no named operators, for ``backend``, in place, and check it against its table.
 
     Raises:
-        BuildError: by its table, the runtime would reject a node, or compute it wrong.
+        BuildError: if, by the table, the runtime would reject a node or compute it incorrectly.
     """
     if not backend.keeps_functions:
         run(backend.lowering.last, model)
@@ -92,10 +92,10 @@ def write_init_for(model: ir.Model, backend: Backend) -> ir.Model:
 
 
 def opset_for(backend: Backend, asked: int | None) -> int:
-    """The opset to write at: the requested one, or the newest that the runtime supports, by its table.
+    """Return the opset to write: ``asked`` if given, otherwise the newest that the runtime supports, by its table.
 
     Raises:
-        BuildError: the runtime does not support it.
+        BuildError: if the runtime does not support the requested opset.
     """
     table = backend.table
     oldest, newest = (OPSET, OPSET) if table is None else table.opsets
@@ -108,12 +108,12 @@ def opset_for(backend: Backend, asked: int | None) -> int:
 
 
 def check_against_table(backend: Backend, model: ir.Model, file: str = "", spare: bool = False) -> None:
-    """Reject the lowered ``model`` if the table of ``backend`` does; log nodes that are computed elsewhere.
+    """Reject the lowered ``model`` if it fails by the table of ``backend``; log nodes that fall back to the CPU.
 
-    Without a table, nothing is rejected. For ``file`` and ``spare`` see :func:`write_for`.
+    Does nothing for a backend without a table. For ``file`` and ``spare`` see :func:`write_for`.
 
     Raises:
-        BuildError: with a finding for each node that would be rejected or wrong.
+        BuildError: with a finding for each node that the runtime would reject or compute incorrectly.
     """
     if (table := backend.table) is None:
         return
@@ -127,7 +127,7 @@ def check_against_table(backend: Backend, model: ir.Model, file: str = "", spare
         bad = [(node, v) for node, v in found if v.fails]
         if bad:
             log.warning(
-                "not every runtime supports this%s, or correctly: %s (%s)",
+                "some runtimes reject nodes%s or compute them incorrectly: %s (%s)",
                 of,
                 _counted(bad),
                 bad[0][1].reason,
@@ -143,7 +143,7 @@ def check_against_table(backend: Backend, model: ir.Model, file: str = "", spare
 
 
 def _refuse(fatal: Sequence[tuple[ir.Node, Verdict]], cannot: str, file: str, spare: bool) -> None:
-    """Raise BuildError for these nodes of ``file``; log a warning if it is spare and none is computed wrong."""
+    """Raise BuildError for the ``fatal`` nodes; only log if ``file`` is spare and no node is computed incorrectly."""
     where = f"{file}: " if file else ""
     findings = [Finding(where + checks.describe(node), f"{cannot}: {v.reason}") for node, v in fatal]
     more = f" (and {len(fatal) - 1} more such nodes)" if len(fatal) > 1 else ""
@@ -153,7 +153,7 @@ def _refuse(fatal: Sequence[tuple[ir.Node, Verdict]], cannot: str, file: str, sp
 
 
 def verdicts(model: ir.Model, backend: Backend) -> Iterator[tuple[ir.Node, Verdict]]:
-    """The nodes of ``model`` that are not known to be computed correctly, by the table of ``backend``."""
+    """Yield the nodes of ``model`` whose support is not certain by the table of ``backend``, with their verdicts."""
     known = backend.table
     if known is None:
         return
@@ -169,24 +169,24 @@ _SHELL_REMEDY = "build for another --backend, or write that part of the model wi
 
 
 def _counted(found: Sequence[tuple[ir.Node, Verdict]]) -> str:
-    """The number of nodes per operator, as in ``2 Loop, 1 If``."""
+    """Return the number of nodes per operator, such as ``2 Loop, 1 If``."""
     kinds = Counter(node.op_type for node, _ in found)
     named = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(MOST_NAMED))
     return named + (", …" if len(kinds) > MOST_NAMED else "")
 
 
 def lowered(model: ir.Model, backend: Backend, choose: Choose | None = None) -> ir.Model:
-    """``model`` for ``backend``, in place: lowered, cleaned up, and with the final rewrites."""
+    """Lower ``model`` for ``backend`` in place, clean it up, apply the final rewrites, and return it."""
     clean_up(lower(model, backend, choose))
     run(backend.lowering.last, model)
     return write_orders(model)
 
 
 def opened(model: onnx.ModelProto, dims: Mapping[str, int]) -> ir.Model:
-    """``model`` with its named operators as plain nodes, and ``dims`` in place of their names."""
+    """Return ``model`` with named operators as plain nodes, and with the sizes in ``dims`` for symbolic dimensions."""
     work: ir.Model = ir.from_proto(model)
     for value in work.graph.initializers.values():
-        if isinstance(value.const_value, ir.ExternalTensor):  # the step knows its folder, but the lowering does not
+        if isinstance(value.const_value, ir.ExternalTensor):  # lowering never reads external data
             value.const_value.base_dir = os.devnull
     forget_functions(work)
     restore_sizes(work)
@@ -197,7 +197,7 @@ def opened(model: onnx.ModelProto, dims: Mapping[str, int]) -> ir.Model:
 
 
 def bind(model: ir.Model, dims: Mapping[str, int]) -> None:
-    """Replace symbolic dimensions by numbers, in place, and fold constants that follow."""
+    """Replace the symbolic dimensions in ``dims`` by numbers, in place, and fold constants that follow from them."""
     if not dims:
         return
     values = [*model.graph.inputs, *model.graph.initializers.values(), *(v for n in nodes_of(model) for v in n.outputs)]
@@ -235,7 +235,7 @@ def lower(model: ir.Model, backend: Backend, choose: Choose | None = None) -> ir
 
 
 def _replace(model: ir.Model, backend: Backend, choose: Choose | None, nodes: Iterable[ir.Node]) -> None:
-    """Replace these nodes by the first applicable form, or the portable one, and then the new nodes likewise."""
+    """Replace ``nodes`` by their first applicable form, or the portable one; repeat for the nodes that this creates."""
     editor = Editor(model)
     op = editor.op
     waiting = deque(nodes)  # in graph order, as shapes become known in that order
@@ -250,14 +250,14 @@ def _replace(model: ir.Model, backend: Backend, choose: Choose | None, nodes: It
             chosen = (f for f in forms if f.when(call)) if choose is None else choose(call, forms)
             outputs = _written(op, call, chosen)
             if outputs is None and operator_of(node) is not None:
-                with op.naming_operators():  # a portable form may call others, which have forms
+                with op.naming_operators():  # a portable form may call named operators that have forms
                     outputs = write_portable(op, node)
             if outputs is not None:
                 waiting.extend(editor.replace(node, *outputs))
 
 
 def _written(op: Builder, call: Call, forms: Iterable[Form]) -> tuple[Var, ...] | None:
-    """Write the first applicable form; return its outputs, or None if there is none."""
+    """Write the first applicable form; return its outputs, or None if no form applies."""
     for candidate in forms:
         before = len(op.nodes), len(op.constants)
         written = candidate.write(op, *call.inputs, **call.attrs)

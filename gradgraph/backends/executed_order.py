@@ -10,7 +10,7 @@ from gradgraph.autodiff.path import reads
 
 
 def as_executed(graph: ir.Graph) -> list[ir.Node]:
-    """The nodes of ``graph`` in the order in which onnxruntime executes them, as far as it keeps them."""
+    """Return the nodes of ``graph`` in onnxruntime's execution order, assuming that onnxruntime keeps all of them."""
     place = {node: i for i, node in enumerate(graph)}
     needed = [{place[m] for x in reads(node) if (m := x.producer()) in place} for node in place]
     nodes = list(place)
@@ -18,9 +18,9 @@ def as_executed(graph: ir.Graph) -> list[ir.Node]:
 
 
 def executed_order(needed: Sequence[Collection[int]]) -> list[int]:
-    """The order in which onnxruntime executes nodes.
+    """Return the indices of nodes in onnxruntime's execution order.
 
-    It starts from the last unread node, and first executes the producers of its last input.
+    onnxruntime starts from the last node without readers, and executes the producer of a node's last input first.
 
     Args:
         needed: for each node, the indices in the file of the producers of its inputs.

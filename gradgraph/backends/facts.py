@@ -1,31 +1,31 @@
-"""Short facts about a node that a runtime's support may depend on, used in the tables of runtimes.
+"""Short facts about a node that a runtime's support may depend on; the tables of runtimes use them.
 
-A fact is one of these, where *i* counts from 0:
+A fact is one of these, where numbers of inputs and outputs count from 0:
 
 ======================  =========================================================================================
 ``T int64``             a type variable of the operator's schema, and its type
-``mode=linear``         an attribute that is a number or a word, including defaults
+``mode=linear``         an attribute that is an integer or a string, including defaults
 ``alpha set``           an attribute that differs from its default, in the schema or the documentation
 ``size even``           an attribute that is an even positive integer
 ``pads uneven``         a list of even length whose second half differs from its first
-``pads not 0``          a list with other numbers; also ``not 1``
+``pads not 0``          a list in which not all numbers are 0; also ``not 1``
 ``input 2``             an optional or variadic input that is present
 ``input 2 computed``    an input that depends on model inputs
 ``input 2 derived``     an input that is computed from constants and known sizes only
-``input 2 negative``    constant integers, some negative; ``zero``: some are 0; ``empty``: there are none
-``input 2 open``        some sizes are unknown; ``input 2 open inside``: one other than the first is;
+``input 2 negative``    constant integers, some negative; ``zero``: some are 0; ``empty``: no elements
+``input 2 open``        some sizes are unknown; ``input 2 open inside``: some size after the first is unknown;
                         ``open`` and ``open inside``: the same for any input
-``channels open``       axis 1 of a first input of three axes or more is unknown; ``space open``: a later one
-``input 2 rank 3``      its rank, ``rank 3`` that of the first input; ``rank unknown``
+``channels open``       axis 1 of a first input with three axes or more is unknown; ``space open``: a later axis is
+``input 2 rank 3``      the rank of an input; ``rank 3``: that of the first input; ``rank unknown``: it is not known
 ``channels in threes``  a Conv over 6, 9, 15, … channels: more than 3, a multiple of 3 and not of 4
 ``filters in fours``    a Conv with 4, 8, 12, … filters
 ``depthwise``           a Conv or ConvTranspose with one filter for each of several channels
-``size 0``              a computed input is empty
+``size 0``              an input that is not constant and has no elements
 ``broadcasts``          inputs of different shapes
 ``output 1``            an output other than the first is read
-``captures``            bodies that capture outer values
+``captures``            bodies that read values of outer graphs
 ``slices read``         a scan output that is also read in the body
-``outputs alike``       an Identity of a constant of which another graph output is a copy, too
+``outputs alike``       an Identity of a constant that another graph output also copies
 ======================  =========================================================================================
 """
 
@@ -49,7 +49,7 @@ from gradgraph.rules.registry import attributes, key_of
 Facts = frozenset[str]
 
 TYPE_NAMES = {"FLOAT": "float32", "DOUBLE": "float64"}
-_MOST_WRITTEN = 64  # integers up to which an attribute's value is a fact
+_MOST_WRITTEN = 64  # the largest integer attribute whose value is a fact
 _ACTIVATIONS = {"RNN": ["tanh"], "GRU": ["sigmoid", "tanh"], "LSTM": ["sigmoid", "tanh", "tanh"]}
 _SCANS = ("scan_input_axes", "scan_input_directions", "scan_output_axes", "scan_output_directions")
 _USUAL = {"pads": 0, "strides": 1, "dilations": 1, **dict.fromkeys(_SCANS, 0)}
@@ -57,7 +57,7 @@ _OF_TYPES = frozenset({"to", "dtype", "stash_type", "output_dtype"})  # attribut
 
 
 def facts_of(node: ir.Node) -> Facts:
-    """All facts of ``node``; missing shapes are inferred."""
+    """Return all facts of ``node``, from the shapes and types of its inputs and outputs."""
     read = (f"output {i}" for i, value in enumerate(node.outputs) if i and is_wanted(value))
     found = [*_type_facts(node), *_attribute_facts(node), *_input_facts(node), *_channel_facts(node), *read]
     found += ["outputs alike"] if is_output_twice(node) else []
@@ -66,12 +66,12 @@ def facts_of(node: ir.Node) -> Facts:
 
 
 def type_name(dtype: ir.DataType) -> str:
-    """NumPy's name: ``float32``, ``int64``, …."""
+    """Return NumPy's name of an element type: ``float32``, ``int64``, …."""
     return TYPE_NAMES.get(dtype.name, dtype.name.lower())
 
 
 def _type_facts(node: ir.Node) -> Iterator[str]:
-    """The type of each input and output, by its type variable in the schema."""
+    """Yield the type of each input and output, with its type variable in the schema."""
     schema = signature(node.op_type, OPSET) if key_of(node)[0] == "" else None
     for values, outputs in ((node.inputs, False), (node.outputs, True)):
         for i, value in enumerate(values):
@@ -87,7 +87,7 @@ def _type_variable(schema: Signature | None, i: int, outputs: bool) -> str | Non
 
 
 def _attribute_facts(node: ir.Node) -> Iterator[str]:
-    """Facts about attributes: which differ from the default, are even, uneven, 0, 1 or negative; and captures."""
+    """Yield facts about attributes (values, differences from defaults, parity, sign), and ``captures`` for bodies."""
     known = known_signature(node.op_type, key_of(node)[0])
     defaults: dict[str, Any] = {} if known is None else known.defaults
     for name, value in attributes(node).items():
@@ -106,7 +106,7 @@ def _attribute_facts(node: ir.Node) -> Iterator[str]:
 
 
 def _list_facts(name: str, values: list[Any]) -> Iterator[str]:
-    """Facts of an attribute that is a list of integers or words; others have none."""
+    """Yield facts about an attribute that is a list of integers or strings; other lists have none."""
     yield from (f"{name}={v}" for v in values if isinstance(v, str))
     if not values or not isinstance(values[0], int):
         return
@@ -119,7 +119,7 @@ def _list_facts(name: str, values: list[Any]) -> Iterator[str]:
 
 
 def _is_default(node: ir.Node, name: str, value: Any) -> bool:
-    """Whether it is the default by ONNX's documentation of the operator."""
+    """Return whether ``value`` is the default of attribute ``name`` by ONNX's documentation of the operator."""
     if name == "activations" and node.op_type in _ACTIVATIONS:
         usual = _ACTIVATIONS[node.op_type]  # for each direction
         return [a.lower() for a in value] == usual * (len(value) // len(usual))
@@ -127,7 +127,7 @@ def _is_default(node: ir.Node, name: str, value: Any) -> bool:
 
 
 def _input_facts(node: ir.Node) -> Iterator[str]:
-    """Facts about inputs: presence, origin of their values, ranks, and whether their shapes differ."""
+    """Yield facts about inputs: presence, origin of values, ranks, unknown sizes, and whether their shapes differ."""
     shapes = []
     for i, value in enumerate(node.inputs):
         if value is None:
@@ -148,7 +148,7 @@ def _input_facts(node: ir.Node) -> Iterator[str]:
 
 
 def _origin(value: ir.Value, constant: np.ndarray[Any, Any] | None) -> Iterator[str]:
-    """The origin of an input's values, and facts about constant ones."""
+    """Yield the origin of an input's values (``derived`` or ``computed``), and facts about constant integers."""
     if is_derived(value):
         yield "derived"
     elif constant is None and not (value.is_initializer() and not value.is_graph_input()):
@@ -164,7 +164,7 @@ def _origin(value: ir.Value, constant: np.ndarray[Any, Any] | None) -> Iterator[
 
 
 def _open_sizes(i: int, dims: Shape | None) -> Iterator[str]:
-    """Facts about sizes of input ``i`` that are known at run time only."""
+    """Yield facts about sizes of input ``i`` that are unknown until run time; ``dims`` is its shape."""
     if not is_static(dims):
         yield from (f"input {i} open", "open")
     if dims is None or not is_static(dims[1:]):
@@ -177,7 +177,7 @@ def _open_sizes(i: int, dims: Shape | None) -> Iterator[str]:
 
 
 def _channel_facts(node: ir.Node) -> Iterator[str]:
-    """Facts about the channels of a Conv: vectorised kernels may fail on remainders."""
+    """Yield facts about the channels of a Conv or ConvTranspose, as vectorised kernels may fail on remainders."""
     if node.op_type not in ("Conv", "ConvTranspose") or node.inputs[1] is None:
         return
     filters, channels = (shape_of(node.inputs[1]) or (None, None))[:2]
@@ -192,7 +192,7 @@ def _channel_facts(node: ir.Node) -> Iterator[str]:
 
 
 def read_slices(node: ir.Node) -> list[int]:
-    """The indices of outputs of a Scan's body that are stacked and also read in the body."""
+    """Return the indices of outputs of a Scan's body that are stacked (not states) and also read in the body."""
     if node.op_type != "Scan" or node.domain:
         return []
     states = len(node.inputs) - node.attributes["num_scan_inputs"].as_int()
@@ -201,7 +201,7 @@ def read_slices(node: ir.Node) -> list[int]:
 
 
 def is_output_twice(node: ir.Node) -> bool:
-    """Whether it is an Identity (or several) of a constant that two outputs of the graph copy."""
+    """Return whether ``node`` is an Identity from a constant to a graph output, and another output copies it, too."""
     if node.op_type != "Identity" or node.domain or not node.outputs[0].is_graph_output():
         return False
     source = copied(node.inputs[0])
@@ -216,13 +216,13 @@ def is_output_twice(node: ir.Node) -> bool:
 
 
 def copied(value: ir.Value | None) -> ir.Value | None:
-    """The value behind the Identities of ``value``."""
+    """Return the value that ``value`` copies through a chain of Identities; ``value`` itself if it is not a copy."""
     while value is not None and (node := value.producer()) is not None and node.op_type == "Identity":
         value = node.inputs[0]
     return value
 
 
 def _is_constant(value: ir.Value) -> bool:
-    """Whether it is an initializer that is not an input, or the output of a Constant."""
+    """Return whether ``value`` is an initializer that is not a graph input, or the output of a Constant."""
     node = value.producer()
     return value.is_initializer() and not value.is_graph_input() if node is None else node.op_type == "Constant"

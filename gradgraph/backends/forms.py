@@ -1,4 +1,4 @@
-"""The table of forms of a backend: operator → ways to compute it there, best first.
+"""The table of forms of a backend: for each operator, ways to compute it on that backend, best first.
 
 A form is written like the portable form of a named operator::
 
@@ -7,9 +7,9 @@ A form is written like the portable form of a named operator::
         '''Why this is fast, and where it was measured.'''
         ...
 
-It gets the builder, the inputs and attributes of the node, and returns its outputs, or ``None`` if it does not apply
-(unknown kernel sizes, an unsuitable layout): then the next one is tried. ``when`` is true where it is *faster*;
-``tune`` also tries it elsewhere. A form of a standard operator (``Conv``) must not write that operator again
+A form receives the builder and the inputs and attributes of the node. It returns the outputs, or ``None`` if it does
+not apply (unknown kernel sizes, an unsupported layout); then the next form is tried. ``when`` is true where the form is
+*faster*; ``tune`` also tries it elsewhere. A form of a standard operator (``Conv``) must not write that operator again
 unnecessarily, as its nodes are lowered in turn.
 """
 
@@ -30,7 +30,13 @@ from gradgraph.rules.registry import Case, attributes, key_of
 
 @dataclass(frozen=True)
 class Call:
-    """A node to be lowered, as passed to forms."""
+    """A node to be lowered, as passed to forms.
+
+    Attributes:
+        node: the node itself.
+        inputs: its inputs; None for absent ones.
+        attrs: its attributes, including defaults.
+    """
 
     node: ir.Node
     inputs: tuple[Var | None, ...]
@@ -45,25 +51,33 @@ class Call:
 
     @property
     def key(self) -> str:
-        """Operator, types, shapes and attributes in one line: calls with equal keys are computed alike."""
+        """Operator, types, shapes and attributes in one line; calls with equal keys use the same form."""
         inputs = ", ".join("-" if x is None else f"{x.value.dtype}{list(x.shape or ())}" for x in self.inputs)
         attrs = ", ".join(f"{k}={v}" for k, v in sorted(self.attrs.items()) if not isinstance(v, ir.Graph))
         return f"{self.node.op_type}({inputs}; {attrs})"
 
     def shape(self, i: int) -> Shape | None:
-        """The shape of input ``i``, as far as known."""
+        """Return the shape of input ``i``, as far as it is known."""
         x = self.inputs[i] if i < len(self.inputs) else None
         return None if x is None else x.shape
 
     def static(self, *indices: int) -> bool:
-        """Whether the shapes of these inputs (by default all) are fully known."""
+        """Return whether the shapes of these inputs (by default all) are fully known."""
         chosen = indices or range(len(self.inputs))
         return all(self.inputs[i] is None or is_static(self.shape(i)) for i in chosen)
 
 
 @dataclass(frozen=True)
 class Form:
-    """One way to compute an operator on one backend."""
+    """One way to compute an operator on one backend.
+
+    Attributes:
+        name: the name of the function that writes it.
+        domain, op_type: the operator.
+        write: writes the form's nodes and returns its outputs, or None if the form does not apply.
+        when: whether the form is the fastest for a call.
+        cases: test cases in addition to those of the operator.
+    """
 
     name: str
     domain: str
@@ -74,12 +88,12 @@ class Form:
 
 
 def _domain_of(op_type: str) -> str:
-    """The domain of a standard or a named operator; their names are disjoint."""
+    """Return the domain of a standard or named operator; no name is in both domains."""
     return "" if onnx.defs.has(op_type) else DOMAIN
 
 
 class Forms:
-    """The table of one backend, or of several that share one; a table may start with the rows of others."""
+    """The table of one backend, or of several that share it; a table may start with a copy of the rows of others."""
 
     def __init__(self, *others: Forms) -> None:
         self._rows: dict[tuple[str, str], list[Form]] = {}
@@ -89,12 +103,13 @@ class Forms:
     def add(
         self, op_type: str, *cases: Case, domain: str | None = None, when: Callable[[Call], bool] = lambda call: True
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Add a row; rows are tried in the order in which they were added.
+        """Add a form to the table; forms of an operator are tried in the order in which they were added.
 
         Args:
-            op_type, domain: a standard operator, a named one, or one of the given domain.
+            op_type: the operator, standard or named unless ``domain`` is given.
             cases: test cases for the comparison with the portable form, in addition to those of the operator.
-            when: whether it is the best choice for a call.
+            domain: the domain of ``op_type``, for operators of other domains.
+            when: whether the form is the fastest for a call.
         """
         own_domain = _domain_of(op_type) if domain is None else domain
 
@@ -106,14 +121,14 @@ class Forms:
         return register
 
     def ask_in_order(self, op_type: str, *written: Callable[..., Any]) -> None:
-        """Sort the rows of an operator that several files have added; ``written`` must name each of them."""
+        """Set the order of the forms of an operator that several files have added; ``written`` must name each form."""
         key = _domain_of(op_type), op_type
         rows = {row.name: row for row in self._rows[key]}
         self._rows[key] = [rows.pop(write.__name__) for write in written]
         assert not rows, f"forms of {op_type} that have no place in the order: {', '.join(rows)}"
 
     def of(self, node: ir.Node) -> list[Form]:
-        """The rows for ``node``, best first."""
+        """Return the forms for ``node``, best first."""
         return self._rows.get(key_of(node), [])
 
     def __iter__(self) -> Iterator[Form]:

@@ -1,13 +1,13 @@
-"""Calls of named operators become calls of model-local functions with their portable forms as bodies.
+"""Write calls of named operators as calls of model-local functions whose bodies are the portable forms.
 
-1. Every node of the domain ``gradgraph`` gets a function: its portable form, written for the given shapes.
+1. Every node of the domain ``gradgraph`` gets a function: its portable form, written for the node's shapes.
 2. Calls with equal bodies share a function, whatever their shapes. The first body of an operator has the operator's
-   name, further ones are numbered (``ConvGradWeight_2``): the name alone identifies a function, as some runtimes ignore
-   ``overload``.
+name, further ones are numbered (``ConvGradWeight_2``): the name alone identifies a function, as some runtimes ignore
+``overload``.
 3. ``write_inline`` writes the bodies in place instead, for runtimes without functions.
 
 So a saved step shows ``ConvGradWeight`` as one node and still consists of standard ONNX: onnxruntime, its JavaScript
-packages and onnx's ReferenceEvaluator run it directly, inlining before they optimise.
+packages and onnx's ReferenceEvaluator run it directly, inlining functions before they optimise.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gradgraph.rules.named_operators import OPERATORS, operator_of, write_portab
 
 
 def write_functions(model: ir.Model) -> ir.Model:
-    """Give every named operator in ``model`` a function, in place."""
+    """Turn every named operator in ``model`` into a call of a model-local function, in place."""
     bodies: dict[str, dict[bytes, str]] = {}  # operator -> body -> name of the function
     names: dict[Hashable, str] = {}
     for node in nodes_of(model):
@@ -40,14 +40,14 @@ def write_functions(model: ir.Model) -> ir.Model:
 
 
 def _body_key(node: ir.Node) -> Hashable:
-    """Everything that a body depends on; comparing it is faster than writing a body."""
+    """Return a key of everything that a body depends on; comparing keys is faster than writing bodies."""
     inputs = tuple(None if v is None else (v.dtype, str(v.shape)) for v in node.inputs)
     attributes = tuple(sorted((a.name, repr(a.value)) for a in node.attributes.values()))
     return node.op_type, inputs, attributes, len(node.outputs)
 
 
 def _name_of_shared_body(model: ir.Model, function: ir.Function, known: dict[bytes, str]) -> str:
-    """The name of the function with this body, which is added to ``model`` if it is new."""
+    """Return the name of the function with the same body as ``function``; add the function to ``model`` if it is new."""
     body = ir.to_proto(function).SerializeToString(deterministic=True)
     if body not in known:
         known[body] = function.name = function_name(function.name, len(known) + 1)
@@ -56,7 +56,7 @@ def _name_of_shared_body(model: ir.Model, function: ir.Function, known: dict[byt
 
 
 def forget_functions(model: ir.Model) -> None:
-    """Turn calls of named operators into plain nodes again, whatever wrote them, in place."""
+    """Turn calls of named operators' functions into plain nodes again, in place, in steps of any version."""
     for identifier in [i for i in model.functions if i[0] == DOMAIN]:
         del model.functions[identifier]
     for node in nodes_of(model):
@@ -77,7 +77,7 @@ def write_inline(model: ir.Model) -> ir.Model:
 
 
 def _as_function(node: ir.Node) -> ir.Function:
-    """The portable form of ``node`` as a function of its inputs; attributes are declared, but fixed in the body."""
+    """Return the portable form of ``node`` as a function. It declares the attributes, but their values are fixed."""
     op = Builder()
     inputs = [_own_input(op, node, i) for i in range(len(node.inputs))]
     passed = [None if old is None else new for old, new in zip(node.inputs, inputs, strict=True)]
@@ -103,6 +103,6 @@ def _as_function(node: ir.Node) -> ir.Function:
 
 
 def _own_input(op: Builder, node: ir.Node, i: int) -> ir.Value:
-    """The function's own input ``i``; an absent one has no type, and the body does not read it."""
+    """Create the function's input ``i``; for an absent input it has no type, and the body does not read it."""
     name, given = op.fresh(OPERATORS[node.op_type].parameters[i]), node.inputs[i]
     return ir.Value(name=name) if given is None else ir.Value(name=name, type=given.type, shape=given.shape)

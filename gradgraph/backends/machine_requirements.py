@@ -1,4 +1,4 @@
-"""Requirements of a file written for a backend on the machine that runs it, recorded in the file."""
+"""What a file written for a backend requires of the machine that runs it; the file's metadata records it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import onnx_ir as ir
 from gradgraph.backends.backend import Backend
 from gradgraph.errors import RuntimeUnavailableError, shown
 
-BACKEND_KEY = "gradgraph.backend"  # in the metadata of a transformed model that does not run everywhere
+BACKEND_KEY = "gradgraph.backend"  # metadata key of a transformed model that does not run everywhere
 
 
 def mark(model: ir.Model, backend: Backend) -> None:
-    """Record in ``model``, in place, where it runs, unless that is everywhere."""
+    """Record in the metadata of ``model``, in place, where it runs; record nothing if it runs everywhere."""
     model.metadata_props.pop(BACKEND_KEY, None)
     if backend.only_there:
         said = (backend.name, backend.machine(), backend.needs)
@@ -19,14 +19,15 @@ def mark(model: ir.Model, backend: Backend) -> None:
 
 
 def check_runs_here(backend: Backend, machine: str, here: Backend) -> None:
-    """Reject a step that was written for other machines.
+    """Check that a step can run on this machine.
 
     Args:
-        backend, machine: the backend and its requirements, from the step's manifest.
+        backend: the backend that the step was written for.
+        machine: what it requires of the machine, from the step's manifest.
         here: the backend of onnxruntime's first execution provider.
 
     Raises:
-        RuntimeUnavailableError: with the remedy.
+        RuntimeUnavailableError: if the step was written for another provider or processor.
     """
     remedy = "build the step again here, or for the backend 'auto', which runs everywhere"
     if backend.only_there and here.only_there and backend.provider != here.provider:

@@ -1,7 +1,8 @@
-"""Operators without a float64 kernel in onnxruntime's CPU provider, written with operators that have one.
+"""Replacements for operators that have no float64 kernel in onnxruntime's CPU provider.
 
-A float64 model may run at an old opset by a function body that onnxruntime does not accept at opset 21, or its gradient
-may need an operator that the model lacks. A transformed model must run wherever the original does.
+At an old opset, a float64 model may run because onnxruntime expands such an operator into its function body, which it
+does not do at opset 21; or its gradient may need an operator that the model lacks. A transformed model must run
+wherever the original does.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ FLOAT64: dict[str, Callable[..., Var | None]] = {
 
 
 def write_missing_kernels(model: ir.Model) -> ir.Model:
-    """Write nodes without a kernel in onnxruntime with others, in place."""
+    """Replace float64 nodes that have no kernel in onnxruntime by equivalent nodes, in place."""
     editor = Editor(model)
     for op_type, write in FLOAT64.items():
         for node in calls_of(model, op_type):

@@ -1,8 +1,8 @@
-"""OpenVINO: other forms for operators without a rule in its ONNX frontend.
+"""The backend ``openvino``: replacements for operators that OpenVINO's ONNX frontend does not support.
 
-Its CPU plugin silently computes float64 as float32 and integers of 32 and 64 bits with 31 bits or as float32; it
-rejects loops whose bodies read outer values, and convolutions of unknown sizes with computed weights. Of two outputs
-that are the same constant it loses one.
+OpenVINO's CPU plugin silently computes float64 as float32, and integers of 32 and 64 bits with 31 bits or as float32.
+It rejects loops whose bodies read outer values, and convolutions of unknown sizes with computed weights. If two outputs
+are the same constant, it loses one of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Operators that only onnxruntime has, as helpers for forms; they set types and shapes, which no schema defines."""
+"""Helpers that write operators that only onnxruntime has; they set types and shapes, as no schema defines them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from gradgraph.graph.shapes import Shape, record_shape
 from gradgraph.graph.signatures import attributes_without_schema
 
 CONTRIB = "com.microsoft"
-BLOCKED = "com.microsoft.nchwc"  # channels in blocks: [N, C/b, *space, b]; its kernels are those of onnxruntime's Conv
+BLOCKED = "com.microsoft.nchwc"  # channels in blocks of b: [N, C/b, *space, b]; the kernels of onnxruntime's own Conv
 
 
 def kernel(
     op: Builder, op_type: str, domain: str, inputs: Sequence[Var | None], shape: Shape | None, **attrs: Any
 ) -> Var:
-    """Write one node with one output of the element type of its first input."""
+    """Write one node whose single output has the element type of the first input."""
     return kernel_of_several(op, op_type, domain, inputs, [shape], **attrs)[0]
 
 
 def kernel_of_several(
     op: Builder, op_type: str, domain: str, inputs: Sequence[Var | None], shapes: Sequence[Shape | None], **attrs: Any
 ) -> list[Var]:
-    """Write one node with an output for each shape, of the element type of its first input."""
+    """Write one node with one output per shape, each with the element type of the first input."""
     first = inputs[0]
     assert first is not None
     values = [None if v is None else v.value for v in inputs]
@@ -39,7 +39,7 @@ def kernel_of_several(
 
 
 def matmul(op: Builder, a: Var, b: Var, *, left: bool = False, right: bool = False) -> Var:
-    """``a @ b`` of matrices or stacks of matrices, the left or the right one transposed without a copy."""
+    """Compute ``a @ b`` of matrices or stacks of matrices; ``left`` and ``right`` transpose a and b without a copy."""
     (*stack, i, k), (*_, j, n) = a.shape or (None, None), b.shape or (None, None)
     shape = (*stack, k if left else i, j if right else n)
     return kernel(op, "FusedMatMul", CONTRIB, [a, b], shape, transA=int(left) or None, transB=int(right) or None)

@@ -1,4 +1,4 @@
-"""Standard nodes only, for runtimes without model-local functions."""
+"""The backend ``portable``: standard nodes only, for runtimes without model-local functions."""
 
 from __future__ import annotations
 

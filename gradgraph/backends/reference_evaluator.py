@@ -1,4 +1,4 @@
-"""Onnx's own ReferenceEvaluator, in NumPy, which does not support Scans in reverse."""
+"""The backend ``reference-evaluator``: onnx's ReferenceEvaluator, in NumPy, which does not support Scans in reverse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of forms shared by several backends that do not extend one another."""
+"""Tables of forms that several backends share without one extending another."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TRAINING = Forms()  # for inference runtimes: no indices of maxima, no norms in 
 def scattered_winners(
     op: Builder, x: Var, indices: Var, size: Var | None = None, *, kernel_shape: list[int], **attrs: Any
 ) -> Var | None:
-    """Scatter x into zeros, without MaxUnpool. Only without pads, as gradients of a MaxPool write it."""
+    """Compute MaxUnpool by scattering x into zeros. Applies only without pads, as in gradients of a MaxPool."""
     if size is not None or x.shape is None or any(attrs.get("pads") or ()):
         return None
     strides = list(attrs.get("strides") or [1] * len(kernel_shape))
@@ -63,7 +63,7 @@ def written_out_batch_norm(
     momentum: float = 0.9,
     training_mode: int = 0,
 ) -> tuple[Var, Var, Var] | None:
-    """Write training mode by its formula, where the operator does not support it."""
+    """Compute training mode by its formula, for runtimes whose BatchNormalization does not support it."""
     if not training_mode or x.shape is None or x.dtype != ir.DataType.FLOAT:
         return None
     axes = [axis for axis in range(x.rank) if axis != 1]
@@ -81,9 +81,10 @@ def written_out_batch_norm(
 
 @TRAINING.add("MaxPoolGrad")
 def compared_winners(op: Builder, dy: Var, x: Var, **attrs: Any) -> Var | None:
-    """MaxPool's gradient without indices: taps are compared with the maximum of their window, and the first wins.
+    """Compute MaxPool's gradient without indices: the first element that equals the maximum of its window gets it.
 
-    Taps of adjacent windows are interleaved; others are added up by one ConvTranspose, whose weights select taps.
+    Elements are compared tap by tap (a tap is one position within the window). If windows are adjacent, the gradients
+    of all taps are interleaved; otherwise one ConvTranspose, whose weights select taps, adds them up.
     """
     seen = windows(**attrs)
     if sizes(x) is None or sizes(dy) is None or attrs.get("ceil_mode") or x.dtype != ir.DataType.FLOAT:
@@ -103,7 +104,7 @@ def compared_winners(op: Builder, dy: Var, x: Var, **attrs: Any) -> Var | None:
 
 
 def _padded(op: Builder, x: Var, seen: Windows) -> Var:
-    """Pad ``x`` with the lowest number, which never wins."""
+    """Pad ``x`` with the lowest float32, which is never selected as a maximum."""
     if not any(seen.pads):
         return x
     lowest = op.const(np.array(np.finfo(np.float32).min))
@@ -111,7 +112,7 @@ def _padded(op: Builder, x: Var, seen: Windows) -> Var:
 
 
 def _taps(op: Builder, padded: Var, y: Var, seen: Windows) -> list[Var]:
-    """The first element of every window, then the second, …, each shaped like ``y``."""
+    """Return the first element of every window as one tensor, then the second, …; each is shaped like ``y``."""
     found = []
     for place in itertools.product(*(range(k) for k in seen.taps)):  # row by row
         starts = [t * d for t, d in zip(place, seen.dilations, strict=True)]
@@ -144,7 +145,7 @@ TRAINING_WITH_STATISTICS = Forms(TRAINING)  # for runtimes that compute only the
 
 
 def reads_statistics(call: Call) -> bool:
-    """Whether more than the first output of a norm is read."""
+    """Return whether any output of a norm other than the first is read."""
     return any(map(is_wanted, call.node.outputs[1:]))
 
 
@@ -157,7 +158,7 @@ def reads_statistics(call: Call) -> bool:
 def written_out_layer_norm(
     op: Builder, x: Var, scale: Var, bias: Var | None = None, *, axis: int = -1, epsilon: float = 1e-5, **_: Any
 ) -> tuple[Var, Var, Var] | None:
-    """Write all three outputs by their formulas."""
+    """Compute all three outputs by their formulas."""
     if x.shape is None or x.dtype != ir.DataType.FLOAT:
         return None
     axes = list(range(axis % x.rank, x.rank))

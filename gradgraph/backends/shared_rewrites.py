@@ -1,4 +1,4 @@
-"""Rewrites shared by backends: loops and constants that some runtimes reject, or compute wrong."""
+"""Rewrites shared by backends: replace loops and constants that some runtimes reject or compute incorrectly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gradgraph.passes.normal.edit import Editor, names_of, nodes_of
 from gradgraph.passes.rewrites import Rewrite
 
 WIDE, NARROW = ir.DataType.DOUBLE, ir.DataType.FLOAT
-LAST = -(2**31 - 1)  # before the first element of any tensor, also for integers of 32 bits
+LAST = -(2**31 - 1)  # a Slice's end before the first element of any tensor; fits in 32 bits
 
 
 # --- loops ----------------------------------------------------------------------------------------------------
@@ -26,12 +26,12 @@ def _scans(model: ir.Model) -> list[ir.Node]:
 
 
 def _scan_numbers(node: ir.Node, name: str, count: int) -> list[int]:
-    """An attribute of a Scan, one number per tensor; 0 if it is absent."""
+    """Return an attribute of a Scan, one integer per tensor; zeros if it is absent."""
     return list(node.attributes[name].as_ints()) if name in node.attributes else [0] * count
 
 
 def make_scans_forward(model: ir.Model) -> None:
-    """Make every Scan run forward, in place, by reversing tensors that it reads or writes backwards."""
+    """Make every Scan run forward, in place, by reversing the tensors that it reads or writes backward."""
     editor = Editor(model)
     for node in _scans(model):
         slices = node.attributes["num_scan_inputs"].as_int()
@@ -43,7 +43,7 @@ def make_scans_forward(model: ir.Model) -> None:
 
 
 def _write_forward(editor: Editor, node: ir.Node, states: int, back_in: Sequence[int], back_out: Sequence[int]) -> None:
-    """Write the Scan again with forward directions only; ``back_in`` and ``back_out`` mark backward tensors."""
+    """Replace the Scan by one that runs forward only; ``back_in`` and ``back_out`` mark tensors in reverse by 1."""
     op = editor.op
     op.scope = node.name or ""
     fed = [*[0] * states, *back_in]
@@ -61,7 +61,7 @@ def _write_forward(editor: Editor, node: ir.Node, states: int, back_in: Sequence
 
 
 def _scan_like(op: Builder, node: ir.Node, inputs: Sequence[ir.Value | None], outputs: Sequence[ir.Value]) -> list[Var]:
-    """A Scan with outputs like these that takes over the body and attributes of ``node``."""
+    """Create a Scan with outputs like ``outputs`` that takes over the body and attributes of ``node``."""
     new = ir.Node("", "Scan", inputs, [node.attributes.pop(name) for name in list(node.attributes)],
                   num_outputs=len(outputs), name=op.fresh_in(op.scope, "Scan"))  # fmt: skip
     for out, like in zip(new.outputs, outputs, strict=True):
@@ -71,12 +71,12 @@ def _scan_like(op: Builder, node: ir.Node, inputs: Sequence[ir.Value | None], ou
 
 
 def _reversed(op: Builder, x: Var, axis: int) -> Var:
-    """``x[…, ::-1, …]`` along ``axis``."""
+    """Return ``x[…, ::-1, …]`` along ``axis``."""
     return op.like(op.Slice(x, [-1], [LAST], [axis], [-1]), x)
 
 
 def close_scans(model: ir.Model) -> None:
-    """Remove captures from bodies of Scans, in place: constants are copied into them, other values become states."""
+    """Remove captured outer values from bodies of Scans, in place: constants are copied, other values become states."""
     editor = Editor(model)
     for node in _scans(model):
         body = node.attributes["body"].as_graph()
@@ -88,13 +88,13 @@ def close_scans(model: ir.Model) -> None:
 
 
 def _home(value: ir.Value) -> ir.Graph | ir.Function | None:
-    """The graph that ``value`` is computed in, or an input or initializer of."""
+    """Return the graph that computes ``value``, or that has it as an input or initializer."""
     producer = value.producer()
     return value.graph if producer is None else producer.graph
 
 
 def _close_body(editor: Editor, node: ir.Node, body: ir.Graph, read: Sequence[ir.Value]) -> None:
-    """Make ``body`` read captured values as Constants of its own, and as states that it passes on."""
+    """Make ``body`` read the captured values ``read`` as its own Constants, or as states that it returns unchanged."""
     op, states = editor.op, len(node.inputs) - node.attributes["num_scan_inputs"].as_int()
     op.scope = node.name or ""
     carried: list[tuple[ir.Value, ir.Value]] = []
@@ -124,7 +124,7 @@ def _close_body(editor: Editor, node: ir.Node, body: ir.Graph, read: Sequence[ir
 
 
 def part_slices(model: ir.Model) -> None:
-    """Give scan outputs a single use in the body, in place: tract changes the shape of other uses, too."""
+    """Give each scan output a single use in the body, in place: tract also changes the shape of its other uses."""
     op = Builder(names_of(model))
     for node in _scans(model):
         body = node.attributes["body"].as_graph()
@@ -140,8 +140,9 @@ def part_slices(model: ir.Model) -> None:
 def narrow_numbers(model: ir.Model) -> None:
     """Compute float64 intermediates in float32, in place, unless inputs or outputs of the model are float64.
 
-    They are scalars of an optimizer. ``1 − βᵗ``, which would cancel in float32, becomes ``2h/(1+h)`` with ``h =
-    tanh(s/2)`` and ``s = −t·ln β``: accurate to 4e-7 for any t, where runtimes' float32 Pow is accurate to 2e-5.
+    These intermediates are scalars of an optimizer. ``1 − βᵗ``, which would cancel in float32, becomes ``2h/(1+h)``
+    with ``h = tanh(s/2)`` and ``s = −t·ln β``: accurate to 4e-7 for any t, where runtimes' float32 Pow is accurate to
+    2e-5.
     """
     if any(v.dtype == WIDE for v in (*model.graph.inputs, *model.graph.outputs)):
         return
@@ -161,7 +162,7 @@ def narrow_numbers(model: ir.Model) -> None:
 
 
 def _without_cancellation(editor: Editor, node: ir.Node) -> None:
-    """Write ``2h/(1+h)`` for ``node`` if it is ``1 − βᵗ`` with a constant β between 0 and 1."""
+    """Replace ``node`` by ``2h/(1+h)`` if it is ``1 − βᵗ`` with a constant β in (0, 1); see :func:`narrow_numbers`."""
     one, power = node.inputs
     source = None if power is None else power.producer()
     if one is None or source is None or source.op_type != "Pow":
@@ -177,7 +178,7 @@ def _without_cancellation(editor: Editor, node: ir.Node) -> None:
 
 
 def retype_attributes(node: ir.Node, old: ir.DataType, *names: str) -> None:
-    """Convert tensors in attributes of ``node`` from ``old`` to float32, and attributes that name the type."""
+    """Convert tensors of type ``old`` in attributes of ``node`` to float32, and types in the attributes ``names``."""
     for name, attribute in list(node.attributes.items()):
         if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype == old:
             tensor = attribute.as_tensor()
@@ -190,9 +191,10 @@ def retype_attributes(node: ir.Node, old: ir.DataType, *names: str) -> None:
 
 
 def part_outputs(model: ir.Model) -> None:
-    """Copy a constant that two outputs share through Identities, in place; of a large one, write a Cast.
+    """Separate outputs that copy the same constant through Identities, in place.
 
-    OpenVINO drops Identities, and if two outputs are then the same constant, it loses the name of one.
+    OpenVINO drops Identities, and if two outputs are then the same constant, it loses the name of one. Each such output
+    gets a copy of a small constant; for a large one, its Identity becomes a Cast.
     """
     op = Builder(names_of(model))
     for node in model.graph:

@@ -1,4 +1,4 @@
-"""Stages of nodes: nodes of one stage can be merged, as no dependency that counts lies between them."""
+"""Assign nodes to stages: nodes of one stage can be merged, as no counted edge lies on a path between them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from gradgraph.graph.checks import has_bodies
 
 
 def stages(graph: ir.Graph, counts: Callable[[ir.Node, ir.Node], bool]) -> dict[ir.Node, int]:
-    """For each node, in graph order, the maximum number of edges that count on any path to it.
+    """Return for each node, in graph order, the largest number of counted edges on any path to it.
 
-    A node with bodies, which may read anything, is one stage after all nodes before it.
+    A node with bodies (If, Loop, Scan) may read any value, so it starts a new stage after all nodes before it.
 
     Args:
-        graph: in topological order.
-        counts: whether the edge from a node to a reader counts.
+        graph: a graph in topological order.
+        counts: whether the edge from a node to one of its readers is counted.
     """
     found: dict[ir.Node, int] = {}
     latest = 0

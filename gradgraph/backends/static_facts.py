@@ -1,6 +1,6 @@
-"""Derive static facts of a model: sizes, integers, and values computed from constants only.
+"""Derive the static facts of a model: shapes, and values that are computed from constants and known sizes only.
 
-Runtimes derive them before they run, so their tables are checked with them.
+Runtimes derive these facts when they load a model, so their support is checked against tables with them.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ _DERIVED = "gradgraph.derived"
 
 
 def is_derived(value: ir.Value) -> bool:
-    """Whether it is computed from constants or known sizes only; ``derive_facts`` determines it."""
+    """Return whether ``value`` is computed from constants or known sizes only; ``derive_facts`` must have run."""
     return _DERIVED in value.meta
 
 
 def derive_facts(model: ir.Model) -> None:
-    """Record derived facts on the values of ``model``, in place; all of its nodes stay.
+    """Record shapes and constant values on the values of ``model``, in place, without changing its nodes.
 
-    Its names must be unique. Arithmetic on sizes is evaluated, so that shapes after it are known: exporters compute the
-    size of a bias, for example, by a Shape, a Gather and an Expand.
+    The names of values must be unique. Arithmetic on sizes is evaluated, so that shapes that depend on it become known:
+    exporters compute the size of a bias, for example, by a Shape, a Gather and an Expand.
     """
     infer_shapes(model)
     _mark_derived(model)
     folded = model.clone()
     gather_constants(folded)
     for value in folded.graph.initializers.values():
-        mark_constant(value, not value.is_graph_input())  # here weights are constants, too
+        mark_constant(value, not value.is_graph_input())  # weights count as constants here
     while fold_constants(folded):
         infer_shapes(folded)
     known = {v.name: v for v in folded.graph.initializers.values()}
@@ -59,7 +59,7 @@ def _mark_derived(model: ir.Model) -> None:
 
 
 def _follows(node: ir.Node, known: set[ir.Value]) -> bool:
-    """Whether the output of ``node`` follows from ``known`` values, or from known sizes."""
+    """Return whether the outputs of ``node`` depend only on values in ``known`` or on known sizes."""
     if node.domain or has_bodies(node) or node.op_type in DRAWING:
         return False
     if node.op_type in ("Shape", "Size") and node.inputs[0] is not None:

@@ -1,8 +1,8 @@
-"""TensorRT, through onnxruntime's TensorRT provider or standalone: from its ONNX parser's documentation, not run by us.
+"""The backend ``tensorrt``: TensorRT, through onnxruntime's provider or standalone, by its ONNX parser's documentation.
 
-onnxruntime computes nodes that the provider does not support on CUDA or the CPU, so a file for this backend runs
-everywhere. Each switch costs a copy; its forms avoid some: it has no float64, no indices of maxima and no statistics of
-norms.
+We have not run it. onnxruntime computes nodes that the provider does not support on CUDA or the CPU, so a file for this
+backend runs everywhere. Each switch between providers costs a copy; the forms avoid some of them: TensorRT has no
+float64, no indices of maxima and no statistics of norms.
 """
 
 from __future__ import annotations

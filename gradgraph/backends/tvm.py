@@ -1,4 +1,7 @@
-"""TVM, which compiles models by Relax. It silently returns zeros as LayerNormalization's mean and deviation."""
+"""The backend ``tvm``: TVM, which compiles models by Relax.
+
+TVM silently returns zeros as LayerNormalization's mean and deviation.
+"""
 
 from __future__ import annotations
 

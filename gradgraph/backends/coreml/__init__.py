@@ -1,8 +1,8 @@
-"""Core ML, on iPhones and Macs: the nodes that onnxruntime's CoreML provider supports as an ML Program.
+"""The backend ``coreml``: nodes that onnxruntime's CoreML provider supports as an ML Program, on iPhones and Macs.
 
-Taken from the provider's own table; we had no Apple machine to run it. onnxruntime computes unsupported nodes on the
-CPU, so a file for this backend runs everywhere. Each switch costs a copy; the forms below avoid some: Core ML requires
-some inputs as constants (a Gemm's second factor, a Conv's bias), but weights are inputs of a step.
+The list is from the provider's own table; we had no Apple machine to run it. onnxruntime computes unsupported nodes on
+the CPU, so a file for this backend runs everywhere. Each switch costs a copy; the forms avoid some of them: Core ML
+requires some inputs as constants (a Gemm's second factor, a Conv's bias), but weights are inputs of a step.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def product_and_sum(
     transA: int = 0,
     transB: int = 0,
 ) -> Var:
-    """Use MatMul, as Gemm's second factor must be a constant, and a trained weight is an input."""
+    """Use MatMul: Core ML requires Gemm's second factor as a constant, and a trained weight is an input."""
     left, right = (op.Transpose(v, perm=[1, 0]) if turned else v for v, turned in ((a, transA), (b, transB)))
     product = _scaled(op.MatMul(left, right), alpha)
     return product if c is None else product + _scaled(c, beta)
@@ -57,7 +57,7 @@ def _scaled(x: Var, factor: float) -> Var:
     when=lacks,
 )
 def separate_bias(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> Var | None:
-    """Add the bias separately, as Conv's must be a constant, and a trained bias is an input."""
+    """Add the bias separately: Core ML requires Conv's bias as a constant, and a trained bias is an input."""
     if b is None or x.shape is None:
         return None
     column = op.Reshape(b, [1, -1, *[1] * (x.rank - 2)])

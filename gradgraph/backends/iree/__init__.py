@@ -1,6 +1,6 @@
-"""IREE, which compiles models with MLIR.
+"""The backend ``iree``: IREE, which compiles models with MLIR.
 
-It silently reads every direction of a Scan as forward, and has no depthwise transposed convolution.
+IREE silently runs Scans in reverse as forward ones, and has no depthwise transposed convolution.
 """
 
 from __future__ import annotations

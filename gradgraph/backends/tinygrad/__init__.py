@@ -1,4 +1,4 @@
-"""tinygrad, which generates kernels at run time."""
+"""The backend ``tinygrad``: tinygrad, which generates kernels at run time."""
 
 from __future__ import annotations
 

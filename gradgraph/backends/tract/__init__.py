@@ -1,4 +1,4 @@
-"""tract, an inference library in Rust."""
+"""The backend ``tract``: an inference library in Rust."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""onnxruntime's JavaScript packages, which run the same file as every onnxruntime."""
+"""The backend ``web``: onnxruntime's JavaScript packages, which run the same file as every onnxruntime."""
 
 from __future__ import annotations
 

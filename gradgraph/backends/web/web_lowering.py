@@ -14,15 +14,15 @@ from gradgraph.passes.normal.edit import Editor, nodes_of
 from gradgraph.passes.rewrites import Rewrite
 
 _PRODUCTS = ("MatMul", "Gemm")
-LARGE = 1 << 18  # elements: 4 MB of floats; smaller ones are not worth the nodes
+LARGE = 1 << 18  # elements of a weight, 1 MB of floats; for smaller weights the extra nodes do not pay
 
 
 def dequantise_per_product(model: ir.Model) -> None:
-    """Dequantize a large stored weight separately for every product, just before it, in place.
+    """Dequantize each large stored weight separately for every product that reads it, in place.
 
-    Floats shared by the forward and backward pass would stay in memory in between, for all of a model at once. A
-    language model of 336 million weights in 4 bits takes 1.51 GB in a tab with them and 0.77 GB without, at equal speed
-    (`python -m benchmarks.in_a_tab`).
+    Floats shared by the forward and backward pass would stay in memory between the two, for all weights at once. A
+    language model of 336 million weights in 4 bits takes 1.51 GB in a browser tab with shared floats and 0.77 GB
+    without, at equal speed (`python -m benchmarks.in_a_tab`).
     """
     editor = Editor(model)
     nodes = list(nodes_of(model))
@@ -47,7 +47,7 @@ def _is_large(node: ir.Node) -> bool:
 
 
 def _write_again(editor: Editor, chain: list[ir.Node], reader: ir.Node, place: int, previous: ir.Value) -> None:
-    """Copy ``chain`` for ``reader``, after ``previous`` is computed, so that no runtime merges the copies."""
+    """Copy ``chain`` for ``reader`` alone, to run after ``previous``, so that no runtime merges the copies."""
     op = editor.op
     op.scope = f"{reader.name}/again"
     x, scale, *rest = (op.wrap(v) for v in chain[0].inputs)

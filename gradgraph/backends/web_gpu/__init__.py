@@ -1,6 +1,7 @@
-"""onnxruntime-web's WebGPU providers, which lack float64 and BatchNormalization in training mode.
+"""The backend ``web-gpu``: onnxruntime-web's WebGPU providers.
 
-Seen with onnxruntime-web 1.30: convolutions from 6, 9, 15, … channels to a multiple of 4 are wrong.
+They lack float64 and BatchNormalization in training mode. With onnxruntime-web 1.30, convolutions from 6, 9, 15, …
+channels to a multiple of 4 return wrong results.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ from gradgraph.passes.rewrites import Rewrite
 
 
 def fill_fours(model: ir.Model) -> None:
-    """Pad channels of convolutions with zeros to a multiple of 4, in place, where the provider may be wrong.
+    """Pad the input channels of convolutions with zeros to a multiple of 4, in place, where the provider may be wrong.
 
-    In weight gradients the channels are the images of a batch, so their number may be unknown.
+    In weight gradients the images of a batch are the input channels, so their number may be unknown.
     """
     editor = Editor(model)
     for node in list(nodes_of(model)):
@@ -24,7 +24,11 @@ def fill_fours(model: ir.Model) -> None:
 
 
 def _may_be_wrong(node: ir.Node) -> bool:
-    """Whether the kernel accumulates channels in threes, with tiles of four; 3 channels are computed correctly."""
+    """Return whether the provider may compute the Conv ``node`` incorrectly.
+
+    Its kernel reads 6, 9, 15, … channels in threes and writes filters in fours, with wrong results; 3 channels are
+    correct.
+    """
     weight = shape_of(node.inputs[1])
     if weight is None or attributes(node).get("group", 1) != 1:
         return False
