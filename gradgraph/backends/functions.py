@@ -47,7 +47,7 @@ def _body_key(node: ir.Node) -> Hashable:
 
 
 def _name_of_shared_body(model: ir.Model, function: ir.Function, known: dict[bytes, str]) -> str:
-    """Return the name of the function with the same body as ``function``; add the function to ``model`` if it is new."""
+    """Return the name of the function with the body of ``function``, which is added to ``model`` if the body is new."""
     body = ir.to_proto(function).SerializeToString(deterministic=True)
     if body not in known:
         known[body] = function.name = function_name(function.name, len(known) + 1)

@@ -1,4 +1,4 @@
-"""What a file written for a backend requires of the machine that runs it; the file's metadata records it."""
+"""Requirements of a file written for a backend on the machine that runs it; the file's metadata records them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradient accumulation on each rank: gradients are sent only when an update is due."""
+"""Gradient accumulation on each rank: gradients are exchanged only when an update is due."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from gradgraph.step.folder import copied
 from gradgraph.step.manifest import LEARNING_RATE, UPDATE
 from gradgraph.step.step import Step
 
-WEIGHT, SUM = "accumulated_weight", ".accumulated"  # state names of the accumulated sums, as in a checkpoint
+WEIGHT, SUM = "accumulated_weight", ".accumulated"  # name of the accumulated weight, and suffix of sums, in the state
 
 
 def adds_up_here(step: Step) -> bool:
-    """Whether gradients can be accumulated on each rank: their norm is not reported before an update."""
+    """Return whether gradients can be accumulated on each rank: the step does not report their norm for each batch."""
     return UPDATE in step.manifest.hyperparameters and "grad_norm" not in step.manifest.reports
 
 
 def always_due(step: Step) -> Step:
-    """Return ``step`` with an apply.onnx that always updates the weights."""
+    """Return ``step`` with an apply.onnx that updates the weights in every run, without accumulation's condition."""
     apply = copied(step.separate["apply"])
     graph = apply.graph
     nodes, due = list[onnx.NodeProto](), set[str]()
@@ -52,8 +52,9 @@ def always_due(step: Step) -> Step:
 
 
 def rate_alone(apply: onnx.ModelProto) -> onnx.ModelProto | None:
-    """Return the part of apply.onnx that computes a scheduled learning rate from the update counter, for batches
-    without an update; None if it has no schedule.
+    """Return the part of apply.onnx that computes a scheduled learning rate; None if the step has no schedule.
+
+    The part reads the update counter. It runs for batches without an update.
     """
     rate = next((o for o in apply.graph.output if o.name == LEARNING_RATE), None)
     if rate is None:

@@ -1,6 +1,6 @@
-"""Message buffers of a step: gradients, statistics, and a few numbers, one array for each floating type.
+"""Message buffers of a step: gradients, running statistics and a few numbers, in one array per floating-point type.
 
-gradient.onnx writes its outputs there, MPI sums it in place, apply.onnx reads it: nothing is copied on the way.
+gradient.onnx writes its outputs there, MPI sums them in place, and apply.onnx reads them, so nothing is copied.
 """
 
 from __future__ import annotations
@@ -21,21 +21,23 @@ from gradgraph.runtime.execution.state import ALIGNMENT, aligned_empty
 from gradgraph.step.manifest import StateSpec, numpy_dtype
 from gradgraph.step.step import Step
 
-NUMBERS = 8  # further numbers of the team's message
-RANK_STRIDE = 1 << 16  # xored into the upper half of a seed word; 0 for a single process
+NUMBERS = 8  # how many numbers of its own the team adds to a message
+RANK_STRIDE = 1 << 16  # times the rank, added to the first word of a random-number state
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """One array of a message: gradients of one type, running statistics, and in the first one the numbers.
+    """One array of a message: gradients and running statistics of one type, and, in the first array, the numbers.
 
     Attributes:
         array: the whole array.
-        gradients: the part that gradient.onnx writes, in order of ranks if gradients are sharded.
-        counts: how many gradient numbers belong to each rank.
-        rest: the other part, which all ranks get.
+        gradients: the part that gradient.onnx writes; if updates are sharded, sorted by the rank that updates the
+            weight.
+        counts: for each rank, the number of elements of ``gradients`` whose weights it updates.
+        rest: the part after ``gradients``, which is always summed over all ranks.
         statistics: the running statistics in ``rest``.
-        applied: the input of apply.onnx: the gradients, or if sharded those of this rank, in memory of their own.
+        applied: the gradients that apply.onnx reads: ``gradients`` itself, or, if updates are sharded, a separate array
+            for this rank's part.
     """
 
     array: Array
@@ -50,26 +52,27 @@ class Buckets:
     """The message of a step.
 
     Args:
-        step: with its two halves.
-        rank: of this process.
-        owners: for each weight, the rank that updates it, if sharded.
-        ranks: their number.
-        has_joint_norms: norms use the samples of all ranks.
-        far: allocates a gradient of a shape and type on the device of the graphs, if that is not the CPU. Each is then
-            summed there, and not as part of an array.
+        step: a step with its two halves, gradient.onnx and apply.onnx.
+        rank: the rank of this process.
+        owners: for each weight, the rank that updates it, if updates are sharded.
+        ranks: the number of ranks.
+        has_joint_norms: whether norms use the samples of all ranks.
+        far: allocates a gradient of a shape and type on the device that runs the graphs, if that is not the CPU. Such
+            gradients are summed on the device, not in an array.
 
     Attributes:
         parts: the arrays to sum: usually one.
-        views: the gradients by the names of outputs and inputs of the halves, in the arrays.
-        far: the gradients that are in no array.
-        gradients: likewise, OrtValues for gradient.onnx.
-        applied: likewise, for apply.onnx: of this rank, if sharded.
+        views: gradients in the arrays, by their name in both halves.
+        far: gradients on the device, by name; empty on the CPU.
+        gradients: all gradients as OrtValues for gradient.onnx, by name.
+        applied: gradients as OrtValues for apply.onnx, by name; only this rank's if updates are sharded.
         moved: running statistics by name, which are averaged with the gradients; views of the arrays.
-        draws: the random-number state by name, as read by this rank, and its next value.
-        weight: the divisor of the loss, on this rank and then on all.
-        counted: the same for apply.onnx, if it reads it.
-        kept: for each part, the gradients of batches whose update is not yet due, if any.
-        waiting: their divisors, by weight and by count, on all ranks.
+        draws: by name, the random-number state that this rank reads, and the next state.
+        weight: the divisor of the loss: of this rank before the exchange, of all ranks after it.
+        counted: the number of loss terms of all ranks, for an apply.onnx that reads it.
+        kept: for each part, the sum of gradients of batches whose update is not yet due; empty before the first such
+            batch.
+        waiting: the divisors of ``kept`` over all ranks: the sum of weights, and the number of loss terms.
     """
 
     def __init__(
@@ -111,7 +114,7 @@ class Buckets:
             own = [{n: shape for n, (d, shape) in group.items() if d == dtype} for group in (places, averaged)]
             step_of = ALIGNMENT // dtype.itemsize
             lengths = [sum(_padded(math.prod(s), step_of) for s in group.values()) for group in own]
-            extra = tail if not self.parts else 0  # starts with the widest type
+            extra = tail if not self.parts else 0  # the first array, which has the widest type, ends with the numbers
             array = aligned_empty((sum(lengths) + extra,), dtype)
             array[...] = 0
             first = 0
@@ -148,13 +151,13 @@ class Buckets:
     # --- the random numbers of this rank --------------------------------------------------------------------------
 
     def draw_from(self, state: dict[str, Array]) -> None:
-        """Give this rank different random numbers, derived from the state of all."""
+        """Set this rank's random-number states from ``state``, shifted so that every rank draws different numbers."""
         for name, (here, _) in self.draws.items():
             here[...] = state[name]
             here[0] += RANK_STRIDE * self._rank
 
     def drawn(self) -> dict[str, Array]:
-        """Return the next state of all."""
+        """Return the next random-number states without this rank's shift, so that they are equal on all ranks."""
         for _, after in self.draws.values():
             after[0] -= RANK_STRIDE * self._rank
         return {name: after for name, (_, after) in self.draws.items()}
@@ -162,11 +165,13 @@ class Buckets:
     # --- the message ----------------------------------------------------------------------------------------------
 
     def scale(self, rows: int, counted: int, usual: int) -> float:
-        """Scale the results of this rank by its share of the whole; returns the weight of its gradients.
+        """Scale gradients and statistics of this rank by its share of the batch; return the weight of its gradients.
 
         Args:
-            rows, counted: the samples of this rank, and the terms of a mean over them.
-            usual: the expected terms on all ranks: if correct, nothing remains to be done afterwards.
+            rows: the number of samples of this rank.
+            counted: the number of terms of a mean over them.
+            usual: the expected number of terms on all ranks. If the actual number is equal, no scaling is necessary
+                after the sum.
         """
         weight = self._weight_of(rows, counted)
         for part in self.parts:
@@ -176,23 +181,24 @@ class Buckets:
         return weight
 
     def unit(self, rows: int, counted: int) -> float:
-        """Return the weight of this rank's gradients. With joint norms, samples of weight 0 still have gradients: their
-        loss is treated as a mean over one.
+        """Return the weight of this rank's gradients.
+
+        With joint norms, samples of weight 0 still have gradients; their loss is treated as a mean over one term.
         """
         weight = float(bool(rows)) if self.adds_up else self._weight_of(rows, counted)
         return 1.0 if self.has_joint_norms and rows and not weight else weight
 
     def far_factor(self, rows: int, counted: int, whole: float) -> float:
-        """Return the factor of this rank's gradients that are summed on the device, so that their sum is the mean.
+        """Return the factor by which this rank's gradients on the device are multiplied, so that their sum is the mean.
 
         Args:
             rows, counted: as for :meth:`scale`.
-            whole: the weight of all ranks.
+            whole: the total weight of all ranks.
         """
         return self.unit(rows, counted) / (1.0 if self.adds_up or not whole else whole)
 
     def _weight_of(self, rows: int, counted: int) -> float:
-        if self._counts_samples:  # a session for known sizes may not write it before the sums are exchanged
+        if self._counts_samples:  # a session for fixed sizes may compute ``weight`` only after the exchange
             return float(rows)
         return float(self.weight) if self.weighs and rows else float(counted)
 
@@ -202,13 +208,13 @@ class Buckets:
         return {name: view for name, view in views.items() if view.dtype == part.array.dtype}
 
     def add_kept(self) -> None:
-        """Add the kept gradients to those of this batch."""
+        """Add the gradients of earlier batches in ``kept`` to those of this batch."""
         if any(self.waiting):
             for part, sums in zip(self.parts, self.kept, strict=True):
                 np.add(part.gradients, sums, out=part.gradients)
 
     def settle(self, due: bool) -> None:
-        """Finish the batch: drop kept gradients if the weights were updated, otherwise keep its gradients, too."""
+        """Finish the batch: clear ``kept`` if the weights were updated (``due``), else add its gradients to it."""
         if due:
             self.waiting = (0.0, 0)
             return
@@ -219,7 +225,12 @@ class Buckets:
         self.waiting = self._whole
 
     def sums(self, kept: Sequence[Array], usual: int) -> tuple[dict[str, Array], float]:
-        """Return the sums that accumulation keeps over all ranks, by weight, and their divisor."""
+        """Return the accumulated gradients in ``kept``, by the name of their weight, and the divisor for their mean.
+
+        Args:
+            kept: an array per part, like :attr:`kept`, summed over all ranks.
+            usual: as for :meth:`scale`, whose scaling is undone.
+        """
         found, factor = dict[str, Array](), 1 if self.adds_up else usual
         for name, gradient in self._spec.gradients.items():
             view = self.views[gradient]
@@ -230,11 +241,11 @@ class Buckets:
         return found, self.waiting[0] if self.weighs else self.waiting[1]
 
     def write(self, numbers: Sequence[float]) -> None:
-        """Write the team's numbers into the message, next to the results of this rank."""
+        """Write the team's numbers, at most ``NUMBERS``, into the message."""
         self._tail[:NUMBERS] = numbers
 
     def put_results(self, numbers: dict[str, float], sums: Sequence[Array], names: Sequence[str]) -> None:
-        """Write loss, metrics and sums of this rank, as shares of the total."""
+        """Write this rank's loss and metrics (``numbers``) and ``sums`` into the message, as shares of the total."""
         weight = 1.0 if self.adds_up else self._own_weight
         first = NUMBERS
         for i, name in enumerate(names):
@@ -246,18 +257,24 @@ class Buckets:
             first += array.size
 
     def read(self) -> list[float]:
-        """Return the team's numbers, summed."""
+        """Return the team's numbers, summed over all ranks."""
         found: list[float] = self._tail[:NUMBERS].tolist()
         return found
 
     def unscale(
         self, totals: tuple[int, int], weight: float, usual: int, due: bool, alone: float | None = None
     ) -> None:
-        """Turn sums into means: of gradients, if an update is ``due``; of this rank alone, whose weight is ``alone``,
-        if they stay on their ranks.
+        """Turn sums over all ranks into means: those of statistics and, if an update is ``due``, of gradients.
+
+        Args:
+            totals: the numbers of samples and of loss terms on all ranks.
+            weight: the total weight of gradients on all ranks.
+            usual: as for :meth:`scale`.
+            due: whether the weights are updated after this batch.
+            alone: the weight of this rank's gradients if they are not summed over ranks (local steps).
 
         Raises:
-            DataError: all samples are ignored.
+            DataError: if all labels of the batch are ignored.
         """
         rows, counted = totals
         if not self.adds_up and not counted:
@@ -278,7 +295,7 @@ class Buckets:
         self._total_weight, self._total_counted = weight, counted
 
     def get_results(self, names: Sequence[str], sums: Sequence[Array]) -> dict[str, float]:
-        """Return loss and metrics over all ranks; ``sums`` are filled in."""
+        """Return loss and metrics over all ranks; overwrite ``sums`` with the sums over all ranks."""
         first = NUMBERS
         found = {}
         for i, name in enumerate(names):
@@ -293,13 +310,13 @@ class Buckets:
 
 def _scale(array: Array, factor: float) -> None:
     if factor == 0.0:
-        array[...] = 0  # whatever it holds is ignored
+        array[...] = 0  # a product would keep NaN and infinity
     elif factor != 1.0:
         np.multiply(array, array.dtype.type(factor), out=array)
 
 
 def _is_shape_alone(graph: onnx.GraphProto, name: str) -> bool:
-    """Whether a value depends only on the shapes of tensors."""
+    """Return whether the value ``name`` depends only on the shapes of tensors."""
     maker = {y: node for node in graph.node for y in node.output}
     fed = {v.name for v in graph.input}
     waiting = [name]

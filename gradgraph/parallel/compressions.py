@@ -1,8 +1,8 @@
-"""Gradient compression, by name: alternatives to sending float32.
+"""Gradient compression, by name: alternatives to sending gradients as float32.
 
-Each is a class that sums the gradients of all ranks, with the same bits on each. The error of a lossy one is kept and
-added to the gradients of the next step (error feedback: Stich et al., arXiv 1809.07599, algorithm 1; Karimireddy et
-al., arXiv 1901.09847). These errors are state, and checkpoints hold those of every rank.
+Each is a class that sums the gradients of all ranks, with the same bits on each. The error of a lossy method is kept
+and added to the gradients of the next step (error feedback: Stich et al., arXiv 1809.07599, algorithm 1; Karimireddy et
+al., arXiv 1901.09847). These errors are part of the state: checkpoints contain those of every rank.
 """
 
 from __future__ import annotations
@@ -22,28 +22,33 @@ _RANK = Kind("a whole number above 0", lambda v: isinstance(v, int) and not isin
 
 
 class Messages(Protocol):
-    """The collective operations between ranks; ``rank`` of ``ranks`` is this one."""
+    """The collective operations between ranks.
+
+    Attributes:
+        rank: the rank of this process.
+        ranks: the number of ranks.
+    """
 
     rank: int
     ranks: int
 
     def all_reduce(self, array: Array) -> None:
-        """Sum this array over all ranks, in place."""
+        """Sum ``array`` over all ranks, in place."""
 
     def all_gather(self, array: Array, counts: Sequence[int]) -> None:
-        """Gather an array of which each rank has ``counts[rank]`` numbers, in order of ranks."""
+        """Fill ``array`` from all ranks, in order of ranks: each sends its own ``counts[rank]`` elements of it."""
 
     def all_to_all(self, sent: Array, got: Array) -> None:
-        """Send each rank its part of ``sent``, all of one size, and receive this rank's part from each into ``got``."""
+        """Send one equal part of ``sent`` to each rank; write the parts received from all ranks to ``got``."""
 
 
 class Compression:
-    """A method to sum gradients.
+    """A method to sum gradients over ranks.
 
     Attributes:
-        remembers: it has state, which a resumed run needs.
+        remembers: whether it has state, which a resumed run needs.
         memory: its state on this rank, by name.
-        after: the changes by ``add_up``, applied once the step succeeds.
+        after: changes of ``memory`` by ``add_up``, which are applied once the step succeeds.
     """
 
     remembers = False
@@ -53,7 +58,7 @@ class Compression:
         self.after: dict[str, Array] = {}
 
     def add_up(self, part: str, flat: Array, tensors: Mapping[str, Array], team: Messages) -> None:
-        """Replace the gradients of this rank by the sum over all.
+        """Replace the gradients of this rank by the sum over all ranks.
 
         Args:
             part: the name of this array.
@@ -69,8 +74,14 @@ class Compression:
         self.after = {}
 
     def take(self, ranks: Sequence[Mapping[str, Array]], rank: int, count: int) -> None:
-        """Restore the state from a checkpoint: unchanged, or, for another number of ranks, with errors in equal
-        parts.
+        """Restore the state of ``rank`` from a checkpoint.
+
+        If the number of ranks has changed, each rank gets an equal part of the total error.
+
+        Args:
+            ranks: the state of each rank in the checkpoint.
+            rank: the rank of this process.
+            count: the current number of ranks.
         """
         if len(ranks) == count:
             self.memory = dict(ranks[rank])
@@ -80,12 +91,12 @@ class Compression:
                        for n, a in names.items()}  # fmt: skip
 
     def is_shared(self, name: str) -> bool:
-        """Whether a state tensor is the same on all ranks."""
+        """Return whether the state tensor ``name`` is the same on all ranks."""
         return False
 
 
 class SixteenBits(Compression):
-    """16-bit rounding: each number is rounded, sent, summed in full width, rounded again and sent to all."""
+    """Rounding to 16 bits: each number is rounded, sent, summed in full precision, rounded again and sent back."""
 
     def __init__(self, dtype: Any) -> None:
         super().__init__()
@@ -104,7 +115,7 @@ class SixteenBits(Compression):
 
 
 class TopK(Compression):
-    """The largest numbers of each rank with their indices (Stich et al., arXiv 1809.07599, algorithm 1)."""
+    """Sends only the largest gradients of each rank, with indices (Stich et al., arXiv 1809.07599, algorithm 1)."""
 
     remembers = True
 
@@ -130,8 +141,10 @@ class TopK(Compression):
 
 
 class PowerSGD(Compression):
-    """A low-rank matrix for each gradient, by one step of power iteration from the last one's (Vogels et al., arXiv
-    1905.13727, algorithms 1 and 2). Gradients that this would not make smaller are sent whole.
+    """Sends a low-rank approximation of each gradient matrix (Vogels et al., arXiv 1905.13727, algorithms 1 and 2).
+
+    It is computed by one step of power iteration, which starts from the result of the previous step. Gradients that
+    this would not make smaller are sent uncompressed.
     """
 
     remembers = True
@@ -174,7 +187,7 @@ def _matrix(tensor: Array) -> Array:
 
 
 def _add_up(arrays: Sequence[Array], team: Messages) -> None:
-    """Sum these arrays in one message, in place."""
+    """Sum ``arrays`` over all ranks in one message, in place."""
     if not arrays:
         return
     message = np.concatenate([a.ravel() for a in arrays])
@@ -191,7 +204,7 @@ COMPRESSIONS: Makers[Compression] = Makers(
 
 
 def float16() -> Compression:
-    """Each number in 16 bits, summed in float32. Above 65,504 they overflow, and below 6e-8 they vanish."""
+    """Send gradients in float16 and sum them in float32. Above 65,504 they overflow, and below 6e-8 they become 0."""
     return SixteenBits(np.float16)
 
 
@@ -202,15 +215,20 @@ def bfloat16() -> Compression:
 
 @checked(ratio=_RATIO, feedback=FLAG)
 def top_k(ratio: float = 0.01, feedback: bool = True) -> Compression:
-    """The largest numbers of each rank, a share ``ratio`` of all, with their indices; ``feedback`` sends the others
-    later (Stich et al., arXiv 1809.07599, algorithm 1).
+    """Send only the largest gradients of each rank, a share ``ratio`` of all, with their indices.
+
+    With ``feedback``, the others are added to the gradients of the next step (Stich et al., arXiv 1809.07599, algorithm
+    1).
     """
     return TopK(float(ratio), bool(feedback))
 
 
 @checked(rank=_RANK)
 def power_sgd(rank: int = 2) -> Compression:
-    """Two thin matrices for each gradient, whose product has this rank (Vogels et al., arXiv 1905.13727)."""
+    """Send two thin matrices per gradient, whose product approximates it with rank ``rank``.
+
+    See Vogels et al., arXiv 1905.13727.
+    """
     return PowerSGD(int(rank))
 
 

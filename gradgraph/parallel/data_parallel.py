@@ -1,4 +1,4 @@
-"""The argument ``parallel=`` of a Trainer."""
+"""``DataParallel``, the argument ``parallel=`` of a Trainer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from gradgraph.arguments import FLAG, NUMBER, TEXT, WHOLE, Kind, checked
 from gradgraph.errors import BuildError
-from gradgraph.parallel import local_steps  # noqa: F401  (which adds to the table)
+from gradgraph.parallel import local_steps  # noqa: F401  (registers its compressions)
 from gradgraph.parallel.compressions import COMPRESSIONS
 from gradgraph.parallel.mpi import world
 from gradgraph.runtime.execution.team import ALONE, Team
@@ -20,24 +20,25 @@ _COUNT = Kind("a whole number, 0 or above", lambda value: WHOLE.fits(value) and 
 class DataParallel:
     """Synchronous data-parallel training in several processes over MPI, each on a share of every batch.
 
-    The weights equal those of one process on the whole batches, except for rounding, Dropout (whose masks differ
-    between ranks) and BatchNormalization (over the samples of its own rank, unless ``sync_batch_norm``). Start it with
-    ``mpiexec -n 4 python train.py``; without mpiexec, it has no effect.
+    The weights equal those of one process that trains on the whole batches, except for rounding, Dropout (whose masks
+    differ between ranks) and BatchNormalization (which normalises over the samples of its own rank, unless
+    ``sync_batch_norm`` is set). Start the script with ``mpiexec -n 4 python train.py``; without mpiexec, DataParallel
+    has no effect.
 
     Args:
-        timeout: seconds to wait for a rank before the run fails and names it; must exceed the time of the first rank
-            for a checkpoint or a callback.
-        check_every: compare the weights of all ranks every so many steps, and at the end; 0 disables it.
-        shard_state: each rank keeps the optimizer state of its share of the weights and updates these; then all get the
-            new weights (ZeRO, stage 1). ``save``, ``state_dict`` and similar outside of a fit must then be called on
-            all ranks.
-        sync_batch_norm: BatchNormalization normalises over the samples of all ranks, as one process would, with two
-            more messages per step for each layer that follows another one.
+        timeout: seconds to wait for a rank before the run fails with an error that names the rank; must exceed the time
+            that rank 0 needs for a checkpoint or a callback.
+        check_every: compare the weights of all ranks every so many steps, and at the end of a fit; 0 disables this.
+        shard_state: each rank keeps the optimizer state of its share of the weights and updates only these; then all
+            ranks get the new weights (ZeRO, stage 1). ``save``, ``state_dict`` and similar methods must then be called
+            on all ranks, except during a fit.
+        sync_batch_norm: BatchNormalization normalises over the samples of all ranks, as in one process. This takes two
+            more messages per step for each BatchNormalization that depends on another one.
         compress: gradient compression, a name or call such as ``"top_k(ratio=0.01)"``.
-        comm: a communicator of mpi4py; all processes of the job by default.
+        comm: a communicator of mpi4py; by default all processes of the job.
 
     Raises:
-        RuntimeUnavailableError: there is no mpi4py, or it finds no MPI.
+        RuntimeUnavailableError: if mpi4py is not installed or finds no MPI.
     """
 
     @checked(timeout=_POSITIVE, check_every=_COUNT, shard_state=FLAG, sync_batch_norm=FLAG, compress=TEXT.or_none())
@@ -65,29 +66,34 @@ class DataParallel:
 
     @property
     def rank(self) -> int:
-        """The number of this process, from 0."""
+        """The rank of this process, from 0."""
         return int(self._comm.rank)
 
     @property
     def ranks(self) -> int:
-        """The number of processes."""
+        """The number of ranks."""
         return int(self._comm.size)
 
     @property
     def is_first(self) -> bool:
-        """Whether this process prints and writes files."""
+        """Whether this is rank 0, which prints and writes files."""
         return self.rank == 0
 
     def team(self) -> Team:
-        """The processes as seen by a trainer: each trainer has its own communicator."""
+        """Return a new team for a trainer, with a communicator of its own."""
         if self.ranks == 1:
             return ALONE
         from gradgraph.parallel.mpi_team import MpiTeam  # requires MPI
 
         compress = None if self._compress is None else COMPRESSIONS.typed(self._compress)  # each has its own state
-        told = self._compress or ""
         return MpiTeam(
-            self._comm, self._timeout, self._check_every, self._shard_state, self._sync_batch_norm, compress, told
+            self._comm,
+            self._timeout,
+            self._check_every,
+            self._shard_state,
+            self._sync_batch_norm,
+            compress,
+            self._compress or "",
         )
 
 

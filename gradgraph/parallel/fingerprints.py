@@ -1,4 +1,4 @@
-"""Fingerprints by which ranks check that they have the same step and the same state."""
+"""Digests with which ranks check that they have the same step and the same state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradgraph.step.step import Step
 
 
 def digest_of_step(step: Step) -> str:
-    """Return a digest of the manifest and the graphs; not of initial weights, which the first rank sends to all."""
+    """Return a digest of the manifest and the graphs, without initial weights, which rank 0 sends to all ranks."""
     digest = hashlib.sha256(step.manifest.to_json().encode())
     for model in (step.eval, *step.separate.values()):
         digest.update(model.SerializeToString(deterministic=True))
@@ -21,7 +21,7 @@ def digest_of_step(step: Step) -> str:
 
 
 def digest_of_state(state: Mapping[str, Array]) -> int:
-    """Return a number that changes with any bit of these tensors: sums of 64-bit words, at memory speed."""
+    """Return a checksum of all tensors in ``state``, computed from sums of 64-bit words at memory speed."""
     found = 0
     for array in state.values():
         flat = array.reshape(-1).view(np.uint8)

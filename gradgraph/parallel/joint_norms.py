@@ -1,9 +1,11 @@
-"""BatchNormalization over the samples of all ranks: a gradient graph that receives sums at certain nodes.
+"""BatchNormalization over the samples of all ranks: the gradient graph exchanges sums at certain nodes.
 
-Forward, each rank sends the count, mean and sum of squared deviations of its own numbers, and receives those of all
-(Chan et al., 1979). Backward, it sends Σ dy and Σ dy·(x − mean), and receives those of all: ``dx = a·(dy − k·(x − mean)
-− s)`` with ``a = scale/√(var + ε)``, ``k = Σ dy·(x − mean)/(n·(var + ε))`` and ``s = Σ dy/n``. Gradients of scale and
-bias stay those of the rank, as all gradients do until the all-reduce. The lowered graph is cut at the nodes ``Told``.
+In the forward pass, each rank sends the count, mean and sum of squared deviations of its own values, and receives those
+of all ranks (Chan et al., 1979). In the backward pass, it sends Σ dy and Σ dy·(x − mean), and receives the sums over
+all ranks. Then ``dx = a·(dy − k·(x − mean) − s)`` with ``a = scale/√(var + ε)``, ``k = Σ dy·(x − mean)/(n·(var + ε))``
+and ``s = Σ dy/n``, where n is the number of values of a channel on all ranks. Gradients of scale and bias stay those of
+the rank, as all gradients do until the all-reduce. Placeholder nodes ``Told`` mark where sums are received; the lowered
+graph is cut there.
 """
 
 from __future__ import annotations
@@ -28,19 +30,19 @@ from gradgraph.runtime.data.batch import Array
 from gradgraph.step.manifest import Manifest
 from gradgraph.step.step import Step
 
-RANKS, TOLD = "gradgraph.ranks", "Told"  # the placeholder node at which sums are received
+RANKS, TOLD = "gradgraph.ranks", "Told"  # domain and operator of the placeholder nodes that receive sums
 
 
 @dataclass(frozen=True)
 class Message:
-    """Sums of one norm that each rank sends and receives.
+    """The sums of one norm that each rank sends and receives.
 
     Attributes:
-        name: of the node whose output is received.
-        channels: of the norm.
-        dtype: of the numbers.
-        is_gradient: Σ dy and Σ dy·(x − mean), [2 · channels]; else it sends count, mean and sum of squared deviations,
-            and receives count, mean and variance, [1 + 2 · channels].
+        name: the name of the placeholder node, whose output is received.
+        channels: the number of channels of the norm.
+        dtype: the type of the numbers.
+        is_gradient: if true, Σ dy and Σ dy·(x − mean), [2 · channels], are exchanged; otherwise a rank sends count,
+            mean and sum of squared deviations, and receives count, mean and variance, [1 + 2 · channels].
     """
 
     name: str
@@ -54,14 +56,18 @@ class Message:
         return 2 * self.channels + (not self.is_gradient)
 
     def given(self, own: Array, unit: float) -> Array:
-        """Return this rank's contribution to the sums (float64), with its gradients weighted by ``unit``."""
+        """Return this rank's contribution to the sums in float64; gradients are weighted by ``unit``.
+
+        Args:
+            own: the values that this rank computed, as described for ``is_gradient``.
+        """
         if self.is_gradient:
             return np.asarray(own, np.float64) * unit
         count, mean, squares = self._parts(np.asarray(own, np.float64))
         return np.concatenate([count, count * mean, squares + count * mean * mean])
 
     def taken(self, sums: Array, unit: float) -> Array:
-        """Return the sums of all, as received by one rank."""
+        """Return the values that this rank receives, computed from the ``sums`` of all contributions."""
         if self.is_gradient:
             return sums / unit
         count, total, squares = self._parts(sums)
@@ -73,7 +79,7 @@ class Message:
 
 
 def norms_of(manifest: Manifest) -> list[str]:
-    """Return the running statistics that training updates, whose norms use batch statistics."""
+    """Return the running statistics that training updates; their norms use batch statistics."""
     state = {s.name: s for s in manifest.state}
     spec = manifest.separate
     return [] if spec is None else [n for n in spec.gradient.writes if state[n].kind == "statistic"]
@@ -81,17 +87,18 @@ def norms_of(manifest: Manifest) -> list[str]:
 
 @dataclass(frozen=True)
 class JointNorms:
-    """A gradient graph that normalises by received sums, and its messages."""
+    """A gradient graph that normalises by received sums, and the messages that it exchanges."""
 
     gradient: onnx.ModelProto
     messages: Sequence[Message]
 
 
 def joint_norms(step: Step) -> JointNorms:
-    """Return the gradient graph of a step with two halves, with norms over all ranks; the step is not changed.
+    """Return the gradient graph of ``step``, which must have two halves, with norms over all ranks.
 
     Raises:
-        BuildError: there is no norm to train, or one has other statistics or is differentiated twice.
+        BuildError: if there is no BatchNormalization in training mode, or if one cannot be synchronised: its statistics
+            are computed by the graph, are used other than in its output, or are differentiated twice.
     """
     model: ir.Model = ir.from_proto(step.separate["gradient"])
     spec = step.manifest.separate
@@ -118,7 +125,11 @@ _GRADIENTS = ("BatchNormalizationGrad", "UnscaledBatchNormalizationGrad")
 
 
 class _Joining:
-    """A rewriter of the norms of a gradient graph, and of their gradients, in place."""
+    """Rewrites the norms of a gradient graph and their gradients, in place.
+
+    Attributes:
+        messages: the messages of the norms rewritten so far.
+    """
 
     def __init__(self, model: ir.Model, nexts: set[str]) -> None:
         self.editor = Editor(model)
@@ -127,11 +138,11 @@ class _Joining:
         self._counts: dict[ir.Value | None, Var] = {}  # by the mean of a norm
 
     def forward(self, node: ir.Node) -> None:
-        """Use the statistics of all ranks in a norm in training mode."""
+        """Make a norm in training mode use the statistics of all ranks."""
         if not attributes(node).get("training_mode"):
             if any(v is not None and v.producer() is not None for v in node.inputs[3:5]):
                 raise BuildError(f"{describe(node)} reads statistics that the graph computes, which cannot be "
-                                 "synchronised; remove sync_batch_norm, or train it with running ones")  # fmt: skip
+                                 "synchronised; remove sync_batch_norm, or use its running statistics")  # fmt: skip
             return
         self._check(node)
         op = self.editor.op
@@ -144,8 +155,8 @@ class _Joining:
         centred = wide - columns(op, own, wide)
         squares = channel_sums(op, centred * centred)
         channels = _channels(node, x)
-        told = self._told(op.Concat(op.Reshape(count, [1]), own, squares, axis=0), channels, is_gradient=False)
-        parts = op.Split(told, [1, channels, channels], axis=0, outputs=3)
+        received = self._received(op.Concat(op.Reshape(count, [1]), own, squares, axis=0), channels, is_gradient=False)
+        parts = op.Split(received, [1, channels, channels], axis=0, outputs=3)
         assert isinstance(parts, tuple)
         by = [op.cast(part, _dtype(old)) for part, old in zip(parts[1:], (mean, var), strict=True)]
         y = op.BatchNormalization(x, scale, bias, *by, epsilon=attributes(node)["epsilon"])
@@ -153,7 +164,7 @@ class _Joining:
         self._counts[by[0].value] = parts[0]
 
     def backward(self, node: ir.Node) -> None:
-        """Use the sums of all ranks in the gradient of a norm."""
+        """Make the gradient of a norm use the sums of all ranks."""
         count = self._counts.get(_kept(node.inputs[3]))
         if count is None or operator_name(node.op_type) != _GRADIENTS[0]:
             raise BuildError(f"{describe(node)} is the gradient of a norm that cannot be synchronised; remove "
@@ -166,7 +177,7 @@ class _Joining:
         own = channel_sums(op, dy), channel_sums(op, dy * centred)
         channels = _channels(node, x)
         parts = op.Split(
-            self._told(op.Concat(*own, axis=0), channels, is_gradient=True), [channels] * 2, axis=0, outputs=2
+            self._received(op.Concat(*own, axis=0), channels, is_gradient=True), [channels] * 2, axis=0, outputs=2
         )
         assert isinstance(parts, tuple)
         inv = inverse_deviation(op, var, attributes(node)["epsilon"])
@@ -175,21 +186,25 @@ class _Joining:
         results = zip((dx, own[1] * inv, own[0]), node.outputs, strict=True)
         self.editor.replace(node, *(op.cast(new, _dtype(old)) for new, old in results))
 
-    def _told(self, own: Var, channels: int, is_gradient: bool) -> Var:
-        """Return ``own`` of all ranks, by a placeholder node that only messages can compute."""
+    def _received(self, own: Var, channels: int, is_gradient: bool) -> Var:
+        """Add a placeholder node that sends ``own`` and returns the values received from all ranks."""
         op = self.editor.op
         name = op.fresh_in(op.scope, TOLD)
         node = ir.Node(RANKS, TOLD, [own.value], name=name)
-        told, kind = node.outputs[0], own.dtype
-        told.name, told.type = name, ir.TensorType(kind)
+        received, kind = node.outputs[0], own.dtype
+        received.name, received.type = name, ir.TensorType(kind)
         message = Message(name, channels, np.dtype(kind.numpy()), is_gradient)
-        told.shape = ir.Shape([message.size])
+        received.shape = ir.Shape([message.size])
         op.nodes.append(node)
         self.messages.append(message)
-        return op.wrap(told)
+        return op.wrap(received)
 
     def _check(self, node: ir.Node) -> None:
-        """Raise for a norm whose batch statistics are used other than in running ones and its own gradient."""
+        """Check that batch statistics of a norm are read only by running statistics and the norm's own gradient.
+
+        Raises:
+            BuildError: if another output of the graph depends on them.
+        """
         seen, waiting = set[ir.Node](), [use.node for v in node.outputs[1:3] for use in v.uses()]
         while waiting:
             reader = waiting.pop()
@@ -197,13 +212,16 @@ class _Joining:
                 continue
             seen.add(reader)
             if any(v.is_graph_output() and v.name not in self._nexts for v in reader.outputs):
-                raise BuildError(f"the loss uses the statistics of {describe(node)} other than through its output, so "
-                                 "it cannot be synchronised; remove sync_batch_norm")  # fmt: skip
+                raise BuildError(f"{describe(node)} cannot be synchronised, as the loss reads its batch statistics "
+                                 "directly and not only its output; remove sync_batch_norm")  # fmt: skip
             waiting += [use.node for v in reader.outputs for use in v.uses()]
 
 
 def _never_by_zero(editor: Editor, weight: ir.Value) -> None:
-    """Divide by 1 if a loss is a mean over nothing: its gradient is then 0 and not NaN, which sums would spread."""
+    """Replace ``weight`` by 1 where it is a divisor and 0, for losses that are a mean over no terms.
+
+    The gradient is then 0. Otherwise it would be NaN, which sums over ranks would spread.
+    """
     op = editor.op
     divisions = [use.node for use in weight.uses() if use.idx == 1 and is_standard(use.node, "Div")]
     if not divisions:
@@ -217,7 +235,7 @@ def _never_by_zero(editor: Editor, weight: ir.Value) -> None:
 
 
 def _kept(value: ir.Value | None) -> ir.Value | None:
-    """Return the original value behind a delayed copy of the forward pass."""
+    """Return the value of the forward pass that ``value`` is a delayed copy of, or ``value`` if it is no such copy."""
     while value is not None and (node := value.producer()) is not None:
         if node.domain != DOMAIN or operator_name(node.op_type) != AFTER:
             break
@@ -235,10 +253,14 @@ def _dtype(value: ir.Value) -> ir.DataType:
 
 
 def _channels(node: ir.Node, x: Var) -> int:
-    """Return the number of channels of a norm, or of its gradient, from its vectors or its input."""
+    """Return the number of channels of a norm or of its gradient, from the shapes of its vectors or of ``x``.
+
+    Raises:
+        BuildError: if the number is unknown.
+    """
     vectors = [v.shape[0] for v in (*node.inputs[1:], *node.outputs[1:]) if v is not None and v.shape is not None
                and len(v.shape) == 1]  # fmt: skip
     found = next((size for size in (*vectors, x.dim(1)) if isinstance(size, int)), None)
     if found is None:
-        raise BuildError(f"{describe(node)} has an unknown number of channels; export the model with sizes")
+        raise BuildError(f"{describe(node)} has an unknown number of channels; export the model with fixed sizes")
     return found

@@ -1,4 +1,4 @@
-"""Local steps: each rank trains alone, and the weights of all ranks are combined from time to time."""
+"""Local steps: each rank trains by itself, and the weights of all ranks are combined after every few steps."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ _MOMENTUM = Kind("a number from 0 and below 1", lambda v: isinstance(v, int | fl
 
 
 class LocalSteps(Compression):
-    """Rounds of local steps on each rank, with its own gradients and optimizer state.
+    """Rounds of local steps on each rank, with the rank's own gradients and optimizer state.
 
     Args:
-        every: steps in a round, which also ends before an evaluation.
-        outer_lr, momentum: of the outer step; with 1 and 0 the result is the mean of the weights.
+        every: the number of steps in a round, which also ends before an evaluation.
+        outer_lr, momentum: learning rate and momentum of the outer step; with 1 and 0 it sets the weights to their
+            mean.
     """
 
     remembers = True
@@ -31,7 +32,7 @@ class LocalSteps(Compression):
 
     @property
     def steps(self) -> int:
-        """The steps of this round so far."""
+        """The number of steps in this round so far."""
         return int(self.memory["round"][0]) if "round" in self.memory else 0
 
     @steps.setter
@@ -39,21 +40,21 @@ class LocalSteps(Compression):
         self.memory["round"] = np.array([steps], np.int64)
 
     def add_up(self, part: str, flat: Array, tensors: Mapping[str, Array], team: Messages) -> None:
-        """Leave the gradients of this rank unchanged."""
+        """Leave the gradients of this rank unchanged: they are not sent."""
 
     def is_shared(self, name: str) -> bool:
         return name.startswith(("round", "start/", "velocity/"))
 
     def begin(self, weights: Mapping[str, Array]) -> None:
-        """Start a fit at these weights, which are the same on all ranks."""
+        """Start a fit with these weights, which are the same on all ranks."""
         self.steps = 0
         self.memory |= {f"start/{name}": array.copy() for name, array in weights.items()}
 
     def meet(self, weights: Mapping[str, Array], averages: Mapping[str, Array], team: Messages) -> None:
-        """End a round: overwrite this rank's weights with the combined ones, and averages of weights with their mean.
+        """End a round: overwrite the weights by the combined weights, and ``averages`` of weights by their mean.
 
-        The outer gradient is the difference of the mean to the start of the round, Δ = θ₀ − mean θ; then v ← μv + Δ and
-        θ ← θ₀ − lr(Δ + μv), Nesterov's momentum.
+        The outer gradient is the difference between the weights θ₀ at the start of the round and the mean over ranks, Δ
+        = θ₀ − mean θ. The velocity is v ← μv + Δ, and the new weights are θ₀ − lr·(Δ + μv), Nesterov's momentum.
         """
         self.steps = 0
         for name, array in {**weights, **averages}.items():
@@ -72,7 +73,7 @@ class LocalSteps(Compression):
 
 
 def mean_of(arrays: Sequence[Array]) -> Array:
-    """Return the mean of arrays of one type; for equal ones, and for integers, the first."""
+    """Return the mean of arrays of one type, exactly their value if all are equal; for integers, the first array."""
     first = arrays[0]
     if first.dtype.kind in "iub":
         return first
@@ -83,14 +84,15 @@ def mean_of(arrays: Sequence[Array]) -> Array:
 
 @checked(every=_EVERY)
 def local_sgd(every: int = 8) -> Compression:
-    """No gradients are sent: the weights are averaged every so many local steps (Stich, arXiv 1805.09767)."""
+    """Average the weights every so many local steps instead of sending gradients (Stich, arXiv 1805.09767)."""
     return LocalSteps(every, 1.0, 0.0)
 
 
 @checked(every=_EVERY, outer_lr=_RATE, momentum=_MOMENTUM)
 def diloco(every: int = 100, outer_lr: float = 0.7, momentum: float = 0.9) -> Compression:
-    """As local_sgd, with an outer step with Nesterov momentum from the last common weights towards the mean (Douillard
-    et al., arXiv 2311.08105, algorithm 1).
+    """Take local steps, then an outer step from the last common weights towards the mean.
+
+    The outer step uses Nesterov momentum (Douillard et al., arXiv 2311.08105, algorithm 1).
     """
     return LocalSteps(every, float(outer_lr), float(momentum))
 

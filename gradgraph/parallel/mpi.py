@@ -1,4 +1,4 @@
-"""MPI itself: whether it is available, whether this process is part of a job, and how a job ends when a rank fails."""
+"""MPI itself: whether it is available, whether this process is part of a job, and how a job ends if a rank fails."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from gradgraph.errors import RuntimeUnavailableError, shown
 
-TOGETHER = 2.0  # failures of all ranks within these seconds count as one
+TOGETHER = 2.0  # if all ranks fail within these seconds, it is one failure
 
 RANKS = "GRADGRAPH_RANKS"  # set by `gradgraph train --ranks` for the processes that it starts
 # how launchers pass the size of a job: MPICH and Intel MPI, Open MPI, MVAPICH, Slurm, ours
@@ -26,13 +26,13 @@ def started_ranks() -> int:
 
 
 def library(initialize: bool = True) -> Any:
-    """Return the module MPI of mpi4py.
+    """Return mpi4py's module ``MPI``.
 
     Args:
-        initialize: initialise MPI.
+        initialize: whether importing it initialises MPI.
 
     Raises:
-        RuntimeUnavailableError: mpi4py is not installed, or finds no MPI.
+        RuntimeUnavailableError: if mpi4py is not installed or finds no MPI.
     """
     try:
         import mpi4py
@@ -54,10 +54,11 @@ def library(initialize: bool = True) -> Any:
 
 
 def world() -> Any:
-    """Return the communicator of all processes of the job; afterwards an exception on one ends all.
+    """Return the communicator of all processes of the job; from then on, an unhandled exception in one ends all.
 
     Raises:
-        RuntimeUnavailableError: as for :func:`library`, or launcher and MPI are incompatible.
+        RuntimeUnavailableError: as for :func:`library`, or if MPI does not support the launcher that started the
+            processes.
     """
     comm = library().COMM_WORLD
     if comm.size == 1 and (started := started_ranks()) > 1:
@@ -72,14 +73,14 @@ def world() -> Any:
 
 
 def rank_here() -> int:
-    """Return the rank of this process in multi-process training, else 0."""
+    """Return the rank of this process; 0 before :func:`world` has found several."""
     return int(_installed[0].rank) if _installed else 0
 
 
 def end_together() -> bool:
-    """Synchronise with other ranks after a failure; returns whether all of them failed, too.
+    """Wait for the other ranks after a failure, at most ``TOGETHER`` seconds; return whether all of them failed, too.
 
-    If so, each may end by itself, and the first one prints the error. If not, this one prints it and calls
+    If so, all ranks exit by themselves, and rank 0 prints the error. Otherwise this rank prints it and calls
     :func:`end_all`.
     """
     if not _installed:
@@ -94,13 +95,13 @@ def end_together() -> bool:
 
 
 def finish(_code: int = 0) -> None:
-    """Leave MPI, if all ranks do, before a process exits prematurely."""
+    """Finalize MPI before a process exits early; all ranks must do so."""
     if _installed:
         library().Finalize()
 
 
 def end_all(code: int) -> None:
-    """End all processes of the job at once."""
+    """Abort all processes of the job immediately."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     _installed[0].Abort(code)
@@ -110,7 +111,7 @@ Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
 
 def _hook(before: Hook) -> Hook:
-    """Return a hook for unhandled exceptions: one rank prints the error, and all end."""
+    """Return an exception hook with which one rank prints the error (by ``before``) and all ranks end."""
 
     def failed(kind: type[BaseException], error: BaseException, at: TracebackType | None) -> None:
         together = end_together()

@@ -1,7 +1,7 @@
-"""Several processes over MPI as the team of a trainer.
+"""The ranks of an MPI job as the team of a trainer.
 
-All ranks wait for each other at every step. A waiting rank checks the time: a missing rank is identified by a roll call
-that waiting ranks answer, and the run fails.
+All ranks wait for each other at every step. A waiting rank measures how long it waits. After the timeout it sends a
+roll call, which all other waiting ranks answer, so that the error can name the rank that is missing.
 """
 
 from __future__ import annotations
@@ -55,24 +55,26 @@ log = logging.getLogger("gradgraph")
 T = TypeVar("T")
 
 STATE = "state/"  # prefix of tensors of a rank's own state
-AWAKE, LONG = 200, 1.0  # polls without sleeping, and seconds after which a wait is long
-ROLL_CALL = 5.0  # seconds within which waiting ranks answer
+AWAKE = 200  # polls before a waiting rank yields its core
+LONG = 1.0  # seconds after which a waiting rank sleeps between polls, and answers roll calls
+ROLL_CALL = 5.0  # seconds within which waiting ranks answer a roll call
 
 
 class MpiTeam(Team):
-    """The processes of a communicator.
+    """The ranks of a communicator.
 
     Args:
-        comm: of mpi4py.
-        timeout, check_every, shard_state, sync_batch_norm, compress: as for ``DataParallel``.
-        told: ``compress`` as written by the user.
+        comm: a communicator of mpi4py.
+        timeout, check_every, shard_state, sync_batch_norm: as for ``DataParallel``.
+        compress: the gradient compression; None to send whole gradients.
+        compress_name: ``compress`` as written by the user.
 
     Attributes:
         joint_norms: the gradient graph and its messages, if norms use the samples of all ranks.
-        usual: the expected terms of a mean over a batch on all ranks together: gradients are scaled by it before the
-            sum, and again only if the batch has others.
-        sent: the bytes that each rank has sent in steps, assuming ring messages.
-        keeps_gradients: gradients of batches whose update is not yet due stay on their rank until then.
+        usual: the expected number of loss terms of a batch on all ranks. Gradients are divided by it before they are
+            summed, and rescaled afterwards only if the batch has another number of terms.
+        sent: the number of bytes that each rank has sent in steps, assuming ring algorithms.
+        keeps_gradients: whether gradients of batches without an update stay on their rank until the update.
     """
 
     def __init__(
@@ -83,14 +85,14 @@ class MpiTeam(Team):
         shard_state: bool = False,
         sync_batch_norm: bool = False,
         compress: Compression | None = None,
-        told: str = "",
+        compress_name: str = "",
     ) -> None:
         self.rank, self.ranks = comm.rank, comm.size
         self.usual = 1
         self.sent = 0.0
         self._comm, self._roll = comm.Dup(), comm.Dup()
         self._timeout, self._check_every = timeout, check_every
-        self._neighbours = comm.Split_type(MPI.COMM_TYPE_SHARED)  # processes on this machine
+        self._neighbours = comm.Split_type(MPI.COMM_TYPE_SHARED)  # the ranks on this machine
         self._compress = compress
         self._local = compress if isinstance(compress, LocalSteps) else None
         self._averages: list[str] = []
@@ -102,16 +104,19 @@ class MpiTeam(Team):
         self._shards: Shards | None = None
         self._state: State | None = None  # once it is sharded
         self.joint_norms: JointNorms | None = None
-        self._sync_batch_norm, self._has_told_of_norms = sync_batch_norm, False
-        self._ways = {
-            "shard_state": shard_state, "check_every": check_every, "compress": told, "sync_batch_norm": sync_batch_norm
-        }  # fmt: skip
+        self._sync_batch_norm, self._has_warned_of_norms = sync_batch_norm, False
+        self._options = {
+            "shard_state": shard_state,
+            "check_every": check_every,
+            "compress": compress_name,
+            "sync_batch_norm": sync_batch_norm,
+        }
         self._shard_state, self._remote_state = shard_state, RemoteState(comm.Dup(), self._wait, timeout, self._lent)
         self._remote_state.is_shared = compress is not None and compress.remembers
         self._steps = 0
         self._own, self._total = (0, 0), (0, 0)
-        self._asks: tuple[bool, int | None] = (False, None)
-        self._heard: tuple[bool, int | None] = (False, None)
+        self._asks: tuple[bool, int | None] = (False, None)  # this rank's request to stop, and the signal it received
+        self._heard: tuple[bool, int | None] = (False, None)  # the same over all ranks
 
     # --- the step -----------------------------------------------------------------------------------------------
 
@@ -123,9 +128,10 @@ class MpiTeam(Team):
         where = self.gathered("CPU" if placement.memory == "cpu" else "GPU")
         if other := next((rank for rank, kind in enumerate(where) if kind != where[0]), None):
             raise ParallelError(
-                f"rank {other} trains on the {where[other]} and rank 0 on the {where[0]}, so a GPU cannot be used",
-                remedy="pass device='cuda' to see why, or device='cpu'",
-                shell="add --device cuda to see why, or --device cpu",
+                f"rank {other} trains on the {where[other]} and rank 0 on the {where[0]}; all ranks must use the same "
+                "kind of device",
+                remedy="pass device='cpu', or device='cuda' to see why a rank cannot use its GPU",
+                shell="add --device cpu, or --device cuda to see why a rank cannot use its GPU",
             )
         if placement.memory != "cpu":
             self._check_far(options)
@@ -141,7 +147,7 @@ class MpiTeam(Team):
         halves = always_due(halves) if self.keeps_gradients else halves
         if self._shard_state and UPDATE in halves.manifest.hyperparameters and not self.keeps_gradients:
             raise BuildError(
-                "the norm of accumulated gradients is reported for each batch, which sharded state does not support",
+                "sharded state does not support the gradient norm that this step reports for each accumulated batch",
                 remedy="build the step without grad_norm",
                 shell="remove --grad-norm or --shard-state",
             )
@@ -151,20 +157,20 @@ class MpiTeam(Team):
             and halves.manifest.precision.get("name") == "float16"
         ):
             raise BuildError(
-                "compression with error feedback does not support float16, whose loss scale the errors would not "
-                "follow",
+                "compression with error feedback does not support float16 training, as the saved errors would keep "
+                "an old loss scale",
                 remedy="build the step with precision='bfloat16', or compress with 'float16' or 'bfloat16'",
                 shell="use --precision bfloat16, or --compress float16 or bfloat16",
             )
         if self._local is not None and (UPDATE in halves.manifest.hyperparameters or _adds_up(halves)):
             raise BuildError(
-                "local steps support neither gradient accumulation nor a loss that is a sum",
+                "local steps (compress) support neither gradient accumulation nor a loss that is a sum",
                 remedy="build the step without accumulate, with a loss that is a mean",
                 shell="remove --accumulate, and use a loss that is a mean",
             )
         if self._sync_batch_norm and self._local is not None:
             raise BuildError(
-                "sync_batch_norm needs the same weights on all ranks, and local steps have different ones",
+                "sync_batch_norm requires the same weights on all ranks, but local steps train different ones",
                 remedy="remove sync_batch_norm or compress",
                 shell="remove --sync-batch-norm or --compress",
             )
@@ -174,13 +180,14 @@ class MpiTeam(Team):
             self._shards = shards_of(halves, self.ranks)
             if self.is_first and (found := too_large(halves.manifest, self.ranks)) is not None:
                 log.warning(
-                    "'%s' is %.0f %% of all weights, and is not split: the rank that updates it keeps this share of "
-                    "the optimizer's state, instead of %.0f %%", shown(found[0]), found[1] * 100, 100 / self.ranks,
+                    "the weight '%s' has %.0f %% of all parameters, and weights are not split: the rank that updates "
+                    "it keeps %.0f %% of the optimizer state instead of %.0f %%",
+                    shown(found[0]), found[1] * 100, found[1] * 100, 100 / self.ranks,
                 )  # fmt: skip
         return halves, options
 
     def _check_far(self, options: RuntimeOptions) -> None:
-        """Raise for features that are supported on the CPU only."""
+        """Raise RuntimeUnavailableError for options that are supported on the CPU only."""
         asked = {"shard_state": self._shard_state, "sync_batch_norm": self._sync_batch_norm,
                  "compress": self._compress is not None}  # fmt: skip
         for name in (name for name, is_asked in asked.items() if is_asked):
@@ -191,11 +198,11 @@ class MpiTeam(Team):
                 shell=f"add --device cpu, or remove --{flag}",
             )
         if options.cuda_graph is True:
-            raise RuntimeUnavailableError("CUDA graphs hold whole steps, but ranks run a step in two halves; remove "
+            raise RuntimeUnavailableError("CUDA graphs capture whole steps, but ranks run a step in two halves; remove "
                                           "cuda_graph")  # fmt: skip
 
     def session(self, opened: OpenedStep, part: Part, sizes: Sizes) -> SplitSession:
-        if self._buckets is None:  # one for all batch sizes
+        if self._buckets is None:  # sessions for all batch sizes share them
             owners = self._shards.owners if self._shards else None
             joint = self.joint_norms is not None
             self._buckets = Buckets(opened.definition, self.rank, owners, self.ranks, joint, self._new_far)
@@ -208,14 +215,19 @@ class MpiTeam(Team):
         return ShardedUpdate(self._shards, self.rank, self, opened)
 
     def _share_out(self, state: State) -> None:
-        """Keep only this rank's share of the optimizer's state."""
+        """Release the optimizer state that other ranks update; it is fetched from them when it is read."""
         assert self._shards is not None
         self._remote_state.is_shared = True
         state.leave(self._shards.elsewhere(self.rank), functools.partial(self._fetched, state))
         self._state = state
 
     def _lent(self, name: str) -> Array:
-        """Return an array that another rank asks for: a tensor, or kept gradients (by number)."""
+        """Return the array that another rank requests: a state tensor, state of the compression, or ``kept`` gradients.
+
+        Args:
+            name: the name of a state tensor; or, after the prefix ``BESIDE``, that of a tensor of the compression's
+                state; or the index of an array of ``kept``.
+        """
         if name.startswith(BESIDE):
             assert self._compress is not None
             name = name.removeprefix(BESIDE)
@@ -249,7 +261,7 @@ class MpiTeam(Team):
         return {**values, **_with_sums(values, *buckets.sums(kept, self.usual))}
 
     def _settle_sums(self, state: State) -> None:
-        """Make kept gradients part of the state, on all ranks."""
+        """Add the gradients kept on all ranks to the accumulated sums in the state, on all ranks."""
         buckets = self._buckets
         if buckets is None or not any(buckets.waiting):
             return
@@ -267,7 +279,7 @@ class MpiTeam(Team):
         return self._total
 
     def reduce(self, put_results: Callable[[], None], due: bool) -> None:
-        """Sum the buckets of all ranks, with their counts and requests."""
+        """Sum the buckets of all ranks, with their sample counts and requests to stop."""
         buckets = self._buckets
         assert buckets is not None
         over, signal = self._asks
@@ -275,7 +287,7 @@ class MpiTeam(Team):
         buckets.write([*_halved(self._own[0]), *_halved(self._own[1]), weight, over, signal == 2, signal == 15])
         put_results()
         if self._shards is not None and self._state is not None and not self._state.absent:
-            self._share_out(self._state)  # it was loaded as a whole
+            self._share_out(self._state)  # the complete state was loaded
         if due:
             buckets.add_kept()
         for i in range(len(buckets.parts)):
@@ -290,7 +302,7 @@ class MpiTeam(Team):
     def _add_up_far(self, buckets: Buckets, factor: float) -> None:
         assert self._far is not None
         gradients = buckets.far.values()
-        if not factor:  # everything on this rank is ignored, whatever it holds
+        if not factor:  # all samples of this rank are ignored; a product by 0 would keep NaN
             for value in gradients:
                 fill(value, np.zeros(value.shape(), onnx.helper.tensor_dtype_to_np_dtype(value.element_type())))
         self.sent += sum(2 * value.tensor_size_in_bytes() * (self.ranks - 1) / self.ranks for value in gradients)
@@ -301,6 +313,9 @@ class MpiTeam(Team):
 
         Counts, sums and sums of squares are added in float64, which has enough digits for the variance of nearly
         constant values.
+
+        Args:
+            told: for each norm, its message, the array that this rank sends, and the array that receives the result.
         """
         assert self._buckets is not None
         rows = self._own[0]
@@ -325,30 +340,30 @@ class MpiTeam(Team):
             self._compress.add_up(f"{i}", part.gradients, buckets.tensors(part), self)
 
     def all_to_all(self, sent: Array, got: Array) -> None:
-        """Send each rank its part of ``sent``, all of one size, and receive this rank's part from each into ``got``."""
+        """Send one equal part of ``sent`` to each rank; write the parts received from all ranks to ``got``."""
         self.sent += sent.nbytes * (self.ranks - 1) / self.ranks
         self._wait(self._comm.Ialltoall(sent, got))
 
     def all_reduce(self, array: Array) -> None:
-        """Sum this array over all ranks, in place."""
+        """Sum ``array`` over all ranks, in place."""
         if array.size:
             self.sent += 2 * array.nbytes * (self.ranks - 1) / self.ranks
             self._wait(self._comm.Iallreduce(MPI.IN_PLACE, array))
 
     def all_gather(self, array: Array, counts: Sequence[int]) -> None:
-        """Gather an array of which each rank has ``counts[rank]`` numbers, in order of ranks."""
+        """Fill ``array`` from all ranks, in order of ranks: each sends its own ``counts[rank]`` elements of it."""
         self.sent += array.nbytes * (self.ranks - 1) / self.ranks
         self._wait(self._comm.Iallgatherv(MPI.IN_PLACE, [array, list(counts)]))
 
     def after_step(self, state: State) -> None:
-        """Compare the states, every so many steps."""
+        """Compare the states of all ranks every ``check_every`` steps; with local steps, end a complete round."""
         if self._compress is not None:
             self._compress.settle()
         if self._local is not None:
             self._local.steps += 1
             if self._local.steps == self._local.every:
                 self.meet(state)
-            return  # weights differ within a round
+            return  # during a round, the weights of ranks differ
         self._steps += 1
         if self._check_every and self._steps % self._check_every == 0:
             self.check_same(state)
@@ -357,14 +372,15 @@ class MpiTeam(Team):
 
     def begin(self, executor: Executor, facts: Mapping[str, Any], usual: int) -> None:
         versions = f"gradgraph {package_version()}, onnxruntime {ort.__version__}, Python {platform.python_version()}"
-        known = {"versions": versions, "ways": self._ways, "step": digest_of_step(executor.definition), **facts}
-        everyone = self.gathered(known)
-        for rank, others in enumerate(everyone):
-            for what, value in others.items():
-                if value != everyone[0][what]:
+        step = digest_of_step(executor.definition)
+        own = {"versions": versions, "parallel options": self._options, "step": step, **facts}
+        everyone = self.gathered(own)
+        for rank, settings in enumerate(everyone):
+            for name, value in settings.items():
+                if value != everyone[0][name]:
                     raise ParallelError(
-                        f"rank {rank} differs from rank 0 in its {what} ({value} and {everyone[0][what]}); start all "
-                        "ranks with the same"
+                        f"rank {rank} differs from rank 0 in its {name} ({value} instead of {everyone[0][name]}); "
+                        f"start all ranks with the same {name}"
                     )
         state = executor.state
         if self.agreed(not state.absent):
@@ -372,7 +388,7 @@ class MpiTeam(Team):
         for name in self._on_all(state):
             array = state.seen([name])[name]
             self._wait(self._comm.Ibcast(array.reshape(-1).view(np.uint8)))
-            if not state.on_cpu:  # it was a copy
+            if not state.on_cpu:  # then ``array`` is a copy
                 state.put(name, array)
         executor.go_on(self.agreed(executor.progress))
         if self._local is not None:
@@ -381,27 +397,28 @@ class MpiTeam(Team):
         self._recall(executor.progress)
         self._remote_state.is_open = self._is_begun = True
         self.usual = max(1, sum(self.gathered(usual)))
-        self._tell_of_norms(executor.manifest)
+        self._warn_of_norms(executor.manifest)
         self._asks = self._heard = (False, None)
 
-    def _tell_of_norms(self, manifest: Manifest) -> None:
-        """Warn once that norms differ from those of one process."""
+    def _warn_of_norms(self, manifest: Manifest) -> None:
+        """Warn once if norms use the samples of one rank only, unlike in one process."""
         norms = norms_of(manifest)
-        if self.is_first and norms and self.joint_norms is None and not self._has_told_of_norms:
+        if self.is_first and norms and self.joint_norms is None and not self._has_warned_of_norms:
             log.warning(
                 "BatchNormalization normalises over the samples of its own rank (%s); sync_batch_norm=True "
                 "(--sync-batch-norm) uses those of all ranks, as one process would",
                 listed(norms),
             )
-        self._has_told_of_norms = True
+        self._has_warned_of_norms = True
 
     def check_same(self, state: State) -> None:
         self.meet(state)
         digests = self.gathered(digest_of_state(state.seen(self._on_all(state))))
         if others := [rank for rank, digest in enumerate(digests) if digest != digests[0]]:
             raise ParallelError(
-                f"the weights of {_named(others)} differ from those of rank 0: the machines compute differently, or "
-                "code on one rank alone changed them; resume from the last checkpoint, on machines of one kind"
+                f"the weights of {_named(others)} differ from those of rank 0: the machines round differently, or "
+                "code changed the weights on one rank only; resume from the last checkpoint, on machines of the same "
+                "kind"
             )
 
     def _on_all(self, state: State) -> list[str]:
@@ -419,11 +436,11 @@ class MpiTeam(Team):
             self._local.meet(trained, state.seen(self._averages), self)
 
     def _own_slots(self, state: State) -> list[str]:
-        """Return the optimizer tensors that each rank has for itself, during local steps."""
+        """Return the names of the optimizer tensors that differ between ranks during local steps."""
         return [n for n, s in state.specs.items() if s.kind == "optimizer" and n not in self._averages]
 
     def _recall(self, progress: Progress) -> None:
-        """Restore the state of each rank from a checkpoint."""
+        """Restore the state of each rank, as far as ranks differ, from a checkpoint."""
         beside, progress.beside = progress.beside, {}
         ranks: dict[int, dict[str, Array]] = {}
         for name, array in beside.items():
@@ -437,21 +454,21 @@ class MpiTeam(Team):
                 if self._state is not None and len(ranks) == self.ranks:
                     self._state.put(name.removeprefix(STATE), array)
         elif ranks and self.is_first:
-            log.warning("the checkpoint has errors of compressed gradients, which this run ignores")
+            log.warning("this run does not compress gradients, and ignores the compression state in the checkpoint")
 
     def kept(self, values: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
         values, beside = self.completed(values), self._beside()
         if self._local is None:
             return values, beside
         first = f"{self.rank}/{STATE}"
-        for own in [
-            name for name in beside if name.startswith(first)
-        ]:  # so other numbers of ranks resume from the mean
+        for own in [name for name in beside if name.startswith(first)]:
+            # the mean, from which a run with another number of ranks resumes
             name = own.removeprefix(first)
             values[name] = mean_of([beside[f"{rank}/{STATE}{name}"] for rank in range(self.ranks)])
         return values, beside
 
     def _beside(self) -> dict[str, Array]:
+        """Return the state in which ranks differ, from all ranks; names start with the rank."""
         if self._compress is None:
             return {}
         memory = dict(self._compress.memory)
@@ -472,7 +489,7 @@ class MpiTeam(Team):
         self._wait(self._comm.Ibarrier())
         self._remote_state.is_open = self._is_begun = False
         self._settle_sums(state)
-        self._wait(self._comm.Ibarrier())  # otherwise one would ask for what another has not yet settled
+        self._wait(self._comm.Ibarrier())  # no rank reads the state before all have updated it
 
     def heard(self, over: bool, signal: int | None) -> tuple[bool, int | None]:
         self._asks, heard = (over, signal), self._heard
@@ -506,10 +523,10 @@ class MpiTeam(Team):
     # --- waiting ------------------------------------------------------------------------------------------------
 
     def _wait(self, request: MPI.Request | Begun) -> None:
-        """Wait until all ranks have arrived.
+        """Wait until ``request`` is complete; meanwhile, answer requests of other ranks.
 
         Raises:
-            ParallelError: one has not, in time.
+            ParallelError: if a rank does not take part within the timeout.
         """
         begin, polls = time.monotonic(), 0
         while not request.Test():
@@ -525,7 +542,7 @@ class MpiTeam(Team):
             time.sleep(1e-3 if waited > LONG else 0)  # 0 lets another process use the core
 
     def _answer(self) -> set[int]:
-        """Answer roll calls; return the ranks that have answered or called."""
+        """Answer roll calls; return the ranks that have sent an answer or a roll call."""
         found, status = set[int](), MPI.Status()
         while self._roll.Iprobe(status=status):
             calls = self._roll.recv(source=status.source)
@@ -535,31 +552,33 @@ class MpiTeam(Team):
         return found
 
     def _call_the_roll(self, waited: float) -> None:
+        """Find the ranks that do not answer, and raise ParallelError with their numbers."""
         requests = [self._roll.isend(True, other) for other in range(self.ranks) if other != self.rank]
         here, until = {self.rank}, time.monotonic() + ROLL_CALL
         while time.monotonic() < until and len(here) < self.ranks:
             here |= self._answer()
             time.sleep(0.01)
         missing = [rank for rank in range(self.ranks) if rank not in here]
-        if self.rank != min(here):  # prints the error, and ends all
+        if self.rank != min(here):  # the first rank that is present prints the error and ends all
             time.sleep(2 * ROLL_CALL)
         del requests
-        who = _named(missing) if missing else "the message itself"
+        has = "has" if len(missing) == 1 else "have"
+        who = f"{_named(missing)} {has} not answered" if missing else "a message between the ranks has not arrived"
         raise ParallelError(
-            f"{who} has not answered for {waited:.0f} seconds (after step {self._steps}); check that process and its "
-            "machine, or set a longer timeout"
+            f"{who} for {waited:.0f} seconds (after step {self._steps}); check the processes and machines of these "
+            "ranks and their network, or set a longer timeout"
         )
 
 
 def _with_sums(values: Mapping[str, Array], sums: Mapping[str, Array], weight: float) -> dict[str, Array]:
-    """Return the accumulation tensors among ``values``, with kept gradients added."""
+    """Return the accumulation tensors among ``values``, increased by ``sums`` of gradients and by ``weight``."""
     found = {f"{n}{SUM}": values[f"{n}{SUM}"] + add for n, add in sums.items() if f"{n}{SUM}" in values}
     if WEIGHT in values:
         found[WEIGHT] = values[WEIGHT] + np.float32(weight)
     return found
 
 
-HALF = 1 << 12  # integers of up to 36 bits are sent as two that float32 represents exactly
+HALF = 1 << 12  # counts of up to 36 bits are sent as quotient and remainder, which float32 represents exactly
 
 
 def _halved(count: int) -> tuple[int, int]:

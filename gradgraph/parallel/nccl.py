@@ -1,6 +1,6 @@
-"""Summing gradients on GPUs with NCCL, through NVIDIA's nccl4py, which reads OrtValues over DLPack.
+"""Sum gradients on GPUs with NCCL, through NVIDIA's nccl4py, which reads OrtValues over DLPack.
 
-Written against nccl4py 0.6 and tested with a stand-in for it; not yet run on GPUs.
+Written for nccl4py 0.6 and tested with a stand-in for it; not yet run on GPUs.
 """
 
 from __future__ import annotations
@@ -22,22 +22,21 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class Nccl:
-    """The ranks of a job, each with a GPU of its own.
+    """A communicator of ranks that each have a GPU of their own.
 
     Args:
-        comm: of mpi4py, by which the ranks find each other.
-        memory, device_id: of this rank's GPU, in onnxruntime's terms.
+        comm: a communicator of mpi4py, through which the ranks find each other.
+        memory, device_id: onnxruntime's name of the memory, and the index, of this rank's GPU.
 
     Raises:
-        RuntimeUnavailableError: nccl4py is not installed, or NCCL does not start.
+        RuntimeUnavailableError: if nccl4py is not installed, or NCCL does not start.
     """
 
     def __init__(self, comm: Any, memory: str, device_id: int) -> None:
         self._nccl, device_type = _libraries()
         self._memory = memory
-        self._scales: dict[
-            int, tuple[ort.OrtValue, Any]
-        ] = {}  # by type, a number on the GPU, and NCCL's sum scaled by it
+        # by element type: a factor on the GPU, and NCCL's operator that multiplies by it and sums
+        self._scales: dict[int, tuple[ort.OrtValue, Any]] = {}
         try:
             self._device = device_type(device_id)
             self._device.set_current()
@@ -51,13 +50,13 @@ class Nccl:
             ) from None
 
     def add_up(self, values: Collection[ort.OrtValue], factor: float) -> Begun:
-        """Start replacing each of ``values`` by the sum over all ranks of its value times ``factor``, which differs by
-        rank.
+        """Start replacing each of ``values`` by the sum over all ranks of value times ``factor``.
 
         Args:
-            values: on this rank's GPU, float32 or float64; the same shapes on all ranks, in the same order.
+            values: tensors on this rank's GPU, float32 or float64; the same shapes on all ranks, in the same order.
+            factor: the factor of this rank.
         """
-        self._device.set_current()  # another thread may have started
+        self._device.set_current()  # the current device is a setting of each thread
         sums = {kind: self._scaled_sum(kind, factor) for kind in {value.element_type() for value in values}}
         with self._nccl.group():
             for value in values:
@@ -65,9 +64,9 @@ class Nccl:
         return Begun(self._stream.record())
 
     def _scaled_sum(self, element_type: int, factor: float) -> Any:
-        """Return NCCL's operator that scales this rank's values by ``factor`` before summing.
+        """Return NCCL's operator that multiplies this rank's values by ``factor`` before it sums.
 
-        There is one per type, as nccl4py keeps each that is created.
+        There is one operator per type, as nccl4py never frees them.
         """
         if element_type not in self._scales:
             dtype = onnx.helper.tensor_dtype_to_np_dtype(element_type)
@@ -80,38 +79,42 @@ class Nccl:
 
 
 class Begun:
-    """A sum in progress, with the interface of an MPI request."""
+    """A sum in progress, with the method ``Test`` of an MPI request."""
 
     def __init__(self, event: Any) -> None:
         self._event = event
 
     def Test(self) -> bool:  # noqa: N802 (MPI's name)
-        """Whether it is complete."""
+        """Return whether the sum is complete."""
         return bool(self._event.is_done)
 
 
 def gpu_of(rank: int, ranks: int) -> int:
-    """Return the GPU index for a process, one of ``ranks`` on this machine; some launchers let each see only its own.
+    """Return the GPU index for process ``rank`` of ``ranks`` on this machine; 0 if it sees only one GPU.
 
     Raises:
-        RuntimeUnavailableError: there are fewer visible GPUs than ranks.
+        RuntimeUnavailableError: if there are fewer visible GPUs than ranks.
     """
-    told = os.environ.get(_VISIBLE)
-    if told is None:
+    names = os.environ.get(_VISIBLE)
+    if names is None:
         return rank
-    visible = len([name for name in told.split(",") if name.strip()])
+    visible = len([name for name in names.split(",") if name.strip()])
     if visible == 1:
         return 0
     if visible < ranks:
         raise RuntimeUnavailableError(
-            f"{ranks} ranks on this machine see {visible} GPUs ({_VISIBLE}={shown(told)}), but each needs one of its "
+            f"{ranks} ranks on this machine see {visible} GPUs ({_VISIBLE}={shown(names)}), but each needs one of its "
             "own; start as many ranks as there are GPUs"
         )
     return rank
 
 
 def _libraries() -> tuple[Any, Any]:
-    """Return ``nccl.core``, and the GPU class of ``cuda.core``."""
+    """Return the module ``nccl.core``, and the class ``Device`` of ``cuda.core``.
+
+    Raises:
+        RuntimeUnavailableError: if nccl4py is not installed.
+    """
     try:
         return importlib.import_module("nccl.core"), importlib.import_module("cuda.core").Device
     except ImportError as error:

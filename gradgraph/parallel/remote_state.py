@@ -1,7 +1,8 @@
 """Access to parts of the state that only other ranks have.
 
-Inside a fit, a rank that needs some (the first one, which saves) asks while the others wait for it at their next
-message. Outside, all ranks call the method that reads the state, and each waits until all have finished.
+During a fit, a rank that needs such parts (rank 0, to save a checkpoint) requests them while the others wait for it at
+their next message. Otherwise all ranks must call the method that reads the state, and each waits until all have
+finished.
 """
 
 from __future__ import annotations
@@ -16,21 +17,21 @@ from mpi4py import MPI
 from gradgraph.errors import ParallelError, shown
 from gradgraph.runtime.data.batch import Array
 
-ASKED, LENT = 1, 2  # tags
+ASKED, LENT = 1, 2  # tags of requests and replies
 
 
 class RemoteState:
-    """The arrays that each rank shares with others on request.
+    """The arrays that each rank sends to others on request.
 
     Args:
-        comm: a communicator of its own.
+        comm: a communicator for these messages only.
         wait: waits for an MPI request.
         timeout: seconds to wait for a rank before the run fails.
-        give: returns the array of a name, on this rank.
+        give: returns the array with a name, on this rank.
 
     Attributes:
-        is_shared: parts of the state are on one rank only.
-        is_open: a fit is running, so all others wait for a rank that asks.
+        is_shared: whether parts of the state are on one rank only.
+        is_open: whether a fit is running, in which waiting ranks answer requests.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class RemoteState:
         self._comm, self._wait, self._timeout, self._give = comm, wait, timeout, give
 
     def answer(self) -> None:
-        """Send the requested arrays."""
+        """Send the arrays that other ranks have requested."""
         status = MPI.Status()
         while self._comm.Iprobe(tag=ASKED, status=status):
             names: list[str] = self._comm.recv(source=status.source, tag=ASKED)
@@ -48,10 +49,13 @@ class RemoteState:
                 self._comm.Send(_bytes(self._give(name)), status.source, LENT)
 
     def fetch(self, wanted: Sequence[tuple[int, str, Array]]) -> None:
-        """Fill arrays from other ranks, each given by rank and name.
+        """Fill arrays from other ranks.
+
+        Args:
+            wanted: the rank, the name, and the array to fill, of each.
 
         Raises:
-            ParallelError: one does not answer.
+            ParallelError: if a rank does not answer.
         """
         ranks = {rank: [name for other, name, _ in wanted if other == rank] for rank, _, _ in wanted}
         asked = [self._comm.isend(names, rank, ASKED) for rank, names in ranks.items()]
@@ -60,14 +64,14 @@ class RemoteState:
         MPI.Request.waitall(asked)
 
     def serve(self) -> None:
-        """Outside of a fit, answer requests until all ranks have their arrays."""
+        """Answer requests until all ranks have their arrays; during a fit, do nothing."""
         if self.is_shared and not self.is_open:
             self._wait(self._comm.Ibarrier())
 
     def _receive(self, request: Any, rank: int, name: str) -> None:
         begin = time.monotonic()
         while not request.Test():
-            self.answer()  # another rank asks this one meanwhile
+            self.answer()  # other ranks may wait for this one
             if time.monotonic() - begin > self._timeout:
                 raise ParallelError(
                     f"rank {rank}, which has '{shown(name)}', has not answered for {self._timeout:.0f} seconds; call "

@@ -1,4 +1,4 @@
-"""A gradient graph that receives sums of all ranks while it runs: one session for each part between two messages."""
+"""A gradient graph that receives sums of all ranks while it runs, with one session per part between two messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gradgraph.runtime.execution.opened import OpenedStep
     from gradgraph.runtime.execution.state import State
 
-Told = Callable[[Sequence[tuple[Message, Array, Array]]], None]  # fills the last array of each
+Told = Callable[[Sequence[tuple[Message, Array, Array]]], None]  # sends the second item of each, receives the third
 
 
 @dataclass
@@ -32,10 +32,11 @@ class Segment:
     """Nodes that run between two messages.
 
     Attributes:
-        nodes: in order.
-        told: the messages after them, with the value that this rank sends, and the one it receives.
-        reads, gives: values from earlier segments, and for later ones.
-        forgets: values that no later segment reads.
+        nodes: the nodes, in order.
+        told: the messages after the nodes: each with the names of the values that this rank sends and receives.
+        reads: names of values from earlier segments.
+        gives: names of values that later segments read.
+        forgets: names of values that no later segment reads.
     """
 
     nodes: list[onnx.NodeProto] = field(default_factory=list)
@@ -45,17 +46,16 @@ class Segment:
     forgets: list[str] = field(default_factory=list)
 
 
-# operators that move no numbers: each segment that reads their result recomputes them instead of keeping a copy
-
-
 def cut(model: onnx.ModelProto, messages: Iterable[Message], ahead: str = "") -> list[Segment]:
-    """Cut a lowered gradient graph at its messages, into as few parts as possible.
+    """Cut a lowered gradient graph at its messages, into as few segments as possible.
 
-    Results are computed in the first part that can, everything else in the first one that reads it, so that activations
-    transformed for the backward pass are not held from the forward pass on.
+    Outputs of the graph are computed in the first segment that can compute them, all other values in the first segment
+    that reads them, so that activations transformed for the backward pass are not kept from the forward pass on.
 
     Args:
-        ahead: a value that is computed before the sums are exchanged.
+        model: the gradient graph.
+        messages: the messages at its placeholder nodes.
+        ahead: the name of a value that is computed before the first message of the backward pass.
     """
     by_name, nodes = {m.name: m for m in messages}, model.graph.node
     made = dict[str, int]()  # the first segment that can compute a value
@@ -72,7 +72,7 @@ def cut(model: onnx.ModelProto, messages: Iterable[Message], ahead: str = "") ->
             segments[min(places)].told.append((by_name[node.name], node.input[0], node.output[0]))
         else:
             places = set().union(*(readers.get(y, ()) for y in node.output)) or {made[node.output[0]]}
-            places = places if node.op_type in VIEWS else {min(places)}
+            places = places if node.op_type in VIEWS else {min(places)}  # views are recomputed, not kept
             for place in places:
                 segments[place].nodes.append(node)
         for x in reads_of(node):
@@ -85,7 +85,7 @@ def cut(model: onnx.ModelProto, messages: Iterable[Message], ahead: str = "") ->
 
 
 def _cross(segments: Sequence[Segment]) -> None:
-    """Find the values that each segment passes to others."""
+    """Set ``reads``, ``gives`` and ``forgets`` of each segment: the values that segments pass to each other."""
     maker, last = dict[str, Segment](), dict[str, Segment]()
     for segment in segments:
         made = {y for node in segment.nodes for y in node.output if y}
@@ -101,19 +101,19 @@ def _cross(segments: Sequence[Segment]) -> None:
 
 
 class SegmentedGradient:
-    """The session of a gradient graph that receives sums of all ranks on its way.
+    """The session of a gradient graph that receives sums of all ranks while it runs.
 
     Args:
         opened: the step.
-        model: the graph, lowered.
+        model: the lowered gradient graph.
         messages, ahead: as for :func:`cut`.
         ports: inputs and outputs other than the batch.
-        tell: fills arrays with the sums of all ranks.
+        tell: exchanges the sums of norms between all ranks.
         packs: whether sessions may keep a copy of frozen weights.
 
     Attributes:
         numbers, measures, sums, gathers, inputs: as in a ``BoundSession``.
-        sessions: of the segments.
+        sessions: the sessions of the segments.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class SegmentedGradient:
         self._tell = tell
         self._told: list[list[tuple[Message, Array, Array]]] = []
         self.sessions: list[_SegmentSession] = []
-        options = replace(opened.options, spinning=False)  # otherwise threads of all but one session would compete
+        options = replace(opened.options, spinning=False)  # threads of idle sessions would compete with the running one
         known = _types(model)
         with region_of_several(most_alive(model)) as memory:
             for segment in segments:
@@ -167,13 +167,13 @@ class SegmentedGradient:
             self.numbers |= session.numbers
 
     def release(self) -> None:
-        """Release all batches."""
+        """Release the inputs of the last batch."""
         for session in self.sessions:
             session.release()
 
 
 class _SegmentSession(BoundSession):
-    """The session of one segment; values pass between segments in memory of onnxruntime."""
+    """The session of one segment; values pass between segments in memory that onnxruntime allocates."""
 
     def __init__(self, session: ort.InferenceSession, state: State, ports: Ports, segment: Segment) -> None:
         super().__init__(session, state, ports)
@@ -185,13 +185,13 @@ class _SegmentSession(BoundSession):
     def run_between(
         self, feeds: Mapping[str, Feed], values: dict[str, ort.OrtValue], options: ort.RunOptions | None
     ) -> None:
-        """Run with ``values`` of earlier segments; removes those that no later one reads, and adds its own."""
+        """Run with ``values`` of earlier segments; add its own to ``values``, and remove values no longer read."""
         self._values = values
         self.run({name: feed for name, feed in feeds.items() if name in self.inputs}, options)
         binding = self.current_side().binding
         values.update(zip(self._gives, binding.get_outputs()[-len(self._gives) :], strict=False))
         values |= {x: self._further[x] if x in self._further else to_ortvalue(self._buffers[x]) for x in self._fixed}
-        for name in self._segment.reads:  # otherwise the binding would keep them alive
+        for name in self._segment.reads:  # a bound value would stay alive
             binding.bind_ortvalue_input(name, _NOTHING)
         for name in self._gives:
             binding.bind_ortvalue_output(name, _NOTHING)
@@ -211,7 +211,7 @@ _NOTHING = to_ortvalue(np.zeros(1, np.float32))
 
 
 def _of(ports: Ports, part: onnx.ModelProto) -> Ports:
-    """Return the inputs and outputs of one segment."""
+    """Return the inputs and outputs in ``ports`` that belong to one segment."""
     outputs = {o.name for o in part.graph.output}
     return Ports(
         {n: o for n, o in ports.results.items() if o in outputs},

@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 
 class ShardedUpdate:
-    """The part of one rank.
+    """The part of an update that one rank runs.
 
     Args:
         shards: the assignment of weights to ranks.
-        rank: this one.
-        team: for messages.
+        rank: the rank of this process.
+        team: the ranks, for messages.
         opened: the step.
 
     Attributes:
         last: the model that updates the weights of this rank.
-        values: its inputs from earlier messages.
-        idle: memory for its output if this rank updates nothing.
+        values: inputs of ``last`` that earlier messages exchange, by name.
+        idle: the output of ``last``, by name, if this rank updates no weights.
     """
 
     def __init__(self, shards: Shards, rank: int, team: Messages, opened: OpenedStep) -> None:
@@ -46,7 +46,7 @@ class ShardedUpdate:
         self.values: dict[str, ort.OrtValue] = {name: to_ortvalue(array) for name, array in self._told.items()}
         self._before: list[BoundSession | None] = []
         mine = {stand_in: weight for weight, stand_in in opened.manifest.averages.items()}
-        self._rounds: list[dict[str, str]] = [{}, {}]  # messages after the update: tensor → weight
+        self._rounds: list[dict[str, str]] = [{}, {}]  # of messages after the update: tensor → its weight
         for name in shards.gathered:
             self._rounds[name in mine][name] = mine.get(name, name)
 
@@ -55,7 +55,7 @@ class ShardedUpdate:
         return [name for name in names if self._shards.owners.get(name, self._rank) == self._rank]
 
     def open(self, opened: OpenedStep, constants: Mapping[str, ort.OrtValue]) -> None:
-        """Open the parts before the last one."""
+        """Open sessions for the parts before ``last``, which compute the exchanged values."""
         for level in range(self._shards.levels):
             model = self._shards.before(level, self._rank)
             outputs = {o.name: self.values[o.name] for o in model.graph.output}
@@ -67,7 +67,7 @@ class ShardedUpdate:
             self._before.append(BoundSession(session, opened.state, ports))
 
     def before_update(self, options: ort.RunOptions | None) -> None:
-        """Compute and exchange the values that all ranks need."""
+        """Compute and exchange the values that all ranks need for the update."""
         for level, session in enumerate(self._before):
             if session is not None:
                 session.run({}, options)
@@ -85,7 +85,7 @@ class ShardedUpdate:
                 first += array.size
 
     def after_update(self, buckets: Buckets) -> None:
-        """Send the new weights, and averages of them, to all ranks, in the memory of the gradients."""
+        """Send the new weights and their averages to all ranks, using the memory of the gradients."""
         for names in filter(None, self._rounds):
             places = {n: buckets.views[self._gradients[weight]] for n, weight in names.items()}
             owners = self._shards.owners

@@ -1,4 +1,4 @@
-"""A step in two halves with an all-reduce in between, as one session of a trainer."""
+"""The session of a step in two halves, with an all-reduce between gradient.onnx and apply.onnx."""
 
 from __future__ import annotations
 
@@ -35,15 +35,18 @@ class Adding(Protocol):
     """The ranks, as seen by a session."""
 
     def reduce(self, put_results: Callable[[], None], due: bool) -> None:
-        """Sum the buckets of all ranks; ``put_results`` writes this rank's results first. Gradients are summed if an
-        update is ``due``, otherwise kept.
+        """Sum the buckets of all ranks.
+
+        Args:
+            put_results: writes this rank's results into the message before it is sent.
+            due: whether the weights are updated after this batch; otherwise gradients stay on their rank.
         """
 
     def after_step(self, state: State) -> None:
         """Check the state after a step."""
 
     def sharded(self, opened: OpenedStep) -> ShardedUpdate | None:
-        """The share of this rank in the update, if sharded."""
+        """Return this rank's part of the update, if it is sharded."""
 
     @property
     def joint_norms(self) -> JointNorms | None:
@@ -55,20 +58,20 @@ class Adding(Protocol):
         ...
 
     def tell(self, told: Sequence[tuple[Message, Array, Array]]) -> None:
-        """Fill the last array of each entry from the second one of all ranks."""
+        """Exchange the sums of norms: each entry has a message, the array to send, and the array to receive."""
 
 
 class SplitSession(BoundSession):
-    """The session of apply.onnx, preceded by that of gradient.onnx and the all-reduce.
+    """The session of apply.onnx; before it, each run executes gradient.onnx and the all-reduce.
 
     Args:
         given: the arguments of ``BoundSession`` for apply.onnx.
         gradient: the session of gradient.onnx.
-        columns: the loss, then the metrics.
-        buckets: the shared buffers of both.
+        columns: the names of the loss and the metrics, in this order.
+        buckets: the buffers that both halves share.
         team: the ranks.
-        shards: the share of this rank in the update, if sharded.
-        host: inputs of both that this process writes in each step.
+        shards: this rank's part of the update, if it is sharded.
+        host: inputs of both halves that this process writes in each step.
     """
 
     def __init__(
@@ -84,8 +87,8 @@ class SplitSession(BoundSession):
         super().__init__(*given)
         self._shards, self._host = shards, host
         self._due: ort.OrtValue | None = None
-        self._rate: ort.InferenceSession | None = None  # of a schedule, if no update is due
-        self._keeps = True  # the state, if the loss is not a number
+        self._rate: ort.InferenceSession | None = None  # computes a scheduled learning rate if no update is due
+        self._keeps = True  # whether a batch with a loss of NaN leaves the state unchanged
         self._gradient, self._buckets, self._team = gradient, buckets, team
         self._columns = list(columns)
         self.numbers = dict.fromkeys(self._columns, 0.0)  # in the order of the columns
@@ -126,11 +129,11 @@ class SplitSession(BoundSession):
         return made
 
     def run(self, feeds: Mapping[str, Feed], options: ort.RunOptions | None = None) -> None:
-        """Run once, together with all ranks: afterwards the state is updated, and the same on all.
+        """Run a step together with all ranks; afterwards the updated state is the same on all ranks.
 
         Raises:
-            DataError: all labels of the batch are ignored.
-            ParallelError: a rank does not respond, or has another state.
+            DataError: if all labels of the batch are ignored.
+            ParallelError: if a rank does not respond or has a different state.
             ModelError, TerminatedError: as for ``BoundSession.run``.
         """
         buckets, state, gradient = self._buckets, self._state, self._gradient
@@ -155,7 +158,10 @@ class SplitSession(BoundSession):
         self._team.after_step(state)
 
     def _of_halves(self, feeds: Mapping[str, Feed]) -> tuple[Mapping[str, Feed], Mapping[str, Feed]]:
-        """Return the inputs of each half: a device copies inputs when they are bound, so all are bound again there."""
+        """Return the inputs of each half that must be bound.
+
+        Devices copy inputs when they are bound, so there all inputs are bound in every step.
+        """
         if self._state.on_cpu:
             return feeds, {}
         anew = {**feeds, **self._host}
@@ -182,7 +188,7 @@ class SplitSession(BoundSession):
 
 
 def _gradient(opened: OpenedStep, part: Part, sizes: Sizes, ports: Ports, team: Adding) -> Gradient:
-    """Open the session of the first half, which reads frozen weights as that of one process does."""
+    """Open the session of gradient.onnx; it reads frozen weights in the same way as in training by one process."""
     spec, packs = opened.manifest.separate, opened.packs_for(part, sizes)
     assert spec is not None
     if (joint := team.joint_norms) is not None:

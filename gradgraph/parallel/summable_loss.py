@@ -1,4 +1,4 @@
-"""Check that the gradients of a loss can be summed over ranks; raises before the first step otherwise."""
+"""Check that the gradients of a loss can be summed over ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from gradgraph.step.manifest import Manifest
 
 
 def check_loss(manifest: Manifest) -> None:
-    """Raise BuildError if the gradients of ranks' shares do not add up to those of a whole batch."""
+    """Check that the gradients of the ranks' samples add up to those of a whole batch.
+
+    Raises:
+        BuildError: if the loss is neither a mean nor a sum over samples.
+    """
     if manifest.separate is None or not manifest.separate.differs:
         return
     name, arguments = str(manifest.loss.get("name")), manifest.loss.get("arguments", {}).values()

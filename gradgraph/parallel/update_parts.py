@@ -1,8 +1,9 @@
 """Sharding of an update: the weights that each rank updates, and the parts of apply.onnx that it runs.
 
-An update mostly treats each weight by itself. Where it combines several (a norm over all gradients, whether all are
-finite), it reduces each to a number first. So apply.onnx is cut at these numbers: every rank computes those of its own
-weights, all are exchanged, and each continues with its own (Rajbhandari et al., ZeRO, arXiv 1910.02054, stage 1).
+Most of an update treats each weight separately. Where it combines several (a norm over all gradients, a check that all
+are finite), it reduces each to a number first. So apply.onnx is cut at these numbers: every rank computes those of its
+own weights, all are exchanged, and each rank continues with its own weights (Rajbhandari et al., ZeRO, arXiv
+1910.02054, stage 1).
 """
 
 from __future__ import annotations
@@ -22,19 +23,20 @@ from gradgraph.step.folder import copied
 from gradgraph.step.manifest import Manifest
 from gradgraph.step.step import Step
 
-NOTHING = "nothing"  # the output of a part that has no other
-UNEVEN = 1.25  # times a rank's share, above which one weight is reported
-SMALL = 1024  # most elements of a value that is exchanged
+NOTHING = "nothing"  # the dummy output of a part without outputs
+UNEVEN = 1.25  # a weight larger than this times a rank's equal share is reported
+SMALL = 1024  # the maximum number of elements of an exchanged value
 _TOLD = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BOOL}
 
 
 @dataclass(frozen=True)
 class Told:
-    """A value computed by one rank and sent to all.
+    """A value that one rank computes and sends to all ranks.
 
     Attributes:
-        owner: the rank.
-        level: the index of its message.
+        owner: the rank that computes it.
+        level: the index of the message that sends it.
+        dtype, shape: its type and shape.
     """
 
     owner: int
@@ -48,9 +50,9 @@ class Shards:
     """The parts of an update.
 
     Attributes:
-        owners: for each weight and each of its optimizer slots, the rank that updates it.
-        gathered: those that all ranks have: weights, and averages of them.
-        told: the values exchanged between the parts.
+        owners: for each weight and its optimizer state, the rank that updates it.
+        gathered: the names in ``owners`` of tensors that all ranks have: weights, and averages of them.
+        told: the values exchanged between the parts, by name.
     """
 
     owners: Mapping[str, int]
@@ -61,11 +63,11 @@ class Shards:
     _reports: tuple[str, ...] = field(default=())
 
     def of(self, rank: int) -> list[str]:
-        """Return the tensors that this rank updates."""
+        """Return the names of the tensors that ``rank`` updates."""
         return [name for name, owner in self.owners.items() if owner == rank]
 
     def elsewhere(self, rank: int) -> list[str]:
-        """Return the tensors that this rank need not have."""
+        """Return the names of the tensors that ``rank`` does not keep."""
         return [n for n, owner in self.owners.items() if owner != rank and n not in self.gathered]
 
     @property
@@ -74,18 +76,23 @@ class Shards:
         return max((told.level + 1 for told in self.told.values()), default=0)
 
     def before(self, level: int, rank: int) -> onnx.ModelProto:
-        """Return the part that computes what this rank sends in one message."""
+        """Return the part that computes the values that ``rank`` sends in message ``level``."""
         outputs = [n for n, told in self.told.items() if (told.level, told.owner) == (level, rank)]
         return _part(self._apply, outputs, {n: told for n, told in self.told.items() if told.level < level})
 
     def last(self, rank: int) -> onnx.ModelProto:
-        """Return the part that updates the weights of this rank, and tensors without an owner."""
+        """Return the part that updates the weights of ``rank``, and tensors that no single rank owns."""
         mine = [after for name, after in self._nexts.items() if self.owners.get(name, rank) == rank]
         return _part(self._apply, [*mine, *self._reports], self.told)
 
 
 def balanced(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
-    """Assign each tensor to a rank, the largest first, each to the rank with the least."""
+    """Assign tensors to ranks, largest first, each to the rank with the fewest elements so far.
+
+    Args:
+        sizes: the number of elements of each tensor, by name.
+        ranks: the number of ranks.
+    """
     load, found = [0] * ranks, dict[str, int]()
     for name in sorted(sizes, key=lambda n: -sizes[n]):
         rank = min(range(ranks), key=load.__getitem__)
@@ -95,9 +102,9 @@ def balanced(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
 
 
 def too_large(manifest: Manifest, ranks: int) -> tuple[str, float] | None:
-    """Return the largest weight and its share of all trained numbers, if that is well above a rank's share.
+    """Return the largest weight and its share of all trained parameters, if that is well above a rank's equal share.
 
-    Weights are not split, so the rank that updates it keeps more of the optimizer's state than the others.
+    Weights are not split, so the rank that updates this one keeps more optimizer state than the others.
     """
     sizes = {s.name: math.prod(int(d or 0) for d in s.shape) for s in manifest.state if s.name in manifest.trainable}
     largest = max(sizes, key=sizes.__getitem__)
@@ -106,10 +113,10 @@ def too_large(manifest: Manifest, ranks: int) -> tuple[str, float] | None:
 
 
 def shards_of(step: Step, ranks: int) -> Shards:
-    """Shard the update of a step.
+    """Shard the update of ``step`` over ``ranks`` ranks.
 
     Raises:
-        BuildError: it combines whole tensors of several weights.
+        BuildError: if the update combines whole tensors of several weights.
     """
     manifest, apply = step.manifest, copied(step.separate["apply"])
     spec = manifest.separate
@@ -148,13 +155,18 @@ def shards_of(step: Step, ranks: int) -> Shards:
 
 
 def _weight_of(name: str, weights: Collection[str]) -> str | None:
-    """Return the weight that a tensor of the optimizer belongs to: ``layer.weight`` for ``layer.weight.exp_avg``."""
+    """Return the weight that an optimizer tensor belongs to: ``layer.weight`` for ``layer.weight.exp_avg``."""
     stems = (name[:i] for i in range(len(name) - 1, 0, -1) if name[i] == ".")
     return next((stem for stem in stems if stem in weights), None)
 
 
 class _Walk:
-    """A traversal of an update: which rank can compute a value, and after how many messages."""
+    """A traversal of apply.onnx that finds which rank computes each value, and after how many messages.
+
+    Attributes:
+        owner: for each value that depends on the tensors of a single rank, this rank.
+        told: the values to exchange, by name.
+    """
 
     def __init__(
         self, owners: Mapping[str, int], types: Mapping[str, tuple[int, tuple[int, ...] | None]], manifest: Manifest
@@ -179,7 +191,11 @@ class _Walk:
                 self.owner[output] = next(iter(whose))
 
     def tell(self, names: Iterable[str]) -> None:
-        """Send those of these values that only one rank can compute to all ranks."""
+        """Mark the values in ``names`` that only one rank can compute as values to be exchanged.
+
+        Raises:
+            BuildError: if such a value is too large or has an unsupported type.
+        """
         for name in names:
             if name in self.owner and name not in self.told:
                 dtype, shape = self._types.get(name, (0, None))
@@ -199,7 +215,7 @@ class _Walk:
 
 
 def _split_branches(graph: onnx.GraphProto) -> None:
-    """Split each If into one for each of its outputs, with the nodes that these need."""
+    """Split each If into one per output, with only the nodes that this output needs."""
     nodes = list[onnx.NodeProto]()
     for node in graph.node:
         nodes += [_one_output(node, i) for i in range(len(node.output))] if node.op_type == "If" else [node]
@@ -218,7 +234,7 @@ def _one_output(node: onnx.NodeProto, i: int) -> onnx.NodeProto:
 
 
 def reads_of(node: onnx.NodeProto) -> list[str]:
-    """Return the values that a node reads, including its subgraphs."""
+    """Return the names of the values that ``node`` reads, also in its subgraphs."""
     found = [x for x in node.input if x]
     for attribute in node.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:
@@ -231,7 +247,7 @@ def reads_of(node: onnx.NodeProto) -> list[str]:
 
 
 def _types(model: onnx.ModelProto) -> dict[str, tuple[int, tuple[int, ...] | None]]:
-    """Return types and, if known, shapes of all values."""
+    """Return the types and, as far as known, the shapes of all values, by name."""
     graph = onnx.shape_inference.infer_shapes(model).graph
     found = {t.name: (t.data_type, tuple(t.dims)) for t in graph.initializer}
     return found | {v.name: _type(v) for v in (*graph.input, *graph.value_info, *graph.output)}
@@ -243,7 +259,7 @@ def _type(value: onnx.ValueInfoProto) -> tuple[int, tuple[int, ...] | None]:
 
 
 def _part(model: onnx.ModelProto, outputs: Sequence[str], fed: Mapping[str, Told]) -> onnx.ModelProto:
-    """Return the nodes that compute ``outputs``; the values in ``fed`` are inputs."""
+    """Return the part of ``model`` that computes ``outputs``; values in ``fed`` are its inputs."""
     graph = model.graph
     made = functools.partial(_made, fed=fed)
     nodes, names = needed(graph.node, outputs, made, reads_of)
@@ -253,7 +269,7 @@ def _part(model: onnx.ModelProto, outputs: Sequence[str], fed: Mapping[str, Told
     known = {v.name: v for v in (*inferred, *graph.value_info, *graph.output)}
     part = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
     part.metadata_props.extend(model.metadata_props)
-    if not outputs:  # with more ranks than weights, some update nothing, and onnxruntime requires a node
+    if not outputs:  # with more ranks than weights, some update nothing; onnxruntime requires a node
         nodes, outputs = [onnx.helper.make_node("Constant", [], [NOTHING], value_float=0.0)], [NOTHING]
         known[NOTHING] = onnx.helper.make_tensor_value_info(NOTHING, onnx.TensorProto.FLOAT, ())
     part.graph.CopyFrom(
@@ -270,7 +286,7 @@ def _made(node: onnx.NodeProto, fed: Collection[str]) -> list[str]:
 
 
 def _without(node: onnx.NodeProto, fed: Collection[str]) -> onnx.NodeProto:
-    """Return ``node`` with its outputs in ``fed`` renamed."""
+    """Return ``node`` with new names for its outputs that are in ``fed``."""
     if not any(y in fed for y in node.output):
         return node
     own = onnx.NodeProto()

@@ -1,4 +1,4 @@
-"""16-bit gradients are sent as float32: MPI sums these 25 times faster, and has no bfloat16."""
+"""Send 16-bit gradients as float32: MPI sums float32 25 times faster, and does not support bfloat16."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NARROW = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 
 
 def widened(step: Step) -> Step:
-    """Return ``step`` with halves that pass each gradient in float32 or float64; itself if they do already."""
+    """Return ``step`` with halves that exchange each gradient in float32 or float64; unchanged if they do already."""
     spec = step.manifest.separate
     assert spec is not None
     types = {o.name: o.type.tensor_type.elem_type for o in step.separate["gradient"].graph.output}

@@ -67,7 +67,7 @@ REFUSED: dict[str, tuple[dict[str, Any], gg.RuntimeOptions, str]] = {
     "shared state": ({"shard_state": True}, gg.RuntimeOptions(), "shard_state is supported for ranks on the CPU only"),
     "norms": ({"sync_batch_norm": True}, gg.RuntimeOptions(), "sync_batch_norm is supported for ranks"),
     "compression": ({"told": "float16"}, gg.RuntimeOptions(), "compress is supported for ranks"),
-    "graphs": ({}, gg.RuntimeOptions(cuda_graph=True), "CUDA graphs hold whole steps"),
+    "graphs": ({}, gg.RuntimeOptions(cuda_graph=True), "CUDA graphs capture whole steps"),
     "no library": ({}, gg.RuntimeOptions(), "nccl4py, which sums gradients on GPUs, is not installed"),
 }
 
