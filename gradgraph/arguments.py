@@ -1,4 +1,4 @@
-"""Validation of arguments of public functions: the wrong type raises a one-sentence error before any work."""
+"""Validation of the arguments of public functions: a wrong type raises a one-sentence error before any work is done."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Kind:
     """A kind of value that an argument may have.
 
     Attributes:
-        words: its description, to follow "should be" in a message.
-        fits: whether a value is of this kind.
+        words: the description of the kind, which follows "should be" in messages.
+        fits: returns whether a value is of this kind.
     """
 
     words: str
@@ -45,10 +45,10 @@ class Kind:
 
 
 def checked(**kinds: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Check the arguments of these names, if given.
+    """Decorate a function so that calls check the arguments named in ``kinds``.
 
     Raises:
-        ArgumentError: one is of the wrong kind, or the function has no argument of a given name.
+        ArgumentError: in a call, if an argument is of the wrong kind, or the function has no argument of a given name.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -72,8 +72,8 @@ def bound(
     """Bind the arguments of a call of ``function`` to the names in ``signature``.
 
     Raises:
-        ArgumentError: it has no argument of a given name; the message suggests one.
-        TypeError: one is missing, or there are too many.
+        ArgumentError: if the function has no argument of a given name; the message suggests a similar name.
+        TypeError: if an argument is missing, or there are too many.
     """
     try:
         return signature.bind(*args, **kwargs)
@@ -88,7 +88,7 @@ def bound(
             if name in by_place:
                 first = listed(by_place)
                 raise ArgumentError(
-                    f"{called} is given '{shown(name)}' twice; its first arguments are {first}"
+                    f"{called} got '{shown(name)}' twice, by position and by name; its first arguments are {first}"
                 ) from None
         raise
 
@@ -171,11 +171,12 @@ def found_at(place: str) -> Any:
 
 
 class Table(dict[str, E]):
-    """A table of entries by name: the only list of losses, of backends, of adapter types, ….
+    """A dict of entries by name, such as the table of all losses, backends or adapter kinds.
 
     Args:
-        what: name of an entry in messages, such as "loss".
-        known_as: names of entries in other libraries, for messages; or advice if there is no such entry.
+        what: what an entry is called in messages, such as "loss".
+        known_as: for names in other libraries, the name of the entry here, or advice if there is no such entry; used in
+            messages.
     """
 
     def __init__(self, what: str, known_as: Mapping[str, str] = {}) -> None:
@@ -187,7 +188,7 @@ class Table(dict[str, E]):
         """Add ``entry`` under a name.
 
         Raises:
-            BuildError: the name exists already, or is not a valid name.
+            BuildError: if there is already an entry of this name, or the name is not valid.
         """
         TEXT.check(f"the name of a {self.what}", name)
         if not name.replace("-", "_").isidentifier():
@@ -199,7 +200,7 @@ class Table(dict[str, E]):
         return entry
 
     def order(self, names: Iterable[str]) -> None:
-        """Sort entries in the order of ``names``, whichever file was imported first."""
+        """Move the entries called ``names`` to the end in this order, which makes the order independent of imports."""
         for name in list(names):
             self[name] = self.pop(name)
 
@@ -207,7 +208,7 @@ class Table(dict[str, E]):
         """Return the entry called ``name``.
 
         Raises:
-            BuildError: there is none; the message suggests a similar one.
+            BuildError: if there is no such entry; the message suggests a similar one.
         """
         TEXT.check(f"the {self.what}", name)
         if name in self:
@@ -228,13 +229,13 @@ class Table(dict[str, E]):
 
 
 class Makers(Table[Callable[..., T]]):
-    """Functions by the names of what they create.
+    """A table of functions that create objects, such as losses or optimizers, by name.
 
     Args:
-        what: name of the created object in messages.
-        wanted: its class.
-        module: where users find the functions.
-        example: an example call.
+        what: what a created object is called in messages.
+        wanted: the class of the created objects.
+        module: the public module that contains the functions, for messages.
+        example: an example of a call, for messages.
         known_as: as for ``Table``.
     """
 
@@ -253,7 +254,7 @@ class Makers(Table[Callable[..., T]]):
         """Create the object called ``name``.
 
         Raises:
-            BuildError: the name or an argument is unknown, or an argument is missing; the message suggests a remedy.
+            BuildError: if the name or an argument is unknown, or an argument is missing; the message suggests a remedy.
         """
         self.check_arguments(name, arguments)
         parameters = inspect.signature(self[name]).parameters.values()
@@ -264,11 +265,12 @@ class Makers(Table[Callable[..., T]]):
         return self[name](**arguments)
 
     def typed(self, text: str, more: Mapping[str, Any] = {}) -> T:
-        """Create the object that ``text`` names or calls, as in Python: ``f1``, ``top_k(k=3)``; ``more`` adds
-        arguments.
+        """Create the object that ``text`` names, such as ``f1``, or calls as in Python, such as ``top_k(k=3)``.
+
+        ``more`` contains further arguments.
 
         Raises:
-            BuildError: it is not such a call, or an argument is given twice.
+            BuildError: if ``text`` is not a name or a call, or an argument is given twice.
         """
         name, arguments = self.written(text, more)
         return self.by_name(name, **arguments)
@@ -302,11 +304,10 @@ class Makers(Table[Callable[..., T]]):
         )
 
     def given(self, value: Any) -> T:
-        """Return ``value`` itself, or the object that it names; a function passed instead of its result is a common
-        slip.
+        """Return ``value`` if it is an object of the wanted class, or create the object that a string names.
 
         Raises:
-            BuildError: it is neither.
+            BuildError: if ``value`` is anything else, such as a function that was passed instead of its result.
         """
         if isinstance(value, str):
             return self.typed(value)
@@ -316,7 +317,7 @@ class Makers(Table[Callable[..., T]]):
                 said = f"that is {self._module}.{ours}" if ours in self else ours
                 raise BuildError(f"the {self.what} is {described_foreign(value)}; {said}")
             raise BuildError(
-                f"the {self.what} is {described(value)}; give a name, or call what makes one: "
+                f"the {self.what} is {described(value)}; pass a name, or the result of a call such as "
                 f"{self._module}.{self._example}"
             )
         made: T = value
@@ -329,5 +330,5 @@ def as_names(names: str | Iterable[str]) -> list[str]:
 
 
 def matching(pattern: str, names: Sequence[str]) -> list[str]:
-    """Return the names that match; a name matches itself, even with brackets, and anything else is a glob."""
+    """Return the ``names`` that match ``pattern``: a name (which may contain brackets) or, otherwise, a glob."""
     return [pattern] if pattern in names else fnmatch.filter(names, pattern)

@@ -2,24 +2,24 @@
 
 ::
 
-    GradgraphError                 anything this package refuses to do, said in one sentence
-    ├── ModelError                 the model file or graph is broken, or uses something we cannot read
+    GradgraphError                 base class of all errors raised on purpose
+    ├── ModelError                 the model file or graph is damaged, or uses an unsupported feature
     ├── UnknownNameError           a name or glob matches nothing (also a LookupError)
     ├── UnsupportedOperatorError   no gradient rule for an operator on the path
-    ├── DifferentiationError       the request makes no sense: non-scalar target, integer `wrt`, no path
+    ├── DifferentiationError       the gradient does not exist: non-scalar target, integer `wrt`, no path
     ├── ArgumentError              an argument of a Python call is of the wrong kind (also a TypeError)
-    ├── BuildError                 loss, optimizer or options do not fit the model
-    ├── DataError                  a batch or a data file does not fit the step
+    ├── BuildError                 loss, optimizer or options do not match the model
+    ├── DataError                  a batch or a data file does not match the step
     ├── DivergedError              the loss is NaN or infinite
-    ├── CheckpointError            a checkpoint does not fit the step, or is damaged
-    ├── BusyError                  another thread trains the same trainer
-    ├── ParallelError              processes that train together differ, or one of them does not answer
-    ├── CompatibilityError         a drop-in for another package cannot do what that one did (also a RuntimeError)
-    ├── RuntimeUnavailableError    an execution provider or optional package is not there
-    └── OutputError                an artefact could not be written (also an OSError)
+    ├── CheckpointError            a checkpoint does not match the step, or is damaged
+    ├── BusyError                  another thread is using the same trainer
+    ├── ParallelError              processes that train together differ, or one of them does not respond
+    ├── CompatibilityError         a drop-in replacement does not support a call (also a RuntimeError)
+    ├── RuntimeUnavailableError    an execution provider or optional package is missing
+    └── OutputError                an output cannot be written (also an OSError)
 
-Every message names the thing at fault, what was expected and the remedy, in one sentence: ``problem; remedy``. A remedy
-that only Python has (an argument, a call) comes with that of the command line, which has options instead::
+Every message is one sentence, ``problem; remedy``, which names the faulty item, what was expected, and how to fix it.
+If the remedy is a Python argument or call, ``shell`` is the remedy for the command line::
 
     raise OutputError(f"the folder '{name}' is not empty", remedy="pass force=True", shell="add --force")
 """
@@ -137,7 +137,10 @@ def bare(name: object) -> str:
 
 
 def _steers(char: str) -> bool:
-    """Whether the category is C (control, format, surrogate, unassigned) or a separator other than the plain space."""
+    """Whether ``char`` may control a terminal or be invisible.
+
+    Its Unicode category is then C (control, format, surrogate, unassigned) or a separator other than the plain space.
+    """
     return unicodedata.category(char)[0] in "CZ" and char != " "
 
 
@@ -146,7 +149,7 @@ def _escaped(char: str) -> str:
 
 
 def _json_escaped(char: str) -> str:
-    """Escape a character as JSON does, in four digits: two escapes beyond 16 bits."""
+    r"""Escape a character as ``\uXXXX``, as JSON does; a character beyond 16 bits becomes two escapes."""
     units = char.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))
 
@@ -216,7 +219,10 @@ class GradgraphError(Exception):
 
 
 def _sentence(problem: str, remedy: str | None) -> str:
-    """Join both, in at most LONGEST_MESSAGE characters; the remedy is kept in full."""
+    """Return ``problem; remedy``, shortened to LONGEST_MESSAGE characters.
+
+    Only the problem is shortened, unless the remedy alone exceeds half of them.
+    """
     if not remedy:
         return cut(problem, LONGEST_MESSAGE)
     remedy = cut(remedy, LONGEST_MESSAGE // 2)

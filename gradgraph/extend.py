@@ -12,10 +12,10 @@ its help, in recipes, error messages and the tables of names::
 
     gg.build("model.onnx", "charbonnier", "adamw")     # and: gradgraph build model.onnx --loss charbonnier
 
-To have them on the command line, install a package with an entry point in the group ``gradgraph`` that names the module
-which registers them.
+To use your parts on the command line, install a package with an entry point in the group ``gradgraph`` that names the
+module which registers them.
 
-For gradient rules, it exports the tools of the package's own rules, and the kit that tests them::
+For gradient rules, this module exports the functions that gradgraph's own rules use, and the kit that tests rules::
 
     from gradgraph.extend import case, check, operator, real, vjp
 
@@ -28,7 +28,7 @@ For gradient rules, it exports the tools of the package's own rules, and the kit
 
     check("Snake", "my.ops")                       # raises AssertionError, with a sentence for every disagreement
 
-A rule for an operator of ONNX itself needs no ``operator``; registering one replaces the package's own.
+A rule for an operator of ONNX itself needs no ``operator``; registering a rule replaces gradgraph's own rule.
 ``gradgraph.rules.registry`` explains how to write rules.
 """
 
@@ -45,7 +45,7 @@ import onnxruntime as ort
 from onnx.defs import OpSchema
 from onnx.reference.op_run import OpRun
 
-import gradgraph.rules.families  # noqa: F401  (first, so that what is registered through this door replaces them)
+import gradgraph.rules.families  # noqa: F401  (imported first, so that rules registered here replace its rules)
 from gradgraph.arguments import FLAG, PATH, TEXT, Kind, checked, described, found_at, instance
 from gradgraph.backends import register
 from gradgraph.backends.backend import Backend, Lowering
@@ -180,19 +180,21 @@ def loss(
     reads: Sequence[str] = ("prediction",),
     binary: bool = False,
 ) -> Callable[[F], F]:
-    """Register a function of traced tensors as a loss: the outputs that it reads, then its targets, then its options.
+    """Register a function of traced tensors as a loss.
+
+    The arguments of the function are the model outputs that the loss reads, then the targets, then the options of the
+    loss, which have defaults. ``reduction`` must be one of the options; ``reduced`` applies it. The docstring of the
+    function is the help of the loss.
 
     Args:
-        name: its name.
-        targets: the targets; by default one of the shape and type of the prediction.
-        reads: names for the outputs of the model that it reads.
-        binary: targets are yes (above 1/2) or no, and predictions likewise by their sign.
-
-    The function's arguments with a default are the options of the loss; ``reduction`` must be one of them, and
-    ``reduced`` applies it. Its docstring is the help.
+        name: the name of the loss.
+        targets: the targets; by default one with the shape and type of the prediction.
+        reads: names for the model outputs that the loss reads.
+        binary: whether the loss is a binary classification, in which targets above 1/2 and positive predictions mean
+            yes.
 
     Raises:
-        BuildError: the name is taken, or the function has no ``reduction``.
+        BuildError: if the name is taken, or the function has no ``reduction``.
     """
 
     def register(function: F) -> F:
@@ -207,20 +209,21 @@ def loss(
 
 @checked(column=TEXT)
 def metric(*, reads: Reads = "classes", better: Better = None, column: str = "") -> Callable[[F], F]:
-    """Register a function of prediction, target and mask, which returns sums over a batch, as a metric of its name.
+    """Register a function as a metric with the name of the function.
 
-    ``gradgraph.metrics.share(above, below)`` returns such sums, as does ``Sums`` with a finish of
-    ``gradgraph.step.finishes``. The function's arguments after the mask, which need defaults, are the options of the
-    metric.
+    Its arguments are prediction, target and mask, then the options of the metric, which have defaults. It returns sums
+    over a batch: the result of ``gradgraph.metrics.share(above, below)``, or a ``Sums`` with a finish of
+    ``gradgraph.step.finishes``.
 
     Args:
         reads: the kind of targets: "classes" (or yes and no), "scores" (a score for each class), "sequences" of class
-            indices, "numbers".
-        better: whether a low value is better ("min") or a high one ("max"), for ``fit(patience=…)``.
-        column: its history column, formatted with the options, such as "top_{k}"; by default the name.
+            indices, or "numbers".
+        better: whether a lower value is better ("min") or a higher one ("max"), for ``fit(patience=…)``.
+        column: the name of the history column, formatted with the options, such as "top_{k}"; by default the name of
+            the metric.
 
     Raises:
-        BuildError: the name is taken, or the function lacks these arguments.
+        BuildError: if the name is taken, or the function does not have these arguments.
     """
     for name, value, known in (("reads", reads, get_args(Reads)), ("better", better, ("min", "max", None))):
         if value not in known:
@@ -237,10 +240,10 @@ def metric(*, reads: Reads = "classes", better: Better = None, column: str = "")
 def optimizer(make: F) -> F:
     """Register a function that returns an optimizer: ``def name(lr=1e-3, …): return gradgraph.optim.chain(…)``.
 
-    It gets the arguments ``groups``, ``no_decay`` and ``layer_decay``, as all optimizers do.
+    As for all optimizers, the arguments ``groups``, ``no_decay`` and ``layer_decay`` are added.
 
     Raises:
-        BuildError: the name is taken, an argument has no default, or none is ``lr``.
+        BuildError: if the name is taken, an argument has no default, or there is no argument ``lr``.
     """
     options = _options("optimizer", make, 0)
     if "lr" not in options:
@@ -254,7 +257,7 @@ def schedule(make: F) -> F:
     """Register a function that returns a ``gradgraph.optim.Schedule``, for ``--schedule`` and recipes.
 
     Raises:
-        BuildError: the name is taken.
+        BuildError: if the name is taken.
     """
     registered: Any = add_schedule()(make)
     return cast("F", registered)
@@ -265,8 +268,8 @@ def layer(made: L) -> L:
     """Register a layer class, which also becomes available in ``gradgraph.frontend.nn``.
 
     Raises:
-        ArgumentError: it is not a ``gradgraph.frontend.nn.Module``.
-        BuildError: the name is taken.
+        ArgumentError: if the class is not derived from ``gradgraph.frontend.nn.Module``.
+        BuildError: if the name is taken.
     """
     nn.LAYERS.add(made.__name__, made)
     setattr(nn, made.__name__, made)
@@ -278,7 +281,7 @@ def backend(made: Backend) -> Backend:
     """Register a backend: a runtime for which steps and models can be built.
 
     Raises:
-        BuildError: the name is taken.
+        BuildError: if the name is taken.
     """
     return register(made)
 
@@ -288,8 +291,8 @@ def adapter_kind(name: str, kind: AdapterKind) -> AdapterKind:
     """Register a kind of adapter, for ``gradgraph.lora(kind=name)`` and ``gradgraph surgery --kind``.
 
     Raises:
-        ArgumentError: it is not an ``AdapterKind``.
-        BuildError: the name is taken.
+        ArgumentError: if ``kind`` is not an ``AdapterKind``.
+        BuildError: if the name is taken.
     """
     from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, Kind
 
@@ -298,16 +301,16 @@ def adapter_kind(name: str, kind: AdapterKind) -> AdapterKind:
 
 
 def compression(make: F) -> F:
-    """Register a function that returns a :class:`Compression`, for ``DataParallel(compress=…)``, ``--compress`` and
-    recipes.
+    """Register a gradient compression for ``DataParallel(compress=…)``, ``--compress`` and recipes.
 
-    Each call returns a new instance. Its ``add_up`` is called on all ranks, for each step and each type of gradients,
-    and must produce the same bits on all; state kept from step to step is in ``memory`` (``after`` is the new state),
-    with ``remembers = True``. The function's docstring is the help.
+    The function must return a new :class:`Compression` in each call. ``add_up`` of the compression is called on all
+    ranks, for each step and each type of gradients, and must produce the same bits on all ranks. A compression with
+    ``remembers = True`` has state from step to step: it reads ``memory`` and returns the new state as ``after``. The
+    docstring of the function is the help.
 
     Raises:
-        ArgumentError: it is not a named function, or returns something else.
-        BuildError: the name is taken, or an argument has no default.
+        ArgumentError: if ``make`` is not a named function, or does not return a ``Compression``.
+        BuildError: if the name is taken, or an argument has no default.
     """
     from gradgraph.parallel.compressions import Compression
     from gradgraph.parallel.data_parallel import COMPRESSIONS
@@ -319,10 +322,15 @@ def compression(make: F) -> F:
 
 
 def _options(what: str, function: Any, tensors: int | None = None) -> list[str]:
-    """Return the arguments of a function that are options: those after its ``tensors``, or all of them.
+    """Return the names of the arguments of a function that are options: those after its tensors.
+
+    Args:
+        what: the kind of function, such as "loss".
+        function: the function.
+        tensors: the number of tensors; by default the arguments without a default, at least one.
 
     Raises:
-        BuildError: an option has no default, or there are too few tensors.
+        BuildError: if an option has no default, or there are too few tensors.
     """
     _FUNCTION.check(f"the {what}", function)
     known = list(inspect.signature(function).parameters.values())
@@ -352,13 +360,13 @@ def check(op_type: str, domain: str = "", session_options: ort.SessionOptions | 
 
     Args:
         op_type: the operator.
-        domain: its domain; "" is ONNX's own.
-        session_options: with a custom-op library registered, to run your own operator in onnxruntime as well;
+        domain: the domain of the operator; "" is ONNX's own.
+        session_options: options with a registered custom-op library, to run your own operator in onnxruntime as well;
             alternatively, use ``library``.
 
     Raises:
-        UnknownNameError: no rule is registered for the operator.
-        AssertionError: the rule is wrong; the message has one line for every disagreement.
+        UnknownNameError: if no rule is registered for the operator.
+        AssertionError: if the rule is wrong; the message has one line for every disagreement.
     """
     rule = RULES.get((domain, op_type))
     if rule is None:
@@ -381,21 +389,23 @@ def operator(
     """Declare an operator of your own domain: its ``onnx.defs`` schema, shape inference and reference implementation.
 
     Args:
-        op_type: its name.
-        domain: its domain, not "".
-        inputs: a type for each: a variable over floating types (``"T"``), or an ONNX type (``"tensor(int64)"``); a
-            last ``?`` makes an input optional, a last ``*`` means any number of them.
-        outputs: likewise.
-        attributes: the default value of each; without a default, its type: ``int, float, str, list[int], list[float]``.
-            Rules get them by keyword, defaults included.
-        shape: gets the inputs' shapes (tuples of int, symbolic names or None; None if absent or of unknown rank)
-            and the attributes that are set, by keyword; returns a shape, or None, for each output. Without it the
-            outputs' shapes stay unknown, which many rules cannot work with.
-        reference: an ``onnx.reference.op_run.OpRun`` class of the same name with ``op_domain = domain``, which
-            computes the operator in the precision of its inputs; ``check`` needs it.
+        op_type: the name of the operator.
+        domain: the domain of the operator, not "".
+        inputs: the type of each input: a variable over floating types, such as ``"T"``, or an ONNX type, such as
+            ``"tensor(int64)"``. A ``?`` after it makes the input optional; a ``*`` after the last one means any number
+            of inputs.
+        outputs: the type of each output, written as for inputs.
+        attributes: the default value of each attribute, or its type if it has no default (``int``, ``float``, ``str``,
+            ``list[int]`` or ``list[float]``). Rules receive attributes by keyword, including defaults.
+        shape: a function that returns the shape of each output, or None if unknown. It is called with the shape of each
+            input (a tuple of int, symbolic names or None; None if the input is absent or of unknown rank), and with the
+            attributes that are set, by keyword. By default the outputs' shapes are unknown, and many gradient rules
+            require them.
+        reference: a class derived from ``onnx.reference.op_run.OpRun``, with the same name and with
+            ``op_domain = domain``, which computes the operator in the precision of its inputs; required by ``check``.
 
     Raises:
-        ModelError: the domain is ONNX's own, or the reference kernel belongs to another operator.
+        ModelError: if the domain is ONNX's own, or the reference kernel belongs to another operator.
     """
     if domain in ("", "ai.onnx"):
         raise ModelError(f"'{shown(op_type)}' cannot be declared in ONNX's own domain; use a domain of your own")
@@ -417,12 +427,12 @@ def operator(
 def library(path: str | os.PathLike[str]) -> None:
     """Load a custom-op library into every session that gradgraph opens from now on: Trainers, ``check``, exports.
 
-    The library is one for onnxruntime's ``SessionOptions.register_custom_ops_library``. Its code runs with your
-    permissions. For a single Trainer, use ``options=gradgraph.RuntimeOptions(custom_ops=path)``.
+    The library is loaded by onnxruntime's ``SessionOptions.register_custom_ops_library``. Its code runs with your
+    permissions. For a single Trainer, use ``options=gradgraph.RuntimeOptions(custom_ops=path)`` instead.
 
     Raises:
-        ArgumentError: ``path`` is not a path.
-        RuntimeUnavailableError: the file does not exist, or onnxruntime cannot load it.
+        ArgumentError: if ``path`` is not a path.
+        RuntimeUnavailableError: if the file does not exist, or onnxruntime cannot load it.
     """
     (found,) = custom_ops.absolute(path)
     custom_ops.register(ort.SessionOptions(), found)
@@ -432,14 +442,14 @@ def library(path: str | os.PathLike[str]) -> None:
 def straight_through(on: bool = True) -> None:
     """Use a straight-through estimator for rounding in models differentiated from now on: quantization-aware training.
 
-    The gradient of Round is the identity. A QuantizeLinear followed by its DequantizeLinear (integers of 4, 8 or 16
-    bits, the same scale and zero point) becomes the arithmetic of both, bit for bit. The gradient of its input is
-    passed on within the integers' range, and zero beyond. The scale has a gradient as in LSQ (Esser et al., 2020), and
-    is trained if named in full (``train=["*", "scale"]``). In a step built by ``gradgraph.build``, only training
-    changes: evaluation and export keep the pairs.
+    Gradients pass through Round unchanged. A QuantizeLinear followed by its DequantizeLinear (integers of 4, 8 or 16
+    bits, the same scale and zero point) is replaced by standard arithmetic with the same results, bit for bit.
+    Gradients pass through it within the range of the integers, and are zero beyond. The scale has the gradient of LSQ
+    (Esser et al., 2020), and is trained if it is named in full (``train=["*", "scale"]``). In a step built by
+    ``gradgraph.build``, only the training graph changes: evaluation and export keep these pairs of nodes.
 
     Args:
-        on: False restores the exact derivative: rounding has no gradient.
+        on: use the estimator; False restores the exact derivative, in which rounding has no gradient.
     """
     want_arithmetic(on)
     if on:
@@ -461,7 +471,7 @@ def _schema(
     schema = OpSchema(
         op_type,
         domain,
-        1,  # the version since which it is known: any
+        1,  # since_version of the schema; any number would do
         inputs=[_parameter(f"input{i}", t) for i, t in enumerate(inputs)],
         outputs=[_parameter(f"output{i}", t) for i, t in enumerate(outputs)],
         type_constraints=[(variable, _FLOATING, "") for variable in sorted(variables)],

@@ -1,4 +1,4 @@
-"""Drop-in replacements for discontinued packages, built on this package and stock runtimes.
+"""Drop-in replacements for discontinued packages, built on gradgraph and stock runtimes.
 
-They use the public interface of this package; nothing in it depends on them.
+They use gradgraph's public interface; no other room depends on them.
 """

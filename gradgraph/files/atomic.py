@@ -37,7 +37,7 @@ def write_atomically(path: str | os.PathLike[str], data: Data, mode: int | None 
     abandoned temporary files are removed.
 
     Raises:
-        OutputError: the folder is missing or read-only, the disk is full, or ``path`` is not a regular file.
+        OutputError: if the folder is missing or read-only, the disk is full, or ``path`` is not a regular file.
     """
     with explain_errors(path):
         target = output_target(path)
@@ -57,7 +57,7 @@ def link_atomically(source: str | os.PathLike[str], path: str | os.PathLike[str]
     """Make ``path`` a hard link to the file ``source``, replacing an existing file.
 
     Raises:
-        OutputError: ``source`` does not exist, or the file system does not support hard links.
+        OutputError: if ``source`` does not exist, or the file system does not support hard links.
     """
     with explain_errors(path):
         target = output_target(path)
@@ -74,7 +74,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
     """Check that ``write_atomically`` can write there, by creating and removing its temporary file.
 
     Raises:
-        OutputError: it cannot.
+        OutputError: if ``path`` cannot be written.
     """
     with explain_errors(path):
         target = output_target(path)
@@ -91,7 +91,7 @@ def write_folder_atomically(path: str | os.PathLike[str], files: Mapping[str, Da
     such artefacts) is replaced as a whole.
 
     Raises:
-        OutputError: the folder contains something else, or cannot be written.
+        OutputError: if the folder contains something else, or cannot be written.
     """
     with explain_errors(path):
         target = output_target(path)
@@ -235,7 +235,7 @@ def _host() -> str:
 
 
 def _sweep(target: Path) -> None:
-    """Remove leftovers of killed writers of ``target``; restore a replaced folder whose successor never arrived."""
+    """Remove files that killed writers of ``target`` left behind; restore an old folder that was not yet replaced."""
     for entry in _left_behind(target):
         with contextlib.suppress(OSError):
             if entry.name.endswith(_REPLACED) and not target.exists():

@@ -30,13 +30,13 @@ class Digest:
             view = view[len(part) :]
 
     def update_text(self, text: str) -> None:
-        """Add ``text`` and its length, so that different lists of texts never give the same stream."""
+        """Add ``text`` and its length, so that different lists of texts never have the same digest."""
         encoded = text.encode()
         self.update(b"%d:" % len(encoded))
         self.update(encoded)
 
     def text(self) -> str:
-        """The final digest; nothing can be added afterwards."""
+        """Return the final digest; nothing can be added afterwards."""
         self._end_block()
         return f"crc32-sha256:{self._blocks.hexdigest()}"
 
@@ -46,7 +46,7 @@ class Digest:
 
 
 def digest_of(parts: Iterable[bytes | memoryview]) -> str:
-    """The digest of ``parts`` as one stream of bytes."""
+    """Return the digest of ``parts`` as one stream of bytes."""
     digest = Digest()
     for part in parts:
         digest.update(part)

@@ -29,7 +29,7 @@ PAGE = 4096  # bytes: tensors start at page boundaries, so that runtimes can map
 
 
 class Entry(NamedTuple):
-    """The location of a tensor's data: file, offset and length; -1 if not a number."""
+    """The location of a tensor's data: file, offset and length; both are -1 if the stored ones are not numbers."""
 
     location: str
     offset: int
@@ -41,12 +41,12 @@ def is_external(tensor: onnx.TensorProto) -> bool:
 
 
 def location_of(tensor: onnx.TensorProto) -> str:
-    """The file named by the external data of ``tensor``; "" if none is named."""
+    """Return the file named by the external data of ``tensor``; "" if none is named."""
     return next((e.value for e in tensor.external_data if e.key == "location"), "")
 
 
 def external_entry(tensor: onnx.TensorProto) -> Entry:
-    """The entry of ``tensor``; a missing length is computed."""
+    """Return the location of the external data of ``tensor``; a missing length is computed from type and shape."""
     entries = {e.key: e.value for e in tensor.external_data}
     location = entries.get("location", "")
     size = check_tensor(tensor.name, tensor.data_type, tensor.dims)
@@ -78,7 +78,7 @@ def put_inside(tensor: onnx.TensorProto, raw: bytes) -> None:
 
 
 def raw_bytes(tensor: onnx.TensorProto) -> bytes:
-    """The data stored in ``tensor``, in any encoding."""
+    """Return the data stored in ``tensor``, in any encoding."""
     if tensor.HasField("raw_data"):
         return bytes(tensor.raw_data)
     return bytes(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor)).raw_data)
@@ -98,7 +98,7 @@ class DataFiles:
     Args:
         base_dir: the directory.
         model: the path of the model, which may be a symlink into another directory.
-        remedy: advice if data are missing or damaged, instead of downloading the model again.
+        remedy: the remedy in error messages about missing or damaged data; by default, to download the model again.
     """
 
     def __init__(self, base_dir: str | os.PathLike[str], model: Path | None = None, remedy: str = "") -> None:
@@ -106,10 +106,10 @@ class DataFiles:
         self._sizes: dict[str, tuple[Path, int]] = {}
 
     def check(self, tensor: onnx.TensorProto) -> Path:
-        """The real path of the file with the data of ``tensor``.
+        """Return the real path of the file with the data of ``tensor``.
 
         Raises:
-            ModelError: there is no such file inside the directory, or it does not contain the data.
+            ModelError: if the directory does not contain the file, or the file does not contain the data.
         """
         entry = external_entry(tensor)
         path, file_size = self._file(entry.location, tensor.name)
@@ -134,7 +134,10 @@ class DataFiles:
 
 
 def check_range(tensor: onnx.TensorProto, file_size: int, remedy: str = "") -> None:
-    """Raise ModelError unless the data of ``tensor`` fit its type and shape and are within a file of that size."""
+    """Raise ModelError unless the external data of ``tensor`` match its type and shape, and end within the file.
+
+    ``file_size`` is the size of that file in bytes.
+    """
     what = f"external data of tensor '{shown(tensor.name)}'"
     damaged = remedy or "the model is damaged"
     _, offset, length = external_entry(tensor)
@@ -152,7 +155,7 @@ def locate(proto: onnx.ModelProto, data: DataFiles | None, own: HeldFile | None 
     """Check all external tensors of ``proto``; return the real file of each location, held open if possible.
 
     Args:
-        own: the file of ``proto``, if it still contains data.
+        own: the model file that ``proto`` was read from, if data of large tensors were left in it.
     """
     located: dict[str, Path | HeldFile] = {}
     for tensor in filter(is_external, proto_tensors(proto)):
@@ -185,7 +188,7 @@ def _opened(path: Path) -> HeldFile:
 
 
 def attach(model: ir.Model, located: Mapping[str, Path | HeldFile]) -> None:
-    """Point every external tensor at its checked file; data of tensors in bodies and attributes are read."""
+    """Point every external tensor of ``model`` at its checked file; tensors in bodies and attributes are loaded now."""
     for value in stored_values(model):
         if isinstance(value.const_value, ir.ExternalTensor):
             value.const_value = _moved(value.const_value, located)
@@ -211,7 +214,7 @@ def _moved(tensor: ir.ExternalTensor, located: Mapping[str, Path | HeldFile]) ->
 
 
 def stored_values(model: ir.Model) -> list[ir.Value]:
-    """The initializers of all graphs of ``model``."""
+    """Return the initializers of all graphs of ``model``."""
     return [v for g in model.graphs() if isinstance(g, ir.Graph) for v in g.initializers.values()]
 
 
@@ -238,7 +241,7 @@ def unused_data_name(target: Path) -> str:
 
 
 def store_outside(weights: Collection[ir.Value], folder: Path, name: str) -> None:
-    """Write the data of ``weights`` to a file and point them at it; small ones are stored inside."""
+    """Write the data of ``weights`` to the file ``name`` and point them at it; those below 1 KiB stay in the model."""
     data = DataFile(name)
     stored = {v: v.const_value for v in weights if v.const_value is not None and bytes_of([v]) >= 1024}
     store_inside(v for v in weights if v not in stored)
@@ -257,10 +260,10 @@ def store_outside(weights: Collection[ir.Value], folder: Path, name: str) -> Non
 
 
 def tensor_pieces(tensor: ir.TensorProtocol) -> Iterator[bytes | memoryview]:
-    """The bytes of ``tensor``; a tensor in a file is read in pieces that do not stay in memory.
+    """Yield the bytes of ``tensor``; a tensor in a file is read in pieces that do not stay in memory.
 
     Raises:
-        ModelError: the file was truncated since it was opened, or the model file was overwritten.
+        ModelError: if the file was truncated since it was opened, or the model file was overwritten.
     """
     if isinstance(tensor, HeldTensor):
         yield from tensor.pieces()
@@ -280,17 +283,17 @@ def tensor_pieces(tensor: ir.TensorProtocol) -> Iterator[bytes | memoryview]:
 
 
 def _is_plain(tensor: ir.TensorProtocol) -> bool:
-    """Whether its bytes are in memory, or in a mapped file, in their serialized form."""
+    """Whether the bytes of ``tensor`` are in memory, or in a mapped file, in their serialized form."""
     array = tensor.raw if isinstance(tensor, ir.Tensor) else None
     return isinstance(array, np.ndarray) and array.dtype.isnative and tensor.dtype.bitwidth >= 8
 
 
 class DataFile:
-    """Data of tensors to be written to one file, page-aligned.
+    """A plan of a file with the data of several tensors, each of which starts at a page boundary.
 
     Attributes:
         location: the name of the file.
-        size: its bytes so far.
+        size: the size in bytes of what has been placed so far.
     """
 
     def __init__(self, location: str) -> None:
@@ -319,7 +322,7 @@ class DataFile:
 
 
 def data_names(target: Path) -> list[str]:
-    """The existing files among ``<name>.data``, ``<name>.1.data``, …."""
+    """Return the existing files among ``<name>.data``, ``<name>.1.data``, …."""
     if not target.parent.is_dir():
         return []
     names = [p.name for p in target.parent.iterdir() if p.name.startswith(target.name) and p.name.endswith(".data")]

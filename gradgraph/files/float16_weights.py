@@ -8,11 +8,11 @@ import numpy as np
 import onnx
 
 STORED = ".float16"  # suffix of the stored tensor's name
-LEAST = 256  # least number of elements
+LEAST = 256  # elements: smaller weights are stored as float32
 
 
 def widened(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Store the float16 weights of ``model`` as float32 again, in a copy; return ``model`` itself if there are none."""
+    """Return a copy of ``model`` whose float16 weights are float32 again; return ``model`` itself if it has none."""
     narrow = {t.name: t for t in model.graph.initializer if t.name.endswith(STORED)}
     casts = {n.input[0]: n.output[0] for n in model.graph.node if n.op_type == "Cast" and n.input[0] in narrow}
     if not casts:

@@ -1,8 +1,9 @@
 """Weight files held open: tensors are read in place, and one mapping serves a whole file.
 
-A later file of the same name, even one written by the same command, is never read instead; an overwritten one is
-rejected. The model file itself is held, too, for the weights inside it. (Windows does not allow replacing an open file:
-there, the model file is read at once, and external data are mapped on use.)
+If another file replaces it under the same name, even one written by the same command, the original is still read. If it
+is overwritten in place, reading raises ModelError. The model file itself is held open, too, for the weights inside it.
+(Windows does not allow replacing an open file: there, the model file is read at once, and external data are mapped on
+use.)
 """
 
 from __future__ import annotations
@@ -50,17 +51,17 @@ class HeldFile:
 
     @functools.cached_property
     def content(self) -> Array:
-        """All of its bytes, mapped."""
+        """All bytes of the file, memory-mapped."""
         whole = mmap.mmap(self._handle, 0, access=mmap.ACCESS_READ) if self.size else b""  # empty: not mappable
         return np.frombuffer(whole, np.uint8)
 
     def part(self, offset: int, length: int) -> Array:
-        """Mapped bytes of the file; raises ModelError if it was overwritten."""
+        """Return mapped bytes of the file; raise ModelError if it was overwritten."""
         self._check_holds(offset + length)
         return self.content[offset : offset + length]
 
     def pieces(self, offset: int, length: int) -> Iterator[memoryview]:
-        """Bytes of the file in pieces; raises ModelError if it was overwritten."""
+        """Yield bytes of the file in pieces; raise ModelError if it was overwritten."""
         end = offset + length
         self._check_holds(end)
         while offset < end:
@@ -105,7 +106,7 @@ class HeldTensor(ir.ExternalTensor):
         self.file = file
 
     def seen_as(self, dtype: ir.DataType, shape: ir.Shape, begin: int) -> HeldTensor:
-        """A view of the bytes from ``begin`` on, as numbers of another type."""
+        """Return a tensor of another type and shape that shares the data from byte ``begin`` on."""
         return HeldTensor(self.file, (self.offset or 0) + begin, dtype, shape=shape, name=self.name or "")
 
     def pieces(self) -> Iterator[memoryview]:
@@ -136,5 +137,5 @@ class HeldTensor(ir.ExternalTensor):
 
 
 def own_file(tensor: ir.TensorProtocol) -> HeldFile | None:
-    """The model file, if ``tensor`` is stored inside it."""
+    """Return the model file, if ``tensor`` is stored inside it."""
     return tensor.file if isinstance(tensor, HeldTensor) and tensor.file.own else None

@@ -1,4 +1,4 @@
-"""Memory-mapped files: truncation checks, and the files of a step's weights.
+"""Memory-mapped arrays: checks for truncated files, and release of pages that are no longer needed.
 
 Reading a page beyond the end of a truncated file kills the process (SIGBUS). Replacing a file is harmless: the mapping
 stays valid.
@@ -18,7 +18,7 @@ from gradgraph.files.digest import BLOCK
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
-_EVERY = 0.02  # seconds in which reading brings about 40 MB into memory
+_EVERY = 0.02  # seconds between releases of pages; in that time, reading maps about 40 MB
 PIECE = 1 << 24  # bytes read from a mapped file before their memory is released
 # bytes read from a file at a time, which are still in the processor's cache when written (copying 0.5 GB took 0.14 s;
 # by 16 MiB 0.24 s, by 256 KiB 0.17 s)
@@ -42,7 +42,7 @@ def is_cut(array: Array) -> bool:
 
 
 def pieces(array: Array) -> Iterator[memoryview]:
-    """The bytes of ``array`` in pieces; pages of a mapped file do not stay in memory."""
+    """Yield the bytes of ``array`` in pieces; pages of a mapped file do not stay in memory."""
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     for start in range(0, len(flat), PIECE):
         piece = flat[start : start + PIECE]
@@ -57,7 +57,7 @@ def forget_pages(array: Array) -> None:
 
 
 def _release_pages(mapping: mmap.mmap, read: Array) -> None:
-    """Release these pages; they are read again from the page cache or the file."""
+    """Release the pages of ``mapping`` that contain ``read``; a later access reads them again."""
     if not hasattr(mapping, "madvise"):
         return
     start = _address(read) - _address(np.frombuffer(mapping, np.uint8))
@@ -67,7 +67,7 @@ def _release_pages(mapping: mmap.mmap, read: Array) -> None:
 
 @contextlib.contextmanager
 def passing_through(arrays: Iterable[Array]) -> Iterator[None]:
-    """Within this context, pages of mapped ``arrays`` that others copy are released, so that memory holds one copy."""
+    """Release pages of mapped ``arrays`` while other code copies them in this context, so memory holds one copy."""
     mappings = {id(found[0]): found[0] for array in arrays if (found := _mapping(array)) is not None}
     mappings = {key: mapping for key, mapping in mappings.items() if hasattr(mapping, "madvise")}
     done = threading.Event()
@@ -96,7 +96,7 @@ def _address(array: Array) -> int:
 
 
 def _mapping(array: Array) -> tuple[mmap.mmap, int] | None:
-    """The mapping that ``array`` is a view of, and its offset in the file (0 if unknown)."""
+    """Return the mapping that ``array`` is a view of, and its offset in the file (0 if unknown)."""
     owner: Any = array
     while isinstance(owner, np.ndarray | memoryview):
         mapping = getattr(owner, "_mmap", None)
@@ -107,6 +107,6 @@ def _mapping(array: Array) -> tuple[mmap.mmap, int] | None:
 
 
 def pieces_of(file: Any) -> Iterator[bytes]:
-    """The rest of a binary file, in pieces."""
+    """Yield the rest of a binary file, in pieces."""
     while piece := file.read(BLOCK):
         yield piece

@@ -1,4 +1,4 @@
-"""Maps from labels to numbers, which ai.onnx.ml has and gradgraph does not support."""
+"""Removal of ZipMap, as gradgraph does not support maps from labels to numbers, a type of ai.onnx.ml."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _ZIP = ("ai.onnx.ml", "ZipMap")
 
 
 def without_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Replace every ZipMap by its input matrix, one column per label, under the old name; copies if there are any.
+    """Return ``proto`` with each ZipMap replaced by an Identity, so its output is a matrix with one column per label.
 
-    skl2onnx ends classifiers with one, unless ``zipmap=False``.
+    A model with maps is copied, not changed. skl2onnx ends classifiers with a ZipMap, unless ``zipmap=False``.
 
     Raises:
-        ModelError: there are other maps, such as the input of a DictVectorizer.
+        ModelError: if the model has other maps, such as the input of a DictVectorizer.
     """
     if not any(_holds_map(v.type) for v in _declared(proto)):
         return proto

@@ -1,6 +1,7 @@
-"""The metadata entries of a model that gradgraph writes, and that anybody may have written.
+"""Metadata entries of gradgraph in models: adapters, distillation and quantisation.
 
-They are checked by :func:`check_metadata` when a model is opened, so later reads return the declared types.
+Files are untrusted, so :func:`check_metadata` checks the entries when a model is opened; afterwards, all fields have
+the declared types.
 """
 
 from __future__ import annotations
@@ -24,24 +25,24 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Adapter:
-    """One adapted layer.
+    """The adapter of one layer.
 
     Attributes:
-        kind: one of the table ``KINDS``.
+        kind: the kind of adapter, a key of the table ``KINDS``.
         module: the layer's name, from which PEFT's names are derived.
         operator: the layer's operator, such as MatMul, Gemm, MatMulNBits, Conv or Gather.
         output: the value that replaces the layer's result.
         weights: the names of the trained tensors, in the order of the kind's formula.
-        scale: s of the formula.
-        rank, alpha, dropout: as requested.
-        name: adapters of one name belong together: trained, weighted, saved and merged together.
-        weight: its weight; the factor in the model is ``scale · weight``.
-        trained: whether a step trains it by default.
-        side: ``"in"``, if it changes the layer's input.
-        counted: for a prefix, whether the positions of the text follow the prefix, as in PEFT.
-        blocks: for an adapter that joins those of several layers, the outputs and ranks of each: the second factor is
-            zero outside these blocks, and stays so in training.
-        pieces: for a layer that packs several, the outputs of each, if the model records them.
+        scale: the factor s in the kind's formula.
+        rank, alpha, dropout: the hyperparameters that the user requested.
+        name: the name that adapters of several layers share if they are trained, weighted, saved and merged together.
+        weight: the weight of the adapter; the factor in the model is ``scale · weight``.
+        trained: whether a step trains the adapter by default.
+        side: ``"in"`` if the adapter changes the layer's input, ``"out"`` if it changes the result.
+        counted: for a prefix, whether text positions are counted from the end of the prefix, as in PEFT.
+        blocks: for an adapter that joins those of several layers, the outputs and rank of each: the second factor is
+            zero outside these blocks, and remains zero in training.
+        pieces: for a layer that packs several layers, the outputs of each, if the model records them.
     """
 
     kind: str
@@ -62,7 +63,7 @@ class Adapter:
     pieces: tuple[int, ...] = ()
 
     def put_at(self, output: str, *weights: ir.Value) -> Adapter:
-        """The adapter, once it is inserted in the model."""
+        """Return a copy with the output and weights that the adapter has in the model, once it is inserted."""
         return replace(self, output=output, weights=tuple(v.name or "" for v in weights))
 
 
@@ -88,11 +89,11 @@ class Imitation:
 
 @dataclass(frozen=True)
 class Quantisation:
-    """The quantised storage of the layers of a model that trains through its rounding.
+    """The quantisation of a model that is trained with rounded values (quantisation-aware training).
 
     Attributes:
-        weights, activations: the integer type that they are rounded to; empty if they are not.
-        learned: the names of the trained numbers behind the scales.
+        weights, activations: the integer type to which weights and activations are rounded; empty if not rounded.
+        learned: the names of the trained tensors from which scales are computed.
     """
 
     weights: str = ""
@@ -104,27 +105,27 @@ class Quantisation:
 
 
 def adapters_in(metadata: Mapping[str, str]) -> list[Adapter]:
-    """The adapters of a model, the oldest first."""
+    """Return the adapters of a model, the oldest first."""
     return _read(metadata, ADAPTERS, lambda value: [_made(Adapter, entry) for entry in tables_of(value, "it")]) or []
 
 
 def adapter_weights(metadata: Mapping[str, str]) -> list[str]:
-    """The names of the trained adapter weights of a model, which replace all others as trainable."""
+    """Return the names of the trained adapter weights of a model; if there are any, no other weights are trained."""
     return [name for adapter in adapters_in(metadata) if adapter.trained for name in adapter.weights]
 
 
 def imitation_in(metadata: Mapping[str, str]) -> Imitation | None:
-    """The distillation of a model, if it has one."""
+    """Return the distillation of a model, if it has one."""
     return _read(metadata, TEACHER, lambda value: _checked_imitation(_made(Imitation, Fields(value, "it"))))
 
 
 def quantisation_in(metadata: Mapping[str, str]) -> Quantisation:
-    """The quantisation of a model; the default without a mark."""
+    """Return the quantisation of a model; ``Quantisation()`` if it has none."""
     return _read(metadata, QUANTISED, lambda value: _made(Quantisation, Fields(value, "it"))) or Quantisation()
 
 
 def learned_ranges(metadata: Mapping[str, str]) -> list[str]:
-    """The names of the trained numbers behind the scales of a quantised model."""
+    """Return the names of the trained tensors from which the scales of a quantised model are computed."""
     return list(quantisation_in(metadata).learned)
 
 
@@ -135,7 +136,7 @@ def check_metadata(metadata: Mapping[str, str]) -> None:
 
 
 def _read(metadata: Mapping[str, str], key: str, parsed: Callable[[Any], T]) -> T | None:
-    """The entry ``key``, its JSON parsed by ``parsed``; None if it is absent. Raises ModelError."""
+    """Return the entry ``key``, its JSON parsed by ``parsed``; None if it is absent. Raises ModelError."""
     if key not in metadata:
         return None
     try:
@@ -158,7 +159,7 @@ _KINDS: dict[str, Callable[..., Any]] = {
 
 
 def _made(kind: type[T], fields: Fields) -> T:
-    """A dataclass from a table, with each field checked against its declared type; missing ones get their defaults."""
+    """Create a dataclass from a table, checking each value's type; missing fields get their defaults."""
     declared = dataclasses.fields(kind)  # type: ignore[arg-type]
     fields.check_keys(*(f.name for f in declared))
     given = {}
@@ -179,7 +180,7 @@ def _checked_imitation(imitation: Imitation) -> Imitation:
 
 
 def write_adapters(work: ir.Model, adapters: Sequence[Adapter]) -> None:
-    """Write them into the metadata; an empty list removes the entry."""
+    """Write ``adapters`` into the metadata of ``work``; an empty list removes the entry."""
     if adapters:
         work.metadata_props[ADAPTERS] = json.dumps([dataclasses.asdict(a) for a in adapters])
     else:

@@ -54,24 +54,24 @@ from gradgraph.graph.checks import check_tensor, in_order, is_sorted, validate
 from gradgraph.graph.constant_nodes import lift_weights
 
 Source: TypeAlias = str | os.PathLike[str] | onnx.ModelProto | ir.Model
-PATH_OR_MODEL = Kind("a path, an onnx.ModelProto or an onnx_ir.Model", PATH.fits)  # checked after the others
+PATH_OR_MODEL = Kind("a path, an onnx.ModelProto or an onnx_ir.Model", PATH.fits)  # models are recognised before
 
 INLINE_LIMIT = 1_500_000_000  # bytes of weights inside the .onnx file; protobuf ends at 2**31
 PROTOBUF_LIMIT = 2**31
 LEAST_HELD = LEAST_KEPT  # bytes: smaller files are read at once
-_UNKNOWN = "?"  # a dimension name that does not mean equal sizes
+_UNKNOWN = "?"  # PaddlePaddle's name of every unknown dimension; equal names do not mean equal sizes
 
 
 # --- reading ------------------------------------------------------------------------------------------
 
 
 def load_model(source: Source, base_dir: str | os.PathLike[str] | None = None) -> ir.Model:
-    """Read a model as an onnx-ir model of its own: the source is never modified.
+    """Load a model as a new onnx-ir model; the source is never modified.
 
     Args:
-        source: path of a ``.onnx`` file (or of a run's folder, for its trained model), ``onnx.ModelProto`` or
+        source: the path of a ``.onnx`` file (or of a run's folder, for its trained model), an ``onnx.ModelProto`` or an
             ``onnx_ir.Model``.
-        base_dir: the folder of the external data of a ModelProto; for a path, its own directory.
+        base_dir: the folder of the external data; by default the folder of the path. A ModelProto has no default.
 
     External data are mapped, not read. Their file must be in the base directory; as an exception for download caches, a
     symlinked model file may have its data next to the link's target.
@@ -79,7 +79,7 @@ def load_model(source: Source, base_dir: str | os.PathLike[str] | None = None) -
     Weights stored as Constant nodes become initializers (``gradgraph.graph.constant_nodes``).
 
     Raises:
-        ModelError: the model cannot be read, or is malformed (see ``gradgraph.graph.checks.validate``).
+        ModelError: if the model cannot be read, or is malformed (see ``gradgraph.graph.checks.validate``).
     """
     if isinstance(source, ir.Model):
         validate(source)
@@ -106,16 +106,16 @@ def _copy(model: ir.Model) -> ir.Model:
 
 
 def read_message(path: Path) -> onnx.ModelProto:
-    """Parse the file, without checking its content.
+    """Parse a ``.onnx`` file without checking the model.
 
     Raises:
-        ModelError: it is not a regular file, or does not contain a message.
+        ModelError: if ``path`` is not a regular file, or its content is not an ONNX model.
     """
     return _message(path, held=False)[0]
 
 
 def _message(path: Path, held: bool) -> tuple[onnx.ModelProto, HeldFile | None]:
-    """Like ``read_message``; with ``held``, data of large initializers may stay in the file, which is held open."""
+    """Parse a ``.onnx`` file as ``read_message`` does; with ``held``, large initializers may stay in the open file."""
     what = f"'{shown(path)}'"
     try:
         with open_regular(path) as file:
@@ -139,12 +139,12 @@ def _message(path: Path, held: bool) -> tuple[onnx.ModelProto, HeldFile | None]:
 
 
 def written_message(path: Path) -> onnx.ModelProto:
-    """The message in a ``.onnx`` file written by gradgraph; external data are not read.
+    """Return the model in a ``.onnx`` file written by gradgraph; external data are not read.
 
-    Large weights inside are read one after the other, so that memory holds them once.
+    Large weights inside the file are read one after the other, so that memory holds them once.
 
     Raises:
-        ModelError: the file was overwritten in the meantime.
+        ModelError: if the file is overwritten while it is read.
     """
     with path.open("rb") as file:
         if (found := message_inside(path, file)) is None:
@@ -159,11 +159,11 @@ def written_message(path: Path) -> onnx.ModelProto:
 
 
 def message_inside(path: Path, file: BinaryIO) -> tuple[onnx.ModelProto, HeldFile] | None:
-    """The model in ``file`` with large initializers left in the file; None if all must be read.
+    """Return the model in ``file`` with large initializers left in the file; None if the file must be read as a whole.
 
     Args:
-        path: of the file.
-        file: positioned at its start, before and after.
+        path: the path of the file.
+        file: the open file, positioned at its start before and after the call.
     """
     if not CAN_HOLD or os.fstat(file.fileno()).st_size < LEAST_HELD:
         return None
@@ -214,9 +214,9 @@ def _from_proto(proto: onnx.ModelProto, what: str, data: DataFiles | None, own: 
 
 
 def _understood(model: ir.Model) -> ir.Model:
-    """Normalise the spellings of PaddlePaddle's exporters in ``model``, in place.
+    """Convert weights in Constant nodes to initializers, and sizes named ``?`` to unknown ones, in place.
 
-    They keep weights in Constant nodes, and the older one names every unknown size ``?``.
+    PaddlePaddle's exporters write weights as Constant nodes, and the older one names every unknown size ``?``.
     """
     lift_weights(model)
     for graph in model.graphs():
@@ -246,7 +246,7 @@ def save_model(model: onnx.ModelProto | ir.Model, path: str | os.PathLike[str]) 
     The data file is written first, under a new name, so that the model file and its data always match.
 
     Raises:
-        OutputError: the file cannot be written, or has the extension of another format; or the model without its
+        OutputError: if the file cannot be written or has the extension of another format, or if the model without its
             initializers exceeds 2 GB.
     """
     check_suffix(path, ".onnx")
@@ -291,7 +291,7 @@ def _within_limit(target: Path) -> Iterator[None]:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Two numbers that identify a file, even if another one takes its name."""
+    """Return device and inode of a file, which differ once another file has its name; None if it does not exist."""
     try:
         status = path.stat()
     except OSError:
@@ -303,7 +303,7 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
     """Convert ``model`` to protobuf with its external data inside, as a ModelProto has no base folder.
 
     Raises:
-        ModelError: they exceed protobuf's limit.
+        ModelError: if the weights exceed protobuf's limit.
     """
     weights = stored_values(model)
     check_fits(bytes_of(weights))

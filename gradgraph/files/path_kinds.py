@@ -1,7 +1,7 @@
 """Kinds of paths: a model, a step folder, a run folder, a checkpoint, a recipe.
 
-All commands use these. A run folder (``gradgraph train --run FOLDER``) stands for each of its contents: its step, its
-checkpoint, its trained model, whichever is needed. Files that the run wrote elsewhere are found through its recipe.
+All commands accept a run folder (``gradgraph train --run FOLDER``) where they need a step, a checkpoint or a trained
+model, and use that of the run. Files that the run wrote elsewhere are found through its recipe.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MANIFEST = "manifest.json"  # of a step folder
 
 
 class Kind(enum.Enum):
-    """The kinds of path, in words."""
+    """The kinds of path; each value is a description for messages."""
 
     STEP = "a step folder"
     RUN = "the folder of a run"
@@ -37,7 +37,7 @@ _BY_SUFFIX = {".onnx": Kind.MODEL, ".ckpt": Kind.CHECKPOINT, ".toml": Kind.RECIP
 
 
 def kind_of(path: str | os.PathLike[str]) -> Kind:
-    """The kind of thing at ``path``; for a file, by its extension."""
+    """Return the kind of ``path``: for a folder, by its content; for a file, by its extension."""
     path = Path(path)
     try:
         if (path / MANIFEST).is_file():
@@ -53,7 +53,7 @@ def kind_of(path: str | os.PathLike[str]) -> Kind:
 
 
 def wrong_kind(path: Path, *wanted: Kind) -> str:
-    """A sentence about what ``path`` is and what to pass instead, if its kind is not ``wanted``; otherwise ""."""
+    """Return a sentence about what ``path`` is and what to pass instead; "" if its kind is ``wanted`` or unknown."""
     kind = kind_of(path)
     if kind in wanted or kind in (Kind.FILE, Kind.NOTHING):
         return ""
@@ -62,10 +62,10 @@ def wrong_kind(path: Path, *wanted: Kind) -> str:
 
 
 def step_of(path: str | os.PathLike[str]) -> Path:
-    """The step folder that ``path`` stands for: the step of a run folder, or ``path`` itself.
+    """Return the step folder that ``path`` stands for: the step of a run folder, or ``path`` itself.
 
     Raises:
-        ModelError: the step of the run no longer exists.
+        ModelError: if the step of the run no longer exists.
     """
     path = Path(path)
     if kind_of(path) is not Kind.RUN:
@@ -79,10 +79,10 @@ def step_of(path: str | os.PathLike[str]) -> Path:
 
 
 def model_of(path: str | os.PathLike[str]) -> Path:
-    """The model that ``path`` stands for: the trained model of a run folder, or ``path`` itself.
+    """Return the model that ``path`` stands for: the trained model of a run folder, or ``path`` itself.
 
     Raises:
-        ModelError: the run has not written one.
+        ModelError: if the run has not written its trained model yet.
     """
     path = Path(path)
     if kind_of(path) is not Kind.RUN:
@@ -98,7 +98,10 @@ def model_of(path: str | os.PathLike[str]) -> Path:
 
 
 def last_checkpoint_of(path: str | os.PathLike[str]) -> Path | None:
-    """The checkpoint to resume from, of a run folder or of the run that a step folder belongs to; None without one."""
+    """Return the checkpoint from which to resume a run; None if it has none.
+
+    ``path`` is the run folder, or the step folder in it.
+    """
     run = _run_of(Path(path))
     if run is None:
         return None
@@ -107,7 +110,7 @@ def last_checkpoint_of(path: str | os.PathLike[str]) -> Path | None:
 
 
 def checkpoint_of(path: str | os.PathLike[str]) -> Path | None:
-    """Like ``last_checkpoint_of``, but the checkpoint of the best epoch if the run keeps one."""
+    """Return the checkpoint of the run's best epoch if it keeps one, else the last one; None if it has none."""
     last = last_checkpoint_of(path)
     if last is None:
         return None
@@ -116,10 +119,10 @@ def checkpoint_of(path: str | os.PathLike[str]) -> Path | None:
 
 
 def weights_of(path: str | os.PathLike[str], last: bool = False) -> Path:
-    """The checkpoint that ``path`` stands for: of a run folder, the best or the ``last`` one; or ``path`` itself.
+    """Return the best checkpoint of a run folder, or with ``last`` the last one; any other ``path`` is returned as is.
 
     Raises:
-        CheckpointError: the run has none.
+        CheckpointError: if the run has no checkpoint.
     """
     path = Path(path)
     if kind_of(path) is not Kind.RUN:
@@ -138,7 +141,7 @@ def _run_of(path: Path) -> Path | None:
 
 
 def named_by_run(run: Path, table: str, key: str) -> Path | None:
-    """The path in the recipe of a run, if any. An unreadable recipe names none."""
+    """Return the path that a run's recipe has at ``table.key``; None without one, or if the recipe is unreadable."""
     try:
         tables: dict[str, Any] = toml_of(regular_bytes(run / RECIPE, 1 << 20))
         value = tables.get(table, {}).get(key)

@@ -1,8 +1,8 @@
-"""Safe output paths, which do not follow links laid by other users.
+"""Safe output paths, which do not follow links created by other users.
 
-In a folder that every user may write to, such as /tmp, a stranger can create a link at a name that we are about to
-write, and its target would be overwritten with our rights. Systems protect against that when a link is opened
-(``protected_symlinks``), but a replaced file is renamed at its real place, where no link is opened.
+In a folder that every user may write to, such as /tmp, another user can create a link at a path that we are about to
+write; its target would be overwritten with our permissions. Operating systems prevent this when a link is opened
+(``protected_symlinks``). We, however, resolve links first and rename a new file to the target, so no link is opened.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ MOST_LINKS = 40  # as in Linux
 
 
 def output_target(path: str | os.PathLike[str]) -> Path:
-    """The real path behind ``path``, following trusted links; it need not exist.
+    """Return the real path behind ``path``, following trusted links; it need not exist.
 
     A link is trusted if it belongs to us, root or the folder's owner, or if not every user may write to its folder.
 
     Raises:
-        OutputError: it leads through a stranger's link, or in a circle.
+        OutputError: if ``path`` leads through an untrusted link, or links form a circle.
     """
     if os.name == "nt":
         return Path(os.path.realpath(path))
@@ -52,5 +52,5 @@ def _parts(path: Path) -> list[str]:
 
 
 def may_follow(link: os.stat_result, folder: os.stat_result, user: int) -> bool:
-    """Whether ``user`` may follow a link of this owner."""
+    """Whether ``user`` may follow ``link``, which is in ``folder``: see ``output_target``."""
     return not folder.st_mode & stat.S_IWOTH or link.st_uid in (user, 0, folder.st_uid)

@@ -1,7 +1,7 @@
 """Checks that a protobuf message is safe to pass to libraries; errors are one sentence that names the faulty item.
 
-It looks for faults that onnx-ir would silently repair or crash on, and for nodes that crash ONNX's own inference. The
-time is linear in the size of the message, and nothing recurses over nodes or calls.
+They find faults that onnx-ir would silently repair or crash on, and nodes that crash ONNX's own inference. They take
+time linear in the size of the message, and do not recurse over nodes or calls.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def check_proto(proto: onnx.ModelProto) -> None:
 
 
 def message_findings(proto: onnx.ModelProto) -> Iterator[Finding]:
-    """Findings about ``proto``, except those about single nodes."""
+    """Yield findings about ``proto``, except those about single nodes."""
     if not proto.HasField("graph"):
         yield Finding("the message", "holds no graph", "", "this is not an ONNX model, or a damaged one")
         return
@@ -120,7 +120,7 @@ def all_node_findings(proto: onnx.ModelProto) -> Iterator[Finding]:
 
 
 def node_findings(proto: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, Finding]]:
-    """Findings about single nodes of all graphs and functions, each with its node."""
+    """Yield each node of all graphs and functions about which there is a finding, with the finding."""
     own = {(f.domain, f.name) for f in proto.functions}
     main = proto.graph.node
     bodies = [(main, proto.opset_import), *((f.node, f.opset_import) for f in proto.functions)]
@@ -159,7 +159,7 @@ _VALUES = frozenset(_VALUE_OF.values())
 
 
 def _is_binary(attr: onnx.AttributeProto) -> bool:
-    """Whether it contains text that is not UTF-8."""
+    """Whether ``attr`` contains text that is not UTF-8."""
     try:
         _ = [text.decode() for text in (attr.s, *attr.strings)]
     except UnicodeDecodeError:
@@ -168,7 +168,7 @@ def _is_binary(attr: onnx.AttributeProto) -> bool:
 
 
 def _attribute_findings(node: onnx.NodeProto, in_main: bool) -> Iterator[Finding]:
-    """Findings about attributes that are given twice, or whose content does not match the declared type."""
+    """Yield findings about duplicate attributes, and attributes whose content does not match the declared type."""
     subject = described(node.name, node.domain, node.op_type, node.output)
     seen = set()
     for attr in node.attribute:
@@ -198,7 +198,7 @@ def _attribute_findings(node: onnx.NodeProto, in_main: bool) -> Iterator[Finding
 
 
 def proto_graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
-    """The main graph and every graph nested in it or in a function."""
+    """Yield the main graph and every graph nested in it or in a function."""
     yield proto.graph
     for nodes in (proto.graph.node, *(f.node for f in proto.functions)):
         for node in proto_nodes(nodes):
@@ -207,7 +207,7 @@ def proto_graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
 
 
 def proto_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """``nodes`` and those of all graphs nested in them."""
+    """Yield ``nodes`` and those of all graphs nested in them."""
     stack = [iter(nodes)]
     while stack:
         for node in stack[-1]:
@@ -220,7 +220,7 @@ def proto_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 
 def node_graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The graphs among the attributes of ``node`` (not those nested deeper)."""
+    """Yield the graphs among the attributes of ``node`` (not those nested deeper)."""
     for attr in node.attribute:
         if attr.type == onnx.AttributeProto.GRAPH:
             yield attr.g
@@ -229,7 +229,7 @@ def node_graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def proto_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor: initializers of all graphs, and attributes of all nodes."""
+    """Yield every tensor: initializers of all graphs, and attributes of all nodes."""
     for graph in proto_graphs(proto):
         yield from graph.initializer
     for nodes in (proto.graph.node, *(f.node for f in proto.functions)):
@@ -265,7 +265,7 @@ def check_payload(tensor: onnx.TensorProto) -> None:
     field = "raw_data" if tensor.HasField("raw_data") else _FIELDS.get(tensor.data_type, "int32_data")
     stored = [f.name for f, content in tensor.ListFields() if f.name in _STORES and (len(content) or f.name == field)]
     if others := stored if outside else [name for name in stored if name != field]:
-        where = "a file of its own" if outside else f"'{field}'"
+        where = "its external data file" if outside else f"'{field}'"
         raise refused(Finding(subject, f"has data in '{others[0]}'", f"must have them in {where} only", _DAMAGED))
     if outside:
         return  # the file is checked when external data are resolved
@@ -282,14 +282,15 @@ _DAMAGED = "the file is damaged"
 
 
 def reads(node: onnx.NodeProto) -> set[str]:
-    """The names that a node reads, including all names in its subgraphs."""
+    """Return the names that a node reads, including all names in its subgraphs."""
     return {*filter(None, node.input), *names_in_bodies(node)}
 
 
 def names_in_bodies(node: onnx.NodeProto) -> set[str]:
-    """Every name that the bodies of a node read or write; names of local tensors are harmless.
+    """Return every name that the bodies of a node read, and the names of their outputs.
 
-    Only ONNX's own operators with bodies are inspected, as walking through all attributes is slow.
+    They include names of values inside the bodies, which callers ignore. Of ONNX's own operators, only those with
+    bodies are inspected, as walking through all attributes is slow.
     """
     if not node.domain and node.op_type not in WITH_BODIES:
         return set()
@@ -301,6 +302,6 @@ def names_in_bodies(node: onnx.NodeProto) -> set[str]:
 
 
 def types_in(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
-    """The types of the values of ``graph`` by name, as far as declared, without bodies."""
+    """Return the declared types of the values of ``graph`` by name, without values in bodies."""
     types = {v.name: v.type for v in (*graph.input, *graph.value_info, *graph.output)}
     return types | {t.name: onnx.helper.make_tensor_type_proto(t.data_type, t.dims) for t in graph.initializer}

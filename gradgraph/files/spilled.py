@@ -1,4 +1,4 @@
-"""Spilling: large weights in memory move to a temporary file that all sessions map."""
+"""Spilling: large weights in memory are moved to a temporary file, which all sessions map."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _NAME = "weights.data"
 
 
 class Folder:
-    """A temporary folder, deleted with its last reference. Mappings of its files stay valid.
+    """A temporary folder that is deleted with its last reference. Mappings of its files stay valid.
 
     Args:
-        inside: the parent folder; by default the folder of temporary files.
+        inside: the parent folder; by default the system's folder for temporary files.
     """
 
     def __init__(self, inside: Path | None = None) -> None:
@@ -38,7 +38,7 @@ class Folder:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _no_folder, ()  # another process may read the file while this one keeps it
+        return _no_folder, ()  # a copy in another process does not own the folder, and must not delete it
 
 
 def _remove(path: Path, owner: int) -> None:
@@ -51,7 +51,7 @@ def _no_folder() -> None:
 
 
 class SpilledWeights:
-    """Spills large weights one at a time, each before the next one is computed.
+    """A callable that moves large weights to a file, called after each new weight so that memory holds only one.
 
     Args:
         folder: the folder of the file; it must exist as long as the weights are read.
@@ -63,7 +63,11 @@ class SpilledWeights:
             pass  # create it empty
 
     def __call__(self, model: ir.Model) -> None:
-        """Move the large weights of ``model`` from memory to the file, in place; raises OutputError."""
+        """Move the large weights of ``model`` from memory to the file, in place.
+
+        Raises:
+            OutputError: if the file cannot be written.
+        """
         for value in model.graph.initializers.values():
             tensor = value.const_value
             if tensor is None or isinstance(tensor, ir.ExternalTensor) or bytes_of([value]) < LEAST_BYTES:
@@ -82,10 +86,11 @@ def spill(model: ir.Model, least: int, limit: int) -> Folder | None:
     """Move weights of ``model`` of at least ``least`` bytes from memory to a temporary file, in place.
 
     Returns:
-        The folder that keeps the file; None if they total at most ``limit`` bytes and stay in memory.
+        The folder of the file, to be kept as long as the weights are used; None if these weights total at most
+        ``limit`` bytes and stay in memory.
 
     Raises:
-        OutputError: they cannot be written.
+        OutputError: if the file cannot be written.
     """
     held = [
         v
@@ -109,10 +114,13 @@ def spill(model: ir.Model, least: int, limit: int) -> Folder | None:
 
 
 def spill_arrays(arrays: Sequence[Array]) -> tuple[list[Array], Folder]:
-    """Map the bytes of ``arrays`` from a temporary file, page-aligned; also returns the folder that keeps it.
+    """Copy ``arrays`` to a temporary file and map them from it, page-aligned.
+
+    Returns:
+        The bytes of each array, and the folder of the file, to be kept as long as they are used.
 
     Raises:
-        OSError: they cannot be written.
+        OSError: if the file cannot be written.
     """
     folder = Folder()
     data = DataFile(_NAME)

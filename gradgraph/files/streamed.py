@@ -30,7 +30,7 @@ def model_pieces(model: ir.Model) -> Bytes:
     """Serialise ``model`` with its weights inside.
 
     Raises:
-        ValueError: the model without them exceeds protobuf's limit.
+        ValueError: if the model without its weights exceeds protobuf's limit.
     """
     proto, weights = without_weights(model)
     head, tail = _around(proto, _GRAPH)
@@ -47,7 +47,11 @@ def model_pieces(model: ir.Model) -> Bytes:
 
 
 def without_weights(model: ir.Model) -> tuple[onnx.ModelProto, dict[str, ir.TensorProtocol]]:
-    """Convert ``model`` to protobuf with large initializers marked as external, and return these by name."""
+    """Convert ``model`` to protobuf without the data of large initializers, which are marked as external.
+
+    Returns:
+        The message, and the tensors of these initializers by name.
+    """
     weights: dict[str, ir.TensorProtocol] = {}
     slim = model.clone()
     for name, value in slim.graph.initializers.items():
@@ -63,7 +67,7 @@ def _is_streamed(tensor: ir.TensorProtocol) -> bool:
 
 
 def _elsewhere(name: str, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
-    """The tensor without its data."""
+    """Return an external tensor with the type and shape of ``tensor``, but no file."""
     return ir.ExternalTensor("", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name,
                              doc_string=tensor.doc_string, metadata_props=dict(tensor.metadata_props))  # fmt: skip
 
@@ -71,7 +75,12 @@ def _elsewhere(name: str, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
 def _stored(
     proto: onnx.TensorProto, weights: Mapping[str, ir.TensorProtocol]
 ) -> tuple[bytes, int, bytes, ir.TensorProtocol | None]:
-    """Split an initializer into the bytes around its data, the length of the data, and the tensor."""
+    """Serialise an initializer except for its data.
+
+    Returns:
+        The bytes before the data, the size of the data, the bytes after them, and the tensor with the data. If the data
+        are inside ``proto``, all bytes come first, and the tensor is None.
+    """
     if not is_external(proto):
         whole = proto.SerializeToString()
         return _key(_INITIALIZER) + varint(len(whole)) + whole, 0, b"", None
@@ -84,7 +93,7 @@ def _stored(
 
 
 def _around(message: Any, number: int) -> tuple[bytes, bytes]:
-    """The bytes of ``message`` before and after the field of this number, as protobuf writes fields in order."""
+    """Return the bytes of ``message`` before and after the field ``number``; protobuf writes fields in this order."""
     parts = type(message)(), type(message)()
     for field, value in message.ListFields():
         if field.number != number:
@@ -100,14 +109,14 @@ def _around(message: Any, number: int) -> tuple[bytes, bytes]:
 
 
 def _key(number: int) -> bytes:
-    """The key of a length-delimited field (wire type 2)."""
+    """Return the key of a length-delimited field (wire type 2)."""
     return varint(number << 3 | 2)
 
 
 def safetensors_pieces(arrays: Mapping[str, np.ndarray[Any, Any]], metadata: Mapping[str, str] | None = None) -> Bytes:
     """Serialise ``arrays`` as safetensors: the length of the header, the header, and their bytes.
 
-    The library's header for empty arrays provides type names and order.
+    Type names and order are taken from the header that the safetensors library writes for empty arrays.
     """
     empty = save({name: np.empty(0, array.dtype) for name, array in arrays.items()}, dict(metadata or {}) or None)
     header = json_of(empty[8 : 8 + int.from_bytes(empty[:8], "little")])

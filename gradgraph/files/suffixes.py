@@ -12,7 +12,12 @@ from gradgraph.errors import OutputError, shown
 
 @dataclass(frozen=True)
 class Format:
-    """The content of files with an extension, and its writers in Python and on the command line, or ""."""
+    """The format of files with an extension.
+
+    Attributes:
+        holds: the content, as "a model".
+        python, shell: the Python call and the command that write such files; "" if there is none.
+    """
 
     holds: str
     python: str = ""
@@ -43,12 +48,15 @@ FORMATS = {
 }  # fmt: skip
 
 
-FOLDER = ""  # in place of a file's extension
+FOLDER = ""  # passed to check_suffix as the extension of a folder
 
 
 @checked(path=PATH)
 def check_suffix(path: str | os.PathLike[str], *own: str) -> None:
-    """Raise OutputError if ``path`` has the extension of a format other than ``own``; unknown ones are allowed."""
+    """Raise OutputError if ``path`` has the extension of another format.
+
+    ``own`` are the right extensions; unknown extensions are allowed, too.
+    """
     suffix = Path(path).suffix.lower()
     other = FORMATS.get(suffix)
     if other is None or suffix in own:

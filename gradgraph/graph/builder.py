@@ -33,7 +33,7 @@ else:
 Number = bool | int | float
 Array = Number | Sequence[Any] | np.ndarray
 
-FAN_OUT = 256  # a shared constant is copied after so many uses: session creation is quadratic in the uses of a value
+FAN_OUT = 256  # most uses of a shared constant, then it is copied: session creation is quadratic in a value's uses
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -58,25 +58,25 @@ class Var:
 
     @property
     def shape(self) -> Shape | None:
-        """Known dimensions (int), symbolic (str) and unknown ones (None); None if the rank is unknown."""
+        """The size of each axis: int if known, str if symbolic, None if unknown; None if the rank is unknown."""
         return shapes.shape_of(self.value)
 
     @property
     def rank(self) -> int:
-        """The number of dimensions; None if it is unknown."""
+        """The number of axes; raises ModelError if it is unknown."""
         shape = self.shape
         if shape is None:
             raise _open_rank(self.value)
         return len(shape)
 
     def dim(self, axis: int) -> shapes.Dim:
-        """The size of one axis, as far as it is known statically."""
+        """Return the size of one axis, as far as it is known statically."""
         shape = self.shape
         return None if shape is None else shape[axis]
 
     @property
     def const(self) -> np.ndarray | None:
-        """The array, if this is a constant of the graph."""
+        """The array of a constant of the graph; None for other values."""
         return shapes.constant_of(self.value)
 
     @property
@@ -157,8 +157,8 @@ class Builder(OperatorCalls):
     """Appends nodes and constants; ``finish(graph)`` moves them into a graph.
 
     Args:
-        taken: names that new values must not get (those of the extended graph), read lazily at the first new name, as
-            many passes write nothing.
+        taken: names that are already used in the extended graph, so new values get other ones. They are read only when
+            the first new name is needed, as many passes write nothing.
         scope: prefix of new names, which shows where a node comes from.
         named_operators: keep named operators as single nodes of the domain ``gradgraph`` (see ``operators.py``).
     """
@@ -233,10 +233,10 @@ class Builder(OperatorCalls):
         return Var(self, node.outputs[0]) if outputs == 1 else tuple(Var(self, out) for out in node.outputs)
 
     def output(self, y: Var, i: int, dtype: ir.DataType | None = None) -> Var:
-        """Output ``i`` of the node that computes ``y``; an optional output that the node omits is added.
+        """Return output ``i`` of the node that computes ``y``, adding it if the node omits this optional output.
 
-        For rules that reuse results of the forward node: Dropout's mask, LayerNormalization's mean. ``dtype`` is its
-        element type, if the schema does not determine it.
+        Rules use it to reuse results of the forward node, such as Dropout's mask or LayerNormalization's mean.
+        ``dtype`` is the element type of the output, for operators whose schema does not determine it.
         """
         node = y.value.producer()
         if node is None:
@@ -257,18 +257,18 @@ class Builder(OperatorCalls):
     def wrap(self, value: ir.Value | None) -> Var | None: ...
 
     def wrap(self, value: ir.Value | None) -> Var | None:
-        """A value of the graph as a ``Var``; None stays None."""
+        """Return a value of the graph as a ``Var``; None stays None."""
         return None if value is None else Var(self, value)
 
     def graph(self, inputs: Sequence[ir.Value], write: Callable[..., Sequence[Var]], name: str = "body") -> ir.Graph:
-        """A body for If, Loop or Scan: ``write(*inputs)`` emits its nodes with this builder and returns its outputs.
+        """Build a body graph for If, Loop or Scan.
 
-        Values that it reads from outside are captured; its constants become initializers of the main graph.
+        The body captures values that it reads from outside; its constants become initializers of the main graph.
 
         Args:
-            inputs: new values with type and shape; they get fresh names.
-            write: called with one Var per input.
-            name: of the body.
+            inputs: the inputs of the body: new values with type and shape, which get unused names.
+            write: called with one Var per input; emits the nodes of the body with this builder and returns its outputs.
+            name: the name of the body.
         """
         outside, self.nodes = self.nodes, []
         for value in inputs:
@@ -285,7 +285,7 @@ class Builder(OperatorCalls):
         return body
 
     def finish(self, graph: ir.Graph, before: ir.Node | None = None) -> None:
-        """Move everything written so far to the end of ``graph``, or in front of one of its nodes."""
+        """Move all nodes written so far to the end of ``graph``, or before the node ``before``; constants move, too."""
         for value in self.constants:
             graph.register_initializer(value)
         if before is None:
@@ -297,7 +297,7 @@ class Builder(OperatorCalls):
         self.nodes, self.constants = [], []
 
     def fresh(self, name: str) -> str:
-        """``name``, or the first free one of ``name_1``, ``name_2``, …."""
+        """Return an unused name, and reserve it: ``name``, or the first unused one of ``name_1``, ``name_2``, …."""
         if name in self._names:
             count = self._counts.get(name, 0) + 1
             while f"{name}_{count}" in self._names:
@@ -316,7 +316,7 @@ class Builder(OperatorCalls):
         self._names.discard(name)
 
     def fresh_in(self, scope: str, name: str) -> str:
-        """A new name for ``name`` in ``scope``: the name of a node, or of a part of the model."""
+        """Return an unused name for ``name`` in ``scope``, which is the name of a node or of a part of the model."""
         return self.fresh(scoped(scope, name))
 
     @functools.cached_property
@@ -326,7 +326,7 @@ class Builder(OperatorCalls):
     # --- constants ---
 
     def const(self, value: Any, dtype: ir.DataType | None = None) -> Var:
-        """A constant of the graph; Python ints become int64, floats float32 unless ``dtype`` says otherwise."""
+        """Return a constant of the graph; Python ints become int64, floats float32 unless ``dtype`` says otherwise."""
         if isinstance(value, Var):
             return value
         array = _as_array(value, dtype)
@@ -339,7 +339,7 @@ class Builder(OperatorCalls):
         return Var(self, shared)
 
     def weight(self, name: str, array: np.ndarray) -> Var:
-        """A trainable initializer, unlike a constant."""
+        """Add an initializer that is trainable, unlike a constant."""
         return Var(self, self._initializer(name, array))
 
     def _constant(self, array: np.ndarray) -> ir.Value:
@@ -379,16 +379,16 @@ class Builder(OperatorCalls):
     # --- helpers for rules ---
 
     def cast(self, x: Var, dtype: ir.DataType) -> Var:
-        """``x`` cast to an element type; ``x`` itself if it has that type."""
+        """Return ``x`` cast to an element type; ``x`` itself if it has that type."""
         return x if x.value.dtype == dtype else self.Cast(x, to=int(dtype))
 
     def shape(self, x: Var) -> Var:
-        """The shape of ``x`` as an int64 vector: a constant where it is known."""
+        """Return the shape of ``x`` as an int64 vector: a constant where it is known."""
         known = x.shape
         return self.const(np.array(known, np.int64)) if shapes.is_static(known) else self.Shape(x)
 
     def dim(self, x: Var, axis: int) -> Var:
-        """The size of one axis as an int64 vector of length 1."""
+        """Return the size of one axis as an int64 vector of length 1."""
         known = x.shape
         if isinstance(size := x.dim(axis), int):
             return self.const(np.array([size], np.int64))
@@ -396,22 +396,25 @@ class Builder(OperatorCalls):
         return self.Shape(x, start=axis, end=axis + 1 if axis != -1 else None)
 
     def dims(self, x: Var, start: int, stop: int | None = None) -> Var:
-        """The sizes of axes ``start`` to ``stop`` (nonnegative) as an int64 vector; a constant if all are known."""
+        """Return the sizes of axes ``start`` to ``stop`` (nonnegative) as an int64 vector: a constant if all are known.
+
+        As in a slice, ``stop`` is not included.
+        """
         known = x.shape[start:stop] if x.shape is not None else None
         if shapes.is_static(known):
             return self.const(np.array(known, np.int64))
         return self.Shape(x, start=start, end=stop)
 
     def full(self, shape: Var, value: Number, dtype: ir.DataType) -> Var:
-        """A tensor of the given run-time shape, filled with one value."""
+        """Return a tensor of the given run-time shape, filled with one value."""
         return self.ConstantOfShape(shape, value=ir.Tensor(np.array([value], dtype.numpy())))
 
     def zeros_like(self, x: Var) -> Var:
-        """Zeros of the shape and element type of ``x``."""
+        """Return zeros of the shape and element type of ``x``."""
         return self._filled_like(x, 0)
 
     def ones_like(self, x: Var) -> Var:
-        """Ones of the shape and element type of ``x``."""
+        """Return ones of the shape and element type of ``x``."""
         return self._filled_like(x, 1)
 
     def _filled_like(self, x: Var, number: int) -> Var:
@@ -420,20 +423,20 @@ class Builder(OperatorCalls):
         return filled
 
     def like(self, x: Var, model: Var) -> Var:
-        """Return ``x``, asserting that it has the shape of ``model``; nothing is emitted."""
+        """Return ``x``; if its shape is unknown, record that it is the shape of ``model``. No node is emitted."""
         if x.value.shape is None:
             shapes.record_shape(x.value, model.shape)
         return x
 
     def sum_of(self, terms: Sequence[Var]) -> Var:
-        """The sum of ``terms``; a single term itself."""
+        """Return the sum of ``terms``; a single term itself."""
         if len(terms) == 1:
             return terms[0]
         return self.Add(*terms) if len(terms) == 2 else self.Sum(*terms)
 
 
 def _folded(op_type: str, operands: Sequence[Var | None], attrs: dict[str, Any]) -> np.ndarray | None:
-    """The value of a node whose inputs are all small constants, or None."""
+    """Return the value of a node whose inputs are all small constants, or None."""
     known: list[np.ndarray | None] = []
     for x in operands:
         known.append(None if x is None else shapes.small_constant(x.value))
@@ -446,7 +449,7 @@ def _folded(op_type: str, operands: Sequence[Var | None], attrs: dict[str, Any])
 
 
 def _open_rank(value: ir.Value) -> ModelError:
-    """Name the origin of an unknown rank: an input without a shape, or a node that decides it at run time."""
+    """Return an error that names the origin of an unknown rank: an input without a shape, or a node."""
     source = shapes.source_of_open_rank(value)
     node, what = source.producer(), f"the rank of '{shown(source.name)}' is unknown"
     if node is None:
@@ -475,7 +478,7 @@ def _as_array(value: Any, dtype: ir.DataType | None) -> np.ndarray:
 
 
 def _label(array: np.ndarray) -> str:
-    """A short readable name: ``2.0``, ``[1,-1]``, ``int64[3,4]``."""
+    """Return a short readable name: ``2.0``, ``[1,-1]``, ``int64[3,4]``."""
     if array.ndim == 0:
         return str(array.item())
     if array.ndim == 1 and array.size <= 4:

@@ -66,7 +66,10 @@ def refuse_any(findings: Iterable[Finding]) -> None:
 
 
 def check_versions(ir_version: int | None, opset_imports: dict[str, int], needs_opset: bool) -> None:
-    """Check versions; ``needs_opset``: whether there are nodes of domain ai.onnx."""
+    """Raise ModelError for an unsupported IR version or opset.
+
+    ``needs_opset`` says whether the model has nodes of the domain ai.onnx, for which it must import an opset.
+    """
     if ir_version is None or not OLDEST_IR <= ir_version <= NEWEST_IR:
         words = f"has IR version {ir_version}, but {OLDEST_IR} to {NEWEST_IR} can be read"
         raise refused(Finding("the model", words, "", "export it again with one of these"))
@@ -82,7 +85,7 @@ def check_versions(ir_version: int | None, opset_imports: dict[str, int], needs_
 
 
 def other_opset(opset: int) -> str:
-    """The remedy for an unsupported opset; onnx.version_converter fails on most files below opset 7."""
+    """Return the remedy for an unsupported opset; onnx.version_converter fails on most files below opset 7."""
     if opset < OLDEST_OPSET:
         return f"export it again at opset {OLDEST_OPSET} or newer; onnxruntime does not support older ones either"
     newer = "" if opset > NEWEST_READ else ", or update onnx"
@@ -134,7 +137,10 @@ def _dangles(value: ir.Value) -> bool:
 
 
 def _check_acyclic(graph: ir.Graph | ir.Function) -> None:
-    """Kahn's algorithm over the nodes of one graph; values that a node's subgraphs read count as its inputs."""
+    """Raise ModelError if the nodes of ``graph`` form a cycle, found by Kahn's algorithm.
+
+    Values that a node's subgraphs read count as inputs of the node.
+    """
     if in_order(graph):
         return
     waits: dict[ir.Node, int] = {}
@@ -162,7 +168,7 @@ def _check_acyclic(graph: ir.Graph | ir.Function) -> None:
 
 
 def in_order(graph: ir.Graph | ir.Function) -> bool:
-    """Whether this is a sorted graph without bodies, as most files are."""
+    """Whether ``graph`` is topologically sorted and none of its nodes has a subgraph, as in most files."""
     return is_sorted(graph) and not any(True for node in graph if node.attributes for _ in subgraphs(node))
 
 
@@ -191,12 +197,12 @@ DRAWING = frozenset(
 
 
 def has_bodies(node: ir.Node) -> bool:
-    """Whether this is one of ONNX's operators with subgraphs."""
+    """Whether ``node`` is one of ONNX's own operators with subgraphs, such as If and Loop."""
     return node.op_type in WITH_BODIES and node.domain == ""
 
 
 def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
-    """The graphs among the attributes of ``node`` (not those nested deeper)."""
+    """Yield the graphs among the attributes of ``node`` (not those nested deeper)."""
     for attr in node.attributes.values():
         if attr.is_ref():
             continue
@@ -207,7 +213,10 @@ def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
 
 
 def _cycle(stuck: set[ir.Node]) -> list[str]:
-    """The nodes of one cycle among ``stuck``, each of which reads another member; walks back until one repeats."""
+    """Return the quoted names of the nodes of one cycle among ``stuck``, of which each node reads another one.
+
+    Walks from reader to producer until a node repeats.
+    """
     node = next(iter(stuck))
     path: dict[ir.Node, None] = {}
     while node not in path:
@@ -220,21 +229,28 @@ def _cycle(stuck: set[ir.Node]) -> list[str]:
 
 
 def describe(node: ir.Node) -> str:
-    """``node '/head/Gemm' (Gemm)``; an unnamed node is identified by its first output."""
+    """Return ``node '/head/Gemm' (Gemm)``; an unnamed node is identified by its first output."""
     name = None if UNNAMED in node.meta else node.name
     return described(name, node.domain, node.op_type, (v.name for v in node.outputs))
 
 
 def beyond_limits(shape: ir.Shape) -> str | None:
-    """Why no array can have this partly known ``shape``, as words that follow "with"; None if one can."""
+    """Return why no array can have ``shape``, in words that follow "with"; None if an array can have it.
+
+    Unknown sizes are ignored.
+    """
     if len(shape) > MOST_AXES:
-        return f"{len(shape)} axes, and {MOST_AXES} is the most"
+        return f"{len(shape)} axes, more than the {MOST_AXES} that NumPy supports"
     sizes = [d for d in known_sizes(shape) if d > 0]
     return None if math.prod(sizes) <= SIZE_LIMIT else f"the sizes {shown(sizes)}, more than 2**63 elements"
 
 
 def check_tensor(name: str | None, dtype: int, shape: Iterable[object]) -> int:
-    """Raise ModelError unless such a tensor can exist; return its size in bytes (0 for strings)."""
+    """Return the size in bytes of a tensor of this type and shape, 0 for strings.
+
+    Raises:
+        ModelError: if no such tensor can exist.
+    """
 
     def failure(words: str, remedy: str) -> ModelError:
         return refused(Finding(f"tensor '{shown(name)}'", words, "", remedy))
@@ -247,11 +263,11 @@ def check_tensor(name: str | None, dtype: int, shape: Iterable[object]) -> int:
         raise failure(f"has the unknown element type {int(dtype)}", "write it with a type that ONNX defines")
     dims = known_sizes(shape)
     if len(dims) > MOST_AXES:
-        raise failure(f"has {len(dims)} axes, and {MOST_AXES} is the most", "its shape is damaged")
+        raise failure(f"has {len(dims)} axes, more than the {MOST_AXES} that NumPy supports", "its shape is damaged")
     if any(d < 0 for d in dims):
         raise failure(f"has a negative dimension in {shown(dims)}", "a stored tensor needs its true shape")
     bits = 0 if kind == ir.DataType.STRING else kind.bitwidth
-    rows = math.prod(d for d in dims if d)  # also of an empty tensor: NumPy cannot create arrays of such sizes
+    rows = math.prod(d for d in dims if d)  # zeros are skipped: NumPy rejects empty arrays with huge other sizes, too
     if rows * max(bits // 8, 1) > SIZE_LIMIT:
         raise failure(f"of shape {shown(dims)} would take more than 2**63 bytes", "its dimensions are damaged")
     return 0 if 0 in dims else -(-rows * bits // 8)
@@ -274,7 +290,10 @@ def check_calls(functions: dict[FunctionId, list[FunctionId]], main: list[Functi
 
 
 def _measure(root: FunctionId, functions: dict[FunctionId, list[FunctionId]], sizes: dict[FunctionId, int]) -> None:
-    """The number of nodes that each function reachable from ``root`` expands to (depth first, with a stack)."""
+    """Record in ``sizes`` how many nodes ``root``, and each function reachable from it, expands to when inlined.
+
+    Walks depth first with a stack, without recursion.
+    """
     path: dict[FunctionId, Iterator[FunctionId]] = {}
     stack = [root]
     while stack:

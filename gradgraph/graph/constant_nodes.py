@@ -12,11 +12,11 @@ _COUNTS = (ir.DataType.BOOL, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.S
 
 
 def lift_weights(model: ir.Model) -> None:
-    """Make the Constant nodes of ``model`` initializers, in place, if it keeps its weights in them.
+    """Convert the Constant nodes of ``model`` to initializers, in place, if the model stores its weights in them.
 
-    PaddlePaddle's exporter, ndonnx, and PyTorch's exporter of frozen scripts write no initializers; tools may add a
-    few. Which of these tensors are weights is then decided as for initializers. In all other files a Constant node is a
-    constant of a formula, and stays.
+    PaddlePaddle's exporter, ndonnx, and PyTorch's exporter of frozen scripts write no initializers; later tools may add
+    a few. Which of the converted tensors are weights is then decided as for any initializer. In all other files, a
+    Constant node is a constant of a formula and is left unchanged.
     """
     graphs = (model.graph, *model.graph.subgraphs())
     nodes = [(graph, node, t) for graph in graphs for node in graph if (t := tensor_in(node)) is not None]
@@ -32,12 +32,12 @@ def lift_weights(model: ir.Model) -> None:
 
 
 def weights_were_nodes(model: ir.Model) -> bool:
-    """Whether the file kept its weights in Constant nodes, among other constants."""
+    """Whether the model's file stored the weights in Constant nodes, mixed with other constants."""
     return _WERE_NODES in model.metadata_props
 
 
 def tensor_in(node: ir.Node) -> ir.TensorProtocol | None:
-    """The tensor in a Constant node; None for numbers and strings, and for other nodes."""
+    """Return the tensor in a Constant node; None for numbers and strings, and for other nodes."""
     if node.op_type != "Constant" or node.domain or "value" not in node.attributes:
         return None
     tensor = node.attributes.get_tensor("value")
@@ -45,7 +45,11 @@ def tensor_in(node: ir.Node) -> ir.TensorProtocol | None:
 
 
 def become_initializer(node: ir.Node, tensor: ir.TensorProtocol, home: ir.Graph) -> ir.Value | None:
-    """Replace the only output of ``node`` by an initializer of ``home`` of the same name; None if it must stay."""
+    """Replace ``node``, which has one output, by an initializer of ``home`` with the name of this output.
+
+    Returns:
+        The initializer; None if the node must stay.
+    """
     old, graph = node.outputs[0], node.graph
     assert graph is not None
     if old.is_graph_output() and graph is not home:
@@ -60,9 +64,9 @@ def become_initializer(node: ir.Node, tensor: ir.TensorProtocol, home: ir.Graph)
 
 
 def own_tensor(tensor: ir.TensorProtocol, name: str | None) -> ir.TensorProtocol:
-    """Copy ``tensor`` under another name: onnx-ir renames a value's tensor with it, and this may be the caller's.
+    """Return a copy of ``tensor`` called ``name``; external data stay in their file.
 
-    External data stay in their file.
+    A copy is needed because onnx-ir renames a tensor with its value, and the tensor may belong to the caller.
     """
     if isinstance(tensor, ir.ExternalTensor):
         twin = copy.copy(tensor)

@@ -50,7 +50,10 @@ def cached_by_node(
 
 
 def _key(node: ir.Node, given: Dims, numbers: Numbers, opset: int) -> Hashable | None:
-    """A key of everything that ONNX's rules read of ``node``; None if that is large: tensors, bodies, sequences."""
+    """Return a key of everything that ONNX's inference reads of ``node``.
+
+    None if that may be large, as for attributes that are tensors or graphs, and for sequences.
+    """
     if any(a.type not in _PLAIN or a.is_ref() for a in node.attributes.values()):
         return None
     read: list[Hashable] = []

@@ -1,8 +1,8 @@
 """Marks for facts that the file format cannot express.
 
 An initializer may be a constant of a formula, written by gradgraph or an exporter, and not a parameter. An Identity may
-stop gradients; that mark is saved in files, where runtimes see a plain Identity. A Cast may be part of mixed precision
-only; without it the model is the original one.
+stop gradients; that mark is saved in files, where runtimes see a plain Identity. A Cast may have been inserted for
+mixed precision; removing these Casts restores the original model.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ def mark_precision(node: ir.Node, is_read: bool) -> None:
 
 
 def precision_role(op_type: str, metadata: Mapping[str, str]) -> str:
-    """``"read"`` or ``"written"`` for a Cast of mixed precision; empty for other nodes."""
+    """Return ``"read"`` or ``"written"`` for a Cast of mixed precision; empty for other nodes."""
     return metadata.get(_PRECISION, "") if op_type == "Cast" else ""
 
 
 def is_for_precision(node: ir.Node) -> bool:
-    """Whether it is a Cast of mixed precision."""
+    """Whether ``node`` is a Cast of mixed precision."""
     return bool(precision_role(node.op_type, node.metadata_props)) and node.domain == ""
 
 
 QUANTISED = "gradgraph.quantised"  # metadata of a model: gradients pass through its Quantize- and DequantizeLinear
 COMPUTED = "gradgraph.computed"  # Model.meta key: the names of node outputs of the model as read
-TEACHER = "gradgraph.teacher"  # metadata of a model: what gradgraph.surgery.teachers has added
+TEACHER = "gradgraph.teacher"  # metadata of a model: the distillation that gradgraph.surgery.teachers added
 TEACHERS = "teacher."  # prefix of all names that belong to a teacher
-ADAPTERS = "gradgraph.adapters"  # metadata of a model: what gradgraph.surgery.adapters has added
+ADAPTERS = "gradgraph.adapters"  # metadata of a model: the adapters that gradgraph.surgery.adapters added

@@ -24,7 +24,7 @@ _GRAPH = int(ir.AttributeType.GRAPH)
 
 
 class Call(NamedTuple):
-    """A node without names and values: equal calls are checked once."""
+    """The form of a node: its operator and arity without names and values, so that equal calls are checked once."""
 
     op_type: str
     opset: int
@@ -41,7 +41,7 @@ class Body(NamedTuple):
 
 
 class _Fault(NamedTuple):
-    """A finding without the node's name; ``attribute`` is set if it concerns one."""
+    """A finding without the node's name; ``attribute`` is the name of the attribute that it concerns, if any."""
 
     what: str
     expected: str = ""
@@ -50,16 +50,19 @@ class _Fault(NamedTuple):
 
 
 def described(name: str | None, domain: str, op_type: str, outputs: Iterable[str | None]) -> str:
-    """``node '/head/Gemm' (Gemm)``; an unnamed one is ``the node that gives 'y' (Gemm)``."""
+    """Return ``node '/head/Gemm' (Gemm)``, or ``the node that computes 'y' (Gemm)`` for an unnamed node."""
     given = next((o for o in outputs if o), None)
-    subject = f"node '{shown(name or '')}'" if name or given is None else f"the node that gives '{shown(given)}'"
+    subject = f"node '{shown(name or '')}'" if name or given is None else f"the node that computes '{shown(given)}'"
     return f"{subject} ({shown(domain + '.' if domain else '')}{shown(op_type)})"
 
 
 def form_findings(subject: Callable[[], str], call: Call, values: Callable[[], Mapping[str, Any]]) -> Iterator[Finding]:
-    """Findings about ``call``; ``values`` returns its attributes (a Body for a graph) if their values matter.
+    """Yield findings about the form of a node.
 
-    ``subject`` returns the name of the node.
+    Args:
+        subject: returns the description of the node for messages.
+        call: the form of the node.
+        values: returns the values of its attributes by name (a Body for a graph); called only if they matter.
     """
     faults = _faults(call)
     if not faults and call.op_type in _JUDGED:
@@ -118,14 +121,17 @@ def _faults(call: Call) -> tuple[_Fault, ...]:
     return (*_arity(call, schema), *_attributes(call, schema))
 
 
-_OF_ANY_OPSET = frozenset({"LayerNormalization"})  # in onnxruntime, and in models that its tools have optimised
+_OF_ANY_OPSET = frozenset({"LayerNormalization"})  # onnxruntime accepts it at any opset, and its optimiser writes it
 
 
 def _lacking(call: Call) -> Iterator[_Fault]:
-    """Report an operator that ONNX never had; elsewhere only a gradient through it is an error."""
+    """Yield a fault for an operator that ONNX introduced after this opset.
+
+    An operator that ONNX never had is accepted here; only a gradient through it is an error.
+    """
     since = known_since().get(call.op_type)
     if since is not None and since > call.opset and call.op_type not in _OF_ANY_OPSET:
-        yield _Fault(f"is of an operator that opset {call.opset} lacks", f"ONNX has it from opset {since} on")
+        yield _Fault(f"calls an operator that opset {call.opset} does not have", f"ONNX has it since opset {since}")
 
 
 def _arity(call: Call, schema: Signature) -> Iterator[_Fault]:
@@ -155,7 +161,7 @@ def _attributes(call: Call, schema: Signature) -> Iterator[_Fault]:
             words = f"is {_attribute(ir.AttributeType(kind))}"
             yield _Fault(words, f"must be {_attribute(expected[0])}", attribute=name)
     if call.op_type == "Constant" and len(call.attributes) != 1:
-        yield _Fault(f"has {len(call.attributes)} attributes", "takes its value from one")
+        yield _Fault(f"has {len(call.attributes)} attributes", "a Constant must have exactly one")
     given = {name for name, _ in call.attributes}
     for name, (_, required) in schema.attributes.items():
         if required and name not in given:
@@ -238,14 +244,14 @@ def _decoded(text: str | bytes) -> str:
 
 
 def _split(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
-    """Check the number of parts; ONNX's inference writes beyond the outputs."""
+    """Check that num_outputs is the number of outputs; otherwise ONNX's inference writes out of bounds."""
     parts = values.get("num_outputs")
     if parts is not None and parts != call.outputs:
         yield _Fault(f"has {call.outputs} outputs", f"its attribute num_outputs is {parts}")
 
 
 def _einsum(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
-    """Check the number of terms; ONNX's inference reads beyond too few."""
+    """Check the equation; if it has fewer terms than the node has inputs, ONNX's inference reads out of bounds."""
     text = _decoded(values["equation"])
     terms = text.partition("->")[0]
     if not re.fullmatch(r"[A-Za-z.,\s]*(->[A-Za-z.\s]*)?", text):
@@ -255,7 +261,7 @@ def _einsum(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
 
 
 def _gather_nd(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
-    """Check batch_dims; ONNX's inference reads beyond the shapes."""
+    """Check batch_dims; if it is negative, ONNX's inference reads out of bounds."""
     if (axes := values.get("batch_dims", 0)) < 0:
         yield _Fault(f"is {axes}", "must be 0 or more", attribute="batch_dims")
 
@@ -288,7 +294,7 @@ def _besides(count: int, fixed: int, what: str) -> str:
 def _scan(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
     body: Body = values["body"]
     scanned = values["num_scan_inputs"]
-    inputs = len(call.inputs) - (call.opset < 9)  # the first one were lengths
+    inputs = len(call.inputs) - (call.opset < 9)  # before opset 9, the first input was the lengths of the sequences
     if not 0 < scanned <= inputs:
         yield _Fault(f"is {scanned}", f"the node has {inputs} inputs to choose from", attribute="num_scan_inputs")
     elif body.inputs != inputs:

@@ -6,34 +6,34 @@ import onnx_ir as ir
 
 
 def is_standard(node: ir.Node, *op_types: str) -> bool:
-    """Whether it is one of these operators of ONNX's own domain."""
+    """Whether ``node`` is one of ``op_types``, in ONNX's own domain."""
     return node.domain == "" and node.op_type in op_types
 
 
 def input_at(node: ir.Node, i: int) -> ir.Value | None:
-    """Input ``i``; None if it is absent or omitted."""
+    """Return input ``i`` of ``node``; None if the node has fewer inputs or omits this one."""
     return node.inputs[i] if i < len(node.inputs) else None
 
 
 def inputs_of(node: ir.Node) -> list[ir.Value]:
-    """The inputs that are present."""
+    """Return the inputs of ``node`` without omitted ones."""
     return [v for v in node.inputs if v is not None]
 
 
 def made_by(value: ir.Value | None, *op_types: str) -> ir.Node | None:
-    """The node that computes ``value``, if it is one of these operators of ONNX's own domain."""
+    """Return the node that computes ``value`` if it is one of ``op_types``, in ONNX's own domain; otherwise None."""
     node = None if value is None else value.producer()
     return node if node is not None and is_standard(node, *op_types) else None
 
 
 def source_of(value: ir.Value | None, *op_types: str) -> ir.Value | None:
-    """The first input of the node that computes ``value``, if it is one of these operators of ONNX's own domain."""
+    """Return the first input of the node that computes ``value`` if it is one of ``op_types``; otherwise None."""
     node = made_by(value, *op_types)
     return None if node is None else input_at(node, 0)
 
 
 def read_once(value: ir.Value, reader: ir.Node) -> bool:
-    """Whether ``reader`` is the only reader, in one place, and in the same graph (a body may run more often)."""
+    """Whether ``reader`` is the only reader of ``value``, at one input, and in the same graph (bodies may repeat)."""
     producer = value.producer()
     same_graph = producer is not None and producer.graph is reader.graph
     return same_graph and not value.is_graph_output() and [node for node, _ in value.uses()] == [reader]

@@ -29,7 +29,7 @@ def needed(
     made: Callable[[Node], Iterable[Name]],
     read: Callable[[Node], Iterable[Name]],
 ) -> tuple[list[Node], set[Name]]:
-    """The nodes that ``results`` depend on, in order, and all values that these read, including the results.
+    """Return the nodes that ``results`` depend on, in order, and all values that these read, including the results.
 
     Args:
         nodes: in topological order.
@@ -80,7 +80,7 @@ def prune_graph(graph: ir.Graph, shorten: bool = True) -> None:
 
 
 def is_wanted(value: ir.Value) -> bool:
-    """Whether a node reads it, or it is an output of its graph."""
+    """Whether a node reads ``value``, or it is an output of its graph."""
     return value.is_graph_output() or bool(value.uses())
 
 
@@ -93,7 +93,7 @@ def detach(node: ir.Node) -> None:
 
 
 def _shorten(node: ir.Node, bodies: list[ir.Graph]) -> None:
-    """Drop trailing unread outputs; a loop keeps its states, and every node one output."""
+    """Drop trailing unread outputs of an If, Loop or Scan, and from its bodies; loop states and one output remain."""
     kept = max((i + 1 for i, y in enumerate(node.outputs) if is_wanted(y)), default=1)
     if node.op_type == "Loop":
         kept = max(kept, len(node.inputs) - 2, 1)

@@ -31,7 +31,10 @@ SEVEN_BITS = (-64, 64)
 
 
 def limits_of(integers: ir.TensorProtocol) -> tuple[int, int]:
-    """The minimum and maximum that a stored weight may take: int8 values within 7 bits stay within them."""
+    """Return the smallest and largest integer allowed for a weight stored as ``integers``.
+
+    That is the range of their type, or SEVEN_BITS if the type is int8 and all values are within SEVEN_BITS.
+    """
     numbers = integers.numpy()
     if integers.dtype == ir.DataType.INT8 and numbers.size and within(SEVEN_BITS, (numbers.min(), numbers.max())):
         return SEVEN_BITS
@@ -47,11 +50,12 @@ class Quantiser:
     """The mapping between floats and integers.
 
     Attributes:
-        scales: of shape [] or [1], [slices], or the floats' own with the number of blocks on ``axis``.
-        points: zero points of the scales' shape; None for zeros.
+        scales: the scales s, of shape [] or [1] for one per tensor, [slices] for one per slice of ``axis``, or the
+            shape of the floats with the number of blocks on ``axis``.
+        points: the zero points z, of the same shape as ``scales``; None if all are zero.
         limits: the smallest and largest integer.
-        axis: along which scales differ.
-        block: how many numbers along ``axis`` share a scale; 0 for a whole slice.
+        axis: the axis along which scales differ.
+        block: the number of elements along ``axis`` that share a scale; 0 if each slice has one scale.
     """
 
     scales: Array
@@ -61,14 +65,14 @@ class Quantiser:
     block: int = 0
 
     def dequantised(self, numbers: Array) -> Array:
-        """``(q - z)·s`` in float32."""
+        """Return ``(q - z)·s`` in float32."""
         offsets = numbers.astype(np.float32)
         if self.points is not None:
             offsets = offsets - self._spread(self.points.astype(np.float32), numbers.shape)
         return np.asarray(offsets * self._spread(self.scales.astype(np.float32), numbers.shape))
 
     def quantised(self, floats: Array, dtype: DTypeLike = np.int64) -> Array:
-        """``clip(round(w/s) + z)``, rounded to even, as ``dtype``; copies ``floats`` once."""
+        """Return ``clip(round(w/s) + z)``, rounded to even, as ``dtype``; copies ``floats`` once."""
         whole = np.asarray(floats / self._spread(self.scales.astype(floats.dtype), floats.shape))
         np.rint(whole, out=whole)
         if self.points is not None and self.points.any():
@@ -77,12 +81,12 @@ class Quantiser:
 
     @property
     def middle(self) -> int | None:
-        """The zero point of all scales if it is the middle of the range; None if each scale has its own."""
+        """The zero point, if it is the middle of the range for all scales; None if each scale has its own."""
         middle = 0 if self.limits[0] or self.points is None else (self.limits[1] + 1) // 2
         return middle if self.points is None or bool((self.points.astype(np.int64) == middle).all()) else None
 
     def fitted(self, floats: Array, middle: int | None, signed: bool = False) -> Quantiser:
-        """A quantiser of the same form with scales and zero points fitted to ``floats``.
+        """Return a quantiser of the same form with scales and zero points fitted to ``floats``.
 
         With a zero point per group (``middle`` None) the range covers its numbers and 0. Otherwise the number farthest
         from 0 is one end of the range; ``signed`` makes it the lower one, with a negative scale for a positive number,
@@ -118,7 +122,7 @@ class Quantiser:
         )
 
     def _errors(self, floats: Array) -> Array:
-        """The largest error of each group."""
+        """Return the largest absolute rounding error of each group of numbers that share a scale."""
         return np.asarray(np.abs(self._groups(self.dequantised(self.quantised(floats)) - floats)).max(-1))
 
     def _spread(self, v: Array, shape: Sequence[int]) -> Array:
@@ -131,7 +135,7 @@ class Quantiser:
         return v.reshape([-1 if a == axis else 1 for a in range(len(shape))])
 
     def _groups(self, floats: Array) -> Array:
-        """``floats`` with the numbers of each scale on the last axis; the last block is zero-padded."""
+        """Return ``floats`` with the numbers of each scale on the last axis; the last block is zero-padded."""
         if not self.block:
             return floats.reshape(1, -1) if self.scales.size == 1 else _flat(np.moveaxis(floats, self.axis, 0))
         moved, count = np.moveaxis(floats, self.axis, -1), self.scales.shape[self.axis]

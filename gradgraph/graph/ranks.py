@@ -10,14 +10,14 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-MOST_AXES = 64  # of NumPy's arrays
+MOST_AXES = 64  # the limit of NumPy arrays
 _KINDS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
 REDUCTIONS = tuple(f"Reduce{kind}" for kind in _KINDS)
 
 
 @dataclass(frozen=True)
 class Axes:
-    """A number of axes from ``least`` to ``most``."""
+    """A range of allowed ranks, from ``least`` to ``most`` axes; ``in`` tests the rank of a shape."""
 
     least: int
     most: int
@@ -26,7 +26,7 @@ class Axes:
         return self.least <= len(shape) <= self.most
 
     def __str__(self) -> str:
-        """Words that follow "which must"."""
+        """Return the allowed ranks in words that follow "which must"."""
         if self.most == 0:
             return "be one number, without an axis"
         if self.least == self.most == 1:
@@ -116,14 +116,14 @@ def is_ranked(op_type: str) -> bool:
 
 
 def misses(op_type: str, i: int, shape: Sequence[object] | None) -> Axes | None:
-    """The ranks allowed for input ``i`` of such an operator, if ``shape`` has another one."""
+    """Return the ranks allowed for input ``i`` of an operator if ``shape`` has another rank; otherwise None."""
     axes = axes_of(op_type)[0]
     return axes[i] if shape is not None and i < len(axes) and shape not in axes[i] else None
 
 
 @functools.cache
 def axes_of(op_type: str) -> tuple[tuple[Axes, ...], tuple[Axes, ...]]:
-    """Ranks of the inputs and of the outputs; trailing ones that are not listed may be anything."""
+    """Return the allowed ranks of the inputs and of the outputs; those beyond the end may have any rank."""
     inputs, _, outputs = _TABLE.get(op_type, "").partition("->")
     return tuple(map(_parsed, inputs.split())), tuple(map(_parsed, outputs.split()))
 

@@ -18,7 +18,14 @@ _VARIADIC = onnx.defs.OpSchema.FormalParameterOption.Variadic
 
 @dataclass(frozen=True)
 class Formal:
-    """A formal input or output: the type variable, if it has one, and the allowed types."""
+    """A formal input or output of an operator.
+
+    Attributes:
+        name: the name in ONNX's specification.
+        required: whether it must be present.
+        variable: the type variable that it shares with other inputs and outputs, such as ``T``; None without one.
+        allowed: the allowed types, as ``tensor(float)``.
+    """
 
     name: str
     required: bool
@@ -28,7 +35,14 @@ class Formal:
 
 @dataclass(frozen=True)
 class Signature:
-    """An operator at an opset; ``attributes`` maps each name to its type and whether it is required."""
+    """The inputs, outputs and attributes of an operator at an opset.
+
+    Attributes:
+        inputs, outputs: the formal inputs and outputs.
+        least, most: the smallest and largest number of inputs.
+        least_outputs, most_outputs: the smallest and largest number of outputs.
+        attributes: for each name, the type, and whether it is required.
+    """
 
     inputs: tuple[Formal, ...]
     outputs: tuple[Formal, ...]
@@ -45,7 +59,7 @@ class Signature:
 
 @functools.cache
 def schema_of(op_type: str, opset: int, domain: str = "") -> Schema | None:
-    """ONNX's schema; None if ``domain`` has no such operator at ``opset``, or it was removed."""
+    """Return ONNX's schema of an operator; None if ``domain`` does not have it at ``opset``, or it was removed."""
     try:
         schema = onnx.defs.get_schema(op_type, opset, domain)
     except onnx.defs.SchemaError:
@@ -55,7 +69,7 @@ def schema_of(op_type: str, opset: int, domain: str = "") -> Schema | None:
 
 @functools.cache
 def default_attributes(op_type: str, opset: int) -> dict[str, ir.Attr]:
-    """The attributes of an ai.onnx operator with defaults, and the defaults; empty for an unknown operator."""
+    """Return the default values of an ai.onnx operator's attributes by name; empty for an unknown operator."""
     schema = schema_of(op_type, opset)
     known = {} if schema is None else schema.attributes
     return {n: ir.from_proto(a.default_value) for n, a in known.items() if a.default_value.name}
@@ -63,7 +77,7 @@ def default_attributes(op_type: str, opset: int) -> dict[str, ir.Attr]:
 
 @functools.cache
 def signature(op_type: str, opset: int) -> Signature | None:
-    """The signature; None if ai.onnx has no such operator at ``opset``, or it was removed."""
+    """Return the signature of an operator; None if ai.onnx does not have it at ``opset``, or it was removed."""
     schema = schema_of(op_type, opset)
     if schema is None:
         return None
@@ -90,13 +104,13 @@ def signature(op_type: str, opset: int) -> Signature | None:
 
 
 def _widened(allowed: Iterable[str]) -> frozenset[str]:
-    """Add float64 wherever float32 is allowed: evaluators without kernels run such models."""
+    """Add double wherever float is allowed: reference evaluators, which need no kernels, run models in double."""
     return frozenset(allowed) | {text.replace("(float)", "(double)") for text in allowed}
 
 
 @functools.cache
 def known_since() -> dict[str, int]:
-    """The first opset of each ai.onnx operator."""
+    """Return the first opset of each ai.onnx operator."""
     versions: dict[str, int] = {}
     for schema in onnx.defs.get_all_schemas_with_history():
         if schema.domain == "":

@@ -11,7 +11,7 @@ VERSION = 1
 
 
 def scoped(scope: str, name: str) -> str:
-    """``scope/name``: ``grad/conv/Mul``.
+    """Return ``scope/name``, such as ``grad/conv/Mul``.
 
     Scopes of ``name`` that ``scope`` begins with are not repeated; if the result is too long, scopes in the middle are
     dropped.
@@ -20,7 +20,7 @@ def scoped(scope: str, name: str) -> str:
 
 
 def _beyond(scope: str, name: str) -> str:
-    """``name`` without the scopes that it shares with ``scope``."""
+    """Return ``name`` without the scopes that it shares with ``scope``."""
     shared = 0
     for a, b in zip(scope.split("/"), name.split("/")[:-1], strict=False):
         if a != b:
@@ -38,11 +38,11 @@ def _shortened(name: str) -> str:
 
 
 def function_name(operator: str, number: int) -> str:
-    """The name of the ``number``-th function of an operator: ``ConvGradWeight``, ``ConvGradWeight_2``, …"""
+    """Return the name of the ``number``-th function of an operator: ``ConvGradWeight``, ``ConvGradWeight_2``, …"""
     return operator if number == 1 else f"{operator}_{number}"
 
 
 def operator_name(function: str, domain: str = DOMAIN) -> str:
-    """The operator of one of our functions; any other name unchanged."""
+    """Return the operator of a function named by ``function_name``; the name of any other function is unchanged."""
     name, _, number = function.rpartition("_")
     return name if domain == DOMAIN and number.isdecimal() else function

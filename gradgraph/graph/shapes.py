@@ -33,19 +33,19 @@ _ASKED = "gradgraph.shape_asked"  # Value.meta key: inference has failed and nee
 
 
 def shape_of(value: ir.Value | None) -> Shape | None:
-    """The shape of ``value`` as far as it is known, inferred through its producers if none is recorded."""
+    """Return the shape of ``value`` as far as it is known, inferred through its producers if none is recorded."""
     if value is not None and value.shape is None and value.producer() is not None and _ASKED not in value.meta:
         _infer_back(value)
     return recorded_shape(value)
 
 
 def recorded_shape(value: ir.Value | None) -> Shape | None:
-    """The recorded shape of ``value``, without inference."""
+    """Return the recorded shape of ``value``, without inference."""
     return None if value is None or value.shape is None else as_dims(value.shape)
 
 
 def shape_of_type(kind: onnx.TypeProto | None) -> Shape | None:
-    """The shape in a protobuf type; for a sequence or optional, the shape of its elements.
+    """Return the shape in a protobuf type; for a sequence or optional, the shape of its elements.
 
     A size of 0 is a size (an empty axis). A named axis is symbolic, and one without size or name is unknown.
     """
@@ -61,7 +61,7 @@ def shape_of_type(kind: onnx.TypeProto | None) -> Shape | None:
 
 
 def reset_inference(values: Iterable[ir.Value]) -> None:
-    """Let ``shape_of`` infer those of ``values`` again whose node may be better known by now."""
+    """Make ``shape_of`` repeat a failed inference for those ``values`` whose node now has an input of known shape."""
     for value in values:
         node = value.producer()
         read = [v for v in node.inputs if v is not None and not v.is_initializer()] if node is not None else []
@@ -70,7 +70,10 @@ def reset_inference(values: Iterable[ir.Value]) -> None:
 
 
 def source_of_open_rank(value: ir.Value) -> ir.Value:
-    """The first value of unknown rank among those that ``value``, of unknown rank, is computed from."""
+    """Return the value of unknown rank that is the origin of the unknown rank of ``value``.
+
+    Walks back through the producers as long as a node reads a value of unknown rank.
+    """
     before: ir.Value | None = value
     while before is not None:
         value, node = before, before.producer()
@@ -80,7 +83,7 @@ def source_of_open_rank(value: ir.Value) -> ir.Value:
 
 
 def _measured(value: ir.Value) -> ir.Value:
-    """The value of which ``value`` is the shape, if any; otherwise itself."""
+    """Return the tensor ``x`` if ``value`` is the result of ``Shape(x)``; otherwise ``value``."""
     node = value.producer()
     return node.inputs[0] or value if node is not None and node.op_type == "Shape" else value
 
@@ -100,7 +103,7 @@ def record_shape(value: ir.Value, shape: Shape | None) -> None:
 
 @contextlib.contextmanager
 def assumptions(values: Iterable[ir.Value]) -> Iterator[None]:
-    """Within this context, shapes of ``values`` may be recorded tentatively; they are restored afterwards."""
+    """Restore the recorded shapes of ``values`` after this context, in which they may be changed tentatively."""
     before = [(v, v.shape, _ASKED in v.meta) for v in values]
     try:
         yield
@@ -116,17 +119,17 @@ def is_static(shape: Iterable[object] | None) -> bool:
 
 
 def known_sizes(shape: Iterable[object] | None) -> list[int]:
-    """The numeric sizes of ``shape``."""
+    """Return the numeric sizes of ``shape``."""
     return [d for d in shape or () if isinstance(d, int)]
 
 
 def all_sizes(shape: Iterable[object] | None) -> list[int] | None:
-    """The sizes of ``shape``, if all are numbers."""
+    """Return the sizes of ``shape``, if all are numbers."""
     return known_sizes(shape) if is_static(shape) else None
 
 
 def sizes_or(shape: Iterable[object] | None, unknown: Unknown) -> list[int | Unknown]:
-    """The sizes of ``shape``, with ``unknown`` for each that is not a number."""
+    """Return the sizes of ``shape``, with ``unknown`` for each that is not a number."""
     return [d if isinstance(d, int) else unknown for d in shape or ()]
 
 
@@ -136,29 +139,29 @@ def size_factors(name: str) -> list[str]:
 
 
 def size_of_name(name: str, sizes: Mapping[str, int], otherwise: int) -> int:
-    """The size of ``name``, or the product of its factors; ``otherwise`` is used for unknown names."""
+    """Return the size of ``name``, or the product of its factors; ``otherwise`` is used for unknown names."""
     if name in sizes:
         return sizes[name]
     return math.prod(int(part) if part.isdecimal() else sizes.get(part, otherwise) for part in size_factors(name))
 
 
 def differ(a: Dim, b: Dim) -> bool:
-    """Whether both are numbers and differ. An unknown size may be any number."""
+    """Whether ``a`` and ``b`` are two different numbers. An unknown size may be any number."""
     return isinstance(a, int) and isinstance(b, int) and a != b
 
 
 def clash(a: Iterable[Dim], b: Iterable[Dim]) -> bool:
-    """Whether a size of ``a`` ``differ``s from that of ``b`` on the same axis; ranks are not compared."""
+    """Whether ``a`` and ``b`` have two different numbers on the same axis; ranks are not compared."""
     return any(map(differ, a, b))
 
 
 def is_number(shape: Shape | None, rank: int) -> bool:
-    """Whether the shape is one element, with at most ``rank`` axes."""
+    """Whether a tensor of this shape has exactly one element, and at most ``rank`` axes."""
     return shape is not None and len(shape) <= rank and all(d == 1 for d in shape)
 
 
 def broadcast(*shapes: Shape | None) -> Shape | None:
-    """The NumPy broadcast of ``shapes``, with ``None`` where unknown dimensions leave it open."""
+    """Return the NumPy broadcast of ``shapes``, with ``None`` where unknown dimensions leave it open."""
     if any(s is None for s in shapes):
         return None
     known = [s for s in shapes if s is not None]
@@ -241,7 +244,7 @@ def infer_beyond_onnx(node: ir.Node) -> None:
 
 
 def beyond_onnx(node: ir.Node, given: Sequence[Shape | None]) -> Shape | None:
-    """The shape that our own rules infer for the first output (for all, of a Split), from these input shapes."""
+    """Return the shape that our own rules infer for the first output (for all, of a Split), from these input shapes."""
     if node.op_type in _LIKE_FIRST:
         return given[0] if given else None
     if node.op_type == "STFT":  # for one signal per row: frames, frequencies, and a complex number
@@ -253,7 +256,10 @@ def beyond_onnx(node: ir.Node, given: Sequence[Shape | None]) -> Shape | None:
 
 
 def lost_sizes(node: ir.Node) -> Shape | None:
-    """The sizes that ONNX's inference loses: axes that a Slice does not name, and sequences."""
+    """Return sizes of the first output that ONNX's inference does not infer, with None for all others.
+
+    These are the axes that a Slice does not name, and the elements of a sequence.
+    """
     if node.domain or not node.inputs:
         return None
     given = [recorded_shape(v) for v in node.inputs]
@@ -283,7 +289,7 @@ def _infer_by_schema(node: ir.Node) -> None:
 def _infer_outputs(
     node: ir.Node, given: Sequence[Shape | None], numbers: Sequence[np.ndarray | None], opset: int
 ) -> list[tuple[int, Shape | None]]:
-    """The element type (0 if unknown) and the shape of each output, by ONNX's rules."""
+    """Return the element type (0 if unknown) and the shape of each output, by ONNX's rules."""
     try:
         found = types_by_schema(node, given, opset, _known_data)
     except FAILURES:
@@ -293,7 +299,7 @@ def _infer_outputs(
     return [(k.tensor_type.elem_type, shape_of_type(k) if k.HasField("tensor_type") else None) for k in kinds]
 
 
-FAILURES = (  # raised by ONNX's rules if they do not know, or object
+FAILURES = (  # raised by ONNX's inference if it cannot infer a shape, or rejects the node
     onnx.shape_inference.InferenceError,
     onnx.checker.ValidationError,
     RuntimeError,
@@ -308,13 +314,20 @@ def types_by_schema(
     opset: int,
     data: Callable[[ir.Node], dict[str, onnx.TensorProto]],
 ) -> dict[str, onnx.TypeProto]:
-    """The types that ONNX's rules infer for outputs of ``node``, with inputs of these shapes; raises their errors.
+    """Return the types that ONNX's rules infer for the outputs of ``node``, by name.
 
-    ``data`` holds constants that may determine shapes.
+    Args:
+        node: the node.
+        given: the shapes of its inputs.
+        opset: the opset whose rules are used.
+        data: returns the constant inputs of a node that may determine shapes, by name.
+
+    Raises:
+        FAILURES: if ONNX's rules raise one of these.
     """
     schema = schema_of(node.op_type, opset, node.domain)
     vectors = [s[0] for s in given if s is not None and len(s) == 1]
-    if schema is None or any(size > 2**24 for size in known_sizes(vectors)):  # read as sizes, they take forever
+    if schema is None or any(size > 2**24 for size in known_sizes(vectors)):  # as sizes, they take ONNX forever
         return {}
     read = [(v, s) for v, s in zip(node.inputs, given, strict=True) if v is not None and v.name]
     found: dict[str, onnx.TypeProto] = onnx.shape_inference.infer_node_outputs(
@@ -343,7 +356,7 @@ POOLS = frozenset({"MaxPool", "AveragePool", "LpPool"})
 
 
 def window_count(size: int, reach: int, stride: int, begin: int, end: int) -> int:
-    """The number of windows of ``reach`` elements of a pool with ``ceil_mode=1`` along an axis.
+    """Return the number of windows of ``reach`` elements of a pool with ``ceil_mode=1`` along an axis.
 
     A last window that would start beyond the end is dropped, which ONNX's rules miss before opset 22.
     """
@@ -352,7 +365,7 @@ def window_count(size: int, reach: int, stride: int, begin: int, end: int) -> in
 
 
 def windows_of(node: ir.Node) -> tuple[list[int], list[int], list[int]]:
-    """The extents of the windows of a node with ``kernel_shape`` along each axis, their strides, and the pads."""
+    """Return the window extents, strides and pads along each axis, for a node with the attribute ``kernel_shape``."""
     attributes, kernel = node.attributes, node.attributes["kernel_shape"].as_ints()
     rank = len(kernel)
     strides, dilations = (attributes.get_ints(name) or [1] * rank for name in ("strides", "dilations"))
@@ -376,7 +389,7 @@ def _infer_windows(pool: ir.Node) -> None:
 
 
 def _of_elements(node: ir.Node, known: Sequence[Shape | None]) -> Shape | None:
-    """The shape that the elements of a sequence share, recorded as the sequence's."""
+    """Return the shape that all elements of a sequence share, which is recorded as the shape of the sequence."""
     if node.op_type == "SequenceConstruct":
         return functools.reduce(common, known)
     if node.op_type == "SequenceInsert":
@@ -385,14 +398,14 @@ def _of_elements(node: ir.Node, known: Sequence[Shape | None]) -> Shape | None:
 
 
 def common(a: Shape | None, b: Shape | None) -> Shape | None:
-    """The sizes that both shapes agree on; None for the others."""
+    """Return the sizes that ``a`` and ``b`` agree on, None on other axes; None if the ranks are unknown or differ."""
     if a is None or b is None or len(a) != len(b):
         return None
     return tuple(m if m == n else None for m, n in zip(a, b, strict=True))
 
 
 def _rank(node: ir.Node, known: Sequence[Shape | None]) -> int | None:
-    """The rank where ONNX infers nothing: convolution with kernels of unknown size, computed shapes."""
+    """Return the rank of the first output where ONNX infers none: kernels of unknown size, computed shapes."""
     if node.op_type in POOLS and (kernel := node.attributes.get_ints("kernel_shape")) is not None:
         return 2 + len(kernel)
     if node.op_type in ("Conv", "ConvTranspose"):  # images and kernels have equal rank
@@ -423,12 +436,15 @@ _ELEMENTWISE = frozenset(_NAMES.split())
 
 
 def is_elementwise(node: ir.Node) -> bool:
-    """Whether it computes elementwise, with broadcasting."""
+    """Whether ``node`` computes elementwise, with broadcasting."""
     return node.domain == "" and node.op_type in _ELEMENTWISE
 
 
 def operands(node: ir.Node) -> Sequence[ir.Value | None]:
-    """The inputs of an elementwise node that broadcast together; onnxruntime accepts vectors as bounds of Clip, too."""
+    """Return the inputs of an elementwise node that broadcast together.
+
+    For a Clip, that is the first one only, as onnxruntime also accepts vectors as bounds.
+    """
     return node.inputs[:1] if node.op_type == "Clip" else node.inputs
 
 
@@ -444,7 +460,7 @@ def _type_proto(value: ir.Value, shape: Shape | None) -> onnx.TypeProto:
 
 
 def _known_data(node: ir.Node) -> dict[str, onnx.TensorProto]:
-    """Constant inputs small enough to determine shapes (axes, sizes, repeats)."""
+    """Return the constant inputs that may determine shapes (axes, sizes, repeats) by name: up to 64 elements each."""
     steering = [(v.name, _steering(v)) for v in node.inputs if v is not None and v.name]
     return {name: onnx.numpy_helper.from_array(data, name) for name, data in steering if data is not None}
 
@@ -458,18 +474,18 @@ def _steering(value: ir.Value | None) -> np.ndarray | None:
 
 
 def stored_sizes(value: ir.Value) -> tuple[int, ...]:
-    """The shape of the tensor of an initializer."""
+    """Return the shape of the tensor of an initializer."""
     assert value.const_value is not None
     return tuple(value.const_value.shape.numpy())
 
 
 def is_single(value: ir.Value) -> bool:
-    """Whether this initializer has one element, whatever its rank."""
+    """Whether ``value`` is an initializer with one element, whatever its rank."""
     return value.const_value is not None and value.const_value.size == 1
 
 
 def constant_of(value: ir.Value | None) -> np.ndarray | None:
-    """The array of an initializer that is not also a graph input, or of a Constant node."""
+    """Return the array of an initializer that is not also a graph input, or of a Constant node."""
     if value is None or value.is_graph_input():
         return None
     if value.const_value is not None:
@@ -485,7 +501,7 @@ FOLD_LIMIT = 1024  # elements: shape arithmetic is folded as it is written, weig
 
 
 def small_constant(value: ir.Value | None) -> np.ndarray | None:
-    """``constant_of``, if it has at most FOLD_LIMIT elements; larger ones are not read."""
+    """Return ``constant_of(value)`` if it has at most FOLD_LIMIT elements, else None, without reading it."""
     if value is None:
         return None
     if (tensor := value.const_value) is None:
@@ -494,7 +510,7 @@ def small_constant(value: ir.Value | None) -> np.ndarray | None:
 
 
 def fold(op_type: str, inputs: Sequence[np.ndarray | None], attrs: dict[str, Any]) -> np.ndarray | None:
-    """The value of a small integer or boolean node with constant inputs, or ``None``."""
+    """Return the value of a small integer or boolean node with constant inputs, or ``None``."""
     how = FOLDS.get(op_type)
     if how is None or any(a is None or a.size > FOLD_LIMIT or a.dtype.kind not in "iub" for a in inputs):
         return None

@@ -73,7 +73,7 @@ class Signature:
         return dtypes
 
     def _dtype_among(self, operands: Sequence[ir.Value | None], type_str: str) -> ir.DataType | None:
-        """The type of the first operand whose schema type is ``type_str``."""
+        """Return the type of the first operand whose schema type is ``type_str``."""
         for i in self._places.get(type_str, ()):
             if i < len(operands) and (x := operands[i]) is not None:
                 return x.dtype
@@ -103,9 +103,9 @@ _USUAL: dict[type, Callable[[str, Any], ir.Attr]] = {int: ir.AttrInt64, float: i
 
 
 def attributes_without_schema(values: Mapping[str, Any]) -> list[ir.Attr]:
-    """Attributes of an operator without a schema; ``None`` values are omitted.
+    """Convert ``values`` to attributes of an operator without a schema; ``None`` values are omitted.
 
-    onnx-ir infers their kinds, but slowly; so the usual ones are handled here.
+    onnx-ir infers attribute types slowly, so the usual types are handled here.
     """
     made = []
     for name, value in values.items():
@@ -121,10 +121,10 @@ def attributes_without_schema(values: Mapping[str, Any]) -> list[ir.Attr]:
 
 
 def signature(op_type: str, domain: str = "") -> Signature:
-    """The signature of an operator.
+    """Return the signature of an operator.
 
     Raises:
-        ModelError: the operator is not in the schemas.
+        ModelError: if the operator is not in the schemas.
     """
     found = known_signature(op_type, domain)
     if found is None:
@@ -134,7 +134,7 @@ def signature(op_type: str, domain: str = "") -> Signature:
 
 @functools.cache
 def known_signature(op_type: str, domain: str = "") -> Signature | None:
-    """The signature of an operator, or ``None`` if it has no schema (custom domains)."""
+    """Return the signature of an operator, or ``None`` if it has no schema (custom domains)."""
     try:
         return Signature(onnx.defs.get_schema(op_type, OPSET, domain))
     except onnx.defs.SchemaError:

@@ -36,17 +36,17 @@ class Layout:
     place: int = 0
 
     def summed(self, rank: int) -> list[int]:
-        """The axes of one output unit: all that do not index units."""
+        """Return the axes of one output unit: all that do not index units."""
         return [axis for axis in range(rank) if axis not in self.outputs]
 
     def matrix(self, sizes: Sequence[int]) -> tuple[int, int]:
-        """The sizes as of a linear layer in PyTorch: outputs, and the product of all others."""
+        """Return the sizes of a weight as a matrix: the product of the output axes, and that of all other axes."""
         rows = math.prod(size for axis, size in enumerate(sizes) if axis in self.outputs)
         return rows, math.prod(sizes) // max(rows, 1)
 
 
 def layout_at(node: ir.Node, place: int, rank: int) -> Layout | None:
-    """The layout in which a node reads its input ``place``, of ``rank`` axes; None if it is not a layer's weight."""
+    """Return the layout in which a node reads input ``place``, of ``rank`` axes; None if it is not a layer's weight."""
     kind, number = node.op_type, node.attributes.get_int
     if kind == "Gather" and place == 0:
         return Layout((number("axis", 0) % max(rank, 1),))
@@ -66,7 +66,10 @@ def layout_at(node: ir.Node, place: int, rank: int) -> Layout | None:
 
 
 def _transposed_conv(node: ir.Node) -> Layout:
-    """A ConvTranspose kernel is (inputs, outputs of a group, …); with a group per input, both index outputs."""
+    """Return the layout of a ConvTranspose kernel, whose axes are inputs, outputs of a group, then space.
+
+    With one group per input channel, the first two axes both index outputs.
+    """
     groups, sizes = node.attributes.get_int("group", 1), shape_of(node.inputs[1])
     by_channel = groups > 1 and sizes is not None and sizes[0] == groups
     return Layout((0, 1), None) if by_channel else Layout((1,), 0 if groups == 1 else None)
@@ -96,13 +99,13 @@ def carry_layout(weight: ir.Value, other: ir.Value) -> None:
 
 
 def layout_of(weight: ir.Value) -> Layout:
-    """The recorded layout of a weight; without a record, the layout in which nodes read it now."""
+    """Return the recorded layout of a weight; if none is recorded, the layout in which nodes read it now."""
     recorded = weight.meta.get(_RECORDED)
     return recorded if isinstance(recorded, Layout) else _found(weight, {})
 
 
 def layouts(weight: ir.Value) -> list[Layout]:
-    """The layouts in which all layers read a weight of two axes or more."""
+    """Return the layouts in which all layers read a weight of two axes or more."""
     return [found for read in _reads(weight) if (found := _of_read(*read)) is not None]
 
 
@@ -116,7 +119,7 @@ def _found(weight: ir.Value, places: dict[ir.Node, int]) -> Layout:
 
 
 def _of_read(node: ir.Node, place: int, axes: tuple[int, ...]) -> Layout | None:
-    """The layout in which a node reads a weight with these axes at that point."""
+    """Return the layout, in axes of the weight, of a value that a node reads; ``axes`` are as yielded by ``_reads``."""
     found = layout_at(node, place, len(axes))
     if found is None:
         return None
@@ -125,7 +128,10 @@ def _of_read(node: ir.Node, place: int, axes: tuple[int, ...]) -> Layout | None:
 
 
 def _reads(weight: ir.Value) -> Iterator[tuple[ir.Node, int, tuple[int, ...]]]:
-    """The nodes that compute with a weight, the input index, and its axes at that point; −1 is a new one."""
+    """Yield each node that computes with a weight, the index of its input, and the axes of that input.
+
+    An axis is the index of the weight's axis, or −1 for an axis that a reshape has added.
+    """
     waiting, seen = [(weight, tuple(range(len(shape_of(weight) or ()))))], {weight}
     while waiting:
         value, now = waiting.pop()
@@ -143,7 +149,10 @@ def _reads(weight: ir.Value) -> Iterator[tuple[ir.Node, int, tuple[int, ...]]]:
 
 
 def _behind(node: ir.Node, place: int, axes: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The axes after a node that only passes a weight on; None for one that computes with it."""
+    """Return the axes of the output of a node that only copies, transposes or reshapes a weight; None for any other.
+
+    ``axes`` are those of the input; both are indices of the weight's axes, or −1.
+    """
     if node.domain not in ("", "com.microsoft") or place:
         return None
     if node.op_type in _SAME:

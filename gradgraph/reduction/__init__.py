@@ -1,4 +1,4 @@
-"""Reduction: shrink a model that shows a fault to a small one, without names and weights, that still shows it.
+"""Reduction of a model with a fault to a small model, without names and weights, that has the same fault.
 
-It knows models as messages and the symptoms of faults, but not their causes.
+It handles models as protobuf messages, and faults by their symptoms, whatever the cause.
 """

@@ -1,4 +1,4 @@
-"""Replace names, texts and weights that identify a model."""
+"""Strategies that replace names, texts and weights that could identify a model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gradgraph.files.protos import node_graphs, proto_graphs, proto_nodes
 from gradgraph.reduction.strategies import Strategy, Tries, copied
 from gradgraph.reduction.submodels import Learn
 
-_STEERING = 64  # elements of an integer tensor that may be sizes or axes, which identify nobody
+_STEERING = 64  # elements: smaller integer tensors may be sizes or axes, which do not identify a model
 
 
 def without_texts(model: onnx.ModelProto, learn: Learn) -> Tries:
@@ -29,7 +29,7 @@ def without_texts(model: onnx.ModelProto, learn: Learn) -> Tries:
 
 
 def without_names(model: onnx.ModelProto, learn: Learn) -> Tries:
-    """Number inputs, weights, outputs, other values, nodes and symbolic sizes."""
+    """Rename inputs, weights, outputs, other values, nodes and symbolic sizes to ``x0``, ``w0``, ``y0`` and so on."""
     small = copied(model)
     names = _Numbered()
     for prefix, values in (("x", small.graph.input), ("w", small.graph.initializer), ("y", small.graph.output)):
@@ -61,7 +61,7 @@ def without_names(model: onnx.ModelProto, learn: Learn) -> Tries:
 
 
 def without_weights(model: onnx.ModelProto, learn: Learn) -> Tries:
-    """Draw other numbers of similar size: for all weights, then for one after the other."""
+    """Replace weights by random numbers of similar size: all weights at once or, if that fails, one after the other."""
     places = [i for i, t in enumerate(model.graph.initializer) if _tells(t)]
     redrawn = _redrawn(model, places)
     if places and (yield redrawn):
@@ -73,13 +73,13 @@ def without_weights(model: onnx.ModelProto, learn: Learn) -> Tries:
 
 
 def kept_weights(model: onnx.ModelProto, original: onnx.ModelProto) -> list[str]:
-    """The names of weights of ``model`` that still have the original's numbers."""
+    """Return the names of weights of ``model`` that still have the original's numbers."""
     before = {t.raw_data for t in original.graph.initializer if t.raw_data}
     return [t.name for t in model.graph.initializer if _tells(t) and t.raw_data in before]
 
 
 class _Numbered(dict[str, str]):
-    """A map from names to generated ones: the first is ``x0``."""
+    """A map from names to generated names: a prefix and a number, such as ``x0``."""
 
     def add(self, prefix: str, name: str) -> None:
         if name and name not in self:
@@ -102,7 +102,10 @@ def _redrawn(model: onnx.ModelProto, places: list[int]) -> onnx.ModelProto:
 
 
 def _like(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Random numbers with the signs and mean magnitude of ``array``, or drawn from its integer range."""
+    """Return random values like those of ``array``: of the same mean magnitude, integer range, or booleans.
+
+    They are all positive if those of ``array`` are.
+    """
     if array.dtype.kind == "f":
         size = float(np.abs(array[np.isfinite(array)].astype(np.float64)).mean()) if array.size else 0.0
         positive = bool((array > 0).all())

@@ -1,6 +1,6 @@
-"""The faults that a model can have, each with its symptom.
+"""Checks of a model for each kind of fault, which return the symptom, or None if the model does not have the fault.
 
-Symptoms are compared without the names and numbers of the model, as a smaller one has others.
+Symptoms contain no names or numbers of the model, so that those of a model and a smaller one can be compared.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from gradgraph.verify.reference import Oracle, in_float64
 
 Fault = Callable[[onnx.ModelProto], str | None]
 
-_MOST_WORDS = 12  # of a message; the rest is detail
-_ROUNDED = 1e4  # rounding errors by which a result may differ from the reference, in units of its largest entry
-_WIDEST = 0.1  # relative to the largest entry, for every element type
+_MOST_WORDS = 12  # words of an error message that are part of a symptom
+_ROUNDED = 1e4  # a result may differ from the reference by this many rounding errors of its largest entry
+_WIDEST = 0.1  # and by at most this much relative to its largest entry, for every element type
 
 
 def of_build(model: onnx.ModelProto) -> str | None:
-    """Check whether the gradients of the model cannot be written."""
+    """Check whether writing the gradients of the model raises an error."""
     try:
         vjp(model)
     except Exception as error:  # of any class: a bug may raise anything
@@ -51,10 +51,13 @@ def of_run(model: onnx.ModelProto) -> str | None:
 
 
 def of_gradient_run(model: onnx.ModelProto) -> str | None:
-    """Check the same for the model's gradients, as ``gradgraph grad --vjp`` writes them."""
+    """Check whether the model's gradients (as of ``gradgraph grad --vjp``) fail in onnxruntime, or differ there.
+
+    They are compared with the reference implementation, as in ``of_run``.
+    """
     try:
         gradient = vjp(model)
-    except Exception:  # which is the fault "build"
+    except Exception:  # this is the fault "build", not this one
         return None
     assert isinstance(gradient, onnx.ModelProto)
     return _seen_in_onnxruntime(gradient)
@@ -69,7 +72,7 @@ LOOKS: dict[str, Fault] = {
 
 
 def said(error: Exception, model: onnx.ModelProto) -> str:
-    """The class of an error and its first words, without quotes, names of the model, and numbers."""
+    """Return the class of an error and its first words, without quotes, names of the model, and numbers."""
     names = {n for node in model.graph.node for n in (node.name, *node.input, *node.output)}
     text = re.sub(r"'[^']*'|\"[^\"]*\"", " ", str(error))
     words = (w.strip(".,:;()[]") for w in text.split())
@@ -96,7 +99,7 @@ def _seen_in_onnxruntime(model: onnx.ModelProto) -> str | None:
 
 
 def _feeds_and_reference(model: onnx.ModelProto) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """The first feeds for which the reference implementation returns finite results, and these, in float64."""
+    """Return the first feeds with finite results in the reference implementation, and these results in float64."""
     work = load_model(model)
     infer_shapes(work)
     double = Oracle(in_float64(model))

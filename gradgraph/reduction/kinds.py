@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# symptoms, in the order in which "auto" checks for them: each requires what the previous one does
+# by name, in the order in which "auto" checks for them: a model that has one fault cannot be checked for later ones
 FAULTS = {
     "build": "the model's gradients cannot be written",
     "run": "onnxruntime rejects the model, crashes, or differs from the reference implementation",

@@ -1,4 +1,4 @@
-"""Checks for a fault in a subprocess, as a model may crash it or never finish."""
+"""Checks of models for a fault in a subprocess, because a model may crash the process or never finish."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import onnx
 from gradgraph.errors import DataError, shown
 from gradgraph.machine.processes import Process, ends_well, start_python
 
-VALUES = "values"  # an additional question: what the model computes
+VALUES = "values"  # not a fault: the subprocess returns the values that the model computes
 _WAITING = 10  # wall-clock limit as a multiple of the CPU limit: the machine may be busy
 _LATE = ("SIGPROF", "SIGKILL")
 _MODEL = "model.onnx"
@@ -24,11 +24,12 @@ _CODE = "from gradgraph.reduction.observer import answer; answer({})"
 
 
 class Observer:
-    """Checks a model for a fault in a subprocess.
+    """A function that checks a model for a fault in a subprocess.
 
     Args:
         fault: a name of ``gradgraph.reduction.kinds.FAULTS``, or ``VALUES``.
-        seconds: CPU time limit, after which a model counts as never finishing.
+        seconds: the CPU time limit for one model; exceeding it is a fault, too.
+        folder: the folder of the file through which the subprocess receives models.
     """
 
     def __init__(self, fault: str, seconds: float, folder: Path) -> None:
@@ -37,7 +38,7 @@ class Observer:
         self._process: Process | None = None
 
     def __call__(self, model: onnx.ModelProto) -> str | None:
-        """Return the symptom: words, the signal that ended the process, or ``None``."""
+        """Return the symptom in words, including a signal that ended the subprocess; None if there is no fault."""
         self._path.write_bytes(model.SerializeToString())
         process = self._running()
         assert process.stdin is not None
@@ -68,7 +69,7 @@ class Observer:
         return self._process
 
     def close(self) -> None:
-        """End the process."""
+        """End the subprocess; the next check starts another one."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -80,7 +81,7 @@ class Observer:
 
 @contextmanager
 def observer(fault: str, seconds: float) -> Iterator[Observer]:
-    """An :class:`Observer` with a temporary folder."""
+    """Create an :class:`Observer` with a temporary folder for this context."""
     with tempfile.TemporaryDirectory(prefix="gradgraph-") as folder:
         found = Observer(fault, seconds, Path(folder))
         try:
@@ -90,7 +91,9 @@ def observer(fault: str, seconds: float) -> Iterator[Observer]:
 
 
 def answer(seconds: float) -> None:
-    """Serve in the subprocess: print a line when ready, then answer one JSON request (fault and path) per line.
+    """Serve requests in the subprocess: print a line when ready, then a line of JSON for each request.
+
+    A request is a line with the fault and the path of the model; the answer is the symptom, or null.
 
     The process ends if a check exceeds ``seconds`` of CPU time, on systems with such a limit.
     """

@@ -1,4 +1,4 @@
-"""Shrink a model that shows a fault, keeping the fault."""
+"""Reduction of a model to a small one with the same fault (``gradgraph reduce``)."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ Observed = Callable[[onnx.ModelProto], str | None]
 
 @dataclass(frozen=True)
 class Reduction:
-    """A reduced model, and how it was found.
+    """The result of ``reduce``.
 
     Attributes:
         model: the small model.
         fault: the kind of fault, a name of ``FAULTS`` or ``"test"``.
-        seen: its symptom, without names and numbers of the model.
-        nodes_before, nodes: the number of nodes before and after, including bodies.
-        operators: the count of each operator.
-        tried: how many models were tried.
-        not_anonymous: weights whose own numbers the fault requires.
+        seen: the symptom of the fault, without names and numbers of the model.
+        nodes_before, nodes: the number of nodes before and after, including nodes in bodies.
+        operators: the number of nodes of each operator.
+        tried: the number of models that were checked.
+        not_anonymous: the weights that keep their original values, because the fault disappears otherwise.
     """
 
     model: onnx.ModelProto
@@ -65,30 +65,30 @@ def reduce(
     anonymous: bool = True,
     progress: Callable[[int, int], None] = lambda nodes, size: None,
 ) -> Reduction:
-    """Shrink ``model`` while a fault still shows, for an anonymous report.
+    """Reduce ``model`` to a small, anonymous model with the same fault, for a bug report.
 
     Nodes, outputs, branches, sizes and weights are dropped or made smaller by delta debugging (Zeller and Hildebrandt,
-    "Simplifying and isolating failure-inducing input", 2002), repeated until nothing changes.
+    "Simplifying and isolating failure-inducing input", 2002), until no further reduction keeps the fault.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed. Its weights must fit into one
             message (2 GB).
-        fault: its symptom. ``"build"``: gradients cannot be written. ``"run"``: onnxruntime rejects the model, crashes,
-            or differs from the reference implementation. ``"gradient-run"``: the same for its gradients.
-            ``"gradient"``: a gradient differs from central differences. ``"auto"``: the first of these that shows. Each
-            is checked in a subprocess.
-        shows: your own check of a model, run in this process, instead of ``fault``.
-        test: a command that exits with 0 if the fault shows, as a list of words, instead of ``fault``; ``{}`` is
-            replaced by the path of the model.
-        out: write the small model to this path.
-        seconds: CPU time limit for checking one model; exceeding it is a fault, too.
-        anonymous: replace names, texts and weights, as long as the fault still shows.
-        progress: called with the nodes and the bytes of the smallest model so far.
+        fault: the kind of fault. ``"build"``: gradients cannot be written. ``"run"``: onnxruntime rejects the model,
+            crashes, or differs from the reference implementation. ``"gradient-run"``: the same for its gradients.
+            ``"gradient"``: a gradient differs from central differences. ``"auto"``: the first of these that the model
+            has. The check runs in a subprocess.
+        shows: your own check, used instead of ``fault``: returns whether a model has the fault; runs in this process.
+        test: a command, used instead of ``fault``, as a list of words: it exits with 0 if the model has the fault.
+            ``{}`` is replaced by the path of the model.
+        out: the path to which the small model is written; by default it is not written.
+        seconds: the CPU time limit for checking one model; exceeding it is a fault, too.
+        anonymous: replace names, texts and weights if the fault remains.
+        progress: called with the number of nodes and the bytes of the smallest model so far.
 
     Raises:
-        DataError: no fault shows, or the fault is unknown.
-        ModelError: the model does not exist.
-        OutputError: ``out`` cannot be written.
+        DataError: if the model does not have the fault, or ``fault`` is unknown.
+        ModelError: if the model does not exist.
+        OutputError: if ``out`` cannot be written.
     """
     if out is not None:
         check_suffix(out, ".onnx")
@@ -134,7 +134,7 @@ def reduce(
 
 
 def _message(model: Source) -> onnx.ModelProto:
-    """A message with the weights inside."""
+    """Return a copy of ``model`` as a message with the weights inside."""
     if isinstance(model, onnx.ModelProto):
         own = onnx.ModelProto()
         own.CopyFrom(model)
@@ -143,7 +143,10 @@ def _message(model: Source) -> onnx.ModelProto:
 
 
 def _is_whole(model: onnx.ModelProto) -> int:
-    """How well formed a model is: 2 if types match as well, 1 if the message is valid, else 0; must not decrease."""
+    """Return how valid a model is: 0 if invalid, 1 if the message is valid, 2 if types and shapes match, too.
+
+    A reduced model must be at least as valid as the original one.
+    """
     try:
         onnx.checker.check_model(model)
     except Exception:  # the checker may raise anything
@@ -162,7 +165,7 @@ def _observed(
     test: Sequence[str] | None,
     seconds: float,
 ) -> Iterator[tuple[str, str, Observed]]:
-    """The fault of ``model``, its symptom, and a function that checks for it."""
+    """Find the fault of ``model``; the context value is its kind, its symptom, and a function that checks for it."""
     if shows is not None and test is not None:
         raise DataError("give either shows or test, not both")
     if shows is not None:
@@ -192,5 +195,5 @@ def _observed(
 def _first(model: onnx.ModelProto, look: Observed, what: str) -> tuple[str, Observed]:
     seen = look(model)
     if seen is None:
-        raise DataError(f"{what} does not report a fault of the whole model; try it on that model first")
+        raise DataError(f"{what} does not report a fault of the original model; pass a test that does")
     return seen, look

@@ -1,6 +1,7 @@
-"""Shrinking strategies: generators of smaller candidate models, boldest first.
+"""Strategies that shrink models: generators of smaller candidates, the largest reductions first.
 
-A strategy is sent ``True`` if its candidate still shows the fault, and continues from the last one that did.
+A strategy yields a candidate and is sent whether this model still has the fault. It continues from the last candidate
+that has.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from gradgraph.reduction.submodels import Learn, part
 Tries = Generator[onnx.ModelProto, bool, None]
 Strategy = Callable[[onnx.ModelProto, Learn], Tries]
 
-_OPEN = (1, 2, 3, 4, 8, 16, 32, 64)  # numbers for unknown sizes
+_OPEN = (1, 2, 3, 4, 8, 16, 32, 64)  # sizes to try for symbolic dimensions
 _DIVISORS = (64, 32, 16, 8, 4, 3, 2)
-_SMALLEST = 2  # sizes of 1 broadcast, which is a different case
-_STEERING = 64  # elements of an integer tensor that may hold sizes
+_SMALLEST = 2  # the smallest size to try: a size of 1 broadcasts, which may change the fault
+_STEERING = 64  # elements: smaller integer tensors may contain sizes
 
 
 def fewer_nodes(model: onnx.ModelProto, learn: Learn) -> Tries:
@@ -41,7 +42,7 @@ def fewer_nodes(model: onnx.ModelProto, learn: Learn) -> Tries:
 
 
 def fewer_outputs(model: onnx.ModelProto, learn: Learn) -> Tries:
-    """Drop one output after the other."""
+    """Drop outputs, one after the other."""
     facts, places = learn(model), range(len(model.graph.node))
     for name in [o.name for o in model.graph.output]:
         small = copied(model)
@@ -54,7 +55,7 @@ def fewer_outputs(model: onnx.ModelProto, learn: Learn) -> Tries:
 
 
 def bypassed(model: onnx.ModelProto, learn: Learn) -> Tries:
-    """Replace an output of a node by one of its inputs, in bodies too."""
+    """Remove single nodes, also in bodies, by replacing the node's first output by one of its inputs."""
     types = learn(model).types
     for name in [y for g in proto_graphs(model) for n in g.node for y in n.output[:1] if y]:
         small = copied(model)
@@ -108,7 +109,7 @@ def without_functions(model: onnx.ModelProto, learn: Learn) -> Tries:
 
 
 def bare(model: onnx.ModelProto, learn: Learn) -> Tries:
-    """Drop recorded sizes of inner values."""
+    """Drop the recorded types and shapes of inner values."""
     small = copied(model)
     for graph in proto_graphs(small):
         del graph.value_info[:]
@@ -116,7 +117,7 @@ def bare(model: onnx.ModelProto, learn: Learn) -> Tries:
 
 
 def fixed_sizes(model: onnx.ModelProto, learn: Learn) -> Tries:
-    """Give each unknown size a number."""
+    """Replace each symbolic dimension by a number."""
     for name in sorted({d.dim_param for d in _dims(model) if d.dim_param}):
         for number in _OPEN:
             small = copied(model)
@@ -132,7 +133,7 @@ def fixed_sizes(model: onnx.ModelProto, learn: Learn) -> Tries:
 
 
 def smaller_sizes(model: onnx.ModelProto, learn: Learn) -> Tries:
-    """Divide all sizes by a common factor, then shrink one after the other, with weights and integers."""
+    """Divide all sizes by a common factor, then reduce one size after the other; weights and integers change, too."""
     by_all = ({n: n // d for n in _sizes(model) if n % d == 0 and n > d} for d in _DIVISORS)
     by_one = ({n: m} for n in sorted(_sizes(model), reverse=True) for m in (_SMALLEST, 3, 4, n // 2) if m < n)
     for mapping in (*by_all, *by_one):
@@ -150,7 +151,7 @@ STRATEGIES: tuple[Strategy, ...] = (
 
 
 def copied(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of the message."""
+    """Return a copy of the message."""
     own = onnx.ModelProto()
     own.CopyFrom(model)
     return own
@@ -180,14 +181,14 @@ def _dims(model: onnx.ModelProto) -> Iterator[onnx.TensorShapeProto.Dimension]:
 
 
 def _sizes(model: onnx.ModelProto) -> set[int]:
-    """Sizes of inputs and weights that could be smaller."""
+    """Return the sizes of inputs and weights that are larger than _SMALLEST."""
     inputs = (d.dim_value for v in model.graph.input for d in v.type.tensor_type.shape.dim)
     weights = (d for t in model.graph.initializer for d in t.dims)
     return {n for n in (*inputs, *weights) if n > _SMALLEST}
 
 
 def _resized(model: onnx.ModelProto, mapping: Mapping[int, int]) -> onnx.ModelProto:
-    """The model with other sizes, wherever these numbers occur: in shapes, weights, integers and attributes."""
+    """Return a copy with sizes replaced by ``mapping`` in shapes, weights, small integer tensors and attributes."""
     small = copied(model)
     for dim in _dims(small):
         if dim.dim_value in mapping:
@@ -215,14 +216,17 @@ def _resize(tensor: onnx.TensorProto, mapping: Mapping[int, int]) -> None:
 
 
 def size_of(model: onnx.ModelProto) -> tuple[int, int]:
-    """The size of a model: its nodes, then its bytes."""
+    """Return the size of a model: its nodes, then its bytes."""
     return sum(1 for _ in proto_nodes(model.graph.node)), model.ByteSize()
 
 
 def apply_strategies(
     model: onnx.ModelProto, strategies: Iterable[Strategy], shows: Callable[[onnx.ModelProto], bool], learn: Learn
 ) -> onnx.ModelProto:
-    """Apply each strategy once, each to the smallest model so far."""
+    """Apply each strategy once, each to the smallest model so far; return the smallest model.
+
+    ``shows`` returns whether a model still has the fault.
+    """
     for way in strategies:
         tries, kept = way(model, learn), False
         try:

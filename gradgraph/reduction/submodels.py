@@ -1,4 +1,4 @@
-"""Submodels: some of the nodes of a model, with the values between them and the rest as inputs and outputs."""
+"""Submodels: models of some of a model's nodes, whose inputs and outputs are the values shared with other nodes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,19 @@ from gradgraph.passes.normal.sizes.infer import infer_shapes
 from gradgraph.verify.feeds import candidates
 from gradgraph.verify.reference import Oracle, in_float64
 
-_TRIES = 4  # sizes at which the model may run
+_TRIES = 4  # random feeds, of different sizes, with which a model is run until one works
 _MOST_KEPT = 64  # elements of an integer tensor that determines shapes: a shape, axes, indices
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts learned by reading and running a model: types of values, small integer values, and whether it ran."""
+    """Facts found by reading and running a model.
+
+    Attributes:
+        types: the types of values by name.
+        integers: small integer values by name, which may determine shapes.
+        ran: whether the model could be run.
+    """
 
     types: Mapping[str, onnx.TypeProto]
     integers: Mapping[str, np.ndarray]
@@ -36,7 +42,10 @@ Learn = Callable[[onnx.ModelProto], Facts]
 
 
 def learnt(model: onnx.ModelProto, values: str | None) -> Facts:
-    """Facts about a model: inferred types, and the sizes and integers that ``values_of`` reports, if it succeeds."""
+    """Return the facts about a model: inferred types, and the shapes and integers in ``values``.
+
+    ``values`` is the result of ``values_of``; None, or any other text, if running the model failed.
+    """
     types = types_in(_typed(model).graph)
     found: dict[str, Any] = {}
     with contextlib.suppress(TypeError, ValueError):  # no answer, or a message about the end of the process
@@ -50,7 +59,10 @@ def learnt(model: onnx.ModelProto, values: str | None) -> Facts:
 
 
 def values_of(model: onnx.ModelProto) -> str | None:
-    """Shapes of all values, and small integers, computed by the reference implementation: JSON by name."""
+    """Run a model in the reference implementation; return the shapes of all values, and small int64 values, as JSON.
+
+    The JSON maps each name to a pair: the shape, and the elements or null. Returns None if the model cannot be run.
+    """
     typed = _typed(model)
     types = types_in(typed.graph)
     names = [y for node in model.graph.node for y in node.output if y and types.get(y)]
@@ -73,7 +85,7 @@ def _steers(value: np.ndarray) -> bool:
 
 
 def _typed(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy with inferred types."""
+    """Return a copy of ``model`` with inferred types; without them if the model cannot be loaded."""
     try:
         work = load_model(model)
         infer_shapes(work)
@@ -85,10 +97,10 @@ def _typed(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def part(model: onnx.ModelProto, kept: Collection[int], facts: Facts) -> onnx.ModelProto | None:
-    """The model of the nodes at these indices; ``None`` if there are none, or a value's type is unknown.
+    """Return the model of the nodes at the indices ``kept``; None if it has no output, or a type is unknown.
 
-    A value that they read and do not compute becomes an input, or a constant if it determines shapes. The model's
-    outputs stay if they are computed; if none is, unread values become the outputs.
+    A value that these nodes read and do not compute becomes an input, or a constant if it is a small integer tensor.
+    The outputs are those of ``model`` that are still computed; if there are none, the values that no node reads.
     """
     kept = set(kept)
     small = onnx.ModelProto()
@@ -132,7 +144,7 @@ def part(model: onnx.ModelProto, kept: Collection[int], facts: Facts) -> onnx.Mo
 
 
 def _needed(nodes: list[onnx.NodeProto], wanted: set[str]) -> list[onnx.NodeProto]:
-    """The nodes that ``wanted`` depend on, in order."""
+    """Return the nodes that ``wanted`` depend on, in order."""
     wanted, needed = set(wanted), []
     for node in reversed(nodes):
         if wanted.intersection(node.output):

@@ -1,5 +1,5 @@
-"""The names and objects of other libraries, and their equivalents here.
+"""Names and objects of other libraries with their equivalents in gradgraph, for error messages.
 
-It knows the names in PyTorch, Lightning, Keras, Hugging Face, scikit-learn, PEFT and onnxruntime-training, but not what
-anything here does: error messages use it, and nothing is accepted under a foreign name.
+The libraries are PyTorch, Lightning, Keras, Hugging Face, scikit-learn, PEFT and onnxruntime-training. Messages suggest
+the equivalent; nothing is accepted under a foreign name.
 """

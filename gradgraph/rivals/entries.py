@@ -1,7 +1,7 @@
 """Names of losses, metrics, optimizers, schedules and methods in other libraries, with their equivalents here.
 
-Only names that differ by more than case, separators and a trailing "loss". A text that is not a name is advice where
-there is no equivalent.
+Names that differ only by case, separators and a trailing "loss" are recognised without an entry. If there is no
+equivalent, the value is advice instead of a name.
 """
 
 from __future__ import annotations

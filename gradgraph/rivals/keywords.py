@@ -1,4 +1,4 @@
-"""Arguments of other libraries and their equivalents here: one table, for Python and the shell."""
+"""Names of arguments in other libraries, and their equivalents in gradgraph, in Python and on the command line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-# functions whose arguments users look for elsewhere, by public name, in search order
+# functions whose arguments users may pass to another function by mistake, by public name, in search order
 OWN = {
     "build": "building.pipeline:build",
     "Trainer": "runtime.trainer:Trainer",
@@ -23,13 +23,13 @@ OWN = {
 
 @dataclass(frozen=True)
 class Home:
-    """Where the equivalent of foreign argument names is found.
+    """The equivalent of an argument of other libraries.
 
     Attributes:
-        words: the names in other libraries.
-        python: a call such as ``Trainer.fit(epochs=…)``; "" if there is none.
-        shell: an option such as ``--epochs``, perhaps with a value; "" if there is none.
-        instead: advice if there is no such call or option.
+        words: the names of the argument in other libraries, separated by spaces.
+        python: a call such as ``Trainer.fit(epochs=…)``; "" if there is no equivalent.
+        shell: an option such as ``--epochs``, perhaps with a value; "" if there is no equivalent.
+        instead: advice for the case that there is no such call or option.
     """
 
     words: str
@@ -39,12 +39,12 @@ class Home:
 
     @property
     def argument(self) -> str:
-        """The argument of the call."""
+        """The name of the argument in ``python``; "" if there is none."""
         found = re.search(r"\((\w+)=", self.python)
         return found[1] if found else ""
 
     def in_python(self, known: Collection[str]) -> str:
-        """Advice to the caller of a function with the arguments ``known``."""
+        """Return advice to the caller of a function with the arguments ``known``."""
         if self.argument in known:
             return f"did you mean '{self.argument}'?"
         return f"that is gradgraph.{self.python}" if self.python else self.instead
@@ -56,7 +56,7 @@ class Home:
 
 
 def _advice(names: str, instead: str) -> Home:
-    """An entry without an equivalent."""
+    """Return an entry for arguments without an equivalent."""
     return Home(names, instead=instead)
 
 
@@ -217,7 +217,7 @@ RIVALS = {word: home for home in HOMES for word in home.words.split()}
 
 
 def own_homes(word: str) -> Iterator[Home]:
-    """The functions here that have an argument of this name."""
+    """Yield an entry for each function in ``OWN`` that has an argument of this name."""
     for name, place in OWN.items():
         module, _, path = place.partition(":")
         found = importlib.import_module(f"gradgraph.{module}")
@@ -228,13 +228,13 @@ def own_homes(word: str) -> Iterator[Home]:
 
 
 def advice(word: str, known: Collection[str] = ()) -> str | None:
-    """Advice for a caller who passes ``word`` to a function with the arguments ``known``; None if it is unknown."""
+    """Return advice to a caller who passes ``word`` to a function with the arguments ``known``; None without advice."""
     homes = [*own_homes(word), *([RIVALS[word]] if word in RIVALS else [])]
     home = next((home for home in homes if home.argument in known), homes[0] if homes else None)
     return None if home is None else home.in_python(known)
 
 
 def shell_advice(option: str) -> str | None:
-    """Like ``advice``, for a command-line option such as ``--max-epochs``."""
+    """Return advice about an unknown command-line option such as ``--max-epochs``; None without advice."""
     home = RIVALS.get(option.strip("-").replace("-", "_").casefold())
     return None if home is None else home.in_shell()

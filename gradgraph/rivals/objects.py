@@ -1,4 +1,4 @@
-"""Objects of other libraries passed in place of ours, recognised by class names without imports."""
+"""Advice on objects of other libraries passed in place of gradgraph's own, recognised by class name without imports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ADVICE = {
     ("lightning", "LightningModule"): "gradgraph.frontend.from_torch(module, example) makes a model of it",
     ("peft", "PeftConfig"): "its settings are arguments of gradgraph.lora(model, target=…, rank=…)",
     ("sklearn", "BaseEstimator"): "skl2onnx.to_onnx(estimator, x[:1]) makes a model of it",
-    ("torch", "LRScheduler"): "a schedule is an optimizer's rate: gradgraph.optim.adamw(gradgraph.optim.cosine(…))",
+    ("torch", "LRScheduler"): "pass a schedule as the learning rate: gradgraph.optim.adamw(gradgraph.optim.cosine(…))",
     ("torch", "Module"): "gradgraph.frontend.from_torch(module, example) makes a model of it",
     ("torch", "Optimizer"): "gradgraph.optim makes optimizers, such as gradgraph.optim.adamw(1e-3)",
     ("transformers", "PreTrainedModel"): "gradgraph.frontend.from_torch(module, example) makes a model of it",
@@ -28,7 +28,7 @@ ADVICE = {
 
 
 def library_of(value: Any) -> str:
-    """The library that an object, a class or a function comes from; "" if it is not one of the known ones."""
+    """Return the library that an object, a class or a function comes from; "" if it is not one of the known ones."""
     classes = [value] if callable(value) and hasattr(value, "__name__") else []
     for one in (*classes, *_classes(value)):
         root = str(getattr(one, "__module__", "") or "").partition(".")[0]
@@ -38,12 +38,12 @@ def library_of(value: Any) -> str:
 
 
 def name_in_library(value: Any) -> str:
-    """The name of a class or function, or of the class of an object."""
+    """Return the name of ``value`` if it is a class or function, else the name of its class."""
     return str(getattr(value, "__name__", None) or type(value).__name__)
 
 
 def advice_on(value: Any) -> str:
-    """``; `` and advice for an object of another library; "" if there is none."""
+    """Return "; " and advice on an object of another library; "" if there is no advice."""
     known: Mapping[tuple[str, str], str] = ADVICE
     for one in _classes(value):
         root = str(getattr(one, "__module__", "") or "").partition(".")[0]
@@ -57,5 +57,5 @@ def _classes(value: Any) -> tuple[type, ...]:
 
 
 def described_foreign(value: Any) -> str:
-    """``MSELoss of torch``."""
+    """Return a description of an object of another library, such as ``MSELoss of torch``."""
     return f"{shown(name_in_library(value))} of {library_of(value)}"

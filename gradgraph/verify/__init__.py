@@ -1,4 +1,4 @@
 """Verification: gradients against central differences in float64, the kit that tests rules, ``gradgraph check``.
 
-It draws random numbers and runs sessions; test cases are stored with the rules, as data.
+It may draw random numbers and run sessions. Test cases are data, stored with the rules.
 """

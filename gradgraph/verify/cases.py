@@ -1,4 +1,4 @@
-"""Conversion of a rule's cases to one-operator models and inputs, run against central differences."""
+"""Conversion of a rule's test cases to one-operator models with inputs, and their check by central differences."""
 
 from __future__ import annotations
 
@@ -21,17 +21,24 @@ from gradgraph.verify.gradcheck import Finding, directional, inner
 from gradgraph.verify.reference import Oracle
 
 TOLERANCE = 1e-6
-Unknown = bool | Literal["even", "odd"]  # which axes of inputs are symbolic: all, none, every other one
+Unknown = bool | Literal["even", "odd"]  # which axes of inputs are symbolic: all (True), none (False), or every other
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A one-operator model, its feeds, and the inputs to differentiate by."""
+    """A one-operator model with its feeds, and the gradients to check.
+
+    Attributes:
+        model: the model.
+        feeds: its inputs by name.
+        wrt: the inputs to differentiate by.
+        read: the outputs that receive a cotangent.
+    """
 
     model: onnx.ModelProto
     feeds: dict[str, np.ndarray]
     wrt: list[str]
-    read: list[str]  # outputs that receive a cotangent
+    read: list[str]
 
 
 def draw(spec: Draw, rng: np.random.Generator) -> np.ndarray:
@@ -56,14 +63,16 @@ def trial(
     dtype: type[np.floating[Any]] = np.float64,
     seed: int = 0,
 ) -> Trial:
-    """Return the model of one case.
+    """Return the one-operator model and the random feeds of one case.
 
     Args:
-        unknown: make input shapes unknown (with known ranks), or every other axis: those whose index plus that of the
-            input is even or odd.
+        rule: the rule of the operator.
+        case: the case.
+        unknown: make all axes of the inputs symbolic, or every other one: those whose index plus the index of the input
+            is ``"even"`` or ``"odd"``. Ranks are known.
         fed: make literals run-time inputs instead of initializers.
-        dtype: of every floating tensor.
-        seed: of the random numbers.
+        dtype: the element type of every floating tensor.
+        seed: the seed of the random numbers.
     """
     rng = np.random.default_rng([seed, zlib.crc32(rule.op_type.encode())])
     feeds, initializers, inputs, names, wrt = {}, [], [], [], []
@@ -74,7 +83,7 @@ def trial(
         name = f"x{i}"
         names.append(name)
         random = isinstance(spec, Draw)
-        # always float32: Resize's scales, but not the one input of Celu
+        # inputs that ONNX allows in float32 only stay float32, such as Resize's scales; but not Celu's only input
         single = i > 0 and _type_of(rule, i) == "tensor(float)"
         array = np.asarray(draw(spec, rng) if isinstance(spec, Draw) else spec)
         if not random and array.size == 0 and "int" in _type_of(rule, i):  # an empty list has no type
@@ -104,14 +113,14 @@ def trial(
 
 
 def _type_of(rule: Rule, i: int) -> str:
-    """Return the schema's type of input ``i``; a composite has none."""
+    """Return the schema's type of input ``i``; "" for a composite, which has no schema."""
     return "" if rule.op_type in COMPOSITES else signature(rule.op_type, rule.domain).input_type(i)
 
 
 def _parsed(text: str, dtype: type[np.floating[Any]]) -> Sequence[onnx.NodeProto]:
-    """Parse the nodes of a case that is a graph; ``real`` stands for the floating type."""
+    """Parse the nodes of a case that is a graph in text form, in which ``real`` stands for the floating type."""
     name = {np.float64: "double", np.float32: "float", np.float16: "float16"}[dtype]
-    if dtype is np.float16:  # which the text form writes by its bits
+    if dtype is np.float16:  # the text form writes float16 numbers as bits
         text = re.sub(r"real(\[1\])? \{([^}]+)\}", lambda m: f"real{m[1] or ''} {{{_bits(float(m[2]))}}}", text)
     typed = re.sub(r"\breal\b", name, text)
     nodes: Sequence[onnx.NodeProto] = onnx.parser.parse_graph(f"g () => () {{ {typed} }}").node
@@ -119,7 +128,7 @@ def _parsed(text: str, dtype: type[np.floating[Any]]) -> Sequence[onnx.NodeProto
 
 
 def _bits(number: float) -> int:
-    """Return the bits of the float16 next to ``number``, which may be beyond its range: -1e30 hides a position."""
+    """Return the bits of the float16 number nearest to ``number``, which may be out of range, as -1e30 in masks."""
     limits = np.finfo(np.float16)
     return int(np.float16(np.clip(number, limits.min, limits.max)).view(np.uint16))
 
@@ -148,7 +157,10 @@ def _assemble(
 
 
 def check_first_order(t: Trial, seed: int = 0) -> list[Finding]:
-    """Compare ⟨u, Jᵀc⟩ with the central difference of ⟨c, f⟩ for every differentiable input."""
+    """Compare the gradient with central differences for every differentiable input.
+
+    With random cotangents c and a random direction u, ⟨u, Jᵀc⟩ is compared with the central difference of ⟨c, f⟩.
+    """
     rng = np.random.default_rng(seed)
     f, g = Oracle(t.model), Oracle(_vjp(t.model, t.read, t.wrt))
     cotangents = _cotangents(t, rng)
@@ -164,7 +176,7 @@ def check_first_order(t: Trial, seed: int = 0) -> list[Finding]:
 
 
 def second_order(t: Trial, seed: int = 0) -> Trial:
-    """Return the trial whose operator is the gradient of ``t``: inputs and cotangents in, gradients out."""
+    """Return a trial of the gradient of ``t``: its model maps inputs and cotangents to gradients."""
     rng = np.random.default_rng(seed)
     cotangents = _cotangents(t, rng)
     model = _vjp(t.model, t.read, t.wrt)
@@ -172,7 +184,7 @@ def second_order(t: Trial, seed: int = 0) -> Trial:
 
 
 def _cotangents(t: Trial, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Draw a cotangent for each output that is read, by the name of its input."""
+    """Draw a random cotangent for each output in ``t.read``, by the name of the input that ``vjp`` adds for it."""
     ys = Oracle(t.model)(t.feeds)
     return {f"{y}.cotangent": np.asarray(rng.uniform(-1, 1, ys[y].shape), ys[y].dtype) for y in t.read}
 
@@ -192,7 +204,11 @@ def run_gradient(
 
 
 def check_point(rule: Rule, p: Point) -> list[str]:
-    """Check the gradients at an exact point, with shapes known and unknown; return one sentence per disagreement."""
+    """Compare the gradients at a point with the exact ones, with known and unknown shapes.
+
+    Returns:
+        One sentence per disagreement.
+    """
     return [w for unknown in (False, True) for w in _check_point(trial(rule, p.case, fed=True, unknown=unknown), p)]
 
 

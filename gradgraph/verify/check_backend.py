@@ -32,12 +32,12 @@ from gradgraph.step.step import Step
 
 @dataclass(frozen=True)
 class NodeVerdict:
-    """A node that is not known to be computed correctly.
+    """A problem of a node, or of a whole model: a runtime rejects it, or may not compute it correctly.
 
     Attributes:
-        file: which model of a step; empty for a single model.
-        node: its description in errors, such as ``node '/head/Gemm' (Gemm)``; ``the model`` for the model as a whole.
-        operator: empty if it is not a node.
+        file: the file of the model in a step; empty for a single model.
+        node: the description as in errors, such as ``node '/head/Gemm' (Gemm)``; ``the model`` for the whole model.
+        operator: the operator of the node; empty for the whole model.
         verdict: ``"refused"``, ``"wrong"`` (silently wrong numbers), ``"falls back"`` (onnxruntime computes it on the
             CPU) or ``"untried"``.
         reason: a clause such as "it has no operator Loop".
@@ -58,13 +58,13 @@ class BackendReport:
     """The result of ``check_backend``.
 
     Attributes:
-        backend: its name.
+        backend: the name of the backend.
         runtime: the runtime of the table, with its version.
-        tested: whether the table was measured in that runtime, or taken from its documentation.
+        tested: whether the table was measured in that runtime; if not, it was taken from its documentation.
         source: the origin of the table.
         nodes: the number of nodes in all models, with functions inlined.
-        notes: changes made before nodes were looked up.
-        findings: nodes that are not known to be computed correctly.
+        notes: the changes made to the models before nodes were looked up, such as inlined functions.
+        findings: the problems found.
     """
 
     backend: str
@@ -77,7 +77,7 @@ class BackendReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is refused or wrong."""
+        """Whether no finding has the verdict ``"refused"`` or ``"wrong"``."""
         return not any(f.verdict in ("refused", "wrong") for f in self.findings)
 
     @property
@@ -98,8 +98,8 @@ def check_backend(model: Source | Step, backend: str) -> BackendReport:
         backend: one of ``gradgraph.backends.BACKENDS`` that has a table.
 
     Raises:
-        BuildError: there is no such backend, or it has no table.
-        ModelError: the model is damaged.
+        BuildError: if there is no backend of this name, or it has no table.
+        ModelError: if the model is damaged.
     """
     chosen = named(backend)
     table = chosen.table
@@ -132,13 +132,13 @@ def _models(source: Source | Step) -> Iterator[tuple[str, Source, Path | None]]:
 
 
 def _is_step_folder(path: Path) -> bool:
-    with contextlib.suppress(OSError, ValueError):  # a path that no file can have is an error in the reader
+    with contextlib.suppress(OSError, ValueError):  # an invalid path is reported when it is read
         return (path / MANIFEST_FILE).is_file()
     return False
 
 
 def _refusals(model: ir.Model, table: Table) -> Iterator[str]:
-    """Yield the reasons why the runtime would not open the file, apart from its nodes."""
+    """Yield the reasons, other than nodes, why the runtime would not open the model."""
     opset, (oldest, newest) = model.opset_imports.get("", OPSET), table.opsets
     if not oldest <= opset <= newest:
         yield f"it has opset {opset}, but {table.title} supports {oldest} to {newest}"

@@ -1,8 +1,9 @@
 """Gradient check of a model: every tensor against central differences along one random direction.
 
-Random weights reduce the outputs to one number: ``s = Σ ⟨wᵢ, yᵢ⟩``. The gradient model (``vjp`` with the weights as
-cotangents) is compared with ``(s(x + εd) − s(x − εd)) / 2ε`` for one tensor ``x`` after the other. Both run in float64
-in the ReferenceEvaluator; a model that it cannot run is checked in onnxruntime in float32, with less precision.
+The outputs y are reduced to one number by random weights w: ``s = Σ ⟨wᵢ, yᵢ⟩``. For each tensor x and a random
+direction d, the derivative of s along d is computed in two ways: from the gradient model (``vjp`` with the weights as
+cotangents), and as ``(s(x + εd) − s(x − εd)) / 2ε`` with a small step ε. Both run in float64 in the ReferenceEvaluator;
+a model that it cannot run is checked in onnxruntime in float32, with less precision.
 """
 
 from __future__ import annotations
@@ -50,21 +51,21 @@ Array = np.ndarray[Any, Any]
 
 
 class Run(Protocol):
-    """A function that runs a model; weights among the feeds replace its own."""
+    """A function that runs a model; feeds may also contain weights, which replace those of the model."""
 
     def __call__(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Return all outputs by name."""
         ...
 
     def stream(self, feeds: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
-        """Yield each output with its name; outputs that are not kept are freed."""
+        """Yield each output with its name; an output is freed unless the caller keeps it."""
         ...
 
 
 # kernels of the ReferenceEvaluator that accept float64 and compute in float32 inside
 SINGLE_INSIDE = frozenset({"AffineGrid", "DeformConv", "GridSample", "LinearAttention"})
 ROUNDING = 10  # units in the last place that a whole model is allowed to lose
-_POINTS = 2  # points next to a kink, among those that are not on one
+_POINTS = 2  # points near a kink, and not on another one, at which the gradient is checked
 _DRAWS = 20  # directions tried while few terms cancel, which would hide a wrong gradient
 _SIZES_FOR_GRADIENTS = 6  # sizes of symbolic dimensions to try
 NUDGE = 16  # units in the last place by which cotangents are perturbed, to measure rounding errors
@@ -72,12 +73,14 @@ NUDGE = 16  # units in the last place by which cotangents are perturbed, to meas
 
 @dataclass(frozen=True)
 class Precision:
-    """A precision, and the errors that it can resolve.
+    """A precision of the check: element type, tolerance and steps.
 
     Attributes:
-        steps: of differences, relative to the size of the tensor.
-        beside: distances from a kink at which the gradient is checked instead, likewise: two of them, since a fault may
-            be closer to the kink than one, and another kink closer than the other.
+        name: the element type.
+        tolerance: the largest relative error that passes.
+        steps: the steps of central differences, relative to the size of the tensor.
+        beside: the distances from a kink at which the gradient is checked instead, relative to the size of the tensor.
+            Several are tried, as a wrong gradient may show only very close to the kink, or another kink may be near.
     """
 
     name: str
@@ -92,15 +95,18 @@ SINGLE = Precision("float32", 2e-2, (1e-3, 1e-4, 1e-5), (3e-3, 3e-2))
 
 @dataclass(frozen=True)
 class TensorCheck:
-    """One tensor: its directional derivative from the gradient and from differences.
+    """The check of one tensor: its directional derivative from the gradient and from differences.
 
     Attributes:
-        error: their difference relative to the terms of the sum; infinite if one of them is not finite, or the gradient
-            has another shape than the tensor.
+        name, shape: the tensor.
+        analytic: the directional derivative from the gradient.
+        numeric: the directional derivative from central differences.
+        error: the difference of both, relative to the terms of the sum; infinite if one of them is not finite, or the
+            gradient has another shape than the tensor.
         resolved: whether the derivative is larger than the rounding errors of the difference.
-        kink: the one-sided slopes at the point differ, so the gradient was checked next to it; if kinks are too dense
-            there, too, ``resolved`` is false.
-        ok: ``error`` is within the tolerance, or the gradient is between the slopes of a kink.
+        ok: whether ``error`` is within the tolerance, or the gradient is between the slopes of a kink.
+        kink: whether the one-sided slopes at the point differ, so that the gradient was checked near the point; if
+            there are kinks there, too, ``resolved`` is false.
     """
 
     name: str
@@ -119,7 +125,7 @@ class Report:
 
     Attributes:
         precision: ``"float64"``, or ``"float32"`` if the reference implementation cannot run the model.
-        reason: why it is float32; empty otherwise.
+        reason: why the precision is float32; empty otherwise.
         tolerance: the largest relative error that passes.
         outputs: the outputs that were differentiated.
         tensors: one entry per tensor.
@@ -141,7 +147,16 @@ class Report:
 
 
 class _First(NamedTuple):
-    """The first valid feeds, the values of the model and its gradient there, and the weights of the outputs."""
+    """The first feeds at which model and gradient run, with the results.
+
+    Attributes:
+        feeds: the inputs by name.
+        ys: the outputs of the model.
+        weights: the random weights of the outputs.
+        values: the values of inputs and weights of the model.
+        gradients: runs the gradient model.
+        slopes: the derivative from the gradient, for each tensor.
+    """
 
     feeds: Feeds
     ys: Mapping[str, Array]
@@ -172,18 +187,18 @@ def check_gradients(
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
         feeds: an array for each input; random by default (see ``gradgraph.verify.feeds``).
-        output: the floating output to differentiate, of any shape; all of them by default.
+        output: the floating output to differentiate, of any shape; by default all floating outputs.
         wrt: names and globs of inputs and initializers; by default every trainable initializer and floating input.
         sizes: values of symbolic sizes, such as ``{"batch": 2}``; or, by the name of an input, all its sizes. By
-            default small ones are tried, and larger ones if these do not run.
-        seed: of inputs, weights and directions.
+            default small sizes are tried first, and larger ones if the model does not run with these.
+        seed: the seed of inputs, weights and directions.
         progress: called with the number of tensors done and their total.
 
     Raises:
-        ModelError: the model is damaged, or cannot be run.
-        UnknownNameError, DifferentiationError, UnsupportedOperatorError: the gradient does not exist.
-        DataError: ``feeds`` do not fit, no inputs were found at which the outputs are finite, or the model draws
-            random numbers or detaches values, so that its gradients are not its slopes.
+        ModelError: if the model is damaged, or cannot be run.
+        UnknownNameError, DifferentiationError, UnsupportedOperatorError: if the gradient does not exist.
+        DataError: if ``feeds`` do not match the model's inputs, if no inputs were found at which the outputs are
+            finite, or if the model draws random numbers or detaches values, so that differences do not equal gradients.
     """
     if seed < 0:
         raise DataError(f"the seed is {seed}; it must not be negative")
@@ -209,14 +224,15 @@ def check_gradients(
 
 
 def _probabilities(outputs: Iterable[ir.Value]) -> Iterator[Finding]:
-    """Warn about outputs that do not fit losses of logits."""
+    """Yield a warning for each output that is a probability, and so does not match losses that expect logits."""
     for value in outputs:
         found = probabilities(value)
         if found is not None:
             name = None if found.logits is None else found.logits.name
-            read = f"'{shown(name)}' holds the logits" if name else "cut the model before it for such a loss"
+            source = f"use the logits '{shown(name)}'" if name else "cut the model before it"
             yield Finding(f"output '{shown(value.name)}'", f"ends in a {found.kind}",
-                          "losses of logits apply one themselves", read, "warning")  # fmt: skip
+                          "a loss that expects logits would apply another one", f"{source} for such a loss",
+                          "warning")  # fmt: skip
 
 
 def _check_none_detached(model: ir.Model, outputs: Sequence[str], names: Sequence[str]) -> None:
@@ -289,7 +305,7 @@ def _oracle(model: ir.Model, free: Sequence[str]) -> Run:
 
 
 class _Session:
-    """A model run in onnxruntime; the initializers in ``free`` become inputs with their values as defaults."""
+    """A model run in onnxruntime; the initializers in ``free`` become optional inputs, so feeds can replace them."""
 
     def __init__(self, model: ir.Model, free: Sequence[str]) -> None:
         own, outside = proto_and_weights(model)
@@ -354,7 +370,10 @@ class _Check:
     def _first_run(
         self, model: ir.Model, f: Run, at: Callable[[Feeds, Mapping[str, Array]], _First], rng: np.random.Generator
     ) -> _First:
-        """Find feeds at which the outputs are finite and the gradient runs; return them with both results."""
+        """Find feeds at which the outputs are finite and the gradient runs; return them with the results of both.
+
+        ``at`` runs the gradient.
+        """
         graph, left = model.graph, _SIZES_FOR_GRADIENTS
         tries = candidates(graph, rng) if self.feeds is None else [given(graph, self.feeds)]
         failure: Exception | None = None
@@ -389,7 +408,7 @@ class _Check:
 
 
 class _Values:
-    """The values of inputs and weights, by name, read on access."""
+    """The values of inputs and weights by name; weights are read on access."""
 
     def __init__(self, model: ir.Model, feeds: Feeds) -> None:
         self._stored, self._feeds = model.graph.initializers, feeds
@@ -404,12 +423,14 @@ class _Values:
 
 @dataclass(frozen=True)
 class _Slope:
-    """A direction, and the gradient's derivative along it, to compare with differences.
+    """A random direction and the derivative along it, computed from the gradient, to be compared with differences.
 
     Attributes:
-        shape: of the gradient.
-        size: the sum of the magnitudes of the terms.
-        noise: bound of the rounding errors of the gradient.
+        shape: the shape of the gradient.
+        direction: the direction; None if the gradient has another shape than the tensor.
+        analytic: the derivative: the sum of the products of direction and gradient.
+        size: the sum of the absolute values of these products.
+        noise: a bound of the rounding errors of ``analytic``.
     """
 
     shape: tuple[int, ...]
@@ -421,10 +442,14 @@ class _Slope:
 
 @dataclass(frozen=True)
 class _Gradients:
-    """The gradient model, run for weights of the outputs, and for slightly perturbed ones, to measure rounding errors.
+    """The gradient model, run with the weights of the outputs, and with perturbed ones to measure rounding errors.
 
-    Args:
-        names: the tensors, keyed by the output that is their gradient.
+    Attributes:
+        names: the names of the tensors, by the name of the output that is their gradient.
+        run: runs the gradient model.
+        cotangents: the weights of the outputs, by the name of the input for them.
+        nudged: the same weights, slightly perturbed.
+        seed: the seed of the directions.
     """
 
     names: Mapping[str, str]
@@ -434,7 +459,7 @@ class _Gradients:
     seed: int
 
     def at(self, feeds: Feeds, values: Mapping[str, Array] | _Values) -> dict[str, _Slope]:
-        """Return the slope of each tensor in ``values``; gradients are freed once they are summed."""
+        """Return the slope of each tensor in ``values``; each gradient is freed as soon as its slope is computed."""
         found: dict[str, _Slope] = {}
         for name, gradient in self._stream(feeds, self.cotangents):
             if name not in values:
@@ -471,13 +496,13 @@ def _slope(gradient: Array, x: Array, rng: np.random.Generator) -> _Slope:
 
 
 def _gradient_names(gradient: ir.Model, names: Sequence[str]) -> dict[str, str]:
-    """Map the outputs that ``vjp`` added, after those of the model, to their tensors."""
+    """Return the tensor of each gradient output; ``vjp`` appends gradients to the outputs in the order of ``names``."""
     outputs = gradient.graph.outputs[-len(names) :]
     return {output.name or "": name for output, name in zip(outputs, names, strict=True)}
 
 
 def _weighings(model: ir.Model, gradient: ir.Model, weights: Feeds, rng: np.random.Generator) -> tuple[Feeds, Feeds]:
-    """Return the weights under the names of the inputs that ``vjp`` added, one per output; and the same, perturbed."""
+    """Return the weights by the names of the inputs that ``vjp`` added for them; and the same weights, perturbed."""
     before = {i.name for i in model.graph.inputs}
     added = [i.name or "" for i in gradient.graph.inputs if i.name not in before]
     moved = [w * (1 + NUDGE * rounding(w.dtype) * rng.choice([-1, 1], w.shape)) for w in weights.values()]
@@ -491,7 +516,15 @@ def rounding(dtype: np.dtype[Any]) -> float:
 
 @dataclass(frozen=True)
 class _Point:
-    """One tensor ``name`` with value ``x``, at which ``s = Σ ⟨w, y⟩`` is differentiated; the outputs are ``here``."""
+    """A point at which ``s = Σ ⟨wᵢ, yᵢ⟩`` is differentiated by one tensor.
+
+    Attributes:
+        f: runs the model.
+        feeds: the inputs of the model.
+        weights: the weights w of the outputs y.
+        name, x: the tensor and its value.
+        here: the outputs y at this point.
+    """
 
     f: Run
     feeds: Feeds
@@ -501,7 +534,7 @@ class _Point:
     here: Mapping[str, Array]
 
     def judge(self, slope: _Slope, precision: Precision, rng: np.random.Generator) -> Judgement:
-        """Judge the derivative from the gradient."""
+        """Compare ``slope``, the derivative from the gradient, with differences around this point."""
         direction, noise = slope.direction, slope.noise
         assert direction is not None
 
@@ -513,7 +546,7 @@ class _Point:
                       precision.tolerance, precision.steps)  # fmt: skip
 
     def beside(self, distance: float, rng: np.random.Generator) -> _Point | None:
-        """Return a point at this distance, or None if the outputs are not finite there."""
+        """Return a random point at ``distance`` from this one, or None if the outputs are not finite there."""
         x = Direction.drawn(self.x, None, rng).moved(self.x, distance)
         feeds = {**self.feeds, self.name: x}
         here = self.f(feeds)
@@ -538,7 +571,7 @@ class _Point:
 def _checked(
     point: _Point, slope: _Slope, gradients: _Gradients, precision: Precision, rng: np.random.Generator
 ) -> TensorCheck:
-    """Compare the gradient at a point with differences; at nearby points if it is on a kink."""
+    """Compare the gradient at ``point`` with differences; if the point is on a kink, compare at points nearby."""
     name, shape = point.name, point.x.shape
     if slope.direction is None:
         return TensorCheck(name, shape, math.nan, math.nan, math.inf, resolved=True, ok=False)

@@ -1,7 +1,7 @@
-"""Diagnosis of all problems of a model in one run: whatever stops a pass is masked, and the pass runs again.
+"""Diagnosis of all problems of a model in one run: a node that causes an error is masked, and the passes run again.
 
-A masked node becomes one of an unknown domain, without inputs and attributes: nothing is reported about it twice, and
-its outputs are unknown to its consumers.
+A masked node is turned into a node of an unknown domain, without inputs and attributes, so that no problem of it is
+reported twice, and shapes and types of its outputs are unknown.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gradgraph.passes.normal import normalise
 
 _ASIDE = "gradgraph.aside"
 _ROUNDS = 20
-_NODE = re.compile(r"(?:node|the node that gives) '[^']*' \([^)]*\)")
+_NODE = re.compile(r"(?:node|the node that computes) '[^']*' \([^)]*\)")
 
 
 def diagnose(model: Source, wrt: str | Sequence[str] | None = None, output: str | None = None) -> list[Finding]:
@@ -35,17 +35,17 @@ def diagnose(model: Source, wrt: str | Sequence[str] | None = None, output: str 
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
-        wrt, output: the gradient, as for ``check_gradients``.
+        wrt, output: the tensors to differentiate by, and the output to differentiate, as for ``check_gradients``.
 
     Raises:
-        ModelError: the file does not exist, or cannot be parsed.
+        ModelError: if the file does not exist, or cannot be parsed.
     """
     work, base = _message(model)
     found = [*itertools.islice(message_findings(work), FINDINGS_LIMIT)]
     malformed = [*itertools.islice(node_findings(work), FINDINGS_LIMIT)]
     found += [finding for _, finding in malformed]
     if len(found) > len(malformed):
-        return found  # names or tensors are damaged: their consumers cannot be judged
+        return found  # with damaged names or tensors, the nodes that read them cannot be checked
     _name_nodes(work)
     for node in {id(n): n for n, _ in malformed}.values():
         _set_aside(work, node)
@@ -80,7 +80,10 @@ def _message(model: Source) -> tuple[onnx.ModelProto, Path | None]:
 
 
 def _name_nodes(model: onnx.ModelProto) -> None:
-    """Name nodes as the normal form will, so that its findings refer to them; nameless nodes stay so."""
+    """Make node names unique as the normal form does, so that its findings have the same names.
+
+    Nodes without a name stay unnamed.
+    """
     taken: set[str] = set()
     for node in proto_nodes(model.graph.node):
         name = stem = node.name or node.op_type
@@ -102,7 +105,7 @@ def _set_aside(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
 
 
 def _differentiable(model: ir.Model, wrt: str | Sequence[str] | None, output: str | None) -> None:
-    """Raise an error with the findings if operators on the way from ``wrt`` to the outputs have no rule."""
+    """Raise UnsupportedOperatorError if operators on the path from ``wrt`` to the outputs have no gradient rule."""
     graph = model.graph
     targets = [v for v in graph.outputs if carries(v) and output in (None, v.name)]
     inputs = [v for v in graph.inputs if carries(v) and not v.is_initializer()]
@@ -111,5 +114,5 @@ def _differentiable(model: ir.Model, wrt: str | Sequence[str] | None, output: st
         find_path(model, targets, chosen, allow_unused=True)
     except UnsupportedOperatorError:
         raise
-    except GradgraphError:  # a wrong request: not the model's fault
+    except GradgraphError:  # an invalid ``wrt`` or ``output``, which is not a problem of the model
         return

@@ -1,4 +1,4 @@
-"""Random directions for tensors, and sums along them, without holding a whole array in memory."""
+"""Random directions for tensors, and sums of products with them, without storing a direction in memory."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ PIECE = 1 << 18  # numbers drawn at a time
 
 @dataclass(frozen=True)
 class Direction:
-    """Random numbers for each element of a tensor, scaled to its size, drawn again whenever they are needed.
+    """A random direction for a tensor: one number per element, drawn again from the seed whenever it is needed.
 
     Args:
-        shape: of the tensor.
-        scale: its root mean square, or 1 if that is 0.
-        seed: of the magnitudes.
-        negative: the signs, a bit each.
+        shape: the shape of the tensor.
+        scale: the mean magnitude of the numbers: the root mean square of the tensor, or 1 if that is 0.
+        seed: the seed of the magnitudes.
+        negative: the signs, one bit per element, packed into bytes.
     """
 
     shape: tuple[int, ...]
@@ -31,8 +31,9 @@ class Direction:
 
     @classmethod
     def drawn(cls, x: Array, slope: Array | None, rng: np.random.Generator) -> Direction:
-        """Draw a direction for ``x``; three quarters of it are along the gradient ``slope``, so that the terms do not
-        cancel.
+        """Draw a direction for ``x``.
+
+        With a gradient ``slope``, three quarters of the elements have its sign, so that the products do not cancel.
         """
         signs = []
         for part in parts(x.size):
@@ -46,7 +47,7 @@ class Direction:
         return cls(x.shape, _size_of(x) or 1.0, int(rng.integers(1 << 62)), negative)
 
     def parts(self) -> Iterator[tuple[slice, Array]]:
-        """Yield the numbers, part by part of the flat tensor."""
+        """Yield slices of the flattened tensor with the numbers of the direction there."""
         rng = np.random.default_rng(self.seed)
         for part in parts(math.prod(self.shape)):
             numbers = rng.uniform(0.5 * self.scale, 1.5 * self.scale, part.stop - part.start)
@@ -55,14 +56,14 @@ class Direction:
             yield part, np.where(bits, -numbers, numbers)
 
     def moved(self, x: Array, step: float) -> Array:
-        """Return ``x`` moved by ``step`` in this direction, in its own type."""
+        """Return ``x`` plus ``step`` times the direction, in the element type of ``x``."""
         flat, found = x.reshape(-1), np.empty(x.shape, x.dtype)
         for part, numbers in self.parts():
             found.reshape(-1)[part] = flat[part].astype(np.float64) + step * numbers
         return found
 
     def sums(self, gradient: Array) -> tuple[float, float]:
-        """Return the sum of the products with ``gradient``, and of their magnitudes."""
+        """Return the sum of the products of direction and ``gradient``, and the sum of their absolute values."""
         flat, total, size = gradient.reshape(-1), 0.0, 0.0
         for part, numbers in self.parts():
             terms = numbers * flat[part].astype(np.float64)

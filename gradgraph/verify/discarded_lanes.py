@@ -1,6 +1,7 @@
-"""Explanation of NaN gradients: Where nodes that discard non-finite values.
+"""Explanation of NaN gradients by Where nodes that discard non-finite values.
 
-The operator that computed such a value gets a cotangent of 0, and 0 times an infinite or undefined slope is NaN.
+If a Where discards a value, the operator that computed it receives a cotangent of 0; and 0 times the infinite or
+undefined slope at that value is NaN.
 """
 
 from __future__ import annotations

@@ -16,29 +16,29 @@ from gradgraph.graph.shapes import sizes_or
 Array = np.ndarray[Any, Any]
 Feeds = dict[str, Array]
 
-BATCHES = (2, 1)  # a file with states for one row fits no other batch size
+BATCHES = (2, 1)  # batch sizes to try; a model with states for one row accepts only 1
 # sizes to try for symbolic dimensions: small first, then larger ones for models of images, and of sounds
 SIZES = (4, 7, 16, 32, 64, 128, 224, 1024, 16_000)
-LARGEST = 4_000_000  # numbers in one input
-# operators that pass indices on; the bound is set by a later one
+LARGEST = 4_000_000  # elements of one input; larger sizes than the first are skipped beyond this
+# operators that copy indices to their output, so that the bound depends on an operator that reads this output
 _PASS_ON = frozenset(
     ["Cast", "Concat", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"]
 )
 _INDEXED = {"Gather": "axis", "GatherElements": "axis", "ScatterElements": "axis"}
-# axes of inputs by position, where onnxruntime crashes if a value of unknown shape has others
+# ranks of inputs by position: onnxruntime crashes if a value of unknown shape has another rank
 _RANKS = {"RoiAlign": {0: 4, 1: 2, 2: 1}, "MaxRoiPool": {0: 4, 1: 2}}
 MOST_DRAWN = 1 << 28  # elements of an input
 _LABELLED = frozenset({"NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"})
 
 
 def candidates(graph: ir.Graph, rng: np.random.Generator) -> Iterator[Feeds]:
-    """Yield feeds to try: normal numbers, then positive ones, at growing sizes of symbolic dimensions.
+    """Yield feeds to try: normally distributed numbers, then positive ones, with growing symbolic dimensions.
 
-    Integer inputs that are recognised as indices get valid ones; others get ones, which are right for masks, counts and
-    axes. Booleans are true.
+    Integer inputs that are recognised as indices get random valid indices. Other integers are 1, which suits masks,
+    counts and axes. Booleans are true.
 
     Raises:
-        DataError: an input has more than MOST_DRAWN elements.
+        DataError: if an input has more than MOST_DRAWN elements.
     """
     inputs = _inputs(graph)
     bounds = {name: index_bound(v) for name, v in inputs.items()}
@@ -55,10 +55,10 @@ def candidates(graph: ir.Graph, rng: np.random.Generator) -> Iterator[Feeds]:
 
 
 def given(graph: ir.Graph, feeds: Mapping[str, Any]) -> Feeds:
-    """Return the part of ``feeds`` that the model reads, in its element types.
+    """Return the arrays in ``feeds`` that are inputs of the model, converted to the model's element types.
 
     Raises:
-        DataError: an input is missing, or has other axes or sizes than the model declares.
+        DataError: if an input is missing, or its rank or sizes differ from those that the model declares.
     """
     inputs = _inputs(graph)
     missing = [name for name in inputs if name not in feeds]
@@ -108,7 +108,10 @@ def index_bound(value: ir.Value) -> int | None:
 
 
 def _bound(node: ir.Node, position: int) -> list[int]:
-    """Return the bound that ``node`` sets for the values at ``position``: one at most (1 if a size is symbolic)."""
+    """Return the number of valid index values at input ``position`` of ``node``, as a list: empty if there is no bound.
+
+    If the indexed size is symbolic, only index 0 is surely valid, so the bound is 1.
+    """
     if not node.domain and node.op_type in ("Equal", "OneHot"):
         return _compared(node, position)
     if node.domain or position != 1:
@@ -129,7 +132,10 @@ def _bound(node: ir.Node, position: int) -> list[int]:
 
 
 def _compared(node: ir.Node, position: int) -> list[int]:
-    """Return the number of classes that ``node`` distinguishes, as a OneHot or by comparison with 0, 1, 2 and so on."""
+    """Return how many classes ``node`` distinguishes: the depth of a OneHot, or n if an Equal compares with 0 to n − 1.
+
+    The result is a list, which is empty if there is no such number.
+    """
     other = node.inputs[1 - position if node.op_type == "Equal" else 1]
     numbers = None if other is None or other.const_value is None else other.const_value.numpy()
     if numbers is None or (node.op_type == "OneHot" and position != 0):
@@ -140,7 +146,7 @@ def _compared(node: ir.Node, position: int) -> list[int]:
 
 
 def _sizes(inputs: Iterable[ir.Value], size: int, batch: int) -> dict[str | None, int]:
-    """Return the size of each named dimension: a batch if it is the first axis of an input, else ``size``."""
+    """Return the size of each symbolic dimension by name: ``batch`` for the first axis of an input, else ``size``."""
     sizes: dict[str | None, int] = {}
     for value in inputs:
         for axis, dim in enumerate(value.shape or ()):
@@ -158,7 +164,7 @@ def _shape(value: ir.Value, sizes: Mapping[str | None, int], batch: int) -> list
 
 
 def _is_state(dims: Sequence[int | ir.SymbolicDim]) -> bool:
-    """Whether these sizes are those of a recurrent layer's state, [layers, batch, features], with an unnamed batch."""
+    """Whether ``dims`` look like the state of a recurrent layer: [layers, batch, features] with an unnamed batch."""
     sizes = [d if isinstance(d, int) else d.value for d in dims]
     return len(sizes) == 3 and [isinstance(d, int) for d in sizes] == [True, False, True] and sizes[1] is None
 

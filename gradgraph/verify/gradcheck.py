@@ -1,4 +1,7 @@
-"""Gradcheck as one inner product per tensor: ⟨u, g⟩ against a central difference along u, in float64."""
+"""Gradient check with one number per tensor: ⟨u, g⟩, with a gradient g and a random direction u, in float64.
+
+It is compared with a central difference of the function along u.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 Feeds = Mapping[str, np.ndarray]
-EPSILON = 1e-5  # truncation ~ε²f'''/6 and cancellation ~1e-16/ε are both near 1e-11
+EPSILON = 1e-5  # at this step ε, truncation errors (ε²f'''/6) and cancellation (1e-16/ε) are both near 1e-11
 STEPS = (
     1e-5,
     1e-6,
@@ -19,7 +22,7 @@ STEPS = (
     1e-10,
     1e-11,
 )  # smaller steps cross fewer kinks, but are lost in rounding errors sooner
-BENT = 0.25  # relative to the gap between gradient and difference: the least change of slope at a kink
+BENT = 0.25  # least change of slope at a kink, relative to the gap between gradient and difference
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Finding:
 
     @property
     def error(self) -> float:
-        """The difference relative to the size of the summed terms (0 when both are NaN-free and equal)."""
+        """The difference of both derivatives, relative to the size of the summed terms; infinite if not finite."""
         gap = abs(self.analytic - self.numeric)
         return gap / self.scale if np.isfinite(gap) else float("inf")
 
@@ -46,9 +49,9 @@ def directional(
     Args:
         f: the scalar function, in float64.
         feeds: the point; tensors to be checked are float64.
-        gradients: ∂f by name, with the shape of the tensor.
+        gradients: the gradients of ``f``, by the name of the tensor.
         rng: draws the directions.
-        epsilon: step of the central difference, relative to a direction with entries near 1.
+        epsilon: the step of the central difference, relative to a direction with entries near 1.
     """
     return [_along(f, feeds, name, g, rng, epsilon) for name, g in gradients.items()]
 
@@ -71,7 +74,10 @@ def _along(
 
 @dataclass(frozen=True)
 class Quotients:
-    """Difference quotients along a direction, forward and backward, and a bound of their rounding errors."""
+    """The forward (``ahead``) and backward (``behind``) difference quotient along a direction.
+
+    ``noise`` is a bound of their rounding errors.
+    """
 
     ahead: float
     behind: float
@@ -91,12 +97,13 @@ class Judgement:
     """The result of comparing a directional derivative with differences.
 
     Attributes:
-        verdict: "kink" if the one-sided slopes differ, so that differences prove nothing about a gradient.
+        verdict: "right" or "wrong"; or "kink" if the one-sided slopes differ, so that differences prove nothing about
+            the gradient.
         analytic: the derivative from the gradient.
-        numeric: the central difference that was used.
-        error: the gap, relative to the summed terms; infinite if one of them is not finite.
+        numeric: the central difference at the last step.
+        error: the gap between both, relative to the summed terms; infinite if one of them is not finite.
         resolved: whether the derivative is larger than the rounding errors of the difference.
-        in_between: at a kink, the gap is at most the difference of the one-sided slopes.
+        in_between: whether, at a kink, the gap is at most the difference of the one-sided slopes.
     """
 
     verdict: Literal["right", "kink", "wrong"]
@@ -117,17 +124,17 @@ def judged(
 ) -> Judgement:
     """Compare a directional derivative with differences of decreasing step, until one agrees or rounding dominates.
 
-    The error of a difference due to curvature, or to a kink between its points, vanishes as the step shrinks; that of a
-    wrong gradient does not. If the point itself is on a kink, or kinks are too dense, the one-sided slopes differ at
-    every step, in this direction or in another.
+    A disagreement due to curvature, or to a kink between the points of the difference, vanishes as the step shrinks; a
+    disagreement due to a wrong gradient does not. If the point itself is on a kink, or kinks are too dense, the
+    one-sided slopes differ at every step, in this direction or in another.
 
     Args:
         analytic: the derivative from the gradient.
-        size: the sum of the absolute values of its terms.
-        along: the quotients at a step, in its direction.
-        elsewhere: those in other directions, which are only searched for kinks.
+        size: the sum of the absolute values of the terms of ``analytic``.
+        along: returns the quotients at a step in the direction of ``analytic``.
+        elsewhere: returns the quotients at a step in other directions, which are only searched for kinks.
         tolerance: the largest accepted relative error.
-        steps: from large to small.
+        steps: the steps, from large to small.
     """
     step, slopes = steps[0], along(steps[0])
     error, resolved = _compared(analytic, size, slopes, tolerance)
@@ -148,7 +155,7 @@ def judged(
 
 
 def _compared(analytic: float, size: float, slopes: Quotients, tolerance: float) -> tuple[float, bool]:
-    """Return the relative error, and whether it could be resolved."""
+    """Return the relative error, and whether the derivative is larger than the rounding errors."""
     largest = max(size, abs(slopes.central))
     gap = abs(analytic - slopes.central)
     error = 0.0 if gap == 0.0 else gap / (largest + slopes.noise / tolerance) if np.isfinite(gap) else float("inf")
@@ -158,7 +165,10 @@ def _compared(analytic: float, size: float, slopes: Quotients, tolerance: float)
 def judged_at(
     f: Callable[[Feeds], float], feeds: Feeds, name: str, g: np.ndarray, rng: np.random.Generator, tolerance: float
 ) -> Judgement:
-    """Judge ``g``, the gradient of ``f`` by one tensor, along a random direction; arguments as for ``directional``."""
+    """Compare ``g``, the gradient of ``f`` by the tensor ``name``, with differences along a random direction.
+
+    Other arguments are as for ``directional`` and ``judged``.
+    """
     x, here = feeds[name], f(feeds)
     ways = [rng.uniform(0.5, 1.5, x.shape) * rng.choice([-1.0, 1.0], x.shape) for _ in range(4)]
 

@@ -1,6 +1,4 @@
-"""Base class of the oracle's kernels: one class for each standard operator that differs in onnx's
-ReferenceEvaluator.
-"""
+"""Base class of the kernels that replace those of onnx's ReferenceEvaluator in the float64 oracle."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ KERNELS: list[type[OpRun]] = []
 
 
 class Kernel(OpRun):  # type: ignore[misc]
-    """A kernel of the standard operator with the name of the class; names with ``_`` are base classes."""
+    """A kernel of the standard operator with the name of the class; names that begin with ``_`` are base classes."""
 
     op_domain = ""
 

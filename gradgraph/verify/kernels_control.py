@@ -1,8 +1,8 @@
-"""Oracle kernels of control flow and containers, where the ReferenceEvaluator supports only axis 0 and one direction.
+"""Oracle kernels of control flow, sequences and optionals, which replace wrong or limited kernels of onnx.
 
-Its Loop concatenates scan outputs of matrices instead of stacking them and treats an absent condition as false; zero
-iterations fail; SequenceInsert at the end inserts in front; an optional is a list when made and none when read;
-SequenceMap does not see outer values.
+In onnx's ReferenceEvaluator, Scan supports only axis 0 and one direction. Loop concatenates scan outputs of matrices
+instead of stacking them, treats an absent condition as false, and fails for zero iterations. SequenceInsert at the end
+inserts in front, and SequenceMap does not see outer values. An optional is a list when it is made, but not when read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ class _WithBody(Kernel):
         return list(self._run_body(feeds, attributes=attributes))
 
     def _stacked(self, rows: Arrays, position: int, axis: int = 0) -> np.ndarray:
-        """Stack scan output ``position`` (among all of the body's outputs); without rows, symbolic dimensions are 0."""
+        """Stack the rows of scan output ``position`` (its index among all outputs of the body) along ``axis``.
+
+        Without rows, the shape is that of the body's output, with 0 for symbolic dimensions.
+        """
         if rows:
             return np.stack(rows, axis)
         kind = self.body.output_types[position]
@@ -127,7 +130,7 @@ class SplitToSequence(Kernel):
 
 
 class Optional(Kernel):
-    """An optional is its element, or ``None``."""
+    """Optional, whose value in this oracle is its element, or ``None`` if it is empty."""
 
     def _run(self, x: Any = None, type: Any = None) -> tuple[Any]:
         return (x,)

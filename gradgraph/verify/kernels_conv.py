@@ -23,7 +23,7 @@ WHOLE = slice(None)
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows along each spatial axis; ``begins`` and ``ends`` are the padding."""
+    """The windows of a convolution or pool along each spatial axis; ``begins`` and ``ends`` are the padding."""
 
     kernel: Ints
     strides: Ints
@@ -77,7 +77,7 @@ def _windows(x: np.ndarray, given: Ints | None, attrs: Mapping[str, Any]) -> Win
 
 
 def _same(totals: Ints, auto_pad: str) -> list[int]:
-    """Split padding in two halves; the odd one goes to the end (UPPER) or the beginning (LOWER)."""
+    """Split total paddings into begin and end; an odd element goes to the end (SAME_UPPER) or the beginning."""
     small, large = [t // 2 for t in totals], [t - t // 2 for t in totals]
     return [*small, *large] if auto_pad == "SAME_UPPER" else [*large, *small]
 

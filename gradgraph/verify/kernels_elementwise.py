@@ -10,7 +10,7 @@ from gradgraph.verify.kernel import Kernel
 
 
 class Mean(Kernel):
-    """Mean with broadcasting of any operand: the reference adds into its first operand."""
+    """Mean that broadcasts any operand; onnx's own kernel adds into its first operand in place."""
 
     def _run(self, *xs: np.ndarray) -> tuple[np.ndarray]:
         return (np.asarray(functools.reduce(np.add, xs) / len(xs), xs[0].dtype),)

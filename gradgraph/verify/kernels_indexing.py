@@ -31,7 +31,7 @@ class Pad(Kernel):
 
 
 class OneHot(Kernel):
-    """OneHot with ``depth`` of shape [1]; an index out of [-depth, depth) gives a row of ``off``."""
+    """OneHot that accepts ``depth`` of shape [1]; the row of an index out of [-depth, depth) is all ``off``."""
 
     def _run(self, indices: np.ndarray, depth: np.ndarray, values: np.ndarray, axis: int = -1) -> tuple[np.ndarray]:
         count = int(np.asarray(depth).item())
@@ -51,7 +51,7 @@ class GatherElements(Kernel):
 
 
 class Slice(Kernel):
-    """Slice with starts clamped as specified: backwards, a start before the axis is its first element."""
+    """Slice that clamps starts as specified: with a negative step, a start before the axis is its first element."""
 
     def _run(
         self,

@@ -1,7 +1,7 @@
 """RNN, GRU and LSTM for the oracle, with every attribute; onnx's own kernels support few.
 
-onnx's kernels ignore activations, clip, sequence_lens, input_forget and RNN's direction. These follow the equations of
-the specification step by step, and onnxruntime where the specification is silent:
+onnx's kernels ignore activations, clip, sequence_lens, input_forget and RNN's direction. The kernels here follow the
+equations of the specification step by step. Where the specification is silent, they follow onnxruntime:
 
 - a sequence of length 0 yields zeros, not its initial state, in Y_h and Y_c;
 - steps beyond a sequence's end yield zeros in Y;
@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]
 Function = Callable[[Array], Array]
 State = tuple[Array, ...]  # h, or (h, c): each [batch, hidden]
 
-# name: f(x, α, β), and the defaults of α and β, if any (those that runtimes agree on)
+# name: f(x, α, β), and the defaults of α and β: None if f does not use it, nan if runtimes disagree on the default
 _FUNCTIONS: dict[str, tuple[Callable[..., Array], float | None, float | None]] = {
     "tanh": (lambda x, a, b: np.tanh(x), None, None),
     "sigmoid": (lambda x, a, b: 0.5 * (1 + np.tanh(0.5 * x)), None, None),
@@ -42,7 +42,7 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Array], float | None, float | None]] =
 
 @dataclass(frozen=True)
 class Weights:
-    """One direction's parameters; ``act`` are its activations, ``bound`` is the clip."""
+    """The parameters of one direction, named as in ONNX; ``act`` are its activations, ``bound`` is the clip."""
 
     W: Array
     R: Array
@@ -57,7 +57,7 @@ class Weights:
 
 
 def _activations(names: Sequence[str], alphas: Sequence[float], betas: Sequence[float]) -> list[Function]:
-    """Assign α and β in order to the functions that use them."""
+    """Return the activation functions, with the given α and β assigned in order to the functions that use them."""
     alpha, beta = iter(alphas), iter(betas)
     found: list[Function] = []
     for name in names:
@@ -109,7 +109,7 @@ class _Recurrent(Kernel):
             backwards = attrs.get("direction") == "reverse" or d == 1
             done.append(self._direction(X, lens, tuple(s[d] for s in first), w, backwards))
         Y, *last = ([each[k] for each in done] for k in range(len(done[0])))
-        axis = 1 if batch_first else 0  # stacks directions, in the last states
+        axis = 1 if batch_first else 0  # the axis of directions in the last states
         steps = np.stack(Y, 1 + axis)
         results = (steps.swapaxes(0, 1) if batch_first else steps, *(np.stack(s, axis) for s in last))
         return results[: len(self.onnx_node.output)]

@@ -39,7 +39,7 @@ def _kernel(distance: np.ndarray) -> np.ndarray:
 
 
 def _taps(u: np.ndarray, mode: str) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return the integer positions read for a coordinate, and the weight of each."""
+    """Return the integer positions that are read to interpolate at ``u``, each with its weight."""
     if mode == "nearest":
         return [(np.rint(u), np.ones_like(u))]
     base = np.floor(u)
@@ -51,7 +51,7 @@ def _taps(u: np.ndarray, mode: str) -> list[tuple[np.ndarray, np.ndarray]]:
 def sample(
     x: np.ndarray, u: np.ndarray, mode: str = "linear", padding: str = "zeros", aligned: bool = True
 ) -> np.ndarray:
-    """Sample ``x`` [N, C, *sizes] at the pixel coordinates ``u`` [N, *outputs, axes]: [N, C, *outputs].
+    """Interpolate ``x`` [N, C, *sizes] at the pixel coordinates ``u`` [N, *outputs, axes]; return [N, C, *outputs].
 
     Clamping and mirroring apply to the pixels read, not the coordinate, as in onnxruntime and PyTorch.
     """
@@ -68,7 +68,7 @@ def sample(
 
 
 def _inside(i: np.ndarray, size: int, padding: str, low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return valid positions, and whether they are inside."""
+    """Return the positions clamped or reflected into the axis, and whether they are read: zero padding is not."""
     valid = (i >= 0) & (i < size) if padding == "zeros" else np.ones(i.shape, bool)
     if padding == "reflection":
         i = _reflected(i, low, high)
@@ -136,7 +136,7 @@ class DeformConv(Kernel):
 
 
 class RoiAlign(Kernel):
-    """RoiAlign with the maximum over single weighted pixels, as in onnx's kernel and onnxruntime."""
+    """RoiAlign whose mode "max" takes the largest single weighted pixel, as onnx's kernel and onnxruntime do."""
 
     def _run(
         self,
@@ -168,7 +168,7 @@ class RoiAlign(Kernel):
 
 
 def _weights(size: int, start: float, end: float, bins: int, ratio: int, half: bool) -> np.ndarray:
-    """Return the weight of each pixel for each sample of each bin along one axis: [bins, samples, size]."""
+    """Return the weights of pixels for each sample of each bin along one axis, of shape [bins, samples, size]."""
     length = end - start if half else max(end - start, 1.0)
     samples = ratio or max(math.ceil(length / bins), 0)
     inner = (np.arange(samples) + 0.5) / max(samples, 1)
@@ -178,8 +178,9 @@ def _weights(size: int, start: float, end: float, bins: int, ratio: int, half: b
 
 
 def _largest_product(x: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Return the maximum over the four pixels around each sample, each times its weight: 0 on the far side of a pixel
-    hit.
+    """Return the largest product of pixel and weight in each bin, over the four pixels around each of its samples.
+
+    If a sample is exactly on a pixel, the pixels behind it have weight 0.
     """
     near = [np.sort(np.argsort(w, -1, kind="stable")[..., -2:], -1) for w in (rows, columns)]
     u, v = (np.take_along_axis(w, i, -1) for w, i in zip((rows, columns), near, strict=True))

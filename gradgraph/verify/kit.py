@@ -1,4 +1,4 @@
-"""The rule kit: tests every case of a rule in six ways, and its exact points. Problems are returned, not raised."""
+"""The rule kit, which tests each case of a rule in six ways, and its exact points. It returns problems as sentences."""
 
 from __future__ import annotations
 
@@ -18,10 +18,15 @@ from gradgraph.verify.reference import Oracle
 
 @dataclass(frozen=True)
 class Way:
-    """One way to test a case."""
+    """One way to test a case.
+
+    Attributes:
+        disagreements: runs the test; returns one sentence per problem.
+        reason_to_skip: returns why a case cannot be tested in this way, or "".
+    """
 
     disagreements: Callable[[Rule, Case], list[str]]
-    reason_to_skip: Callable[[Case], str]  # the case's reason to skip this way, or ""
+    reason_to_skip: Callable[[Case], str]
 
 
 def problems(rule: Rule, session_options: ort.SessionOptions | None = None) -> list[str]:
@@ -29,8 +34,9 @@ def problems(rule: Rule, session_options: ort.SessionOptions | None = None) -> l
 
     Args:
         rule: the rule and its cases.
-        session_options: for running the rule's operator in onnxruntime (with its custom-op library registered);
-            operators outside ONNX's own domain are skipped there without it, or a globally registered library.
+        session_options: options for sessions of onnxruntime, in which the operator's custom-op library is registered.
+            Without them, and without a globally registered library, an operator outside ONNX's own domain is not run in
+            onnxruntime.
     """
     ways = {name: way.disagreements for name, way in WAYS.items()}
     ways["onnxruntime"] = lambda r, c: in_onnxruntime(r, c, session_options)
@@ -49,7 +55,7 @@ def problems(rule: Rule, session_options: ort.SessionOptions | None = None) -> l
 def _tried(run: Callable[[Rule, Any], list[str]], rule: Rule, trial: Any) -> list[str]:
     try:
         return run(rule, trial)
-    except Exception as error:  # any exception that a wrong rule causes, in any library, is a finding
+    except Exception as error:  # a wrong rule may cause any exception, in any library; each is a problem to report
         return [f"{type(error).__name__}: {error}"]
 
 
@@ -57,17 +63,17 @@ def _tried(run: Callable[[Rule, Any], list[str]], rule: Rule, trial: Any) -> lis
 
 
 def first_order(rule: Rule, case: Case, unknown: cases.Unknown = False, fed: bool = False) -> list[str]:
-    """Return problems with shapes known or ``unknown``, and literals constant or ``fed`` at run time."""
+    """Check a case against central differences, with shapes known or ``unknown``, and literals constant or ``fed``."""
     return _differences(cases.trial(rule, case, unknown=unknown, fed=fed))
 
 
 def some_sizes_open(rule: Rule, case: Case) -> list[str]:
-    """Return problems with every other axis known, and then the others: operands may differ in what is known."""
+    """Check a case with even axes unknown, then with odd ones, so that different axes of the operands are known."""
     return [*first_order(rule, case, unknown="even"), *first_order(rule, case, unknown="odd")]
 
 
 def second_order(rule: Rule, case: Case) -> list[str]:
-    """Return problems of the gradient's own gradient."""
+    """Check the gradient of the gradient against central differences."""
     return _differences(cases.second_order(cases.trial(rule, case)))
 
 
@@ -84,7 +90,7 @@ def _differences(trial: cases.Trial) -> list[str]:
 
 
 def in_onnxruntime(rule: Rule, case: Case, options: ort.SessionOptions | None = None) -> list[str]:
-    """Return problems of the gradient in onnxruntime, with shapes unknown, compared with the rule in float64."""
+    """Compare the gradient in onnxruntime (float32, unknown shapes) with the gradient in the float64 oracle."""
     trial, exact = (
         cases.trial(rule, case, unknown=not case.known_shapes, dtype=dtype) for dtype in (np.float32, np.float64)
     )

@@ -1,4 +1,4 @@
-"""Gradient support of every operator, read from the tables: for ``gradgraph ops`` and its page."""
+"""A table of the gradient support of every operator, for ``gradgraph ops`` and the documentation."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ STATUSES = {
     "body": "its ONNX function body is differentiated",
     "lowered": "it is rewritten with other operators before differentiation",
     "no gradient": "its derivative is zero or undefined; gradients stop there",
-    "none": "an error, unless it is on no path from a weight to the loss",
+    "none": "it is not supported: an error if it is on a path from a weight to the loss",
 }
 
-# floating inputs of which only an element type or a length is used
+# floating inputs by index of which only the element type or the length is used, so they have no gradient
 _SETTINGS = {"CastLike": {1}}
 
 
 def operators() -> list[dict[str, Any]]:
-    """Return one row per operator: those of ONNX itself, and those in other domains that have a rule or a form.
+    """Return one row per operator of ONNX, and per operator of another domain that has a rule or a form.
 
-    Each has ``operator``, ``domain``, ``since`` (opset), ``status`` (see ``STATUSES``), ``differentiable``, ``inputs``
-    (names of those that have gradients), ``order`` (``"all"``, ``"1"`` or empty), ``cases`` (of the rule kit),
-    ``family`` (the module of the rule) and ``remark``.
+    The keys of a row are ``operator``, ``domain``, ``since`` (opset), ``status`` (see ``STATUSES``),
+    ``differentiable``, ``inputs`` (names of inputs that have gradients), ``order`` (highest order of derivatives:
+    ``"all"``, ``"1"`` or empty), ``cases`` (number of test cases), ``family`` (module of the rule) and ``remark``.
     """
     schemas = {(s.domain, s.name): s for s in onnx.defs.get_all_schemas() if s.domain in DOMAINS and not s.deprecated}
     keys = {*schemas, *registry.RULES, *registry.NO_GRADIENT, *contrib.forms()}
@@ -61,7 +61,7 @@ def _row(key: Key, schema: Schema | None) -> dict[str, Any]:
 
 
 def status(key: Key) -> str:
-    """Return one of ``STATUSES``."""
+    """Return the gradient support of an operator, one of ``STATUSES``."""
     if key in registry.RULES:
         return "rule"
     known = onnx.defs.has(key[1], domain=key[0])
@@ -75,7 +75,7 @@ def status(key: Key) -> str:
 
 
 def _reason(key: Key) -> str:
-    """Return the reason why it has no gradient, if any; a fused operator shares that of its standard namesake."""
+    """Return why an operator has no gradient, or ""; a fused operator has the reason of its standard namesake."""
     return registry.NO_GRADIENT.get(("", key[1]) if key in contrib.forms() else key, "")
 
 
@@ -98,12 +98,12 @@ def _any_floating(parameters: Any) -> bool:
 
 
 def _floating(parameter: onnx.defs.OpSchema.FormalParameter) -> bool:
-    """Whether a parameter can hold floating numbers, in a tensor, a sequence or an optional."""
+    """Whether a parameter can be floating: a tensor, or a sequence or an optional of tensors."""
     return any(f"({t}" in kind for kind in parameter.types for t in ("float", "double", "bfloat16"))
 
 
 def _reads(schema: Schema) -> bool:
-    """Whether it reads floating numbers, by inputs or captured by its subgraphs."""
+    """Whether an operator can read floating values, as inputs or captured by its subgraphs."""
     graphs = any(a.type == onnx.defs.OpSchema.AttrType.GRAPH for a in schema.attributes.values())
     return graphs or _any_floating(schema.inputs)
 
@@ -112,7 +112,7 @@ def _reads(schema: Schema) -> bool:
 
 
 def _inputs(rule: Rule | None, schema: Schema) -> Iterator[str]:
-    """Yield the names of the inputs that have gradients: the floating ones that cases differentiate."""
+    """Yield the names of the inputs that have gradients: the floating inputs that test cases differentiate."""
     settings = rule.settings if rule is not None else _SETTINGS.get(schema.name, set())
     tried = _tried(rule) if rule is not None else set()
     last = len(schema.inputs) - 1
@@ -132,6 +132,6 @@ def _tried(rule: Rule) -> set[int]:
 
 
 def _first_order_only(rule: Rule) -> str:
-    """Return the reason why no case is tested at second order, if so."""
+    """Return why no case of ``rule`` is tested at second order; "" if a case is, or there are no cases."""
     reasons = Counter(c.first_order_only for c in rule.cases)
     return "" if reasons[""] or not reasons else reasons.most_common(1)[0][0]

@@ -1,7 +1,7 @@
-"""The float64 oracle: onnx's ReferenceEvaluator, with its single-precision kernels replaced.
+"""The float64 oracle: onnx's ReferenceEvaluator, with wrong, incomplete and single-precision kernels replaced.
 
-onnxruntime has no float64 kernel for convolution, pooling, Erf and many more, so central differences are computed here.
-Some reference kernels silently compute in float32 inside and return float64; the relevant ones are replaced.
+Central differences are computed with it, because onnxruntime has no float64 kernels for convolution, pooling, Erf and
+many other operators. Some kernels of the ReferenceEvaluator return float64 but compute in float32 inside.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gradgraph.files.external import is_external
 from gradgraph.files.mapped import pieces
 from gradgraph.files.protos import reads
 from gradgraph.files.streamed import without_weights
-from gradgraph.verify import (  # noqa: F401  (they fill the list of kernels)
+from gradgraph.verify import (  # noqa: F401  (importing these modules fills the list of kernels)
     kernels_control,
     kernels_conv,
     kernels_elementwise,
@@ -50,7 +50,7 @@ _ADDED: dict[tuple[str, str], type[OpRun]] = {}
 
 
 def use_kernel(kernel: type[OpRun]) -> None:
-    """Use ``kernel`` in the oracle for the operator of its name and ``op_domain``."""
+    """Use ``kernel`` in the oracle for the operator with the name of the class, in the domain ``op_domain``."""
     _ADDED[kernel.op_domain, kernel.__name__] = kernel
 
 
@@ -61,8 +61,8 @@ class Oracle:
 
     Args:
         model: the model.
-        weights: initializers that are not stored in the model. They are read when a node needs them, and freed again,
-            except for the first KEPT bytes.
+        weights: initializers that are not stored in the model. They are read when a node needs them and then freed;
+            up to KEPT bytes of them stay in memory.
     """
 
     def __init__(self, model: onnx.ModelProto, weights: Mapping[str, ir.TensorProtocol] | None = None) -> None:
@@ -107,7 +107,7 @@ def _as_array(value: Any) -> Any:
     return value if value is None or isinstance(value, list) else np.asarray(value)
 
 
-KEPT = 1 << 24  # bytes of weights that stay in memory, so that those of small models are read once
+KEPT = 1 << 24  # bytes of weights that stay in memory, so that small models read their weights once
 
 
 class _Weights:
@@ -135,7 +135,7 @@ class _Weights:
 def _all_named(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return ``model``, or a copy in which omitted outputs have names.
 
-    The ReferenceEvaluator stores them under the name "", and passes them to the next node that omits an input.
+    The ReferenceEvaluator stores an omitted output under the name "", and passes it to later nodes that omit an input.
     """
     if not any("" in node.output for node in _nodes(model)):
         return model
@@ -177,9 +177,7 @@ def in_float32(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def in_precision(model: onnx.ModelProto, precision: int) -> onnx.ModelProto:
-    """Return a copy in which every floating tensor has the element type ``precision``; 8-bit floats and smaller ones
-    stay.
-    """
+    """Return a copy in which all floating tensors of more than 8 bits have the element type ``precision``."""
     converted = onnx.ModelProto()
     converted.CopyFrom(model)
     _convert_graph(converted.graph, precision)
@@ -240,7 +238,7 @@ def _convert_tensor(tensor: onnx.TensorProto, precision: int) -> None:
 
 
 def model_in_float64(model: ir.Model) -> ir.Model:
-    """Convert as ``in_float64``; large weights are converted whenever they are read, and not before."""
+    """Return a copy of ``model`` in float64, as ``in_float64`` does; large weights are converted when they are read."""
     proto, weights = without_weights(model)
     double: ir.Model = ir.from_proto(in_float64(proto))
     for name, tensor in weights.items():
@@ -266,7 +264,7 @@ def _widened(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
 
 
 def oracle_of(model: ir.Model) -> Oracle:
-    """Return the oracle of ``model``, with large weights left in their files until a node reads them."""
+    """Return an oracle that runs ``model``, and reads large weights from their files when a node needs them."""
     proto, weights = without_weights(model)
     inside = [tensor for tensor in proto.graph.initializer if tensor.name not in weights]
     del proto.graph.initializer[:]

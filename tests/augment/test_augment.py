@@ -381,7 +381,7 @@ def test_one_number_for_two_classes(photos: Path) -> None:
         (["flip", "random_resized_crop"], "let it be the first of all"),
         (["random_resized_crop", "random_resized_crop"], "keep one random_resized_crop"),
         ("rotation", "the augmentation rotation needs 'degrees'; write rotation(degrees=…)"),
-        (gg.augment.flip, "call what makes one: gradgraph.augment"),
+        (gg.augment.flip, "pass a name, or the result of a call such as gradgraph.augment"),
         (7, "augment is 7; it should be an augmentation"),
     ],
 )

@@ -243,7 +243,7 @@ def test_check_says_it(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> Non
     onnx.save(network(ENDS["Softmax"]), tmp_path / "m.onnx")
     assert run(["check", str(tmp_path / "m.onnx")]) == 0
     told = " ".join(capsys.readouterr().err.split())
-    assert "output 'p' ends in a Softmax" in told and "'z' holds the logits" in told
+    assert "output 'p' ends in a Softmax" in told and "use the logits 'z'" in told
     assert run(["check", str(tmp_path / "m.onnx"), "--json"]) == 0
     assert "ends in a Softmax" in json.dumps(json.loads(capsys.readouterr().out)["findings"])
 

@@ -298,7 +298,7 @@ def test_inspect_says_why_a_tensor_is_trained_or_not(cli: Cli, folder: Path) -> 
     onnx.save(model, folder / "relu6.onnx")
     text = ok(cli, "inspect", "relu6.onnx")
     assert re.search(
-        r"^last\.weight .* trained +a weight of the node that gives 'logits' \(Gemm\)$", text, re.MULTILINE
+        r"^last\.weight .* trained +a weight of the node that computes 'logits' \(Gemm\)$", text, re.MULTILINE
     )
     assert re.search(r"^six +float32 +\[\] +the upper bound of node 'relu6' \(Clip\)$", text, re.MULTILINE)
     facts = json.loads(ok(cli, "inspect", "relu6.onnx", "--freeze", "first.*", "--json"))

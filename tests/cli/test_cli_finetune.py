@@ -127,7 +127,7 @@ USER, ANSWER = {"role": "user", "content": "Hi"}, {"role": "assistant", "content
 CHANGES = "{% for m in messages %}{% if loop.last %}[{{ m.content }}]{% else %}{{ m.content }}{% endif %}{% endfor %}"
 WRONG: dict[str, tuple[Callable[[Path], Any], list[str], str]] = {
     "no folder": (lambda llm: llm.rename("gone"), [], "there is no folder 'llm'"),
-    "no model": (removed("model.onnx"), [], "names, 'model.onnx' in 'llm', cannot be read: it is not there"),
+    "no model": (removed("model.onnx"), [], "names, 'model.onnx' in 'llm', cannot be read: it does not exist"),
     "no tokenizer": (removed("tokenizer.json"), [], "the folder 'llm' has no tokenizer.json"),
     "no template": (removed("chat_template.jinja"), [], "add --template FILE, or --template none"),
     "broken template": (template("{% for"), [], "is not a valid Jinja template"),
@@ -222,8 +222,8 @@ WRONG_TO_ASK: dict[str, tuple[Callable[[Path], Any], list[str], str]] = {
         [],
         "'llm' is a file, but not an .onnx",
     ),
-    "text as a model": (written("model.onnx", "text"), [], "cannot be read (its protobuf does not parse"),
-    "half a model": (cut_in_half, [], "cannot be read (its protobuf does not parse"),
+    "text as a model": (written("model.onnx", "text"), [], "cannot be read (its protobuf cannot be parsed"),
+    "half a model": (cut_in_half, [], "cannot be read (its protobuf cannot be parsed"),
     "no language model": (no_language_model, [], "one input of tokens [batch, length] is expected"),
     "refused by onnxruntime": (unknown_operator, [], "onnxruntime rejects the model 'llm/model.onnx'"),
     "no data beside it": (without_its_data, [], "onnxruntime rejects the model 'llm/model.onnx'"),

@@ -46,7 +46,7 @@ ALL_WRONG = model(
 WORDS = {
     "arity": "has 2 inputs, and at opset 17 this operator takes 1",
     "attribute": "has the attribute 'axs'",
-    "opset": "is of an operator that opset 17 lacks, and ONNX has it from opset 20 on",
+    "opset": "calls an operator that opset 17 does not have, and ONNX has it since opset 20",
     "sizes": "whose inner sizes are 3 and 5",
     "types": "of type float64, which must have one type; put a Cast",
     "magic": 'has no gradient rule, and lies between .* register one with gradgraph.extend.vjp("Magic", domain="own")',
@@ -105,9 +105,9 @@ def test_nodes_without_names_go_by_their_outputs() -> None:
     ]
     found = {f.subject for f in diagnose(model(*nodes))}
     assert found == {
-        "the node that gives 'a' (MatMul)",
-        "the node that gives 'c' (Add)",
-        "the node that gives 'e' (own.Magic)",
+        "the node that computes 'a' (MatMul)",
+        "the node that computes 'c' (Add)",
+        "the node that computes 'e' (own.Magic)",
     }
     twice = model(helper.make_node("Relu", ["x", "x"], ["y"]))
-    assert [f.subject for f in diagnose(twice)] == ["the node that gives 'y' (Relu)"]
+    assert [f.subject for f in diagnose(twice)] == ["the node that computes 'y' (Relu)"]

@@ -108,7 +108,7 @@ DAMAGED = {
     "duplicate input": (model(inputs=(X, X)), "two graph inputs are called 'x'"),
     "nameless initializer": (model(ADD, [tensor(), tensor(name="")]), "has no name"),
     "sparse": (sparse_model(), "is sparse"),
-    "sparse constant": (model([SPARSE_CONSTANT]), r"the node that gives 'y' \(Constant\) holds a sparse tensor"),
+    "sparse constant": (model([SPARSE_CONSTANT]), r"the node that computes 'y' \(Constant\) holds a sparse tensor"),
     "too little data": (model(ADD, [tensor(raw=bytes(8))]), r"'w' of shape \[3\] holds 8 bytes .* need 12"),
     "too much data": (model(ADD, [tensor(raw=bytes(16))]), "holds 16 bytes"),
     "too few entries": (
@@ -119,11 +119,11 @@ DAMAGED = {
     "overflowing dims": (model(ADD, [tensor(dims=[2**40, 2**40])]), r"more than 2\*\*63 bytes"),
     "more axes than arrays have": (
         model(ADD, [TensorProto(name="w", dims=[1] * 71, data_type=1, float_data=[1])]),
-        "'w' has 71 axes, and 64 is the most",
+        "'w' has 71 axes, more than the 64 that NumPy supports",
     ),
     "an input of more axes": (
         model(inputs=(helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"] * 65),)),
-        "input 'x' is declared with 65 axes, and 64 is the most",
+        "input 'x' is declared with 65 axes, more than the 64 that NumPy supports",
     ),
     "an input of 2**80 elements": (
         model(inputs=(helper.make_tensor_value_info("x", TensorProto.FLOAT, [2**40, "n", 2**40]),)),

@@ -81,7 +81,7 @@ MALFORMED: dict[str, tuple[onnx.NodeProto, str]] = {
     "an attribute that is required": (node("Concat", "x x"), "lacks the attribute 'axis', which this operator needs"),
     "an operator of a later opset": (
         node("Swish", "x"),
-        "is of an operator that opset 21 lacks, and ONNX has it from opset 24",
+        "calls an operator that opset 21 does not have, and ONNX has it since opset 24",
     ),
     "more parts than outputs": (
         node("Split", "x", "y z", num_outputs=3),

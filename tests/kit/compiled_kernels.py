@@ -22,11 +22,11 @@ CACHE = HOME / "share" / "gradgraph-tests"  # stands for the cache folder of a u
 
 
 def compiled() -> Path:
-    """The library for this machine, compiled if it is not there yet.
+    """Return the library for this machine, compiled if it is not there yet.
 
     Raises:
-        RuntimeUnavailableError: there is no compiler, or it fails.
-        OutputError: the folder cannot be written.
+        RuntimeUnavailableError: if there is no compiler, or it fails.
+        OutputError: if the folder cannot be written.
     """
     folder = CACHE / "gradgraph"
     folder.mkdir(0o700, parents=True, exist_ok=True)

@@ -35,7 +35,7 @@ class Drawing:
         return f"{of}_{self.count}"
 
     def node(self, op_type: str, *inputs: str, outputs: int = 1, **attrs: Any) -> Any:
-        """Its output, or a list of as many as it has."""
+        """Return its output, or a list of as many as it has."""
         names = [self.name(op_type.lower()) for _ in range(outputs)]
         self.nodes.append(helper.make_node(op_type, inputs, names, name=names[0], **attrs))
         return names[0] if outputs == 1 else names

@@ -13,7 +13,7 @@ CLASSES = ("circle", "square", "triangle")
 
 
 def picture(rng: np.random.Generator, size: tuple[int, int], most: int) -> tuple[Image.Image, list[tuple[int, Any]]]:
-    """A picture of this (width, height), and its shapes: class, and the corners of an outline."""
+    """Return a picture of this (width, height), and its shapes: class, and the corners of an outline."""
     image = Image.fromarray(rng.integers(0, 60, (size[1], size[0], 3), np.uint8))
     pen, shapes, taken = ImageDraw.Draw(image), list[tuple[int, Any]](), list[tuple[float, ...]]()
     for _ in range(rng.integers(1, most + 1)):
@@ -36,7 +36,7 @@ def picture(rng: np.random.Generator, size: tuple[int, int], most: int) -> tuple
 
 
 def coco(folder: Path, count: int, size: tuple[int, int] = (64, 64), most: int = 3, seed: int = 0) -> Path:
-    """The annotations of ``count`` pictures in ``folder/images``."""
+    """Return the annotations of ``count`` pictures in ``folder/images``."""
     rng = np.random.default_rng(seed)
     (folder / "images").mkdir(parents=True, exist_ok=True)
     images, annotations = list[dict[str, Any]](), list[dict[str, Any]]()

@@ -66,7 +66,7 @@ def gradient_of(t: cases.Trial) -> onnx.ModelProto:
 
 
 def typed(model: onnx.ModelProto, feeds: Feeds) -> Feeds:
-    """Each array in the type of its input; some operators give float32 whatever they are given."""
+    """Return each array in the type of its input; some operators give float32 whatever they are given."""
     types = {x.name: helper.tensor_dtype_to_np_dtype(x.type.tensor_type.elem_type) for x in model.graph.input}
     return {name: array.astype(types[name]) for name, array in feeds.items()}
 

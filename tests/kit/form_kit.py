@@ -89,7 +89,7 @@ def portable(model: ir.Model) -> onnx.ModelProto:
 
 
 def lowered_with(model: ir.Model, backend: Backend, form: Form) -> onnx.ModelProto | None:
-    """``model`` lowered with ``form`` wherever it can serve; None if it serves nowhere."""
+    """Return ``model`` lowered with ``form`` wherever it can serve; None if it serves nowhere."""
     key = (form.domain, form.op_type)
     served: list[bool] = []
 
@@ -141,7 +141,7 @@ def one_call(domain: str, op_type: str, case: Case, unknown: bool) -> tuple[ir.M
 def gradient_of(
     rule: Rule, case: Case, dtype: type[np.floating[Any]] = np.float32, unknown: bool = False
 ) -> tuple[cases.Trial, ir.Model]:
-    """A rule's gradient before it is lowered, and what it was made from."""
+    """Return a rule's gradient before it is lowered, and what it was made from."""
     trial = cases.trial(rule, case, dtype=dtype, unknown=unknown and not case.known_shapes)
     forward = normalise(trial.model, parameters=trial.wrt)
     return trial, append_vjp(forward, trial.read, trial.wrt, allow_unused=True, named_operators=True)
@@ -155,7 +155,7 @@ def problems_of_rule(
     dtype: type[np.floating[Any]] = np.float32,
     unknown: bool = False,
 ) -> list[str]:
-    """A rule's gradient, lowered for ``backend``, against its portable form.
+    """Return a rule's gradient, lowered for ``backend``, against its portable form.
 
     Args:
         every: ask every form that can serve in turn, whether it is worth it or not.

@@ -152,13 +152,13 @@ VALUES: dict[str, str] = {
 
 
 def fields_of(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The path of every field within a document, and of the document itself."""
+    """Return the path of every field within a document, and of the document itself."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [path, *(found for key, one in inner for found in fields_of(one, (*path, key)))]
 
 
 def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
-    """A copy of a document with another value in one place."""
+    """Return a copy of a document with another value in one place."""
     if not path:
         return new
     copy = dict(value) if isinstance(value, dict) else list(value)

@@ -29,7 +29,7 @@ X = np.random.default_rng(0).normal(size=(11, 3)).astype(np.float32)
 
 
 def model(*outputs: str) -> onnx.ModelProto:
-    """The one with these outputs."""
+    """Return the one with these outputs."""
     whole = onnx.parser.parse_model(MODEL)
     kept = [o for o in whole.graph.output if o.name in outputs]
     del whole.graph.output[:]

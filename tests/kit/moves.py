@@ -50,7 +50,7 @@ def digest(model: onnx.ModelProto) -> str:
 
 
 def outcome(make: Callable[[], onnx.ModelProto | None]) -> str:
-    """The digest of what ``make`` gives, or its refusal."""
+    """Return the digest of what ``make`` gives, or its refusal."""
     try:
         made = make()
     except GradgraphError as error:
@@ -69,7 +69,7 @@ def tiles(there: bool) -> Iterator[None]:
 
 
 def export(name: str) -> dict[str, Path]:
-    """The network with fixed sizes and with an open batch, exported once."""
+    """Return the network with fixed sizes and with an open batch, exported once."""
     import torch
 
     from benchmarks import networks

@@ -10,7 +10,7 @@ from gradgraph.backends.ort_native import library as native
 
 
 def opened(op_type: str, attributes: str, outputs: int, *inputs: np.ndarray, threads: int = 2) -> ort.InferenceSession:
-    """A session with inputs ``x0``, … and outputs ``y0``, …."""
+    """Return a session with inputs ``x0``, … and outputs ``y0``, …."""
     kinds = {np.dtype(np.uint8): "uint8"}
     types = ", ".join(f"{kinds.get(x.dtype, 'float')}{list(x.shape)} x{i}" for i, x in enumerate(inputs))
     given = ", ".join(f"x{i}" for i in range(len(inputs)))

@@ -98,7 +98,7 @@ class Drawn:
 
 
 def drawn(seed: int, dtype: type[np.floating]) -> Drawn:
-    """The graph of a seed; it is the same one, at the same point, in every element type."""
+    """Return the graph of a seed; it is the same one, at the same point, in every element type."""
     rng = np.random.default_rng(seed)
     graph = Drawn(dtype)
     for place in range(int(rng.integers(2, MOST_NODES + 1))):
@@ -159,7 +159,7 @@ def _prefix(graph: onnx.GraphProto, prefix: str, moved: dict[str, str]) -> None:
 
 
 def _rounded(value: np.ndarray) -> np.ndarray:
-    """The numbers that float16 has, in float64, so that the point is the same in every element type."""
+    """Return the numbers that float16 has, in float64, so that the point is the same in every element type."""
     return value.astype(np.float16).astype(np.float64) if value.dtype.kind == "f" else value
 
 
@@ -302,7 +302,7 @@ def _beyond(got: Feeds, wanted: Feeds, near: Feeds, margin: float) -> list[str]:
 
 
 def _fed(model: onnx.ModelProto, feeds: Feeds) -> Feeds:
-    """Each of ``feeds`` in the element type of its input."""
+    """Return each of ``feeds`` in the element type of its input."""
     kinds = {i.name: helper.tensor_dtype_to_np_dtype(i.type.tensor_type.elem_type) for i in model.graph.input}
     return {name: np.asarray(feeds[name]).astype(kind) for name, kind in kinds.items()}
 

@@ -157,7 +157,7 @@ BATCHES = [{"x": x, "target": y} for x, y in zip(X, Y, strict=True)]
 
 
 def network() -> onnx.ModelProto:
-    """``tanh(x·w1 + b1)·w2 + b2``."""
+    """Return ``tanh(x·w1 + b1)·w2 + b2``."""
     nodes = [
         helper.make_node("MatMul", ["x", "w1"], ["h1"]),
         helper.make_node("Add", ["h1", "b1"], ["h2"]),
@@ -176,7 +176,7 @@ def network() -> onnx.ModelProto:
 
 
 def gradients_by_hand(w: dict[str, np.ndarray], x: np.ndarray, y: np.ndarray) -> tuple[float, dict[str, np.ndarray]]:
-    """The loss (mse) and its gradients in float64."""
+    """Return the loss (mse) and its gradients in float64."""
     h = np.tanh(x @ w["w1"] + w["b1"])
     difference = h @ w["w2"] + w["b2"] - y
     dy = 2 * difference / difference.size
@@ -186,12 +186,12 @@ def gradients_by_hand(w: dict[str, np.ndarray], x: np.ndarray, y: np.ndarray) ->
 
 
 def batches(full: bool = False) -> list[dict[str, np.ndarray]]:
-    """One for each step; ``full``: the same each time."""
+    """Return one for each step; ``full``: the same each time."""
     return [{"x": X[0 if full else i], "target": Y[0 if full else i]} for i in range(STEPS)]
 
 
 def losses(optimizer: optim.Optimizer, only_matrices: bool = False, full: bool = False, **build: Any) -> np.ndarray:
-    """The loss of each step of a Trainer."""
+    """Return the loss of each step of a Trainer."""
     freeze = ["b1", "b2"] if only_matrices else []
     trainer = gg.Trainer(gg.build(network(), "mse", optimizer, freeze=freeze, **build), device="cpu")
     return np.array([float(trainer.step(batch)["loss"]) for batch in batches(full)])

@@ -35,7 +35,7 @@ class Message:
 
 
 def messages() -> list[Message]:
-    """All of the package, in the order of files and lines."""
+    """Return all of the package, in the order of files and lines."""
     found = []
     for room in ROOMS:
         for path in sorted((ROOT / room).rglob("*.py")):
@@ -153,7 +153,7 @@ def _own_calls(scope: ast.AST) -> Iterator[ast.Call]:
 
 
 def _name_of(node: ast.expr) -> str:
-    """The word that tells most about a value: ``path`` of ``shown(path)``, ``dtype`` of ``spec.dtype``."""
+    """Return the word that tells most about a value: ``path`` of ``shown(path)``, ``dtype`` of ``spec.dtype``."""
     if isinstance(node, ast.Attribute):
         owner = _name_of(node.value)
         return owner if node.attr in ("name", "strerror", "shape") and owner != "self" else node.attr.strip("_")

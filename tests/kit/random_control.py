@@ -45,13 +45,13 @@ class Flow(Drawing):
         return name
 
     def fresh(self, shape: Shape) -> str:
-        """A new weight or input."""
+        """Return a new weight or input."""
         name, array = self.name("w"), self.rng.uniform(-1, 1, shape).astype(np.float32)
         (self.weights if self.flag() else self.feeds)[name] = array
         return name
 
     def pick(self, shape: Shape) -> str:
-        """A value of that shape, those of inner graphs first."""
+        """Return a value of that shape, those of inner graphs first."""
         for scope in reversed(self.scopes):
             own = [name for name, s in scope if s == shape]
             if own and self.flag(0.6):
@@ -68,7 +68,7 @@ class Flow(Drawing):
         return name
 
     def condition(self) -> str:
-        """A scalar that numbers decide."""
+        """Return a scalar that numbers decide."""
         total = self.node("ReduceSum", self.pick(VECTOR), keepdims=0)
         bound = self.constant(self.rng.uniform(-1, 1), np.float32)
         condition: str = self.node(self.choose(["Greater", "Less"]), total, bound)
@@ -81,7 +81,7 @@ class Flow(Drawing):
         write: Callable[[], list[Output]],
         counter: str = "",
     ) -> onnx.GraphProto:
-        """A graph, in which the values ``shown`` of its inputs can be read; ``write`` gives its outputs."""
+        """Return a graph, in which the values ``shown`` of its inputs can be read; ``write`` gives its outputs."""
         outer, self.nodes = self.nodes, []
         self.scopes.append(list(shown))
         self.counters += [counter] if counter else []
@@ -179,7 +179,7 @@ def choice_of_ranks(f: Flow) -> None:
 
 
 def by_its_rank(f: Flow, y: str) -> str:
-    """A branch that onnxruntime runs for matrices only, and one for vectors."""
+    """Return a branch that onnxruntime runs for matrices only, and one for vectors."""
     matrix = f.node("Equal", f.node("Size", f.node("Shape", y)), f.constant(2))
 
     def write_matrix() -> list[Output]:
@@ -208,7 +208,7 @@ AT_ANY_RANK: list[Callable[[Flow, str], str]] = [
 
 
 def trips(f: Flow) -> str:
-    """How many iterations: none given, a constant, an input, or what numbers say."""
+    """Return how many iterations: none given, a constant, an input, or what numbers say."""
     way = f.choose(["constant", "input", "computed"])
     if way == "constant":
         return f.constant(f.choose([0, 1, 2, 3]))

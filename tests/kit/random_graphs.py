@@ -67,7 +67,7 @@ class Graph:
         return self.draw(st.booleans())
 
     def pick(self, fits: Callable[[Tensor], bool] = lambda t: True) -> Tensor | None:
-        """One of the tensors so far, the latest being the simplest choice."""
+        """Return one of the tensors so far, the latest being the simplest choice."""
         fitting = [t for t in reversed(self.tensors) if fits(t)]
         return self.choose(fitting) if fitting else None
 
@@ -78,7 +78,7 @@ class Graph:
     # --- what is written ---
 
     def input(self) -> Tensor:
-        """An input whose dimensions are known, named for themselves, or named for their size."""
+        """Return an input whose dimensions are known, named for themselves, or named for their size."""
         shape = tuple(self.choose(SIZES) for _ in range(self.number(0, 4)))
         name = f"x{len(self.inputs)}"
         dims = [self.choose([n, f"{name}_{axis}", f"n{n}"]) for axis, n in enumerate(shape)]
@@ -87,14 +87,14 @@ class Graph:
         return self._new(name, shape)
 
     def weight(self, shape: Shape) -> Tensor:
-        """A floating initializer, which is differentiated, too."""
+        """Return a floating initializer, which is differentiated, too."""
         values = self.rng.uniform(-1, 1, shape).astype(np.float32)
         name = self.constant(values)
         self.weights[name] = values.astype(np.float64)
         return Tensor(name, shape)
 
     def constant(self, values: Any) -> str:
-        """An initializer, its name; Python integers are int64, Python floats float32."""
+        """Return an initializer, its name; Python integers are int64, Python floats float32."""
         array = np.asarray(values)
         array = array.astype(np.float32) if array.dtype == np.float64 else array
         name = f"c{len(self.initializers)}"
@@ -130,7 +130,7 @@ class Graph:
 
 @st.composite
 def graphs(draw: Any) -> Graph:
-    """A graph of at most 30 operators."""
+    """Return a graph of at most 30 operators."""
     graph = Graph(draw, np.random.default_rng(draw(st.integers(0, 2**16))))
     for _ in range(graph.number(1, 3)):
         graph.input()
@@ -202,7 +202,7 @@ def damped(g: Graph) -> None:
 
 
 def _partner(g: Graph, x: Tensor) -> Tensor:
-    """A tensor that broadcasts with ``x``: an earlier one, or a new weight with fewer axes or sizes of 1."""
+    """Return a tensor that broadcasts with ``x``: an earlier one, or a new weight with fewer axes or sizes of 1."""
     other = g.pick(lambda t: _broadcast(t.shape, x.shape) is not None)
     if other is not None and g.flag():
         return other

@@ -76,7 +76,7 @@ class Graph(Drawing):
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
     def within(self, write: Callable[[], Any]) -> tuple[list[onnx.NodeProto], Any]:
-        """The nodes that ``write`` appends, for a body of its own, and what it gives."""
+        """Return the nodes that ``write`` appends, for a body of its own, and what it gives."""
         outer, self.nodes = self.nodes, []
         results = write()
         inner, self.nodes = self.nodes, outer
@@ -223,13 +223,13 @@ def residual(g: Graph, x: Sequences) -> Sequences:
 
 
 def concatenation(g: Graph, x: Sequences) -> Sequences:
-    """Two layers side by side."""
+    """Return two layers side by side."""
     a, b = layer(g, x), layer(g, x)
     return Sequences(g.node("Concat", a.name, b.name, axis=-1), a.features + b.features)
 
 
 def attention(g: Graph, x: Sequences) -> Sequences:
-    """Every step looks at every step of its sequence."""
+    """Return every step looks at every step of its sequence."""
     rows = g.node("Transpose", x.name, perm=[1, 0, 2])
     q, k = (g.node("MatMul", rows, g.weight(x.features, 4)) for _ in range(2))
     scores = g.node("Softmax", g.node("MatMul", q, g.node("Transpose", k, perm=[0, 2, 1])), axis=-1)
@@ -241,7 +241,7 @@ def value(name: str, kind: int = onnx.TensorProto.FLOAT, dims: Sequence[Any] | N
 
 
 def branches(g: Graph, x: Sequences) -> Sequences:
-    """A layer in one branch, something else in the other; which one, the numbers decide."""
+    """Return a layer in one branch, something else in the other; which one, the numbers decide."""
     units = int(g.choose([2, 3, 16]))
     ahead = g.node("Squeeze", g.node("Greater", g.node("ReduceSum", x.name, keepdims=0), g.weight()))
     ways: list[Callable[[], str]] = [
@@ -258,7 +258,7 @@ def branches(g: Graph, x: Sequences) -> Sequences:
 
 
 def repeated(g: Graph, x: Sequences) -> Sequences:
-    """The same layer over and over, in a Loop."""
+    """Return the same layer over and over, in a Loop."""
     if x.features > 32:
         return linear(g, x)
     state, i, go = g.name("state"), g.name("i"), g.name("go")
@@ -285,7 +285,7 @@ def repeated(g: Graph, x: Sequences) -> Sequences:
 
 
 def cell(g: Graph, x: Sequences) -> Sequences:
-    """A layer written by hand as a Scan; sometimes the cell itself is a layer, of one step."""
+    """Return a layer written by hand as a Scan; sometimes the cell itself is a layer, of one step."""
     H = int(g.choose([1, 3, 8, 16]))
     h, s = g.name("h"), g.name("s")
     own = g.flag(0.3)

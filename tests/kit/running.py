@@ -23,7 +23,7 @@ def session(model: onnx.ModelProto) -> ort.InferenceSession:
 
 
 def run(model: onnx.ModelProto, feeds: Mapping[str, Any] | None = None) -> dict[str, np.ndarray]:
-    """The outputs by name."""
+    """Return the outputs by name."""
     s = session(model)
     return dict(zip([o.name for o in s.get_outputs()], s.run(None, dict(feeds or {})), strict=True))
 

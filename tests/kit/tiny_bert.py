@@ -77,14 +77,14 @@ class Chooser(nn.Module):
 
 
 def classifier(classes: int = 2, of_tokens: bool = False, tokens: str | int = "tokens") -> onnx.ModelProto:
-    """A model of texts [rows, tokens] -> [rows, classes], or of tokens -> [rows, tokens, classes]."""
+    """Return a model of texts [rows, tokens] -> [rows, classes], or of tokens -> [rows, tokens, classes]."""
     frontend.manual_seed(0)
     inputs = {name: Input(("rows", tokens), "int64") for name in NAMES}
     return frontend.export(Classifier(classes, of_tokens), inputs, outputs=["logits"])
 
 
 def chooser(choices: int = 3) -> onnx.ModelProto:
-    """A model of choices [rows, choices, tokens] -> [rows, choices]."""
+    """Return a model of choices [rows, choices, tokens] -> [rows, choices]."""
     frontend.manual_seed(0)
     inputs = {name: Input(("rows", choices, "tokens"), "int64") for name in NAMES}
     return frontend.export(Chooser(), inputs, outputs=["logits"])

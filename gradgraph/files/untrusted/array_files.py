@@ -43,10 +43,10 @@ class NoArchiveError(UnreadableError):
 
 
 def npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """The shape, Fortran order and dtype in the header of a ``.npy``; leaves the file positioned after it.
+    """Return the shape, Fortran order and dtype in the header of a ``.npy``; leave the file positioned after it.
 
     Raises:
-        UnreadableError: it is damaged, of another version, or too long.
+        UnreadableError: if the header is damaged, of another version, or too long.
     """
     magic = file.read(npy.MAGIC_LEN)
     width = {b"\x93NUMPY\x01\x00": 2, b"\x93NUMPY\x02\x00": 4}.get(magic)
@@ -71,14 +71,17 @@ def npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 @contextlib.contextmanager
 def opened_npz(path: Path, most: int) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]]:
-    """An archive, and its members by array name.
+    """Open an ``.npz`` archive; the context value is the archive and its members by array name.
+
+    Later reads of members should be wrapped in ``archive_errors``.
 
     Args:
-        most: the maximum total size in bytes.
+        path: the path of the archive.
+        most: the maximum total size of the arrays in bytes.
 
     Raises:
-        DataError: a member is not an array, or they are too large.
-        UnreadableError: it is not a regular file, or is damaged. (Wrap later reads of members in ``archive_errors``.)
+        DataError: if a member is not an array, or the arrays are larger than ``most``.
+        UnreadableError: if ``path`` is not a regular file, or is damaged.
     """
     with open_regular(path) as file, archive_errors(), zipfile.ZipFile(file) as archive:
         yield archive, _checked_members(archive, path, most)
@@ -98,7 +101,7 @@ def archive_errors() -> Iterator[None]:
 
 
 def array_in(file: IO[bytes]) -> Array:
-    """The array of a member checked by :func:`opened_npz`."""
+    """Return the array of a member checked by :func:`opened_npz`."""
     return np.asarray(npy.read_array(file, allow_pickle=False))
 
 
@@ -118,13 +121,13 @@ def _checked_members(archive: zipfile.ZipFile, path: Path, most: int) -> dict[st
     if total > most:
         raise DataError(
             f"'{shown(path)}' unpacks to {total:,} bytes, more than the {most:,} that fit; "
-            "save the arrays as .npy files in a folder, where large ones stay"
+            "save the arrays as .npy files in a folder, from which large arrays are read piece by piece"
         )
     return members
 
 
 def _unpacked_size(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> int:
-    """The size of a member's array by its own header, which the zip directory must confirm."""
+    """Return the size in bytes of a member's array, by its own header; the zip directory must agree with it."""
     with archive.open(info) as file:
         shape, _, dtype = npy_header(file)
         start = file.tell()
@@ -136,7 +139,7 @@ def _unpacked_size(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) 
     size = math.prod(shape) * dtype.itemsize
     if start + size != info.file_size:
         raise DataError(
-            f"'{shown(info.filename)}' in '{shown(path)}' says that it needs {size:,} bytes, but "
+            f"'{shown(info.filename)}' in '{shown(path)}' declares an array of {size:,} bytes, but "
             f"{info.file_size - start:,} are stored; "
             "the file is damaged"
         )
@@ -147,10 +150,10 @@ def _unpacked_size(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) 
 
 
 def safetensors_in(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, str]]:
-    """The tensors of a safetensors file by name, and its metadata.
+    """Return the tensors of a safetensors file by name, and its metadata.
 
     Raises:
-        UnreadableError: it is not a regular file, is damaged, or has element types that NumPy lacks.
+        UnreadableError: if ``path`` is not a regular file, is damaged, or has element types that NumPy lacks.
     """
     open_regular(path).close()
     try:
@@ -161,7 +164,9 @@ def safetensors_in(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict
 
 
 def safetensors_mapped(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, str]]:
-    """Like ``safetensors_in``, with tensors mapped from the file, even if another file takes its name later.
+    """Return the tensors and metadata as ``safetensors_in`` does, with tensors memory-mapped from the file.
+
+    The mapping stays valid if another file replaces this one.
 
     Raises:
         UnreadableError: as for ``safetensors_in``.

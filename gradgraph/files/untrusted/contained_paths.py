@@ -1,4 +1,4 @@
-"""Paths named in untrusted files, and files of untrusted folders: neither may lead out of the folder.
+"""Checks that paths named in untrusted files, and files of untrusted folders, do not lead out of the folder.
 
 Every reader of such a name uses this: external data of a model, files named by ``genai_config.json``, images of
 annotations, tokenizers and chat templates, adapters, and files copied from one folder to another.
@@ -16,14 +16,14 @@ _SNAPSHOTS, _BLOBS = "snapshots", "blobs"  # in a download cache: snapshots/<rev
 
 
 class OutsideError(UnreadableError):
-    """A name that leads out of its folder: by its text, a symlink or a hard link."""
+    """Raised for a name that leads out of its folder: by ``..`` or an absolute path, a symlink or a hard link."""
 
 
 def check_relative(name: str) -> str:
     """Return the name if it is a relative path without ``..``, on every system, including Windows.
 
     Raises:
-        OutsideError: it is absolute, has ``..``, a drive or a zero byte, or is empty.
+        OutsideError: if ``name`` is absolute, has ``..``, a drive or a zero byte, or is empty.
     """
     parts = name.replace("\\", "/").split("/")
     if not name or "\0" in name:
@@ -39,26 +39,26 @@ def is_inside(folder: str | os.PathLike[str], name: str) -> bool:
 
 
 def path_inside(folder: str | os.PathLike[str], name: str, linked: Path | None = None) -> Path:
-    """The real path of a regular file ``name`` in ``folder``.
+    """Return the real path of a regular file ``name`` in ``folder``.
 
     Links are followed within the folder only, and into the blob store of a download cache.
 
     Args:
         folder: the folder, or a link to it, given by the user.
-        name: of a file in it or below, as named by an untrusted file.
-        linked: a file given by the user as a link: files next to its target are allowed, too.
+        name: the path of a file relative to ``folder``, as named by an untrusted file.
+        linked: a file given by the user that may be a symlink: files next to its target are allowed, too.
 
     Raises:
-        OutsideError: it is, or leads, outside the folder.
-        MissingFileError: there is no such file.
-        IrregularFileError: it is a folder, pipe, socket or device.
+        OutsideError: if the path leads outside the folder.
+        MissingFileError: if the file does not exist.
+        IrregularFileError: if the path is a folder, pipe, socket or device.
     """
     path, root = Path(folder) / check_relative(name), Path(os.path.realpath(folder))
     try:
         real = path.resolve(strict=True)
         status = real.stat()
     except (OSError, RuntimeError, ValueError):  # circular links raise the latter before Python 3.13
-        raise MissingFileError("it is not there") from None
+        raise MissingFileError("it does not exist") from None
     stores = {linked.resolve().parent} if linked is not None and linked.is_symlink() else set[Path]()
     if root.parent.name == _SNAPSHOTS:
         stores.add(root.parent.parent / _BLOBS)
@@ -72,9 +72,13 @@ def path_inside(folder: str | os.PathLike[str], name: str, linked: Path | None =
 
 
 def bytes_inside(folder: str | os.PathLike[str], name: str, most: int | None = None) -> bytes | None:
-    """The content of such a file, up to the maximum size; None if the folder has no such entry.
+    """Return the content of the file ``name`` in ``folder``; None if the folder has no entry of this name.
+
+    Args:
+        folder, name: as for :func:`path_inside`.
+        most: the maximum size in bytes; unlimited by default.
 
     Raises:
-        UnreadableError: as for :func:`path_inside`, and ``regular_bytes``.
+        UnreadableError: as for :func:`path_inside` and ``regular_bytes``.
     """
     return regular_bytes(path_inside(folder, name), most) if is_inside(folder, name) else None

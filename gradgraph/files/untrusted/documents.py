@@ -1,4 +1,4 @@
-"""Untrusted JSON, TOML and CSV, and the fields of their tables by kind."""
+"""Readers of untrusted JSON, TOML and CSV, and type-checked access to the fields of their tables."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class KeyTwiceError(UnreadableError):
 
 
 def json_of(content: str | bytes, finite: bool = True, largest: int = LARGEST) -> Any:
-    """The value of a JSON document.
+    """Return the value of a JSON document.
 
     Args:
         content: text, or UTF-8.
@@ -44,8 +44,8 @@ def json_of(content: str | bytes, finite: bool = True, largest: int = LARGEST) -
         largest: the maximum size in bytes.
 
     Raises:
-        UnreadableError: it is not JSON, or too large; it is nested too deeply for Python, has numbers of thousands of
-            digits, duplicate keys, or lone surrogates.
+        UnreadableError: if the content is not JSON, is larger than ``largest``, is nested too deeply for Python, or has
+            numbers of thousands of digits, duplicate keys or lone surrogates.
     """
     with _reading():
         text = _decoded(content, largest)
@@ -57,11 +57,11 @@ def json_of(content: str | bytes, finite: bool = True, largest: int = LARGEST) -
 
 
 def toml_of(content: bytes) -> dict[str, Any]:
-    """The tables of a TOML document.
+    """Return the tables of a TOML document.
 
     Raises:
-        UnreadableError: it is not TOML, or larger than LARGEST; it is nested too deeply for Python, or has keys of 32
-            parts.
+        UnreadableError: if the content is not TOML, is larger than LARGEST, is nested too deeply for Python, or has
+            keys of 32 parts.
     """
     with _reading():
         text = _decoded(content)
@@ -72,7 +72,7 @@ def toml_of(content: bytes) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _reading() -> Iterator[None]:
-    """A context that converts ValueErrors, and nesting beyond Python's limit, to UnreadableError."""
+    """Convert ValueErrors, and nesting beyond Python's limit, to UnreadableError in this context."""
     try:
         yield
     except UnreadableError:
@@ -84,10 +84,10 @@ def _reading() -> Iterator[None]:
 
 
 def csv_rows(text: str) -> tuple[list[str], list[dict[str, str]]]:
-    """The columns of a CSV table with a header, and its rows as cells by column; extra cells are dropped.
+    """Return the columns of a CSV table with a header, and its rows as cells by column; extra cells are dropped.
 
     Raises:
-        UnreadableError: a line has a zero byte, or a cell of more than 128 KiB.
+        UnreadableError: if a line has a zero byte, or a cell of more than 128 KiB.
     """
     try:
         rows = csv.reader(io.StringIO(text, newline=""))
@@ -98,9 +98,9 @@ def csv_rows(text: str) -> tuple[list[str], list[dict[str, str]]]:
 
 
 def csv_columns(file: BinaryIO, separator: str = ",") -> list[str]:
-    """The header of a CSV table, reading no further; empty if it is not CSV.
+    """Return the column names in the header of a CSV table; empty if the file is not CSV.
 
-    It may span several lines if names are quoted, and have up to LARGEST bytes.
+    Only the header is read. It may span several lines if names are quoted, and have up to LARGEST bytes.
     """
     try:
         rows = csv.reader(_lines(file), delimiter=separator)
@@ -112,8 +112,8 @@ def csv_columns(file: BinaryIO, separator: str = ",") -> list[str]:
 def odd_csv_row(file: BinaryIO, separator: str = ",") -> tuple[int, int, int] | None:
     """Find the first row with more or fewer cells than the header.
 
-    Return the row number, the number of its cells, and that of the columns; None if there is no such row. Empty lines
-    do not count.
+    Return the row's number, the number of its cells, and the number of columns; None if there is no such row. Empty
+    lines do not count.
     """
     text = io.TextIOWrapper(file, "utf-8-sig", "replace", newline="")
     try:
@@ -127,7 +127,7 @@ def odd_csv_row(file: BinaryIO, separator: str = ",") -> tuple[int, int, int] | 
 
 
 def _lines(file: BinaryIO) -> Iterator[str]:
-    """The first LARGEST bytes of a file as text, line by line."""
+    """Yield the first LARGEST bytes of a file as text, line by line."""
     left, encoding = LARGEST, "utf-8-sig"
     while left > 0 and (line := file.readline(left)):
         yield from io.StringIO(line.decode(encoding, "replace"), newline="")
@@ -135,7 +135,7 @@ def _lines(file: BinaryIO) -> Iterator[str]:
 
 
 def csv_head(content: bytes, separator: str = ",") -> tuple[list[str], list[str]]:
-    """The header and the first row of a CSV table, from the start of its content; empty if it is not CSV."""
+    """Return the header and the first row of a CSV table, from the start of its content; empty if it is not CSV."""
     lines = content.decode("utf-8-sig", "replace").splitlines(keepends=True)
     try:
         rows = (row for row in csv.reader(lines, delimiter=separator) if any(cell.strip() for cell in row))
@@ -186,12 +186,16 @@ def _check_characters(value: Any) -> None:
 
 
 class Fields:
-    """A table of a document whose fields are read by kind; error messages begin with ``what``.
+    """A table of a document with type-checked access to its fields.
 
-    A missing or null field is its default, or an error if it has none.
+    A missing or null field has the default value; without a default, it is an error.
+
+    Args:
+        value: the parsed table.
+        what: the description of the table in error messages.
 
     Raises:
-        UnreadableError: ``value`` is not a table; or, in each method, a field is missing or of another kind.
+        UnreadableError: if ``value`` is not a table. Each method raises it if the field is missing or has another type.
     """
 
     def __init__(self, value: Any, what: str) -> None:
@@ -212,42 +216,42 @@ class Fields:
 
     def whole(self, key: str, default: int | None = None, least: int = 0, most: int = LARGEST_COUNT) -> int:
         value = self._given(key, default)
-        if type(value) is float and value.is_integer():  # as writers in other languages have them
+        if type(value) is float and value.is_integer():  # writers in other languages may write integers as floats
             value = int(value)
         if type(value) is not int or not least <= value <= most:
             raise self._no(key, f"a whole number from {least} on")
         return value
 
     def wholes(self, key: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
-        """A list of integers of at least 0."""
+        """Return a list of integers of at least 0."""
         value = self._given(key, default)
         if not isinstance(value, list | tuple) or not all(map(_is_count, value)):
             raise self._no(key, "a list of whole numbers")
         return tuple(value)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A number whose square is finite in float32."""
+        """Return a number of at most LARGEST_NUMBER, whose square is finite in float32."""
         value = self._given(key, default)
         if type(value) not in (int, float) or not abs(value) <= LARGEST_NUMBER:
             raise self._no(key, f"a number up to {LARGEST_NUMBER:g}")
         return float(value)
 
     def texts(self, key: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
-        """A list of texts."""
+        """Return a list of texts."""
         value = self._given(key, default)
         if not isinstance(value, list | tuple) or not all(isinstance(text, str) for text in value):
             raise self._no(key, "a list of texts")
         return tuple(value)
 
     def pairs_of_texts(self, key: str) -> tuple[tuple[str, str], ...]:
-        """A list of pairs of texts."""
+        """Return a list of pairs of texts."""
         value = self._given(key, None)
         if not isinstance(value, list) or not all(_is_pair(pair) for pair in value):
             raise self._no(key, "a list of pairs of texts")
         return tuple((first, second) for first, second in value)
 
     def pairs_of_wholes(self, key: str, default: tuple[tuple[int, int], ...] | None = None) -> Any:
-        """A list of pairs of integers of at least 0."""
+        """Return a list of pairs of integers of at least 0."""
         value = self._given(key, default)
         numbers = value if isinstance(value, list | tuple) else None
         if numbers is None or not all(isinstance(p, list) and len(p) == 2 and all(map(_is_count, p)) for p in numbers):
@@ -255,14 +259,14 @@ class Fields:
         return tuple((first, second) for first, second in numbers)
 
     def table(self, key: str) -> Fields:
-        """A table; empty if it is missing."""
+        """Return a nested table; an empty one if it is missing."""
         return Fields(self._given(key, {}), f"'{shown(key)}' of {self.what}")
 
     def keys(self) -> list[str]:
         return list(self._table)
 
     def value(self, key: str) -> Any:
-        """A field of any kind; None if it is missing."""
+        """Return a field of any kind; None if it is missing."""
         return self._table.get(key)
 
     def _given(self, key: str, default: object) -> Any:
@@ -282,7 +286,7 @@ class Fields:
 
 
 def tables_of(value: Any, what: str) -> Iterator[Fields]:
-    """Each table of a list; raises UnreadableError if it is not a list, or contains anything else."""
+    """Yield each table of a list; raise UnreadableError if ``value`` is not a list, or contains anything else."""
     if not isinstance(value, list):
         raise UnreadableError(f"{what} is {_kind(value)}, not a list")
     for i, entry in enumerate(value):

@@ -1,4 +1,4 @@
-"""Untrusted YAML of small tables: keys with a text, a list or a table of texts."""
+"""A reader of untrusted YAML files with one flat table: each value is a string, or a list or table of strings."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Value = str | list[str] | dict[str, str]
 
 
 def flat_yaml_of(content: bytes) -> dict[str, Value]:
-    """The table of a YAML document that consists of texts, lists of texts and tables of texts.
+    """Return the table of a YAML document whose values are strings, lists of strings or tables of strings.
 
     Lists and tables may be block style (``- cat``, ``0: cat``) or flow style (``[cat, dog]``, ``{0: cat, 1: dog}``).
     Anchors, tags, several documents, multi-line texts and deeper tables are not supported.
 
     Raises:
-        UnreadableError: it is anything else, not UTF-8, or larger than LARGEST, or has duplicate keys.
+        UnreadableError: if the content is anything else, is not UTF-8, is larger than LARGEST, or has duplicate keys.
     """
     if len(content) > LARGEST:
         raise UnreadableError(f"it is larger than {LARGEST >> 20} MiB")
@@ -51,7 +51,7 @@ def flat_yaml_of(content: bytes) -> dict[str, Value]:
 
 
 def _whole(lines: list[str]) -> list[str]:
-    """Lines, with continuation lines of an open bracket joined to it."""
+    """Return the lines, with the continuation lines of a list or table in brackets joined to its first line."""
     joined: list[str] = []
     for line in lines:
         before = _without_comment(joined[-1]) if joined else ""
@@ -78,7 +78,7 @@ def _value(text: str, number: int) -> Value:
 
 
 def _split(text: str) -> list[str]:
-    """The parts between unquoted commas."""
+    """Return the parts between unquoted commas."""
     parts, start, quote = [], 0, ""
     for i, char in enumerate(text):
         if quote:

@@ -24,7 +24,10 @@ _DIGITS = 128  # of a power, in binary
 
 
 def environment(now: datetime | None) -> Any:
-    """The sandbox and what a template may use in it."""
+    """Return Jinja's sandbox with the filters and functions that a template may use.
+
+    ``now`` is the time that ``strftime_now`` formats; by default the current time.
+    """
     import jinja2
     from jinja2 import nodes
     from jinja2.ext import Extension, loopcontrols
@@ -86,12 +89,12 @@ def environment(now: datetime | None) -> Any:
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None,
              sort_keys: bool = False) -> str:  # fmt: skip
-    """JSON as in Hugging Face; Jinja's own filter escapes < and >."""
+    """Convert ``value`` to JSON as Hugging Face does; Jinja's own filter would escape < and >."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def answers(request: dict[str, Any], templates: dict[str, Any]) -> Iterator[dict[str, str]]:
-    """The texts of a request, up to the first failure."""
+    """Yield the answers to a request, up to the first failure: one per set of variables."""
     if "source" in request:
         yield _answer(request, templates, {})
         return
@@ -103,7 +106,7 @@ def answers(request: dict[str, Any], templates: dict[str, Any]) -> Iterator[dict
 
 
 def _answer(request: dict[str, Any], templates: dict[str, Any], variables: dict[str, Any]) -> dict[str, str]:
-    """One text, or the reason of a failure."""
+    """Compile or render one template; return the text, or the reason of a failure."""
     import jinja2
 
     try:

@@ -39,11 +39,12 @@ _WORDS = {
 
 
 class TemplateError(UnreadableError):
-    """Raised if a template renders no text.
+    """Raised if a template cannot be compiled or rendered.
 
     Attributes:
-        kind: ``"source"`` if it is not a template; ``"security"``, ``"recursion"``, ``"time"``, ``"memory"``,
-            ``"long"``, ``"end"``; or ``"other"``, if it rejects its input.
+        kind: ``"source"`` for a syntax error; ``"security"`` for an operation that the sandbox forbids;
+            ``"recursion"``, ``"time"``, ``"memory"`` or ``"long"`` for an exceeded limit; ``"end"`` if the template
+            ended the subprocess; ``"other"`` if it rejected its input.
     """
 
     def __init__(self, kind: str, reason: str) -> None:
@@ -60,7 +61,7 @@ class Templates:
     """A subprocess that renders templates, one at a time.
 
     Args:
-        seconds: for one rendering.
+        seconds: the time limit of one rendering.
     """
 
     def __init__(self, seconds: float = SECONDS) -> None:
@@ -78,7 +79,7 @@ class Templates:
         """Render a template once per set of variables, which are plain JSON.
 
         Raises:
-            TemplateError: the template rejects them, fails, or exceeds its limits.
+            TemplateError: if the template rejects the variables, fails, or exceeds its limits.
         """
         given = json.dumps(variables)
         with self._lock:
@@ -87,7 +88,7 @@ class Templates:
             return self._asked(request, len(variables))
 
     def _compiled(self, source: str, now: datetime | None) -> str:
-        """The key of the compiled template in the subprocess."""
+        """Compile a template in the subprocess, unless it was compiled before; return its key there."""
         request = {"source": source, "now": None if now is None else now.isoformat()}
         key = hashlib.sha256(json.dumps(request).encode()).hexdigest()
         if self._process is None or key not in self._known:
@@ -96,7 +97,10 @@ class Templates:
         return key
 
     def _asked(self, request: str, count: int = 1) -> list[str]:
-        """The answers to a request; the subprocess is killed if one is missing, or this process is interrupted."""
+        """Send a request and return its ``count`` answers.
+
+        The subprocess is killed if an answer is missing, or if this process is interrupted.
+        """
         process, texts = self._running(), list[str]()
         is_whole = False
         try:
@@ -144,7 +148,7 @@ class Templates:
 
 
 def _line(process: Process, request: str, seconds: float) -> tuple[str, bool]:
-    """The next line from a process after a request, and whether the process was killed while waiting."""
+    """Send a request to a process; return its next line, and whether it was killed because it took too long."""
     late = threading.Event()
 
     def end() -> None:
@@ -169,12 +173,12 @@ _ONE = Templates()
 
 
 def of_this_process() -> Templates:
-    """The renderer of this process."""
+    """Return the renderer of this process."""
     return _ONE
 
 
 def _forget() -> None:
-    """Start anew in a forked process."""
+    """Replace the renderer in a forked process, which does not own the subprocess."""
     global _ONE
     parents, _ONE = _ONE._process, Templates()
     if parents is not None:

@@ -9,7 +9,7 @@ import onnx
 
 from gradgraph.files.untrusted.regular import UnreadableError
 
-LEAST_APART = 1 << 16  # bytes above which data stay in the file
+LEAST_APART = 1 << 16  # bytes: the data of larger tensors stay in the file
 _TENSOR: Mapping[int, Mapping[int, object]] = {}
 _INSIDE: Mapping[int, object] = {7: {5: _TENSOR}}  # ModelProto.graph, GraphProto.initializer in onnx.proto
 _SINGLE = 7
@@ -21,27 +21,27 @@ Place: TypeAlias = Callable[[onnx.TensorProto, int, int], bool]
 
 
 def message_of(content: bytes) -> onnx.ModelProto:
-    """The model in the bytes of a file, parsed but not checked.
+    """Parse the content of a ``.onnx`` file, without checking the model.
 
     Raises:
-        UnreadableError: they do not parse.
+        UnreadableError: if the content cannot be parsed.
     """
     try:
         return onnx.ModelProto.FromString(content)
     except Exception as error:  # protobuf raises DecodeError, which no public module exports
-        raise UnreadableError("its protobuf does not parse, nor would graphs nested more than 32 deep") from error
+        raise UnreadableError("its protobuf cannot be parsed, or its graphs are nested more than 32 deep") from error
 
 
 def message_without_data(file: BinaryIO, place: Place) -> onnx.ModelProto | None:
-    """The model in ``file``, without reading the data of large initializers.
+    """Return the model in ``file``, without reading the data of large initializers.
 
     Args:
         file: positioned at its start.
-        place: called with an initializer without its data, and their offset and length in the file; records the
-            location and returns True, or returns False to read the data as usual.
+        place: called with an initializer without its data, and the offset and length of the data in the file; records
+            this location and returns True, or returns False to read the data as usual.
 
     Returns:
-        None for a truncated or non-canonical file; ``message_of`` reports what it is.
+        The model; None for a truncated or non-canonical file, which ``message_of`` reads or rejects.
     """
     size = file.seek(0, 2)
     file.seek(0)
@@ -62,7 +62,10 @@ class _Walk:
         self._file, self._place, self._at = file, place, 0
 
     def message(self, size: int, inside: Mapping[int, object]) -> bytearray:
-        """Copy the next ``size`` bytes, a message; ``inside`` are its fields that may contain large tensors."""
+        """Return a copy of the message in the next ``size`` bytes, without the data of large tensors.
+
+        ``inside`` maps the numbers of fields that may contain large tensors to their own fields.
+        """
         end, copy, entered = self._at + size, bytearray(), set[int]()
         while self._at < end:
             key = self._varint()
@@ -86,7 +89,7 @@ class _Walk:
         return copy
 
     def _tensor(self, size: int) -> bytes:
-        """A tensor without its data if they are in raw_data and large; otherwise unchanged."""
+        """Return the tensor in the next ``size`` bytes, without its data if these are in raw_data and large."""
         start, end = self._at, self._at + size
         header, data = bytearray(), list[tuple[int, int]]()
         plain = True
@@ -116,7 +119,7 @@ class _Walk:
         return self._read(size)
 
     def _plain(self, kind: int) -> bytes:
-        """The value of a field whose wire type determines its length."""
+        """Return the value of a field whose wire type determines its length."""
         if kind == _VARINT:
             return varint(self._varint())
         self._check(kind in (_EIGHT_BYTES, _FOUR_BYTES))

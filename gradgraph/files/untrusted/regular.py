@@ -27,7 +27,7 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     It is checked after opening, so that nobody can replace it by a pipe in between.
 
     Raises:
-        UnreadableError: it does not exist, cannot be opened, or is a folder, pipe, socket or device.
+        UnreadableError: if ``path`` does not exist, cannot be opened, or is a folder, pipe, socket or device.
     """
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
@@ -54,13 +54,14 @@ def _check_regular(file: str | os.PathLike[str] | int) -> None:
 
 
 def regular_bytes(path: str | os.PathLike[str], most: int | None = None) -> bytes:
-    """The content of a regular file.
+    """Return the content of a regular file.
 
     Args:
+        path: the path of the file.
         most: the maximum size in bytes; unlimited by default.
 
     Raises:
-        UnreadableError: as for :func:`open_regular`; it is larger, or cannot be read.
+        UnreadableError: as for :func:`open_regular`, and if the file is larger than ``most`` or cannot be read.
     """
     with open_regular(path) as file:
         try:
@@ -73,6 +74,6 @@ def regular_bytes(path: str | os.PathLike[str], most: int | None = None) -> byte
 
 
 def reason_of(error: BaseException) -> str:
-    """The first line of an error message, safe to print; the class of the error if it is empty."""
+    """Return the first line of an error message, safe to print; the class of the error if it is empty."""
     strerror = error.strerror if isinstance(error, OSError) else None
     return shown((strerror or str(error)).split("\n", 1)[0] or type(error).__name__)

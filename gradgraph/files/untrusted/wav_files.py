@@ -1,4 +1,4 @@
-"""Untrusted WAV files: samples as floats, read on demand."""
+"""A reader of untrusted WAV files, which returns samples as floats and reads them on demand."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class WavFile:
     """The header of a WAV file.
 
     Attributes:
-        path: of the file.
+        path: the path of the file.
         rate: samples per second.
         channels: the number of interleaved channels.
         frames: the number of samples per channel.
-        kind, bits: PCM or FLOAT, and the bits per number.
-        start: the offset of the samples.
+        kind, bits: the sample format, PCM or FLOAT, and the bits per number.
+        start: the offset of the samples in the file.
     """
 
     path: Path
@@ -41,10 +41,12 @@ class WavFile:
     start: int
 
     def read(self, first: int = 0, count: int | None = None) -> Array:
-        """Samples from ``first`` on: float32 [channels, count], integers scaled to ±1.
+        """Return ``count`` samples per channel from ``first`` on, or all, as float32 [channels, count].
+
+        Integers are scaled to ±1.
 
         Raises:
-            UnreadableError: the file was truncated, or contains nonfinite numbers.
+            UnreadableError: if the file was truncated, or contains nonfinite numbers.
         """
         count = self.frames - first if count is None else count
         width = self.bits // 8
@@ -52,7 +54,7 @@ class WavFile:
             file.seek(self.start + first * self.channels * width)
             content = file.read(count * self.channels * width)
         if len(content) < count * self.channels * width:
-            raise UnreadableError("its samples end too early")
+            raise UnreadableError("it ends before the last sample that its header declares")
         samples = _floats(content, self.kind, width).reshape(-1, self.channels).T
         if self.kind == FLOAT and not np.isfinite(samples).all():
             raise UnreadableError("it holds numbers that are not finite")
@@ -77,8 +79,8 @@ def wav_file(path: str | os.PathLike[str]) -> WavFile:
     """Read the header of a WAV file.
 
     Raises:
-        UnreadableError: it is not a regular file or not WAV, is damaged, or its samples are neither PCM of 8, 16, 24 or
-            32 bits nor float of 32 or 64.
+        UnreadableError: if ``path`` is not a regular file or not WAV, is damaged, or has samples in another format than
+            PCM of 8, 16, 24 or 32 bits, or float of 32 or 64.
     """
     with open_regular(path) as file:
         head = file.read(12)
@@ -101,7 +103,7 @@ def _header(path: Path, file: BinaryIO, end: int) -> WavFile:
                 raise UnreadableError("its samples come before their format")
             size = end - start if size == STREAMED else size
             if start + size > end:
-                raise UnreadableError("its samples end too early")
+                raise UnreadableError("it ends before the last sample that its header declares")
             kind, channels, rate, bits = known
             return WavFile(path, rate, channels, size // (channels * (bits // 8)), kind, bits, start)
         if name == b"fmt ":
@@ -111,7 +113,7 @@ def _header(path: Path, file: BinaryIO, end: int) -> WavFile:
 
 
 def _format(chunk: bytes) -> tuple[int, int, int, int]:
-    """The sample format, the channels, the rate, and the bits per number."""
+    """Return the sample format, the channels, the rate, and the bits per number."""
     if len(chunk) < 16:
         raise UnreadableError("its format is too short")
     kind, channels = (int.from_bytes(chunk[i : i + 2], "little") for i in (0, 2))

@@ -33,7 +33,7 @@ def zeros_like(net: Draft, x: str) -> str:
 
 
 def every_expert(net: Draft, x: str, gates: str, places: str, experts: int) -> str:
-    """All of them compute, and gates are scattered into zeros."""
+    """Return all of them compute, and gates are scattered into zeros."""
     d = net.width
     w = net.weight(d, experts * d, name="experts")
     each = activation(net, net.reshape(net.op("MatMul", x, w), "B", "S", experts, d), d)
@@ -43,7 +43,7 @@ def every_expert(net: Draft, x: str, gates: str, places: str, experts: int) -> s
 
 
 def weights_of_tokens(net: Draft, x: str, gates: str, places: str, experts: int) -> str:
-    """Each token gathers the weights of its experts."""
+    """Return each token gathers the weights of its experts."""
     w = net.weight(experts, net.width, net.width, spread=net.width**-0.5, name="experts")
     each = net.op("MatMul", net.op("Unsqueeze", x, np.array([2, 3])), net.op("Gather", w, places, axis=0))
     return gated_sum(net, net.op("Squeeze", each, np.array([3])), gates)
@@ -55,7 +55,7 @@ def one_hot_experts(net: Draft, x: str, gates: str, places: str, experts: int) -
 
 
 def tokens_of_experts(net: Draft, x: str, gates: str, places: str, experts: int) -> str:
-    """The tokens of each expert are gathered, and what it makes of them is put back."""
+    """Return the tokens of each expert are gathered, and what it makes of them is put back."""
     flat = net.op("Reshape", x, np.array([-1, net.width]))
     gates, places = (
         net.op("Reshape", t, net.op("Concat", LAST, net.op("Shape", t, start=2), axis=0)) for t in (gates, places)
@@ -90,7 +90,7 @@ def recurrence(net: Draft, x: str) -> str:
 
 
 def mixer(net: Draft, x: str) -> str:
-    """A network along the sequence (MLP-Mixer), if its length is known; else a gated sum so far."""
+    """Return a network along the sequence (MLP-Mixer), if its length is known; else a gated sum so far."""
     d = net.width
     if "S" in net.open:
         seen = net.op("CumSum", x, np.int64(1))
@@ -101,7 +101,7 @@ def mixer(net: Draft, x: str) -> str:
 
 
 def shift(net: Draft, x: str) -> str:
-    """The token before, as RWKV reads it: by Pad and Slice or by Concat."""
+    """Return the token before, as RWKV reads it: by Pad and Slice or by Concat."""
     if net.chance(0.5):
         y = net.op("Pad", x, np.array([0, 1, 0, 0, -1, 0]))
     else:

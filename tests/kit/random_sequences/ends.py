@@ -90,7 +90,7 @@ def pooled(net: Draft, x: str) -> str:
 
 
 def contrastive(net: Draft, x: str) -> str:
-    """Every sample against all others, as CLIP has it."""
+    """Return every sample against all others, as CLIP has it."""
     a, b = (linear(net, pooled(net, x), net.width, 6, rank=2) for _ in range(2))
     a, b = (
         net.op("Div", t, net.op("ReduceL2", t, np.array([1]), keepdims=1))
@@ -111,7 +111,7 @@ def contrastive(net: Draft, x: str) -> str:
 
 
 def own_loss(net: Draft, x: str) -> str:
-    """The model compares with its own labels."""
+    """Return the model compares with its own labels."""
     net.inputs.append(("labels", TensorProto.INT64, ["B"]))
     scores = linear(net, pooled(net, x), net.width, CLASSES, rank=2)
     how = net.one_of(["softmax", "weights", "nll", "hot", "kl", "margin"])

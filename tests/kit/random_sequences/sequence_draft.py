@@ -56,14 +56,14 @@ class Draft:
     # --- what is written ---
 
     def op(self, op_type: str, *inputs: Any, outputs: int = 1, domain: str = "", **attrs: Any) -> Any:
-        """A node, the name of its output (or names, of several); inputs are names, ``None`` or constants."""
+        """Return a node, the name of its output (or names, of several); inputs are names, ``None`` or constants."""
         names = [f"{op_type.lower()}_{len(self.nodes)}" + (f".{i}" if i else "") for i in range(outputs)]
         given = ["" if x is None else x if isinstance(x, str) else self.constant(x) for x in inputs]
         self.nodes.append(helper.make_node(op_type, given, names, name=names[0], domain=domain, **attrs))
         return names[0] if outputs == 1 else names
 
     def constant(self, value: Any) -> str:
-        """An initializer or a Constant; Python integers are int64, Python floats float32.
+        """Return an initializer or a Constant; Python integers are int64, Python floats float32.
 
         Floats of several elements are Constants, so that they are no weights.
         """
@@ -85,7 +85,7 @@ class Draft:
         return name
 
     def dim(self, d: Dim) -> Any:
-        """A size, as a number or the name of a tensor of one element."""
+        """Return a size, as a number or the name of a tensor of one element."""
         if not isinstance(d, str):
             return d
         if d not in self.open:
@@ -96,7 +96,7 @@ class Draft:
         return self._dims[d]
 
     def sizes(self, dims: Sequence[Dim]) -> Any:
-        """A shape as a constant, or by Concat of what is read at run time."""
+        """Return a shape as a constant, or by Concat of what is read at run time."""
         known = [self.dim(d) for d in dims]
         if not any(isinstance(d, str) for d in known):
             return np.array(known, np.int64)
@@ -131,7 +131,7 @@ class Draft:
         return onnx.shape_inference.infer_shapes(model) if self.opset < 23 else model
 
     def feeds(self, seed: int, batch: int | None = None, length: int | None = None) -> dict[str, Array]:
-        """A batch of inputs: ids repeat, the last of some sequences are padding (0)."""
+        """Return a batch of inputs: ids repeat, the last of some sequences are padding (0)."""
         rng = np.random.default_rng((seed, 1))
         batch = batch if batch and "B" in self.open else self.batch
         length = length if length and "S" in self.open else self.length

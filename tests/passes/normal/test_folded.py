@@ -112,10 +112,10 @@ def test_build_check_and_inspect_say_it(caplog, tmp_path):
     facts = describe(tmp_path / "rwkv.onnx", Selection())
     assert {str(Finding(**f)) for f in facts["findings"]} == TOLD
     assert {w["name"]: w["reason"] for w in facts["weights"]} == {
-        "emb.weight": "an operand of the node that gives 'b' (Mul)",
-        "block.mix": "an operand of the node that gives 'a' (Mul)",
-        "onnx::Mul_9": "an operand of the node that gives 'b' (Mul)",
-        "onnx::MatMul_10": "a weight of the node that gives 'y' (MatMul)",
+        "emb.weight": "an operand of the node that computes 'b' (Mul)",
+        "block.mix": "an operand of the node that computes 'a' (Mul)",
+        "onnx::Mul_9": "an operand of the node that computes 'b' (Mul)",
+        "onnx::MatMul_10": "a weight of the node that computes 'y' (MatMul)",
     }
 
 

@@ -228,8 +228,8 @@ def test_a_step_that_trains_no_matrix_says_what_it_leaves_out(caplog):
     (record,) = caplog.records
     assert record.getMessage() == (
         "the step trains 3 numbers in 1 tensor and no matrix, and excludes 'packed' (it holds int8 numbers), 's' (a "
-        "scale of the node that gives 'd' (DequantizeLinear)); name the tensors to train in full: train=['*', 'NAME'] "
-        "(--train '*' --train NAME); train quantized tensors before quantization"
+        "scale of the node that computes 'd' (DequantizeLinear)); name the tensors to train in full: "
+        "train=['*', 'NAME'] (--train '*' --train NAME); train quantized tensors before quantization"
     )
     gg.build(model, "mse", train="bias")
     assert len(caplog.records) == 1, "what was chosen needs no note"

@@ -15,7 +15,7 @@ from gradgraph.runtime.execution.session import Placement, RuntimeOptions, creat
 
 @dataclass(frozen=True)
 class GivenOptions(RuntimeOptions):
-    """Session options of ours, or an ``onnxruntime.SessionOptions`` of the user."""
+    """Session options: an ``onnxruntime.SessionOptions`` given by the user, or gradgraph's own."""
 
     given: ort.SessionOptions | None = None
 
@@ -28,11 +28,11 @@ def options_of(given: ort.SessionOptions | None) -> GivenOptions:
 
 
 def placement_of(device: str) -> Placement:
-    """Return where sessions run for a device such as ``"cpu"`` or ``"cuda:1"``.
+    """Return the placement of sessions for a device such as ``"cpu"`` or ``"cuda:1"``.
 
     Raises:
-        CompatibilityError: there is no such device.
-        RuntimeUnavailableError: this onnxruntime does not support it.
+        CompatibilityError: if ``device`` is not a CPU or CUDA device.
+        RuntimeUnavailableError: if the installed onnxruntime does not support the device.
     """
     kind, _, number = device.partition(":")
     if kind not in ("cpu", "cuda") or not (number.isdigit() or not number):
@@ -45,11 +45,14 @@ def placement_of(device: str) -> Placement:
 
 
 class BoundRun:
-    """A session of ``model``, called with all tensors by name; returns all outputs by name.
+    """A session of ``model`` that is called with all inputs by name, and returns all outputs by name.
 
     Args:
-        sizes: known symbolic dimensions.
-        lower: use the fastest forms for this machine; a model that is not in normal form stays as it is.
+        model: the model.
+        placement: the device of the session.
+        options: the options of the session.
+        sizes: the sizes of symbolic dimensions, as far as known.
+        lower: use the fastest forms for this machine; this requires a model in normal form.
     """
 
     def __init__(
@@ -72,11 +75,12 @@ class BoundRun:
         self._spare = {}
 
     def __call__(self, feeds: Mapping[str, ort.OrtValue], next_of: Mapping[str, str]) -> dict[str, ort.OrtValue]:
-        """Run once.
+        """Run the model once, and return its outputs by name.
 
         Args:
-            next_of: inputs whose buffers may be reused, with the output that is the next value of each: the next run
-                writes into it.
+            feeds: the inputs by name.
+            next_of: for each state input, the output that is its next value. The next run writes this output into the
+                input's current buffer.
         """
         binding = self._session.io_binding()
         for name in self._inputs:

@@ -31,7 +31,7 @@ class Parameter:
 
     @property
     def data(self) -> Array:
-        """A copy of its numbers; an assigned array must have the same shape and element type."""
+        """A copy of the parameter's values; an assigned array must have the same shape and element type."""
         return self._state.read(self._parameter)
 
     @data.setter
@@ -40,13 +40,13 @@ class Parameter:
 
     @property
     def grad(self) -> Array | None:
-        """A copy of its gradient; None before a module is created, and for frozen parameters."""
+        """A copy of the parameter's gradient; None before a module is created, and for frozen parameters."""
         gradient = self._parameter.gradient
         return None if gradient is None else fetched(gradient, self._parameter.dtype)
 
     @property
     def requires_grad(self) -> bool:
-        """Whether it is trained."""
+        """Whether the parameter is trained."""
         return self._parameter.requires_grad
 
     def __repr__(self) -> str:
@@ -74,7 +74,7 @@ class _ByName:
 
 
 class Parameters(_ByName):
-    """The parameters of a ``CheckpointState`` by name; iterating gives pairs of name and parameter, sorted."""
+    """The parameters of a ``CheckpointState`` by name; iteration yields pairs of name and parameter, sorted by name."""
 
     _kind = "Parameter"
 
@@ -82,7 +82,7 @@ class Parameters(_ByName):
         """Return the parameter of this name.
 
         Raises:
-            KeyError: there is none.
+            KeyError: if there is no parameter of this name.
         """
         return Parameter(self._found(name), self._state)
 
@@ -98,7 +98,7 @@ class Parameters(_ByName):
 
 
 class Properties(_ByName):
-    """User-defined properties, stored in checkpoints; iterating gives pairs, sorted by name."""
+    """User-defined properties, stored in checkpoints; iteration yields pairs of name and value, sorted by name."""
 
     _kind = "Property"
 
@@ -106,16 +106,16 @@ class Properties(_ByName):
         """Return the property of this name.
 
         Raises:
-            KeyError: there is none.
+            KeyError: if there is no property of this name.
         """
         found: Property = self._found(name)
         return found
 
     def __setitem__(self, name: str, value: Property) -> None:
-        """Add or replace a property: a 64-bit int, a float, which is stored in 32 bits, or a str.
+        """Add or replace a property: a 64-bit int, a float (stored in 32 bits) or a str.
 
         Raises:
-            TypeError: any other type.
+            TypeError: if the value has another type.
         """
         self._state.properties[name] = _kept(value)
 
@@ -127,7 +127,7 @@ class Properties(_ByName):
 
 
 def _kept(value: Any) -> Property:
-    """Return the property as stored in the file."""
+    """Return a property as it is stored in the file: a float has the precision of float32."""
     if isinstance(value, str):
         return str(value)
     if isinstance(value, int | np.integer) and -_WIDEST <= int(value) < _WIDEST:
@@ -155,10 +155,10 @@ class CheckpointState:
     @classmethod
     @checked(checkpoint_uri=PATH)
     def load_checkpoint(cls, checkpoint_uri: str | os.PathLike[str]) -> CheckpointState:
-        """Load a checkpoint file written by this package or onnxruntime-training; complete or nominal.
+        """Load a checkpoint file, complete or nominal, which was written by this package or onnxruntime-training.
 
         Raises:
-            CheckpointError: it does not exist, or is damaged.
+            CheckpointError: if the file does not exist, or is damaged.
         """
         return cls(TrainingState.of(read_checkpoint(checkpoint_uri)))
 
@@ -170,11 +170,13 @@ class CheckpointState:
         """Write a checkpoint file, atomically, in the format of onnxruntime-training.
 
         Args:
-            include_optimizer_state: include the number of updates and the moments.
+            state: the state to save.
+            checkpoint_uri: the path of the file.
+            include_optimizer_state: whether to include the number of updates and the moments.
 
         Raises:
-            CompatibilityError: the state is nominal.
-            OutputError: the file cannot be written.
+            CompatibilityError: if the state is nominal.
+            OutputError: if the file cannot be written.
         """
         write_checkpoint(state._state.checkpoint(include_optimizer_state), checkpoint_uri)
 

@@ -6,15 +6,17 @@ from gradgraph.compat.onnxruntime_training.api.stepping_optimizer import Optimiz
 
 
 class LinearLRScheduler:
-    """Linear warm-up from 0 to ``initial_lr``, then linear decay to 0; the rate is set now, and at each ``step()``.
+    """A learning rate schedule: linear warm-up from 0 to ``initial_lr``, then linear decay to 0.
+
+    The constructor sets the first rate, and each ``step()`` sets the rate for the updates so far.
 
     (onnxruntime-training 1.19.2 swaps ``warmup_step_count`` and ``total_step_count``; to reproduce its rates, swap
     them.)
 
     Args:
-        optimizer: its updates are counted.
-        warmup_step_count: updates until ``initial_lr`` is reached.
-        total_step_count: updates until the rate is 0 again.
+        optimizer: the optimizer whose rate is set, and whose updates are counted.
+        warmup_step_count: the number of updates until ``initial_lr`` is reached.
+        total_step_count: the number of updates until the rate is 0 again.
         initial_lr: the highest rate.
     """
 

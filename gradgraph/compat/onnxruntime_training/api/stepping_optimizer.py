@@ -34,13 +34,13 @@ class Optimizer:
     """The optimizer of a module's parameters.
 
     Args:
-        optimizer_uri: the optimizer model, ``optimizer_model.onnx``: of this package or of onnxruntime-training.
-        module: with the parameters. Moments are those of its state, if its checkpoint had some.
+        optimizer_uri: the path of ``optimizer_model.onnx``, written by this package or by onnxruntime-training.
+        module: the module with the parameters. If its checkpoint contained moments, these are used.
 
     Raises:
-        ModelError: it cannot be read.
-        CompatibilityError: it is not an optimizer model, or has nodes without a standard form.
-        CheckpointError: the state has moments of other parameters.
+        ModelError: if the optimizer model cannot be read.
+        CompatibilityError: if the file is not an optimizer model, or has nodes without a standard form.
+        CheckpointError: if the state has moments of other parameters.
     """
 
     @checked(optimizer_uri=PATH)
@@ -65,7 +65,7 @@ class Optimizer:
         return self._state.groups.setdefault(GROUP, HeldGroup(first.step, first.initial_lr, {}))
 
     def _fill(self, trained: list[Held]) -> None:
-        """Initialise missing moments to zero."""
+        """Initialise all moments to zero if there are none; check their shapes, and move them to the device."""
         moments = self._group.moments
         if not moments:
             for held in trained:
@@ -74,8 +74,8 @@ class Optimizer:
             row = moments.get(held.name, {})
             if any(slot not in row or tuple(row[slot].shape()) != held.shape for slot in self._slots):
                 raise CheckpointError(
-                    f"the checkpoint has no moments of '{shown(held.name)}' that fit this optimizer; to start afresh, "
-                    "load one saved without optimizer state"
+                    f"the checkpoint has no moments of '{shown(held.name)}' that match this optimizer; to start with "
+                    "new moments, load a checkpoint saved without optimizer state"
                 )
             if self._state.placement.memory != "cpu":
                 moments[held.name] = {s: placed(v.numpy(), self._state.placement) for s, v in row.items()}
@@ -84,7 +84,7 @@ class Optimizer:
         """Update the parameters once with the accumulated gradients.
 
         Raises:
-            CompatibilityError: the state is nominal, and has no values yet.
+            CompatibilityError: if the state is nominal, and has no values yet.
         """
         state, group = self._state, self._group
         trained = state.trained()

@@ -1,4 +1,4 @@
-"""Parameters with their gradients, moments and properties, in device memory."""
+"""The training state in device memory: parameters with gradients and moments, and properties."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ B = TypeVar("B")
 
 @dataclass
 class Held:
-    """A parameter.
+    """A parameter of the training state.
 
     Attributes:
-        value: None while the state is nominal.
-        gradient: None before a module is created, and for frozen parameters.
-        is_constant: its value is part of the training model.
+        requires_grad: whether the parameter is trained.
+        value: the value; None while the state is nominal.
+        gradient: the accumulated gradient; None before a module is created, and for frozen parameters.
+        is_constant: whether the value is a constant of the training model, and so cannot be changed.
     """
 
     name: str
@@ -45,7 +46,13 @@ class Held:
 
 @dataclass
 class HeldGroup:
-    """An optimizer; the moments of each parameter by name."""
+    """The state of an optimizer.
+
+    Attributes:
+        step: the number of updates so far.
+        initial_lr: the initial learning rate of a schedule.
+        moments: for each parameter, its moments by name.
+    """
 
     step: int
     initial_lr: float
@@ -54,7 +61,15 @@ class HeldGroup:
 
 @dataclass
 class TrainingState:
-    """The state shared by a module and an optimizer."""
+    """The state shared by a module and an optimizer.
+
+    Attributes:
+        parameters: the parameters by name.
+        groups: the optimizer states by name.
+        properties: the user-defined properties.
+        nominal: whether the parameters have no values yet.
+        placement: the device of the tensors.
+    """
 
     parameters: dict[str, Held]
     groups: dict[str, HeldGroup]
@@ -80,7 +95,7 @@ class TrainingState:
         """Return the contents of a checkpoint file.
 
         Raises:
-            CompatibilityError: the state is nominal.
+            CompatibilityError: if the state is nominal.
         """
         trained, frozen = (
             {h.name: self.read(h) for h in self.parameters.values() if h.requires_grad is trains}
@@ -100,7 +115,7 @@ class TrainingState:
         """Return the value of a parameter.
 
         Raises:
-            CompatibilityError: the state is nominal.
+            CompatibilityError: if the state is nominal.
         """
         if self.nominal or held.value is None:
             raise CompatibilityError(
@@ -113,7 +128,8 @@ class TrainingState:
         """Set a parameter.
 
         Raises:
-            CompatibilityError: it has another shape or element type, or its value is part of the training model.
+            CompatibilityError: if the state is nominal, if ``array`` has another shape or element type than the
+                parameter, or if the parameter is a constant of the training model.
         """
         self.filled(held)
         given = np.asarray(array)
@@ -147,7 +163,7 @@ def _mapped(moments: Mapping[str, Mapping[str, A]], change: Callable[[str, A], B
 
 
 def placed(array: Array, placement: Placement) -> ort.OrtValue:
-    """Return a copy of ``array`` in device memory, owned by onnxruntime: views of it stay valid."""
+    """Return a copy of ``array`` in device memory that onnxruntime owns, so that views of it stay valid."""
     value = on_device(array.shape, array.dtype, placement.memory, placement.device_id)
     fill(value, array)
     return value

@@ -1,4 +1,4 @@
-"""Training, eval and optimizer models and a checkpoint, with the arguments and file names of onnxruntime-training."""
+"""Generation of training, eval and optimizer models and a checkpoint, as by onnxruntime-training."""
 
 from __future__ import annotations
 
@@ -55,21 +55,22 @@ def generate_artifacts(
     Args:
         model: an ``onnx.ModelProto``, or a path; it is not changed.
         requires_grad: names of the parameters to train.
-        frozen_params: names of frozen parameters. One in neither list is a constant of the model.
-        loss: a ``LossType``, or a block. ``None``: the first output of the model is the loss.
-        optimizer: an ``OptimType``, or an optimizer of ``onnxblock.optim``. ``None``: no optimizer model is written.
-        artifact_directory: where to write; the working directory by default.
+        frozen_params: names of frozen parameters. A parameter in neither list is a constant of the model.
+        loss: a ``LossType`` or a block; with ``None``, the first output of the model is the loss.
+        optimizer: an ``OptimType`` or an optimizer of ``onnxblock.optim``; with ``None``, no optimizer model is
+            written.
+        artifact_directory: the output folder; by default the working directory.
         prefix: prefix of file names.
         ort_format: also write each model as ``.ort``, with ``required_operators.config`` for a reduced build.
-        custom_op_library: of the model's own operators; see ``onnxblock.custom_op_library``.
-        additional_output_names: outputs of the models after the loss.
+        custom_op_library: the path of a library with custom operators; see ``onnxblock.custom_op_library``.
+        additional_output_names: values that the models output after the loss.
         nominal_checkpoint: also write ``nominal_checkpoint``, with only the names of the parameters.
         loss_input_names: inputs of the loss; all outputs of the model by default.
 
     Raises:
-        CompatibilityError: loss, optimizer or names are invalid.
+        CompatibilityError: if loss, optimizer or names are invalid.
         ModelError, UnknownNameError, DifferentiationError, UnsupportedOperatorError: as for ``gradgraph.build``.
-        OutputError: a file cannot be written.
+        OutputError: if a file cannot be written.
     """
     path = model if isinstance(model, str) else None
     loaded = _loaded(model)

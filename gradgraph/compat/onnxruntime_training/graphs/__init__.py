@@ -1,1 +1,1 @@
-"""Contents of training, eval and optimizer models, here and in onnxruntime-training."""
+"""Graphs of training, eval and optimizer models, and conversion of those of onnxruntime-training."""

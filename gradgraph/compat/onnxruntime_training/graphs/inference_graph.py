@@ -1,4 +1,4 @@
-"""The eval model (the model with its loss, in evaluation mode), and its part for inference."""
+"""The eval model (the model with its loss, in evaluation mode), and the inference model extracted from it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def inference_graph(
     """Return the part of an eval model that computes ``outputs``, with the parameters inside.
 
     Raises:
-        CompatibilityError: no output is named, or one does not exist.
+        CompatibilityError: if ``outputs`` is empty, or the eval model does not have one of them.
     """
     if not outputs or isinstance(outputs, str):
         raise CompatibilityError("no output is named; pass a list of names in graph_output_names")

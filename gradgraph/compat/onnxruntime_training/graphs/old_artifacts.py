@@ -1,6 +1,7 @@
-"""Training models by onnxruntime-training: their forward part is kept, and gradients are generated again.
+"""Conversion of training models written by onnxruntime-training.
 
-Their gradients use operators of com.microsoft that stock onnxruntime lacks, and are accumulated in place.
+The forward part is kept, and gradients are generated again: the existing gradients use operators of com.microsoft that
+stock onnxruntime does not have, and are accumulated in place.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from gradgraph.compat.onnxruntime_training.graphs.training_graph import training
 
 _DOMAIN = "com.microsoft"
 _ACCUMULATOR = "InPlaceAccumulatorV2"
-_STANDARD = {  # its replacements of standard operators, and their numbers of outputs
+_STANDARD = {  # onnxruntime-training's replacement of each standard operator; the operator and its number of outputs
     "BatchNormInternal": ("BatchNormalization", 3),
     "ConcatTraining": ("Concat", 1),
     "GRUTraining": ("GRU", 2),
@@ -36,10 +37,11 @@ def made_anew(model: onnx.ModelProto, parameters: Mapping[str, np.ndarray[Any, A
     """Return a new training model with the same forward pass, loss and parameters.
 
     Args:
-        parameters: those of the checkpoint, trained and frozen; empty if it is nominal.
+        model: the training model by onnxruntime-training.
+        parameters: the parameters in the checkpoint, trained and frozen; empty if the checkpoint is nominal.
 
     Raises:
-        ModelError, DifferentiationError, UnsupportedOperatorError: it has unknown operators.
+        ModelError, DifferentiationError, UnsupportedOperatorError: if the model has unknown operators.
     """
     outputs = [v.name for v in model.graph.output if names.parameter_of_accumulated(v.name) is None]
     trained = [p for v in model.graph.input if (p := names.parameter_of_buffer(v.name)) is not None]
@@ -51,7 +53,7 @@ def made_anew(model: onnx.ModelProto, parameters: Mapping[str, np.ndarray[Any, A
         node.domain = ""
         if node.op_type == "BatchNormalization":
             node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
-        if count is not None:  # the rest belongs to its gradient, which is dropped
+        if count is not None:  # the other outputs were read by gradient nodes only
             node.resize_outputs(count)
     used = {"", *(node.domain for node in forward.graph)}
     for domain in [d for d in forward.opset_imports if d not in used]:

@@ -1,7 +1,8 @@
-"""The optimizer model in standard nodes, converted from the operators of onnxruntime-training.
+"""Conversion of optimizer models from the operators of onnxruntime-training to standard nodes.
 
-Those operators (of the domain com.microsoft) read all parameters, gradients and moments as sequences and update them in
-place. Stock onnxruntime lacks them. Here each parameter has its own inputs and outputs, by name.
+The operators of onnxruntime-training (in the domain com.microsoft) read all parameters, gradients and moments as
+sequences and update them in place. Stock onnxruntime does not have them. In the converted model, each parameter has its
+own inputs and outputs, by name.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from gradgraph.passes.normal.simplifying.clean import clean_up
 
 DOMAIN = "com.microsoft"
 _CLIP = "InplaceClipGradNorm"
-_CLIP_FLOOR = 1e-6  # added to the norm
+_CLIP_FLOOR = 1e-6  # added to the norm of the gradients when it is the divisor in clipping
 
 Attributes = Mapping[str, Any]
 
@@ -40,12 +41,12 @@ class ParameterSpec:
 
 @dataclass(frozen=True)
 class _Algorithm:
-    """The update rule of an operator.
+    """The update rule of an optimizer operator.
 
     Attributes:
         slots: names of the moments in checkpoints.
-        prepare: values shared by all parameters, from the learning rate, the step and the attributes.
-        move: the new parameter and moments.
+        prepare: computes values shared by all parameters from the learning rate, the step and the attributes.
+        move: computes the new value and moments of a parameter from these values, its gradient and its moments.
     """
 
     slots: tuple[str, ...]
@@ -54,10 +55,11 @@ class _Algorithm:
 
 
 def _prepare_adamw(op: Builder, rate: Var, step: Var, attributes: Attributes) -> tuple[Var, Var, Var | None]:
-    """Return minus the rate, the floor of the divisor, and the decay factor of the updated weight.
+    """Return the negative corrected rate, the number added to the divisor (epsilon), and the decay factor.
 
-    Bias corrections use the step, in float32 after a power in float64. Decay comes after the update, as in the first
-    AdamW of Hugging Face (adam_mode 1); PyTorch's comes before it (0), and corrects the moments themselves.
+    The bias corrections are computed from the step, in float32 after a power in float64. In adam_mode 1, as in Hugging
+    Face's AdamW, the weight decays after the update. In adam_mode 0, as in PyTorch, it decays before the update, and
+    the bias correction also applies to epsilon.
     """
     mode, epsilon = int(attributes.get("adam_mode", 0)), float(attributes.get("epsilon", 1e-8))
     decay = float(attributes.get("weight_decay", 1e-2 if mode == 0 else 0.0))
@@ -99,20 +101,20 @@ _ALGORITHMS = {
 
 
 def is_of_sequences(model: onnx.ModelProto) -> bool:
-    """Whether it calls the operators of onnxruntime-training."""
+    """Whether ``model`` calls the operators of onnxruntime-training, which read sequences."""
     return any(n.domain == DOMAIN for n in model.graph.node)
 
 
 def slots_of(model: onnx.ModelProto) -> tuple[str, ...]:
-    """Return the moments that an optimizer of onnxruntime-training keeps for each parameter."""
+    """Return the names of the moments that an optimizer model of onnxruntime-training has for each parameter."""
     return _ALGORITHMS[_optimizer_node(model).op_type].slots
 
 
 def slots_in(model: onnx.ModelProto, parameters: Sequence[str]) -> tuple[str, ...]:
-    """Return the moments that an optimizer model in standard nodes keeps for these parameters.
+    """Return the names of the moments that an optimizer model in standard nodes has for each parameter.
 
     Raises:
-        CompatibilityError: it is for other parameters.
+        CompatibilityError: if ``model`` is not an optimizer model of these parameters.
     """
     known = {v.name for v in model.graph.input}
     lost = next((p for p in parameters if not {p, names.buffer(p)} <= known), None)
@@ -127,14 +129,14 @@ def slots_in(model: onnx.ModelProto, parameters: Sequence[str]) -> tuple[str, ..
 
 
 def optimizer_graph(model: onnx.ModelProto, parameters: Sequence[ParameterSpec]) -> onnx.ModelProto:
-    """Convert ``model``, which calls an optimizer on sequences, to standard nodes for these parameters.
+    """Convert an optimizer model of onnxruntime-training to standard nodes for these parameters.
 
-    Inputs are the learning rate, the number of the update, then for each parameter itself, its gradient and its
-    moments; outputs are whether there was an update, and the next values of parameters, moments, and clipped gradients,
-    which onnxruntime-training overwrites.
+    The inputs are the learning rate, the number of the update, and for each parameter its value, gradient and moments.
+    The outputs are a flag that there was an update, and the next values of parameters, moments and, with clipping,
+    gradients, because onnxruntime-training overwrites gradients by clipped ones.
 
     Raises:
-        CompatibilityError: it is not such a model, or has other nodes.
+        CompatibilityError: if ``model`` is not an optimizer model of onnxruntime-training, or has other nodes.
     """
     node = _optimizer_node(model)
     algorithm, attributes = _ALGORITHMS[node.op_type], _attributes(node)

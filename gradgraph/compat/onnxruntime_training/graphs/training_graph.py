@@ -31,20 +31,21 @@ log = logging.getLogger("gradgraph")
 def training_graph(
     model: onnx.ModelProto, outputs: Sequence[str], trained: Collection[str], frozen: Collection[str]
 ) -> onnx.ModelProto:
-    """Return the training model of ``model``, whose parameters are its initializers; it is not changed.
+    """Return the training model of ``model``, which is not changed; its parameters are initializers.
 
-    Inputs are those of the model, the parameters (frozen ones only if they are used, and no constants of formulas), a
-    buffer for each gradient, and whether to reset. Outputs are ``outputs``, the loss first, then the gradients, added
-    to the buffers, and running statistics if BatchNormalization is in training mode.
+    The inputs are the inputs of the model, the parameters (frozen ones only if they are used and are not constants of
+    formulas), a buffer for each gradient, and a flag whether to reset the gradients. The outputs are ``outputs``, of
+    which the first is the loss; then for each trained parameter the sum of buffer and gradient; then the next running
+    statistics of BatchNormalization nodes in training mode.
 
     Raises:
-        UnknownNameError: the model has no such parameter.
-        DifferentiationError, UnsupportedOperatorError: no gradient reaches one.
+        UnknownNameError: if the model does not have one of the trained parameters.
+        DifferentiationError, UnsupportedOperatorError: if a trained parameter has no gradient.
     """
     if not trained:
         raise CompatibilityError(
             "no parameters to train",
-            remedy="name some in requires_grad; candidates: [t.name for t in model.graph.initializer]",
+            remedy="pass names in requires_grad; candidates are [t.name for t in model.graph.initializer]",
         )
     with blaming(model):
         work = normalise(model, parameters=trained)
@@ -74,7 +75,7 @@ def training_graph(
 
 
 def _parameters(graph: ir.Graph, trained: Collection[str], frozen: Collection[str]) -> list[ir.Value]:
-    """Return the trained parameters; frozen ones become inputs, except for constants of formulas."""
+    """Return the trained parameters; turn frozen ones into inputs, except for constants of formulas."""
     known = {v.name or "": v for v in (*graph.inputs, *graph.initializers.values())}
     for name in trained:
         if name not in known:
@@ -87,7 +88,7 @@ def _parameters(graph: ir.Graph, trained: Collection[str], frozen: Collection[st
 
 
 def _inputs(graph: ir.Graph, trained: Sequence[ir.Value], model: onnx.ModelProto) -> list[ir.Value]:
-    """Return the inputs of the model, then parameters in its order."""
+    """Turn trained parameters into inputs; return the model's own inputs, then the parameters in their order there."""
     for value in trained:
         if value.name in graph.initializers:
             as_input(graph, value.name or "")
@@ -96,7 +97,7 @@ def _inputs(graph: ir.Graph, trained: Sequence[ir.Value], model: onnx.ModelProto
 
 
 def _moved_statistics(op: Builder, graph: ir.Graph) -> list[ir.Value]:
-    """Return the next values of running statistics that are parameters, from BatchNormalization in training mode."""
+    """Return the next values of the running statistics that are parameters of BatchNormalization in training mode."""
     found: list[ir.Value] = []
     still: list[str] = []
     for node in graph:
@@ -121,7 +122,7 @@ def _moved_statistics(op: Builder, graph: ir.Graph) -> list[ir.Value]:
 
 
 def _accumulated(op: Builder, parameter: ir.Value, gradient: Var | None, begins: Var) -> tuple[ir.Value, ir.Value]:
-    """Return the buffer of a parameter, and its sum with the gradient."""
+    """Return the gradient buffer of a parameter, and the sum of buffer and gradient (the gradient if ``begins``)."""
     name = parameter.name or ""
     if gradient is None:
         raise DifferentiationError(
@@ -135,7 +136,10 @@ def _accumulated(op: Builder, parameter: ir.Value, gradient: Var | None, begins:
 
 
 def specialised(model: onnx.ModelProto, resets: bool) -> onnx.ModelProto:
-    """Return ``model`` with buffers that are always reset, and not read, or never reset."""
+    """Return a training model without the flag: gradients always replace the buffers (``resets``), or are always added.
+
+    With ``resets``, the buffers are not inputs.
+    """
     work: ir.Model = ir.from_proto(model)
     graph = work.graph
     kept = 1 if resets else 2

@@ -12,12 +12,12 @@ _NEXT = ".next"
 
 
 def buffer(parameter: str) -> str:
-    """Name of the accumulated gradients, as an input."""
+    """Return the name of the input with the gradients accumulated so far."""
     return parameter + _BUFFER
 
 
 def accumulated(parameter: str) -> str:
-    """Name of the accumulated gradients including this batch, as an output: the next buffer."""
+    """Return the name of the output with the accumulated gradients including this batch, which is the next buffer."""
     return parameter + _OUT
 
 
@@ -34,5 +34,5 @@ def moment(parameter: str, slot: str) -> str:
 
 
 def following(name: str) -> str:
-    """Name of the output that is the next value of a state tensor."""
+    """Return the name of the output that is the next value of a state tensor."""
     return name + _NEXT

@@ -7,24 +7,24 @@ from collections.abc import Iterable
 
 import onnx
 
-_LARGE = 1024  # elements of an initializer that affects no shape
+_LARGE = 1024  # elements: larger initializers do not determine shapes
 _tokens = itertools.count(1)
 
 
 def get_output_from_output_name(onnx_model: onnx.ModelProto, output_name: str) -> onnx.ValueInfoProto:
-    """Return the output of this name.
+    """Return the model's output of this name.
 
     Raises:
-        LookupError: there is none.
+        LookupError: if there is no output of this name.
     """
     return _named(onnx_model.graph.output, output_name, "output")
 
 
 def get_input_from_input_name(onnx_model: onnx.ModelProto, input_name: str) -> onnx.ValueInfoProto:
-    """Return the input of this name.
+    """Return the model's input of this name.
 
     Raises:
-        LookupError: there is none.
+        LookupError: if there is no input of this name.
     """
     return _named(onnx_model.graph.input, input_name, "input")
 
@@ -47,10 +47,10 @@ def node_arg_exists(model: onnx.ModelProto, node_arg_name: str) -> bool:
 
 
 def register_graph_outputs(model: onnx.ModelProto, output_names: Iterable[str] | str) -> None:
-    """Set the outputs to these values.
+    """Set the outputs of ``model`` to the values of these names.
 
     Raises:
-        LookupError: the type of one is unknown.
+        LookupError: if the model has no type for one of the values.
     """
     names = [output_names] if isinstance(output_names, str) else list(output_names)
     known = {v.name: v for v in (*model.graph.value_info, *model.graph.output)}
@@ -74,7 +74,7 @@ def inferred(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def without_large(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return ``model`` with large initializers as inputs, so that it can be checked and inferred whatever its size."""
+    """Return ``model`` with large initializers turned into inputs, so that models of any size can be checked."""
     light = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
     graph = model.graph
     light.graph.name = graph.name or "graph"

@@ -1,4 +1,4 @@
-"""Copying parameters of a model to a checkpoint file, and back."""
+"""Functions that write a model's parameters to a checkpoint file, and copy them from a checkpoint to a model."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ def save_checkpoint(
     """Write the parameters from ``TrainingBlock.parameters()`` to a checkpoint file.
 
     Args:
-        parameters: the trained and the frozen ones.
-        nominal_checkpoint: write only their names.
+        parameters: the trained parameters, and the frozen ones.
+        path_to_checkpoint: the path of the file.
+        nominal_checkpoint: write only the names of the parameters, without their values.
 
     Raises:
-        CompatibilityError: there are none.
-        OutputError: the file cannot be written.
+        CompatibilityError: if ``parameters`` is None.
+        OutputError: if the file cannot be written.
     """
     if parameters is None:
         raise CompatibilityError("there are no parameters; pass the result of TrainingBlock.parameters()")
@@ -33,11 +34,11 @@ def save_checkpoint(
 
 
 def load_checkpoint_to_model(path_to_checkpoint: str | os.PathLike[str], model: onnx.ModelProto) -> None:
-    """Replace initializers of ``model``, in place, by those of the checkpoint.
+    """Replace initializers of ``model``, in place, by the parameters of a checkpoint with the same names.
 
     Raises:
-        CheckpointError: the file does not exist, or is damaged.
-        CompatibilityError: it is nominal.
+        CheckpointError: if the file does not exist, or is damaged.
+        CompatibilityError: if the checkpoint is nominal.
     """
     checkpoint = read_checkpoint(path_to_checkpoint)
     if checkpoint.nominal:

@@ -1,4 +1,4 @@
-"""The current model of blocks."""
+"""The current model, to which blocks append nodes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gradgraph.errors import CompatibilityError, shown
 
 
 class ModelAccessor:
-    """A holder of the model that blocks write into.
+    """An object with the current model, to which blocks append nodes.
 
     Args:
-        model: its own copy.
-        model_path: its origin, if it was loaded from a file.
+        model: the model, which is not shared with the user.
+        model_path: the path of the file from which the model was loaded, if any.
     """
 
     def __init__(self, model: onnx.ModelProto, model_path: str | None = None) -> None:
@@ -47,10 +47,10 @@ _GLOBAL_CUSTOM_OP_LIBRARY: str | os.PathLike[str] | None = None
 
 
 def current_model() -> onnx.ModelProto:
-    """Return the model that blocks write into.
+    """Return the current model, to which blocks append nodes.
 
     Raises:
-        CompatibilityError: there is none.
+        CompatibilityError: if there is no current model.
     """
     if _GLOBAL_ACCESSOR is None:
         raise CompatibilityError("there is no model to write into; call blocks within `with onnxblock.base(model):`")
@@ -62,11 +62,11 @@ def base(model: onnx.ModelProto, model_path: str | None = None) -> Iterator[Mode
     """Set a copy of ``model`` as the current model of blocks within a ``with`` statement.
 
     Args:
-        model: it is not changed.
-        model_path: its origin, if it was loaded from a file.
+        model: the model, which is not changed.
+        model_path: the path of the file from which the model was loaded, if any.
 
     Raises:
-        CompatibilityError: there is a current model already, or ``model`` is not one.
+        CompatibilityError: if there is already a current model, or ``model`` is not an ``onnx.ModelProto``.
     """
     if not isinstance(model, onnx.ModelProto):
         raise CompatibilityError("onnxblock.base requires an onnx.ModelProto; use empty_base to start without one")
@@ -81,10 +81,10 @@ def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
     """Set an empty model as the current model of blocks within a ``with`` statement.
 
     Args:
-        opset_version: the newest by default.
+        opset_version: the opset of the model; by default the newest.
 
     Raises:
-        CompatibilityError: there is a current model already.
+        CompatibilityError: if there is already a current model.
     """
     opsets = [
         onnx.helper.make_opsetid("com.microsoft", 1),
@@ -112,12 +112,12 @@ def _accessing(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
 def custom_op_library(custom_op_library_path: str | os.PathLike[str]) -> Iterator[str | os.PathLike[str]]:
     """Set the custom-op library of the model within a ``with`` statement.
 
-    Graphs are generated without it: an operator on the way to a trained parameter needs a rule
-    (``gradgraph.extend.vjp``). Sessions need it: ``gradgraph.extend.library(path)``, or a ``Module`` with
-    ``SessionOptions`` that have registered it.
+    The library is not used to generate graphs: a custom operator on the path to a trained parameter requires a gradient
+    rule (``gradgraph.extend.vjp``). To run the model, register the library with ``gradgraph.extend.library(path)``, or
+    in the ``SessionOptions`` of a ``Module``.
 
     Raises:
-        CompatibilityError: one is set already, or the file does not exist.
+        CompatibilityError: if a library is already set, or the file does not exist.
     """
     global _GLOBAL_CUSTOM_OP_LIBRARY
     if _GLOBAL_CUSTOM_OP_LIBRARY is not None:

@@ -23,7 +23,7 @@ def _built(made: T | None, kind: str) -> T:
 
 
 class ForwardBlock(blocks.Block):
-    """A block whose outputs become those of the model; ``build`` returns their names."""
+    """A block whose outputs become the outputs of the model; ``build`` of a subclass returns their names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,12 +33,12 @@ class ForwardBlock(blocks.Block):
         """Return the model.
 
         Raises:
-            CompatibilityError: the block has not been called.
+            CompatibilityError: if the block has not been called.
         """
         return _built(self._model, "forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Build the block within ``with onnxblock.base(model):``."""
+        """Build the block within ``with onnxblock.base(model):``; return the names of its outputs."""
         output, self._model = _grown(self, *args, **kwargs)
         self.base.CopyFrom(self._model)
         return output
@@ -54,7 +54,10 @@ def _grown(block: blocks.Block, *args: Any, **kwargs: Any) -> tuple[Any, onnx.Mo
 
 
 class TrainingBlock(blocks.Block):
-    """A block with gradients. ``build`` returns the name of the loss, then those of other outputs."""
+    """A block that generates a training and an eval model.
+
+    Subclasses implement ``build``, which returns the name of the loss, or a tuple of it and the names of other outputs.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +67,7 @@ class TrainingBlock(blocks.Block):
         self._models: tuple[onnx.ModelProto, onnx.ModelProto] | None = None
 
     def requires_grad(self, argument_name: str, value: bool = True) -> None:
-        """Train a parameter, or (``False``) freeze it; others are constants of the model."""
+        """Train a parameter, or freeze it with ``value=False``; all other parameters are constants of the model."""
         chosen, other = (self._trained, self._frozen) if value is True else (self._frozen, self._trained)
         other.pop(argument_name, None)
         chosen[argument_name] = None
@@ -73,7 +76,7 @@ class TrainingBlock(blocks.Block):
         """Return the trained parameters, and the frozen ones.
 
         Raises:
-            CompatibilityError: the block has not been called.
+            CompatibilityError: if the block has not been called.
         """
         return _built(self._parameters, "training")
 
@@ -81,7 +84,7 @@ class TrainingBlock(blocks.Block):
         """Return the training model and the eval model.
 
         Raises:
-            CompatibilityError: the block has not been called.
+            CompatibilityError: if the block has not been called.
         """
         return _built(self._models, "training")
 
@@ -89,8 +92,8 @@ class TrainingBlock(blocks.Block):
         """Build the block within ``with onnxblock.base(model):``, and append gradients.
 
         Raises:
-            DifferentiationError, UnsupportedOperatorError: no gradient reaches a parameter.
-            UnknownNameError: there is no such parameter.
+            DifferentiationError, UnsupportedOperatorError: if a trained parameter has no gradient.
+            UnknownNameError: if the model does not have one of the parameters.
         """
         output, model = _grown(self, *args, **kwargs)
         held = model.graph.initializer
@@ -103,9 +106,12 @@ class TrainingBlock(blocks.Block):
 
 
 class LossBlock(TrainingBlock):
-    """A training block of ``loss`` on the values ``inputs``, which also returns ``others``.
+    """A training block that applies a loss to a model.
 
-    By default the loss reads all outputs of the model.
+    Args:
+        loss: the block of the loss.
+        inputs: the names of the values that the loss reads; if empty, all outputs of the model.
+        others: the names of further values to return after the loss.
     """
 
     def __init__(self, loss: blocks.Block, inputs: Sequence[str], others: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 """The checkpoint file: parameters, optimizer state and properties, in the format of onnxruntime-training 1.19.
 
-A nominal checkpoint has the names of the parameters without their values. One of more than EXTERNAL bytes keeps its
-tensors in ``<file>.data``.
+A nominal checkpoint contains the names of the parameters without their values. A checkpoint of more than EXTERNAL bytes
+has its tensors in a second file, ``<file>.data``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gradgraph.files.atomic import write_atomically
 IDENTIFIER = b"ODTC"
 VERSION = 2
 EXTERNAL = 1_800 << 20  # bytes of tensors: offsets in a flatbuffer have 31 bits
-SMALLEST_OUTSIDE = 64  # bytes of a tensor
+SMALLEST_OUTSIDE = 64  # bytes: smaller tensors are never written to the second file
 GROUP = "group0"  # one group for all parameters
 
 Array = np.ndarray[Any, Any]
@@ -69,9 +69,9 @@ class OptimizerGroup:
     """The state of an optimizer.
 
     Attributes:
-        step: updates so far.
-        initial_lr: the initial rate of a schedule.
-        moments: of each parameter, by name ("momentum0", …).
+        step: the number of updates so far.
+        initial_lr: the initial learning rate of a schedule.
+        moments: for each parameter, its moments by name ("momentum0", …).
     """
 
     step: int = 0
@@ -85,8 +85,9 @@ class Checkpoint:
 
     Attributes:
         trained, frozen: parameters by name; empty arrays if the checkpoint is nominal.
-        groups: of the optimizer.
-        nominal: it has only names.
+        groups: the optimizer states by name.
+        properties: the user-defined properties.
+        nominal: whether the checkpoint contains only names.
     """
 
     trained: dict[str, Array] = field(default_factory=dict)
@@ -103,7 +104,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Read a checkpoint file.
 
     Raises:
-        CheckpointError: it does not exist, or is not a complete checkpoint file of onnxruntime-training.
+        CheckpointError: if the file does not exist, or is not a complete checkpoint file of onnxruntime-training.
     """
     file = Path(path)
     what = f"'{shown(file)}'"
@@ -193,10 +194,10 @@ def external_path(path: Path) -> Path:
 
 
 def write_checkpoint(checkpoint: Checkpoint, path: str | os.PathLike[str], external: int = EXTERNAL) -> None:
-    """Write the file atomically; tensors beyond ``external`` bytes go to a second file.
+    """Write a checkpoint file atomically; if its tensors exceed ``external`` bytes, they go to a second file.
 
     Raises:
-        OutputError: it cannot be written.
+        OutputError: if a file cannot be written.
     """
     file, saving = Path(path), _Saving()
     moments = [m for group in checkpoint.groups.values() for row in group.moments.values() for m in row.values()]

@@ -1,8 +1,8 @@
-"""Flatbuffers described by a schema: bytes to dicts, and dicts to bytes.
+"""A reader and a writer of flatbuffers: bytes to dicts and dicts to bytes, by a schema.
 
-A table begins with the distance back to its vtable, which has the offset of each field in the table, or 0 if it is
-absent. Strings, vectors and tables are stored elsewhere; a field has the distance forward to them. All numbers are
-little-endian. Offsets are checked against the bounds of the file.
+A table begins with the distance back to its vtable, which contains the offset of each field in the table, or 0 for an
+absent field. Strings, vectors and nested tables are stored elsewhere; their field contains the distance forward to
+them. All numbers are little-endian. Offsets are checked against the bounds of the file.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ Fields = Sequence[tuple[str, str]]
 Schema = Mapping[str, Fields]  # fields of each table, in order: a name, and a scalar, "string", "[kind]" or a table
 
 _SCALARS = {"bool": "<?", "u8": "<B", "i32": "<i", "i64": "<q", "f32": "<f"}
-_DATA_ALIGNMENT = 16  # alignment of byte vectors, which have the numbers of tensors
-_MAGIC = 4  # bytes of the offset of the root, and of the identifier after it
+_DATA_ALIGNMENT = 16  # alignment of byte vectors, which contain the data of tensors
+_MAGIC = 4  # size in bytes of the root's offset at the start, and of the identifier after it
 
 
 class DamagedError(ValueError):
-    """Raised if the bytes are not such a flatbuffer."""
+    """Raised for bytes that are not a flatbuffer of the schema."""
 
 
 def read(content: bytes | memoryview, schema: Schema, root: str, identifier: bytes) -> dict[str, Any]:
     """Return the root table as a dict of dicts and lists; byte vectors are views of ``content``.
 
     Raises:
-        DamagedError: it is of another kind, or has offsets out of bounds.
+        DamagedError: if ``content`` has another identifier, is truncated, or has offsets out of bounds.
     """
     buffer = memoryview(content)
     if bytes(buffer[_MAGIC : 2 * _MAGIC]) != identifier:
@@ -86,8 +86,9 @@ class _Reader:
         return self._buffer[at + 4 : at + 4 + count]
 
     def _spend(self, count: int) -> None:
-        """Limit the amount of data: tables may be shared, but reading more than the file's size means it is
-        malicious.
+        """Count ``count`` tables or elements as read; raise DamagedError if there are more than bytes in the file.
+
+        Tables may be shared, so a malicious file could expand without this limit.
         """
         self._left -= count
         if self._left < 0:
@@ -107,7 +108,7 @@ class _Writer:
         self._buffer, self._schema = buffer, schema
 
     def refer(self, at: int, kind: str, value: Any) -> None:
-        """Append ``value``, and write its distance at ``at``."""
+        """Append ``value``, and write its distance from the position ``at`` there."""
         there = self._write(kind, value)
         struct.pack_into("<I", self._buffer, at, there - at)
 
@@ -128,7 +129,7 @@ class _Writer:
         return there
 
     def _vector(self, content: bytes | memoryview, count: int, alignment: int) -> int:
-        """Append elements at a multiple of ``alignment``, after their count."""
+        """Append the number of elements, then the elements at a multiple of ``alignment``; return the position."""
         self._pad(max(alignment, 4), 4)
         there = len(self._buffer)
         self._buffer += struct.pack("<I", count)

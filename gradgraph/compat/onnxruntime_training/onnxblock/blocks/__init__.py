@@ -14,7 +14,7 @@ from gradgraph.errors import CompatibilityError
 
 
 class Block(ABC):
-    """A part of a model. A subclass's ``build`` appends nodes to ``self.base`` and returns the names of its outputs.
+    """A part of a model. Subclasses implement ``build``, which appends nodes and returns the names of its outputs.
 
     Args:
         temp_file_name: has no effect; no temporary files are written.
@@ -34,7 +34,7 @@ class Block(ABC):
         """Build the block within ``with onnxblock.base(model):``, and check the model.
 
         Raises:
-            onnx.checker.ValidationError: the model is no longer valid.
+            onnx.checker.ValidationError: if the resulting model is not valid.
         """
         self.base = model_accessor.current_model()
         output = self.build(*args, **kwargs)
@@ -42,7 +42,7 @@ class Block(ABC):
         return output
 
     def infer_shapes_on_base(self) -> onnx.ModelProto:
-        """Return a copy of the current model with types and shapes."""
+        """Return a copy of the current model with inferred types and shapes."""
         return _graph_utils.inferred(model_accessor.current_model())
 
     # for the blocks in this package
@@ -210,17 +210,17 @@ class Clip(Block):
 
 
 class PassThrough(Block):
-    """The values themselves."""
+    """A block that returns its inputs unchanged."""
 
     def build(self, *input_names: str) -> tuple[str, ...]:
         return input_names
 
 
 class InputLike(Block):
-    """A new input of the model, with the type and shape of an input or output.
+    """A new input of the model, with the type and shape of an existing input or output.
 
     Args:
-        like: the name of that.
+        like: the name of the existing input or output.
     """
 
     def __init__(self, like: str) -> None:
@@ -238,7 +238,7 @@ class InputLike(Block):
 
 
 class LabelEncoder(Block):
-    """A table that values are looked up in: ai.onnx.ml's LabelEncoder, with its attributes."""
+    """A lookup of values in a table: ai.onnx.ml's LabelEncoder, with its attributes."""
 
     def __init__(
         self,
@@ -275,10 +275,10 @@ class LabelEncoder(Block):
 
 
 class Cast(Block):
-    """A value as another element type.
+    """A value cast to another element type.
 
     Args:
-        to: of ``onnx.TensorProto``.
+        to: the element type, a constant of ``onnx.TensorProto``.
     """
 
     def __init__(self, to: int) -> None:
@@ -290,7 +290,7 @@ class Cast(Block):
 
 
 class Linear(Block):
-    """A product with a new weight of normally distributed numbers, and a bias of such."""
+    """A linear layer with a new weight and, with ``bias``, a new bias; both are drawn from a normal distribution."""
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, alpha: float = 1.0, beta: float = 1.0

@@ -1,4 +1,4 @@
-"""The four losses. Each adds an input for its target, unless the model has a value of that name."""
+"""The four losses. Each adds an input for its target, unless the model already has a value of this name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Reduced(blocks.Block):
 def _reduction(name: str) -> blocks.Block:
     if name == "none":
         raise CompatibilityError(
-            "a loss without a reduction returns many numbers, and training minimises one; use 'mean'"
+            "a loss with reduction 'none' returns several numbers, but training requires one; use 'mean' or 'sum'"
         )
     if name not in ("mean", "sum"):
         raise CompatibilityError(f"there is no reduction '{shown(name)}'; use mean or sum")
@@ -35,7 +35,7 @@ def _reduction(name: str) -> blocks.Block:
 
 
 class _OfDifferences(_Reduced):
-    """A loss on the difference between output and target."""
+    """A loss computed from the difference of output and target; the block ``of_each`` is applied to each difference."""
 
     def __init__(self, reduction: str, of_each: blocks.Block) -> None:
         super().__init__(reduction)
@@ -47,7 +47,7 @@ class _OfDifferences(_Reduced):
 
 
 class MSELoss(_OfDifferences):
-    """``reduce((output - target)²)``.
+    """The squared error, ``reduce((output - target)²)``.
 
     Args:
         reduction: "mean" or "sum".
@@ -58,7 +58,7 @@ class MSELoss(_OfDifferences):
 
 
 class L1Loss(_OfDifferences):
-    """``reduce(|output - target|)``.
+    """The absolute error, ``reduce(|output - target|)``.
 
     Args:
         reduction: "mean" or "sum".
@@ -69,10 +69,10 @@ class L1Loss(_OfDifferences):
 
 
 class CrossEntropyLoss(blocks.Block):
-    """Cross entropy of logits with class indices; the last axis of the logits is that of the classes.
+    """Cross entropy of logits with class indices; the last axis of the logits is the class axis.
 
     Args:
-        weight: of each class, an array.
+        weight: an array with the weight of each class.
         reduction: "mean" or "sum".
         ignore_index: a class index that is ignored.
     """
@@ -96,7 +96,7 @@ class CrossEntropyLoss(blocks.Block):
         return loss
 
     def _add_labels(self, scores: str, name: str) -> None:
-        """Add an input of class indices: of the shape of the logits, without the last axis."""
+        """Add an int64 input of class indices, with the shape of the logits without the last axis."""
         labels = onnx.ValueInfoProto()
         labels.CopyFrom(_graph_utils.get_output_from_output_name(self.base, scores))
         labels.name, kind = name, labels.type.tensor_type
@@ -108,12 +108,15 @@ class CrossEntropyLoss(blocks.Block):
 
 
 class BCEWithLogitsLoss(_Reduced):
-    """``−reduce(weight · (pos_weight · target · log σ(x) + (1 − target) · log(1 − σ(x))))``, computed in this form.
+    """The binary cross entropy of logits x.
+
+    It is computed as ``−reduce(weight · (pos_weight · target · log σ(x) + (1 − target) · log(1 − σ(x))))``, with the
+    logistic function σ.
 
     Args:
-        weight: of each element, an array.
+        weight: an array with the weight of each element.
         reduction: "mean" or "sum".
-        pos_weight: of targets that are 1, an array.
+        pos_weight: an array with the weight of targets that are 1.
     """
 
     def __init__(

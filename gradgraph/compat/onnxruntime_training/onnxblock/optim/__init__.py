@@ -1,5 +1,6 @@
-"""AdamW and SGD, with clipping, as blocks of onnxruntime-training's operators; the resulting model has standard
-nodes.
+"""Blocks of AdamW and SGD with gradient clipping.
+
+They append operators of onnxruntime-training; the resulting optimizer model has standard nodes.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ BOOL, INT64 = onnx.TensorProto.BOOL, onnx.TensorProto.INT64
 
 
 class ClipGradNorm(blocks.Block):
-    """Clipping of gradients to a bound on their joint L2 norm.
+    """Gradient clipping by the joint L2 norm of all gradients.
 
     Args:
-        max_norm: the bound.
+        max_norm: the largest norm.
     """
 
     def __init__(self, max_norm: float) -> None:
@@ -40,7 +41,7 @@ class ClipGradNorm(blocks.Block):
 
 
 class SGDOptimizer(blocks.Block):
-    """The operator of SGD."""
+    """A block that appends onnxruntime-training's operator of SGD."""
 
     def build(self, learning_rate_name: str, params_name: str, gradients_name: str) -> str:
         inputs = [learning_rate_name, params_name, gradients_name]
@@ -48,7 +49,7 @@ class SGDOptimizer(blocks.Block):
 
 
 class AdamWOptimizer(blocks.Block):
-    """The operator of AdamW."""
+    """A block that appends onnxruntime-training's operator of AdamW."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class AdamWOptimizer(blocks.Block):
 
 
 class _Optimizer(ForwardBlock):
-    """An optimizer model; called with the parameters of a training block."""
+    """A block of an optimizer model, called with the result of ``TrainingBlock.parameters()``."""
 
     _moments: Sequence[str] = ("first_order_moments",)
 
@@ -109,7 +110,7 @@ class _Optimizer(ForwardBlock):
         """Return the optimizer model in standard nodes.
 
         Raises:
-            CompatibilityError: the block has not been called, or has nodes without a standard form.
+            CompatibilityError: if the block has not been called, or has nodes without a standard form.
         """
         return optimizer_graph(super().to_model_proto(), self._trained)
 
@@ -118,9 +119,9 @@ class AdamW(_Optimizer):
     """AdamW, with weight decay after the update.
 
     Args:
-        bias_correction: of both moments.
-        betas, eps, weight_decay: hyperparameters; eps is added to the uncorrected root of the second moment.
-        clip_grad: such as ``ClipGradNorm(1.0)``.
+        bias_correction: whether to correct the bias of both moments.
+        betas, eps, weight_decay: hyperparameters; eps is added to the square root of the uncorrected second moment.
+        clip_grad: the gradient clipping, such as ``ClipGradNorm(1.0)``; by default none.
     """
 
     _moments = ("first_order_moments", "second_order_moments")
@@ -144,7 +145,7 @@ class SGD(_Optimizer):
     """Gradient descent without momentum.
 
     Args:
-        clip_grad: such as ``ClipGradNorm(1.0)``.
+        clip_grad: the gradient clipping, such as ``ClipGradNorm(1.0)``; by default none.
     """
 
     def __init__(self, clip_grad: blocks.Block | None = None) -> None:
