@@ -171,8 +171,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "freeze glob": ({"freeze": "conv*"}, "'conv\\*', which is to be frozen, matches no weight"),
     "nothing left": ({"freeze": "*"}, "no parameters to train"),
     "unknown optimizer": ({"optimizer": "adamm"}, "did you mean 'adam'"),
-    "an optimizer that was not called": ({"optimizer": gg.optim.sgd}, "the optimizer is the function sgd; give a name"),
-    "a loss that was not called": ({"loss": losses.mse}, "the loss is the function mse; give a name"),
+    "an optimizer that was not called": ({"optimizer": gg.optim.sgd}, "the optimizer is the function sgd; pass a name"),
+    "a loss that was not called": ({"loss": losses.mse}, "the loss is the function mse; pass a name"),
 }
 
 
