@@ -285,7 +285,7 @@ TABLE = {"train": DATA, "test": DATA}
         (lambda: fit({"x": DATA["x"], "y": DATA["target"]}), "target_name='y'"),
         (lambda: fit(DATA, learning_rate=foreign("torch", "LRScheduler")), "gradgraph.optim.cosine(…)"),
         (lambda: fit(x=DATA["x"], y=DATA["target"]), "Trainer.fit has no argument 'x'; did you mean 'data'?"),
-        (lambda: gg.optim.adamw(iter([]), lr=1e-3), "adamw got 'lr' twice, by position and by name; its first arguments are 'lr'"),
+        (lambda: gg.optim.adamw(iter([]), lr=1e-3), "adamw got 'lr' twice, by position and by name; its first"),
         (lambda: gg.Trainer(gg.build(mlp()), devices=2), "did you mean 'device'? A run is on one device"),
         (lambda: fit(DATA, lr=0.1), "did you mean 'learning_rate'?"),
     ],
