@@ -23,7 +23,7 @@ export function rowsOf(text) {
     ? parsed(whole, "the text").map((row, i) => [row, `row ${i + 1}`])
     : lines.filter(([line]) => line).map(([line, place]) => [parsed(line, place), place]);
   if (!given.length)
-    throw new GradgraphError('there are no rows; write one a line, such as {"prompt": …, "completion": …}');
+    throw new GradgraphError('there are no rows; write one per line, such as {"prompt": …, "completion": …}');
   return given.map(([row, place]) => {
     const kind = Object.keys(KINDS).find((name) => KINDS[name].every((column) => row?.[column] != null));
     const fault = kind ? FAULTS[kind](row) : `it has neither ${Object.values(KINDS).map(both).join(", nor ")}`;
@@ -38,7 +38,7 @@ function parsed(line, place) {
   try {
     return JSON.parse(line);
   } catch (error) {
-    throw new GradgraphError(`${place} is no JSON (${error.message}); write one object a line`);
+    throw new GradgraphError(`${place} is not valid JSON (${error.message}); write one object per line`);
   }
 }
 
@@ -48,10 +48,10 @@ const FAULTS = {
     if (Array.isArray(prompt) && Array.isArray(completion)) return faultOfMessages([...prompt, ...completion]);
     if (typeof prompt !== "string" || typeof completion !== "string")
       return "'prompt' and 'completion' should both be texts, or both be messages";
-    return completion.trim() ? undefined : "'completion' is empty; write an answer, or leave the row out";
+    return completion.trim() ? undefined : "'completion' is empty; write an answer, or drop the row";
   },
   text: ({ text }) =>
-    typeof text === "string" && text.trim() ? undefined : "'text' is no text, or empty; write one, or leave it out",
+    typeof text === "string" && text.trim() ? undefined : "'text' is not text, or empty; write a text, or drop the row",
 };
 
 /** What is wrong with messages that end with an answer; undefined if nothing is. */
@@ -61,13 +61,13 @@ function faultOfMessages(messages) {
     if (!ROLES.includes(role)) return `message ${i + 1} has the role '${role}'; there are ${ROLES.join(", ")}`;
     const before = messages[i - 1]?.role ?? "";
     if (!AFTER[before].includes(role))
-      return `message ${i + 1} of the role '${role}' ${before ? `follows '${before}'` : "is the first"}; put them in order`;
+      return `message ${i + 1} of the role '${role}' ${before ? `follows '${before}'` : "is the first"}; reorder the messages`;
     if (![0, 1, null, true, false].includes(weight))
-      return `message ${i + 1} has the weight ${weight}; it is 1 where an answer is learnt, and 0 where it is not`;
+      return `message ${i + 1} has the weight ${weight}; use 1 to train on an answer, and 0 to skip it`;
     if (role === "assistant" && calls) continue;
     if (typeof content !== "string") return `message ${i + 1} has no text in 'content'`;
     if (role === "assistant" && !content.trim()) return `message ${i + 1} is an answer without text; write one`;
   }
   const last = messages.at(-1).role;
-  if (last !== "assistant") return `the last message is of the role '${last}', and answers are learnt; add one`;
+  if (last !== "assistant") return `the last message has the role '${last}', but training requires an answer; add one`;
 }

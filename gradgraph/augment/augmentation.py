@@ -18,7 +18,7 @@ from gradgraph.rivals.objects import library_of
 P = ParamSpec("P")
 Array = np.ndarray[Any, Any]
 Generator = np.random.Generator
-Own = Callable[[Array, Generator], Array]
+Own = Callable[[Array, Generator], Array]  # a user's function
 Stage = Literal["stored", "sized", "array", "batch", "sound"]
 Size = tuple[int, int]  # height and width
 
@@ -40,8 +40,9 @@ class Augmentation:
             of the model; ``"sized"``: the image at that size; ``"array"``: its array [height, width, channels]
             after normalisation, in place; ``"batch"``: arrays of a batch with the probabilities of their classes;
             ``"sound"``: samples [samples]; the rate is passed, too.
-        function: a function of these and of a random generator; for a stored image, also of the size.
-        call: the call that created it.
+        function: called with the objects that ``stage`` describes and a random generator; for a stored image, also
+            with the size.
+        call: the call that created the augmentation, as text.
     """
 
     stage: Stage
@@ -58,7 +59,7 @@ AUGMENTATIONS: Makers[Augmentation] = Makers(
 
 
 def augmentation(**kinds: Kind) -> Callable[[Callable[P, Augmentation]], Callable[P, Augmentation]]:
-    """Register a function in the table, with the kinds of its arguments."""
+    """Register the decorated function in ``AUGMENTATIONS``; its arguments are checked by ``kinds``."""
 
     def register(function: Callable[P, Augmentation]) -> Callable[P, Augmentation]:
         signature, name = inspect.signature(function), function.__name__
@@ -79,8 +80,8 @@ class Augmentations:
     """A sequence of augmentations.
 
     An image is resized to the model's size by ``random_resized_crop``, or else before the first augmentation that
-    requires that size. Erasing follows normalisation, and mixing is last, whatever their place in the list. Among
-    several that mix batches, one is drawn per batch.
+    requires that size. Erasing follows normalisation, and mixing is last, whatever their place in the list. If several
+    augmentations mix batches, one of them is drawn per batch.
 
     Args:
         given: augmentations, their names or calls, and user functions from bytes [height, width,
@@ -109,14 +110,23 @@ class Augmentations:
             raise ArgumentError("an image is cropped and resized only once; keep one random_resized_crop")
 
     def of_image(self, image: Any, rng: Generator, size: Size | None, resize: Callable[[Any], Any]) -> Any:
-        """Return the augmented image at its size; ``resize`` is used if no augmentation resizes."""
+        """Return the augmented image at the model's size.
+
+        Args:
+            image: a Pillow image.
+            rng: random generator.
+            size: height and width that the model expects; None if it accepts any size.
+            resize: resizes an image to the model's size; used unless an augmentation resizes it.
+        """
         mode, is_sized = image.mode, False
         for step in self.steps:
             if not isinstance(step, Augmentation):
                 image = _by_own(step, image, rng)
             elif step.stage == "stored":
                 if is_sized:
-                    raise ArgumentError(f"{step!r} brings images to their size; let it be the first of all")
+                    raise ArgumentError(
+                        f"{step!r} resizes images, but an augmentation before it has resized them; list it first"
+                    )
                 image, is_sized = step.function(image, rng, size), True
             else:
                 image, is_sized = step.function(image if is_sized else resize(image), rng), True
@@ -182,9 +192,9 @@ def _made(given: Any) -> Augmentation | Own:
     if isinstance(given, str | Augmentation):
         return AUGMENTATIONS.given(given)
     if isinstance(given, Iterable):
-        raise ArgumentError(f"{described(given)} is no augmentation; give one list of them")
+        raise ArgumentError(f"{described(given)} is not an augmentation; pass a flat list of augmentations")
     if not callable(given) or given in AUGMENTATIONS.values() or library_of(given):
-        return AUGMENTATIONS.given(given)  # which suggests the right name
+        return AUGMENTATIONS.given(given)  # raises an error that suggests the right name
     own: Any = given
     return cast("Own", own)
 

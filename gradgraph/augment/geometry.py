@@ -108,8 +108,9 @@ def _area_and_aspect(whole: int, scale: Sequence[float], ratio: Sequence[float],
 def erased_part_of(
     width: int, height: int, scale: Sequence[float], ratio: Sequence[float], rng: Generator
 ) -> tuple[int, int, int, int] | None:
-    """Return a random region as ``RandomErasing.get_params``, smaller than the image on both sides; None if there is
-    none.
+    """Return left, top, width and height of a random region, as ``RandomErasing.get_params`` of torchvision.
+
+    The region is smaller than the image on both sides; None if ``TRIES`` attempts find no such region.
     """
     for _ in range(TRIES):
         area, aspect = _area_and_aspect(width * height, scale, ratio, rng)
@@ -204,7 +205,14 @@ def affine(
 
 
 def transformed(image: Any, matrix: Sequence[float], interpolation: str = "nearest", fill: float = 0) -> Any:
-    """Map pixels: the pixel at (x, y) is read from where the ``matrix`` [a, b, c, d, e, f] points: (ax + by + c, …)."""
+    """Apply an affine map: the output pixel (x, y) is read from (ax + by + c, dx + ey + f).
+
+    Args:
+        image: a Pillow image.
+        matrix: [a, b, c, d, e, f].
+        interpolation: nearest, bilinear or bicubic.
+        fill: value outside the image, for all channels.
+    """
     return image.transform(image.size, _AFFINE, matrix, INTERPOLATIONS[interpolation], fillcolor=colour(image, fill))
 
 
@@ -218,7 +226,7 @@ def inverse_matrix(
     """Return the map from output to input positions, as ``_get_inverse_affine_matrix`` of torchvision.
 
     Args:
-        center: (x, y), which is only translated.
+        center: (x, y) of the point about which the image is rotated, scaled and sheared.
         angle, shear: in degrees; in torchvision a positive angle of ``affine`` turns clockwise.
         translate: (x, y) in pixels.
         scale: the factor.

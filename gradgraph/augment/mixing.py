@@ -31,7 +31,7 @@ def mixup(alpha: float = 1.0, p: float = 1.0) -> Augmentation:
 
 
 def _blend(array: Array, part: float) -> Array:
-    """Mix ``part`` of each row with the rest of the previous one, in the type of ``array``."""
+    """Return ``part`` times each row plus ``1 − part`` times the previous row, in the dtype of ``array``."""
     kind = np.result_type(array.dtype, np.float32)
     made = array.astype(kind) * kind.type(part) + np.roll(array, 1, 0) * kind.type(1 - part)
     blended: Array = np.rint(made) if array.dtype.kind in "iu" else made

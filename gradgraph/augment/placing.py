@@ -1,4 +1,4 @@
-"""Placement of an image in the model's input, applied to boxes, masks and polygons, too."""
+"""Placement of an image in the model's input: resizing, padding, zoom and flip, applied to boxes and masks, too."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ BILINEAR, NEAREST = 2, 0  # Pillow's constants
 
 @dataclass(frozen=True)
 class Placing:
-    """A mapping of a window of an image to a field of the model's input.
+    """A mapping of a region of an image, the window, to a region of the model's input, the field.
 
     Attributes:
-        window: left, top, right, bottom in pixels of the image, inside it.
-        field: the same in pixels of the input, as integers.
+        window: left, top, right, bottom in pixels of the image.
+        field: left, top, right, bottom in whole pixels of the input. The rest of the input is padding.
         size: width and height of the input.
-        mirrored: whether left and right are swapped at the end.
+        mirrored: whether the result is flipped horizontally.
     """
 
     window: tuple[float, float, float, float]
@@ -37,7 +37,13 @@ class Placing:
         return (self.size[0] - right, top, self.size[0] - left, bottom) if self.mirrored else self.field
 
     def picture(self, image: Any, fill: Any = GREY, how: int = BILINEAR) -> Any:
-        """Return the placed image, as Pillow's."""
+        """Return the placed image, as a Pillow image.
+
+        Args:
+            image: a Pillow image.
+            fill: value of padding.
+            how: Pillow's resampling filter.
+        """
         from PIL import Image
 
         left, top, right, bottom = self.field
@@ -61,7 +67,7 @@ class Placing:
         return placed
 
     def back(self, xyxy: Array) -> Array:
-        """Map boxes from pixels of the input back to pixels of the image, if not mirrored."""
+        """Map boxes from pixels of the input back to pixels of the image, for a placement that is not mirrored."""
         first, corner = np.array([*self.window[:2]] * 2), np.array([*self.field[:2]] * 2)
         sides, inner = (np.array([x[2] - x[0], x[3] - x[1]] * 2) for x in (self.window, self.field))
         placed: Array = first + (xyxy - corner) * sides / inner
@@ -73,14 +79,20 @@ class Placing:
         return np.concatenate([corners.min(1), corners.max(1)], 1)
 
     def clipped(self, xyxy: Array) -> Array:
-        """Clip mapped boxes to the window."""
+        """Clip boxes, in pixels of the input, to the region that the image covers."""
         low, high = np.array(self.covered[:2] * 2), np.array(self.covered[2:] * 2)
         inside: Array = np.clip(xyxy, low, high)
         return inside
 
 
 def whole(source: tuple[int, int], size: tuple[int, int], letterbox: bool) -> Placing:
-    """Place the whole image: stretched to ``size`` (width, height), or letterboxed."""
+    """Return the placement of a whole image: stretched to ``size`` (width, height), or letterboxed.
+
+    Args:
+        source: width and height of the image.
+        size: width and height of the model's input.
+        letterbox: keep the aspect ratio and pad.
+    """
     field = _letterboxed(source, size) if letterbox else (0, 0, *size)
     return Placing((0.0, 0.0, float(source[0]), float(source[1])), field, size)
 
@@ -118,7 +130,7 @@ def zoom(factor: Sequence[float] = (0.7, 1.4)) -> Augmentation:
     """Zoom in by a factor above 1, which crops, or zoom out and pad with grey (114).
 
     Args:
-        factor: its range, drawn log-uniformly.
+        factor: the range of the factor, drawn log-uniformly.
     """
 
     def zoomed(image: Any, rng: Generator) -> Any:

@@ -32,7 +32,7 @@ def _by_ops(name: str) -> Change:
     return changed
 
 
-# name: magnitude at strength s from 0 to 1 for (width, height); whether the sign is drawn; the change.
+# name: magnitude as a function of strength s (0 to 1) and (width, height); whether its sign is random; the operation.
 # The ranges are those of torchvision.transforms.RandAugment.
 CHANGES: dict[str, tuple[Callable[[float, tuple[int, int]], float], bool, Change]] = {
     "Identity": (lambda s, size: 0.0, False, lambda image, *_: image),
@@ -64,7 +64,7 @@ def rand_augment(
     interpolation: str = "nearest",
     fill: float = 0,
 ) -> Augmentation:
-    """Apply operations drawn from 14 (Cubuk et al. 2020; ``torchvision.transforms.RandAugment``).
+    """Apply random operations, drawn from 14 (Cubuk et al. 2020; ``torchvision.transforms.RandAugment``).
 
     Args:
         num_ops: number of operations.

@@ -1,7 +1,7 @@
 """Chat: conversations as training data of a language model, through its tokenizer and chat template.
 
-This room knows rows of messages, templates and which tokens are trained on. It combines surgery, build and fit, and
-must not do their work. Names are loaded on first use, since the command line reads the options for its help.
+This room reads rows of messages, applies templates and selects the tokens to train on. It combines surgery, build and
+fit, and must not repeat their work. Names are loaded on first use, so that help, which reads the options, is fast.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
 from gradgraph.surgery.language_models import score_outputs
 from gradgraph.surgery.linear_layers import Layer, linear_layers
 
+# operators between a router and the node that reads its scores
 _ON_THE_WAY = frozenset({"Add", "Cast", "Div", "Mul", "Reshape", "Sigmoid", "Softmax", "Squeeze", "Unsqueeze"})
 _CHOOSES_BY = {("", "TopK"): 0, ("com.microsoft", "MoE"): 1, ("com.microsoft", "QMoE"): 1}  # input: expert scores
 
@@ -53,7 +54,7 @@ def _products(decoder: ir.Model) -> list[Layer]:
 
 
 def _heads(decoder: ir.Model, layers: set[ir.Node]) -> set[ir.Node]:
-    """Return the last layers before the scores, found by walking back from them."""
+    """Return the layers that compute next-token scores: those reached first when walking back from the scores."""
     found, seen = set[ir.Node](), set[ir.Value]()
     waiting: list[ir.Value | None] = list(score_outputs(decoder.graph))
     while waiting:

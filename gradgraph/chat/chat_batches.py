@@ -16,14 +16,15 @@ from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import TargetSpec, TensorSpec, numpy_dtype
 from gradgraph.surgery.language_models import IGNORED, POSITIONS, SEGMENTS
 
-MULTIPLE = 16  # row lengths are multiples of this, since every width requires a session
+MULTIPLE = 16  # row lengths are multiples of this, for fewer distinct lengths: each requires a session of its own
 
 
 class ChatBatches(Loadable):
-    """Texts as tokens, for a step on the result of ``surgery.language_model``; labels are the trained tokens.
+    """Texts as tokens, for a step on the result of ``surgery.language_model``.
 
-    Rows of one text are padded on the right, where causal attention never looks and no loss counts; rows of similar
-    lengths share a batch. Packed rows contain several texts, for a step with the input ``segments``.
+    The label of each token is the next token, or ignored if the next token is not trained on. Rows of one text are
+    padded on the right, where causal attention does not read padding and the loss ignores it; rows of similar lengths
+    share a batch. Packed rows contain several texts, for a step with the input ``segments``.
 
     Args:
         samples: the texts.
@@ -32,7 +33,7 @@ class ChatBatches(Loadable):
         pad: the padding token.
 
     Raises:
-        DataError: a text is longer.
+        DataError: a text is longer than ``length``.
     """
 
     def __init__(self, samples: Sequence[Tokens], length: int, packed: bool = False, pad: int = 0) -> None:
@@ -134,7 +135,7 @@ def packed_rows(sizes: Sequence[int], length: int) -> list[list[int]]:
         length: the number of tokens of a row.
     """
     rows: list[list[int]] = []
-    space: list[tuple[int, int]] = []  # remaining space of rows, sorted
+    space: list[tuple[int, int]] = []  # the remaining tokens and the index of each row, sorted
     for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
         at = bisect.bisect_left(space, (sizes[i], -1))
         if at == len(space):

@@ -11,9 +11,9 @@ from gradgraph.arguments import FLAG, NAMES, PATH, TEXT, Kind, as_names
 from gradgraph.chat.option_fields import changed_options, check_options, number, one_of, option, whole
 from gradgraph.errors import ArgumentError, DataError, shown, suggestion
 
-RANK = 16  # the default
+RANK = 16  # the default rank
 LONG = ("error", "drop", "cut")
-DESIRABLE = "desirable"  # the target of a loss on one answer per row
+DESIRABLE = "desirable"  # the target of a preference loss that reads one answer per row
 NEXT_TOKEN = "cross_entropy"
 FLOAT, REQUANTISED, MERGE_NONE = MERGE = ("float", "requantised", "none")
 BYTES = Kind("a size in bytes, such as '4GB'", lambda value: isinstance(value, str) and _is_size(value))
@@ -97,7 +97,7 @@ class Recipe:
         for name in ("target", "sample"):
             object.__setattr__(
                 self, name, tuple(as_names(getattr(self, name)))
-            )  # in the form that is compared and stored
+            )  # a tuple, which is compared and stored
         if self.prefers:
             _check_preferences(self.loss)
         if self.prefers and (self.pack or self.label_smoothing or self.z_loss):
@@ -168,7 +168,7 @@ def _is_size(text: str) -> bool:
 
 
 def _check_preferences(loss: str) -> None:
-    """Raise ArgumentError unless it is a preference loss."""
+    """Raise ArgumentError unless ``loss`` is a preference loss."""
     from gradgraph.frontend.losses_preferences import PREFERENCES  # slow to import, so help avoids it
 
     if loss not in PREFERENCES:

@@ -1,4 +1,4 @@
-"""Rows of chat data from JSON lines, tables, data frames and datasets; the columns determine the kind."""
+"""Rows of chat data from JSON lines, tables, data frames and datasets; their columns determine their kind."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from gradgraph.text.frame_columns import FrameColumns, is_missing
 
 log = logging.getLogger("gradgraph.chat")
 
-LARGEST = 1 << 30  # bytes of a file: all rows are held in memory, where they are several times as large
+LARGEST = 1 << 30  # bytes of a file: all rows are kept in memory, where they are several times as large
 LINES = (".jsonl", ".ndjson")
 Row = Mapping[str, Any]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-VARIABLES = "chat_template_kwargs"  # a column with more variables for the template, by name
+VARIABLES = "chat_template_kwargs"  # a column with additional template variables: a dict by name
 _OF_TEMPLATES = ("tools", VARIABLES)
 _TAKEN = ("messages", "tools", "add_generation_prompt", "given", "self")  # variables that a row may not set
 _LABELS = {"true": True, "1": True, "false": False, "0": False}
@@ -34,7 +34,7 @@ class Kind:
     """A kind of rows.
 
     Attributes:
-        needs: the columns that identify it.
+        needs: the required columns, which identify the kind.
         may: optional columns.
     """
 
@@ -42,7 +42,7 @@ class Kind:
     may: tuple[str, ...] = ()
 
 
-# the first whose columns are all present
+# data have the first kind whose required columns are all present
 KINDS: dict[str, Kind] = {
     "preference": Kind(("chosen", "rejected"), ("prompt", *_OF_TEMPLATES)),
     "unpaired": Kind(("prompt", "completion", "label"), _OF_TEMPLATES),
@@ -58,6 +58,7 @@ class Rows(Sequence[Row]):
     Attributes:
         kind: a key of ``KINDS``.
         where: the name of the data in messages.
+        place: a function from the index of a row to its place in messages, such as "line 5 of 'chats.jsonl'".
     """
 
     def __init__(self, kind: str, rows: Sequence[Row], where: str, place: Callable[[int], str]) -> None:
@@ -94,7 +95,7 @@ def read(source: Any, columns: Mapping[str, str] | None = None, kinds: Sequence[
     """
     raw, where, place = _raw(source)
     if not raw:
-        raise DataError(f"{where} has no rows; give at least one")
+        raise DataError(f"{where} has no rows; add at least one")
     renamed = [_renamed(row, columns or {}, i, place) for i, row in enumerate(raw)]
     kind = _kind_of(renamed[0], where, kinds)
     said = dict.fromkeys(name for row in renamed for name, value in row.items() if value is not None)
@@ -119,8 +120,8 @@ def _raw(source: Any) -> tuple[list[Row], str, Callable[[int], str]]:
         path = Path(source)
         where = f"'{shown(path)}'"
         if not path.is_file():
-            what = "is a folder" if path.is_dir() else "is not there"
-            raise DataError(f"the data {where} {what}; give a .jsonl, .json, .csv, .tsv or .parquet")
+            what = "is a folder" if path.is_dir() else "does not exist"
+            raise DataError(f"the data {where} {what}; pass a .jsonl, .json, .csv, .tsv or .parquet")
         _check_size(path)
         if path.suffix.lower() in LINES:
             lines: list[tuple[int, Row]] = list(_lines(path))
@@ -131,7 +132,7 @@ def _raw(source: Any) -> tuple[list[Row], str, Callable[[int], str]]:
         return _listed(list(source), "the data"), "the data", lambda i: f"row {i + 1} of the data"
     elif isinstance(source, Mapping) and all(hasattr(value, "column_names") for value in source.values()):
         raise DataError(
-            f"the data hold the splits {listed(source)}; give one of them, as data[{next(iter(source), '')!r}]"
+            f"the data have the splits {listed(source)}; pass one of them, such as data[{next(iter(source), '')!r}]"
         )
     frame = FrameColumns(source)
     held = [[_plain(value) for value in frame[name]] for name in frame.names]
@@ -144,8 +145,8 @@ def _check_size(path: Path) -> None:
     size = path.stat().st_size
     if size > LARGEST:
         raise DataError(
-            f"'{shown(path)}' has {readable_bytes(size)}, and the rows are held in memory; split it into files of at "
-            f"most {readable_bytes(LARGEST)}"
+            f"'{shown(path)}' has {readable_bytes(size)}, but all rows are loaded into memory; split it into files of "
+            f"at most {readable_bytes(LARGEST)}"
         )
 
 
@@ -160,12 +161,12 @@ def _lines(path: Path) -> Iterator[tuple[int, Row]]:
                     row = json_of(line)
                 except UnreadableError as error:
                     raise DataError(
-                        f"line {number} of '{shown(path)}' is no JSON ({error}); write one object a line"
+                        f"line {number} of '{shown(path)}' is not valid JSON ({error}); write one object per line"
                     ) from None
                 if not isinstance(row, dict):
                     raise DataError(
-                        f"line {number} of '{shown(path)}' is {described(row)}, and a row is an object such as "
-                        '{"messages": […]}; write one a line'
+                        f"line {number} of '{shown(path)}' is {described(row)}, but should be an object such as "
+                        '{"messages": […]}; write one object per line'
                     )
                 yield number, row
     except UnreadableError as error:
@@ -205,7 +206,7 @@ def _is_content(key: Any, value: Mapping[Any, Any]) -> bool:
     return key == "content" and "role" in value
 
 
-# --- what a row holds --------------------------------------------------------------------------------------------
+# --- the content of rows -----------------------------------------------------------------------------------------
 
 
 def _renamed(row: Row, columns: Mapping[str, str], i: int, place: Callable[[int], str]) -> Row:
@@ -224,13 +225,13 @@ def _renamed(row: Row, columns: Mapping[str, str], i: int, place: Callable[[int]
         del found["prompt"]
     if isinstance(variables := found.get(VARIABLES), str):
         found[VARIABLES] = _from_text(variables, VARIABLES)
-    if isinstance(label := found.get("label"), str):  # for a table with text columns
+    if isinstance(label := found.get("label"), str):  # from a table whose columns are all text
         found["label"] = _LABELS.get(label.strip().lower(), label)
     return found
 
 
 def _from_text(value: Any, name: str) -> Any:
-    """Parse a list that a table stores as JSON text."""
+    """Return a list that a table stores as JSON text; other values are returned unchanged."""
     if not isinstance(value, str) or not (name in ("messages", *_OF_TEMPLATES) or value.startswith("[{")):
         return value
     try:
@@ -251,7 +252,7 @@ def _messages(value: Any) -> Any:
 
 
 def _repeat(prompt: str, chosen: Any, rejected: Any) -> bool:
-    """Whether both answers are messages with a common beginning, up to the user's message that is the prompt."""
+    """Whether both answers are messages with a common beginning, whose last message is the user's ``prompt``."""
     if not _are_lists(chosen, rejected):
         return False
     pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))
@@ -265,7 +266,7 @@ def _kind_of(row: Row, where: str, first: Sequence[str]) -> str:
     if found is None:
         ways = "; or ".join(" and ".join(f"'{n}'" for n in kind.needs) for kind in KINDS.values())
         raise DataError(
-            f"{where} has the columns {listed(row)}, and chat data have {ways}",
+            f"{where} has the columns {listed(row)}, but chat data require {ways}",
             remedy="map your column names: columns={'prompt': 'question', 'completion': 'answer'}",
             shell="map your column names: --column prompt=question --column completion=answer",
         )
@@ -276,13 +277,13 @@ def _fault(kind: str, row: Row) -> str | None:
     """Return a sentence on what is wrong with a row; None if it is valid."""
     missing = next((n for n in KINDS[kind].needs if row.get(n) is None), None)
     if missing is not None:
-        return f"'{missing}' is missing, which the rows before have; give it, or leave the row out"
+        return f"'{missing}' is missing, but the first row has it; add it, or drop the row"
     variables = row.get(VARIABLES)
     if not (variables is None or (isinstance(variables, Mapping) and all(map(str.isidentifier, variables)))):
-        return f"'{VARIABLES}' is {described(variables)}; give variables of the chat template by name"
+        return f"'{VARIABLES}' is {described(variables)}, but should be an object of template variables by name"
     taken = next((name for name in _TAKEN if name in (variables or ())), None)
     if taken is not None:
-        return f"'{VARIABLES}' has '{taken}', which is given to the chat template otherwise; leave it out"
+        return f"'{VARIABLES}' sets '{taken}', which is passed to the chat template in another way; remove it"
     match kind:
         case "messages":
             return fault_of_messages(row["messages"])
@@ -301,11 +302,11 @@ def _fault(kind: str, row: Row) -> str | None:
 def _fault_of_answer(name: str, prompt: Any, answer: Any) -> str | None:
     if isinstance(answer, str):
         if prompt is not None and not isinstance(prompt, str):
-            return f"'prompt' is {described(prompt)} and '{name}' a text; give texts in both, or messages in both"
-        return None if answer.strip() else f"'{name}' is empty; write an answer, or leave the row out"
+            return f"'prompt' is {described(prompt)}, but '{name}' is text; use text in both, or messages in both"
+        return None if answer.strip() else f"'{name}' is empty; write an answer, or drop the row"
     whole = answer if prompt is None else [*prompt, *answer] if _are_lists(prompt, answer) else None
     if whole is None:
-        return f"'{name}' is {described(answer)}; give texts in it and in 'prompt', or messages in both"
+        return f"'{name}' is {described(answer)}; use text in it and in 'prompt', or messages in both"
     fault = fault_of_messages(whole)
     return fault and f"in '{name}', {fault}"
 
@@ -316,8 +317,8 @@ def _are_lists(*values: Any) -> bool:
 
 def _fault_of_text(name: str, value: Any) -> str | None:
     if not isinstance(value, str):
-        return f"'{name}' is {described(value)}, and should be a text"
-    return None if value.strip() else f"'{name}' is empty; write one, or leave the row out"
+        return f"'{name}' is {described(value)}, but should be text"
+    return None if value.strip() else f"'{name}' is empty; write a text, or drop the row"
 
 
 def fault_of_messages(messages: Any) -> str | None:
@@ -327,28 +328,28 @@ def fault_of_messages(messages: Any) -> str | None:
     in between. No answer is empty, and the last message is an answer.
     """
     if not isinstance(messages, list):
-        return f"the messages are {described(messages)}; give a list of {{'role': …, 'content': …}}"
+        return f"the messages are {described(messages)}, but should be a list of {{'role': …, 'content': …}}"
     if not messages:
-        return "there is no message; give those of a conversation, or leave the row out"
+        return "the list of messages is empty; add messages, or drop the row"
     before = ""
     for i, message in enumerate(messages, 1):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            return f"message {i} has no role; each is {{'role': …, 'content': …}}"
+            return f"message {i} has no role; each message is {{'role': …, 'content': …}}"
         role = message["role"]
         if role not in ROLES:
             return f"message {i} has the role '{shown(role)}'{suggestion(role, ROLES)}"
         if role not in _AFTER[before]:
             expected = " or ".join(f"'{r}'" for r in _AFTER[before] if r != "developer")
             follows = f"follows '{before}'" if before else "is the first"
-            return f"message {i} of the role '{role}' {follows}, where {expected} is expected; put them in order"
+            return f"message {i} of the role '{role}' {follows}, where {expected} is expected; reorder the messages"
         if fault := _fault_of_content(i, message):
             return fault
         if message.get("weight", 1) not in (0, 1, None):
             weight = described(message["weight"])
-            return f"message {i} has the weight {weight}; it is 1 where an answer is learnt, and 0 where it is not"
+            return f"message {i} has the weight {weight}; use 1 to train on an answer, and 0 to skip it"
         before = role
     if before != "assistant":
-        return f"the last message is of the role '{before}', and the assistant's answer is what is learnt; add one"
+        return f"the last message has the role '{before}', but training requires an assistant's answer; add one"
     return None
 
 
@@ -369,10 +370,10 @@ def _fault_of_content(i: int, message: Row) -> str | None:
     if isinstance(content, list):
         texts = [part.get("text") for part in content if isinstance(part, Mapping) and part.get("type") == "text"]
         if len(texts) < len(content) or not all(isinstance(text, str) for text in texts):
-            return f"message {i} holds something else than text; leave the row out"
+            return f"message {i} contains other parts than text; drop the row"
         content = "".join(map(str, texts))
     if not isinstance(content, str):
-        return f"message {i} has the content {described(content)}, and should have a text"
+        return f"message {i} has the content {described(content)}, but should have text"
     if message["role"] == "assistant" and not content.strip():
-        return f"message {i} is an empty answer; write one, or leave the row out"
+        return f"message {i} is an empty answer; write an answer, or drop the row"
     return None

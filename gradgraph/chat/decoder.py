@@ -80,7 +80,7 @@ class Decoder:
             self._run.add_active_adapter(self._adapter)
 
     def _paired(self, model: object) -> dict[str, str]:
-        """Return the inputs for past keys and values, each with the output that continues it."""
+        """Return the output of present keys or values for each input of past ones, by name."""
         found = {}
         for name, value in self._inputs.items():
             if "past" not in name or len(value.shape) != 4:
@@ -89,8 +89,8 @@ class Decoder:
             present = next((way for way in ways if way in self._outputs), None)
             if present is None or value.type not in _FLOATS or not isinstance(value.shape[1], int):
                 raise ModelError(
-                    f"'{shown(model)}' has the past '{shown(name)}' ({value.type}, {value.shape}), which no output "
-                    "continues, whose size is unknown, or whose type NumPy does not support; generate with "
+                    f"'{shown(model)}' has the cache input '{shown(name)}' ({value.type}, {value.shape}), which has no "
+                    "matching output, a dynamic number of heads, or a type that NumPy does not support; generate with "
                     "onnxruntime-genai"
                 )
             found[name] = present
@@ -115,13 +115,13 @@ class Decoder:
         sampling: Sampling | None = None,
         rows: Sequence[int] | None = None,
     ) -> Iterator[list[int | None]]:
-        """Yield the next token of each prompt; None after a token of ``stop``, which is yielded.
+        """Yield the next token of each prompt, up to and including a token of ``stop``; None from then on.
 
         Args:
             prompts: token ids, at least one each.
             stop: the tokens that end an answer.
             sampling: how tokens are chosen; by default the most likely ones, at most 128.
-            rows: the indices of the prompts, which seed their draws; from 0 by default.
+            rows: an index per prompt, which seeds its random draws; from 0 by default.
 
         Raises:
             DataError: a prompt is empty; or prompts have different lengths, which the model does not support.
@@ -179,7 +179,7 @@ class Decoder:
         size = next((size for size in sizes if isinstance(size, int)), None)
         if size is None:
             raise ModelError(
-                f"neither the past '{shown(name)}' nor a genai_config.json contains the head size",
+                f"neither the cache input '{shown(name)}' nor a genai_config.json contains the head size",
                 remedy="put that file next to the model, or pass head_size=",
                 shell="put that file next to the model",
             )
@@ -211,7 +211,7 @@ def _adapter_of(file: str | os.PathLike[str], known: Collection[str]) -> ort.Lor
         open_regular(file).close()
         found.Load(os.fspath(file))
         names = ort.AdapterFormat.read_adapter(os.fspath(file)).get_parameters()  # pyright: ignore[reportArgumentType]
-    except Exception as error:  # of onnxruntime, of various classes
+    except Exception as error:  # onnxruntime raises several classes
         raise ModelError(
             f"the adapter '{shown(file)}' cannot be read ({reason_of(error)})",
             remedy=f"pass a file {SUFFIX} written by gg.surgery.save_adapter or finetune",
@@ -237,7 +237,7 @@ def _of_one_length(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def _windows(attentions: Sequence[onnx.NodeProto]) -> dict[str, int]:
-    """Return, by name, the pasts of sliding-window attention, with the size of the window."""
+    """Return the window size of each cache input of sliding-window attention, by input name."""
     found = dict[str, int]()
     for node in attentions:
         attributes = {a.name: a.i for a in node.attribute}
@@ -250,7 +250,7 @@ class _Rows:
     """The placement of prompts in rows of one length.
 
     Attributes:
-        mask: mask of all tokens so far and the padding ``[rows, all]``.
+        mask: 1 for tokens, 0 for padding, for all tokens so far ``[rows, all]``.
         positions: positions of the new tokens ``[rows, new]``.
         has_past: whether there are cached tokens.
     """
@@ -267,11 +267,14 @@ class _Rows:
         self.positions = np.maximum(self.mask.cumsum(1) - 1, 0)
 
     def first(self) -> tuple[Array, Array]:
-        """Return the prompts, and the place of the last token in each row."""
+        """Return the padded prompts ``[rows, longest]``, and the index of the last token in each row."""
         return self._tokens, self._ends
 
     def then(self, tokens: Sequence[int]) -> tuple[Array, Array]:
-        """Append a token to each row; return the new tokens and the place of the last. Without a cache, all are new."""
+        """Append a token to each row; return the tokens to run, and the index of the last one in each row.
+
+        These are the appended tokens with a cache, and all tokens without one.
+        """
         self.mask = np.pad(self.mask, ((0, 0), (0, 1)), constant_values=1)
         last = np.array(tokens)[:, None]
         if self._cached:

@@ -55,7 +55,7 @@ BEGAN = "began"  # the key of the start time in a run's record
 TRAINING = "training"  # the folder with what is needed to resume
 CHECKPOINT, RECIPE, HISTORY, LOG = "run.ckpt", "recipe.json", "history.csv", "log.jsonl"
 SAMPLE_EVERY = 50  # default number of steps
-# the largest difference between the vocabulary sizes of model and tokenizer: models are padded to round numbers
+# the smallest accepted ratio of the vocabulary sizes of model and tokenizer: models are padded to round numbers
 # (Phi 2: 51,200 for 50,295 tokens), and tokenizers contain tokens of related models (Gemma 3 1B: one more)
 ALIKE = 0.9
 
@@ -85,7 +85,7 @@ class Finetuned:
     Attributes:
         folder: the output folder.
         history: a row per evaluation.
-        figures: facts about data, training and results, as in the model card.
+        figures: numbers about data, training and results, as in the model card.
         samples: the prompts of ``sample`` and the model's answers after the run.
         trainer: the trainer after the run.
     """
@@ -151,7 +151,8 @@ def finetune(
 
     Raises:
         ArgumentError: an option is unknown or has an invalid value.
-        DataError: data, tokenizer or template do not match; a text is too long; a resumed run began with others.
+        DataError: data, tokenizer or template do not match; a text is too long; or a resumed run began with other
+            data or options.
         ModelError: the model is missing or damaged.
         BuildError: the model cannot be trained in this way.
         OutputError: ``out`` is not empty, or cannot be written.
@@ -162,7 +163,7 @@ def finetune(
     chosen = (recipe or Recipe()).changed(changes)
     base, place = ModelFolder.of(folder), Path(out)
     _check_place(place, resume)
-    base.beside()  # copied at the end
+    base.beside()  # raises before training if one of these files, which are copied at the end, cannot be
     decoder = base.decoder()
     chosen = packed_where_apart(chosen, decoder)
     began = _began(place, resume)
@@ -207,7 +208,7 @@ def finetune(
     texts = prepared.held_out.answers if isinstance(prepared.held_out, PairBatches) else prepared.held_out
     answers = _last_answers(samples, trainer, chosen, lines)
     told = Told(_name_of(data), None if validation is None else _name_of(validation), template, prepared.digest)
-    trainer.close_sessions()  # which use more memory than the merged model
+    trainer.close_sessions()  # merging can use their memory
     write_results(place, base, adapted, trainer.state_dict(), chosen, texts, figures, answers, told)
     return Finetuned(place, history, figures, answers, trainer)
 
@@ -229,13 +230,14 @@ def _check_measures(prepared: Prepared, recipe: Recipe) -> None:
 
 
 def packed_where_apart(recipe: Recipe, decoder: ir.Model) -> Recipe:
-    """Return the recipe without packing, with a warning, if the model would let texts of one row see each other.
+    """Disable packing, with a warning, if a token could attend to other texts of its row; otherwise return the recipe.
 
     Args:
-        decoder: the model to train; the teacher reads the same rows.
+        recipe: the recipe; its teacher, which reads the same rows, is checked, too.
+        decoder: the model to train.
 
     Raises:
-        ModelError: there is no such teacher.
+        ModelError: the teacher's folder or model does not exist.
     """
     if not recipe.pack:
         return recipe
@@ -250,7 +252,7 @@ def packed_where_apart(recipe: Recipe, decoder: ir.Model) -> Recipe:
 
 
 class _Models:
-    """The models of recipes that differ in rank only; caches those of the last rank.
+    """A cache of the models of the latest rank, for recipes that differ in rank only.
 
     Args:
         decoder: the model that gets adapters.
@@ -296,7 +298,7 @@ def prepare(
     template: str | Path | None = None,
     now: datetime | None = None,
 ) -> Prepared:
-    """Read, tokenise and batch the data, holding out a fraction; raises as :func:`finetune`."""
+    """Read, tokenise and batch the data, and hold out a fraction of them; raises the errors of :func:`finetune`."""
     encoder, rows = Encoder(base.path, template, now), read(data, columns, _kinds(recipe))
     known = check_vocabulary(encoder, base)
     limit = limit_of(base, recipe)
@@ -340,9 +342,9 @@ def samples_of(rows: Rows, encoder: Encoder, recipe: Recipe, limit: Limit, known
     if recipe.prefers:
         pairs = pairs_of(rows, encoder, recipe.loss)
         for each in ([pair.first for pair in pairs], [pair.second for pair in pairs]):
-            _known_alone(rows, each, known)
+            _check_ids(rows, each, known)
         return fitted_pairs(pairs, limit, recipe.long, rows)
-    return fitted_texts(rows, _known_alone(rows, encoder(rows), known), limit, recipe.long)
+    return fitted_texts(rows, _check_ids(rows, encoder(rows), known), limit, recipe.long)
 
 
 def refer(adapted: Any, trainer: Trainer, prepared: Prepared, recipe: Recipe) -> None:
@@ -366,7 +368,7 @@ def check_vocabulary(encoder: Encoder, base: ModelFolder) -> int | None:
     return known
 
 
-def _known_alone(rows: Rows, samples: list[Tokens], known: int | None) -> list[Tokens]:
+def _check_ids(rows: Rows, samples: list[Tokens], known: int | None) -> list[Tokens]:
     """Return the texts unchanged; raise DataError for a token outside the model's vocabulary."""
     for i, tokens in enumerate(samples):
         if known is not None and tokens.ids.max() >= known:
@@ -413,7 +415,7 @@ def _watching(
     """Return the callbacks that answer the prompts of ``sample`` and evaluate preferences, as requested."""
 
     def write(record: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError, ValueError):  # the log reports it once itself; and could not be opened again
+        with contextlib.suppress(OSError, ValueError):  # the log reports a failed write itself; or could not reopen
             lines.write(record)
 
     every, held = recipe.sample_every or SAMPLE_EVERY, prepared.held_out
@@ -487,7 +489,7 @@ def _digests(prepared: Prepared, base: ModelFolder, recipe: Recipe) -> dict[str,
 
 
 def _recorded(place: Path, resume: bool) -> Mapping[str, Any] | None:
-    """Return the recorded options of a resumed run; None for a new run, or one that stopped before writing any."""
+    """Return the recorded options of a resumed run; None for a new run, or a run that stopped before it wrote them."""
     file = place / TRAINING / RECIPE
     if not resume or not (file.is_file() or (place / TRAINING / CHECKPOINT).is_file()):
         return None
@@ -499,7 +501,7 @@ def _recorded(place: Path, resume: bool) -> Mapping[str, Any] | None:
 
 
 def _began(place: Path, resume: bool) -> datetime:
-    """Return when the run began, which a chat template may write into texts."""
+    """Return the start time of the run, also when it is resumed, since a chat template may insert the date."""
     told = (_recorded(place, resume) or {}).get(BEGAN)
     try:
         return datetime.fromisoformat(str(told))
@@ -508,7 +510,7 @@ def _began(place: Path, resume: bool) -> datetime:
 
 
 def _begin(place: Path, recipe: Recipe, digests: Mapping[str, str], began: datetime, resume: bool) -> None:
-    """Record a run; for a resumed one, compare it with the record."""
+    """Record the options of a new run; for a resumed run, raise DataError if they differ from the record."""
     file, before = place / TRAINING / RECIPE, _recorded(place, resume)
     now = json_of(json.dumps({**asdict(recipe), **digests, BEGAN: began.isoformat()}))  # in the form that is read back
     if before is not None:

@@ -54,7 +54,7 @@ class GenaiDecoder(OneByOne):
         (prompt,), chosen = prompts, sampling or Sampling()
         parameters = self._genai.GeneratorParams(self._model)
         options: dict[str, Any] = {"max_length": len(prompt) + chosen.max_tokens, "do_sample": chosen.temperature > 0}
-        options |= _ALONE  # overrides the stop tokens of genai_config.json
+        options |= _ALONE  # overrides the search options of genai_config.json
         if chosen.temperature > 0:
             options |= {"temperature": chosen.temperature, "top_p": chosen.top_p, "random_seed": chosen.seed}
             options["top_k"] = chosen.top_k  # 0: sample from all

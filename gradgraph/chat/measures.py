@@ -18,15 +18,15 @@ from gradgraph.surgery.pair_models import LOG_PROBABILITY, TOKENS
 
 log = logging.getLogger("gradgraph.chat")
 
-EVENT = "preferences"  # of a log record
+EVENT = "preferences"  # the event of a log record
 
 
 def measured(trainer: Trainer, held: ChatBatches | PairBatches, recipe: Recipe, when: str = "") -> dict[str, float]:
-    """Return the results on held-out rows: the perplexity; for pairs also the loss and the results of
-    :func:`of_preferences`.
+    """Return results on held-out rows: the perplexity; for pairs, the loss and the results of :func:`of_preferences`.
 
     Args:
-        when: ``"_before"`` before training.
+        trainer, held, recipe: the trainer, the held-out rows and the recipe of the run.
+        when: appended to the names of the results: ``"_before"`` before training, when pairs have no reward results.
     """
     found = trainer.evaluate(held, recipe.batch_size)
     if isinstance(held, ChatBatches):
@@ -43,11 +43,12 @@ def perplexity(measured: Mapping[str, Any]) -> float:
 
 
 def of_preferences(trainer: Trainer, held: PairBatches, recipe: Recipe) -> dict[str, float]:
-    """Return the perplexity of good answers, and as in TRL's logs, by how much their rewards are larger
-    (``reward_margin``) and how often (``reward_accuracy``, if rows contain two answers).
+    """Return the perplexity of good answers and, as in TRL's logs, statistics of the rewards of good and bad answers.
 
-    A reward is β times the difference to the reference's log-probability of an answer; for a loss without a reference,
-    β times the mean log-probability of a token.
+    ``reward_margin`` is the mean difference between the rewards of good and bad answers; ``reward_accuracy``, if rows
+    contain two answers, the fraction of rows in which the good answer has the larger reward. A reward is β times the
+    difference to the reference's log-probability of an answer; for a loss without a reference, β times the mean
+    log-probability of a token.
     """
     by_answer = trainer.predict(held, recipe.batch_size)
     log_p, tokens = (np.asarray(by_answer[name], np.float64) for name in (LOG_PROBABILITY, TOKENS))
@@ -73,7 +74,8 @@ class PreferenceMeasures:
 
     Args:
         held: the held-out pairs.
-        write: receives a record of each evaluation, for a log.
+        recipe: the recipe of the run.
+        write: called with a log record after each evaluation.
     """
 
     def __init__(self, held: PairBatches, recipe: Recipe, write: Callable[[dict[str, Any]], None]) -> None:

@@ -1,4 +1,4 @@
-"""Option ``memory``: choose a recipe that fits in a memory limit by its predicted peak; nothing is run."""
+"""Option ``memory``: choose a recipe whose predicted peak memory is below a limit, without running a training step."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHORTEST = 32  # the smallest row length that is chosen
 
 
 class Data(Protocol):
-    """Prepared data of which the length of the longest padded row and the validation data are known."""
+    """Prepared data, with the length of the longest padded row in tokens and the validation data."""
 
     @property
     def longest(self) -> int: ...
@@ -49,7 +49,7 @@ class Plan:
     """A recipe with its predicted memory.
 
     Attributes:
-        recipe: with the chosen rank, batch size, accumulation, recomputation and length.
+        recipe: the recipe with the chosen rank, batch size, accumulation, recomputation and length.
         bytes: predicted peak of the process.
     """
 
@@ -61,7 +61,7 @@ class Plan:
 
     @property
     def told(self) -> str:
-        """The choice in words."""
+        """The chosen options in words."""
         r = self.recipe
         rank = [f"adapters of rank {r.rank}"] if _has_rank(r) else []
         steps = f"gradients accumulated over {r.accumulate} batches" if r.accumulate > 1 else "an update after each"
@@ -73,12 +73,12 @@ class Plan:
 def planned(
     recipe: Recipe, data: D, prepare: Callable[[Recipe], D], build: Callable[[Recipe, D], Step], merges: int = 0
 ) -> tuple[Plan, D]:
-    """Return the recipe that fits with the least effect on the result and then, by a rule of thumb, the least time,
-    with its data.
+    """Choose a recipe that fits the memory limit; return its plan and its data.
 
-    Batches are first split by gradient accumulation, which keeps the rows per update. If no split fits, the rank is
-    halved, unless it is given. If that does not suffice, the row length is halved, provided that ``long`` is "drop"
-    or "cut".
+    Of the recipes that fit, the one with the least effect on the result is chosen, and among equals the fastest by a
+    rule of thumb. Batches are first split by gradient accumulation, which keeps the rows per update. If no split fits,
+    the rank is halved, unless the recipe sets it. If that does not suffice, the row length is halved, provided that
+    ``long`` is "drop" or "cut".
 
     Args:
         recipe: a recipe with ``memory``.
@@ -88,7 +88,7 @@ def planned(
         merges: the number of weights of the largest layer that is merged; 0 if none is.
 
     Raises:
-        DataError: nothing fits.
+        DataError: no recipe fits.
     """
     assert recipe.memory is not None
     limit = limit_of(f"auto:{recipe.memory}")
@@ -97,11 +97,11 @@ def planned(
     for shorter in _lengths(recipe, data.longest):
         try:
             data = data if shorter is recipe else prepare(shorter)
-        except DataError:  # no row is that short
+        except DataError:  # no row remains at this length
             break
         usual = shorter.settled
         found = search.first(usual, data)
-        if found is None and lower and (lowest := search.first(usual.of_rank(lower[-1]), data)):  # otherwise none fits
+        if found is None and lower and (lowest := search.first(usual.of_rank(lower[-1]), data)):  # else no rank fits
             between = (search.first(usual.of_rank(rank), data) for rank in lower[:-1])
             found = next(filter(None, between), lowest)
         if found is not None:
@@ -110,10 +110,10 @@ def planned(
 
 
 class _Search(Generic[D]):
-    """A search over plans that keeps the smallest.
+    """A search over plans for the first that fits; keeps the smallest plan, for the message if none does.
 
     Args:
-        limit: in bytes.
+        limit: memory limit in bytes.
         build: builds the step of a recipe for its data.
         merges: the number of weights of the largest layer that is merged.
     """
@@ -130,7 +130,7 @@ class _Search(Generic[D]):
 
     def first(self, recipe: Recipe, data: D) -> Plan | None:
         """Return the first plan of a recipe that fits."""
-        self._steps.clear()  # those of other data or ranks
+        self._steps.clear()  # they belong to other data or another rank
         return next((plan for one in _ways(recipe, data.longest) if (plan := self.fits(one, data))), None)
 
     def fits(self, recipe: Recipe, data: D) -> Plan | None:
@@ -146,7 +146,7 @@ class _Search(Generic[D]):
 
 
 def _too_little(recipe: Recipe, least: Plan) -> DataError:
-    """Return the error for a limit that nothing fits, with all remedies."""
+    """Return the error for a limit that no recipe fits, with all remedies."""
     way = "drop" if recipe.prefers else "cut"  # truncated answers cannot be compared
     given = _has_rank(recipe) and recipe.rank is not None and recipe.rank > LEAST_RANK
     longer = "" if _shortens(recipe) else f", or {'drop' if way == 'drop' else 'truncate'} longer rows with "
@@ -166,13 +166,15 @@ def predicted(step: Step, rows: int, longest: int, sessions: int = 0, merges: in
         rows: rows per batch.
         longest: tokens per row.
         sessions: number of inference sessions of the model, each with its own memory.
-        merges: the number of weights of the largest layer that is merged; 0 if none is. By then, training sessions are
-            closed, and new weights are in a file whose pages do not stay in memory.
+        merges: the number of weights of the largest layer that is merged; 0 if none is. While layers are merged,
+            training sessions are closed, and merged weights are in a file whose pages do not stay in memory.
     """
     sizes = _sizes(step, rows, longest)
-    state = sum(spec.nbytes for spec in step.manifest.state)  # a second copy, read for writing
+    state = sum(spec.nbytes for spec in step.manifest.state)  # copied once more when it is saved
     taken = memory(step, options=None, **sizes)
-    training = PROCESS + state + round((1 + WORKSPACES) * (taken.total - taken.session))  # included in ``PROCESS``
+    training = (
+        PROCESS + state + round((1 + WORKSPACES) * (taken.total - taken.session))
+    )  # PROCESS includes taken.session
     alone = integers(step) + forward(step, sizes)
     training += sessions * alone
     merging = PROCESS + 2 * state + taken.frozen + max(alone, MERGING * merges)
@@ -214,14 +216,17 @@ def _has_rank(recipe: Recipe) -> bool:
 
 
 def _lower_ranks(recipe: Recipe) -> list[int]:
-    """Return the default rank halved repeatedly; empty if a rank is given."""
+    """Return the default rank halved once, twice, and so on; empty if the recipe sets a rank or has none."""
     if recipe.rank is not None or not _has_rank(recipe):
         return []
     return [rank for rank in (RANK >> i for i in range(1, RANK.bit_length())) if rank >= LEAST_RANK]
 
 
 def _ways(recipe: Recipe, longest: int) -> Iterator[Recipe]:
-    """Yield the divisors of the batch size, largest first; then the same with recomputation."""
+    """Yield the recipe with each divisor of its batch size, largest first; then the same with recomputation.
+
+    Smaller batches accumulate gradients over more batches, so that an update sees as many rows.
+    """
     rows = recipe.batch_size
     sizes = [size for size in range(rows, 0, -1) if rows % size == 0]
     for again in (True,) if recipe.recompute else (False, True):

@@ -40,7 +40,7 @@ _ROTATIONS = {"GroupQueryAttention": 7, "RotaryEmbedding": 2}  # inputs that rea
 _NESTED = ("text_config", "llm_config", "language_config")  # of Gemma 3 and most, InternVL, DeepSeek-VL
 _PATHS = frozenset({"filename", "file", "path", "dir", "directory", "folder", "profiling"})  # substrings of keys
 BESIDE = (".json", ".txt", ".jinja", ".model")  # files that belong to a model
-_PEFT_FAMILY = {"phi3": "phi3", "phi3small": "phi3", "phi": "phi"}  # for the others: llama
+_PEFT_FAMILY = {"phi3": "phi3", "phi3small": "phi3", "phi": "phi"}  # other model types have the layer names of llama
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class ModelFolder:
         decoder = self.described.get("decoder")  # of genai_config.json
         told = decoder if isinstance(decoder, Mapping) else self.described
         own, width, heads = (_first(told, names) for names in (_HEAD, _WIDTH, _HEADS))
-        if own is not None:  # for Gemma and Qwen 3, it is not the quotient
+        if own is not None:  # for Gemma and Qwen 3, it differs from width / heads
             return own
         return width // heads if width and heads else None
 
@@ -220,7 +220,7 @@ def _check_names(config: Any, folder: Path) -> None:
                 continue
             try:
                 check_relative(value)
-                if (folder / value).is_file():  # missing files are reported by whoever opens them
+                if (folder / value).is_file():  # a missing file raises an error when it is opened
                     path_inside(folder, value)
             except UnreadableError as error:
                 raise ModelError(

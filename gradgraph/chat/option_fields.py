@@ -14,9 +14,10 @@ T = TypeVar("T")
 
 
 def option(default: Any, words: str, kind: Kind, **more: Any) -> Any:
-    """Return a field with a default.
+    """Return a dataclass field for an option.
 
     Args:
+        default: the default.
         words: description, for help and docs.
         kind: validation of its values.
         more: for the command line: ``flag``, another name; ``typed``, the type if the default is None; ``choices``;
@@ -32,7 +33,7 @@ def whole(least: int) -> Kind:
 
 
 def number(least: float, most: float = math.inf, above: bool = False) -> Kind:
-    """Accept finite numbers from ``least`` (or above it) to ``most``."""
+    """Accept finite numbers from ``least`` to ``most``; with ``above``, ``least`` itself is excluded."""
     end = "" if most == math.inf else f" and at most {most:g}"
     return Kind(
         f"a number {'above' if above else 'of at least'} {least:g}{end}",

@@ -11,12 +11,14 @@ from gradgraph.runtime.data.batch import Array
 
 
 def picked(scores: Array, sampling: Sampling, rng: np.random.Generator, seen: Collection[int] = ()) -> int:
-    """Choose a token by ``scores`` ``[vocabulary]``, as ``generate`` of transformers does.
+    """Choose the next token of a row by its scores, as ``generate`` of transformers does.
 
-    Temperature comes first, then ``top_k``, then ``top_p``.
+    The repetition penalty is applied first, then temperature, ``top_k`` and ``top_p``.
 
     Args:
-        rng: generator of this row.
+        scores: next-token scores ``[vocabulary]``.
+        sampling: sampling options.
+        rng: random generator of this row.
         seen: tokens already in the row.
     """
     x = scores.astype(np.float64)

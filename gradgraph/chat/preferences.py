@@ -29,8 +29,9 @@ class Pair:
     """A prompt with two answers, as tokens; only the answers are trained on.
 
     Attributes:
-        first, second: the chosen and the rejected answer; or the row's own answer and that of another row.
-        good: for a row with one answer, whether it is good.
+        first, second: the prompt with the chosen and with the rejected answer; for a row with one answer, with this
+            answer and with that of another row.
+        good: for a row with one answer, whether the answer is good.
     """
 
     first: Tokens
@@ -45,12 +46,13 @@ def pairs_of(rows: Rows, encoder: Encoder, loss: str) -> list[Pair]:
     """Return the pairs that a loss, given by name, requires.
 
     Raises:
-        DataError: the rows are of another kind; an answer has no tokens, or both are equal; the template rejects a row.
+        DataError: the rows do not have the columns that the loss requires; an answer has no tokens; both answers of a
+            row are equal; or the template rejects a row.
     """
     unpaired = reads_labels(loss)
     if rows.kind != ("unpaired" if unpaired else "preference"):
         columns = "prompt, completion and label" if unpaired else "chosen and rejected, with a prompt"
-        raise DataError(f"the loss {loss} requires {columns}, but {rows.where} has others; provide such rows")
+        raise DataError(f"the loss {loss} requires {columns}, but {rows.where} has other columns; provide these")
     if unpaired:
         firsts: list[Row] = [{**row, "completion": row["completion"]} for row in rows]
         seconds: list[Row] = [{**row, "completion": _of_another(rows, i)} for i, row in enumerate(rows)]
@@ -69,7 +71,7 @@ def _of_another(rows: Rows, i: int) -> Any:
     found = next((row for row in ways if row["prompt"] != rows[i]["prompt"]), None)
     if found is None:
         raise DataError(
-            f"all rows of {rows.where} have the same prompt, but this loss compares with answers to others; add more"
+            f"all rows of {rows.where} have the same prompt, but this loss requires answers to other prompts; add some"
         )
     return found["completion"]
 
@@ -96,7 +98,7 @@ class PairBatches(Loadable):
     Args:
         samples: the pairs.
         pad: the padding token, used on the right.
-        length: the maximum number of tokens per row, with padding; by default that of the longest row.
+        length: the maximum number of tokens per row, with padding; by default the length of the longest row.
 
     Attributes:
         reference: the log-probabilities ``[pairs, 2]`` before training, once computed.

@@ -1,4 +1,4 @@
-"""Conversion of prompts to tokens, and of generated tokens to answers."""
+"""Conversion of prompts to tokens, and of generated tokens to text."""
 
 from __future__ import annotations
 
@@ -47,10 +47,11 @@ class Prompts:
     Args:
         base: the model folder.
         template: a file with another chat template; ``"none"`` uses prompts verbatim.
-        now: the time that a template may write; None: the time of each prompt.
+        now: the time that a template may insert; None for the current time.
 
     Attributes:
-        base, encoder: the folder and its encoder.
+        base: the model folder.
+        encoder: the encoder of its tokenizer and chat template.
         stop: the tokens that end an answer.
 
     Raises:
@@ -65,10 +66,11 @@ class Prompts:
         """Return the tokens of a prompt; with a chat template, a text becomes a user message.
 
         Raises:
-            DataError: messages are given without a template; the prompt is empty, or fills the context.
+            DataError: the prompt is messages, but there is no template; the prompt is empty; or it has at least as
+                many tokens as the context length.
         """
         template = self.encoder.template_for("messages") if not isinstance(prompt, str) or self._has_template else None
-        _check_says_something(prompt, template is not None)
+        _check_not_empty(prompt, template is not None)
         if template is None:
             if not isinstance(prompt, str):
                 raise DataError(
@@ -82,7 +84,7 @@ class Prompts:
             text = template.render(messages, add_generation_prompt=True)
         ((ids, _),) = self.encoder.tokenizer.spans([text], template is None)
         if template is None and ids and ids[-1] in self.stop:
-            ids = ids[:-1]  # appended to every text by some tokenizers
+            ids = ids[:-1]  # some tokenizers append an end token to every text
         if not ids:
             raise DataError("a prompt has no tokens; write at least a word")
         if self.base.context is not None and len(ids) >= self.base.context:
@@ -103,23 +105,25 @@ class Prompts:
         return self.encoder.tokenizer.decode([t for t in ids if t not in self.stop], special=False)
 
     def fitting(self, prompts: Sequence[Sequence[int]], sampling: Sampling | None) -> Sampling:
-        """Limit the answer to the remaining context length."""
+        """Return the sampling options with answers limited to the remaining context length."""
         chosen = sampling or Sampling()
         if self.base.context is None:
             return chosen
         return chosen.at_most(self.base.context - max(map(len, prompts)))
 
 
-def _check_says_something(prompt: Prompt, by_template: bool) -> None:
-    """Raise DataError for an empty prompt or last message, which a template would fill with its own words."""
+def _check_not_empty(prompt: Prompt, by_template: bool) -> None:
+    """Raise DataError for an empty prompt or last message, since a template would turn it into a prompt of its own."""
     last = prompt if isinstance(prompt, str) else prompt[-1].get("content") if prompt else ""
     if by_template and isinstance(last, str) and not last.strip():
         raise DataError("the prompt is empty; write at least a word")
 
 
 def stop_tokens(base: ModelFolder, encoder: Encoder) -> frozenset[int]:
-    """Return the tokens that end an answer: those in ``genai_config.json`` and ``generation_config.json``, or else the
-    tokenizer's.
+    """Return the tokens that end an answer.
+
+    They are read from ``genai_config.json`` or ``config.json``, and ``generation_config.json``; without any, from the
+    tokenizer.
     """
     found = _numbers(base.described.get("eos_token_id"))
     found |= _numbers(table_in(base.path, _GENERATION).get("eos_token_id"))
@@ -132,7 +136,7 @@ def _numbers(value: Any) -> frozenset[int]:
 
 
 def prompts_in(file: Path) -> list[str]:
-    """Read the prompts in a text file, one per line; raises DataError if there are none, or it cannot be read."""
+    """Read the prompts in a text file, one per line; raises DataError if it cannot be read or is empty."""
     try:
         lines = regular_bytes(file, LARGEST).decode("utf-8").splitlines()
     except UnreadableError as error:

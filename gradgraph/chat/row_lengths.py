@@ -1,4 +1,4 @@
-"""The maximum number of tokens of a text, by recipe and models, and the treatment of longer ones."""
+"""The maximum number of tokens of a text, by recipe and models, and the treatment of longer texts."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Limit:
     """Maximum lengths of texts.
 
     Attributes:
-        tokens: of a text.
-        row: of a row; a packed row may be longer than each of its texts.
-        most: the context length, if known.
-        taker: the model with this context length.
+        tokens: the maximum number of tokens of a text.
+        row: the maximum number of tokens of a row; a packed row may exceed the context length, its texts may not.
+        most: the smallest context length of model and teacher, if known.
+        taker: the model with this context length, in messages.
     """
 
     tokens: int
@@ -60,10 +60,10 @@ def limit_of(base: ModelFolder, recipe: Recipe) -> Limit:
 
 
 def fitted_texts(rows: Rows, samples: list[Tokens], limit: Limit, long: str) -> list[Tokens]:
-    """Return the texts that are not too long, after logging how longer ones are treated.
+    """Return the texts without those that are too long, or with these truncated, and log a warning about them.
 
     Raises:
-        DataError: some are longer, and ``long`` is "error".
+        DataError: some texts are too long, and ``long`` is "error".
     """
     length = limit.tokens
     over = _longer(samples, length)
@@ -75,9 +75,9 @@ def fitted_texts(rows: Rows, samples: list[Tokens], limit: Limit, long: str) -> 
         more = limit.may_be(len(samples[longest]))
         raise DataError(
             said,
-            remedy=("give length= as many, " if more else "give ")
+            remedy=("raise length= to this number, or pass " if more else "pass ")
             + "long='drop' to drop them, or long='cut' to train on their beginnings",
-            shell=("give --length as many, " if more else "give ")
+            shell=("raise --length to this number, or pass " if more else "pass ")
             + "--long drop to drop them, or --long cut to train on their beginnings",
         )
     if long == "drop":
@@ -88,7 +88,7 @@ def fitted_texts(rows: Rows, samples: list[Tokens], limit: Limit, long: str) -> 
     log.warning(
         "%s; they are truncated%s",
         said,
-        f", and {len(bare)} are dropped, as no part of the answer remains" * bool(bare),
+        f", and {len(bare)} are dropped, since no part of the answer remains" * bool(bare),
     )
     return [tokens for tokens in cut if tokens.counted]
 
@@ -97,7 +97,7 @@ def fitted_pairs(pairs: list[Pair], limit: Limit, long: str, rows: Rows) -> list
     """Return the pairs that are not too long; longer ones raise an error, or are dropped if ``long`` is "drop".
 
     Raises:
-        DataError: some are longer.
+        DataError: some pairs are too long, and ``long`` is not "drop".
     """
     over = _longer(pairs, limit.tokens)
     if not over:
@@ -108,8 +108,8 @@ def fitted_pairs(pairs: list[Pair], limit: Limit, long: str, rows: Rows) -> list
         more = limit.may_be(len(pairs[longest]))
         raise DataError(
             f"{said}, and truncated answers cannot be compared",
-            remedy=("give length= as many, or " if more else "give ") + "long='drop' to drop them",
-            shell=("give --length as many, or " if more else "give ") + "--long drop to drop them",
+            remedy=("raise length= to this number, or pass " if more else "pass ") + "long='drop' to drop them",
+            shell=("raise --length to this number, or pass " if more else "pass ") + "--long drop to drop them",
         )
     log.warning("%s; they are dropped", said)
     return [pair for pair in pairs if len(pair) <= limit.tokens]

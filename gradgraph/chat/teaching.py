@@ -1,4 +1,4 @@
-"""Distillation from a larger teacher model: its scores of the answers' tokens, in addition to the labels."""
+"""Distillation from a larger teacher model: training on its next-token scores in answers, in addition to the labels."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ TEMPERATURE, SHARE = 2.0, 0.5  # the defaults of gg.distill
 def taught(student: ir.Model, base: ModelFolder, recipe: Recipe) -> ir.Model:
     """Return the student with the teacher of the recipe attached.
 
-    If the teacher has more scores, as vocabularies of larger models are padded to rounder numbers, only the first
-    ones are used.
+    If the teacher has more scores than the student, since vocabularies of larger models are padded to rounder numbers,
+    only the first ones are used.
 
     Args:
         student: a result of ``surgery.language_model``.
-        base: its folder.
+        base: the student's folder.
+        recipe: a recipe with a teacher.
 
     Raises:
         DataError: the teacher has another tokenizer.

@@ -30,7 +30,7 @@ FILE, CONFIG, MAP = "chat_template.jinja", "tokenizer_config.json", "special_tok
 LARGEST = 1 << 20  # bytes of a template
 TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
-_GREEDY = ("time", "memory", "long", "end", "recursion")
+_GREEDY = ("time", "memory", "long", "end", "recursion")  # kinds of faults: the template exceeded a limit
 _PROBE = "a part of a text"
 REASONING = ("reasoning_content", "thinking", "reasoning")
 
@@ -47,7 +47,7 @@ class Rendered:
     """A formatted conversation.
 
     Attributes:
-        text: of the whole conversation.
+        text: the text of the whole conversation.
         answers: start and end of each answer, in characters.
     """
 
@@ -59,10 +59,10 @@ class ChatTemplate:
     """A chat template, which formats messages as text.
 
     Args:
-        source: in Jinja.
-        tokens: the special tokens that it may refer to, such as ``{"eos_token": "</s>"}``.
-        where: its name in messages.
-        now: the time that it may write; None: the time of each rendering.
+        source: the template in Jinja.
+        tokens: the special tokens that the template may refer to, such as ``{"eos_token": "</s>"}``.
+        where: the template's name in messages.
+        now: the time that the template may insert; None for the current time.
 
     Raises:
         DataError: the source is not valid Jinja, or the package jinja2 is not installed.
@@ -99,8 +99,8 @@ class ChatTemplate:
         """Load the template of a folder, or another file with the special tokens of the folder.
 
         Raises:
-            MissingTemplateError: there is none.
-            DataError: it cannot be read.
+            MissingTemplateError: the folder has no template.
+            DataError: the template or a configuration file cannot be read.
         """
         config = table_in(Path(folder), CONFIG)
         tokens = special_tokens(Path(folder))
@@ -113,7 +113,7 @@ class ChatTemplate:
             source = named.get("default")
             if source is None:
                 raise DataError(
-                    f"'{shown(Path(folder) / CONFIG)}' has the chat templates {listed(named)}, and none is the "
+                    f"'{shown(Path(folder) / CONFIG)}' has the chat templates {listed(named)}, but none is named "
                     "'default'",
                     remedy="write one of them to a file, and pass template=FILE",
                     shell="write one of them to a file, and pass --template FILE",
@@ -158,8 +158,8 @@ class ChatTemplate:
     ) -> Rendered:
         """Format messages, and locate the answers to train on.
 
-        A template may mark them with ``{% generation %}``. Otherwise, the texts up to the beginning and up to the end
-        of an answer are rendered, and must be prefixes of the whole.
+        A template may mark answers with ``{% generation %}``. Otherwise, the conversation is also rendered up to the
+        beginning and up to the end of each answer, and these texts must be prefixes of the whole text.
 
         Args:
             messages: as for :meth:`render`; an answer of ``weight`` 0 is not trained on.
@@ -192,12 +192,12 @@ class ChatTemplate:
 
     @cached_property
     def marks_answers(self) -> bool:
-        """Whether it marks the assistant's answers with ``{% generation %}``."""
+        """Whether the template marks the assistant's answers with ``{% generation %}``."""
         return bool(_GENERATION.search(self.source))
 
     @cached_property
     def _reads_parts(self) -> bool:
-        """Whether it handles content given as a list of parts; other templates would print the list."""
+        """Whether the template supports content that is a list of parts; other templates would print the list."""
         parts = [{"type": "text", "text": _PROBE}]
         try:
             (text,) = self._run([{"messages": [{"role": "user", "content": parts}], **self.tokens}])
@@ -217,7 +217,7 @@ class ChatTemplate:
             behind = behind.removesuffix(self.tokens.get("eos_token") or "")
         if not (behind.startswith(before) and text.startswith(behind)):
             raise DataError(
-                f"{self.where} changes the text before the answer in message {i + 1} once more follows, so the "
+                f"{self.where} changes the text before the answer in message {i + 1} if more messages follow, so the "
                 "answers cannot be located",
                 remedy="mark them with {% generation %} and {% endgeneration %} in your own template, template=FILE, "
                 "or split rows into one answer each",
@@ -232,7 +232,9 @@ class ChatTemplate:
         """Render texts with marks around generation blocks.
 
         Args:
-            parts: messages, and whether to end where the assistant's answer begins; the longest first.
+            parts: for each text, the messages, and whether to end where the assistant's answer begins; the first has
+                all messages, the others its first ones.
+            tools, more: as for :meth:`render`.
         """
         whole = self._taken(parts[0][0])
         variables = {**self.tokens, "documents": None, **_plain(more), "tools": _plain(tools)}
@@ -326,7 +328,7 @@ def table_in(folder: Path, name: str) -> Mapping[str, Any]:
     """Read a JSON file of a folder; empty if it does not exist.
 
     Raises:
-        DataError: it cannot be read, or leads out of the folder.
+        DataError: the file cannot be read, or is a link out of the folder.
     """
     try:
         content = bytes_inside(folder, name)

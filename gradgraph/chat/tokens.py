@@ -1,4 +1,4 @@
-"""Rows of chat data as tokens, with a mask of those to train on: the assistant's, or all of a plain text."""
+"""Rows of chat data as tokens, with a mask of the tokens to train on: the assistant's, or all of a plain text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger("gradgraph.chat")
 
 NO_TEMPLATE = "none"
 TOOLS = "tools"
-TRIED = 16  # number of rows with a key that are checked for whether the template uses it
+TRIED = 16  # number of rows with a key that are rendered to find out whether the template uses the key
 LEARNT = ("messages", "prompt", "text")  # kinds of rows for next-token prediction
 
 
@@ -55,15 +55,15 @@ class Encoder:
     Args:
         folder: a folder with ``tokenizer.json`` and ``tokenizer_config.json``.
         template: a file with another chat template; ``"none"`` uses prompt, completion and text verbatim.
-        now: the time that a template may write; None: the time of each rendering.
+        now: the time that a template may insert; None for the current time.
 
     Attributes:
+        folder: the folder.
         tokenizer: the tokenizer of the folder.
-        template: None if there is none, or for ``"none"``.
         end: the id of the token that ends an answer without a template; None if the folder defines none.
 
     Raises:
-        DataError: there is no tokenizer, or ``template`` cannot be read.
+        DataError: the folder has no tokenizer, or a file of it cannot be read.
     """
 
     def __init__(
@@ -82,10 +82,11 @@ class Encoder:
         self.end = None if end is None else self.tokenizer.number_of(end)
 
     def template_for(self, kind: str) -> ChatTemplate | None:
-        """Return the template for a kind of rows; None for rows of texts.
+        """Return the chat template for a kind of rows; None for rows of kind ``text``, or with ``template="none"``.
 
         Raises:
-            DataError: messages require a template, and there is none.
+            MissingTemplateError: the folder has no chat template.
+            DataError: the template cannot be read.
         """
         if kind == "text" or self._asked == NO_TEMPLATE:
             return None
@@ -95,7 +96,7 @@ class Encoder:
         """Return the tokens of rows.
 
         Raises:
-            DataError: the rows are preferences; the template rejects a row; an answer has no tokens of its own.
+            DataError: the rows are preferences; the template rejects a row; or a row has no token to train on.
         """
         if rows.kind not in LEARNT:
             raise DataError(
@@ -104,7 +105,7 @@ class Encoder:
             )
         template = self.template_for(rows.kind)
         texts = [self._text_of(rows, i, template) for i in range(len(rows))]
-        self._say_unused(rows, template)
+        self._warn_of_unused(rows, template)
         found = list(self.of(texts, plain=template is None))
         for i, tokens in enumerate(found):
             if not tokens.counted:
@@ -112,10 +113,11 @@ class Encoder:
         return found
 
     def of(self, texts: Sequence[Rendered], plain: bool = False) -> Iterator[Tokens]:
-        """Yield the tokens of texts with known answers.
+        """Yield the tokens of formatted texts.
 
         Args:
-            plain: add the special tokens around a text; a template has written them already.
+            texts: the texts, with the spans of their answers.
+            plain: whether to add special tokens around each text; false for texts from a template, which contain them.
         """
         for text, (ids, spans) in zip(texts, self.tokenizer.spans([t.text for t in texts], plain), strict=True):
             learnt = _within(spans, text.answers)
@@ -135,8 +137,8 @@ class Encoder:
         except DataError as error:
             raise error.at(rows.place(i)) from None
 
-    def _say_unused(self, rows: Rows, template: ChatTemplate | None) -> None:
-        """Warn once about keys of rows and messages that appear in no text."""
+    def _warn_of_unused(self, rows: Rows, template: ChatTemplate | None) -> None:
+        """Warn once about keys of rows and messages that the template does not use."""
         having: dict[str, list[int]] = {}
         for i, row in enumerate(rows):
             for key in _keys_of(row):
@@ -159,7 +161,10 @@ class Encoder:
 
 
 def _within(spans: Sequence[tuple[int, int]], answers: Sequence[tuple[int, int]]) -> list[bool]:
-    """Whether each token belongs to an answer: all from the first to the last with one of its characters."""
+    """Return whether each token belongs to an answer.
+
+    The tokens of an answer are all from the first to the last that contain one of its characters.
+    """
     found = [False] * len(spans)
     for begin, end in answers:
         own = [i for i, (a, b) in enumerate(spans) if max(a, begin) < min(b, end) or begin <= a == b < end]
@@ -207,7 +212,7 @@ def _keys_of(row: Mapping[str, Any]) -> set[str]:
 
 
 def _uses(template: ChatTemplate, row: Mapping[str, Any], key: str) -> bool:
-    """Whether the text changes without the key."""
+    """Whether the template's text of a row changes without the key."""
     texts = []
     gone = REASONING if key in REASONING else (key,)
     for names in ((), gone):

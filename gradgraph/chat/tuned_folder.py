@@ -63,8 +63,8 @@ class Told:
     """Facts about the data for a model card.
 
     Attributes:
-        data, validation: their names.
-        template: the file of another chat template; ``"none"`` for texts used verbatim.
+        data, validation: the names of training and validation data.
+        template: a file with another chat template; ``"none"`` if texts are used verbatim.
         digest: SHA-256 of all tokens.
     """
 
@@ -87,7 +87,7 @@ def write_results(
 ) -> None:
     """Write adapters, the merged model and its card to ``out``; add the merged model's results to ``figures``.
 
-    The chat template used in training becomes that of the folder.
+    A ``template`` that was passed for training is written as the folder's chat template.
 
     Raises:
         BuildError: adapters of this type cannot be merged or saved.
@@ -99,12 +99,12 @@ def write_results(
     if recipe.merge != MERGE_NONE:
         for form in _forms(adapted, recipe.merge, held_out is not None and not kept):
             try:
-                folder = Folder(inside=out)  # instead of the folder for temporary files, which may be in memory
+                folder = Folder(inside=out)  # the system's folder for temporary files may be in memory
                 merged = _merged(adapted, state, form, figures, folder)
             except BuildError:
                 if form == recipe.merge:
                     raise
-                continue  # only for evaluation
+                continue  # this form would only be evaluated
             if held_out is not None and (measured := perplexity_of(merged, held_out, recipe.batch_size)) is not None:
                 figures["perplexity_merged" if kept else f"perplexity_{form}"] = measured
             if form == recipe.merge:
@@ -121,7 +121,7 @@ def keeps_bits(adapted: ir.Model) -> bool:
 
 
 def _forms(adapted: ir.Model, wanted: str, measures: bool) -> list[str]:
-    """Return the forms of the merged model to create: both if weights are quantised and evaluated."""
+    """Return the forms of the merged model to create: both if the model is quantised and forms are evaluated."""
     both = measures and any(node.op_type in _QUANTISED for node in adapted.graph)
     return [FLOAT, REQUANTISED] if both else [wanted]
 
@@ -129,7 +129,7 @@ def _forms(adapted: ir.Model, wanted: str, measures: bool) -> list[str]:
 def _merged(
     adapted: ir.Model, state: Mapping[str, Any], form: str, figures: dict[str, Any], folder: Folder
 ) -> ir.Model:
-    """Return the merged model, whose large new weights are stored in ``folder``."""
+    """Return the merged model; its large merged weights are stored in ``folder``."""
     rounding: dict[str, float] = {}
     again = form == REQUANTISED and not keeps_bits(adapted)
     merged = merge_to_folder(adapted, state, folder.path, requantise=again, errors=rounding if again else None)
@@ -139,9 +139,9 @@ def _merged(
 
 
 def _save(merged: ir.Model, base: ModelFolder, out: Path) -> str:
-    """Save a model, and return its file name.
+    """Save the merged model, and return its file name.
 
-    One with a 16-bit cache is saved without its recorded shapes, since its builder declares some of them wrongly.
+    A model with a 16-bit cache is saved without its recorded shapes, since its builder declares some of them wrongly.
     """
     path, whole = out / base.model.name, load_model(base.model)
     if is_merged(whole) and not _give_both(whole, merged):
@@ -159,9 +159,14 @@ def _save(merged: ir.Model, base: ModelFolder, out: Path) -> str:
 
 
 def _give_both(whole: ir.Model, merged: ir.Model) -> bool:
-    """Copy the changed weights into both decoders of one file; return whether both use all of them."""
+    """Copy the changed weights into a file with two decoders, unless only one of them uses some; return whether copied.
+
+    Args:
+        whole: optimum's merged model, with a decoder for each case.
+        merged: one of these decoders, with merged adapters.
+    """
     shared = set(whole.graph.initializers)
-    make_names_unique(whole)  # as when one was extracted
+    make_names_unique(whole)  # also done when a decoder was extracted, so names agree
     before, after = _weights(whole), _weights(merged)
     changed = {name: new for name, new in after.items()
                if (not _alike(new, before[name]) if name in before else _is_learnt(name, new))}  # fmt: skip
@@ -186,7 +191,7 @@ def _alike(one: ir.TensorProtocol, other: ir.TensorProtocol) -> bool:
 
 
 def _save_for_peft(folder: Path, base: ModelFolder, adapted: ir.Model, state: Mapping[str, Any]) -> str:
-    """Save adapters under Hugging Face's layer names, if known; describe who can read them."""
+    """Save adapters under Hugging Face's layer names, if known; return a description of the format for the card."""
     try:
         surgery.save_adapter(adapted, folder, state, family=base.family)
     except BuildError:  # for layers of no known family, PEFT names match this file only
@@ -201,7 +206,8 @@ def _save_for_peft(folder: Path, base: ModelFolder, adapted: ir.Model, state: Ma
 def perplexity_of(model: Source, data: ChatBatches, batch_size: int = 8) -> float | None:
     """Return a generating model's perplexity over the trained tokens of texts; None if it has no vector of weights.
 
-    It is computed by a step that trains one vector, since not every file runs without its cache.
+    It is evaluated as a training step, since not every file runs without its cache; the step trains one vector, because
+    a step needs a trained weight.
     """
     tokens_alone = surgery.language_model(load_model(model))
     assert isinstance(tokens_alone, ir.Model)  # as returned by load_model

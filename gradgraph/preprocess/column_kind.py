@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnKind:
-    """A kind of column.
+    """How a column becomes features, with parameters learnt from training data; the base class of all kinds.
 
     Attributes:
-        name: its name in overrides, help and files.
-        takes_text: whether the model reads the column as text, or else as float64.
-        is_index: whether it produces int64 category indices, or else float32.
+        name: the kind's name in overrides, help and files.
+        takes_text: whether the model reads the column as text; otherwise as float64.
+        is_index: whether the features are int64 category indices; otherwise they are float32.
         gaps: the fraction of training rows whose value is missing.
     """
 
@@ -33,7 +33,7 @@ class ColumnKind:
 
     @property
     def parts(self) -> list[str]:
-        """A description of each output feature."""
+        """A description of each output feature, to be appended to the column's name."""
         raise NotImplementedError
 
     @property
@@ -45,7 +45,7 @@ class ColumnKind:
         """Return a column in the form that the nodes read: text [rows], or float64 [rows].
 
         Raises:
-            DataError: it contains a value that training data of this kind cannot have; the message names the row.
+            DataError: the column contains a value that is invalid for this kind; the message names the row.
         """
         return column_text(column, values)
 
@@ -58,7 +58,7 @@ class ColumnKind:
         raise NotImplementedError
 
     def unseen(self, values: Array) -> Array:
-        """Return which values of a column, as returned by :meth:`read`, are far from the training data."""
+        """Return whether each value of a column, as returned by :meth:`read`, is far from the training data."""
         return np.zeros(len(values), bool)
 
     @property
@@ -77,13 +77,13 @@ class ColumnKind:
         return {"kind": self.name, **{k: list(v) if isinstance(v, tuple) else v for k, v in own.items()}}
 
     def check(self, *fits: bool) -> None:
-        """Raise ArgumentError unless all values could come from ``learn``."""
+        """Raise ArgumentError unless all of the conditions ``fits`` hold, as they do for parameters from ``learn``."""
         if not (all(fits) and is_share(self.gaps)):
-            raise ArgumentError(f"a column of the kind {self.name} has values that it cannot have")
+            raise ArgumentError(f"a column of the kind {self.name} has invalid parameters")
 
 
 def missing(values: Array) -> Array:
-    """Return which values of a column, in a kind's form, are missing."""
+    """Return whether each value of a column, as returned by :meth:`ColumnKind.read`, is missing."""
     found: Array = values == "" if values.dtype.kind == "O" else np.isnan(values)
     return found.astype(bool)
 
@@ -94,22 +94,26 @@ def share(chosen: Array) -> float:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a finite number, as in plain data."""
+    """Whether ``value`` is a finite int or float (not a bool)."""
     return type(value) in (int, float) and -1e308 < value < 1e308
 
 
 def is_share(value: Any) -> bool:
-    """Whether it is a number from 0 to 1."""
+    """Whether ``value`` is a number from 0 to 1."""
     return is_number(value) and 0 <= value <= 1
 
 
 def centre(name: str, values: Array) -> tuple[float, float]:
-    """Return mean and standard deviation of the present values, usable for scaling."""
+    """Return mean and standard deviation of the present values; the latter is 1 if all values are equal.
+
+    Raises:
+        DataError: a value is infinite, or too large to compute these.
+    """
     there = values[~np.isnan(values)]
     with np.errstate(over="ignore", invalid="ignore"):
         mean, std = (float(there.mean()), float(there.std())) if there.size else (0.0, 1.0)
     if not (math.isfinite(mean) and math.isfinite(std)):
-        raise DataError(f"the column '{shown(name)}' holds infinite numbers, or too large ones; correct them")
+        raise DataError(f"the column '{shown(name)}' contains infinite or too large numbers; correct them")
     return mean, std if std > 1e-14 * abs(mean) else 1.0
 
 
@@ -120,7 +124,7 @@ def ends(values: Array) -> tuple[float, float]:
 
 
 def far_outside(values: Array, low: float, high: float) -> Array:
-    """Return which numbers are below ``low`` or above ``high`` by more than half of the range between these."""
+    """Return whether each value is below ``low`` or above ``high`` by more than half of the range between these."""
     reach = (high / 2 - low / 2) + 1e-9 * max(abs(low), abs(high))
     with np.errstate(invalid="ignore"):
         found: Array = (values < low - reach) | (values > high + reach)

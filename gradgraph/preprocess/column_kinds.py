@@ -1,6 +1,6 @@
-"""Column kinds: what is learnt of a column, and the ONNX nodes that apply it.
+"""Column kinds: the parameters learnt from a training column, and the ONNX nodes that apply them.
 
-Each kind is plain data, which is all that a file stores. ``learn`` creates one from a training column; ``read``
+The parameters are plain data, which saved files store. ``learn`` computes them from a training column; ``read``
 converts or rejects a later column; ``write`` emits the nodes, [rows] to [rows, width].
 """
 
@@ -111,14 +111,14 @@ class Number(ColumnKind):
             check_durations(column, values)
         numbers = numbers_of(column, values) if seconds is None else seconds
         if (seconds is not None or are_durations(values)) != self.durations and not missing(numbers).all():
-            holds, trained = ("numbers", "durations") if self.durations else ("durations", "numbers")
-            give = (
-                "durations, such as 1:02:03 or pandas.to_timedelta"
+            found, trained = ("numbers", "durations") if self.durations else ("durations", "numbers")
+            remedy = (
+                "convert it by pandas.to_timedelta, or write durations such as 1:02:03"
                 if self.durations
-                else "numbers of their unit: .dt.total_seconds()"
+                else "convert it to numbers of the same unit, for example by .dt.total_seconds()"
             )
             raise DataError(
-                f"the column '{shown(column)}' holds {holds}, and the training data have {trained} there; give {give}"
+                f"the column '{shown(column)}' contains {found}, but the training data have {trained} there; {remedy}"
             )
         return numbers
 
@@ -140,12 +140,12 @@ class Number(ColumnKind):
 class Category(ColumnKind):
     """A category with one slot per training value, and a last slot for all other values.
 
-    Integers that float64 would merge are stored as text.
+    Columns with integers too large for float64 are read as text.
 
     Attributes:
-        values: sorted; text, or numbers. Missing text is "".
+        values: the values with a slot, sorted: text, or numbers. Missing text is "".
         is_index: output an index, for an embedding, instead of a one-hot vector.
-        rare: the fraction of training rows with a value too rare for a slot.
+        rare: the fraction of training rows whose value is too rare for a slot.
     """
 
     name = "category"
@@ -162,7 +162,14 @@ class Category(ColumnKind):
 
     @classmethod
     def learn(cls, column: str, values: Array, *, min_count: int = 1, index: bool = False) -> Category:
-        """Args: ``min_count``: rarer values share the slot of unseen values. ``index``: ``is_index``."""
+        """Learn the values of a column.
+
+        Args:
+            column: name of the column.
+            values: the training column.
+            min_count: values with fewer rows have no slot, like values that are not in the training data.
+            index: the value of ``is_index``.
+        """
         numbers = are_numbers(values) and not _are_large(values)
         read: Array = numbers_of(column, values) if numbers else column_text(column, values)
         gap = missing(read)
@@ -260,7 +267,10 @@ class Text(ColumnKind):
         return np.array(words, object)
 
     def write(self, op: Builder, x: Var) -> Var:
-        """MurmurHash3 with seed 0, as scikit-learn's HashingVectorizer, of words with ASCII in lower case."""
+        """Emit nodes that hash words as scikit-learn's HashingVectorizer does: by MurmurHash3 with seed 0.
+
+        ASCII letters are converted to lower case first.
+        """
         x = op.Where(is_missing(op, x), text_constant(op, ""), x)
         lower = op.StringNormalizer(x, case_change_action="LOWER", locale="C")
         lower.value.type = type_of(object)
@@ -298,7 +308,7 @@ for _kind in (Number, Category, Date, Text, Drop):
 
 
 def _are_large(values: Array) -> bool:
-    """Whether some numbers are so large that float64 may merge them."""
+    """Whether some numbers are so large that different integers may be the same float64."""
     if values.dtype.kind == "O":
         return any(isinstance(v, int | float) and abs(v) >= EXACT for v in values.tolist())
     return values.dtype.kind in "iuf" and bool((np.abs(values.astype(np.float64)) >= EXACT).any())

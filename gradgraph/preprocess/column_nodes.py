@@ -124,7 +124,7 @@ def _written(
     for name, own in plan.features.items():
         whole[name].shape = ir.Shape([rows, len(own)])
         if (node := whole[name].producer()) is not None:
-            node.name = ends[name]  # a marker for finding it again
+            node.name = ends[name]  # cut_off finds the node by this name
     graph.opset_imports[ML] = max(ML_OPSET, graph.opset_imports.get(ML, 0))
     op.constants = [value for value in op.constants if value.uses()]  # constants that others were folded from have none
     op.finish(graph, before)

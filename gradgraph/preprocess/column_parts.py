@@ -1,4 +1,4 @@
-"""Nodes shared by several column kinds, and types of values."""
+"""Nodes and tensor types shared by several column kinds."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def split_at(op: Builder, x: Var, sign: str | None, most: int | None) -> Var:
 
 
 def word_hashes(op: Builder, words: Var) -> Var:
-    """Emit a node that only onnxruntime has."""
+    """Emit a node that hashes words by MurmurHash3 to int32; only onnxruntime has this operator."""
     import onnx_ir as ir
 
     attributes = [ir.AttrInt64("seed", 0), ir.AttrInt64("positive", 0)]
@@ -72,7 +72,7 @@ def column_at(op: Builder, x: Var, i: int) -> Var:
 
 
 def side_by_side(op: Builder, columns: Sequence[Var]) -> Var:
-    """Stack [rows] each to [rows, columns]."""
+    """Stack columns, [rows] each, to [rows, columns]."""
     made = [op.Unsqueeze(column, np.array([1])) for column in columns]
     return made[0] if len(made) == 1 else op.Concat(*made, axis=1)
 

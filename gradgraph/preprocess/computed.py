@@ -1,4 +1,4 @@
-"""Application of a preprocessing to a table, in training by the same nodes as in an exported model."""
+"""Application of a preprocessing to a table, by the nodes that an exported model contains, too."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gradgraph.preprocess.plan import Plan
 if TYPE_CHECKING:
     import onnxruntime as ort
 
-ROWS_AT_ONCE = 4096  # so that the words of texts, [rows, words], take a few megabytes
+ROWS_AT_ONCE = 4096  # keeps the words of texts, [rows, words], at a few megabytes
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Preprocessing(Plan):
 
 @functools.lru_cache(maxsize=8)
 def _session(data: str) -> ort.InferenceSession:
-    """Return a session of the nodes only."""
+    """Return an onnxruntime session of the preprocessing nodes only, from a preprocessing as JSON."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()

@@ -48,11 +48,11 @@ class Date(ColumnKind):
     Text is read in one format. Dates with a time zone are converted to UTC. Missing values become zeros.
 
     Attributes:
-        mean, std: statistics of the years.
+        mean, std: mean and standard deviation of the years.
         low, high: first and last day of the training data, in days since 1970.
         form: the date format of the training data, one of ``date_forms.FORMS``.
-        zone: whether they have a time zone.
-        has_times: whether they contain times of day.
+        zone: whether dates have a time zone.
+        has_times: whether training dates have times of day.
     """
 
     name = "date"
@@ -72,7 +72,13 @@ class Date(ColumnKind):
 
     @classmethod
     def learn(cls, column: str, values: Array, *, dayfirst: bool | None = None) -> Date:
-        """Args: ``dayfirst``: whether the day precedes the month, if the data do not decide it."""
+        """Learn the format and the range of a column of dates.
+
+        Args:
+            column: name of the column.
+            values: the training column.
+            dayfirst: whether the day precedes the month, if the data do not decide it.
+        """
         form, zone = _form(column, values, dayfirst)
         texts = _read(column, values, form, zone)
         found = [date for text in texts if text and (date := form.read(text, zone))]
@@ -140,7 +146,12 @@ class Date(ColumnKind):
         return side_by_side(op, [*numbers, *([as_float(op.Not(fits))] if self.has_gaps else [])])
 
     def _split(self, op: Builder, text: Var) -> tuple[list[Var], Var, Var, Var | None]:
-        """Split dates into their three numbers, in order, then the hour, the minute, and the minutes of the zone."""
+        """Emit nodes that split dates into numbers.
+
+        Returns:
+            Year, month and day, in the order of the format; the hour; the minute; and the offset of the time zone from
+            UTC in minutes, or None without zones.
+        """
         form = FORMS[self.form]
         words = _parts(op, text, " ", form.words + 3)  # 2024-05-31, 2024-05-31 12:30 PM +02:00, May 31, 2024, 12:30
         dates, more = words[: form.words], words[form.words :]
@@ -174,7 +185,11 @@ class Date(ColumnKind):
 
 
 def _form(column: str, values: Array, dayfirst: bool | None) -> tuple[DateForm, bool]:
-    """Return the format of a training column, and whether it has a zone; raise DataError if there is none."""
+    """Return the date format of a training column, and whether its dates have a time zone.
+
+    Raises:
+        DataError: no format matches all values, or the order of day and month is unknown or contradicts ``dayfirst``.
+    """
     if are_dates(values):
         return FORMS[ISO], values.dtype.kind == "O" and any(getattr(v, "tzinfo", None) for v in values.tolist())
     texts = column_text(column, values)
@@ -284,8 +299,9 @@ def _is_leap(op: Builder, year: Var) -> Var:
 
 
 def _days_from(op: Builder, year: Var, month: Var, day: Var) -> Var:
-    """Days since 1 March of year 0, a Wednesday, of the Gregorian calendar: H. Hinnant, chrono-compatible algorithms.
+    """Compute the days since 1 March of year 0, a Wednesday, in the Gregorian calendar.
 
+    Source: H. Hinnant, chrono-Compatible Low-Level Date Algorithms.
     All intermediate results are nonnegative, since years begin with 1.
     """
     is_early = op.Cast(op.Less(month, 3), to=int64())
@@ -295,7 +311,7 @@ def _days_from(op: Builder, year: Var, month: Var, day: Var) -> Var:
 
 
 def _year_of(op: Builder, days: Var) -> Var:
-    """Return the year of days since 1 March of year 0, by the same author."""
+    """Compute the year of a number of days since 1 March of year 0; source as for :func:`_days_from`."""
     era = days / 146_097
     of_era = days - era * 146_097
     y = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365

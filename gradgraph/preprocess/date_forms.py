@@ -1,4 +1,4 @@
-"""Date formats: detected in training, and then the only one accepted."""
+"""Date formats. A column of dates has the format that was detected in its training data, and no other is accepted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MINUTES = ":[0-5][0-9](?::[0-5][0-9](?:[.][0-9]+)?)?"
 _HOURS = {True: "(?:[01][0-9]|2[0-3])", False: "(?:[01]?[0-9]|2[0-3])"}
 _HALF_DAY = f"(?:0?[1-9]|1[0-2]){_MINUTES} ?[AaPp][Mm]"
 _ZONE = "(?P<zone>Z|[+-](0[0-9]|1[0-4])(:?[0-5][0-9])?)"
-LOOKED_AT = 200  # texts to detect the format from
+LOOKED_AT = 200  # largest number of texts from which the nearest format is detected
 FIRST_YEAR_OF_TWO_DIGITS = 69  # 69 is 1969 and 68 is 2068, as for strptime
 
 
@@ -63,7 +63,7 @@ class DateForm:
 
     @property
     def words(self) -> int:
-        """The number of words of a date."""
+        """The number of words, separated by spaces, of a date."""
         return len(self.parts) if self.sign == " " else 1
 
     def at(self, letter: str) -> int:
@@ -93,8 +93,10 @@ class DateForm:
             return None
 
     def written(self, date: datetime.date, zone: bool) -> str | None:
-        """Format a Python date; None if its zone does not match the format, or its year would be read as another
-        one.
+        """Format a Python date as text.
+
+        None if the date has a time zone and ``zone`` is false, or the reverse; and if a year of two digits would be
+        read as another year.
         """
         if self.is_short and not 0 <= date.year - 1900 - FIRST_YEAR_OF_TWO_DIGITS < 100:
             return None
@@ -139,7 +141,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _clock(time: str) -> tuple[int, int]:
-    """The hour and the minute of ``13:30``, ``1:30 PM`` or ``01:30:59.9pm``."""
+    """Return the hour and the minute of ``13:30``, ``1:30 PM`` or ``01:30:59.9pm``."""
     hour, minute = int(time.split(":")[0]), int(time.split(":")[1][:2])
     half = time[-2:].lower()
     return (hour % 12 + 12 * (half == "pm") if half in ("am", "pm") else hour), minute
@@ -154,8 +156,9 @@ def _offset(zone: str) -> datetime.timedelta:
 
 
 def forms_of(texts: Collection[str]) -> list[tuple[DateForm, bool]]:
-    """Return the formats that match all texts, each with whether they have a zone, strictest first; empty without
-    texts.
+    """Return the formats that match all texts, strictest first, each with whether it has a time zone.
+
+    The result is empty without texts.
     """
     found = [(form, zone) for form in FORMS.values() for zone in (False, True) if _all_of(form, zone, texts)]
     return found if texts else []
@@ -166,7 +169,7 @@ def _all_of(form: DateForm, zone: bool, texts: Iterable[str]) -> bool:
 
 
 def nearest(texts: Collection[str]) -> tuple[DateForm, bool] | None:
-    """Return the format that most of the texts have; None if they are not dates."""
+    """Return the format that matches most of the texts, and whether it has a time zone; None if none matches any."""
     some = list(itertools.islice(texts, LOOKED_AT))
     counted = {
         (form, zone): sum(form.read(text, zone) is not None for text in some)
@@ -190,5 +193,8 @@ _LIKE_DATES = re.compile(
 
 
 def looks_like_date(text: str) -> bool:
-    """Whether text is like a date in a form that may not be one of :data:`FORMS`: ``Fri, 31 May 2024``, ``2024-05``."""
+    """Whether a text looks like a date or a time, in any format: ``Fri, 31 May 2024``, ``2024-05``, ``13:30``.
+
+    Its format need not be one of :data:`FORMS`.
+    """
     return len(text) < 60 and _LIKE_DATES.fullmatch(text) is not None

@@ -15,7 +15,7 @@ from gradgraph.preprocess.frames import Array
 
 EXAMPLES = 3
 MOST_NAMED = 8  # columns listed in one line
-DEVIATIONS = 4  # the factor by which a fraction may exceed training by chance
+DEVIATIONS = 4  # standard deviations by which a fraction may exceed that of the training data by chance
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,14 @@ class ColumnDrift:
     """How a column of a later table differs from that of the training data.
 
     Attributes:
-        column, kind: its name, and the name of its kind.
+        column: name of the column.
+        kind: name of its kind.
         rows: number of rows of the later table.
         missing, missing_in_training: fractions of missing values.
         unseen, unseen_in_training: fractions of values that no training row has (categories), or that are outside
             the training range by more than half of it (numbers and dates). Rare categories without a slot count
             in both.
-        examples: some of these values.
+        examples: some of the unseen values.
         range: the training values, in words.
     """
 
@@ -76,7 +77,7 @@ class Drift:
 
     @classmethod
     def of(cls, kinds: Mapping[str, ColumnKind], feeds: Mapping[str, Array]) -> Drift:
-        """Compare columns, in their kinds' form, with the training data."""
+        """Compare columns, as returned by ``Plan.feeds``, with the training data."""
         return cls(tuple(_compared(name, kinds[name], values) for name, values in feeds.items()))
 
     def __str__(self) -> str:

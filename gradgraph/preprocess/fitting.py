@@ -40,7 +40,9 @@ log = logging.getLogger("gradgraph")
 MOST_CATEGORIES = 100  # text columns with more distinct values are hashed by word
 MOST_CLASSES = 20  # the largest number of distinct integers that are classes
 FEWEST_IDS = 20  # from this number of rows on, distinct values may be ids
+DISTINCT = "every row has a different value, as ids do,"
 DAYS = "YYYYMMDD"
+# codes (with leading zeros, or long), numbers with a decimal point, numbers with a comma or thousands separators
 _CODE = re.compile(r"0[0-9]+|[0-9]{16,}", re.ASCII)
 _POINT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _COMMA = re.compile(r"[+-]?(\d+,\d+|\d{1,3}([.,' \u00a0\u2019\u202f]\d{3})+([.,]\d+)?)", re.ASCII)
@@ -71,8 +73,8 @@ def fit(
         table: a DataFrame of pandas or polars, an Arrow table, or a dict of columns.
         target: target column(s). Text, booleans and integers with few distinct values
             are classes.
-        kinds: kinds of columns that are detected wrongly (``gradgraph.preprocess.KINDS``), also for targets:
-            ``"category"`` for classes, ``"number"`` for numbers.
+        kinds: the kind (``gradgraph.preprocess.KINDS``) of each column whose kind is detected wrongly. For targets:
+            ``"category"`` for classes, ``"number"`` for regression.
         index: output category indices, for embeddings, instead of one-hot vectors.
 
     Raises:
@@ -87,7 +89,7 @@ def fit(
     columns = {name: _learnt(name, frame[name], given.get(name), index) for name in frame if name not in targets}
     rows = len(frame[next(iter(frame))]) if frame.keys else 0
     learnt = {name: _target(name, frame[name], given.get(name)) for name in targets}
-    _say_what_is_odd(frame, columns, targets)
+    _warn_of_oddities(frame, columns, targets)
     numbers, indices = (f"{name}_of_columns" if name in targets else name for name in ("x", "categories"))
     return Preprocessing(columns, learnt, rows, numbers, indices)  # a model may name its output like a target
 
@@ -96,7 +98,7 @@ def _written(name: str, kind: str | Mapping[str, Any]) -> tuple[str, dict[str, A
     """Return the name of a kind, and its arguments."""
     given = {"kind": kind} if isinstance(kind, str) else dict(kind)
     if "kind" not in given:
-        raise DataError(f"the column '{shown(name)}' is given no kind; it is one of {listed(KINDS)}")
+        raise DataError(f"the override of the column '{shown(name)}' has no 'kind'; add one of {listed(KINDS)}")
     return given.pop("kind"), given
 
 
@@ -129,18 +131,18 @@ def _looks_like(name: str, values: Array) -> str:
     if found is not None and _are_written_dates(name, texts, *found):
         return Date.name
     if durations_in(values) is not None:
-        log.info("the column '%s' holds durations such as %s, which are read as seconds", shown(name),
+        log.info("the column '%s' contains durations such as %s, which are read as seconds", shown(name),
                  shown(repr(there[0])))  # fmt: skip
         return Number.name
-    if not _say_written_dates(name, texts):
-        _say_written_numbers(name, texts)
+    if not _warn_of_dates(name, texts):
+        _warn_of_numbers(name, texts)
     words = sum(len(text.split()) for text in there)
     is_prose = words > 3 * len(there) and 2 * len(different) > len(there)
     return "text" if is_prose or len(different) > MOST_CATEGORIES else "category"
 
 
 def _are_written_dates(name: str, texts: Sequence[str], form: DateForm, zone: bool) -> bool:
-    """Whether all texts are dates in a format; logs exceptions if there are few."""
+    """Whether all texts are dates in a format; log a warning if few of them are not."""
     there = [text for text in texts if text]
     wrong = [(row, text) for row, text in enumerate(texts) if text and form.read(text, zone) is None]
     if not wrong:
@@ -156,21 +158,21 @@ def _are_written_dates(name: str, texts: Sequence[str], form: DateForm, zone: bo
     return False
 
 
-def _say_written_dates(name: str, texts: Sequence[str]) -> bool:
-    """Say where a column of text looks like dates in a form that is not read, or like times of the day."""
+def _warn_of_dates(name: str, texts: Sequence[str]) -> bool:
+    """Warn if a text column looks like dates in an unsupported format, or like times; return whether it does."""
     there = [text for text in texts if text]
     odd = next((text for text in there if looks_like_date(text)), None)
     if odd is None or 10 * sum(map(looks_like_date, there)) < 9 * len(there):
         return False
     log.warning(
-        "the column '%s' is read as text, and seems to hold dates or times, such as %s; write dates as 2024-05-31 or "
-        "2024-05-31 13:30, and times of the day as 13:30:00",
+        "the column '%s' is read as text, but seems to contain dates or times, such as %s; write dates as 2024-05-31 "
+        "or 2024-05-31 13:30, and times of the day as 13:30:00",
         shown(name), shown(repr(odd)),
     )  # fmt: skip
     return True
 
 
-def _say_written_numbers(name: str, texts: Sequence[str]) -> None:
+def _warn_of_numbers(name: str, texts: Sequence[str]) -> None:
     """Warn about a text column that looks numeric: quoted, with commas, or with a few words."""
     there = [(row, text) for row, text in enumerate(texts) if text]
     odd = [(row, text) for row, text in there if not _POINT.fullmatch(text)]
@@ -199,7 +201,7 @@ def _are_days(name: str, values: Array) -> bool:
     try:
         there = values[~missing(numbers_of(name, values))].astype(np.float64)
     except (DataError, TypeError):
-        return False  # reported when they are read
+        return False  # raised when the column is read
     different = set(there.tolist())
     if not (len(different) > 1 and all(19_000_101 <= n <= 20_991_231 and n.is_integer() for n in different)):
         return False
@@ -221,14 +223,14 @@ def _target(name: str, values: Array, given: tuple[str, dict[str, Any]] | None) 
         )
     if given is None and (are_durations(values) or durations_in(values) is not None):
         raise DataError(
-            f"the column '{shown(name)}', which is to be predicted, holds durations; predict their seconds",
-            remedy=f"give frame['{shown(name)}'] = pandas.to_timedelta(frame['{shown(name)}']).dt.total_seconds()",
-            shell="save them as numbers",
+            f"the target column '{shown(name)}' contains durations; predict their seconds",
+            remedy=f"set frame['{shown(name)}'] = pandas.to_timedelta(frame['{shown(name)}']).dt.total_seconds()",
+            shell="save the column as numbers",
         )
     if given is None and not are_numbers(values):
         texts = column_text(name, values).tolist()
         if len(set(texts)) > MOST_CLASSES or not all(text.isdigit() for text in texts):  # "0" to "9" are classes
-            _say_written_numbers(name, texts)
+            _warn_of_numbers(name, texts)
     kind = (given or (Category.name if _are_classes(values) else Number.name, {}))[0]
     if kind == Category.name:
         return Learnt(tuple(sorted(set(text_of(values).tolist()), key=_order)))
@@ -253,8 +255,8 @@ def _are_classes(values: Array) -> bool:
     return values.dtype.kind in "iu" and len(np.unique(values)) <= most
 
 
-def _say_what_is_odd(frame: Frame, columns: Mapping[str, ColumnKind], targets: Iterable[str]) -> None:
-    """Warn about columns that a model cannot learn from, and about targets that it cannot learn."""
+def _warn_of_oddities(frame: Frame, columns: Mapping[str, ColumnKind], targets: Iterable[str]) -> None:
+    """Warn about columns and targets that are of no use: constant, empty, or with a distinct value in each row."""
     found: dict[str, list[str]] = {}
     for name in (name for name, kind in columns.items() if kind.parts):
         if odd := _oddity(frame[name]):
@@ -281,13 +283,13 @@ def _oddity(values: Array) -> str:
     if are_numbers(values):
         if values.dtype.kind == "f" and not all(float(n).is_integer() for n in values[~np.isnan(values)]):
             return ""
-        return "each row has a value of its own, as ids have," if _count_on(there) else ""
+        return DISTINCT if _are_ids(there) else ""
     words = sum(len(text.split()) for text in there)
-    return "each row has a value of its own, as ids have," if words < 2 * len(there) and not forms_of(different) else ""
+    return DISTINCT if words < 2 * len(there) and not forms_of(different) else ""
 
 
-def _count_on(texts: Sequence[str]) -> bool:
-    """Whether integers are consecutive in any order, or too large to be quantities."""
+def _are_ids(texts: Sequence[str]) -> bool:
+    """Whether distinct integers look like ids: nearly consecutive in any order, or too large to be quantities."""
     try:
         numbers = [int(text) for text in texts]
     except ValueError:
@@ -297,7 +299,7 @@ def _count_on(texts: Sequence[str]) -> bool:
 
 
 def _order(name: str) -> tuple[bool, float, str]:
-    """A sort key: numbers by value, then text."""
+    """Return a sort key for class names: numbers by value, then text."""
     try:
         return False, float(name), name
     except ValueError:

@@ -21,9 +21,9 @@ Array = np.ndarray[Any, Any]
 GAP_WORDS = ("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A",
              "NA", "NULL", "NaN", "None", "n/a", "nan", "null")  # fmt: skip
 EXACT = 2**53  # above it, float64 skips integers
-_GAPS = ("NAType", "NaTType")  # missing values of pandas, which are not numbers and equal nothing
+_GAPS = ("NAType", "NaTType")  # type names of pandas' missing values other than None and NaN
 _IS_GAP = frozenset(GAP_WORDS)
-# as pandas and Python write them: -1 days +23:00:00 is an hour before zero
+# durations as pandas and Python print them: -1 days +23:00:00 is minus one hour
 _DURATION = re.compile(
     r"(?:([+-]?[0-9]{1,6}) days?,? )?([+-]?)([0-9]{1,6}):([0-5][0-9]):([0-5][0-9](?:[.][0-9]+)?)", re.ASCII
 )
@@ -61,7 +61,7 @@ class Frame:
         if len(self.keys) < len(every):
             names = [str(key) for key in every]
             twice = next(name for name in names if names.count(name) > 1)
-            raise DataError(f"the table has two columns '{shown(twice)}'; give each a name of its own")
+            raise DataError(f"the table has two columns '{shown(twice)}'; rename one of them")
 
     def __contains__(self, name: str) -> bool:
         return name in self.keys
@@ -76,7 +76,7 @@ class Frame:
             values = values[:, 0]
         if values.ndim != 1:
             raise DataError(
-                f"the column '{shown(name)}' has shape {list(values.shape)}; give one value for each row of the table"
+                f"the column '{shown(name)}' has shape {list(values.shape)}; provide one value per row of the table"
             )
         return _decoded(name, values)
 
@@ -106,7 +106,8 @@ def _decoded(name: str, values: Array) -> Array:
         return _objects([value.decode() if isinstance(value, bytes) else value for value in values.tolist()])
     except UnicodeDecodeError as error:
         raise DataError(
-            f"the column '{shown(name)}' holds the bytes {shown(repr(error.object))}, which are not UTF-8; give text"
+            f"the column '{shown(name)}' contains the bytes {shown(repr(error.object))}, which are not UTF-8; convert "
+            "them to text"
         ) from None
 
 
@@ -140,8 +141,9 @@ def is_gap(value: Any) -> bool:
 
 
 def text_of(values: Array) -> Array:
-    """Return a column as text [rows], of dtype object: dates in ISO format, integers without a point, missing values as
-    "".
+    """Return a column as text, dtype object [rows].
+
+    Dates are in ISO format, integers without a decimal point, and missing values "".
     """
     if values.dtype.kind == "M":
         texts = np.datetime_as_string(values.astype("datetime64[s]")).astype(object)
@@ -161,8 +163,8 @@ def column_text(name: str, values: Array) -> Array:
         for row, value in enumerate(values.tolist()):
             if isinstance(value, float) and abs(value) >= EXACT and value - value == 0:
                 raise DataError(
-                    f"the column '{shown(name)}' holds {value:.17g} in row {row} as a float, and floats merge whole "
-                    "numbers above 2**53; give it as integers or as text"
+                    f"the column '{shown(name)}' contains {value:.17g} in row {row} as a float, but floats cannot tell "
+                    "integers above 2**53 apart; provide the column as integers or as text"
                 )
     texts = text_of(values)
     return np.fromiter(("" if text in _IS_GAP else text for text in texts.tolist()), object, len(texts))
@@ -248,8 +250,8 @@ def check_durations(name: str, values: Array) -> None:
         for row, value in enumerate(values.tolist()):
             if isinstance(value, str) and _seconds(value) is None:
                 raise DataError(
-                    f"the column '{shown(name)}' holds {shown(repr(value))} in row {row}, which is no duration such as "
-                    "1:02:03, as the training data have it; correct it, or leave it empty"
+                    f"the column '{shown(name)}' contains {shown(repr(value))} in row {row}, but in the training data "
+                    "it has durations such as 1:02:03; correct it, or leave it empty"
                 )
 
 
@@ -268,7 +270,8 @@ def numbers_of(name: str, values: Array) -> Array:
         found = values.astype(np.float64)
     else:
         found = np.full(len(values), np.nan)
-        as_dates = values.astype("datetime64[us]") if values.dtype.kind == "M" else values  # numbers of nanoseconds
+        # .tolist() returns dates for microseconds, but integers for nanoseconds
+        as_dates = values.astype("datetime64[us]") if values.dtype.kind == "M" else values
         for row, value in enumerate(as_dates.tolist()):
             if not (is_gap(value) or (isinstance(value, str) and value in _IS_GAP)):
                 found[row] = _number(name, value, row)
@@ -292,7 +295,7 @@ def _number(name: str, value: Any, row: int) -> float:
 def _no_number(name: str, value: Any, row: int) -> DataError:
     given = value if isinstance(value, float) else repr(value)
     return DataError(
-        f"the column '{shown(name)}' holds {shown(given)} in row {row}, where the model takes "
+        f"the column '{shown(name)}' contains {shown(given)} in row {row}, but the model expects "
         f"{'finite ' if isinstance(value, float) else ''}numbers; correct it, or leave it empty"
     )
 
@@ -305,7 +308,7 @@ def _check_apart(name: str, values: Array, found: Array) -> None:
     for row, (value, number) in enumerate(zip(values.tolist(), found.tolist(), strict=True)):
         if isinstance(value, int) and abs(value) >= EXACT and held.setdefault(number, value) != value:
             raise DataError(
-                f"the column '{shown(name)}' holds {value} in row {row}, which as a float64 is the same number as "
+                f"the column '{shown(name)}' contains {value} in row {row}, which float64 cannot tell apart from "
                 f"{held[number]}",
                 remedy=f"if these are ids, use kinds={{'{shown(name)}': 'category'}}, or 'drop'",
                 shell=f"if these are ids, use --column {shown(name)}=category, or {shown(name)}=drop",

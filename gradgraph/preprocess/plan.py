@@ -25,7 +25,7 @@ class Learnt:
 
     Attributes:
         classes: class names, sorted; empty for numbers.
-        mean, std: statistics of the numbers.
+        mean, std: mean and standard deviation of the numbers.
     """
 
     classes: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class Learnt:
         object.__setattr__(self, "classes", tuple(self.classes))
         numbers = all(type(n) in (int, float) and -1e308 < n < 1e308 for n in (self.mean, self.std))
         if not numbers or self.std <= 0 or not all(map(is_text, self.classes)):
-            raise ArgumentError("a target of the preprocessing has values that it cannot have")
+            raise ArgumentError("a target of the preprocessing has invalid parameters")
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class Plan:
 
     def __post_init__(self) -> None:
         if len(self.columns) > MOST_COLUMNS or not all(map(is_text, (*self.columns, *self.targets))):
-            raise ArgumentError("the columns of the preprocessing should be names")
+            raise ArgumentError(f"the columns of the preprocessing should be names, at most {MOST_COLUMNS:,}")
         if type(self.rows) is not int or self.rows < 0:
-            raise ArgumentError("the rows of the preprocessing should be a number")
+            raise ArgumentError("the number of rows of the preprocessing should be an integer of at least 0")
         if not (is_text(self.numbers) and is_text(self.indices) and self.numbers != self.indices):
-            raise ArgumentError("the inputs of the preprocessing should be two names")
+            raise ArgumentError("the inputs of the preprocessing should be two different names")
         if not self.read:
             raise ArgumentError("the preprocessing reads no column; provide one that is neither a target nor dropped")
 
@@ -68,7 +68,7 @@ class Plan:
 
     @property
     def features(self) -> dict[str, list[str]]:
-        """A description of each feature of the arrays produced, by model input."""
+        """The features of each array produced, described in words; keyed by the model input that reads the array."""
         made: dict[str, list[str]] = {}
         for name, kind in self.read.items():
             own = made.setdefault(self.indices if kind.is_index else self.numbers, [])
@@ -96,7 +96,7 @@ class Plan:
             if len(column) != len(values):
                 raise DataError(
                     f"the column '{shown(name)}' has {len(column)} values, and '{shown(first)}' has {len(values)}; "
-                    "give one for each row"
+                    "provide one value per row in each"
                 )
         return feeds
 
@@ -109,7 +109,7 @@ class Plan:
         return Drift.of(self.read, self.feeds(table))
 
     def holds_columns(self, data: Mapping[Any, Any]) -> bool:
-        """Whether a dict contains the columns of a table, and not the arrays made from them."""
+        """Whether a dict contains the columns of a table, rather than the arrays that the preprocessing produces."""
         given = {str(name): value for name, value in data.items()}
         if self.features.keys() <= given.keys():
             return self.read.keys() <= given.keys() and all(np.ndim(given[name]) == 1 for name in self.features)
@@ -120,8 +120,12 @@ class Plan:
         return {name: kind.draw(rng, rows) for name, kind in self.read.items()}
 
     def stands_before(self, ranks: Mapping[str, int]) -> bool:
-        """Whether a model reads the columns themselves, by the ranks of its inputs, since an array may have a column's
-        name.
+        """Whether a model contains this preprocessing, so that its inputs are columns.
+
+        Columns are inputs of rank 1. Names are not sufficient, since a preprocessed array may have a column's name.
+
+        Args:
+            ranks: the rank of each input of the model.
         """
         return all(ranks.get(name) == 1 for name in self.read)
 
@@ -141,11 +145,11 @@ class Plan:
 
     @classmethod
     def from_data(cls: type[P], data: Any) -> P:
-        """Validate untrusted plain data; raises ArgumentError."""
+        """Return the plan in untrusted plain data; raises ArgumentError if it is invalid."""
         try:
             known = {f.name for f in fields(cls)}
             if stray := sorted(data.keys() - known):
-                raise ArgumentError(f"the preprocessing has no '{shown(stray[0])}'")
+                raise ArgumentError(f"the preprocessing has the unknown entry '{shown(stray[0])}'")
             columns = {name: _kind(**given) for name, given in data["columns"].items()}
             targets = {name: Learnt(**given) for name, given in data.get("targets", {}).items()}
             return cls(**{**data, "columns": columns, "targets": targets})

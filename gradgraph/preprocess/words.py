@@ -12,9 +12,9 @@ SPACES = (*range(0x09, 0x0E), *range(0x1C, 0x21), 0x85, 0xA0, 0x1680, *range(0x2
 
 
 def words_of(op: Builder, texts: Var) -> Var:
-    """Return the words of texts [rows]: [rows, most words], padded with "".
+    """Emit nodes that split texts, [rows], into words: [rows, most words], padded with "".
 
-    ``Tokenizer`` is a node that only onnxruntime has; the standard's StringSplit only splits at U+0020 there.
+    The nodes use ``Tokenizer``, which only onnxruntime has, since its StringSplit only splits at U+0020.
     """
     import onnx_ir as ir
 

@@ -1,7 +1,7 @@
 """Sounds: WAV files as raw samples, and log-mel spectrograms as ONNX nodes in front of a model.
 
-This room knows the spectrograms of Whisper, Kaldi, librosa and torchaudio, and which samples of a file a model reads;
-it must not know how a model is trained: it only provides datasets and models.
+Spectrograms follow the conventions of Whisper, Kaldi, librosa and torchaudio. This room only provides datasets and
+models; it must not depend on how a model is trained.
 """
 
 from __future__ import annotations

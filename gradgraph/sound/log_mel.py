@@ -68,20 +68,20 @@ def log_mel(
         hop: samples between frames.
         mels: number of mel bands.
         low, high: frequency range in Hz; by default 0 (Kaldi: 20) and half the rate.
-        scale: factor of the samples: 32768 for Kaldi's own 16-bit range.
+        scale: factor applied to the samples; 32768 converts them to the 16-bit range that Kaldi uses.
         mean, std: mean and standard deviation of the spectrogram, for normalisation.
-        input: the spectrogram input: [batch, mels, frames], [batch, frames, mels], or either with an axis of 1
-            after the first. By default the only one.
+        input: name of the spectrogram input, [batch, mels, frames], [batch, frames, mels], or either with an axis of
+            1 after the first. By default the only input of such a shape.
         name: name of the new input.
         time_first: whether frames precede mels; by default derived from the input's shape, or else the convention.
         out: write the result to this path.
 
     Returns:
-        The same kind of model (a path gives a ``ModelProto``; with ``out``, an ``onnx_ir.Model``).
+        A model of the same type (a ``ModelProto`` for a path; an ``onnx_ir.Model`` if ``out`` is passed).
 
     Raises:
         UnknownNameError: the convention or input does not exist.
-        ModelError: the input is not such a spectrogram.
+        ModelError: the input is not a spectrogram with this number of mel bands, or a setting is out of range.
         OutputError: ``out`` cannot be written.
     """
     how = CONVENTIONS.get(convention) if isinstance(convention, str) else convention
@@ -90,12 +90,15 @@ def log_mel(
     work = opened(model, out)
     old = _input_of(work, input)
     low, high = how.low if low is None else low, sample_rate / 2 if high is None else high
-    if not low < high <= sample_rate / 2 or n_fft < 2 or std == 0:
+    if not low < high <= sample_rate / 2:
         raise ModelError(
-            f"mel bands from {low:g} to {high:g} Hz of {sample_rate:,} samples a second, frames of {n_fft} and a "
-            f"deviation of {std:g} make no spectrogram; give bands up to half the rate, two samples or more, and "
-            "another number than 0"
+            f"the frequency range is {low:g} to {high:g} Hz, but at {sample_rate:,} samples per second it must be "
+            f"within 0 and {sample_rate / 2:g}; change low, high or sample_rate"
         )
+    if n_fft < 2:
+        raise ModelError(f"n_fft is {n_fft}, but a frame has at least 2 samples; pass a larger one")
+    if std == 0:
+        raise ModelError("std is 0, but the spectrogram is divided by it; pass another number")
     rows = _time_first(old, mels, how, time_first)
     new = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=_samples(old, how, n_fft, hop, rows))
     writer = NodeWriter(work, "log_mel")
@@ -130,8 +133,11 @@ def _input_of(work: ir.Model, name: str | None) -> ir.Value:
         raise UnknownNameError(f"the model has no input '{shown(name)}'{suggestion(name, inputs)}")
     fitting = [v for n, v in inputs.items() if name in (None, n) and _is_spectrogram(v)]
     if len(fitting) != 1:
-        what = f"'{shown(name)}' takes" if name is not None else f"{len(fitting)} inputs of the model take"
-        raise ModelError(f"{what} no floating [batch, mels, frames] or the like; say which input takes a spectrogram")
+        what = f"the input '{shown(name)}' is not" if name is not None else f"{len(fitting)} inputs of the model are"
+        raise ModelError(
+            f"{what} a floating-point spectrogram [batch, mels, frames] or [batch, frames, mels]; pass the name of one "
+            "that is: input='…'"
+        )
     return fitting[0]
 
 
@@ -142,21 +148,24 @@ def _is_spectrogram(value: ir.Value) -> bool:
 
 
 def _time_first(value: ir.Value, mels: int, how: Convention, given: bool | None) -> bool:
-    """Whether frames precede mels; raise ModelError if the input has another number of mels."""
+    """Whether frames precede mel bands in the model's input; raise ModelError if no axis has ``mels`` bands."""
     *_, before, last = shape_of(value) or (None, None)
     fitting = [axis for axis, size in ((False, before), (True, last)) if size == mels or not isinstance(size, int)]
     sure = [axis for axis, size in ((False, before), (True, last)) if size == mels]
     chosen = given if given is not None else sure[0] if len(sure) == 1 else how.time_first
     if chosen not in fitting:
         raise ModelError(
-            f"'{shown(value.name)}' has the shape {[*(shape_of(value) or ())]}, which has no axis of {mels} mels "
-            "there; pass the right number of mels"
+            f"the mel axis of '{shown(value.name)}', whose shape is {[*(shape_of(value) or ())]}, does not have {mels} "
+            "bands; pass the number that it has: mels=…"
         )
     return chosen
 
 
 def _samples(value: ir.Value, how: Convention, n_fft: int, hop: int, time_first: bool) -> ir.Shape:
-    """Return the shape of the samples: the fewest that fill a fixed number of frames."""
+    """Return the shape of the new input: [batch, samples].
+
+    For a fixed number of frames, samples is the smallest number that fills them.
+    """
     shape: list[Any] = [*(shape_of(value) or ())]
     frames = shape[-2 if time_first else -1]
     if not isinstance(frames, int):

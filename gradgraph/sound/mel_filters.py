@@ -26,13 +26,13 @@ class Convention:
         drop_last: drop the last frame.
         power_of_two: round the transform size up to a power of two.
         subtract_mean, preemphasis: applied to each frame before the window.
-        low: the lowest frequency, in Hz.
+        low: default lowest frequency of the mel bands, in Hz.
         floor: lower bound of the energy before the logarithm.
         decibels: 10 log10 instead of the natural logarithm.
-        below_peak: dynamic range: values further below the loudest of a sample are clipped, in units of log10, times 10
-            with ``decibels``.
-        whisper: Whisper's normalisation: log10, plus 4, over 4.
-        time_first: whether frames are the rows.
+        below_peak: dynamic range: values more than this below the maximum of a sound are clipped; in decibels, or in
+            units of log10 for ``whisper``.
+        whisper: Whisper's normalisation: log10, plus 4, divided by 4.
+        time_first: whether frames precede mel bands in the spectrogram.
     """
 
     scale: Literal["slaney", "htk", "kaldi"]
@@ -66,9 +66,9 @@ def transform_size(convention: Convention, n_fft: int) -> int:
 
 
 def bases(convention: Convention, n_fft: int) -> tuple[Array, Array]:
-    """Return the real and imaginary part of the transform of a frame as matrices: float64 [frequencies, n_fft] each.
+    """Return the Fourier transform of a frame as two matrices, real and imaginary: float64 [frequencies, n_fft] each.
 
-    They include window, preemphasis and the subtraction of the mean, which are linear.
+    The matrices include window, preemphasis and the subtraction of the mean, since all of these are linear.
     """
     n = np.arange(n_fft)
     if convention.window == "povey":
@@ -104,7 +104,7 @@ def filters(convention: Convention, n_fft: int, rate: int, mels: int, low: float
     falling = (edges[2:, None] - points) / np.diff(edges)[1:, None]
     found: Array = np.maximum(0, np.minimum(rising, falling))
     if convention.scale == "kaldi":
-        found[:, -1] = 0  # its transform has no last frequency
+        found[:, -1] = 0  # Kaldi omits the Nyquist frequency
     return found * (2 / (edges[2:] - edges[:-2]))[:, None] if convention.slaney_norm else found
 
 

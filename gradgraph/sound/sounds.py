@@ -27,14 +27,14 @@ from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import TargetSpec, TensorSpec, numpy_dtype
 
 SUFFIXES = (".wav", ".wave")
-MOST_SAMPLES = 1 << 28  # the limits of a file that is loaded whole, and of a sound
+MOST_SAMPLES = 1 << 28  # largest number of samples of a file that is resampled, and of a sound in a batch
 
 Augment = Any  # an augmentation, its name, a function of samples and a generator, or a list of these
 
 
 @dataclass(frozen=True)
 class SoundForm:
-    """How files become samples; None is undecided.
+    """Sampling rate and duration of sounds; None for values that are not decided yet.
 
     Attributes:
         rate: samples per second.
@@ -47,16 +47,16 @@ class SoundForm:
     length: int | None = None
 
     def length_at(self, rate: int) -> int | None:
-        """Return the number of samples at this rate; None if undecided."""
+        """Return the number of samples of a sound at this rate; None if undecided."""
         return self.length or (None if self.seconds is None else max(1, round(self.seconds * rate)))
 
     def of(self, spec: TensorSpec, known: Mapping[str, Any], first: int) -> SoundForm:
-        """Complete the form from training and from the model's input.
+        """Return the form with all values decided: by its own values, the model's input and the trained model.
 
         Args:
             spec: the input: [batch, samples], or [batch, 1, samples].
-            known: the names of the training data.
-            first: the rate of the first file.
+            known: rate and length stored with the trained model, if any.
+            first: the rate of the first file, used if no rate is known.
 
         Raises:
             DataError: the input is not a sound, or the number of samples is undecided.
@@ -64,7 +64,7 @@ class SoundForm:
         is_one = len(spec.shape) == 2 or (len(spec.shape) == 3 and spec.shape[1] in (1, None))
         if not is_one or numpy_dtype(spec.dtype).kind != "f":
             raise DataError(
-                f"sounds are floating samples [batch, samples] or [batch, 1, samples], and the step takes {spec}",
+                f"sounds are floating-point [batch, samples] or [batch, 1, samples], but the step expects {spec}",
                 remedy="gg.sound.log_mel(model) puts a spectrogram in front of a model",
                 shell="put a spectrogram in front of the model first, in Python (gg.sound.log_mel)",
             )
@@ -78,8 +78,8 @@ class SoundForm:
                 shell="pass it: --sound seconds=1",
             )
         if fixed not in (None, length) or length > MOST_SAMPLES:
-            takes = f"'{shown(spec.name)}' takes {fixed:,}" if fixed is not None else f"{MOST_SAMPLES:,} are the most"
-            raise DataError(f"sounds of {length:,} samples do not fit, as {takes}; omit their length")
+            expected = f"'{shown(spec.name)}' expects {fixed:,}" if fixed is not None else f"at most {MOST_SAMPLES:,}"
+            raise DataError(f"sounds have {length:,} samples ({expected}); change or omit their duration in seconds")
         return SoundForm(rate, None, length)
 
 
@@ -87,9 +87,9 @@ class Sounds(Loadable):
     """WAV files with their labels; see :func:`folder` and :func:`table`.
 
     Attributes:
-        where: their source, in messages.
+        where: name of the folder or table, for messages.
         files: the WAV files.
-        form: the given options for reading them.
+        form: rate and duration, as passed.
         augment: augmentation of training data.
         threads: number of reading threads.
     """
@@ -97,7 +97,7 @@ class Sounds(Loadable):
     def __init__(self, where: str, files: Sequence[Path], columns: Mapping[str, Labels], label: str | None,
                  form: SoundForm, augment: SoundAugmentations | None, threads: int) -> None:  # fmt: skip
         if not files:
-            raise DataError(f"{where} holds no sound ({', '.join(SUFFIXES)}); add some")
+            raise DataError(f"{where} contains no sounds ({', '.join(SUFFIXES)}); add some")
         self.where, self.files, self.form, self.augment, self.threads = where, list(files), form, augment, threads
         self._columns, self._label = columns, label
 
@@ -107,16 +107,14 @@ class Sounds(Loadable):
     def __getitem__(self, i: int) -> Array:
         opened = _opened(self.files[i])
         rate = self.form.rate or opened.rate
-        natural = -(
-            -opened.frames * rate // opened.rate
-        )  # the last files may have fewer samples than this at this rate
+        natural = -(-opened.frames * rate // opened.rate)  # number of samples at this rate, rounded up
         return self._samples(i, SoundForm(rate, None, self.form.length_at(rate) or natural), ())
 
     def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
-        """Return classes and how sounds are read, taken from ``known`` if present.
+        """Return the classes, rate and length of the sounds, taken from ``known`` if present.
 
         Raises:
-            UnmatchedError: a class is new.
+            UnmatchedError: the data have a class that the model does not have.
             DataError: the step requires other inputs.
         """
         sound, target = _parts(specs)
@@ -156,7 +154,7 @@ class Sounds(Loadable):
         return self.form.of(sound, known, first)
 
     def _labels_of(self, target: str, known: DataNames) -> tuple[str, Labels]:
-        """Return the labels of a target, and the name of their column."""
+        """Return the name of the label column for a target, and its labels."""
         wanted = [self._label, *known.columns.get(target, ()), target, *sorted(LABELS), ""]
         alone = list(self._columns)[:1] if len(self._columns) == 1 else []
         found = next((name for name in (*wanted, *alone) if name in self._columns), None)
@@ -192,7 +190,12 @@ class Sounds(Loadable):
 
 
 def _place(rest: int, rng: np.random.Generator | None) -> int:
-    """Return where a sound begins in a file that is longer by ``rest``; a negative value is silence before the file."""
+    """Return the position in the file at which a sound begins: random, or centred without ``rng``.
+
+    Args:
+        rest: how many samples the file is longer than the sound. If negative, so is the position: silence comes first.
+        rng: random generator; None in evaluation.
+    """
     if rest == 0:
         return 0
     offset = abs(rest) // 2 if rng is None else int(rng.integers(0, abs(rest) + 1))
@@ -205,7 +208,7 @@ def _opened(path: Path) -> WavFile:
     except (UnreadableError, OSError) as error:
         raise _unreadable(path, error) from None
     if found.frames == 0:
-        raise DataError(f"'{shown(path)}' holds no sample; remove it")
+        raise DataError(f"'{shown(path)}' contains no samples; remove it")
     return found
 
 
@@ -234,8 +237,8 @@ def _parts(specs: Mapping[str, TensorSpec]) -> tuple[TensorSpec, TensorSpec | No
     targets = [spec for spec in specs.values() if isinstance(spec, TargetSpec)]
     inputs = [spec for spec in specs.values() if spec not in targets]
     if len(inputs) != 1 or len(targets) > 1:
-        raise DataError(f"sounds and their labels are one input and one target, and the step takes {listed(specs)}; "
-                        "give a dataset of dicts with these names")  # fmt: skip
+        raise DataError(f"sounds provide one input and one target, but the step expects {listed(specs)}; "
+                        "pass a dataset of dicts with these names")  # fmt: skip
     return inputs[0], targets[0] if targets else None
 
 
@@ -316,10 +319,10 @@ def folder(
         classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
         found = [_sounds_in(root / name) for name in classes] if classes else [_sounds_in(root)]
     except OSError as error:
-        raise DataError(f"'{shown(path)}' cannot be read ({error.strerror}); give a folder of sounds") from None
+        raise DataError(f"'{shown(path)}' cannot be read ({error.strerror}); pass a folder of sounds") from None
     if empty := [name for name, files in zip(classes, found, strict=False) if not files]:
-        raise DataError(f"the folders {listed(empty)} of '{shown(path)}' hold no sound ({', '.join(SUFFIXES)}); add "
-                        "some, or remove them")  # fmt: skip
+        raise DataError(f"the folders {listed(empty)} of '{shown(path)}' contain no sounds ({', '.join(SUFFIXES)}); "
+                        "add some, or remove the folders")  # fmt: skip
     numbers = np.repeat(np.arange(len(found), dtype=np.int64), [len(files) for files in found])
     where = f"'{shown(path)}'"
     labels = {"": Labels(where, numbers, classes)} if classes else {}
@@ -357,8 +360,8 @@ def table(
 
         calls = gg.sound.table("calls.csv", "file", "species", seconds=3.0)
 
-    Labels are matched by name with the model's classes. Integers are class numbers unless classes have
-    such names; other numbers are quantities.
+    Labels are matched by name with the model's classes. Integers are class numbers unless classes are named by these
+    integers; other numbers are regression values.
 
     Args:
         frame: a data frame, or the path of a ``.csv``, ``.parquet``, ….
@@ -369,10 +372,10 @@ def table(
         rate, seconds, augment, threads: as for :func:`folder`.
 
     Raises:
-        DataError: the table or a column does not exist, or a row names no file.
+        DataError: the table or a column does not exist, or a row has no path.
     """
     if not is_table(frame) and not (PATH.fits(frame) and is_table_file(Path(frame))):
-        raise DataError(f"'{shown(frame)}' is no table; give a data frame, or the path of a .csv, .parquet, …")
+        raise DataError(f"'{shown(frame)}' is not a table; pass a data frame, or the path of a .csv, .parquet, …")
     read, where = (frame, "the table") if is_table(frame) else (read_table(Path(frame)), f"'{shown(frame)}'")
     begins = Path(root) if root is not None else Path() if is_table(frame) else Path(frame).parent
     names = columns_in(read)
@@ -382,13 +385,13 @@ def table(
     of_paths = path or _column_of_sounds(read)
     if of_paths is None:
         raise DataError(
-            f"{where} has the columns {listed(names)}, and not one of them names WAV files",
+            f"not exactly one column of {where} contains paths of WAV files; its columns are {listed(names)}",
             remedy="pass the column: path='…'",
             shell="add one column of paths",
         )
     paths = column_of(read, of_paths).tolist()
     if (odd := next((i for i, value in enumerate(paths) if not isinstance(value, str) or not value), None)) is not None:
-        raise DataError(f"the column '{shown(of_paths)}' of {where} names no file in row {odd}; give the path of one")
+        raise DataError(f"the column '{shown(of_paths)}' of {where} has no path in row {odd}; add it, or drop the row")
     written = written_in(frame)
     columns = {name: _labels_in(read, name, where, written) for name in names if name != of_paths}
     known = {name: labels for name, labels in columns.items() if labels is not None}

@@ -26,7 +26,7 @@ from gradgraph.step.data_names import DataNames
 
 LOGITS = "logits"
 MODELS: Table[Callable[..., onnx.ModelProto]] = Table("starting model")
-INDEXED = ("ft_transformer",)  # those that work best with category indices
+INDEXED = ("ft_transformer",)  # models that read category indices instead of one-hot vectors
 PREPROCESSING = instance(Preprocessing, "a result of gradgraph.preprocess.fit")
 
 
@@ -92,9 +92,10 @@ def ft_transformer(
     """Build an FT-Transformer (Gorishniy et al.): a token per number and category, with self-attention.
 
     Args:
-        plan: as for :func:`mlp`, but learnt with ``index=True``, so that a category is one token.
+        plan: as for :func:`mlp`, but fitted with ``index=True``, so that a category is one token.
         width: token width.
-        blocks, heads: of the transformer.
+        blocks: number of transformer blocks.
+        heads: number of attention heads.
         dropout: dropout in each block.
         seed: random seed of the initial weights.
     """
@@ -113,7 +114,7 @@ for _model in (mlp, resnet, ft_transformer):
 class _Columns(nn.Module):
     """All columns as one vector [rows, size]: a linear function of the numbers, plus an embedding of each category.
 
-    A category without training rows starts at zero.
+    The weights of category slots without training rows start at zero.
     """
 
     def __init__(self, plan: Preprocessing, size: int) -> None:
@@ -178,7 +179,7 @@ class _Block(nn.Module):
 
 
 class _Attending(nn.Module):
-    """Self-attention over tokens; the first one is the result."""
+    """Transformer blocks over tokens [rows, tokens, width]; returns the first token, [rows, width]."""
 
     def __init__(self, block: Any, blocks: int, width: int) -> None:
         super().__init__()
@@ -207,7 +208,7 @@ class _Net(nn.Module):
 
 
 def _exported(plan: Preprocessing, net: nn.Module) -> onnx.ModelProto:
-    """Export the network as a model that records what its inputs are made of."""
+    """Export the network as a model whose metadata contain the preprocessing of its inputs."""
     types = {plan.numbers: "float32", plan.indices: "int64"}
     inputs = {name: Input(("batch", len(own)), types[name]) for name, own in plan.features.items()}
     model = export(net, inputs, name="table")
@@ -217,11 +218,11 @@ def _exported(plan: Preprocessing, net: nn.Module) -> onnx.ModelProto:
 
 
 def _outputs(plan: Preprocessing) -> dict[str, str]:
-    """Return the output for each target: named like its column, or the scores of its classes."""
+    """Return the output name for each target column: the column's name, or ``logits`` for classes."""
     if not plan.targets:
         raise DataError(
             "the preprocessing has no target",
-            remedy="learn it with a target: gradgraph.preprocess.fit(table, target='price')",
+            remedy="fit it with a target: gradgraph.preprocess.fit(table, target='price')",
             shell="name the column: --target price",
         )
     several = len(plan.targets) > 1
@@ -230,7 +231,7 @@ def _outputs(plan: Preprocessing) -> dict[str, str]:
 
 
 def _unseen(plan: Preprocessing) -> set[str]:
-    """Return the features that are 0 in every training row."""
+    """Return the features that are 0 in every training row: the slot of each category for other values."""
     return {f"{name}{kind.parts[-1]}" for name, kind in plan.read.items() if kind.name == "category"}
 
 

@@ -1,7 +1,7 @@
 """Texts: tables of sentences, pairs, choices and tagged words as inputs of a transformer, by a tokenizer file.
 
-This room knows tokenizers (of the package of that name), the columns of a table, and entity scores; it must not know
-how a model is trained: it only provides datasets.
+This room contains tokenizers (with the package ``tokenizers``), the columns of a table, and entity scores. It only
+provides datasets; it must not depend on how a model is trained.
 """
 
 from __future__ import annotations

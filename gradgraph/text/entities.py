@@ -1,4 +1,4 @@
-"""Entities in tagged words, and their precision, recall and F1, as in the package seqeval."""
+"""Entities in tagged words, and their precision, recall and F1 score, as computed by the package seqeval."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gradgraph.text.text_table import TextTable
 OUTSIDE = "O"
 BATCH_SIZE = 32
 
-_SAME = {"L": "E", "U": "S"}  # in BILOU: last and unit
+_SAME = {"L": "E", "U": "S"}  # BILOU's prefixes for last and unit, as those of BIOES for end and single
 
-Entity = tuple[int, str, int, int]  # the sentence, the kind, the first and the last word
+Entity = tuple[int, str, int, int]  # index of the sentence, kind, index of the first and of the last word
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def _begins(before: str, now: str, kind_before: str, kind: str) -> bool:
 
 
 def entity_scores(there: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> EntityScores:
-    """Count entities found at the same words with the same kind.
+    """Compute entity scores of predicted tags; an entity is correct if its words and its kind are.
 
     Args:
         there: the true tags of the words of each sentence.
@@ -155,7 +155,7 @@ def evaluate_entities(trainer: Trainer, data: TextTable, *, averaged: bool = Tru
         averaged: as for ``Trainer.evaluate``.
 
     Raises:
-        DataError: the data have no tagged words, or the classes no names.
+        DataError: the model was not trained on words with named tags, or has no output of scores per token.
     """
     names = trainer.names
     if not names.classes or not any("words" in read for read in names.texts.values()):
@@ -175,7 +175,7 @@ def evaluate_entities(trainer: Trainer, data: TextTable, *, averaged: bool = Tru
         scores = next((a for a in arrays if a.ndim == 3 and a.shape[2] == len(classes)), None)
         if scores is None:
             raise DataError(
-                "the model gives no scores [texts, tokens, classes], so it tags no words; give one that does"
+                "the model has no output [texts, tokens, classes], so it cannot tag words; use one that labels tokens"
             )
         given = data.tagged(rows, np.asarray(scores).argmax(axis=2), specs, names)
         found += [[OUTSIDE if tag is None else tag for tag in one] for one in given]

@@ -30,11 +30,11 @@ class FrameColumns:
 
     Attributes:
         names: column names, in order.
-        where: its name in messages.
+        where: the table's name in messages.
         rows: number of samples.
 
     Raises:
-        DataError: it is of another kind, cannot be read, or its columns differ in length.
+        DataError: ``frame`` is not a table, cannot be read or is empty, or its columns differ in length.
     """
 
     def __init__(self, frame: Any) -> None:
@@ -42,7 +42,7 @@ class FrameColumns:
         self._frame = _read(Path(frame)) if PATH.fits(frame) else frame
         self._is_text = (
             PATH.fits(frame) and Path(frame).suffix.lower() in SEPARATORS
-        )  # every cell, including empty ones
+        )  # in these files every cell is a string, and a missing value an empty one
         if isinstance(self._frame, Mapping):
             keys = list(self._frame)
         else:
@@ -51,11 +51,11 @@ class FrameColumns:
         self.names, self._held = list(self._keys), dict[str, list[Any]]()
         if not keys or not hasattr(self._frame, "__getitem__"):
             raise DataError(
-                f"{described(frame)} is no table of texts; give the path of one, a data frame, or a dict of lists"
+                f"{described(frame)} is not a table of texts; pass a path, a data frame, or a dict of lists"
             )
         self.rows = len(self[self.names[0]])
         if self.rows == 0:
-            raise DataError(f"{self.where} is empty; give at least one text")
+            raise DataError(f"{self.where} is empty; add at least one text")
 
     def __getitem__(self, name: str) -> list[Any]:
         if name not in self._held:
@@ -66,7 +66,7 @@ class FrameColumns:
             values = list(column) if how is None else getattr(column, how)()
             values = ["" if value is None else value for value in values] if self._is_text else values
             if self._held and len(values) != len(next(iter(self._held.values()))):
-                raise DataError(f"the columns of {self.where} differ in length; give one value for each text in each")
+                raise DataError(f"the columns of {self.where} differ in length; each needs one value per text")
             self._held[name] = values
         return self._held[name]
 
@@ -74,7 +74,7 @@ class FrameColumns:
         """Return a column of texts; raise DataError for a missing value or another type."""
         values = self.whole(name)
         if odd := next((value for value in values if not isinstance(value, str)), None):
-            raise DataError(f"the column '{shown(name)}' holds {described(odd)}, which is no text; give texts there")
+            raise DataError(f"the column '{shown(name)}' contains {described(odd)} instead of a text; use text only")
         return values
 
     def labels(self, name: str) -> list[Any]:
@@ -93,7 +93,12 @@ class FrameColumns:
         return [value.split() if isinstance(value, str) else list(value) for value in self.whole(name, listed_too=True)]
 
     def whole(self, name: str, listed_too: bool = False) -> list[Any]:
-        """Return a column, or raise DataError with the number of missing values."""
+        """Return a column; raise DataError if values are missing.
+
+        Args:
+            name: the column.
+            listed_too: also raise DataError for a value that is neither a text nor a list.
+        """
         values = self[name]
         words = [value for value in values if self._is_text and value in _GAPS]
         gaps = len(words) + sum(map(is_missing, values))
@@ -102,14 +107,14 @@ class FrameColumns:
         odd = next((value for value in values if not isinstance(value, str) and not hasattr(value, "__len__")), None)
         if listed_too and odd is not None:
             raise DataError(
-                f"the column '{shown(name)}' holds {described(odd)}, where a list for each text is expected"
+                f"the column '{shown(name)}' contains {described(odd)}, but each of its values must be a list"
             )
         return values
 
     def _lacks(self, name: str, gaps: int, words: Sequence[str] = ()) -> DataError:
-        """The error of missing values, among them cells of a ``.csv`` that say so in these ``words``."""
+        """Return the error for missing values; ``words`` are the cells of a ``.csv`` such as ``NA`` among them."""
         such = f", such as '{shown(words[0])}'," if words else ""
-        more = "; where they are words, save the table as .jsonl or .parquet" if words else ""
+        more = "; if these are words of the texts, save the table as .jsonl or .parquet" if words else ""
         return DataError(
             f"the column '{shown(name)}' of {self.where} has {gaps} missing value{'s' if gaps > 1 else ''}{such} in "
             f"{self.rows} rows; fill or drop those rows{more}"
@@ -123,10 +128,16 @@ class FrameColumns:
         return kind is not str or any(number_of(value) is None for value in values)
 
     def the_one(self, kind: type | tuple[type, ...], what: str, but: Sequence[str], argument: str) -> str | None:
-        """Return the only other column of a kind; None if there is none.
+        """Return the only column whose values have a type; None if there is none.
+
+        Args:
+            kind: the type of the values.
+            what: plural noun for these values, for the message.
+            but: columns to skip.
+            argument: the option that selects such a column, for the message.
 
         Raises:
-            DataError: there are several.
+            DataError: several columns have the type.
         """
         found = [name for name in self.names if name not in but and self.holds(name, kind)]
         if len(found) > 1:
@@ -143,8 +154,8 @@ def _read(path: Path) -> Any:
         return read_sentences(path)
     if not is_table_file(path):
         raise DataError(
-            f"'{shown(path)}' is no table of texts; give a .csv, .tsv, .jsonl or .parquet, or a file of tagged words "
-            f"({', '.join(SUFFIXES)})"
+            f"'{shown(path)}' is not a table of texts; pass a .csv, .tsv, .jsonl or .parquet, or a file of tagged "
+            f"words ({', '.join(SUFFIXES)})"
         )
     return read_table(path, as_text=True)
 

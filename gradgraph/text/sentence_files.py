@@ -19,7 +19,7 @@ def read_sentences(path: str | os.PathLike[str]) -> dict[str, list[list[str]]]:
     the first word. Without a second field, there are no tags.
 
     Raises:
-        DataError: it cannot be read, a line has another number of fields, or there is no word.
+        DataError: the file cannot be read, its lines differ in their number of fields, or it has no words.
     """
     try:
         text = regular_bytes(path, LARGEST).decode("utf-8-sig")
@@ -38,11 +38,11 @@ def read_sentences(path: str | os.PathLike[str]) -> dict[str, list[list[str]]]:
             sentences[-1].append(parts)
         elif not line.startswith("#"):
             raise DataError(
-                f"line {number} of '{shown(path)}' has {len(parts)} fields, and the first word {fields}; give each "
-                "word a line of as many fields, and an empty line after each sentence"
+                f"line {number} of '{shown(path)}' has {len(parts)} fields, but the first word has {fields}; give each "
+                "word a line with the same number of fields, and each sentence an empty line after it"
             )
     found = [sentence for sentence in sentences if sentence]
     if not found:
-        raise DataError(f"'{shown(path)}' holds no word; give a line for each, with its tag last")
+        raise DataError(f"'{shown(path)}' contains no words; write one word per line, with its tag last")
     columns = {WORDS: [[parts[0] for parts in sentence] for sentence in found]}
     return columns if fields == 1 else {**columns, TAGS: [[parts[-1] for parts in sentence] for sentence in found]}

@@ -1,4 +1,4 @@
-"""Labels of texts and words: numbers, or class names that become numbers."""
+"""Labels of texts and of words, as numbers: class names become class numbers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from gradgraph.text.frame_columns import number_of
 def labels_of(
     values: Sequence[Any], spec: TargetSpec, known: Classes | None, column: str, own: Sequence[str] = ()
 ) -> tuple[Array, Classes]:
-    """Return the numbers of a target, and its classes if there are any.
+    """Return labels as class numbers, or as regression values, with the classes; regression has no classes.
 
     Args:
         values: the labels of all texts, or of all words.
+        spec: the target.
         known: the classes of the trained model.
-        column: the column with the labels.
-        own: the table's own names for integer labels.
+        column: name of the label column, for messages.
+        own: class names that the table itself declares for integer labels.
 
     Raises:
-        UnmatchedError: a class is new.
+        UnmatchedError: the labels have a class that the model does not have.
         DataError: there are more classes than the model has, or regression values are not numbers.
     """
     if not takes_labels(spec):
@@ -42,7 +43,7 @@ def _quantities(values: Sequence[Any], spec: TargetSpec, column: str) -> Array:
     if odd:
         raise DataError(
             f"the column '{shown(column)}' has {len(odd)} value{'s' if len(odd) > 1 else ''} of {len(values)} that are "
-            f"no numbers, such as '{shown(odd[0])}', and the model takes {spec}; give numbers there"
+            f"not numbers, such as '{shown(odd[0])}', but the model expects {spec}; use numbers only"
         )
     found = np.array(numbers, numpy_dtype(spec.dtype))
     return found[:, None] if len(spec.shape) == 2 else found

@@ -1,4 +1,4 @@
-"""Tables of texts as training data: tokens padded per batch, with labels of texts or of words."""
+"""Tables of texts as training data: tokens padded per batch, with one label per text or per word."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LISTS = (list, tuple, np.ndarray)
 
 @dataclass(frozen=True)
 class TextForm:
-    """The columns to read, and the maximum length of a text; None is undecided."""
+    """The columns to read, and the maximum length of a text in tokens; None for values that are not decided yet."""
 
     text: str | None = None
     pair: str | None = None
@@ -48,7 +48,7 @@ class TextForm:
 
     @property
     def read(self) -> dict[str, Any]:
-        """The decided columns of texts."""
+        """The decided columns of texts, keyed by field."""
         return {name: value for name, value in self.given.items() if name != "length"}
 
     @property
@@ -72,7 +72,10 @@ class TextTable(Loadable):
     Attributes:
         columns: columns of the table.
         tokenizer: the tokenizer.
-        form: the given columns and lengths.
+        form: columns and maximum length, as passed.
+        classes: class names for integer labels, as passed.
+        multiple: batches are padded to a multiple of this number of tokens.
+        one_length: whether all batches are padded to one width.
     """
 
     def __init__(self, columns: FrameColumns, tokenizer: Tokenizer, form: TextForm, classes: Sequence[str] | None,
@@ -81,7 +84,7 @@ class TextTable(Loadable):
         self.classes, self.multiple, self.one_length = classes, multiple, one_length
         self._encoded: dict[str, Encoded] = {}  # keyed by columns and length
         self._lengths: Array | None = None  # of the samples, as last encoded
-        self._told = set[str]()
+        self._warned = set[str]()
 
     def __len__(self) -> int:
         return self.columns.rows
@@ -93,7 +96,8 @@ class TextTable(Loadable):
         """Return the names of classes and columns, taken from ``known`` if present; encodes all texts.
 
         Raises:
-            UnmatchedError: a class is new, a column is missing, or the tokenizer differs.
+            UnmatchedError: the model does not have a class of the data, or was trained with other columns or another
+                tokenizer.
             DataError: the step requires other inputs, or a column has the wrong type.
         """
         inputs = TokenInputs.of(specs)
@@ -136,8 +140,10 @@ class TextTable(Loadable):
         return " | ".join(value if isinstance(value, str) else " ".join(map(str, value)) for value in values)
 
     def order(self, seed: int, epoch: int, batch_size: int) -> Array:
-        """Return an order that batches texts of similar lengths: within windows of up to 50 batches (at most a quarter
-        of all), which are redrawn each epoch.
+        """Return an order of the samples in which texts of similar lengths share a batch.
+
+        Samples are sorted by length within random windows of up to 50 batches (at most a quarter of the samples), which
+        are redrawn each epoch.
         """
         shuffled = permutation(seed, epoch, len(self))
         if self._lengths is None or self.one_length:
@@ -146,7 +152,7 @@ class TextTable(Loadable):
 
     @property
     def longest(self) -> tuple[int, int]:
-        """The index of the longest sample and its number of tokens, after preparation for a step."""
+        """The index of the longest sample and its number of tokens; (0, 0) before texts are encoded for a step."""
         lengths = np.zeros(len(self), np.int64) if self._lengths is None else self._lengths
         return int(lengths.argmax()), int(lengths.max())
 
@@ -161,7 +167,7 @@ class TextTable(Loadable):
             rows: indices of the samples.
             numbers: predicted classes of their tokens: [samples, tokens].
             specs: the inputs of the model.
-            names: of its classes.
+            names: names of the model's data, with its classes.
         """
         inputs = TokenInputs.of(specs)
         form = self._form(inputs, names)
@@ -192,16 +198,16 @@ class TextTable(Loadable):
         known = names.texts.get(inputs.ids.name, {})
         if known.get("tokenizer", self.tokenizer.digest) != self.tokenizer.digest:
             raise UnmatchedError(
-                f"the tokenizer is another one than the model was trained with, whose SHA-256 is {known['tokenizer']}; "
-                "give that one"
+                "the tokenizer differs from that of training, whose tokenizer.json has the SHA-256 "
+                f"{known['tokenizer']}; pass that file"
             )
         form = self.form.like(known)
         if missing := [name for name in form.columns if name not in self.columns.names]:
             raise UnmatchedError(
-                f"{self.columns.where} lacks {listed(missing)}, which the model reads, and has "
+                f"{self.columns.where} has no column {listed(missing)}, which the model reads; its columns are "
                 f"{listed(self.columns.names)}",
-                remedy=f"rename its columns, or say which they are: {next(iter(form.read))}='…'",
-                shell=f"rename its columns, or say which they are: --text {next(iter(form.read))}=COLUMN",
+                remedy=f"rename its columns, or name the right ones: {next(iter(form.read))}='…'",
+                shell=f"rename its columns, or name the right ones: --text {next(iter(form.read))}=COLUMN",
             )
         if inputs.target is not None:
             form = replace(form, label=self.label_of(inputs.target, names))
@@ -211,18 +217,22 @@ class TextTable(Loadable):
         return replace(form, length=self._length(inputs, form))
 
     def label_of(self, target: TargetSpec, known: DataNames) -> str:
-        """Return the label column: the given or known one, or the one with a common name; raises DataError."""
+        """Return the label column: as passed, as in training, or else the first with a usual name for labels.
+
+        Raises:
+            DataError: the table has no such column.
+        """
         names = self.columns.names
         usual = [target.name, *(name for name in names if name.lower() in LABELS), *TAGS]
         of_training = [name for name in known.columns.get(target.name, ()) if name in names]
         found = self.form.label or next((name for name in (*of_training, *usual) if name in names), None)
         if found is None:
             raise DataError(
-                f"no column of {self.columns.where} is called as labels mostly are ({listed(names)})",
+                f"{self.columns.where} has no column with a usual name for labels, only {listed(names)}",
                 remedy=f"say which: label={names[-1]!r}",
                 shell=f"say which: --target {names[-1]}",
             )
-        self.columns[found]  # which raises DataError if there is none
+        self.columns[found]  # raises DataError if the column does not exist
         return found
 
     def _found(self, form: TextForm) -> dict[str, str]:
@@ -238,13 +248,13 @@ class TextTable(Loadable):
         fixed = inputs.fixed_length
         if fixed is not None and form.length is not None and form.length > fixed:
             raise DataError(
-                f"texts of {form.length} tokens do not fit '{shown(inputs.ids.name)}', which takes {fixed}; give a "
+                f"texts of {form.length} tokens do not fit '{shown(inputs.ids.name)}', which has {fixed}; pass a "
                 "smaller length"
             )
         return form.length or fixed or self.tokenizer.longest or LONGEST
 
     def _tokens(self, inputs: TokenInputs, form: TextForm) -> Encoded:
-        """Return all texts, encoded once."""
+        """Return all texts encoded; the result is cached by columns and length."""
         length = form.length or LONGEST
         key = repr((form.read, length))
         if key not in self._encoded:
@@ -254,7 +264,7 @@ class TextTable(Loadable):
                 log.warning("%s of %s texts of %s are longer than %s tokens; their %s are truncated",
                             f"{encoded.cut:,}", f"{len(texts):,}", self.columns.where, f"{length:,}",
                             "beginnings" if self.tokenizer.cuts_left else "ends")  # fmt: skip
-        self._tell_of_padding(inputs)
+        self._warn_of_padding(inputs)
         self._lengths = self._encoded[key].lengths.reshape(len(self), -1).max(axis=1)
         return self._encoded[key]
 
@@ -270,31 +280,32 @@ class TextTable(Loadable):
         pairs = [(text, second) for text, *others in zip(first, *each, strict=True) for second in others]
         return pairs if each else first
 
-    def _tell_of_padding(self, inputs: TokenInputs) -> None:
-        if inputs.reads_padding and "padding" not in self._told:
-            self._told.add("padding")
+    def _warn_of_padding(self, inputs: TokenInputs) -> None:
+        if inputs.reads_padding and "padding" not in self._warned:
+            self._warned.add("padding")
             log.warning("the model has neither an attention mask nor lengths as input, so it treats padding as text")
 
     def _labels(
         self, target: TargetSpec | None, form: TextForm, encoded: Encoded, known: DataNames
     ) -> tuple[Array | None, Classes | None]:
-        """Return the label of each sample, or of each token: its word's label for the first token of a word, else
-        ignored.
+        """Return the label of each text, or of each token, and the classes.
+
+        The first token of a word has the label of the word; all other tokens have the label that the loss ignores.
         """
         if target is None or form.label is None:
             return None, None
         classes, own = Classes.known(known, target.name), self.classes or self.columns.classes(form.label)
         if len(target.shape) == 2 and takes_labels(target) and form.words is None:
             raise DataError(
-                f"the model takes a label for each token ({target}), and {self.columns.where} has no column of lists "
-                "of words; give such words and labels, or a model that labels texts"
+                f"the model expects a label for each token ({target}), but {self.columns.where} has no column of word "
+                "lists; provide words with their labels, or use a model that labels texts"
             )
         if not form.labels_words(target) or form.words is None:
             values = self.columns.labels(form.label)
             if values and isinstance(values[0], LISTS):
                 raise DataError(
-                    f"the column '{shown(form.label)}' has a list of labels for each text, and the model takes one "
-                    f"({target}); give a model that labels tokens, or one label for each text"
+                    f"the column '{shown(form.label)}' has a list of labels for each text, but the model expects one "
+                    f"label ({target}); use a model that labels tokens, or one label for each text"
                 )
             return labels_of(values, target, classes, form.label, own)
         words, tags = self.columns.lists(form.words), self.columns.lists(form.label)
@@ -302,7 +313,7 @@ class TextTable(Loadable):
             if len(of_words) != len(of_tags):
                 raise DataError(
                     f"row {i} of {self.columns.where} has {len(of_words)} words in '{shown(form.words)}' and "
-                    f"{len(of_tags)} labels in '{shown(form.label)}'; give one for each word"
+                    f"{len(of_tags)} labels in '{shown(form.label)}'; provide one label for each word"
                 )
         numbers, found = labels_of([tag for row in tags for tag in row], target, classes, form.label, own)
         starts = np.concatenate([[0], np.cumsum([len(row) for row in words])])
@@ -310,18 +321,23 @@ class TextTable(Loadable):
         ignored = -100 if target.ignore_index is None else target.ignore_index
         is_first = encoded.words >= 0
         if lost := int(starts[-1] - is_first.sum()):
-            self._tell_once(
-                f"{lost:,} of {starts[-1]:,} words of {self.columns.where} have no token, and no label then"
+            self._warn_once(
+                f"{lost:,} of {starts[-1]:,} words of {self.columns.where} have no token (truncated or empty), so "
+                "their labels are not used"
             )
         return np.where(is_first, numbers[np.where(is_first, of_text + encoded.words, 0)], ignored), found
 
-    def _tell_once(self, words: str) -> None:
-        if words not in self._told:
-            self._told.add(words)
+    def _warn_once(self, words: str) -> None:
+        if words not in self._warned:
+            self._warned.add(words)
             log.warning("%s", words)
 
     def _width(self, inputs: TokenInputs, form: TextForm, rows: Array) -> int:
-        """Return the width of a batch: its longest text, rounded up, unless the model or the table fixes it."""
+        """Return the number of tokens to pad a batch to.
+
+        The fixed length of the model's input, if any; otherwise the longest text of the batch (of the table for
+        ``one_length``), rounded up to ``multiple``.
+        """
         assert self._lengths is not None and form.length is not None
         if inputs.fixed_length is not None:
             return inputs.fixed_length
@@ -343,8 +359,8 @@ class _Padded:
 
     Args:
         encoded: all texts.
-        texts: indices of the selected ones.
-        width: row width.
+        texts: indices of the texts to pad.
+        width: number of tokens per row.
         tokenizer: defines the padding token and side.
     """
 
@@ -360,7 +376,7 @@ class _Padded:
         return self._filled(self._encoded.ids, self._pad), self._filled(self._encoded.types, 0), self.there
 
     def of_words(self, labels: Array, target: TargetSpec) -> Array:
-        """Return the labels of the tokens."""
+        """Return the labels of the tokens, [texts, width], with the target's ignored label for padding."""
         return self._filled(labels, -100 if target.ignore_index is None else target.ignore_index)
 
     def _filled(self, values: Array, fill: int) -> Array:
@@ -410,12 +426,12 @@ def table(
         pair: the column of second texts: premise and hypothesis, question and passage.
         choices: the columns of answers to choose from; each is appended to ``text``, if given.
         words: the column of word lists, for one label per word; by default the only column of lists.
-        label: the column of labels: class names, class numbers, or quantities; for ``words``, lists of them. By
-            default the one named like the step's target, or label.
+        label: the column of labels: class names, class numbers, or regression values; for ``words``, lists of them. By
+            default the one named like the step's target, or ``label``.
         length: maximum number of tokens, longer texts are truncated; by default that of the model or tokenizer, or 512.
         classes: the class names for integer labels in this table, from 0 on.
-        multiple: pad batches to a multiple of this, for fewer different sizes, as memory is planned anew for
-            each size.
+        multiple: pad batches to a multiple of this number of tokens. Batches then have fewer distinct shapes; memory is
+            planned anew for each shape.
         one_length: pad all batches to one width, so that ``predict`` can join per-token outputs.
 
     Raises:
@@ -423,12 +439,12 @@ def table(
     """
     if sum(given is not None for given in (pair, choices, words)) > 1 or (words is not None and text is not None):
         raise DataError("text, pair, choices and words exclude each other, except text with a pair or with choices; "
-                        "give one of these")  # fmt: skip
+                        "pass one of them")  # fmt: skip
     if pair is not None and text is None:
         raise DataError(
-            "pair is the second text column, but the first one is not given",
-            remedy="give text=…, too",
-            shell="give --text text=…, too",
+            "pair is the column of second texts, but the column of first texts is missing",
+            remedy="also pass text='…'",
+            shell="also pass --text text=COLUMN",
         )
     read = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer(tokenizer)
     columns = FrameColumns(frame)

@@ -42,9 +42,9 @@ class TokenInputs:
         fitting = [spec for spec in ids if len(spec.shape) in (2, 3) and numpy_dtype(spec.dtype).kind in "iu"]
         if len(ids) != 1 or not fitting or len(targets) > 1:
             raise DataError(
-                f"a table of texts gives the numbers of their tokens, a mask, types of tokens, positions, lengths and "
-                f"one target, and the step takes {', '.join(map(str, specs.values()))}; name the inputs as a "
-                "transformer's are (input_ids, attention_mask, token_type_ids), or give arrays"
+                f"a table of texts provides token ids, a mask, token types, positions, lengths and one target, but the "
+                f"step expects {', '.join(map(str, specs.values()))}; name the inputs as transformers do (input_ids, "
+                "attention_mask, token_type_ids), or pass arrays"
             )
         return cls(ids[0], inputs, targets[0] if targets else None)
 
@@ -54,7 +54,7 @@ class TokenInputs:
 
     @property
     def fixed_length(self) -> int | None:
-        """The number of tokens that the model is fixed to, if it is."""
+        """The number of tokens of the model's input; None if it is not fixed."""
         size = self.ids.shape[-1]
         return size if isinstance(size, int) else None
 
@@ -80,16 +80,17 @@ class TokenInputs:
         return {name: made[role].astype(numpy_dtype(spec.dtype)) for name, (spec, role) in self.inputs.items()}
 
     def check_choices(self, count: int) -> None:
-        """Raise DataError if the model expects another number of choices; 0 stands for single texts."""
+        """Raise DataError unless the model expects ``count`` choices per sample; 0 for a single text instead."""
         wanted = self.ids.shape[1] if self.has_choices else 0
         if self.has_choices and not count:
             raise DataError(
-                f"'{shown(self.ids.name)}' takes several choices for each text",
+                f"'{shown(self.ids.name)}' expects several choices for each text",
                 remedy="name their columns: choices=['ending0', 'ending1']",
                 shell='name their columns: --text \'choices=["ending0","ending1"]\'',
             )
         if count and (not self.has_choices or (isinstance(wanted, int) and wanted != count)):
-            takes = f"takes {wanted}" if self.has_choices else "takes one text for each sample"
+            expected = f"{wanted} choices" if self.has_choices else "one text"
             raise DataError(
-                f"there are {count} columns of choices, and '{shown(self.ids.name)}' {takes}; give as many as it takes"
+                f"there are {count} columns of choices, but '{shown(self.ids.name)}' expects {expected} per sample; "
+                "name as many columns"
             )

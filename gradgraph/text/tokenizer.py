@@ -24,7 +24,7 @@ from gradgraph.step.data_names import DataNames
 
 NAME = "tokenizer.json"
 LARGEST = 256 << 20  # bytes of a file
-LONGER = 1000  # the largest factor by which it may lengthen a text
+LONGER = 1000  # the largest factor by which a tokenizer may lengthen a text
 LONGEST = 512  # default maximum length
 CHUNK = 4096  # texts encoded at once: the package's results take far more memory than the token ids
 PADS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>", "</s>")
@@ -35,10 +35,10 @@ class Encoded:
     """Encoded texts, concatenated.
 
     Attributes:
-        ids: of all tokens: int32 [tokens].
+        ids: token ids of all texts: int32 [tokens].
         types: 1 for tokens of the second text of a pair: uint8 [tokens].
         words: for the first token of each word, the index of the word in its text, else −1: int32 [tokens].
-        starts: the first token of each text, then the total: int64 [texts + 1].
+        starts: index of the first token of each text, then the number of tokens: int64 [texts + 1].
         cut: number of truncated texts.
     """
 
@@ -59,17 +59,18 @@ class Tokenizer:
 
     Args:
         path: path of a ``tokenizer.json``.
-        inside: whether it belongs to a folder that it must not lead out of.
+        inside: whether to reject a file that is a link to a file outside its folder.
 
     Attributes:
         content: the bytes of the file.
-        digest: their SHA-256.
-        pad: id of the padding token, and whether padding is on the left.
+        digest: SHA-256 of ``content``.
+        pad: id of the padding token.
+        pads_left: whether texts are padded on the left.
         cuts_left: whether long texts are truncated on the left.
-        longest: maximum number of tokens, if the file contains it.
+        longest: maximum number of tokens of a text; None if the file does not set it.
 
     Raises:
-        DataError: it cannot be read or is not a tokenizer; or the package ``tokenizers`` is not installed.
+        DataError: the file cannot be read or is not a tokenizer; or the package ``tokenizers`` is not installed.
     """
 
     def __init__(self, path: str | os.PathLike[str], inside: bool = False) -> None:
@@ -117,7 +118,7 @@ class Tokenizer:
         """Encode texts, pairs of texts, or lists of ``words``, truncated to ``length`` tokens.
 
         Raises:
-            DataError: the tokenizer fails, or this many tokens leave no room for text.
+            DataError: the tokenizer fails, or ``length`` is too small for its special tokens.
         """
         parts = list(self._encoded(texts, length, words))
         lengths = np.array([n for part in parts for n in part[3]], np.int64)
@@ -144,14 +145,15 @@ class Tokenizer:
         return str(self._runner.decode(list(map(int, ids)), skip_special_tokens=not special))
 
     def spans(self, texts: Sequence[str], special: bool) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
-        """Yield the tokens of each whole text, and the span of characters [start, end) of each.
+        """Yield the token ids of each text, without truncation, and the span of characters [start, end) of each token.
 
-        Spans include spaces that the tokenizer trims. The span of a special token that swallows neighbouring spaces
+        Spans include spaces that the tokenizer trims. The span of a special token that absorbs neighbouring spaces
         covers the token only.
 
         Args:
-            special: whether to add the special tokens around a text, whose span is (−1, −1); false if the text contains
-                them already.
+            texts: the texts.
+            special: whether to add special tokens around a text; their span is (−1, −1). Pass false if the texts
+                contain them already.
 
         Raises:
             DataError: the tokenizer fails.
@@ -168,16 +170,16 @@ class Tokenizer:
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
                 raise
-            raise DataError(f"the tokenizer failed ({reason_of(error)}); give texts that it takes") from None
+            raise DataError(f"the tokenizer failed ({reason_of(error)}); check the texts") from None
 
     @functools.cached_property
     def _untrimmed(self) -> Any:
-        """The same tokenizer, changed not to exclude spaces from the spans of tokens."""
+        """The tokenizer without space trimming, so that the spans of tokens include spaces."""
         processor = self._runner.post_processor
-        if processor is None or not _let_spaces_be(json_of(processor.__getstate__())):
+        if processor is None or not _disable_trimming(json_of(processor.__getstate__())):
             return self._runner
         whole = json_of(self.content, largest=LARGEST)
-        _let_spaces_be(whole["post_processor"])
+        _disable_trimming(whole["post_processor"])
         return type(self._runner).from_buffer(json.dumps(whole).encode())
 
     def _encoded(self, texts: Sequence[Any], length: int, words: bool) -> Iterator[tuple[Any, ...]]:
@@ -198,25 +200,29 @@ class Tokenizer:
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
             raise DataError(
-                f"the tokenizer failed ({reason_of(error)}); give texts that it takes, and a length of more tokens "
-                "than it adds to each"
+                f"the tokenizer failed ({reason_of(error)}); check the texts, and that the length exceeds the number "
+                "of special tokens added to each"
             ) from None
 
 
 _NONE = np.zeros(0, np.int32)
-
-
-_NOWHERE = (-1, -1)
+_NOWHERE = (-1, -1)  # the span of a special token that is not in the text
 
 
 def _own(text: str, special: str | None, first: int, last: int) -> tuple[int, int]:
-    """Return the span of a token; for a special token, without the spaces that it swallows (lstrip, rstrip)."""
+    """Return the span of a token; for a special token, without the spaces that it absorbs (lstrip, rstrip).
+
+    Args:
+        text: the text.
+        special: content of the token if it is a special token, otherwise None.
+        first, last: the span that the tokenizer returned.
+    """
     at = -1 if special is None else text.find(special, first, last)
     return (first, last) if at < 0 or not special else (at, at + len(special))
 
 
 def _growth(part: Any) -> int:
-    """Return the factor by which a part of a tokenizer may lengthen a text."""
+    """Return the largest factor by which a part of a tokenizer.json may lengthen a text."""
     if isinstance(part, list):
         return math.prod(map(_growth, part))
     if not isinstance(part, dict):
@@ -232,21 +238,21 @@ def _growth(part: Any) -> int:
     return max(1, own) * _growth(inner)
 
 
-def _let_spaces_be(processor: Any) -> bool:
-    """Disable space trimming in a post-processor and those nested in it; whether one of them trimmed."""
+def _disable_trimming(processor: Any) -> bool:
+    """Disable space trimming in a post-processor and those nested in it; return whether any of them trimmed."""
     if isinstance(processor, list):
-        trimmed = [_let_spaces_be(each) for each in processor]  # all of them: any() would stop at the first
+        trimmed = [_disable_trimming(each) for each in processor]  # a list, as any() would stop at the first
         return any(trimmed)
     if not isinstance(processor, dict):
         return False
     trims = processor.get("trim_offsets") is True
     if trims:
         processor["trim_offsets"] = False
-    return _let_spaces_be(processor.get("processors")) or trims
+    return _disable_trimming(processor.get("processors")) or trims
 
 
 def _once(ids: list[int], spans: list[tuple[int, int]]) -> tuple[list[int], list[tuple[int, int]]]:
-    """Drop the first and last token if the tokenizer added special tokens that the text already contains."""
+    """Drop the first or last token if it is a special token that the tokenizer added although the text contains it."""
     first = len(ids) > 1 and ids[0] == ids[1] and spans[0] == _NOWHERE != spans[1]
     last = len(ids) > 1 and ids[-1] == ids[-2] and spans[-1] == _NOWHERE != spans[-2]
     kept = slice(int(first), len(ids) - int(last))
@@ -265,7 +271,7 @@ def _first_tokens(numbers: Sequence[int | None]) -> Iterator[int]:
 
 
 def digest_for(names: DataNames) -> str | None:
-    """Return the digest of a model's tokenizer by the names of its data; None if it does not read texts."""
+    """Return the SHA-256 of the tokenizer that a model was trained with; None if the model does not read texts."""
     return next((read["tokenizer"] for read in names.texts.values() if "tokenizer" in read), None)
 
 
@@ -278,11 +284,11 @@ def tokenizer_beside(model: str | os.PathLike[str], names: DataNames) -> Tokeniz
     """Return the tokenizer stored next to the trained model; None if the model does not read texts.
 
     Args:
-        model: its file, its step folder, or the folder of its run.
+        model: the model's file, its step folder, or the folder of its run.
         names: names of the training data.
 
     Raises:
-        DataError: there is none, or only others.
+        DataError: no tokenizer is stored there, or only different ones than the model was trained with.
     """
     digest, path = digest_for(names), Path(model)
     if digest is None:
@@ -293,12 +299,12 @@ def tokenizer_beside(model: str | os.PathLike[str], names: DataNames) -> Tokeniz
         if with_digest.digest == digest:
             return with_digest
     raise DataError(
-        f"'{shown(path)}' reads texts, and "
+        f"the model '{shown(path)}' was trained on texts, but "
         + (
-            f"'{shown(found[0])}' is a different tokenizer than it was trained with"
+            f"'{shown(found[0])}' is not the tokenizer of its training"
             if found
-            else "there is no tokenizer next to it"
+            else "no tokenizer is stored next to it"
         ),
-        remedy="pass gg.text.table(…, tokenizer=…) the tokenizer.json that it was trained with",
-        shell="add --tokenizer, the tokenizer.json that it was trained with",
+        remedy="pass the tokenizer.json of its training: gg.text.table(…, tokenizer='tokenizer.json')",
+        shell="pass the tokenizer.json of its training: --tokenizer tokenizer.json",
     )

@@ -1,4 +1,4 @@
-"""Annotated images as batches, with boxes that follow augmentation."""
+"""Annotated images as training data: batches of images, labels, boxes and masks, augmented together."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from gradgraph.vision.outlines import Polygons, Runs, drawn
 
 log = logging.getLogger("gradgraph")
 
-VISIBLE = 0.25  # the fraction of a box that must remain visible
+VISIBLE = 0.25  # boxes of which a smaller fraction remains visible are dropped
 BACKGROUND = "background"
-IGNORED = 255  # in masks, as in Pascal VOC
+IGNORED = 255  # class number of ignored pixels in masks, as in Pascal VOC
 
 OPTIONS = {name: kind for name, kind in KINDS.items() if name not in ("shorter", "resample")}
 OPTIONS["letterbox"] = FLAG.or_none()
@@ -38,7 +38,15 @@ FOLLOWED = ("flip", "zoom", "color_jitter")  # augmentations by name that boxes 
 
 @dataclass(frozen=True)
 class Options:
-    """Image preprocessing options; see :func:`gradgraph.vision.coco`."""
+    """Image preprocessing options; see :func:`gradgraph.vision.coco`.
+
+    Attributes:
+        form: size, layout and normalisation of images.
+        flip: probability of a horizontal flip.
+        zoom: range of the random zoom factor; None for no zoom.
+        recolour: augmentations that do not move pixels.
+        threads: number of decoding threads; None for the default.
+    """
 
     form: ImageForm
     flip: float = 0.0
@@ -51,7 +59,7 @@ class Options:
         return cls(form, *_followed(() if augment is None else augment), threads)
 
     def placing(self, form: ImageForm, source: tuple[int, int], rng: np.random.Generator | None) -> Placing:
-        """Return the placing of an image of this (width, height); random if ``rng`` is given."""
+        """Return the placement of an image of size ``source`` (width, height); random if ``rng`` is passed."""
         size, letterbox = size_in(form, source), bool(form.letterbox)
         if rng is None or not (self.flip or self.zoom):
             return whole(source, size, letterbox)
@@ -59,21 +67,21 @@ class Options:
 
 
 def size_in(form: ImageForm, source: tuple[int, int]) -> tuple[int, int]:
-    """Return width and height of the model input; those of the image for dynamic sizes."""
+    """Return width and height of the model input: the size of the image, ``source``, if the model has no fixed size."""
     return source if form.size is None else (form.size[1], form.size[0])
 
 
 def laid(place: Placing, image: Any, form: ImageForm) -> Array:
-    """Return the array of an image after placing it."""
+    """Return an image, resampled to its placement, as the array that the model reads."""
     made: Array = form(place.picture(image, how=INTERPOLATIONS[form.resample or "bilinear"]))
     return made
 
 
 def _followed(given: Any) -> tuple[float, Sequence[float] | None, Augmentations | None]:
-    """Return flip probability and zoom range among augmentations, and those that do not move pixels.
+    """Split augmentations into the flip probability, the zoom range, and the augmentations that do not move pixels.
 
     Raises:
-        DataError: boxes cannot follow one.
+        DataError: boxes cannot follow one of the augmentations.
     """
     every, moving, rest = Augmentations(given), dict[str, Augmentation](), list[Any]()
     others: list[Any] = [*every.on_arrays, *every.mixing]
@@ -85,7 +93,7 @@ def _followed(given: Any) -> tuple[float, Sequence[float] | None, Augmentations 
             (rest if name in ("", *FOLLOWED) else others).append(step)
     if others:
         raise DataError(
-            f"boxes and masks do not follow {listed(map(str, others))}; give {listed(FOLLOWED)}, or functions that "
+            f"boxes and masks cannot follow {listed(map(str, others))}; use {listed(FOLLOWED)}, or functions that "
             "keep the shape"
         )
     arguments = {name: AUGMENTATIONS.written(step.call)[1] for name, step in moving.items()}
@@ -95,8 +103,8 @@ def _followed(given: Any) -> tuple[float, Sequence[float] | None, Augmentations 
 
 
 class Truth(NamedTuple):
-    """Ground-truth objects of an image: labels ``[n]``, boxes ``[n, 4]`` like those of its detections, crowds
-    ``[n]``.
+    """Ground-truth objects of an image: labels ``[n]``, boxes ``[n, 4]`` in the unit of the detections they are
+    compared with, and whether each is a crowd ``[n]``.
     """
 
     labels: Array
@@ -170,7 +178,7 @@ class Annotated(Loadable):
         """Return the image format for a step with these inputs.
 
         Raises:
-            DataError: none of them is an image input.
+            DataError: none of the inputs is an image.
         """
         spec = next((spec for spec in specs if _part_of(spec) == "image"), None)
         if spec is None:
@@ -187,7 +195,7 @@ class Annotated(Loadable):
         return found
 
     def truths(self) -> list[Truth]:
-        """Return the ground-truth objects of each image, with boxes in its pixels."""
+        """Return the ground-truth objects of each image, with boxes in pixels of the image."""
         found = enumerate(self.found)
         return [Truth(f.labels, f.in_pixels(f.boxes, self.size_of(i)), f.crowd) for i, f in found]
 
@@ -226,13 +234,13 @@ class Annotated(Loadable):
             yield {name: self._batch(specs[name], part, [s[name] for s in samples]) for name, part in parts.items()}
 
     def _numbers(self, target: str, part: str, known: DataNames) -> Array:
-        """Return the model's number of each class; for a class map, the background comes first."""
+        """Return the model's class number for each class of these images; class maps start with the background."""
         found = [BACKGROUND, *self.classes] if part == "map" else self.classes
         classes = Classes.known(known, target) or Classes(tuple(found))
         return classes.of_names(found, self.where)
 
     def classes_of(self, targets: Sequence[TensorSpec], known: DataNames) -> Classes:
-        """Return the classes of the model; unnamed if it was trained on numbers."""
+        """Return the model's classes, without names if it was trained on class numbers."""
         target = next((spec for spec in targets if _part_of(spec) == "labels"), None)
         return (None if target is None else Classes.known(known, target.name)) or Classes()
 
@@ -240,7 +248,7 @@ class Annotated(Loadable):
         return replace(self.options.form.like(known.images.get(image, {})), shorter=None)
 
     def _parts(self, specs: Mapping[str, TensorSpec]) -> dict[str, str]:
-        """Return the role of each input and target, by axes and type, since names are up to the model."""
+        """Return the role of each input and target. Axes and element type decide, since names differ by model."""
         parts = {name: _part_of(spec) for name, spec in specs.items()}
         kinds = [part for part in parts.values() if part]
         if None in parts.values() or kinds.count("image") != 1 or len(set(kinds)) < len(kinds):
@@ -257,7 +265,7 @@ class Annotated(Loadable):
         if isinstance(room, int) and most > room:
             raise DataError(
                 f"an image of {self.where} has {most} objects, but '{shown(spec.name)}' has room for {room}; drop the "
-                "image, or build the step with more"
+                "image, or build the step with room for more objects"
             )
         count = room if isinstance(room, int) else most
         made = np.full((len(arrays), count, *arrays[0].shape[1:]), -1 if part == "labels" else 0, arrays[0].dtype)
@@ -317,7 +325,7 @@ class Annotated(Loadable):
             outline = found.outlines[k] if found.outlines else None
             if isinstance(outline, Runs):
                 if outline.size != source[::-1]:
-                    raise DataError(f"a mask of {self.where} differs in size from its image; write it again")
+                    raise DataError(f"a mask of {self.where} differs in size from its image; export the masks again")
                 mask[:] = np.asarray(place.picture(Image.fromarray(outline.mask().astype(np.uint8)), 0, NEAREST)) > 0
                 continue
             polygons = [place.points(found.in_pixels(corners, source)) for corners in outline or ()]
@@ -372,7 +380,7 @@ def recoloured(image: Any, change: Augmentations, rng: np.random.Generator) -> A
 
 
 def _part_of(spec: TensorSpec) -> str | None:
-    """Return the role of an input or target by its axes and element type."""
+    """Return the role of an input or target by its axes and element type; None if no role matches."""
     axes, is_whole = len(spec.shape), numpy_dtype(spec.dtype).kind in "iub"
     if not isinstance(spec, TargetSpec):
         return {4: "image", 3: "shown" if is_whole else None}.get(axes)

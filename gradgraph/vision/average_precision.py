@@ -37,7 +37,7 @@ def mean_average_precision(
         the AP of each class by name (by number if there are no names). NaN for classes without objects.
 
     Raises:
-        UnmatchedError: the images have a class that the model does not know.
+        UnmatchedError: the images have a class that the model does not have.
         DataError: the number of images differs from that of detections.
     """
     if len(found) != len(pictures):
@@ -83,7 +83,7 @@ def evaluate(
         The result of :func:`mean_average_precision`.
 
     Raises:
-        UnmatchedError: the images have a class that the model does not know.
+        UnmatchedError: the images have a class that the model does not have.
         DataError: as for :func:`gradgraph.vision.detect`.
     """
     found = detect(trainer, pictures, outputs, batch_size=batch_size, averaged=averaged)
@@ -98,7 +98,7 @@ def _mean(table: Array) -> float:
 def _of_class(
     found: Sequence[Detections], truths: Sequence[Truth], number: int, overlaps: Sequence[float], most: int
 ) -> list[float]:
-    """Return the average precision of a class at each overlap."""
+    """Return the average precision of a class at each IoU threshold."""
     scores, hits, ignored, objects = [], [], [], 0
     for one, truth in zip(found, truths, strict=True):
         mine = np.flatnonzero(one.labels == number)
@@ -120,14 +120,23 @@ def _of_class(
 
 
 def _matched(overlap: Array, crowd: Array, least: float) -> tuple[Array, Array]:
-    """Match detections, by descending score; return which find an object first, and which find a crowd."""
+    """Match detections with the objects of a class, each object at most once; crowds match any number.
+
+    Args:
+        overlap: IoU of detections, by descending score, and objects: [detections, objects].
+        crowd: whether each object is a crowd.
+        least: IoU threshold.
+
+    Returns:
+        Whether each detection matches an object, and whether it matches a crowd: bool [detections] each.
+    """
     hits, ignored = np.zeros(len(overlap), bool), np.zeros(len(overlap), bool)
     free = np.ones(overlap.shape[1], bool)
     for i, row in enumerate(overlap):
         for kind, result in ((~crowd, hits), (crowd, ignored)):
             open_ = np.where(kind & (free | crowd), row, -1.0)
             if open_.size and open_.max() >= min(least, 1 - 1e-10):
-                # pycocotools picks the last of several
+                # of several equal overlaps, pycocotools picks the last
                 free[len(open_) - 1 - int(np.argmax(open_[::-1]))] = False
                 result[i] = True
                 break
@@ -135,7 +144,12 @@ def _matched(overlap: Array, crowd: Array, least: float) -> tuple[Array, Array]:
 
 
 def _area(hits: Array, objects: int) -> float:
-    """Return the mean over recalls of the best precision at that recall or above."""
+    """Return the average precision of a class: the mean over ``RECALLS`` of the best precision at that recall or more.
+
+    Args:
+        hits: whether each detection, by descending score, matches an object.
+        objects: number of objects.
+    """
     found = np.cumsum(hits)
     precision = found / np.arange(1, len(hits) + 1)
     best = np.maximum.accumulate(precision[::-1])[::-1]

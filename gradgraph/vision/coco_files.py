@@ -22,7 +22,7 @@ from gradgraph.vision.outlines import outline_of
 log = logging.getLogger("gradgraph")
 
 LARGEST = 1 << 30  # bytes; COCO's 118,000 images have 450 MB of annotations
-MANY_CROWDS = 0.1  # of all objects; 1.2 % in COCO
+MANY_CROWDS = 0.1  # fraction of crowds among objects from which on a warning is logged; COCO has 1.2 %
 NAMES = ("annotations.json", "_annotations.coco.json", "instances.json")
 
 
@@ -50,8 +50,8 @@ def coco(
 
     Inputs of the step are recognised by axes and type: the image; labels, int64 ``[N, objects]``, padded with −1;
     boxes ``[N, objects, 4]``, each centre x, centre y, width and height relative to the model's input; masks
-    ``[N, objects, height, width]`` of outlines; or a class map, int64 ``[N, height, width]``, 0 for the
-    background. Labels are numbered from 0 in the order of COCO's category ids. Boxes marked ``iscrowd``
+    ``[N, objects, height, width]``, drawn from the outlines; or a class map, int64 ``[N, height, width]``, 0 for the
+    background. Labels are numbered from 0 in the order of COCO's category ids. Objects marked ``iscrowd``
     are excluded from labels, boxes and masks.
 
     Args:
@@ -66,7 +66,7 @@ def coco(
         threads: number of decoding threads; by default one per core, at most 8.
 
     Raises:
-        DataError: the file is not COCO's JSON, all its objects are crowds, or images are missing.
+        DataError: the file is not valid COCO JSON, all its objects are crowds, or images are missing.
     """
     file = _json_at(Path(path))
     where = f"'{shown(file)}'"
@@ -91,11 +91,11 @@ def coco(
 
 
 def _check_crowds(crowds: int, objects: int, where: str) -> None:
-    """Raise DataError if all objects are crowds, and warn if many are: some tools mark every mask so."""
+    """Raise DataError if all objects are crowds, and warn if many are: some annotation tools mark every mask as one."""
     if not crowds or crowds < MANY_CROWDS * objects:
         return
     marked = f"{where} marks {crowds} of {objects} objects as iscrowd, which are excluded from training"
-    remedy = "if each is a single object (CVAT marks masks so), set iscrowd to 0"
+    remedy = "if each is a single object (CVAT exports masks as iscrowd), set iscrowd to 0"
     if crowds == objects:
         raise DataError(f"{marked}; {remedy}")
     log.warning("%s; %s", marked, remedy)
@@ -112,7 +112,7 @@ def _json_at(path: Path) -> Path:
 
 
 def _classes(table: Fields) -> tuple[list[str], dict[int, int]]:
-    """Return category names in the order of their ids, and the number of each id."""
+    """Return category names in the order of their ids, and the class number of each id."""
     entries = tables_of(table.value("categories"), "categories")
     by_id = {entry.whole("id"): entry.text("name") for entry in entries}
     return [by_id[key] for key in sorted(by_id)], {key: i for i, key in enumerate(sorted(by_id))}
@@ -122,7 +122,7 @@ def _relative(name: str) -> str:
     try:
         return check_relative(name)
     except UnreadableError as error:
-        raise UnreadableError(f"the image '{shown(name)}': {error}") from None
+        raise UnreadableError(f"the image path '{shown(name)}' is not allowed: {error}") from None
 
 
 def _found(picture: Fields, objects: Sequence[Fields], numbers: dict[int, int]) -> Found:
@@ -156,7 +156,10 @@ def _box(entry: Fields) -> tuple[float, ...]:
 
 
 def _folder_of(file: Path, name: str) -> Path:
-    """Return the folder of the first image: next to the file, in ``images``, or as in COCO's own archives."""
+    """Return the folder that contains the first image, ``name``.
+
+    Searches next to the annotation file, in ``images``, and where COCO's own archives have it.
+    """
     split = file.stem.removeprefix("instances_")
     near = [file.parent, file.parent / "images", file.parent / split, file.parent / "images" / split]
     around = file.parent.parent

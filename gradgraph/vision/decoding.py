@@ -16,7 +16,7 @@ from gradgraph.runtime.trainer import Trainer
 from gradgraph.step.classes import Classes
 from gradgraph.vision.annotated import Annotated
 
-MOST_GROWTH = np.log(1000 / 16)  # of an anchor, as in torchvision
+MOST_GROWTH = np.log(1000 / 16)  # largest log of box side / anchor side, as in torchvision
 CANDIDATES = 1000  # per image, before non-maximum suppression
 
 
@@ -60,8 +60,10 @@ def nms(boxes: Array, scores: Array, overlap: float = 0.5) -> Array:
 
 
 def iou(a: Array, b: Array, crowd: Array | None = None) -> Array:
-    """Compute intersection over union ``[n, m]`` of boxes (left, top, right, bottom); for a crowd, over the area of
-    ``a``.
+    """Compute the IoU ``[n, m]`` of boxes ``a [n, 4]`` and ``b [m, 4]`` (left, top, right, bottom).
+
+    For boxes of ``b`` that are crowds (bool ``crowd [m]``), the intersection is divided by the area of ``a`` instead of
+    the union.
     """
     sides = np.minimum(a[:, None, 2:], b[None, :, 2:]) - np.maximum(a[:, None, :2], b[None, :, :2])
     both = np.prod(np.maximum(sides, 0), axis=2)
@@ -137,7 +139,7 @@ def detections(
         arguments: arguments of the loss, such as ``image_size``.
 
     Raises:
-        DataError: this loss has no decoder, or reads another number of outputs.
+        DataError: the loss has no decoder, or the outputs differ in number or shape from those that it reads.
     """
     if loss not in DECODERS:
         raise DataError(f"the loss '{shown(loss)}' has no decoder; choose from {listed(DECODERS)}")
@@ -146,8 +148,8 @@ def detections(
     same = len({shape[:2] for shape in shapes}) == 1 and all(len(shape) == 3 for shape in shapes)
     if len(outputs) != len(made.reads) or not same or shapes[1][2] != 4:
         raise DataError(
-            f"{loss} reads {listed(made.reads)}, each [pictures, predictions, …], and outputs of the shapes "
-            f"{listed([str(list(shape)) for shape in shapes])} are given; name those that it reads, in this order"
+            f"the loss {loss} reads {listed(made.reads)}, each [images, predictions, …], but the outputs have the "
+            f"shapes {listed([str(list(shape)) for shape in shapes])}; pass the outputs that it reads, in this order"
         )
     scores, boxes = DECODERS[loss]([np.asarray(x, np.float64) for x in outputs], made.arguments)
     boxes = np.clip(boxes, 0, 1)
@@ -195,7 +197,7 @@ def detect(
         score, overlap, most: as for :func:`gradgraph.vision.detections`.
 
     Raises:
-        DataError: the step has another loss, or it does not read these outputs.
+        DataError: the step has another loss, or an output does not exist or does not fit the loss.
     """
     loss = trainer.manifest.loss
     if loss.get("name") not in DECODERS:

@@ -33,7 +33,7 @@ class MaskFolder(Loadable):
     Attributes:
         classes: class names; empty if there are none.
         files: the image files.
-        masks: their mask files.
+        masks: the mask file of each image.
     """
 
     def __init__(self, files: Sequence[Path], masks: Sequence[Path], classes: Sequence[str], ignore: int,
@@ -103,7 +103,7 @@ class MaskFolder(Loadable):
         return images[0], others[0] if others else ""
 
     def _numbers(self, target: str, known: DataNames) -> Array | None:
-        """Return the model's number of each class; None if numbers stay the same."""
+        """Return the model's class number for each class number in the masks; None if they are the same."""
         classes = Classes.known(known, target)
         if classes is None or not self.classes:
             return None
@@ -124,8 +124,8 @@ class MaskFolder(Loadable):
         if renumbered is not None:
             if (beyond := numbers[counted & (numbers >= len(renumbered))]).size:
                 raise DataError(
-                    f"the mask '{shown(self.masks[i])}' has the class {beyond[0]}, and {len(renumbered)} have names "
-                    f"({listed(self.classes)}); name all of them"
+                    f"the mask '{shown(self.masks[i])}' has the class {beyond[0]}, but only {len(renumbered)} classes "
+                    f"have names ({listed(self.classes)}); name all classes"
                 )
             numbers = renumbered[np.where(counted, numbers, 0)]
         return laid(place, image, form), np.where(counted, numbers, ignored)
@@ -136,11 +136,13 @@ def _takes_masks(spec: TensorSpec) -> bool:
 
 
 def _for_target(masks: Array, spec: TensorSpec) -> Array:
-    """Convert class numbers to a target; with four axes, one-hot per class, or a single foreground channel.
+    """Convert class numbers to the layout of a target: unchanged for three axes, one channel per class for four.
+
+    A target with a single channel is a foreground mask (class above 0). Ignored pixels (255) are 0 in all channels.
 
     Args:
-        masks: class numbers ``[N, height, width]``; ignored pixels have no class.
-        spec: of the target.
+        masks: class numbers ``[N, height, width]``.
+        spec: the target.
     """
     if len(spec.shape) == 3:
         return masks
@@ -152,8 +154,8 @@ def _for_target(masks: Array, spec: TensorSpec) -> Array:
     beyond = masks[(masks >= classes) & (masks != IGNORED)]
     if beyond.size:
         raise DataError(
-            f"a mask has the class {beyond[0]}, but '{shown(spec.name)}' has {classes} classes, from 0 on; give the "
-            "model a larger head"
+            f"a mask has the class {beyond[0]}, but '{shown(spec.name)}' has the classes 0 to {classes - 1}; use a "
+            "model with more classes"
         )
     is_each: Array = masks[:, None] == np.arange(classes)[:, None, None]
     return is_each
@@ -192,9 +194,9 @@ def masks(
             ``images/a.jpg`` is ``masks/a.png``, with a palette or one channel. Images without a mask are skipped.
         images, masks: other names for these two folders.
         classes: class names, in order; by default the lines of ``classes.txt``, if it exists.
-        ignore: the number of ignored pixels, which becomes the ``ignore_index`` of the loss.
+        ignore: the class number of pixels to ignore; batches contain the ``ignore_index`` of the loss instead.
         size, mean, std, layout, order, scale, letterbox, augment, threads: as for :func:`gradgraph.vision.coco`. Masks
-            follow their image, by nearest-neighbour resampling; padding is ignored.
+            follow their image, by nearest-neighbour resampling; the loss ignores padding.
 
     Raises:
         DataError: the folders do not exist, or no image has a mask.
@@ -208,7 +210,7 @@ def masks(
     of_name = {p.stem: p for p in sorted((root / pair[1]).rglob("*")) if p.suffix.lower() == ".png"}
     pictures = [p for p in sorted((root / pair[0]).rglob("*")) if p.suffix.lower() in SUFFIXES and p.stem in of_name]
     if not pictures:
-        raise DataError(f"no image in '{shown(root / pair[0])}' has a mask of its name; the mask of a.jpg is a.png")
+        raise DataError(f"no image in '{shown(root / pair[0])}' has a mask; the mask of a.jpg must be named a.png")
     names = classes if classes is not None else names_in(root) or ()
     options = Options.of(form_of(size, mean, std, layout, None, None, order, scale, letterbox), augment, threads)
     return MaskFolder(pictures, [of_name[p.stem] for p in pictures], names, ignore, options)

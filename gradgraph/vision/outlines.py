@@ -12,10 +12,10 @@ from gradgraph.files.untrusted.documents import Fields
 from gradgraph.files.untrusted.regular import UnreadableError
 from gradgraph.runtime.data.batch import Array
 
-MOST_PIXELS = 64_000_000
-FINER = 5.0  # the grid on which polygons are drawn is this much finer than pixels
-MOST_STEPS = 1 << 22  # points along an outline, on that grid
-Polygons = list[Array]  # the corners [n, 2] of each, x and y, in pixels
+MOST_PIXELS = 64_000_000  # of a mask
+FINER = 5.0  # grid points per pixel and axis of the grid on which polygons are drawn
+MOST_STEPS = 1 << 22  # largest number of grid points along an outline
+Polygons = list[Array]  # the corners of each polygon: [n, 2], x and y, in pixels or relative to the image size
 
 
 class Runs(NamedTuple):
@@ -35,14 +35,14 @@ def outline_of(value: Any, what: str) -> Polygons | Runs:
     """Parse the outline of an object: polygons, or the runs of its mask.
 
     Raises:
-        UnreadableError: it is neither polygons (lists of x, y, x, y, …) nor run lengths.
+        UnreadableError: the value is neither polygons (lists of x, y, x, y, …) nor run lengths.
     """
     if isinstance(value, list):
         return [_polygon(part, what) for part in value]
     fields = Fields(value, what)
     height, width = (*fields.wholes("size"), 0, 0)[:2]
     if not 0 < height * width <= MOST_PIXELS:
-        raise UnreadableError(f"{what} has the size {height} × {width}")
+        raise UnreadableError(f"{what} has the size {height} × {width}, which is empty or above {MOST_PIXELS:,} pixels")
     given = fields.value("counts")
     runs = _unpacked(given, what) if isinstance(given, str) else np.array(fields.wholes("counts"), np.int64)
     if runs.sum() != height * width:
@@ -60,15 +60,17 @@ def _polygon(part: Any, what: str) -> Array:
 
 
 def _unpacked(text: str, what: str) -> Array:
-    """Decode run lengths of pycocotools: 6 bits per character from '0' on, lowest first; from the third run on, the
-    difference from the last but one.
+    """Decode the run lengths of pycocotools.
+
+    A character encodes 6 bits as an offset from '0', lowest first: 5 bits of a number, and whether more follow. From
+    the fourth number on, each is the difference from the run before the previous one.
     """
     runs: list[int] = []
     value = shift = 0
     for char in text:
         bits = ord(char) - 48
         if not 0 <= bits < 64 or shift > 35:
-            raise UnreadableError(f"the runs of {what} are damaged")
+            raise UnreadableError(f"the run lengths of {what} are damaged")
         value |= (bits & 31) << shift
         shift += 5
         if bits & 32:
@@ -78,7 +80,7 @@ def _unpacked(text: str, what: str) -> Array:
         runs.append(value + (runs[-2] if len(runs) > 2 else 0))
         value = shift = 0
     if shift or any(run < 0 for run in runs) or sum(runs) > MOST_PIXELS:
-        raise UnreadableError(f"the runs of {what} are damaged")
+        raise UnreadableError(f"the run lengths of {what} are damaged")
     return np.array(runs, np.int64)
 
 
@@ -102,8 +104,8 @@ def drawn(polygons: Sequence[Array], size: tuple[int, int]) -> Array:
 def _filled(corners: Array, size: tuple[int, int]) -> Array:
     """Return the pixels of one polygon, as ``rleFrPoly`` of pycocotools does.
 
-    The boundary is a chain of points on a five times finer grid. Where it crosses the centres of a column of
-    pixels, inside and outside are swapped from there downwards.
+    The boundary is a chain of points on a grid five times finer than pixels. Where it crosses the centre line of a
+    column of pixels, inside and outside are swapped from there downwards.
     """
     width, height = size
     from_, to = _on_fine_grid(np.trunc(FINER * corners + 0.5).astype(np.int64))
@@ -118,13 +120,16 @@ def _filled(corners: Array, size: tuple[int, int]) -> Array:
 
 
 def _on_fine_grid(corners: Array) -> tuple[Array, Array]:
-    """Return the points along a boundary with integer ``corners [n, 2]``, and the successor of each."""
+    """Return the grid points along a polygon with integer ``corners [n, 2]``, and the successor of each point."""
     ends = np.roll(corners, -1, 0)
     steps = np.abs(ends - corners)
     steep = steps[:, 0] < steps[:, 1]
     count = np.maximum(steps[:, 0], steps[:, 1])
     if count.sum() > MOST_STEPS:
-        raise DataError(f"an outline is {count.sum() / FINER:,.0f} pixels long; simplify it, or leave it out")
+        raise DataError(
+            f"an outline is {count.sum() / FINER:,.0f} pixels long, more than {MOST_STEPS / FINER:,.0f}; simplify or "
+            "remove it"
+        )
     backwards = np.where(steep, corners[:, 1] > ends[:, 1], corners[:, 0] > ends[:, 0])
     first = np.where(backwards[:, None], ends, corners)
     rise = np.where(backwards[:, None], corners, ends) - first

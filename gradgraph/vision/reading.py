@@ -48,7 +48,7 @@ def read(path: str | os.PathLike[str], **options: Any) -> Annotated | MaskFolder
     ``labels``, as YOLO; a folder with ``images`` and ``masks`` as masks.
 
     Raises:
-        DataError: it has none of these formats.
+        DataError: the file or folder has none of these formats.
     """
     if (reader := reader_of(Path(path))) is None:
         raise DataError(

@@ -44,8 +44,8 @@ def yolo(
         train, val = (gg.vision.yolo("shapes/data.yaml", split) for split in ("train", "val"))
 
     The text file of ``images/a.jpg`` is ``labels/a.txt``: in each line a class number and centre x, centre y, width and
-    height relative to the image, or the corners of a polygon, for masks. An image without one has no objects. Inputs
-    of the step are recognised as for :func:`gradgraph.vision.coco`.
+    height relative to the image, or the corners of a polygon, for masks. An image without a text file has no objects.
+    Inputs of the step are recognised as for :func:`gradgraph.vision.coco`.
 
     Args:
         path: ``data.yaml`` with ``names`` and the folders of splits, its folder, or a folder with ``images``,
@@ -79,7 +79,7 @@ def _of_table(file: Path, split: str) -> tuple[list[str], list[Path]]:
         split = "valid"
     if not (places := table.get(split)):
         known = [name for name in ("train", "val", "valid", "test") if table.get(name)]
-        raise DataError(f"'{shown(file)}' has no '{shown(split)}'{suggestion(split, known)}")
+        raise DataError(f"'{shown(file)}' has no split '{shown(split)}'{suggestion(split, known)}")
     root = table.get("path", "")
     base = file.parent / root if isinstance(root, str) else file.parent
     found = []
@@ -99,12 +99,12 @@ def _names(given: Value) -> list[str]:
         raise UnreadableError("'names' is neither a list of classes nor a table of them by number")
     numbers = {int(key): name for key, name in given.items()}
     if sorted(numbers) != list(range(len(numbers))):
-        raise UnreadableError("'names' skips a number")
+        raise UnreadableError("the class numbers in 'names' are not 0, 1, 2, …")
     return [numbers[i] for i in range(len(numbers))]
 
 
 def names_in(folder: Path) -> list[str] | None:
-    """Return the lines of ``classes.txt``; None if it does not exist."""
+    """Return the class names in ``classes.txt`` or ``obj.names``, one per line; None if neither exists."""
     file = next((folder / name for name in CLASSES if is_there(folder / name)), None)
     return None if file is None else [line.strip() for line in _lines(file) if line.strip()]
 
@@ -126,7 +126,7 @@ def _in_folder(folder: Path) -> list[Path]:
     except OSError as error:
         raise DataError(f"'{shown(folder)}' cannot be read ({error.strerror}); check the path") from None
     if not found:
-        raise DataError(f"'{shown(folder)}' holds no image ({', '.join(SUFFIXES)}); check the path")
+        raise DataError(f"'{shown(folder)}' contains no images ({', '.join(SUFFIXES)}); check the path")
     return found
 
 
@@ -138,13 +138,13 @@ def _lines(file: Path) -> list[str]:
     try:
         return regular_bytes(file, 1 << 26).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError:
-        raise DataError(f"'{shown(file)}' is not UTF-8; write it again") from None
+        raise DataError(f"'{shown(file)}' is not UTF-8; save it as UTF-8") from None
     except UnreadableError as error:
         raise DataError(f"'{shown(file)}' cannot be read ({error}); check the file") from None
 
 
 def _text_of(picture: Path) -> Path:
-    """Return the annotation file of an image: in ``labels`` in place of the last ``images``, or next to it."""
+    """Return the path of an image's annotation file: the last folder ``images`` becomes ``labels``, the suffix .txt."""
     parts = list(picture.parts)
     places = [i for i, part in enumerate(parts[:-1]) if part == "images"]
     if places:
@@ -165,11 +165,11 @@ def _found(picture: Path, classes: int) -> Found:
         except ValueError:
             raise _odd(file, number, "contains a value that is not a number") from None
         if len(values) != 5 and (len(values) < 7 or len(values) % 2 == 0):
-            raise _odd(file, number, f"has {len(values)} numbers; a class and a box are 5")
+            raise _odd(file, number, f"has {len(values)} numbers, but a class and a box are 5")
         if not (values[0].is_integer() and 0 <= values[0] < classes):
-            raise _odd(file, number, f"has the class {values[0]:g}, but there are {classes}, from 0 on")
+            raise _odd(file, number, f"has the class {values[0]:g}, but the classes are 0 to {classes - 1}")
         if not (np.abs(values[1:]) <= 2).all():
-            raise _odd(file, number, "seems to use pixels; boxes are relative to the image, from 0 to 1")
+            raise _odd(file, number, "seems to use pixels, but boxes are relative to the image, from 0 to 1")
         labels.append(int(values[0]))
         boxes.append(_box(values[1:]))
         outlines.append(None if len(values) == 5 else [values[1:].reshape(-1, 2)])
@@ -185,4 +185,4 @@ def _box(values: Array) -> Array:
 
 
 def _odd(file: Path, number: int, what: str) -> DataError:
-    return DataError(f"line {number} of '{shown(file)}' {what}; write it again")
+    return DataError(f"line {number} of '{shown(file)}' {what}; correct the line")

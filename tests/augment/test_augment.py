@@ -378,7 +378,7 @@ def test_one_number_for_two_classes(photos: Path) -> None:
         ("random_resized_crop(scale=[1,0.5])", "two numbers above zero, the smaller one first"),
         ("random_resized_crop(interpolation='cubic')", "one of nearest, lanczos"),
         ("rand_augment(magnitude=31)", "a whole number below num_magnitude_bins"),
-        (["flip", "random_resized_crop"], "let it be the first of all"),
+        (["flip", "random_resized_crop"], "has resized them; list it first"),
         (["random_resized_crop", "random_resized_crop"], "keep one random_resized_crop"),
         ("rotation", "the augmentation rotation needs 'degrees'; write rotation(degrees=…)"),
         (gg.augment.flip, "pass a name, or the result of a call such as gradgraph.augment"),

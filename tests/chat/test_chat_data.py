@@ -92,7 +92,7 @@ def test_columns_that_say_the_same_again(caplog: pytest.LogCaptureFixture) -> No
     assert "prompt" not in read([row])[0] and read([row]).kind == "preference"
     assert "these are ignored: 'messages', 'id'" in caplog.text
     assert read([row], kinds=("messages",)).kind == "messages"
-    with pytest.raises(DataError, match="give texts in it and in 'prompt'"):
+    with pytest.raises(DataError, match="use text in it and in 'prompt'"):
         read([{**row, "prompt": "Ho"}])
 
 
@@ -102,7 +102,7 @@ def test_a_column_of_later_rows_is_named_too(caplog: pytest.LogCaptureFixture) -
 
 
 def test_splits_are_named() -> None:
-    with pytest.raises(DataError, match=r"hold the splits 'train', 'test'; give one of them, as data\['train'\]"):
+    with pytest.raises(DataError, match=r"have the splits 'train', 'test'; pass one of them, such as data\['train'\]"):
         read({name: Dataset(ROWS["text"]) for name in ("train", "test")})
 
 
@@ -118,30 +118,30 @@ def said(role: str, content: Any = "x") -> dict[str, Any]:
 
 WRONG: list[tuple[str, Any, str]] = [
     ("no rows", [], "has no rows"),
-    ("no columns", [{"a": 1}], "has the columns 'a', and chat data have 'chosen' and 'rejected'"),
+    ("no columns", [{"a": 1}], "has the columns 'a', but chat data require 'chosen' and 'rejected'"),
     ("assistant first", [{"messages": [ANSWER]}], "message 1 of the role 'assistant' is the first"),
     ("two users", [{"messages": [USER, USER, ANSWER]}], "message 2 of the role 'user' follows 'user'"),
     ("late system", [{"messages": [*CHAT, said("system"), USER, ANSWER]}], "message 3 of the role 'system' follows"),
-    ("no answer", [{"messages": [USER]}], "the last message is of the role 'user'"),
+    ("no answer", [{"messages": [USER]}], "the last message has the role 'user'"),
     ("empty answer", [{"messages": [USER, said("assistant", " \n")]}], "message 2 is an empty answer"),
     ("unknown role", [{"messages": [said("usr")]}], "the role 'usr'; did you mean 'user'?"),
     ("no role", [{"messages": [{"content": "x"}]}], "message 1 has no role"),
     ("no list", [{"messages": "x"}], "the messages are 'x'"),
-    ("pictures", [{"messages": [said("user", [{"type": "image"}]), ANSWER]}], "something else than text"),
-    ("no message", [{"messages": []}], "there is no message"),
+    ("pictures", [{"messages": [said("user", [{"type": "image"}]), ANSWER]}], "other parts than text"),
+    ("no message", [{"messages": []}], "the list of messages is empty"),
     ("no content", [{"messages": [said("user", None), ANSWER]}], "message 1 has the content None"),
     ("empty completion", [{"prompt": "a", "completion": ""}], "'completion' is empty"),
-    ("text and messages", [{"prompt": [USER], "completion": "a"}], "give texts in both, or messages in both"),
+    ("text and messages", [{"prompt": [USER], "completion": "a"}], "use text in both, or messages in both"),
     ("empty text", [{"text": "a"}, {"text": " "}], "row 2 of the data: 'text' is empty"),
-    ("a number", [{"text": 3}], "'text' is 3, and should be a text"),
-    ("a gap", [{"text": "a"}, {"text": None}, {}], "'text' is missing, which the rows before have; give it, or leave"
-                                                   " the row out (and 1 more row is wrong)"),
+    ("a number", [{"text": 3}], "'text' is 3, but should be text"),
+    ("a gap", [{"text": "a"}, {"text": None}, {}], "'text' is missing, but the first row has it; add it, or drop the"
+                                                   " row (and 1 more row is wrong)"),
     ("empty rejected", [{"chosen": "a", "rejected": ""}], "'rejected' is empty"),
     ("rejected messages", [{"chosen": CHAT, "rejected": [USER]}], "in 'rejected', the last message"),
-    ("a weight", [{"messages": [USER, {**ANSWER, "weight": 0.5}]}], "message 2 has the weight 0.5; it is 1 where"),
+    ("a weight", [{"messages": [USER, {**ANSWER, "weight": 0.5}]}], "message 2 has the weight 0.5; use 1 to train"),
     ("from nobody", [{"conversations": [{"from": [], "value": "x"}]}], "message 1 has no role"),
     ("variables", [{"text": "a"}, {"text": "a", "chat_template_kwargs": [1]}], "'chat_template_kwargs' is a list"),
-    ("a taken name", [{"messages": CHAT, "chat_template_kwargs": {"messages": []}}], "has 'messages', which"),
+    ("a taken name", [{"messages": CHAT, "chat_template_kwargs": {"messages": []}}], "sets 'messages', which"),
     ("label", [{"prompt": "a", "completion": "b", "label": "good"}], "'label' is 'good'"),
 ]  # fmt: skip
 
@@ -154,17 +154,17 @@ def test_wrong_rows(rows: Any, words: str) -> None:
 
 
 FILES: list[tuple[str, bytes | int | None, str]] = [
-    ("missing.jsonl", None, "is not there"),
+    ("missing.jsonl", None, "does not exist"),
     ("empty.jsonl", b"", "has no rows"),
     ("broken.jsonl", b'{"text": "a"}\n{"text": \n', "line 2 of"),
     ("list.jsonl", b"[1]\n", "line 1 of"),
     ("latin.jsonl", b'{"text": "\xe9"}\n', "it is not UTF-8"),
     *(
-        (f"large.{kind}", 2 << 30, "has 2.0 GiB, and the rows are held in memory")
+        (f"large.{kind}", 2 << 30, "has 2.0 GiB, but all rows are loaded into memory")
         for kind in ("jsonl", "json", "csv", "tsv", "parquet")
     ),
     ("object.json", b'{"a": 1}', "should be a list of rows"),
-    ("rows.xlsx", b"PK", "is no table of texts"),
+    ("rows.xlsx", b"PK", "is not a table of texts"),
 ]
 
 

@@ -306,7 +306,7 @@ def test_long_texts_are_told(long: str, rows: int, base: Path, tmp_path: Path, c
     assert (
         "have more than 24 tokens, the longest" in caplog.text and "row 8 of the data" in caplog.text
     ) or long == "cut"
-    assert ("1 are dropped, as no part of the answer remains" in caplog.text) == (long == "cut")
+    assert ("1 are dropped, since no part of the answer remains" in caplog.text) == (long == "cut")
 
 
 REFUSED: list[tuple[dict[str, Any], type[GradgraphError], str]] = [

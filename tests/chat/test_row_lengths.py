@@ -47,8 +47,8 @@ def test_a_table_of_positions_says_what_a_model_takes(bare: Path, short: Path) -
 LONG = {"prompt": "a" * 140, "completion": "b"}
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "a text": ({"data": [LONG]}, r"1 of 9 rows have more than 128 tokens, .*and the model has a context length of 128; "
-               "give long='drop'",
-               "; give --long drop"),
+               "pass long='drop'",
+               "; pass --long drop"),
     "a prompt": ({"sample": "a" * 130}, "but the context length is 128; shorten it", "shorten it"),
     "rows": ({"length": 4096}, "length is 4,096, but the model has a context length of 128; lower length", "lower"),
     "a teacher": ({"teacher": "short"},

@@ -77,12 +77,15 @@ def test_a_model_that_lost_its_tokenizer_says_so(texts: Path, cli: Cli) -> None:
     content = kept.read_bytes()
     kept.unlink()
     ran = cli("predict", "a/b.onnx", "--data", "others.csv", "-o", "-")
-    assert ran.code == 1 and "there is no tokenizer next to it; add --tokenizer" in ran.err
+    assert (
+        ran.code == 1
+        and "no tokenizer is stored next to it; pass the tokenizer.json of its training: --tokenizer" in ran.err
+    )
     kept.write_bytes(content.replace(b"[UNK]", b"[unk]"))
     ran = cli("predict", "a/b.onnx", "--data", "others.csv", "-o", "-")
-    assert ran.code == 1 and "is a different tokenizer than it was trained with" in ran.err
+    assert ran.code == 1 and "is not the tokenizer of its training" in ran.err
     ran = cli("predict", "a/b.onnx", "--data", "others.csv", "-o", "-", "--tokenizer", str(kept))
-    assert ran.code == 1 and "the tokenizer is another one than the model was trained with" in ran.err
+    assert ran.code == 1 and "the tokenizer differs from that of training" in ran.err
     assert cli("predict", "a/b.onnx", "--data", "others.csv", "-o", "-", "--tokenizer", "tokenizer.json").code == 0
 
 
@@ -116,8 +119,8 @@ WRONG = [
         "--text has no 'txt'; did you mean",
     ),
     ((*READ, "--text", "text=body"), "no column 'body'"),
-    (READ, "called as labels mostly are"),
-    (("--data", "train.npz", "--tokenizer", "tokenizer.json"), "'train.npz' is no table of texts"),
+    (READ, "no column with a usual name for labels"),
+    (("--data", "train.npz", "--tokenizer", "tokenizer.json"), "'train.npz' is not a table of texts"),
 ]
 
 

@@ -300,7 +300,7 @@ def test_what_later_tables_lack_is_named() -> None:
     plan, frame = _plan()
     with pytest.raises(DataError, match=r"lacks the column 'town', which the model reads, and has the new 'city'"):
         plan.arrays(frame.rename(columns={"town": "city"}))
-    with pytest.raises(DataError, match="the column 'age' holds 'old' in row 0, where the model takes numbers"):
+    with pytest.raises(DataError, match="the column 'age' contains 'old' in row 0, but the model expects numbers"):
         plan.arrays(frame.assign(age=["old", *range(19)]))
 
 
@@ -316,7 +316,7 @@ def test_what_cannot_be_learnt_is_said() -> None:
         fit(frame, "y", {"town": "categories"})
     with pytest.raises(ArgumentError, match=r"'bucket'.*did you mean 'buckets'"):
         fit(frame, "y", {"town": {"kind": "text", "bucket": 3}})
-    with pytest.raises(DataError, match="the column 'age' holds inf in row 0, where the model takes finite numbers"):
+    with pytest.raises(DataError, match="the column 'age' contains inf in row 0, but the model expects finite numbers"):
         fit(frame.assign(age=np.inf), "y")
     with pytest.raises(ArgumentError, match="reads no column"):
         fit(frame[["y"]], "y")

@@ -233,7 +233,7 @@ def test_a_new_column_is_left_out_and_told(door: str, caplog: pytest.LogCaptureF
 def test_columns_of_one_name_are_refused() -> None:
     frame = _frame(COLUMNS)
     frame.columns = ["width", "height", "age", "age", "target"]
-    with pytest.raises(DataError, match="the table has two columns 'age'; give each a name of its own"):
+    with pytest.raises(DataError, match="the table has two columns 'age'; rename one of them"):
         _fitted(frame)
 
 

@@ -188,10 +188,10 @@ def wrong(tmp_path: Path, what: str) -> gg.sound.Sounds:
 WRONG = {
     "no folder": "cannot be read",
     "no class": "has no labels for 'target'",
-    "an empty class": "the folders 'b' of .* hold no sound",
-    "no sound": "holds no sound",
+    "an empty class": "the folders 'b' of .* contain no sounds",
+    "no sound": "contains no sounds",
     "damaged": "a.wav' cannot be read",
-    "silent": "a.wav' holds no sample",
+    "silent": "a.wav' contains no samples",
     "no length": "accepts sounds of any length, but a batch needs one length; pass it: seconds=1.0",
 }
 
@@ -211,7 +211,7 @@ def test_a_model_of_spectrograms_is_told_of_log_mel(tmp_path: Path) -> None:
     fixed = TensorSpec("x", "float32", ("rows", 1, 6))
     data = gg.sound.folder(tmp_path)
     assert next(data.load(iter([[0]]), {"x": fixed}, ()))["x"].shape == (1, 1, 6)
-    with pytest.raises(DataError, match="sounds of 8,000 samples do not fit, as 'x' takes 6"):
+    with pytest.raises(DataError, match=r"sounds have 8,000 samples \('x' expects 6\)"):
         gg.sound.folder(tmp_path, seconds=1.0).names_for({"x": fixed}, gg.DataNames())
 
 

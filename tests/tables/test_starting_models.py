@@ -91,5 +91,5 @@ def test_a_category_that_was_never_seen_changes_nothing_before_training(model: s
 def test_a_plan_without_a_target_is_refused() -> None:
     plan = gg.preprocess.fit(_frame())
     for made in (*MODELS.values(), loss):
-        with pytest.raises(DataError, match="has no target; learn it with a target"):
+        with pytest.raises(DataError, match="has no target; fit it with a target"):
             made(plan)

@@ -175,7 +175,7 @@ def test_texts_are_cut_as_the_tokenizer_says(
 def test_a_model_of_fixed_length_gets_it(tokenizer: Path, steps: dict[str, gg.Step]) -> None:
     batch = loaded(gg.text.table(FRAME, tokenizer, text="review", label="stars"), steps["fixed"], [0, 1])
     assert batch["input_ids"].shape == (2, 12)
-    with pytest.raises(DataError, match="takes 12; give a smaller length"):
+    with pytest.raises(DataError, match="has 12; pass a smaller length"):
         loaded(gg.text.table(FRAME, tokenizer, text="review", label="stars", length=13), steps["fixed"], [0])
 
 
@@ -232,31 +232,36 @@ def test_known_classes_keep_their_numbers(tokenizer: Path, steps: dict[str, gg.S
 def test_another_tokenizer_is_refused(tokenizer: Path, left: Path, steps: dict[str, gg.Step]) -> None:
     specs = specs_of(steps["texts"])
     names = gg.text.table(FRAME, tokenizer, text="review", label="stars").names_for(specs, gg.DataNames())
-    with pytest.raises(UnmatchedError, match="the tokenizer is another one than the model was trained with"):
+    with pytest.raises(UnmatchedError, match="the tokenizer differs from that of training"):
         gg.text.table(FRAME, left).names_for(specs, names)
     assert gg.DataNames.from_data(json.loads(json.dumps(names.as_data()))) == names
 
 
 WRONG: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"a": ["x"], "b": ["y"], "label": [0]}, {}, "texts", r"several columns of texts \('a', 'b'\)"),
-    ({"a": ["x"], "z": [0]}, {}, "texts", "no column of the table is called as labels mostly are"),
+    ({"a": ["x"], "z": [0]}, {}, "texts", "the table has no column with a usual name for labels, only 'a', 'z'"),
     ({"a": [1.5], "label": [0]}, {}, "texts", "has no column of texts, only 'a', 'label'"),
     ({"a": ["x", None], "label": [0, 1]}, {"text": "a"}, "texts", "'a' of the table has 1 missing value in 2 rows"),
     ({"a": ["x", "y"], "label": [0, float("nan")]}, {}, "texts", "'label' of the table has 1 missing value"),
     ({"a": ["x", "y"], "label": ["yes", " "]}, {"text": "a"}, "texts", "'label' of the table has 1 missing value"),
-    ({"a": ["x", 3], "label": [0, 1]}, {"text": "a"}, "texts", "'a' holds 3, which is no text"),
+    ({"a": ["x", 3], "label": [0, 1]}, {"text": "a"}, "texts", "'a' contains 3 instead of a text"),
     ({"a": ["x", "y"], "label": [0]}, {}, "texts", "differ in length"),
     ({"a": ["x"], "label": [0]}, {"text": "b"}, "texts", "has no column 'b'"),
     ({"a": [], "label": []}, {}, "texts", "is empty"),
-    ({"a": ["x"], "label": ["much"]}, {}, "numbers", "1 value of 1 that are no numbers, such as 'much'"),
+    ({"a": ["x"], "label": ["much"]}, {}, "numbers", "1 value of 1 that are not numbers, such as 'much'"),
     ({"a": ["x"] * 3, "label": list("abc")}, {}, "texts", "3 classes"),
-    ({"a": ["x"], "label": [0]}, {"choices": ["a"]}, "texts", "1 columns of choices, and 'input_ids' takes one text"),
-    ({"a": ["x"], "label": [0]}, {"choices": ["a"]}, "choices", "1 columns of choices, and 'input_ids' takes 3"),
-    ({"a": ["x"], "label": [0]}, {}, "choices", "takes several choices"),
-    ({"a": ["x"], "label": [0]}, {}, "tokens", "takes a label for each token"),
+    ({"a": ["x"], "label": [0]}, {"choices": ["a"]}, "texts", "1 columns of choices, but 'input_ids' expects one text"),
+    (
+        {"a": ["x"], "label": [0]},
+        {"choices": ["a"]},
+        "choices",
+        "1 columns of choices, but 'input_ids' expects 3 choices",
+    ),
+    ({"a": ["x"], "label": [0]}, {}, "choices", "expects several choices"),
+    ({"a": ["x"], "label": [0]}, {}, "tokens", "expects a label for each token"),
     ({"a": [["x"]], "tags": [["O"]]}, {}, "texts", "a list of labels for each text"),
     ({"a": [["x", "y"]], "tags": [["O"]]}, {}, "tokens", "row 0 of the table has 2 words in 'a' and 1 labels"),
-    ({"a": [3], "tags": [["O"]]}, {"words": "a"}, "tokens", "'a' holds 3, where a list for each text is expected"),
+    ({"a": [3], "tags": [["O"]]}, {"words": "a"}, "tokens", "'a' contains 3, but each of its values must be a list"),
 ]
 
 
@@ -276,7 +281,7 @@ def test_arguments_that_exclude_each_other(given: dict[str, Any], tokenizer: Pat
 
 def test_a_table_of_texts_is_for_models_of_texts(tokenizer: Path) -> None:
     step = gg.build(mlp(), "cross_entropy")
-    with pytest.raises(DataError, match="a table of texts gives the numbers of their tokens"):
+    with pytest.raises(DataError, match="a table of texts provides token ids"):
         gg.text.table(FRAME, tokenizer).names_for(specs_of(step), gg.DataNames())
 
 
@@ -326,7 +331,10 @@ def test_files_of_tagged_words(tmp_path: Path, tokenizer: Path) -> None:
     columns = gg.text.table(tmp_path / "t.conll", tokenizer).columns
     assert columns.lists("words") == [["20\u00a0000", "km"], ["a\u3000b"]]
     assert columns.lists("tags") == [["B-N", "O"], ["O"]]
-    for text, message in (("a O\nb\n", "line 2 of .* has 1 fields, and the first word 2"), ("\n", "holds no word")):
+    for text, message in (
+        ("a O\nb\n", "line 2 of .* has 1 fields, but the first word has 2"),
+        ("\n", "contains no words"),
+    ):
         (tmp_path / "t.conll").write_text(text)
         with pytest.raises(DataError, match=message):
             gg.text.table(tmp_path / "t.conll", tokenizer)

@@ -126,7 +126,7 @@ def test_colours_may_change_and_shapes_may_not(shapes: Path) -> None:
     with pytest.raises(DataError, match="augment returned an image of 96 × 24 pixels for one of 96 × 48"):
         loaded(gg.vision.coco(shapes, augment=lambda image, rng: image[::2]), IMAGE, seed=(1, 2))
     for name in ("rotation(10)", "mixup", "random_erasing"):
-        with pytest.raises(DataError, match=f"boxes and masks do not follow .*{name[:5]}"):
+        with pytest.raises(DataError, match=f"boxes and masks cannot follow .*{name[:5]}"):
             gg.vision.coco(shapes, augment=["flip", name])
 
 
@@ -364,8 +364,8 @@ def test_polygons_of_yolo_and_pictures_without_labels(shapes: Path, tmp_path: Pa
 
 
 BAD_LINES = {
-    "3 0.5 0.5 0.1 0.1": "has the class 3, but there are 3, from 0 on",
-    "0 0.5 0.5 0.1": "has 4 numbers; a class and a box are 5",
+    "3 0.5 0.5 0.1 0.1": "has the class 3, but the classes are 0 to 2",
+    "0 0.5 0.5 0.1": "has 4 numbers, but a class and a box are 5",
     "0 50 50 10 10": "seems to use pixels",
     "0 a b c d": "contains a value that is not a number",
     "0 nan 0.5 0.1 0.1": "seems to use pixels",
@@ -386,11 +386,11 @@ BAD_YAMLS = {
     "names: &a [b]\n": "is not a key with a text, a list or a table of texts",
     "names: [a\n": "is not a key with a text",
     "names: a\nnames: b\n": "line 2 repeats 'names'",
-    "names:\n  0: a\n  2: b\n": "'names' skips a number",
+    "names:\n  0: a\n  2: b\n": "the class numbers in 'names' are not 0, 1, 2",
     "names: a\n  b: c\n": "line 2 is indented, but not part of a table",
     "- a\n": "line 1 is an item without a list",
     "names: !!python/object a\n": "is not a key with a text",
-    "names: [a]\n": "has no 'train'",
+    "names: [a]\n": "has no split 'train'",
     "names: [a]\ntrain: nowhere\n": "refers to 'nowhere', which does not exist",
 }
 
@@ -428,7 +428,7 @@ def test_masks_as_ones_and_zeros(tmp_path: Path) -> None:
     assert each.dtype == np.float32
     for c in range(3):
         np.testing.assert_array_equal(each[:, c], numbers == c)
-    with pytest.raises(DataError, match="a mask has the class 2, but 't' has 2 classes"):
+    with pytest.raises(DataError, match="a mask has the class 2, but 't' has the classes 0 to 1"):
         loaded(data, IMAGE, TargetSpec("t", "float32", ("batch", 2, 48, 48)))
 
 

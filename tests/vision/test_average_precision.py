@@ -211,6 +211,6 @@ def test_outputs_of_another_loss() -> None:
     with pytest.raises(DataError, match="the loss 'mse' has no decoder"):
         gg.vision.detections("mse", [])
     with pytest.raises(
-        DataError, match=r"detr reads 'logits', 'boxes', each \[pictures, predictions, …\], and outputs of"
+        DataError, match=r"detr reads 'logits', 'boxes', each \[images, predictions, …\], but the outputs"
     ):
         gg.vision.detections("detr", [np.zeros((1, 2, 3))])

@@ -59,7 +59,9 @@ def test_a_rectangle_has_its_area() -> None:
 
 
 def test_an_outline_longer_than_any_picture_is_refused() -> None:
-    with pytest.raises(DataError, match=r"an outline is 3,\d+,\d+,\d+ pixels long; simplify it, or leave it out"):
+    with pytest.raises(
+        DataError, match=r"an outline is 3,\d+,\d+,\d+ pixels long, more than 838,861; simplify or remove it"
+    ):
         drawn([np.array([[0.0, 0.0], [1e9, 0.0], [0.0, 1e9]])], (8, 8))
 
 

@@ -176,18 +176,18 @@ def test_batches_hold_the_token_that_follows(ask: Any, tmp_path: Path) -> None:
 
 
 WRONG = {
-    "": 'there are no rows; write one a line, such as {"prompt": …, "completion": …}',
-    '{"text": "a"}\n{"text"': "line 2 is no JSON (",
+    "": 'there are no rows; write one per line, such as {"prompt": …, "completion": …}',
+    '{"text": "a"}\n{"text"': "line 2 is not valid JSON (",
     '{"question": "a"}': "line 1: it has neither 'messages', nor 'prompt' and 'completion', nor 'text'",
-    '{"prompt": "a", "completion": " "}': "line 1: 'completion' is empty; write an answer, or leave the row out",
+    '{"prompt": "a", "completion": " "}': "line 1: 'completion' is empty; write an answer, or drop the row",
     '[{"messages": [{"role": "user", "content": "a"}]}]':
-        "row 1: the last message is of the role 'user', and answers are learnt; add one",
+        "row 1: the last message has the role 'user', but training requires an answer; add one",
     '{"messages": [{"role": "human", "content": "a"}]}':
         "line 1: message 1 has the role 'human'; there are system, developer, user, assistant, tool",
     '{"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "a"}]}':
-        "line 1: message 2 of the role 'user' follows 'user'; put them in order",
+        "line 1: message 2 of the role 'user' follows 'user'; reorder the messages",
     '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a", "weight": 0.5}]}':
-        "line 1: message 2 has the weight 0.5; it is 1 where an answer is learnt, and 0 where it is not",
+        "line 1: message 2 has the weight 0.5; use 1 to train on an answer, and 0 to skip it",
     '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}]}':
         "line 1: message 2 is an answer without text; write one",
     '{"prompt": "a", "completion": "b"}':
