@@ -1,4 +1,4 @@
 """Passes over a whole model, one file each and idempotent: the normal form (``normal``), modes, randomness, precision.
 
-They know operators and their forms, but not gradients.
+Passes refer to operators and their forms, but not to gradients.
 """

@@ -55,9 +55,9 @@ class Precision:
         lower: names and globs of nodes or operators that run in the low precision, whatever the table says.
         scaled: scale the loss dynamically, so that small gradients do not vanish and large ones do not overflow; by
             default for float16.
-        init_scale, growth_factor, backoff_factor, growth_interval: of the loss scale, as in ``torch.amp.GradScaler``. A
-            step whose gradients are not all finite changes no weight and multiplies the scale by ``backoff_factor``;
-            ``growth_interval`` finite steps in a row multiply it by ``growth_factor``.
+        init_scale, growth_factor, backoff_factor, growth_interval: settings of the loss scale, as in
+            ``torch.amp.GradScaler``. A step whose gradients are not all finite changes no weight and multiplies the
+            scale by ``backoff_factor``; ``growth_interval`` finite steps in a row multiply it by ``growth_factor``.
 
     Raises:
         BuildError: the precision is unknown, or a number is out of range.
@@ -81,7 +81,7 @@ class Precision:
             _ABOVE_ZERO.check(name, getattr(self, name))
         WHOLE.check("growth_interval", self.growth_interval)
         if self.growth_interval < 1 or self.growth_factor < 1 or self.backoff_factor > 1:
-            raise BuildError("growth_factor is at least 1, backoff_factor at most 1, and growth_interval at least 1")
+            raise BuildError("growth_factor must be at least 1, backoff_factor at most 1, growth_interval at least 1")
 
     @property
     def dtype(self) -> ir.DataType | None:
@@ -106,7 +106,7 @@ GIVEN = instance(
 
 
 def as_precision(given: str | Precision) -> Precision:
-    """``given``, or the precision of that name.
+    """Convert a user's ``precision`` argument: the name of a precision, or a ``Precision``.
 
     Raises:
         BuildError: the name is unknown.

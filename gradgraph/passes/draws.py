@@ -1,12 +1,13 @@
 """Random operators of a training step: RandomNormal, RandomUniform, their -Like forms, Bernoulli and Multinomial.
 
-A runtime draws them from a generator of its session, which restarts when a run is resumed. In a training step each is
-replaced by formulas that draw from (seed, step, place) (``passes/randomness.py``). In a Loop they also depend on the
-iteration number, so that a gradient that recomputes an iteration draws the same numbers. The attribute ``seed`` is
-ignored, as is Dropout's: the step's own seed is used, and each place has its own stream.
+A runtime draws their numbers from a generator of its session, which restarts when a run is resumed. In a training step
+each operator is replaced by nodes whose numbers are a function of the seed, the step number and the operator's place in
+the graph (``passes/randomness.py``); in a Loop, also of the iteration number, so that a gradient that recomputes an
+iteration draws the same numbers. The attribute ``seed`` is ignored, also that of Dropout: the step's own seed is used,
+and each place has its own stream.
 
-In eval.onnx and in exports the operators are left to the runtime. A Trainer evaluates with the same numbers every time
-(``fixed``), so losses of different weights are comparable and a resumed run repeats them.
+eval.onnx and exports contain the random operators themselves. A Trainer replaces them in evaluation by the same numbers
+every time (``fixed``), so losses of different weights are comparable and a resumed run repeats them.
 """
 
 from __future__ import annotations
@@ -30,22 +31,22 @@ Turns = Sequence[Var]  # the iteration numbers of the Loops around a place, oute
 Form = Callable[..., Var]
 
 _FORMS: dict[str, Form] = {}
-_DIGITS = {ir.DataType.FLOAT16: 11, ir.DataType.BFLOAT16: 8}  # bits of a number below 1 that rounding cannot make 1
+_DIGITS = {ir.DataType.FLOAT16: 11, ir.DataType.BFLOAT16: 8}  # bits to draw, so that rounding never yields 1
 
 
 def draw_from(source: RandomSource, model: ir.Model, op: Builder) -> None:
     """Replace, in place, every random operator of ``model`` (in normal form) by draws from ``source``.
 
     Raises:
-        BuildError: one is in the body of a Scan, which has no iteration number.
+        BuildError: a random operator is in the body of a Scan, which has no iteration number.
     """
     editor = Editor(model, op)
     for node, turns in list(_draws(model.graph, editor)):
         if turns is None:
             raise BuildError(
                 f"{describe(node)} draws random numbers in the body of a Scan, which has no "
-                "iteration number, so that every iteration would draw the same; draw them outside, as a further input "
-                "of the Scan, or write a Loop"
+                "iteration number, so every iteration would draw the same numbers; draw them outside and pass them to "
+                "the Scan as an input, or use a Loop"
             )
         op.scope = node.name or ""
         inputs = [op.wrap(v) for v in node.inputs if v is not None]
@@ -54,7 +55,7 @@ def draw_from(source: RandomSource, model: ir.Model, op: Builder) -> None:
 
 
 def fixed(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return eval.onnx with random operators replaced by fixed draws; itself if it has no random operators."""
+    """Return eval.onnx with random operators replaced by fixed draws; ``model`` itself if it has none."""
     if not any(node.op_type in DRAWING and not node.domain for node in proto_nodes(model.graph.node)):
         return model
     work: ir.Model = ir.from_proto(model)
@@ -106,14 +107,14 @@ def _normal(
 
 
 def _asked_for(op: Builder, *like: Var, shape: Sequence[int] = (), dtype: int = 0, **_: Any) -> tuple[Var, ir.DataType]:
-    """The shape and element type from the attributes, or from the input of a -Like form."""
+    """Return the shape and element type from the attributes, or from the input of a -Like operator."""
     if like:
         return op.shape(like[0]), ir.DataType(dtype or like[0].dtype)
     return op.const(np.array(shape, np.int64)), ir.DataType(dtype)
 
 
 def _wide(dtype: ir.DataType) -> ir.DataType:
-    """The element type in which numbers of ``dtype`` are computed."""
+    """Return the element type in which numbers of ``dtype`` are computed."""
     return DOUBLE if dtype == DOUBLE else FLOAT
 
 
@@ -128,9 +129,9 @@ def _bernoulli(op: Builder, source: RandomSource, turns: Turns, p: Var, *, dtype
 def _multinomial(
     op: Builder, source: RandomSource, turns: Turns, x: Var, *, sample_size: int, dtype: int, **_: Any
 ) -> Var:
-    """Count the cumulative shares at or below a number in [0, sum); a class of probability 0 is never drawn.
+    """Draw a class as the number of cumulative probabilities at or below a uniform number in [0, sum).
 
-    The number has 23 digits, so that rounding never makes it the sum.
+    A class of probability 0 is never drawn. The uniform number has 23 bits, so that rounding never makes it the sum.
     """
     shares = op.CumSum(op.Softmax(op.cast(x, FLOAT), axis=1), op.const(np.int64(1)))
     whole = op.Gather(shares, op.const(np.array([-1], np.int64)), axis=1)

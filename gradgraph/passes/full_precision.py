@@ -1,8 +1,8 @@
-"""Pass: turn a model in mixed precision back into float32, or store its weights in the low precision.
+"""Pass: convert a model in mixed precision back to float32, or store its weights in the low precision.
 
-``in_float32`` removes the Casts of mixed precision: readers of a low-precision copy read the tensor itself, and results
-get their original names. ``with_low_weights`` keeps the Casts, and stores weights that are read only through such a
-Cast in the low precision.
+``in_float32`` removes the Casts of mixed precision: readers of a low-precision copy read the original tensor, and
+results get their original names. ``with_low_weights`` keeps the model in mixed precision, and stores in the low
+precision each weight that is read only through such a Cast.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def in_float32(model: onnx.ModelProto) -> None:
     own = {n.input[0]: n.output[0] for n in casts if _role(n) == "written"}
     taken = ends | {y for n in graph.node for y in n.output}
     for name in [y for n in graph.node for y in n.output if y not in own and y not in gone]:
-        plain = name.rpartition(".")[0]  # no Cast: nobody reads the result in float32
+        plain = name.rpartition(".")[0]  # a low result without a Cast, because no node reads it in float32
         if name.rpartition(".")[2] in PRECISIONS and plain and plain not in taken:
             own[name] = plain
             taken.add(plain)
@@ -43,13 +43,13 @@ def in_float32(model: onnx.ModelProto) -> None:
     del graph.node[:]
     graph.node.extend(kept)
     for tensor in graph.initializer:
-        if tensor.data_type == FLOAT16 and tensor.name in read_low:  # a number that a later pass has written
+        if tensor.data_type == FLOAT16 and tensor.name in read_low:  # a constant that a later pass added in float16
             tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype("float32"), tensor.name))
     del graph.value_info[:]  # types have changed for some values, and value_info is optional
 
 
 def with_low_weights(model: onnx.ModelProto) -> None:
-    """Store weights of ``model`` that are only read in a low precision in that precision, in place."""
+    """Store the weights of ``model`` that are only read in a low precision in that precision, in place."""
     graph = model.graph
     read_by = Counter(name for n in graph.node for name in reads(n))
     weights = {t.name: t for t in graph.initializer}
@@ -89,7 +89,7 @@ def _role(node: onnx.NodeProto) -> str:
 
 
 def _final_name(name: str, names: Mapping[str, str]) -> str:
-    """Follow ``names`` through several Casts in a row."""
+    """Return the name at the end of a chain of Casts, by following ``names``."""
     while name in names:
         name = names[name]
     return name

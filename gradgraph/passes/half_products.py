@@ -1,8 +1,8 @@
-"""Pass: rewrite float16 products of a transposed operand that crash onnxruntime.
+"""Pass: rewrite float16 products with a transposed operand that would crash onnxruntime.
 
-onnxruntime 1.32 crashes (SIGSEGV) when it fuses a float16 MatMul by a matrix with a Transpose that moves leading axes
-of its other operand, such as ``perm=[1, 0, 2]`` of [N, T, I]. Operands of equal rank are not fused, so the matrix gets
-leading axes of 1, which broadcast.
+onnxruntime 1.32 crashes (SIGSEGV) when it fuses a float16 MatMul by a matrix with a Transpose of the other operand that
+moves leading axes, such as ``perm=[1, 0, 2]`` of [N, T, I]. It does not fuse operands of equal rank, so the matrix gets
+leading axes of size 1, which broadcast.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def align_product_ranks(model: ir.Model) -> ir.Model:
 
 
 def _moved_rank(x: ir.Value | None) -> int | None:
-    """The rank of the float16 output of a Transpose that moves axis 0; None for other values."""
+    """Return the rank of ``x`` if it is the float16 output of a Transpose that moves axis 0, else None."""
     while x is not None and (maker := x.producer()) is not None and maker.op_type == "Identity":
         x = maker.inputs[0]
     maker = None if x is None else x.producer()

@@ -1,19 +1,20 @@
 """Pass: compute a float32 model in float16 or bfloat16 where the operator table in ``autocast`` says so.
 
 Every named tensor of the model stays float32: weights, inputs, outputs, and inner values, which losses and metrics may
-read. Low operators read a low-precision copy of it:
+read. Operators that run in the low precision (low operators) read low-precision copies of these tensors:
 
 1. float16: ``w → Cast → w.float16``, once for all readers; an operator in float16 writes ``y.float16 → Cast → y``, and
    the next low operator reads ``y.float16``;
-2. bfloat16, for which runtimes have few kernels, is a rounding: ``w → Cast to bfloat16 → Cast to float32``. Operators
-   read rounded numbers and accumulate in float32, and their results are rounded likewise.
+2. bfloat16, for which runtimes have few kernels, is emulated by rounding: ``w → Cast to bfloat16 → Cast to float32``.
+   Operators read rounded numbers and accumulate in float32, and their results are rounded in the same way.
 
 Gradients pass through the Casts: they are computed in the precision of their operators, and weights get float32
 gradients.
 
-Products are low. An operator that follows its inputs is low if all of them are: low results, scalar constants that the
-type can hold, and the bias of a product. Bodies of If, Loop and Scan, and operators outside the table, are computed in
-float32. The Casts are marked, so that an exported model can do without them.
+Products are always low operators. An operator that runs in the precision of its inputs is low if each input is the
+result of a low operator, a scalar constant that the type can represent, or the bias of a product. Bodies of If, Loop
+and Scan, and operators outside the table, are computed in float32. The Casts are marked, so that an export can remove
+them.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class _Pass:
         self.forced = _chosen(every, precision.lower)
         for node in self.forced:
             if not _can_be_low(node):
-                raise BuildError(f"{describe(node)} cannot be computed in {self.suffix}; take it out of `lower`")
+                raise BuildError(f"{describe(node)} cannot be computed in {self.suffix}; remove it from `lower`")
 
     def run(self) -> int:
         count = 0
@@ -88,7 +89,7 @@ class _Pass:
         )
 
     def _fits(self, value: ir.Value | None) -> bool:
-        """Whether it is a scalar that the type can hold."""
+        """Whether ``value`` is a constant scalar in the range of the low-precision type."""
         array = constant_of(value) if value is not None and is_marked_constant(value) else None
         if array is None or array.size != 1:
             return False
@@ -98,7 +99,7 @@ class _Pass:
         return number == 0 or not np.isfinite(number) or float(info.tiny) <= number <= float(info.max)
 
     def _is_bias(self, node: ir.Node, value: ir.Value | None) -> bool:
-        """Whether it is a vector of weights that ``node`` adds to a product."""
+        """Whether ``value`` is a vector of weights that ``node`` adds to a product."""
         others = [v for v in node.inputs if v is not value]
         is_vector = value is not None and value.is_initializer() and len(shape_of(value) or (0, 0)) <= 1
         return node.op_type == "Add" and is_vector and all(v in self.products for v in others)
@@ -112,22 +113,22 @@ class _Pass:
             node.replace_input_with(i, self._low_copy(value, node))
         for i, output in enumerate(node.outputs):
             if output.name and _is_alike(node, i, of_output=True):
-                self._give(node, output)
+                self._widen(node, output)
 
     def _low_copy(self, value: ir.Value, reader: ir.Node) -> ir.Value:
         """Return the value that a low operator reads instead of ``value``."""
         if value not in self.copies:
             if self.emulates and is_marked_constant(value):
-                return value  # constants are cast without a round trip, as in PyTorch
+                return value  # constants are not rounded, as in PyTorch
             narrow = self._cast(value, self.dtype, is_read=True)
             self.copies[value] = self._cast(narrow, WIDE, is_read=True) if self.emulates else narrow
-            graph_of(reader).insert_before(reader, self._taken())
+            graph_of(reader).insert_before(reader, self._take_nodes())
         return self.copies[value]
 
-    def _give(self, node: ir.Node, computed: ir.Value) -> None:
-        """Replace ``computed``, an output of a low operator, by its float32 copy."""
+    def _widen(self, node: ir.Node, computed: ir.Value) -> None:
+        """Replace ``computed``, an output of a low operator, by its float32 copy for all readers."""
         if self.emulates and node.op_type in MOVES and not any(v and is_marked_constant(v) for v in node.inputs):
-            wide = computed  # it holds no other numbers than it was given
+            wide = computed  # the operator only moves numbers that are rounded already
         else:
             name, shape = computed.name or "", computed.shape
             computed.name = self.op.fresh(f"{name}.{self.suffix}")
@@ -136,7 +137,7 @@ class _Pass:
             computed.type = ir.TensorType(WIDE if self.emulates else self.dtype)
             rounded = self._cast(computed, self.dtype, is_read=False) if self.emulates else computed
             self._cast(rounded, WIDE, is_read=False, output=wide)
-            graph_of(node).insert_after(node, self._taken())
+            graph_of(node).insert_after(node, self._take_nodes())
         self.results.add(wide)
         self.copies[wide] = wide if self.emulates else computed
         if node.op_type in PRODUCTS:
@@ -153,7 +154,7 @@ class _Pass:
         self.op.nodes.append(node)
         return result
 
-    def _taken(self) -> list[ir.Node]:
+    def _take_nodes(self) -> list[ir.Node]:
         nodes, self.op.nodes = self.op.nodes, []
         return nodes
 
@@ -162,7 +163,7 @@ class _Pass:
 
 
 def _chosen(nodes: Sequence[ir.Node], patterns: Collection[str]) -> set[ir.Node]:
-    """The nodes that match one of these names and globs, of nodes or of operators."""
+    """Return the nodes that match one of these names and globs of nodes or operators."""
     found = set[ir.Node]()
     names = [n.name or "" for n in nodes]
     operators = sorted({n.op_type for n in nodes})
@@ -178,7 +179,7 @@ def _chosen(nodes: Sequence[ir.Node], patterns: Collection[str]) -> set[ir.Node]
 
 
 def _can_be_low(node: ir.Node) -> bool:
-    """Whether the operator supports the low types and now gets float32."""
+    """Whether the operator supports the low-precision types and its inputs are float32 now."""
     places = _places(node)
     known = signature(node.op_type, OPSET) if node.domain == "" else None
     if known is None or not places or any((v := node.inputs[i]) is None or v.dtype != WIDE for i in places):
@@ -187,7 +188,7 @@ def _can_be_low(node: ir.Node) -> bool:
 
 
 def _places(node: ir.Node) -> list[int]:
-    """The inputs that have the type of the first output."""
+    """Return the indices of the inputs whose type must be that of the first output."""
     return [i for i, v in enumerate(node.inputs) if v is not None and _is_alike(node, i, of_output=False)]
 
 

@@ -1,4 +1,4 @@
-"""Random numbers as a function of (seed, step, place): a counter-based generator in standard floating operators.
+"""Random numbers as a function of (seed, step, place in the graph): a counter-based generator in standard operators.
 
 The operators Dropout and RandomUniform keep their state inside a session, so a run could not be resumed bit for bit,
 and would differ between runtimes. Here number ``i`` of a mask is a hash of a key and ``i``. The key is a hash of the
@@ -6,10 +6,10 @@ state ``rng`` and the index of the place in the graph; within loops, also of the
 int64: the seed's lower and upper 16 bits, and the step number.
 
 Few runtimes have 32-bit integers that wrap around, so the hash is computed in float32 on whole numbers below 2²⁴. It
-follows learning with rounding: a round multiplies a vector of 16 bytes by a fixed random matrix, modulo 2¹¹, and keeps
-the upper 8 bits of each entry. Two rounds absorb a 24-bit number; the last product, of 16 five-bit numbers and a table
-of 256 columns, yields 256 numbers modulo 2¹⁶ at once. So a mask costs a narrow product and three passes over its
-elements. Factors have at most 11 bits and are exact in TensorFloat-32, too.
+follows the scheme of learning with rounding (LWR): a round multiplies a vector of 16 bytes by a fixed random matrix,
+modulo 2¹¹, and keeps the upper 8 bits of each entry. Two rounds absorb a 24-bit number. The last product, of 16
+five-bit numbers and a table of 256 columns, yields 256 numbers modulo 2¹⁶ at once. So a mask costs a narrow product and
+three passes over its elements. Factors have at most 11 bits and are exact in TensorFloat-32, too.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from gradgraph.graph.builder import Builder, Var
 FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
 
 LANES = 16  # bytes of a key
-COLUMNS = 256  # numbers per row of lanes
-PIECE = 12  # the upper bits of a number, which get a key of their own
+COLUMNS = 256  # numbers drawn per key
+PIECE = 12  # numbers are drawn in pieces of at most this many bits
 _HALF_WORD = 1 << 16
 _BYTES_OF_WORD = np.array([2.0**-8, 2.0**-16], np.float32)
 _BYTES_OF_NUMBER = np.array([2.0**-8, 2.0**-16, 2.0**-24], np.float32)
@@ -35,7 +35,7 @@ _BYTES_OF_NUMBER = np.array([2.0**-8, 2.0**-16, 2.0**-24], np.float32)
 
 @functools.cache
 def tables() -> dict[str, np.ndarray]:
-    """The fixed matrices, as multiples of a power of two, so that products are taken modulo 1."""
+    """Return the fixed random matrices by name, scaled by powers of two so that products are taken modulo 1."""
     raw = np.random.PCG64(0x9E3779B97F4A7C15)  # the stream is part of the file format: masks must not change
 
     def numbers(rows: int, columns: int, bits: int) -> np.ndarray:
@@ -66,7 +66,7 @@ class RandomSource:
         self._tables: dict[str, Var] = {}
 
     def keep(self, op: Builder, x: Var, ratio: Var) -> Var:
-        """A boolean mask shaped like ``x``, true with probability ``1 − ratio`` (to 2⁻¹⁷)."""
+        """Draw a boolean mask shaped like ``x``, true with probability ``1 − ratio`` (to 2⁻¹⁷)."""
         shape = op.shape(x)
         count = op.ReduceProd(shape, keepdims=1)
         drawn = op.GreaterOrEqual(self._fractions(op, count, ()), op.cast(ratio, FLOAT) - 2.0**-17)
@@ -75,14 +75,14 @@ class RandomSource:
     def uniform(
         self, op: Builder, shape: Var, turns: Sequence[Var] = (), dtype: ir.DataType = FLOAT, digits: int = 24
     ) -> Var:
-        """Numbers in [0, 1); in float64, multiples of 2⁻⁵³.
+        """Draw uniform numbers in [0, 1).
 
         Args:
-            op: writes the nodes.
-            shape: an int64 vector.
+            op: the builder that receives the nodes.
+            shape: the shape of the result, an int64 vector.
             turns: the iteration numbers of the Loops around this place, int64 scalars.
             dtype: FLOAT or DOUBLE.
-            digits: float32 numbers are multiples of 2^-digits.
+            digits: the bits of a number: float32 numbers are multiples of 2^-digits, float64 numbers always of 2⁻⁵³.
         """
         digits = 53 if dtype == DOUBLE else digits
         ends = [*range(PIECE, digits, PIECE), digits]
@@ -95,7 +95,10 @@ class RandomSource:
         return op.Reshape(total, shape)
 
     def normal(self, op: Builder, shape: Var, turns: Sequence[Var] = (), dtype: ir.DataType = FLOAT) -> Var:
-        """Standard normal numbers (Box-Muller), at most 5.8 in float32 and 8.6 in float64; see ``uniform``."""
+        """Draw standard normal numbers (Box-Muller), at most 5.8 in float32 and 8.6 in float64.
+
+        The arguments are those of ``uniform``.
+        """
         radius = op.Sqrt(op.Log(1.0 - self.uniform(op, shape, turns, dtype)) * -2.0)  # in (0, 1]
         angle = self.uniform(op, shape, turns, dtype) * (2.0 * math.pi)
         return radius * op.Cos(angle)
@@ -120,7 +123,7 @@ class RandomSource:
         return key
 
     def _absorb(self, op: Builder, key: Var, numbers: Var) -> Var:
-        """The keys derived from ``key`` [1, 16] and each of ``numbers`` [n, 1], int64 below 2²⁴: [n, 16]."""
+        """Derive keys [n, 16] from ``key`` [1, 16] and each of ``numbers`` [n, 1], int64 below 2²⁴."""
         parts = _round(op, op.cast(numbers, FLOAT) * op.const(_BYTES_OF_NUMBER), 256)
         before = op.MatMul(key, self._table(op, "key"))
         return _round(op, op.MatMul(parts, self._table(op, "number")) + before, 256)
@@ -137,7 +140,7 @@ def _round(op: Builder, x: Var, kinds: int) -> Var:
 
 
 def _first(op: Builder, x: Var, count: Var) -> Var:
-    """The first ``count`` elements, as a vector."""
+    """Return the first ``count`` elements as a vector."""
     return op.Slice(op.Reshape(x, [-1]), [0], count, [0])
 
 
@@ -146,7 +149,7 @@ def _column(op: Builder, numbers: np.ndarray, dtype: ir.DataType) -> Var:
 
 
 def advance(op: Builder, state: Var) -> Var:
-    """The state of the next step."""
+    """Return the state of the next step."""
     return op.Add(state, op.const(np.array([0, 0, 1], np.int64)))
 
 

@@ -1,4 +1,4 @@
-"""Lists of passes over a whole model: the order fits on one screen."""
+"""Run a list of passes over a whole model; each entry states the reason for its place in the order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Rewrite:
     """A pass over the whole graph, with its reason.
 
     Attributes:
-        apply: changes a model in place, or raises.
+        apply: changes a model in place, or raises an error.
         reason: why it runs at this place, in one sentence.
         then: passes that run next if ``apply`` returns True (it changed something).
     """

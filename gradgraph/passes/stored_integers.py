@@ -1,12 +1,13 @@
 """Pass for an inference model: store quantized weights as integers.
 
-1. a QuantizeLinear of stored numbers, whose scale is stored or computed from stored numbers, and the Clip after it, if
-   any → its result as an initializer;
-2. a Cast to int32 that a DequantizeLinear reads (a bias) → its result as an initializer;
-3. a scale of either that is computed from stored numbers → an initializer.
+Three kinds of values that are computed from stored numbers become initializers:
 
-Applies only to a model that is marked for it (``marks.QUANTISED``). Integers of large external weights are computed one
-tensor at a time, while they are written: neither the floats nor the integers are all in memory at once.
+1. the result of a QuantizeLinear, together with a Clip after it, if there is one;
+2. the result of a Cast to int32 that a DequantizeLinear reads (a bias);
+3. the scale of a QuantizeLinear or DequantizeLinear.
+
+The pass applies only to a model that is marked for it (``marks.QUANTISED``). Integers of large external weights are
+computed one tensor at a time, while the file is written: neither the floats nor the integers are all in memory at once.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from gradgraph.graph.shapes import all_sizes, shape_of_type
 
 Array = np.ndarray[Any, Any]
 Tensors = dict[str, onnx.TensorProto]
-Makers = Mapping[str, tuple[int, onnx.NodeProto]]  # by value: its node's index in the graph, and the node
+Makers = Mapping[str, tuple[int, onnx.NodeProto]]  # value → the node that computes it, after the node's index
 Stored = tuple[str, Callable[[], onnx.TensorProto]]  # the name of a value, and a function that computes its tensor
 
 
 class Internal:
-    """Weights stored in a protobuf message, together with their integers."""
+    """The weights of a model that are stored in the protobuf message itself; so are the integers computed from them."""
 
     def numbers(self, tensor: onnx.TensorProto) -> Array:
         return np.asarray(onnx.numpy_helper.to_array(tensor))
@@ -46,10 +47,10 @@ class Internal:
 
 
 class External(Internal):
-    """Large external weights of a message; their integers become external, too.
+    """The weights of a model whose large tensors are external; large integers computed from them become external, too.
 
     Args:
-        tensors: those weights, by name; large integers are added to them.
+        tensors: the external tensors by name; large integers are added.
     """
 
     def __init__(self, tensors: dict[str, ir.TensorProtocol]) -> None:
@@ -66,7 +67,7 @@ class External(Internal):
 
 
 def with_stored_integers(model: ir.Model) -> ir.Model:
-    """Apply the pass to a copy of ``model``, whose large weights may be external and are read one at a time."""
+    """Apply the pass to a copy of ``model``, and return it. Large external weights are read one at a time."""
     slim = model.clone()
     large = {v.name or "": t for v in slim.graph.initializers.values()
              if (t := v.const_value) is not None and t.nbytes >= LEAST_BYTES}  # fmt: skip
@@ -86,7 +87,7 @@ def with_stored_integers(model: ir.Model) -> ir.Model:
 
 
 def _elsewhere(tensor: ir.TensorProtocol) -> onnx.TensorProto:
-    """A message with only the type and shape of ``tensor``."""
+    """Return a message with only the type and shape of ``tensor``, as for an external one."""
     empty = onnx.TensorProto(name=tensor.name, data_type=int(tensor.dtype), dims=tensor.shape.numpy())
     point_at(empty, "elsewhere", 0, tensor.nbytes)
     return empty
@@ -121,7 +122,7 @@ def store_integers(model: onnx.ModelProto, weights: Internal | None = None) -> N
 def _stored_for(
     node: onnx.NodeProto, values: _Values, known: set[str], clip: onnx.NodeProto | None
 ) -> Iterator[Stored]:
-    """Yield, by name, the tensors that are stored instead of computed for ``node``, and for ``clip`` that reads it."""
+    """Yield the name of each value around ``node`` (and ``clip``) to store, and a function that computes its tensor."""
     if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
         return
     maker = _maker(values.made_by, node.input[1])
@@ -139,7 +140,7 @@ def _stored_for(
 def _integers(
     node: onnx.NodeProto, kind: ir.DataType, values: _Values, clip: onnx.NodeProto | None
 ) -> onnx.TensorProto:
-    """The result of a QuantizeLinear of stored numbers, or of the Clip after it."""
+    """Return the result of a QuantizeLinear of stored numbers, or that of the Clip after it."""
     source, scale, *point = node.input
     axis, block = _int_attribute(node, "axis", 1), _int_attribute(node, "block_size", 0)
     limits, name = INTEGER_RANGES[kind], (clip or node).output[0]
@@ -169,7 +170,7 @@ def _keep(graph: onnx.GraphProto, nodes: list[onnx.NodeProto], names: set[str]) 
 
 
 def _computable(graph: onnx.GraphProto, stored: set[str]) -> set[str]:
-    """The names of all values that depend on stored numbers only."""
+    """Return the names of all values that depend on stored numbers only."""
     known = set(stored)
     for node in graph.node:
         plain = not any(a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for a in node.attribute)
@@ -180,7 +181,14 @@ def _computable(graph: onnx.GraphProto, stored: set[str]) -> set[str]:
 
 @dataclass(frozen=True)
 class _Values:
-    """The computable values of a graph."""
+    """Computes the values of a graph that depend on stored numbers only.
+
+    Attributes:
+        model: the model.
+        stored: its initializers by name.
+        made_by: the node that computes each value.
+        weights: reads the numbers of initializers.
+    """
 
     model: onnx.ModelProto
     stored: Tensors
@@ -188,7 +196,7 @@ class _Values:
     weights: Internal
 
     def __call__(self, names: list[str]) -> list[Array]:
-        """The values of ``names``; an empty array for an omitted one."""
+        """Return the values of ``names``; an empty array for each empty name."""
         computed = [n for n in names if n and n not in self.stored]
         found = {n: self.weights.numbers(self.stored[n]) for n in names if n in self.stored}
         if computed:
@@ -207,7 +215,7 @@ class _Values:
         return [np.asarray(found[n]) if n else np.zeros(0) for n in names]
 
     def sizes(self, name: str) -> list[int] | None:
-        """The shape of a value that is stored, or declared by the model."""
+        """Return the sizes of a value that is stored, or whose shape the model declares; None if unknown."""
         if name in self.stored:
             return list(self.stored[name].dims)
         said = (shape_of_type(v.type) for v in self.model.graph.value_info if v.name == name)
@@ -219,7 +227,7 @@ class _Values:
 
 
 def _makers(made_by: Makers, names: list[str], stored: Tensors) -> tuple[list[onnx.NodeProto], set[str]]:
-    """The nodes that compute these values from stored ones, in graph order, and every name that they read."""
+    """Return the nodes that compute these values from stored ones, in graph order, and every name that they read."""
     found, read, waiting = dict[int, onnx.NodeProto](), set(names), list(names)
     while waiting:
         name = waiting.pop()
@@ -240,7 +248,7 @@ def _maker(made_by: Makers, name: str) -> onnx.NodeProto | None:
 
 
 def _integer_type(stored: Tensors, made_by: Makers, node: onnx.NodeProto) -> ir.DataType:
-    """The integer element type of a QuantizeLinear."""
+    """Return the integer element type of a QuantizeLinear."""
     point = node.input[2] if len(node.input) > 2 else ""
     made = _maker(made_by, point)
     if point in stored:

@@ -287,7 +287,7 @@ def test_what_makes_no_sense_is_refused() -> None:
         with pytest.raises(ArgumentError):
             gg.Precision("float16", **wrong)  # type: ignore[arg-type]
     for wrong in ({"growth_factor": 0.5}, {"backoff_factor": 2.0}, {"growth_interval": 0}):
-        with pytest.raises(BuildError, match="growth_factor is at least 1"):
+        with pytest.raises(BuildError, match="growth_factor must be at least 1"):
             gg.Precision("float16", **wrong)  # type: ignore[arg-type]
 
 

@@ -1,14 +1,15 @@
 """The normal form: every model is brought to it before it is differentiated.
 
-One opset, no functions, all attributes written, explicit pads, one kind of constant, shapes inferred: a rule or a pass
-handles one form of each operator only. ``order.py`` lists the passes, which are grouped in folders:
+A model in normal form has one opset, no functions, all attributes set, explicit pads, one kind of constant, and
+inferred shapes. So a rule or a pass handles only one form of each operator. ``order.py`` lists the passes, which are
+grouped in folders:
 
-- ``functions``, ``opsets``, ``dialects``: rewrite other operators with those of opset 21;
+- ``functions``, ``opsets``, ``dialects``: rewrite functions, other opsets and other domains with operators of opset 21;
 - ``spelling``: choose one of several equivalent spellings;
 - ``sizes``: infer types and shapes;
 - ``validating``: reject invalid models, without changes;
 - ``weights``: decide which tensors are weights, and why;
-- ``simplifying``: remove waste; its ``clean.py`` lists the passes that run after differentiation.
+- ``simplifying``: remove redundant nodes; its ``clean.py`` lists the passes that run after differentiation.
 """
 
 from __future__ import annotations

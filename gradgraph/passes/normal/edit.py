@@ -17,10 +17,10 @@ from gradgraph.graph.prune import is_wanted as is_wanted
 
 
 class Editor:
-    """An editor that writes nodes with ``op`` in place of old ones.
+    """An editor that replaces nodes of a model by new nodes, written with the builder ``op``.
 
     New constants become initializers of the main graph, whatever graph the node is in. All names are new and unique in
-    the whole model, except that outputs of a replaced node keep theirs.
+    the whole model, except that outputs of a replaced node keep their names.
     """
 
     def __init__(self, model: ir.Model, op: Builder | None = None) -> None:
@@ -38,7 +38,10 @@ class Editor:
 
     @contextlib.contextmanager
     def replacing_many(self) -> Iterator[None]:
-        """Remove replaced nodes at the end, as each removal scans all outputs; until then they read nothing."""
+        """Return a context that removes replaced nodes together at its end, because each removal scans all outputs.
+
+        Until then, replaced nodes stay in the graph without inputs.
+        """
         gone = self._gone = {}
         yield
         self._gone = None
@@ -48,8 +51,8 @@ class Editor:
     def replace(self, node: ir.Node, *outputs: Var | None) -> list[ir.Node]:
         """Replace the outputs of ``node`` by ``outputs``; return the new nodes.
 
-        New values take over name, type and shape of the old ones, and new nodes the node's metadata. An old output may
-        be omitted (``None``, or at the end) only if nobody reads it.
+        New values get the name, type and shape of the old ones, and new nodes the metadata of ``node``. An old output
+        may be omitted (``None``, or at the end) only if nothing reads it.
         """
         placed = self.place(node)
         named: set[ir.Value] = set()
@@ -86,7 +89,7 @@ class Editor:
         return [] if outputs is None else self.replace(node, *all_of(outputs))
 
     def hand_over(self, old: ir.Value, new: Var) -> None:
-        """Replace ``old`` by ``new``, whose node has just been placed; the node of ``old`` stays."""
+        """Replace ``old`` by ``new``, whose node has just been inserted; the node of ``old`` stays in the graph."""
         node, producer = old.producer(), new.value.producer()
         assert node is not None and producer is not None
         self._take_over(node, old, new.value, {producer}, set())
@@ -99,7 +102,7 @@ class Editor:
             pass
         elif old.is_graph_output():  # an output must keep its name, and this value has a name of its own
             source, new = new, self.op.Identity(Var(self.op, new)).value
-            new.type = source.type  # of a sequence, the builder knows only the element type
+            new.type = source.type  # for a sequence the builder sets only the element type
             extra = self.place(node)
         else:
             old.replace_all_uses_with(new)
@@ -120,7 +123,7 @@ def graph_of(node: ir.Node) -> ir.Graph:
 
 
 def emptied(body: ir.Graph) -> list[ir.Node]:
-    """Take the nodes out of ``body``, so that they can be placed elsewhere."""
+    """Remove the nodes from ``body`` and return them, so that they can be inserted elsewhere."""
     nodes = list(body)
     body.outputs.clear()
     body.remove(nodes)
@@ -128,7 +131,7 @@ def emptied(body: ir.Graph) -> list[ir.Node]:
 
 
 def discard(node: ir.Node) -> None:
-    """Remove an unread node; outer values that its bodies read lose that reader."""
+    """Remove a node whose outputs nothing reads; outer values that its bodies read lose that reader."""
     detach(node)
     graph_of(node).remove(node, safe=True)
 
@@ -140,14 +143,14 @@ def replace_value(old: ir.Value, new: ir.Value) -> None:
         outputs = old.graph.outputs
         for _ in range(outputs.count(old)):
             outputs[outputs.index(old)] = new
-    # an outer value may be the output of a body, too, which its own graph does not list
+    # an outer value may also be an output of a body, which is not among the outputs of its own graph
     old.replace_all_uses_with(new, replace_graph_outputs=old.is_graph_output())
 
 
 def graphs_of(model: ir.Model) -> Iterator[ir.Graph]:
-    """The main graph and the bodies of If, Loop, Scan and SequenceMap.
+    """Yield the main graph and the bodies of If, Loop, Scan and SequenceMap.
 
-    Graphs in attributes of custom operators are excluded, as their meaning is unknown.
+    Graphs in attributes of custom operators are excluded, because their meaning is unknown.
     """
     stack = [model.graph]
     while stack:
@@ -158,12 +161,12 @@ def graphs_of(model: ir.Model) -> Iterator[ir.Graph]:
 
 
 def calls_of(model: ir.Model, *op_types: str) -> list[ir.Node]:
-    """The nodes in ``nodes_of(model)`` whose operator is one of these, in ONNX's own domain."""
+    """Return the nodes in ``nodes_of(model)`` whose operator is one of ``op_types``, in ONNX's own domain."""
     return [node for node in nodes_of(model) if is_standard(node, *op_types)]
 
 
 def nodes_of(model: ir.Model) -> Iterator[ir.Node]:
-    """The nodes of ``graphs_of(model)``, each before those of its bodies."""
+    """Yield the nodes of ``graphs_of(model)``, each before the nodes in its bodies."""
     stack = [model.graph]
     while stack:
         graph = stack.pop()
@@ -176,12 +179,12 @@ def nodes_of(model: ir.Model) -> Iterator[ir.Node]:
 
 
 def attributes(node: ir.Node) -> dict[str, Any]:
-    """The attributes of ``node`` as Python values, by name."""
+    """Return the attributes of ``node`` as Python values, by name."""
     return {name: list(a.value) if isinstance(a.value, tuple) else a.value for name, a in node.attributes.items()}
 
 
 def names_of(model: ir.Model) -> Iterator[str]:
-    """Names of all values and nodes, in all graphs."""
+    """Yield the names of all values and nodes, in all graphs."""
     stack = [model.graph]
     while stack:
         graph = stack.pop()
@@ -196,7 +199,7 @@ def names_of(model: ir.Model) -> Iterator[str]:
 
 
 def next_free(wanted: str, taken: Collection[str]) -> str:
-    """``wanted``, or the first free name of ``wanted_1``, ``wanted_2``, …."""
+    """Return ``wanted`` if it is free, otherwise the first free name of ``wanted_1``, ``wanted_2``, …."""
     name, count = wanted, 0
     while name in taken:
         count += 1
@@ -208,7 +211,9 @@ def value_named(model: ir.Model, name: str, weight: bool = False) -> ir.Value:
     """Return an input, initializer or computed value of the main graph by name.
 
     Args:
-        weight: an initializer is wanted, so an error suggests initializers first, not outputs and inner values.
+        model: the model.
+        name: the name of the value.
+        weight: whether an initializer is expected, so that the error suggests only initializers.
 
     Raises:
         UnknownNameError: no value has this name.

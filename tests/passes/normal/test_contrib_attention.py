@@ -412,7 +412,7 @@ OPTIONS = {
     "'fused'.*a sliding cache, but no cache or no window": ({}, {"sliding_window_cache": 1}),
     "'fused'.*a quantized cache": (QUANTIZED, {"k_quant_type": "PER_TENSOR"}),
     "'fused'.*queries of several lengths": (NO_ANGLES | NORMED | {"new": np.array([1, 1], np.int32)}, {}),
-    "'fused'.*outputs its scores without saying which": ({}, {}),
+    "'fused'.*outputs its scores with qk_output=0": ({}, {}),
 }
 
 
@@ -430,7 +430,7 @@ def test_beams_of_an_unknown_number_of_tokens_are_named():
     feeds |= {"n": np.array([2], np.int32), "beams": BEAMS["one sample"]}
     model, _ = fused("MultiHeadAttention", feeds, {"num_heads": H})
     model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "new"
-    with pytest.raises(ModelError, match="looks up beams for an unknown number of tokens"):
+    with pytest.raises(ModelError, match="a cache_indirection and an unknown number of new tokens"):
         normal_form(model)
 
 

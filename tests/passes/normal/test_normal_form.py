@@ -111,7 +111,7 @@ def test_a_function_that_returns_its_input_keeps_the_output_name():
 
 def test_a_call_with_too_many_inputs_is_refused():
     model = model_of([node("Scale", "x x", "y", domain="own")], {"x": M}, functions=[SCALE], domains={"own": 1})
-    with pytest.raises(ModelError, match="passes 2 inputs, but it takes 1"):
+    with pytest.raises(ModelError, match="passes 2 inputs, but it has 1"):
         normalise(ir.from_proto(model))
 
 

@@ -1,4 +1,4 @@
-"""Operators outside ONNX's own domain, written with standard ones: fused, blocked, and classical machine learning."""
+"""Rewrite operators outside ONNX's own domain with standard ones: fused, blocked, and classical machine learning."""
 
 from gradgraph.passes.normal.dialects import (  # noqa: F401  (they fill the table)
     contrib_attention,

@@ -1,8 +1,8 @@
-"""Pass: write onnxruntime's fused operators, which its optimizer puts into a saved model, with standard operators.
+"""Pass: rewrite onnxruntime's fused operators with standard operators; its optimizer writes them into saved models.
 
 ``@fused("BiasGelu")`` registers the form of an operator of domain com.microsoft: a function of the builder, the node,
-its inputs and its attributes by keyword, which returns the outputs, or ``None`` to keep the node. An operator without a
-form stays as it is. Forms of other domains (``ml``) are in the same table.
+its inputs, and its attributes by keyword. It returns the outputs, or ``None`` to keep the node. An operator without a
+form is not changed. Forms of other domains (``ml_models``) are in the same table.
 """
 
 from __future__ import annotations
@@ -38,19 +38,18 @@ def fused(*op_types: str, domain: str = DOMAIN) -> Callable[[Form], Form]:
 
 
 def forms() -> frozenset[tuple[str, str]]:
-    """Domain and name of every fused operator that has a form."""
+    """Return the domain and name of every fused operator that has a form."""
     return frozenset(_FORMS)
 
 
 def decompose(model: ir.Model) -> bool:
-    """Replace fused operators; True if there were any.
+    """Replace the operators in the table by standard operators; return True if there were any.
 
-    1. those in the table, wherever onnxruntime writes them (SimplifiedLayerNormalization is in ai.onnx);
-    2. types and shapes of the nodes between them are inferred on the way, as forms depend on them;
-    3. imports of unused domains are dropped (onnxruntime imports every domain that it knows).
+    Types and shapes of the nodes in between are inferred on the way, because forms depend on them. Imports of unused
+    domains are removed: onnxruntime imports every domain that it supports.
 
     Raises:
-        ModelError: a node uses an option that has no form.
+        ModelError: a node has an option that its form does not support.
     """
     if not any(_form_of(n) is not None for n in nodes_of(model)):
         _forget_unused_domains(model)
@@ -63,7 +62,7 @@ def decompose(model: ir.Model) -> bool:
             for new in editor.write_form(node, form, "cannot be written with standard operators"):
                 new.version = new.version or OPSET
                 for value in new.outputs:
-                    shape_of(value)  # cleared now: an earlier query recorded it as unknown
+                    shape_of(value)  # infers the shape again: an earlier call recorded it as unknown
         elif any(v.type is None or v.shape is None or any(map(is_generated, as_dims(v.shape))) for v in node.outputs):
             infer_types([node], node.version or opset)
     _forget_unused_domains(model)
@@ -109,7 +108,7 @@ def fused_mat_mul(
 
 
 def _transposed(op: Builder, x: Var, last: int, batch: int) -> Var:
-    """Move axis 0 behind the batch axes if ``batch``; swap the last two axes if ``last``. Vectors stay as they are."""
+    """Move axis 0 behind the batch axes if ``batch``; swap the last two axes if ``last``. Vectors are not changed."""
     if x.rank < 2 or not (last or batch):
         return x
     perm = [*range(1, x.rank - 1), 0, x.rank - 1] if batch else list(range(x.rank))
@@ -156,7 +155,7 @@ def fused_conv(
 
 
 def _activated(op: Builder, node: ir.Node, x: Var, activation: str, params: dict[str, Any]) -> Any:
-    """Apply an activation, with its own defaults for missing parameters."""
+    """Apply an activation; missing parameters have the defaults of its operator."""
     if not activation:
         return x
     if activation == "Clip":
@@ -183,7 +182,7 @@ _ACTIVATIONS: dict[str, tuple[str, ...]] = {
 
 @fused("NhwcMaxPool")
 def nhwc_max_pool(op: Builder, node: ir.Node, x: Var, **attrs: Any) -> Any:
-    """Convert to NCHW and back; the inputs are 8-bit integers, so no gradient passes."""
+    """Pool in NCHW layout, with Transposes before and after. The inputs are 8-bit integers, so no gradient passes."""
     to_front = [0, x.rank - 1, *range(1, x.rank - 1)]
     to_back = [0, *range(2, x.rank), 1]
     return op.Transpose(op.MaxPool(op.Transpose(x, perm=to_front), **attrs), perm=to_back)
@@ -247,7 +246,10 @@ def bias_dropout(
 
 @fused("BiasSoftmax")
 def bias_softmax(op: Builder, node: ir.Node, x: Var, bias: Var, *, axis: int = 1, is_inner_broadcast: int) -> Any:
-    """Normalise all axes from ``axis`` on; the bias is repeated along the axes just before them, or the first ones."""
+    """Apply a softmax over all axes from ``axis`` on to ``x + bias``.
+
+    The bias is repeated along the axes just before ``axis`` (``is_inner_broadcast``), or along the first axes.
+    """
     axis = axis % x.rank
     if is_inner_broadcast and bias.rank < x.rank:
         missing = x.rank - bias.rank
@@ -322,7 +324,10 @@ def embed_layer_normalization(
     epsilon: float = 1e-12,
     mask_index_type: int = 0,
 ) -> Any:
-    """Add embeddings of word, position and, if given, segment; ``mask_index`` is the length of each sample."""
+    """Add and normalise the embeddings of word, position and, optionally, segment.
+
+    The second output, ``mask_index``, is the length of each sample.
+    """
     if positions is None:
         place = op.Slice(places, [0], op.dim(ids, 1), [0])
     else:
@@ -362,7 +367,7 @@ def group_norm(
 def skip_group_norm(
     op: Builder, node: ir.Node, x: Var, gamma: Var, beta: Var, skip: Var, bias: Var | None = None, **attrs: Any
 ) -> Any:
-    """Broadcast a skip [samples, channels] and a bias [channels] over the image axes."""
+    """Normalise ``x + skip + bias``; skip [samples, channels] and bias [channels] broadcast over the image axes."""
     image = [1, 2] if attrs.get("channels_last", 1) else [2, 3]
     if skip.rank == 2:
         skip = op.Unsqueeze(skip, image)
@@ -400,7 +405,7 @@ def mat_mul_n_bits(
     accuracy_level: int = 0,
     weight_prepacked: int = 0,
 ) -> Any:
-    """A · Wᵀ + bias.
+    """Compute A · Wᵀ + bias with dequantized W.
 
     ``accuracy_level`` allows a runtime to round A; here the product is exact.
     """
@@ -419,9 +424,10 @@ def mat_mul_n_bits(
 def _by_sums_of_blocks(
     op: Builder, a: Var, packed: Var, scales: Var, points: Var, sizes: tuple[int, int], bits: int, block_size: int
 ) -> Var | None:
-    """A · Wᵀ for float zero points z, reading the weight as stored; None if its layout does not allow it.
+    """Compute A · Wᵀ for float zero points z from the weight as stored; return None if its layout does not allow that.
 
-    ``Σ (q − z)·s·a = Σ (q − m)·s·a + Σ over blocks of (m − z)·s·(the sum of a in the block)``, with m = 2^(bits−1).
+    ``Σ (q − z)·s·a = Σ (q − m)·s·a + Σ over blocks of (m − z)·s·(the sum of a in the block)``, with the stored integers
+    q, the scales s, the entries a of A, and m = 2^(bits−1).
     """
     rows, columns = sizes
     if a.shape is None or scales.dtype != a.dtype:
@@ -447,7 +453,7 @@ def dequantized(
     block_size: int,
     dtype: ir.DataType,
 ) -> Var:
-    """W[n, k] = (q[n, k] − zero[n, block]) · scale[n, block], of ``sizes`` (N, K), with ``bits`` bits per q."""
+    """Compute W[n, k] = (q[n, k] − zero[n, block]) · scale[n, block], of ``sizes`` (N, K), with ``bits`` bits per q."""
     rows, columns = sizes
     kept = as_stored(op, packed, scales, zero_points, sizes, bits, block_size) if scales.dtype == dtype else None
     if kept is not None:
@@ -465,7 +471,10 @@ def dequantized(
 
 
 def unpacked(op: Builder, node: ir.Node, packed: Var, bits: int, shape: list[int]) -> Var:
-    """Unpack numbers of 2, 4 or 8 bits, lowest bits first; constants at once. Rows may end in unused bits."""
+    """Unpack numbers of 2, 4 or 8 bits, lowest bits first. Rows may end in unused bits.
+
+    Constants are unpacked immediately, other tensors by nodes.
+    """
     if bits not in (2, 4, 8):
         raise refuse(node, f"has weights of {bits} bits")
     rows, count = shape[0], shape[1] * shape[2]

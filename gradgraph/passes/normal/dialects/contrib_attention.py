@@ -1,4 +1,4 @@
-"""Fused attention of com.microsoft; see ``contrib`` for what a form is, and ``attention_formula`` for the formula."""
+"""Forms of the fused attention operators of com.microsoft (see ``contrib``), using ``attention_formula``."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ def attention(
     past_present_share_buffer: int = 0,
     rotary_embedding_dim: int = 0,
 ) -> Any:
-    """Project queries, keys and values in one product; ``past`` and ``present`` stack keys and values along axis 0."""
+    """Project queries, keys and values in one product, and attend.
+
+    ``past`` and ``present`` stack keys and values along axis 0.
+    """
     if do_rotary or past_present_share_buffer:
         raise refuse(
             node, "has rotary embeddings of its own" if do_rotary else "shares the buffers of past and present"
@@ -92,12 +95,12 @@ def multi_head_attention(
     scale: float = 0.0,
     mask_filter_value: float = -10000.0,
 ) -> Any:
-    """Read keys and values packed with the query, as [batch, length, hidden], or split into heads (cross attention).
+    """Attend; keys and values may be packed with the query, [batch, length, hidden], or split into heads.
 
-    With ``past_length``, past and present are buffers of one length, which may have more places than tokens.
+    With ``past_length``, past and present are buffers of equal length, which may be longer than the number of tokens.
     """
     if beams is not None and past_length is None:
-        raise refuse(node, "looks up beams without a length of the past")
+        raise refuse(node, "has a cache_indirection, but no past_sequence_length")
     q, new_k, new_v = _heads_of(op, query, key, value, bias, num_heads)
     offset: Var | int = 0
     k, v = present = new_k, new_v
@@ -141,9 +144,12 @@ def decoder_masked_multi_head_attention(
     past_present_share_buffer: int = 0,
     output_qk: int = 0,
 ) -> Any:
-    """Decode one token: inputs as in MultiHeadAttention in another order; the beam width is taken from ``beams``."""
+    """Attend from one new token: the inputs of MultiHeadAttention in another order.
+
+    The beam width is read from the shape of ``beams``.
+    """
     if past_key is not None and not past_present_share_buffer:
-        raise refuse(node, "has a past without a buffer to share, for which onnxruntime has no kernel")
+        raise refuse(node, "has a past that is not a shared buffer, for which onnxruntime has no kernel")
     inputs = (query, key, value, bias, mask, attention_bias, past_key, past_value, past_length, beams)
     return multi_head_attention(
         op, node, *inputs, num_heads=num_heads, scale=scale, mask_filter_value=mask_filter_value
@@ -155,9 +161,10 @@ def _where_seen(op: Builder, masks: Masks, scores: Var, hidden: float) -> Var:
 
 
 def _causal(op: Builder, q: Var, k: Var, offset: Var | int, new: Var) -> Var:
-    """Mask keys behind the query's own place; with more ``new`` keys than queries, the last query sees all.
+    """Return a causal mask: a query sees the keys up to its own position; True where it sees a key.
 
-    (So does onnxruntime's kernel; the specification assumes as many keys as queries.)
+    With more ``new`` keys than queries, the last query sees all keys, as in onnxruntime's kernel; the specification
+    assumes as many new keys as queries.
     """
     allowed = visible(op, q, k, offset, right=0)
     if q.dim(2) is not None and q.dim(2) == new.dim(2):
@@ -166,20 +173,21 @@ def _causal(op: Builder, q: Var, k: Var, offset: Var | int, new: Var) -> Var:
 
 
 def _numbers_below(op: Builder, length: Var) -> Var:
-    """The numbers 0 to ``length`` − 1; ``length`` is [1]."""
+    """Return the numbers 0 to ``length`` − 1; ``length`` has shape [1]."""
     return op.Range(0, op.Squeeze(length, [0]), 1)
 
 
 def _of_beams(op: Builder, node: ir.Node, k: Var, v: Var, q: Var, past: Var, beams: Var | None) -> tuple[Var, Var]:
-    """Gather past keys and values by the beams [batch, width, maximum] that they came from.
+    """Gather past keys and values by ``beams`` [batch, width, maximum]: the beam that each past token came from.
 
-    The batch axis holds the beams of every sample. onnxruntime supports this for a single new token only.
+    The batch axis of ``k`` and ``v`` contains the beams of every sample. onnxruntime supports beams for a single new
+    token only.
     """
     new = q.dim(2)
     if beams is None or (isinstance(new, int) and new > 1):
         return k, v
     if new != 1:
-        raise refuse(node, "looks up beams for an unknown number of tokens")
+        raise refuse(node, "has a cache_indirection and an unknown number of new tokens")
     own = _numbers_below(op, op.dim(q, 0))
     width = op.dim(beams, 1)
     source = op.Reshape(op.cast(beams, _INT64), op.Concat([-1], op.dim(beams, 2), axis=0))
@@ -193,7 +201,7 @@ def _of_beams(op: Builder, node: ir.Node, k: Var, v: Var, q: Var, past: Var, bea
 def _heads_of(
     op: Builder, query: Var, key: Var | None, value: Var | None, bias: Var | None, heads: int
 ) -> tuple[Var, Var, Var]:
-    """Queries, keys and values as [batch, heads, length, size], each with its slice of the bias."""
+    """Return queries, keys and values as [batch, heads, length, size], each with its slice of the bias added."""
     if query.rank == 5:  # [batch, length, heads, 3, size]
         parts = [op.Squeeze(p, [3]) for p in op.Split(query, axis=3, num_outputs=3, outputs=3)]
     elif key is not None and key.rank == 5:
@@ -211,7 +219,7 @@ def _heads_of(
 
 
 def _with_bias(op: Builder, parts: list[Var], in_place: list[bool], bias: Var, heads: int) -> list[Var]:
-    """Add to each part its slice of ``bias``, which concatenates them; a part in heads already has its bias."""
+    """Add to each part its slice of ``bias``, except to parts that are already split into heads."""
     size = op.dim(parts[0], -1) * heads
     lengths = op.Concat(size, size, op.dim(bias, 0) - size * 2, axis=0)
     biases = op.Split(bias, lengths, axis=0, outputs=3)
@@ -219,10 +227,14 @@ def _with_bias(op: Builder, parts: list[Var], in_place: list[bool], bias: Var, h
 
 
 def _mask_bias(op: Builder, node: ir.Node, mask: Var, q: Var, k: Var, hidden: float) -> Var:
-    """The term that a mask adds to the scores [batch, heads, queries, keys]: 0, or ``hidden`` where the mask is 0.
+    """Return the term that a mask adds to the scores [batch, heads, queries, keys]: ``hidden`` for masked keys, else 0.
 
-    [batch]: the number of keys; [3 · batch + 2]: this, then what only other runtimes read; [2 · batch]: their ends,
-    then their starts; [batch, keys], [batch, queries, keys] and [batch, 1, maximum, maximum] hold 1 and 0.
+    The mask has one of these shapes:
+
+    - [batch]: the number of visible keys of each sample;
+    - [3 · batch + 2]: the same numbers, and then numbers that only other runtimes read;
+    - [2 · batch]: the end of the visible keys of each sample, and then their start;
+    - [batch, keys], [batch, queries, keys] or [batch, 1, maximum, maximum]: 1 for visible and 0 for masked keys.
     """
     if mask.rank == 1:
         seen = _between(op, node, mask, q, k)
@@ -236,14 +248,16 @@ def _mask_bias(op: Builder, node: ir.Node, mask: Var, q: Var, k: Var, hidden: fl
 
 
 def _between(op: Builder, node: ir.Node, ends: Var, q: Var, k: Var) -> Var:
-    """The keys that a mask of one axis lets each sample see; a mask of unknown length is decided at run time."""
+    """Return which keys each sample sees by a mask of one axis; the kind of a mask of unknown length is decided at run
+    time.
+    """
     batch, length = q.dim(0), ends.dim(0)
     key = _numbers_below(op, op.dim(k, 2))
     ends = op.cast(ends, _INT64)
     if length is not None and length == batch:
         return key < op.Reshape(ends, [-1, 1, 1, 1])
     if isinstance(length, int) and isinstance(batch, int) and length not in (2 * batch, 3 * batch + 2):
-        raise refuse(node, "has a mask of one axis with neither one, two nor three entries for each sample")
+        raise refuse(node, "has a mask of one axis whose length is not batch, 2 · batch or 3 · batch + 2")
     samples = op.dim(q, 0)
     last, second = (op.Slice(ends, start, start + samples, [0]) for start in (op.const([0]), samples))
     has_starts = op.Equal(op.dim(ends, 0), samples * 2)
@@ -252,7 +266,10 @@ def _between(op: Builder, node: ir.Node, ends: Var, q: Var, k: Var) -> Var:
 
 
 def _masks(bias_terms: list[Var], allowed: Var | None) -> Masks:
-    """Masked keys keep a finite score (``mask_filter_value``), so every query sees some key."""
+    """Combine bias terms and a boolean mask.
+
+    Keys that a bias term masks keep a finite score (``mask_filter_value``), so no query is left without keys.
+    """
     total = None
     for term in bias_terms:
         total = term if total is None else total + term
@@ -274,7 +291,10 @@ def rotary_embedding(
     is_packed_batching: int = 0,
     scale: float = 1.0,
 ) -> Any:
-    """Rotate by positions; a single one is that of every sample's first token. The tables imply ``num_heads``."""
+    """Rotate ``x`` by positions; positions of shape [1] are the position of the first token of every sample.
+
+    If ``num_heads`` is 0, the tables ``cos`` and ``sin`` imply it.
+    """
     length = op.dim(x, 1 if x.rank == 3 else 2)
     if positions.rank == 1:
         positions = op.Unsqueeze(positions + _numbers_below(op, length), [0])
@@ -300,7 +320,7 @@ def multimodal_rotary_embedding(
     is_packed_batching: int = 0,
     scale: float = 1.0,
 ) -> Any:
-    """Rotate by positions [3, batch, length] of time, height and width; each column of the tables uses one of them.
+    """Rotate ``x`` by positions [3, batch, length]: time, height and width. Each column of the tables uses one of them.
 
     The result is multiplied by ``scale``, which onnxruntime's RotaryEmbedding ignores.
     """
@@ -312,9 +332,9 @@ def multimodal_rotary_embedding(
 
 
 def _owners(sections: Sequence[int], interleaved: bool) -> list[int]:
-    """Return, for each column of the tables, which of the three positions it uses.
+    """Return, for each column of the tables, the index of the position that it uses: 0, 1 or 2.
 
-    Sections follow one another, or height and width take every third column, starting at 1 and 2.
+    Sections are consecutive columns; if ``interleaved``, height and width use every third column, from 1 and 2 on.
     """
     if not interleaved:
         return [which for which, count in enumerate(sections) for _ in range(count)]
@@ -325,7 +345,7 @@ def _owners(sections: Sequence[int], interleaved: bool) -> list[int]:
 
 
 def _of_owners(op: Builder, angles: Var, owner: Sequence[int]) -> Var:
-    """Pick column i of angles [3, batch, length, columns] from the position that owns it."""
+    """Select column i of angles [3, batch, length, columns] from the position ``owner[i]``."""
     picked = [op.Squeeze(part, [0]) for part in op.Split(angles, axis=0, num_outputs=3, outputs=3)]
     result = picked[0]
     for which in (1, 2):
@@ -334,7 +354,7 @@ def _of_owners(op: Builder, angles: Var, owner: Sequence[int]) -> Var:
 
 
 def _turned(op: Builder, x: Var, split: Var, angles: Sequence[Var], size: int, interleaved: int) -> Var:
-    """Rotate the heads of x, split off by ``split``, by angles (cosine, sine) [batch, length, columns]."""
+    """Rotate ``split``, which is ``x`` split into heads, by angles (cosine, sine) [batch, length, columns]."""
     cos, sin = (op.Unsqueeze(angle, [2 if x.rank == 3 else 1]) for angle in angles)
     y = rotate(op, split, cos, sin, size, bool(interleaved))
     return op.Reshape(y, op.shape(x)) if x.rank == 3 else y
@@ -345,7 +365,7 @@ def _in_rotary_heads(op: Builder, node: ir.Node, x: Var, cos: Var, heads: int, s
         return in_heads(op, x, heads)
     half = cos.dim(-1)
     if size or not isinstance(half, int):
-        raise refuse(node, "has no number of heads")
+        raise refuse(node, "has an unknown number of heads")
     return op.Reshape(x, [0, 0, -1, 2 * half])
 
 
@@ -386,9 +406,10 @@ def group_query_attention(
     k_norm_epsilon: float | None = None,
     **quantization: Any,
 ) -> Any:
-    """Sample b holds ``last_places[b] + 1`` tokens: the past, then the new ones.
+    """Attend with grouped key and value heads and a cache of past keys and values.
 
-    A first prompt (all tokens are new) has no past, whatever ``past_key`` contains.
+    Sample b has ``last_places[b] + 1`` tokens: the past ones and then the new ones. A first prompt (all tokens are new)
+    has no past, whatever ``past_key`` contains.
     """
     if any(x is not None for x in (k_scale, v_scale, *unsupported)):
         raise refuse(node, "has a quantized cache or queries of several lengths")
@@ -428,7 +449,7 @@ def group_query_attention(
 
 
 def _turning_places(op: Builder, positions: Var, first: Var, steps: Var) -> Var:
-    """The rotary positions of queries and keys; a first prompt counts on from the first of ``positions``."""
+    """Return the rotary positions of queries and keys; those of a first prompt count up from ``positions[0]``."""
     start = op.Slice(op.Reshape(positions, [-1]), [0], [1], [0])
     return op.Where(first, steps + start, positions)
 
@@ -444,7 +465,10 @@ def _grouped_masks(
     causal: bool,
     window: int,
 ) -> Masks:
-    """Masks of a batch whose samples may differ in length: a query of padding may see nothing in its window."""
+    """Return the masks of a batch whose samples may differ in length.
+
+    With a window, a query in the padding may see no key.
+    """
     if not causal:
         return Masks(bias, shorter_than(op, k, lengths))
     offset: Var | int = 0 if past is None else op.Reshape(earlier, [-1, 1, 1, 1])
@@ -455,7 +479,10 @@ def _grouped_masks(
 
 
 def _sink_changes(op: Builder, q: Var, head_sink: Var | None, smooth: bool) -> tuple[_Change | None, _Change | None]:
-    """Two changes that add a key with the score of its head (or 0) and no value to the softmax of every query."""
+    """Return two functions that add an attention sink: a key without a value in the softmax of every query.
+
+    The first adds its score, which is that of the head in ``head_sink`` or 0; the second removes its probability.
+    """
     if head_sink is None and not smooth:
         return None, None
     score = op.const(0.0, q.dtype) if head_sink is None else op.Reshape(head_sink, [1, -1, 1, 1])
@@ -471,11 +498,11 @@ def _sink_changes(op: Builder, q: Var, head_sink: Var | None, smooth: bool) -> t
 
 
 def _grouped_scores(op: Builder, node: ir.Node, result: Attended, masks: Masks, mode: int) -> Var | None:
-    """The optional output: 1, the input of the softmax, or 2, its output; 0 where a key is masked."""
+    """Return the optional output of scores: the input (``mode`` 1) or the output (2) of the softmax, 0 if masked."""
     if not reads_output(node, 3):
         return None
     if mode not in (1, 2):
-        raise refuse(node, "outputs its scores without saying which (`qk_output`)")
+        raise refuse(node, f"outputs its scores with qk_output={mode}")
     return _where_seen(op, masks, result.probabilities if mode == 2 else result.masked, 0.0)
 
 
@@ -486,7 +513,7 @@ def _split_packed(op: Builder, packed: Var, heads: tuple[int, int, int]) -> list
 
 
 def _appended(op: Builder, past: Var, new: Var, places: Var, total_length: Var) -> Var:
-    """Write ``new`` [batch, heads, tokens, size] at its places into a cache, extended to hold all tokens."""
+    """Write ``new`` [batch, heads, tokens, size] at its places into a cache, which is extended to hold all tokens."""
     missing = op.Max(op.Reshape(op.cast(total_length, _INT64), [1]) - op.dim(past, 2), [0])
     cache = op.Pad(past, op.Concat([0, 0, 0, 0, 0, 0], missing, [0], axis=0))
     return _put_at(op, cache, new, places)

@@ -1,4 +1,4 @@
-"""Recurrent layers of hybrid language models in com.microsoft; see ``contrib`` for what a form is.
+"""Forms of the recurrent layers of hybrid language models in com.microsoft (see ``contrib``).
 
 Linear attention and the causal convolution use the formulas of the ai.onnx operators of the same names.
 """
@@ -72,7 +72,7 @@ def linear_attention(
 
 
 def _newest_state(op: Builder, node: ir.Node, past: Var | None, window: int) -> Var | None:
-    """Return the last of ``window`` states along axis 0; the operator reads only that one."""
+    """Return the last of ``window`` states along axis 0, the only one that the operator reads."""
     if window and reads_output(node, 1):
         raise refuse(node, "returns a window of states")
     return past if past is None or not window else op.Squeeze(op.Slice(past, [-1], [2**62], [0]), [0])
@@ -89,7 +89,10 @@ def linear_attention_gate(op: Builder, node: ir.Node, a: Var, bias: Var, scale: 
 def gated_rms_norm(
     op: Builder, node: ir.Node, x: Var, scale: Var, gate: Var, *, activation: str = "silu", epsilon: float = 1e-5
 ) -> Any:
-    """RMSNorm(x) · scale · activation(gate), in float32; the mean of squares is that of each C = len(scale) entries."""
+    """Compute RMSNorm(x) · scale · activation(gate) in float32.
+
+    The mean of squares is over groups of C = len(scale) consecutive entries of the last axis.
+    """
     wide, z = op.cast(x, _FLOAT), op.cast(gate, _FLOAT)
     size = scale.dim(0)
     whole = isinstance(size, int) and x.dim(-1) == size

@@ -37,7 +37,7 @@ def flex_attention(
 
 
 def _applying(op: Builder, node: ir.Node, graph: ir.Graph | None) -> Callable[[Var], Var] | None:
-    """Return the graph as a function, which inlines its nodes where it is called, at the opset of the model."""
+    """Return a function that inlines the nodes of ``graph`` where it is called; None if ``graph`` is None."""
     if graph is None:
         return None
     body, opset = graph, node.version or graph_of(node).opset_imports.get("", OPSET)

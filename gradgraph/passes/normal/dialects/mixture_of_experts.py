@@ -1,11 +1,12 @@
 """MoE and QMoE of com.microsoft: each token goes through the top k experts of a router.
 
-Here every expert processes every token in one batched product, and gates of 0 mask the experts that were not chosen:
+In the form here every expert processes every token in one batched product, and experts that were not chosen have a gate
+of 0:
 
 y[t] = Σ_e gate[t, e] · (act(x[t] · W1[e]ᵀ + b1[e]) · W2[e]ᵀ + b2[e])
 
-This costs (experts / k) times the work of the kernel, but needs no data-dependent sizes. A gate is the softmax of the
-router's scores, 0 except for the k largest; for a sparse mixer see :func:`_sparsely_mixed`.
+This costs (experts / k) times the work of onnxruntime's kernel, but needs no data-dependent sizes. The gates are the
+softmax of the router's scores, with 0 for all but the k largest; for a sparse mixer see :func:`_sparsely_mixed`.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.checks import describe
 from gradgraph.passes.normal.dialects.contrib import dequantized, fused, refuse, unpacked
 
-_MIXED = 2  # the experts that a sparse mixer chooses
-_JITTER = 0.01  # of a sparse mixer, as in onnxruntime's kernel and PhiMoE's configuration
+_MIXED = 2  # the number of experts that a sparse mixer chooses
+_JITTER = 0.01  # ε of a sparse mixer, as in onnxruntime's kernel and PhiMoE's configuration
 
 _SIMPLE: dict[str, Callable[[Builder, Var], Var]] = {
     "relu": lambda op, x: op.Relu(x),
@@ -50,7 +51,7 @@ def mixture_of_experts(
     use_sparse_mixer: int = 0,
     **activation: Any,
 ) -> Any:
-    """``x``: [..., hidden]; ``router``: [tokens, experts]; weights: [experts, outputs, inputs]."""
+    """Mix the experts by the router: ``x`` [..., hidden], ``router`` [tokens, experts], weights [experts, out, in]."""
     if use_sparse_mixer and k != _MIXED:
         raise refuse(node, f"chooses {k} experts by a sparse mixer, which chooses {_MIXED}")
     rows = op.Unsqueeze(op.Reshape(x, op.Concat([-1], op.dim(x, -1), axis=0)), [0])  # [1, tokens, hidden]
@@ -91,7 +92,7 @@ def quantized_mixture_of_experts(
     accuracy_level: int = 0,
     **options: Any,
 ) -> Any:
-    """Dequantize weights as in MatMulNBits; weights prepacked for one kind of processor are rejected."""
+    """Dequantize the weights as in MatMulNBits; reject weights that are prepacked for one kind of processor."""
     if quant_type != "int" or weights_prepacked > 0 or any(v is not None for v in unsupported):
         raise _packed(node)
 
@@ -103,7 +104,7 @@ def quantized_mixture_of_experts(
     w3 = None if q3 is None else weight(q3, s3, z3, fc3_expert_weight_bits)
     hidden = x.dim(-1)
     if isinstance(hidden, int) and (w1.dim(2), w2.dim(1)) != (hidden, hidden):
-        raise _packed(node)  # the default of a file for CUDA, too
+        raise _packed(node)  # files for CUDA are prepacked by default
     return mixture_of_experts(op, node, x, router, w1, b1, w2, b2, w3, b3, **options)
 
 
@@ -124,7 +125,7 @@ def _dequantized_experts(
     block_size: int,
     dtype: ir.DataType,
 ) -> Var:
-    """Dequantize to [experts, outputs, inputs]; without a block size a row is one block."""
+    """Dequantize the weights of all experts to [experts, outputs, inputs]; without a block size a row is one block."""
     experts, outputs, width = (packed.dim(axis) for axis in range(3))
     if scales is None or not (isinstance(experts, int) and isinstance(outputs, int) and isinstance(width, int)):
         raise refuse(node, "has quantized experts without scales, or of unknown sizes")
@@ -146,7 +147,7 @@ def _linear(op: Builder, x: Var, weight: Var, bias: Var | None) -> Var:
 
 
 def _gates(op: Builder, router: Var, k: int, normalized: bool) -> Var:
-    """[tokens, experts]: the probability of each chosen expert, 0 for the others."""
+    """Return the gates [tokens, experts]: the probability of each chosen expert, and 0 for the others."""
     chosen, places = op.TopK(op.Softmax(router, axis=-1), [k], axis=-1, outputs=2)
     if normalized:
         chosen = chosen / op.ReduceSum(chosen, [-1], keepdims=1)
@@ -154,11 +155,12 @@ def _gates(op: Builder, router: Var, k: int, normalized: bool) -> Var:
 
 
 def _sparsely_mixed(op: Builder, router: Var) -> Var:
-    """[tokens, experts]: the gates of the sparse mixer of PhiMoE (GRIN, Liu et al. 2024, arXiv:2409.12136).
+    """Return the gates [tokens, experts] of the sparse mixer of PhiMoE (GRIN, Liu et al. 2024, arXiv:2409.12136).
 
-    The best expert e of scores s has the gate 1/Σ exp(sⱼ − sₑ) over the near scores: sₑ − sⱼ ≤ 2ε·max(|sⱼ|, sₑ). The
-    second expert is chosen likewise among the others. As in inference, nothing is sampled, and the gradient is that of
-    this formula; PhiMoE's own training samples experts and uses another gradient estimator.
+    The best expert e by the scores s has the gate 1/Σ exp(sⱼ − sₑ), summed over the experts j with near scores:
+    sₑ − sⱼ ≤ 2ε·max(|sⱼ|, sₑ). The second expert is chosen in the same way among the others. As in inference, nothing
+    is sampled, and the gradient is that of this formula; PhiMoE's own training samples experts and uses another
+    gradient estimator.
     """
     gates, left = op.zeros_like(router), router
     none = op.const(-math.inf, router.dtype)
@@ -184,12 +186,16 @@ def _activated(
     swiglu_limit: float | None = None,
     swiglu_limit_after_activation: int = 0,
 ) -> Var:
-    """SwiGLU: G · σ(α · G) · (L + β), G = min(g, limit), L = clip(l, ±limit). Others: act(x), gated by ``third``."""
+    """Apply the activation of an expert to ``x``, its first product, gated by ``third``, its optional third product.
+
+    SwiGLU is G · σ(α · G) · (L + β), with G = min(g, limit) and L = clip(l, ±limit), where g is the gate and l the
+    linear half. Other activations are act(x), multiplied by ``third``.
+    """
     if activation_type in _SIMPLE:
         y = _SIMPLE[activation_type](op, x)
         return y if third is None else y * third
     if activation_type != "swiglu" or swiglu_limit_after_activation:
-        raise refuse(node, f"has the activation '{activation_type}', which the CPU kernel does not have")
+        raise refuse(node, f"has the activation '{activation_type}', which the CPU kernel does not support")
     if third is not None:
         gate, linear = x, third
     elif swiglu_fusion == 1:  # interleaved

@@ -1,9 +1,9 @@
-"""Operators of ai.onnx.ml between floating tensors, written with standard ones.
+"""Rewrite floating operators of ai.onnx.ml with standard ones: linear models, support vector machines, preprocessing.
 
-Linear models, support vector machines and their preprocessing. Coefficients and intercepts of linear models, stored as
-attributes, become trainable weights, ``<node>.coefficients`` and ``<node>.intercepts``; other attributes become
-constants. The node stays to choose the labels, and only its scores are replaced. (The node of a linear model then reads
-the scores, so that labels follow the trained weights.)
+The coefficients and intercepts of linear models, which are attributes, become trainable weights,
+``<node>.coefficients`` and ``<node>.intercepts``; other attributes become constants. Standard operators compute the
+scores of a classifier. Its labels are still computed by a copy of the node. The copy for a linear model reads the
+scores, so that labels follow the trained weights.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def scaler(op: Builder, node: ir.Node, x: Var, *, offset: Floats = (0.0,), scale
 
 @fused("Normalizer", domain=DOMAIN)
 def normalizer(op: Builder, node: ir.Node, x: Var, *, norm: str = "MAX") -> Any:
-    """Divide rows by their largest entry (whatever its sign), or L1 or L2 norm; rows of norm 0 stay unchanged."""
+    """Divide each row by its largest entry (whatever its sign), or by its L1 or L2 norm; rows of norm 0 are kept."""
     x = op.cast(x, _FLOAT)
     reduce = {"MAX": op.ReduceMax, "L1": op.ReduceL1, "L2": op.ReduceL2}[norm]
     size = reduce(x, [-1], keepdims=1)
@@ -65,7 +65,7 @@ def imputer(
 
 @fused("FeatureVectorizer", domain=DOMAIN)
 def feature_vectorizer(op: Builder, node: ir.Node, *features: Var, inputdimensions: Sequence[int]) -> Any:
-    """Concatenate the first columns of each matrix, padded with zeros."""
+    """Concatenate the first ``inputdimensions[i]`` columns of each matrix; narrower matrices are padded with zeros."""
     if any(x.rank != 2 for x in features):
         raise refuse(node, "has features that are not matrices")
     columns = [_columns(op, x, size) for x, size in zip(features, inputdimensions, strict=True)]
@@ -116,7 +116,11 @@ def linear_classifier(
     classlabels_ints: Sequence[int] = (),
     classlabels_strings: Sequence[str] = (),
 ) -> Any:
-    """Compute the scores; one row of coefficients for two labels gives s, so scores 1 − s and s, or their logistics."""
+    """Compute the scores, and the labels from them.
+
+    With two labels and one row of coefficients, the row yields s, and the scores are 1 − s and s; for LOGISTIC, the
+    logistics of −s and s.
+    """
     if not reads_output(node, 1):
         return None
     count = max(len(intercepts), 1)
@@ -137,14 +141,14 @@ def _affine(op: Builder, node: ir.Node, x: Var, rows: np.ndarray, intercepts: Fl
 
 
 def _identity(size: int) -> dict[str, ir.Attr]:
-    """Attributes of a linear model that computes the identity."""
+    """Return the attributes of a linear model that computes the identity."""
     rows = np.eye(size).ravel().tolist()
     values = {"coefficients": rows, "intercepts": [0.0] * size}
     return {name: ir.AttrFloat32s(name, numbers) for name, numbers in values.items()}
 
 
 def _labels(op: Builder, node: ir.Node, x: Var, changed: Mapping[str, Any] = MappingProxyType({})) -> Var:
-    """Compute the labels by a copy of the node whose scores nobody reads."""
+    """Compute the labels by a copy of the node, with some attributes changed; no node reads the scores of the copy."""
     attrs: dict[str, Any] = {**node.attributes, **changed}
     labels = all_of(op.emit(node.op_type, x, domain=DOMAIN, outputs=2, **attrs))[0]
     kind = ir.DataType.STRING if "classlabels_strings" in node.attributes else ir.DataType.INT64
@@ -154,7 +158,7 @@ def _labels(op: Builder, node: ir.Node, x: Var, changed: Mapping[str, Any] = Map
 
 
 def _transformed(op: Builder, node: ir.Node, scores: Var, how: str) -> Any:
-    """Apply ``post_transform``; the softmax of SOFTMAX_ZERO skips scores of zero."""
+    """Apply ``post_transform``; SOFTMAX_ZERO is a softmax that excludes scores of zero."""
     if how == "LOGISTIC":
         return op.Sigmoid(scores)
     if how == "SOFTMAX":
@@ -216,14 +220,15 @@ def svm_classifier(
     classlabels_ints: Sequence[int] = (),
     classlabels_strings: Sequence[str] = (),
 ) -> Any:
-    """The decision value of every pair of classes.
+    """Compute the decision value of every pair of classes, and the labels.
 
-    For two classes its negative comes first; for SOFTMAX onnxruntime returns 1 − s and s instead of a softmax.
+    For two classes the scores are −s and s, for the only decision value s; for SOFTMAX onnxruntime returns 1 − s and s
+    instead of a softmax.
     """
     if not reads_output(node, 1):
         return None
     if prob_a or prob_b or not vectors_per_class:
-        raise refuse(node, "couples probabilities by iteration" if vectors_per_class else "has no support vectors")
+        raise refuse(node, "couples probabilities iteratively" if vectors_per_class else "has no support vectors")
     vectors = _array(support_vectors, sum(vectors_per_class), -1)
     kernel = _kernel(op, node, x, vectors, kernel_type, kernel_params)
     scores = kernel @ _pair_weights(coefficients, vectors_per_class) + _array(rho)
@@ -236,7 +241,7 @@ def svm_classifier(
 
 
 def _kernel(op: Builder, node: ir.Node, x: Var, vectors: np.ndarray, kind: str, params: Floats) -> Var:
-    """The kernel of every row of x with every support vector: [rows, vectors]."""
+    """Compute the kernel of every row of x with every support vector: [rows, vectors]."""
     gamma, shift, degree = params or (0.0, 0.0, 0.0)
     product = op.cast(x, _FLOAT) @ vectors.T.copy()
     if kind == "LINEAR":
@@ -252,7 +257,10 @@ def _kernel(op: Builder, node: ir.Node, x: Var, vectors: np.ndarray, kind: str, 
 
 
 def _pair_weights(coefficients: Floats, counts: Sequence[int]) -> np.ndarray:
-    """[vectors, pairs]: pair (i, j) weights class i's vectors by row j − 1 and class j's by row i."""
+    """Return the weights [vectors, pairs] of support vectors in the decision value of each pair of classes.
+
+    For the pair (i, j), vectors of class i have the coefficients in row j − 1, those of class j the ones in row i.
+    """
     rows = _array(coefficients, len(counts) - 1, sum(counts))
     ends = np.cumsum([0, *counts])
     pairs = list(itertools.combinations(range(len(counts)), 2))

@@ -1,14 +1,13 @@
 """Pass: convert convolutions in blocked layout (NCHWc), as onnxruntime saves them at level "all", to ONNX's layout.
 
-A blocked tensor [N, C, H, W] is stored as [N, C/B, H, W, B]: B channels, the width of a processor register, are
+A blocked tensor [N, C, H, W] is stored as [N, C/B, H, W, B]: B channels, as many as a processor register contains, are
 adjacent, and the last block is zero-padded. Weights are stored as
 
-- OIHWBiBo, [O/B, I/B, kH, kW, B, B], where inputs are blocked;
-- OIHWBo, [O/B, I, kH, kW, B], in depthwise convolutions, and where the input has fewer than B channels and is not
-  blocked.
+- OIHWBiBo, [O/B, I/B, kH, kW, B, B], if the input is blocked;
+- OIHWBo, [O/B, I, kH, kW, B], in depthwise convolutions, and if the input has fewer than B channels and is not blocked.
 
-All are declared with their plain shape. B is not in the file but depends on the machine, so the file is read as this
-machine's onnxruntime reads it: ``nchwc_machine.py`` determines B and compares the results.
+The file declares all of them with their plain shape. It does not contain B, which depends on the machine, so the file
+is read as this machine's onnxruntime would: ``nchwc_machine.py`` determines B and compares the results.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _POINTWISE = frozenset(
     {"Add", "Sum", "Mul", "Relu", "Sigmoid", "Tanh", "LeakyRelu", "Clip", "HardSigmoid", "Gelu", "QuickGelu"}
 )
 
-Axis = tuple[ir.Value, int]  # an axis of channels: axis 1 of a blocked value, or one of a weight or bias
+Axis = tuple[ir.Value, int]  # an axis of channels: axis 1 of a blocked value, or an axis of a weight or bias
 
 
 def has_blocks(model: ir.Model) -> bool:
@@ -44,14 +43,15 @@ def has_blocks(model: ir.Model) -> bool:
 
 
 def undo_blocks(model: ir.Model, block: int) -> list[str]:
-    """Convert tensors in blocks of ``block`` channels to plain layout, in place; return the names of the stored ones.
+    """Convert tensors in blocks of ``block`` channels to plain layout, in place; return the names of changed weights.
 
-    1. weights are reordered; padding channels are dropped from them, biases and ``group``;
-    2. Reshape nodes that onnxruntime wrote around an addition, as its inputs might broadcast, are dropped;
-    3. other nodes of the domain become standard operators by the forms below.
+    1. Weights are reordered, and padding channels are removed from weights, biases and ``group``.
+    2. Reshape nodes that onnxruntime wrote around an addition, because its inputs might broadcast, are removed.
+
+    The other nodes of the domain become standard operators later, by the forms below.
 
     Raises:
-        ModelError: a node uses blocks in an unknown way, or blocks of another size.
+        ModelError: a node reads blocks in an unsupported way, or blocks of another size.
     """
     layout = _Layout(block)
     for node in nodes_of(model):
@@ -69,7 +69,7 @@ def undo_blocks(model: ir.Model, block: int) -> list[str]:
 
 
 def _rewrite(weight: _Weight, layout: _Layout, channels: dict[Axis, int]) -> bool:
-    """Write a weight or bias in plain layout, without padding channels; return False if it already is."""
+    """Convert a weight or bias to plain layout, without padding channels; return False if nothing changes."""
     assert weight.value.const_value is not None
     data = weight.value.const_value.numpy()
     plain = data if data.ndim == 1 else _reordered(data, layout.block, weight.inputs_blocked)
@@ -82,7 +82,7 @@ def _rewrite(weight: _Weight, layout: _Layout, channels: dict[Axis, int]) -> boo
     if data.ndim == 1 and plain.shape == data.shape:
         return False
     if any(user not in layout.convolutions for user, _ in weight.value.uses()):
-        raise layout.refuse(weight.reader, "shares its weight with a node of another layout")
+        raise layout.refuse(weight.reader, "shares its weight with a node that reads it in another layout")
     weight.value.const_value = own_tensor(ir.Tensor(np.ascontiguousarray(plain)), weight.value.name)
     weight.value.shape = ir.Shape(plain.shape)
     return True
@@ -99,7 +99,7 @@ def _reordered(data: np.ndarray, block: int, inputs_blocked: bool) -> np.ndarray
 
 
 def _keep_names(model: ir.Model) -> None:
-    """Give each value that leaves the blocks its name in the original model."""
+    """Restore the name in the original model of each value that leaves the blocked region."""
     for node in nodes_of(model):
         last = node.attributes.get_int("channels_last", 0)
         if node.domain == BLOCKED and node.op_type == "ReorderOutput" and not last:
@@ -111,7 +111,7 @@ def _keep_names(model: ir.Model) -> None:
 
 @dataclass
 class _Weight:
-    """A weight or bias in blocks: the node that reads it, and its axes that are channels of blocked values."""
+    """A blocked weight or bias, the node that reads it, and its axes that are channels of blocked values."""
 
     value: ir.Value
     reader: ir.Node
@@ -122,8 +122,8 @@ class _Weight:
 class _Channels:
     """The number of channels of every channel axis.
 
-    Axes of equal size form a group (a union-find): those that a pool or sum reads and writes, and those of the weights
-    between them.
+    Channel axes that must have equal sizes form a group (by union-find), such as the axes that a pool or sum reads and
+    writes, and the axes of the weights in between.
     """
 
     def __init__(self) -> None:
@@ -145,18 +145,18 @@ class _Channels:
         self._declared.append((node, axis, count))
 
     def record_sum(self, node: ir.Node, parts: list[Axis], whole: Axis) -> None:
-        """Record that ``whole`` concatenates the parts, which are made of whole blocks."""
+        """Record that ``whole`` concatenates ``parts``, each of which consists of whole blocks."""
         self._sums.append((node, parts, whole))
 
     def record_weight(self, weight: _Weight, axis: int) -> None:
-        """Record that axis ``axis`` of ``weight`` has the channels of its group, and padding in the last block."""
+        """Record that axis ``axis`` of ``weight`` has the channels of its group, plus padding in the last block."""
         self._weights.append((weight, axis))
 
     def count(self, block: int) -> dict[Axis, int]:
-        """The number of channels of each group, by its root.
+        """Return the number of channels of each group, by its root.
 
-        Nodes at the borders of the blocked region determine it. Inside, the last channels are padding if all weights
-        that write and read them are zeros.
+        Nodes at the borders of the blocked region declare it. For groups inside the region, the last channels count as
+        padding if all weights that write and read them are zeros.
         """
         counts: dict[Axis, int] = {}
         for node, end, count in self._declared:
@@ -175,7 +175,7 @@ class _Channels:
         return counts
 
     def _add_up(self, counts: dict[Axis, int], wide: dict[Axis, int]) -> None:
-        """Add up channels of concatenated parts, in execution order; only parts in ``wide`` have channels."""
+        """Add up the channels of concatenated parts, in execution order. Each part must have a number in ``wide``."""
         for node, parts, whole in self._sums:
             sizes = [wide.get(self.root(part), 0) for part in parts]
             if not all(sizes):
@@ -190,7 +190,7 @@ class _Channels:
 
 
 def _last_used(members: Iterable[tuple[_Weight, int]], block: int) -> int:
-    """The number of channels up to the last nonzero one."""
+    """Return the number of channels up to the last one in which a weight is nonzero."""
     last = 0
     for weight, axis in members:
         assert weight.value.const_value is not None
@@ -202,7 +202,7 @@ def _last_used(members: Iterable[tuple[_Weight, int]], block: int) -> int:
 
 
 class _Layout:
-    """Finds the blocked tensors, node by node in execution order."""
+    """Finds the blocked tensors of a model; ``read`` is called for each node in execution order."""
 
     def __init__(self, block: int) -> None:
         self.block = block
@@ -210,7 +210,7 @@ class _Layout:
         self.weights: dict[ir.Value, _Weight] = {}
         self.convolutions: set[ir.Node] = set()
         self.depthwise: list[ir.Node] = []
-        self.factors: set[ir.Value] = set()  # weights of these; the padding of a block may contain anything
+        self.factors: set[ir.Value] = set()  # weights of depthwise convolutions, whose padding may contain any numbers
         self.reshapes: list[ir.Node] = []
         self._blocked: set[ir.Value] = set()
 
@@ -234,7 +234,7 @@ class _Layout:
         elif node.op_type in _POINTWISE and all(v in self._blocked or v is None or is_single(v) for v in node.inputs):
             self._write(node, *blocked)
         else:
-            raise self.refuse(node, "reads channels in blocks in a way that is not known")
+            raise self.refuse(node, "reads blocked channels in an unsupported way")
 
     def _write(self, node: ir.Node, *like: ir.Value) -> None:
         """Record that the output of ``node`` is blocked, with as many channels as the blocked values ``like``."""
@@ -254,7 +254,7 @@ class _Layout:
         elif node.op_type == "Conv":
             self._read_conv(node, x)
         elif x not in self._blocked:
-            raise self.refuse(node, "reads a tensor that is not in blocks")
+            raise self.refuse(node, "reads a tensor that is not blocked")
         elif node.op_type == "ReorderOutput":
             self.channels.record(node, (x, 1), node.attributes.get_int("channels", 0))
         elif node.op_type in _LIKE_INPUT:
@@ -265,7 +265,7 @@ class _Layout:
     def _read_conv(self, node: ir.Node, x: ir.Value) -> None:
         w, bias, added = (*node.inputs[1:], None, None)[:3]
         if w is None or w.const_value is None or len(stored_sizes(w)) != 4:
-            raise self.refuse(node, "has blocked channels and weights that are not constant")
+            raise self.refuse(node, "has blocked channels and a weight that is not constant")
         group, o, i = node.attributes.get_int("group", 1), *stored_sizes(w)[:2]
         depthwise = i == 1 and 1 < group == o
         inputs_blocked = not depthwise and i >= self.block
@@ -273,7 +273,7 @@ class _Layout:
         if not whole or (x in self._blocked) != (depthwise or inputs_blocked):
             raise self.misfit(node)
         if added is not None and added not in self._blocked:
-            raise self.refuse(node, "adds a tensor that is not in blocks")
+            raise self.refuse(node, "adds a tensor that is not blocked")
         self._write(node, *([x] if depthwise else []), *([] if added is None else [added]))
         if depthwise:
             self.depthwise.append(node)
@@ -294,21 +294,21 @@ class _Layout:
         """Record that ``value`` is a weight or bias that writes the channels of the output."""
         weight = self.weights.setdefault(value, _Weight(value, node, inputs_blocked))
         if value.const_value is None or value.is_graph_input() or weight.inputs_blocked != inputs_blocked:
-            raise self.refuse(node, "has blocked channels and weights that are not constant of one layout")
+            raise self.refuse(node, "has blocked channels and a weight that is not constant, or is read in two layouts")
         self.channels.join((node.outputs[0], 1), (value, 0))
         if value not in self.factors:
             self.channels.record_weight(weight, 0)
 
     def _read_reshape(self, node: ir.Node) -> None:
-        """Read a Reshape from the declared [N, C, H, W] to the stored [N, C/B, H, W, B], or back.
+        """Read a Reshape from the declared shape [N, C, H, W] to the stored [N, C/B, H, W, B], or back.
 
-        The addition in between broadcasts over all axes except channels, so it works without blocks as well.
+        The addition in between broadcasts over all axes except channels, so it works in plain layout as well.
         """
         source, target = node.inputs
         assert source is not None
         sizes = [] if target is None or target.const_value is None else target.const_value.numpy().tolist()
         if len(sizes) not in (4, 5) or [sizes[i] for i in (0, 2, 3)] != [0, 0, 0]:
-            raise self.refuse(node, "reads channels in blocks in a way that is not known")
+            raise self.refuse(node, "reads blocked channels in an unsupported way")
         if len(sizes) == 5 and sizes[4] != self.block:
             raise self.misfit(node)
         self._write(node, source)

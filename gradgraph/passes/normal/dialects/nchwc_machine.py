@@ -19,9 +19,9 @@ from gradgraph.passes.normal.dialects.nchwc import BLOCKED, REMEDY, has_blocks, 
 
 log = logging.getLogger("gradgraph")
 
-_NAMED = 3  # weights
-_SIZES = (32, 64, 224)  # for image axes without a fixed size, in turn until the model runs
-_TOLERANCE = 1e-3  # relative to the largest number: sums in another order; wrong blocks differ by far more
+_NAMED = 3  # the most weights that the warning lists
+_SIZES = (32, 64, 224)  # sizes of image axes without a fixed size; tried in order until the model runs
+_TOLERANCE = 1e-3  # relative to the largest number, for sums in another order; wrong blocks differ by far more
 
 
 def undo_machine_blocks(model: ir.Model) -> bool:
@@ -37,8 +37,8 @@ def undo_machine_blocks(model: ir.Model) -> bool:
     block = block_size()
     if names := undo_blocks(model, block):
         log.warning(
-            "onnxruntime saved the model in the layout of one machine: %s are stored in blocks of %d channels; "
-            "here they, their gradients and exported models have ONNX's own layout and the original sizes",
+            "onnxruntime saved the model in a machine-specific layout: %s are stored in blocks of %d channels; "
+            "in training, in gradients and in exported models they have ONNX's own layout and the original sizes",
             listed(names, _NAMED),
             block,
         )
@@ -54,24 +54,24 @@ def block_size() -> int:
     block = nchwc_block()
     if not block:
         raise ModelError(
-            "the model has channels in blocks, which onnxruntime does not support on this machine, so their size is "
+            "the model has blocked channels, which onnxruntime does not support on this machine, so the block size is "
             f"unknown; {REMEDY}"
         )
     return block
 
 
 def check_same(saved: ir.Model, plain: ir.Model) -> None:
-    """Check that ``plain`` computes the same as the blocked ``saved``: outputs, and all values that leave blocks.
+    """Check that ``plain`` computes the same as the blocked ``saved``: outputs, and all values that leave the blocks.
 
-    A model that does not run on synthetic inputs (of all the sizes tried) is not compared.
+    A model that runs on synthetic inputs of none of the sizes is not compared.
 
     Raises:
-        ModelError: they differ, or only ``saved`` runs.
+        ModelError: the results differ, or only ``saved`` runs.
     """
     before, after = to_proto(saved.clone()), to_proto(plain.clone())
     leaving = {n.output[0] for n in before.graph.node if n.domain == BLOCKED and n.op_type == "ReorderOutput"}
     shared = leaving & {y for node in after.graph.node for y in node.output}
-    for model in (before, after):  # in one order
+    for model in (before, after):  # add the same outputs, in the same order
         have = {v.name for v in model.graph.output}
         model.graph.output.extend(onnx.ValueInfoProto(name=n) for n in sorted(shared - have))
     outputs = [v.name for v in before.graph.output]
@@ -82,16 +82,16 @@ def check_same(saved: ir.Model, plain: ir.Model) -> None:
             break
     else:
         log.info(
-            "the model has channels in blocks and does not run on synthetic inputs; its plain form was not compared"
+            "the model has blocked channels and does not run on synthetic inputs; its plain layout was not compared"
         )
         return
     for name, a, b in zip(outputs, expected, _run(after, outputs, feeds), strict=True):
         if a.dtype.kind == "f" and not np.allclose(a, b, rtol=0, atol=_TOLERANCE * np.abs(a).max(initial=0)):
-            raise ModelError(f"without channels in blocks, '{shown(name)}' would have other values; {REMEDY}")
+            raise ModelError(f"'{shown(name)}' has other values after blocked channels are converted; {REMEDY}")
 
 
 def _made_up(graph: onnx.GraphProto, size: int) -> dict[str, np.ndarray]:
-    """Make up inputs: zeros for integers, a batch of two, and ``size`` for every other unknown dimension."""
+    """Generate inputs: random floats and zero integers, a batch of two, and ``size`` for other unknown dimensions."""
     given = {t.name for t in graph.initializer}
     rng = np.random.default_rng(0)
     feeds = {}
@@ -109,9 +109,9 @@ def _run(model: onnx.ModelProto, outputs: Sequence[str], feeds: Mapping[str, np.
     """Run the model in onnxruntime without optimization, and return its outputs.
 
     Raises:
-        ModelError: it does not run.
+        ModelError: onnxruntime cannot run the model.
     """
-    import onnxruntime as ort  # imported here, as few models have blocks
+    import onnxruntime as ort  # imported here, because few models have blocked channels
 
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL

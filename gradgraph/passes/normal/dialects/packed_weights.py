@@ -1,7 +1,8 @@
-"""Weights of 4 or 8 bits as packed for onnxruntime's MatMulNBits, read by DequantizeLinear from the same bytes.
+"""Read weights of 4 or 8 bits, packed for onnxruntime's MatMulNBits, by a DequantizeLinear from the same bytes.
 
-A row of MatMulNBits stores its blocks one after the other, low bits first, like a uint4 tensor of ONNX. So only type
-and shape change, and nothing is unpacked or copied: a frozen base stays as small as its file, on disk and in memory.
+MatMulNBits stores the blocks of a row one after the other, low bits first, like a uint4 tensor of ONNX. So only the
+declared type and shape change, and nothing is unpacked or copied: a frozen base stays as small as its file, on disk and
+in memory.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ _TYPES = {4: ir.DataType.UINT4, 8: ir.DataType.UINT8}
 def as_stored(
     op: Builder, packed: Var, scales: Var, zero_points: Var | None, sizes: tuple[int, int], bits: int, block_size: int
 ) -> Var | None:
-    """Read the float weight (N, K) from packed numbers, if they are an initializer whose rows end with a block."""
+    """Emit a DequantizeLinear that computes the float weight (N, K) from the packed bytes.
+
+    Returns None unless the numbers are an initializer of 4 or 8 bits whose rows consist of whole blocks, and the zero
+    points are constant integers.
+    """
     rows, columns = sizes
     tensor = packed.value.const_value
     if bits not in _TYPES or columns % block_size or tensor is None or not packed.value.is_initializer():
@@ -33,14 +38,14 @@ def as_stored(
     held = scales.value.const_value if scales.value.is_initializer() else None
     if held is None:
         blocks = op.Reshape(scales, list(sizes_of_scales.numpy()))
-    else:  # the same bytes, at the same place
+    else:  # the same bytes with another shape
         blocks = _under_its_name(op, scales.value, seen_as(held, held.dtype, sizes_of_scales))
     numbers = _under_its_name(op, packed.value, seen_as(tensor, _TYPES[bits], ir.Shape(sizes)))
     return op.DequantizeLinear(numbers, blocks, points, axis=1, block_size=block_size)
 
 
 def _points(zero_points: Var | None, rows: int, blocks: int, bits: int) -> np.ndarray | None:
-    """The zero points in the weight's type; None if it cannot represent them."""
+    """Return the zero points in the integer type of the weight; None if it cannot represent them."""
     kind = ml_dtypes.uint4 if bits == 4 else np.dtype(np.uint8)
     if zero_points is None:
         return np.full((rows, blocks), 2 ** (bits - 1), kind)
@@ -54,7 +59,7 @@ def _points(zero_points: Var | None, rows: int, blocks: int, bits: int) -> np.nd
 
 
 def seen_as(tensor: ir.TensorProtocol, dtype: ir.DataType, shape: ir.Shape, begin: int = 0) -> ir.TensorProtocol:
-    """A view of the bytes from ``begin`` on, as numbers of another type."""
+    """Return a view of the bytes of ``tensor`` from ``begin`` on, with another type and shape."""
     sizes = shape.numpy()
     length = math.ceil(math.prod(sizes) * dtype.bitwidth / 8)
     if isinstance(tensor, HeldTensor):
@@ -72,7 +77,7 @@ def seen_as(tensor: ir.TensorProtocol, dtype: ir.DataType, shape: ir.Shape, begi
 
 
 def _under_its_name(op: Builder, value: ir.Value, tensor: ir.TensorProtocol) -> Var:
-    """Store ``tensor`` under the initializer's name, or under a new one if it has other readers."""
+    """Store ``tensor`` in place of the initializer ``value``, or under a new name if ``value`` has other readers."""
     if len(value.uses()) > 1:
         other = op.weight(f"{value.name}/numbers", np.zeros(0, np.uint8)).value
     else:

@@ -1,8 +1,8 @@
 """A sliding cache of keys and values, as in GroupQueryAttention of com.microsoft: it keeps the last positions only.
 
-It has C rows for a window of W ≤ C positions. After T positions its first L(T) rows hold the last L(T) of them, in
-order, and the other rows are undefined: L(T) = T up to T = C; then G = C − W + 1 positions are evicted whenever the
-cache is full, so that L(T) = T − G · ⌈(T − C) / G⌉.
+It has C rows for a window of W ≤ C positions. After T positions its first L(T) rows contain the last L(T) positions, in
+order, and the other rows are undefined. L(T) = T up to T = C; after that, G = C − W + 1 positions are evicted whenever
+the cache is full, so that L(T) = T − G · ⌈(T − C) / G⌉.
 """
 
 from __future__ import annotations
@@ -33,10 +33,16 @@ class SlidingCache:
     def slide(
         self, past: tuple[Var, Var], new: tuple[Var, Var], places: Var, bias: Var | None
     ) -> tuple[tuple[Var, Var], tuple[Var, Var], Masks]:
-        """Return keys and values with those of the past, the next caches, and the masks.
+        """Append new tokens to the cache.
 
         Args:
-            past, new: keys and values of the cache, and of the new tokens at ``places`` [batch, tokens].
+            past: keys and values of the cache.
+            new: keys and values of the new tokens.
+            places: the positions of the new tokens, [batch, tokens].
+            bias: an optional attention bias, with a column for every position.
+
+        Returns:
+            The keys and values to attend to (past and new), the next caches of keys and values, and the masks.
         """
         positions = self.positions(new[0])
         k, v = (self.op.Concat(a, b, axis=2) for a, b in zip(past, new, strict=True))
@@ -45,7 +51,7 @@ class SlidingCache:
         return (k, v), (self.present(k), self.present(v)), masks
 
     def positions(self, new: Var) -> Var:
-        """The position of every joined row [batch, 1, 1, C + tokens]; −1 for undefined rows."""
+        """Return the position of every row of the cache and of ``new``, [batch, 1, 1, C + tokens]; −1 if undefined."""
         row = self._rows(self.capacity)
         held = self._column(self._held(self.earlier))
         old = self.op.Where(row < held, row + self._column(self.earlier) - held, -1)
@@ -67,7 +73,10 @@ class SlidingCache:
         return op.GatherElements(rows, op.Expand(op.Max(positions, 0), shape), axis=3)
 
     def present(self, joined: Var) -> Var:
-        """The next rows of the cache. Undefined rows repeat the last one."""
+        """Return the next cache from the ``joined`` rows of the cache and the new tokens.
+
+        Undefined rows repeat the last defined one.
+        """
         op = self.op
         position = self._rows(self.capacity) + self._column(self.lengths - self._held(self.lengths))
         position = op.Min(position, self._column(self.lengths) - 1)
@@ -78,7 +87,7 @@ class SlidingCache:
         return op.GatherElements(joined, op.Expand(op.Unsqueeze(row, [1, 3]), shape), axis=2)
 
     def _held(self, length: Var) -> Var:
-        """L(T), the number of defined rows after ``length`` positions."""
+        """Return L(T), the number of defined rows after T = ``length`` positions."""
         leaving = self.capacity - self.window + 1
         too_many = self.op.Max(length - self.capacity, 0)
         return length - leaving * self.op.Div(too_many + leaving - 1, leaving)

@@ -1,1 +1,1 @@
-"""Functions expanded into nodes: a model's own functions, and ONNX's function bodies of operators."""
+"""Expand functions into nodes: a model's own functions, and the function bodies that ONNX defines for operators."""

@@ -1,4 +1,4 @@
-"""Expansion of operators that ONNX defines by a function body."""
+"""Expand operators that ONNX defines by a function body."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gradgraph.passes.normal.sizes.known_sizes import better
 
 @functools.cache
 def operators(opset: int) -> frozenset[str]:
-    """The ai.onnx operators of an opset."""
+    """Return the names of the ai.onnx operators of an opset."""
     names = {s.name for s in onnx.defs.get_all_schemas_with_history() if s.domain == "" and s.since_version <= opset}
     return frozenset(n for n in names if not onnx.defs.get_schema(n, opset).deprecated)
 
@@ -45,8 +45,8 @@ def is_function(op_type: str, opset: int = OPSET) -> bool:
 def instantiate_body(op: Builder, node: ir.Node, opset: int = OPSET) -> tuple[Var | None, ...] | None:
     """Write the body of ``node`` with ``op`` and return its outputs; ``None`` if there is no body for it.
 
-    The new nodes carry the body's own opset in ``Node.version``. Types of the inputs must be known, as the body may
-    depend on them.
+    The new nodes have the body's own opset in ``Node.version``. The types of the inputs must be known, because the body
+    may depend on them.
     """
     schema = None if node.domain else schema_of(node.op_type, opset)
     function = None if schema is None else _function(node, schema, opset)
@@ -83,7 +83,7 @@ def _function(node: ir.Node, schema: Schema, opset: int) -> ir.Function | None:
         return None
     proto = onnx.FunctionProto.FromString(content)
     produced = {name for n in proto.node for name in n.output}
-    proto.output[:] = [name for name in proto.output if name in produced]  # a name that the node omits
+    proto.output[:] = [name for name in proto.output if name in produced]  # without outputs that the node omits
     function: ir.Function = ir.from_proto(proto)
     return function
 
@@ -109,13 +109,13 @@ def infer_types(nodes: Sequence[ir.Node], opset: int) -> None:
             if value.name in found:
                 value.type = ir.serde.deserialize_type_proto_for_type(found[value.name])
                 new, old = shape_of_type(found[value.name]), recorded_shape(value)
-                if new is not None and old is not None and len(old) == len(new):  # others know more sizes
+                if new is not None and old is not None and len(old) == len(new):  # keep sizes that are already known
                     new = tuple(better(a, b) for a, b in zip(old, new, strict=True))
                 record_shape(value, new)
         infer_beyond_onnx(node)
 
 
 def _stored_data(node: ir.Node) -> dict[str, onnx.TensorProto]:
-    """Small initializers among the inputs; those of Constant nodes keep their names, which nobody else reads here."""
+    """Return the small constant inputs of ``node`` by name: initializers, and outputs of Constant nodes."""
     stored = [(v.name or "", v.const_value) for v in inputs_of(node)]
     return {name: ir.to_proto(tensor) for name, tensor in stored if tensor is not None and tensor.size <= 64}

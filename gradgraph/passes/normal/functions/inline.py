@@ -15,11 +15,11 @@ from gradgraph.passes.normal.edit import Editor, nodes_of
 def inline_functions(model: ir.Model, only: Collection[FunctionId] | None = None) -> bool:
     """Inline every call, or calls of the functions in ``only``; return True if anything changed.
 
-    1. nested calls too, in the main graph and in subgraphs (a stack, not recursion);
-    2. a reference to a function attribute takes the caller's value, else the function's default, else it is absent; an
-       input that the caller omits is absent in the body;
-    3. a new node keeps the function's own ai.onnx opset in ``Node.version`` if it differs from the model's;
-    4. functions without a call are dropped.
+    1. Nested calls are inlined too, in the main graph and in subgraphs (with a stack, without recursion).
+    2. A reference to a function attribute is replaced by the caller's value, or else by the function's default; without
+       either, the attribute is absent. An input that the caller omits is absent in the body.
+    3. A new node has the function's own ai.onnx opset in ``Node.version`` if it differs from the model's.
+    4. The inlined functions, and functions without a call, are removed.
     """
     chosen = {k: f for k, f in model.functions.items() if only is None or k in only}
     if not chosen:
@@ -70,14 +70,14 @@ def instantiate(
     attributes: Mapping[str, ir.Attr],
     rename: Callable[[str], str],
 ) -> tuple[list[ir.Node], list[ir.Value | None]]:
-    """Copy the nodes of ``function`` so that they read ``inputs``; return them and its outputs.
+    """Copy the nodes of ``function`` so that they read ``inputs``; return the copies and the outputs of the function.
 
     Raises:
-        ModelError: more inputs than the function has.
+        ModelError: there are more inputs than the function has.
     """
     if len(inputs) > len(function.inputs):
         raise ModelError(
-            f"a call of function '{shown(function.name)}' passes {len(inputs)} inputs, but it takes "
+            f"a call of function '{shown(function.name)}' passes {len(inputs)} inputs, but it has "
             f"{len(function.inputs)}; export the model again"
         )
     defaults = {name: a for name, a in function.attributes.items() if not a.is_ref() and a.value is not None}
@@ -94,10 +94,10 @@ def applied(
     rename: Callable[[str], str],
     stored: Mapping[ir.Value, ir.Value] = {},
 ) -> tuple[list[ir.Node], dict[ir.Value, ir.Value]]:
-    """Copy the nodes of a graph so that they read ``inputs``; return them and the copy of each value.
+    """Copy the nodes of a graph so that they read ``inputs``; return the copies, and the copy of each value.
 
-    Other values that they read (captured ones, initializers) are replaced by the result of ``stored``, or stay and have
-    no copy.
+    Captured values and initializers that the nodes read are replaced as ``stored`` maps them; without an entry there,
+    the copies read the originals.
     """
     copier = _Copier({}, rename)
     copier.values.update(zip(graph.inputs, inputs, strict=True))
@@ -109,9 +109,10 @@ def applied(
 def copied(
     nodes: Sequence[ir.Node], rename: Callable[[str], str], stored: Mapping[ir.Value, ir.Value] = {}
 ) -> tuple[list[ir.Node], dict[ir.Value, ir.Value]]:
-    """Copy ``nodes``, in graph order; return them and the copy of each output.
+    """Copy ``nodes``, which are in graph order; return the copies, and the copy of each output.
 
-    Other values that they read are replaced by the result of ``stored``, or stay.
+    Values from elsewhere that the nodes read are replaced as ``stored`` maps them; without an entry there, the copies
+    read the originals.
     """
     copier = _Copier({}, rename)
     copier.values.update(stored)
