@@ -1,4 +1,4 @@
-"""The host machine: processor, caches, programs, memory limits, the garbage collector, libraries.
+"""The host machine: processor, cache folder, subprocesses, memory limits, the garbage collector, libraries.
 
-It does not depend on graphs or file formats.
+This package does not depend on graphs or file formats.
 """

@@ -1,4 +1,4 @@
-"""Custom-op libraries for onnxruntime, as named by users; none is ever looked for in a model."""
+"""Custom-op libraries for onnxruntime. Users name them; libraries that a model refers to are never loaded."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from gradgraph.errors import RuntimeUnavailableError, shown
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
-KNOWN: dict[Path, None] = {}  # those registered for every session of this process, in order
+KNOWN: dict[Path, None] = {}  # libraries that every session of this process registers, in order
 
 
 def absolute(paths: Paths) -> list[Path]:
-    """Return the absolute paths of one or several, each once."""
+    """Return the absolute paths of one path or several, without duplicates."""
     given = [paths] if isinstance(paths, str | os.PathLike) else paths
     return list(dict.fromkeys(Path(path).absolute() for path in given))
 
 
 def register(options: ort.SessionOptions, paths: Paths = ()) -> None:
-    """Register all ``KNOWN`` libraries, and those at ``paths``, with these session options.
+    """Register all ``KNOWN`` libraries and those at ``paths`` with these session options.
 
     Raises:
-        RuntimeUnavailableError: one does not exist, or onnxruntime cannot load it.
+        RuntimeUnavailableError: if a library does not exist, or onnxruntime cannot load it.
     """
     for path in dict.fromkeys([*KNOWN, *absolute(paths)]):
         if not path.is_file():
             raise RuntimeUnavailableError(
-                f"there is no custom-op library '{shown(path)}'; pass the path of the .so, .dylib or .dll"
+                f"there is no custom-op library '{shown(path)}'; pass the path of a .so, .dylib or .dll file"
             )
         try:
             options.register_custom_ops_library(str(path))

@@ -1,7 +1,7 @@
-"""Garbage collection, paused while graphs are written.
+"""Pause garbage collection while graphs are written.
 
-A graph is tens of thousands of objects that refer to one another and stay. The collector runs after every few hundred
-new objects and would traverse all of them again: a third of the time of a build.
+A graph is tens of thousands of objects that refer to each other and stay alive. The collector runs after every few
+hundred new objects and would traverse all of them again, which takes a third of the time of a build.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import threading
 from collections.abc import Iterator
 
 _lock = threading.Lock()
-_pauses = 0  # active calls, in all threads
+_pauses = 0  # the number of active calls of paused_collection, in all threads
 _was_enabled = True
 
 
 @contextlib.contextmanager
 def paused_collection() -> Iterator[None]:
-    """Pause garbage collection until the outermost use ends, across threads; also a decorator."""
+    """Pause garbage collection within a block or decorated function, until the last such block in any thread ends."""
     global _pauses, _was_enabled
     with _lock:
         if not _pauses:

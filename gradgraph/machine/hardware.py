@@ -1,7 +1,7 @@
 """The processor of this machine, as far as files and forms depend on it.
 
-The environment variable GRADGRAPH_CPU hides processor features from gradgraph's own code, so that one machine can run
-the code of older ones. onnxruntime sees the processor as it is.
+The environment variable GRADGRAPH_CPU hides processor features from gradgraph's own code, so that a machine can run the
+code for older ones. onnxruntime still uses all features.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import onnx.parser
 from gradgraph.errors import RuntimeUnavailableError, shown
 
 VARIABLE = "GRADGRAPH_CPU"
-# x86 features that kernels are written for, each including those before it, and the names that the system lists
+# levels of x86 features that kernels are written for, each in addition to those before it; names as in /proc/cpuinfo
 LEVELS = {
     "x86-64-v2": {"ssse3", "sse4_2", "popcnt"},
     "avx2": {"avx2", "fma"},
@@ -31,8 +31,9 @@ probe (float[1, 64, 1, 2] x) => (float[1, 64, 1, 2] y) { y = com.microsoft.nchwc
 
 @functools.cache
 def nchwc_block() -> int:
-    """Return the channel block size of onnxruntime's NCHWc layout on this processor (16 with AVX512); 0 if it has
-    none.
+    """Return the channel block size of onnxruntime's NCHWc layout on this processor, such as 16 with AVX512.
+
+    It is 0 if onnxruntime does not have this layout here.
     """
     import onnxruntime as ort
 
@@ -43,7 +44,7 @@ def nchwc_block() -> int:
         model = onnx.parser.parse_model(_PROBE).SerializeToString()
         session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         blocks = np.asarray(session.run(None, {"x": np.arange(128, dtype=np.float32).reshape(1, 64, 1, 2)})[0])
-    except Exception:  # any error of a runtime without that layout
+    except Exception:  # any error of a runtime without this layout
         return 0
     # [C/block, H·W, block]: the second pixel of channel 0, which is 1, follows the first block of channels
     block = int(np.flatnonzero(blocks.reshape(-1) == 1.0)[0])
@@ -51,19 +52,19 @@ def nchwc_block() -> int:
 
 
 def processor() -> str:
-    """Return the name of the processor, as far as the system reports it, and the level in use."""
+    """Return the name of the processor, as far as the system reports it, and the level in GRADGRAPH_CPU, if set."""
     name = _cpuinfo("model name") or platform.processor() or platform.machine()
     level = hidden_above()
     return f"{name} as {level}" if level else name
 
 
 def instructions() -> str:
-    """Return its instruction-set extensions, as listed by the system; empty if unavailable."""
+    """Return the processor's instruction-set extensions, as the system lists them; empty if they are unknown."""
     return _cpuinfo("flags") or _cpuinfo("Features")
 
 
 def levels() -> list[str]:
-    """Return the LEVELS that this processor supports, as far as the system reports; the last one is the highest."""
+    """Return the LEVELS that this processor supports, as far as the system reports them; the highest is last."""
     listed, found = set(instructions().split()), []
     for name, features in LEVELS.items():
         if not features <= listed:
@@ -73,34 +74,34 @@ def levels() -> list[str]:
 
 
 def levels_in_use() -> list[str]:
-    """Return the levels that gradgraph's own code uses: those that GRADGRAPH_CPU does not hide, the highest last.
+    """Return the levels that gradgraph's own code uses, up to the one in GRADGRAPH_CPU; the highest is last.
 
     Raises:
-        RuntimeUnavailableError: as ``hidden_above`` does.
+        RuntimeUnavailableError: as for :func:`hidden_above`.
     """
     found, highest = levels(), hidden_above()
     return found if highest is None else found[: found.index(highest) + 1]
 
 
 def hidden_above() -> str | None:
-    """Return the level in GRADGRAPH_CPU, above which gradgraph's own code uses nothing; ``None`` if it is not set.
+    """Return the level in GRADGRAPH_CPU, the highest that gradgraph's own code uses; ``None`` if it is not set.
 
     Raises:
-        RuntimeUnavailableError: there is no such level, or this processor lacks it.
+        RuntimeUnavailableError: if there is no such level, or this processor does not support it.
     """
     asked = os.environ.get(VARIABLE, "")
     if not asked:
         return None
     if asked in levels():
         return asked
-    what = "which this processor lacks" if asked in LEVELS else "which is none of " + ", ".join(LEVELS)
-    has = f"set it to {' or '.join(levels())}, or unset it" if levels() else "unset it here"
-    raise RuntimeUnavailableError(f"the environment variable {VARIABLE} is '{shown(asked)}', {what}; {has}")
+    fault = "which this processor lacks" if asked in LEVELS else "which is not one of " + ", ".join(LEVELS)
+    remedy = f"set it to {' or '.join(levels())}, or unset it" if levels() else "unset it here"
+    raise RuntimeUnavailableError(f"the environment variable {VARIABLE} is '{shown(asked)}', {fault}; {remedy}")
 
 
 @functools.cache
 def _cpuinfo(field: str) -> str:
-    """Return a field of the first processor in /proc/cpuinfo; empty if there is none."""
+    """Return a field of the first processor in /proc/cpuinfo; empty if it does not exist."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,8 +1,8 @@
-"""Import of onnx-ir without sympy, which it needs only for arithmetic on symbolic sizes.
+"""Import onnx-ir without sympy, which it needs only for arithmetic on symbolic sizes.
 
 Importing sympy takes a quarter of the processor time of a first ``gradgraph.build`` (0.25 of 1.1 s on an AMD EPYC), and
-steps are written without it. It is still imported as soon as onnx-ir uses it. After importing this module, the first
-import of onnx-ir defers sympy, whoever performs it.
+steps are written without it. sympy is imported when onnx-ir first uses it. Once this module is imported, the first
+import of onnx-ir, by any module, defers sympy.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Later(ModuleType):
 
 
 class _Finder:
-    """An import finder that finds onnx-ir once, in its usual place, and executes it without sympy."""
+    """An import finder for the first import of onnx-ir: it finds the package as usual, and runs it without sympy."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != _LIGHT:
@@ -55,7 +55,7 @@ class _Finder:
 
 @contextlib.contextmanager
 def _sympy_later() -> Iterator[None]:
-    """Defer the import of sympy within this block; imports elsewhere get the real module afterwards."""
+    """Defer the import of sympy within this block; later imports by other modules get the real sympy."""
     later = {name: _Later(name) for name in _LATER}
     sys.modules.update(later)
     try:

@@ -1,7 +1,7 @@
-"""A memory limit for calls into libraries that would allocate any amount that a file asks for.
+"""A memory limit for calls of libraries that would allocate as much as a file asks for.
 
-ONNX's inference materialises a vector element by element, whatever its length, and a vector of 2**40 elements takes one
-line in a file. A limit on memory also limits the time.
+ONNX's shape inference creates vectors element by element, whatever their length, and a vector of 2**40 elements takes
+one line in a file. A limit on memory also limits the time.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ try:
 except ImportError:  # not available on Windows
     resource = None  # type: ignore[assignment]
 
-FOR_OTHERS = 2_000_000_000  # bytes
+FOR_OTHERS = 2_000_000_000  # additional bytes if other threads run
 _STATUS = Path("/proc/self/statm")
-_SIZE, _DATA = 0, 5  # their indices there, in pages
-_STACK = 32_000_000  # bytes for growth of the stack; too few for a new arena of the C library, which takes 64 MiB
+_SIZE, _DATA = 0, 5  # indices of address space and data in this file, in pages
+_STACK = 32_000_000  # bytes for growth of the stack, less than the 64 MiB of a new arena of the C library
 _lock = threading.RLock()  # the limit applies to the process; calls within a limit may set a tighter one
 
 
 @contextlib.contextmanager
 def limited_memory(extra: int) -> Iterator[None]:
-    """Limit the process to ``extra`` more bytes of data than it has; allocations beyond raise MemoryError.
+    """Limit the data of this process to ``extra`` bytes more than now; larger allocations raise MemoryError.
 
-    Linux only; elsewhere there is no limit. It applies to the whole process, so with other threads it leaves room for
-    their allocations. The stack is not limited: if it cannot grow, the process dies. So data are limited, and the
-    address space to slightly more; otherwise the C library would create one arena after another, which takes very long.
+    On Linux only; elsewhere there is no limit. It applies to the whole process, so with other threads it leaves room
+    for their allocations. Two limits are set. Data are limited, and not the stack: if the stack cannot grow, the
+    process dies. The address space is limited to slightly more, as otherwise the C library would create one arena after
+    another, which takes very long.
     """
     if resource is None or not _STATUS.exists():
         yield

@@ -1,6 +1,6 @@
-"""Subprocesses that never read code from the working folder.
+"""Run subprocesses that never load code from the working folder.
 
-A folder received from somebody else, with a model in it, may also contain a ``numpy.py`` or a ``c++``.
+A folder that a user received with a model may also contain a ``numpy.py`` or a ``c++``.
 """
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TextIO, TypeAlias
 
-_CLOSED = 0o077  # umask: files that programs write are for this user alone, and at least for this user
+_CLOSED = 0o077  # umask: this user, and nobody else, can access files that programs write
 
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 
 Process: TypeAlias = subprocess.Popen[str]
 
-# the modules of this process, and nothing else
+# sets the search path for modules to the one that the command passes
 _PATHS = "import os, sys\nsys.path[:] = sys.argv.pop(1).split(os.pathsep)\n"
 
 
 def program(name: str) -> str | None:
-    """Return the path of a program: ``name`` itself if it has a folder, or its place on the PATH; ``None`` if not
-    found.
+    """Return the path of a program, or ``None`` if it is not found.
 
-    PATH entries that depend on the working folder are ignored.
+    Args:
+        name: a path, or a name that is searched for on the PATH. PATH entries relative to the working folder are
+            ignored.
     """
     if os.path.dirname(name):  # noqa: PTH120 - as it was given, "./c++" too
         found = shutil.which(name)
-        return found and os.path.abspath(found)  # noqa: PTH100 - links stay: compilers look at their own name
+        return found and os.path.abspath(found)  # noqa: PTH100 - links are not resolved: compilers look at their own name
     for folder in os.get_exec_path():
         found = shutil.which(os.path.join(folder, name)) if os.path.isabs(folder) else None  # noqa: PTH117, PTH118
         if found:
@@ -45,14 +46,15 @@ def program(name: str) -> str | None:
 
 
 def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[Any]:
-    """Call ``subprocess.run`` with captured output, in an empty folder of its own.
+    """Call ``subprocess.run`` with captured output, in a new empty folder.
 
     Args:
-        command: the path of a program, as ``program`` finds it, and its arguments; files by absolute paths.
+        command: the path of a program, as returned by ``program``, and its arguments; files by absolute paths.
+        options: further arguments of ``subprocess.run``.
 
     Raises:
-        OSError: there is no such folder, or the program does not start.
-        subprocess.SubprocessError: as ``subprocess.run`` does.
+        OSError: if the folder cannot be created, or the program does not start.
+        subprocess.SubprocessError: as for ``subprocess.run``.
     """
     with tempfile.TemporaryDirectory(prefix="gradgraph-") as folder:
         Path(folder).chmod(0o700)  # regardless of the umask
@@ -62,18 +64,18 @@ def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[Any]:
 
 
 def run_python(code: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[Any]:
-    """Run Python ``code`` likewise; it finds the modules of this process, but none in the working folder."""
+    """Run Python ``code`` by :func:`run`; it finds the modules of this process, but none in the working folder."""
     return run(python_command(code, *arguments), **options)
 
 
 def python_command(code: str, *arguments: str) -> list[str]:
-    """Return the command that runs Python ``code`` with the modules of this process, none from the working folder."""
+    """Return a command that runs Python ``code`` with the modules of this process, but none from the working folder."""
     paths = [p for p in sys.path if os.path.isabs(p) and not _is_here(p)]  # noqa: PTH117
     return [sys.executable, "-I", "-c", _PATHS + code, os.pathsep.join(paths), *arguments]
 
 
 def start_python(code: str, *arguments: str, **options: Any) -> Process:
-    """Start a long-running process with Python ``code`` likewise, with text on pipes and nothing on stderr."""
+    """Start a long-running process by :func:`python_command`, with text pipes for stdin and stdout; drop stderr."""
     pipe, quiet = subprocess.PIPE, subprocess.DEVNULL
     return subprocess.Popen(
         python_command(code, *arguments), stdin=pipe, stdout=pipe, stderr=quiet, text=True, **options
@@ -81,17 +83,17 @@ def start_python(code: str, *arguments: str, **options: Any) -> Process:
 
 
 def in_foreground(command: list[str], shows: Callable[[str], bool], **environment: str) -> int:
-    """Run a user's command in their working folder, in place of this process, and return its exit code.
+    """Run a command in the working folder, print its output, and return its exit code.
 
-    Signals are left to the command.
+    Ctrl-C and SIGTERM are left to the command.
 
     Args:
         command: the path of a program, and its arguments.
-        shows: whether to print a line of its output.
+        shows: returns whether to print a line of output.
         environment: variables to set.
 
     Raises:
-        OSError: the program does not start.
+        OSError: if the program does not start.
     """
     pipe, known = subprocess.PIPE, {**os.environ, **environment}
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, errors="replace", env=known,
@@ -108,14 +110,14 @@ def in_foreground(command: list[str], shows: Callable[[str], bool], **environmen
                     for reader in readers:
                         reader.join()
                     return code
-                except KeyboardInterrupt:  # the command got it, too
+                except KeyboardInterrupt:  # the command receives it, too
                     continue
         finally:
             signal.signal(signal.SIGTERM, before)
 
 
 def _ends_with_this_one() -> Callable[[], object] | None:
-    """Return a call by which a child process is killed together with this one; Linux only."""
+    """Return a function that makes the kernel kill a child process when this process ends; None except on Linux."""
     if sys.platform != "linux":
         return None
     libc = ctypes.CDLL(None)
@@ -131,10 +133,10 @@ def _pass_on(lines: Iterable[str], stream: TextIO, shows: Callable[[str], bool])
 
 
 def ends_well(command: list[str], seconds: float) -> bool:
-    """Whether a user's command, run in their working folder, exits with 0 in time.
+    """Return whether a command, run in the working folder, exits with 0 within ``seconds``.
 
     Raises:
-        OSError: the program does not start.
+        OSError: if the program does not start.
     """
     try:
         return subprocess.run(command, capture_output=True, timeout=seconds, check=False).returncode == 0

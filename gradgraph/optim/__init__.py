@@ -1,7 +1,7 @@
-"""Optimizers: chains of small transforms of gradients, with PyTorch's names, arguments and defaults.
+"""Optimizers: chains of small gradient transforms, with PyTorch's names, arguments and defaults.
 
-``adamw(lr) = chain(scale_by_adam(), add_decayed_weights(wd), scale_by_learning_rate(lr))``. A learning rate is a
-number, which becomes an input of the step, fed per call, with that default; or a schedule of ``gradgraph.optim``
+``adamw(lr) = chain(scale_by_adam(), add_decayed_weights(wd), scale_by_learning_rate(lr))``. A learning rate is either a
+number, which becomes the default of an input of the step, fed per call; or a schedule of ``gradgraph.optim``
 (``cosine``, ``linear``, ``warmup``, …), which becomes part of the graph.
 """
 

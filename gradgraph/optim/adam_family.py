@@ -23,20 +23,21 @@ __all__ = ["adam", "adamw", "scale_by_adam"]
 
 
 def bias_corrections(op: Builder, context: Context, betas: Sequence[float]) -> list[Var]:
-    """``1 − βᵗ`` of each β, as scalars in float64, since 1 − 0.999ᵗ loses five digits in float32."""
+    """Return ``1 − βᵗ`` for each β, as scalars in float64, since 1 − 0.999ᵗ loses five digits in float32."""
     t = op.cast(context.step() + 1, ir.DataType.DOUBLE)
     return [1.0 - op.Pow(op.const(np.float64(b)), t) for b in betas]
 
 
 def scale_by_adam(betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, amsgrad: bool = False) -> Transform:
-    """``m ← β₁m + (1−β₁)g``, ``v ← β₂v + (1−β₂)g²``; returns ``(m/c₁) / (√v/√c₂ + ε)``, ``cᵢ = 1 − βᵢᵗ``.
+    """Adam's direction ``(m/c₁) / (√v/√c₂ + ε)``, with ``cᵢ = 1 − βᵢᵗ``.
 
-    AMSGrad divides by the largest ``v`` so far.
+    The moments are ``m ← β₁m + (1−β₁)g`` and ``v ← β₂v + (1−β₂)g²``. With ``amsgrad``, it divides by the largest ``v``
+    so far.
     """
     takes = [1.0 - b for b in betas]
 
     def corrections(op: Builder, context: Context) -> tuple[Var, Var]:
-        """``√c₂/c₁`` and ``ε·√c₂``: the same quotient, with one pass fewer over each parameter."""
+        """Return ``√c₂/c₁`` and ``ε·√c₂``: with these, the quotient takes one pass fewer over each parameter."""
         c1, c2 = bias_corrections(op, context, betas)
         root = op.Sqrt(c2)
         return root / c1, root * eps

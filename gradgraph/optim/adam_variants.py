@@ -1,6 +1,4 @@
-"""Variants of Adam: with Nesterov momentum, with variance rectification, and with the infinity norm (NAdam, RAdam,
-Adamax).
-"""
+"""NAdam, RAdam and Adamax: Adam with Nesterov momentum, variance rectification, and the infinity norm."""
 
 from __future__ import annotations
 
@@ -26,8 +24,10 @@ __all__ = ["adamax", "nadam", "radam"]
 
 
 def _scale_by_nadam(betas: tuple[float, float], eps: float, momentum_decay: float) -> Transform:
-    """``m``, ``v`` as Adam's, ``μᵗ = β₁(1 − 0.96^{tψ}/2)``, ``Π = μ¹⋯μᵗ``; returns
-    ``((1−μᵗ)/(1−Π)·g + μᵗ⁺¹/(1−Πμᵗ⁺¹)·m) / (√(v/c₂) + ε)``.
+    """NAdam's direction ``((1−μᵗ)/(1−Π)·g + μᵗ⁺¹/(1−Πμᵗ⁺¹)·m) / (√(v/c₂) + ε)``.
+
+    ``m`` and ``v`` are Adam's moments and ``c₂ = 1 − β₂ᵗ``. The momentum of step t is ``μᵗ = β₁(1 − 0.96^{tψ}/2)`` with
+    ψ the argument ``momentum_decay``, and ``Π = μ¹⋯μᵗ`` is the product of all so far.
     """
     takes = [1.0 - b for b in betas]
 
@@ -71,8 +71,10 @@ def nadam(
 
 
 def _scale_by_radam(betas: tuple[float, float], eps: float) -> Transform:
-    """``m``, ``v`` as Adam's; ``ρ∞ = 2/(1−β₂) − 1``, ``ρ = ρ∞ − 2tβ₂ᵗ/c₂``; returns ``m/c₁ · r·√c₂/(√v + ε)`` where
-    ``ρ > 5``, ``r² = (ρ−4)(ρ−2)ρ∞ / ((ρ∞−4)(ρ∞−2)ρ)``, and ``m/c₁`` before.
+    """RAdam's direction: ``m/c₁ · r·√c₂/(√v + ε)`` once ``ρ > 5``, and ``m/c₁`` before.
+
+    ``m``, ``v`` and ``cᵢ = 1 − βᵢᵗ`` are as in Adam. The length of the average is ``ρ = ρ∞ − 2tβ₂ᵗ/c₂`` with ``ρ∞ =
+    2/(1−β₂) − 1``, and the rectification is ``r² = (ρ−4)(ρ−2)ρ∞ / ((ρ∞−4)(ρ∞−2)ρ)``.
     """
     takes = [1.0 - b for b in betas]
     longest = 2.0 / takes[1] - 1.0
@@ -84,7 +86,7 @@ def _scale_by_radam(betas: tuple[float, float], eps: float) -> Transform:
         square = (length - 4.0) * (length - 2.0) * longest / ((longest - 4.0) * (longest - 2.0) * length)
         scaled = op.Sqrt(op.Max(square, 0.0) * c2) / c1
         begun = length > 5.0
-        # m / (√v·a + b) · c: a = 1, b = ε divides by √v; a = 0, b = 1 does not
+        # the direction is m / (√v·a + b) · c: with a = 1, b = ε it is divided by √v, with a = 0, b = 1 it is not
         single = [op.cast(n, ir.DataType.FLOAT) for n in (scaled, 1.0 / c1)]
         return [op.Where(begun, *single), op.cast(begun, ir.DataType.FLOAT), op.Where(begun, op.const(eps), 1.0)]
 
@@ -109,16 +111,14 @@ def radam(
     decoupled_weight_decay: bool = False,
     **grouping: Unpack[Grouping],
 ) -> Optimizer:
-    """Adam that starts as gradient descent with momentum until its variance estimate is reliable, as
-    ``torch.optim.RAdam``.
-    """
+    """Adam that uses momentum only until its variance estimate is reliable, as ``torch.optim.RAdam``."""
     check_adam(lr, betas, eps, weight_decay)
     scaled, decay = _scale_by_radam(betas, eps), decay_links(weight_decay)
     return made(lr, [scaled, *decay] if decoupled_weight_decay else [*decay, scaled])
 
 
 def _scale_by_adamax(betas: tuple[float, float], eps: float) -> Transform:
-    """``m`` as Adam's, ``u ← max(β₂u, |g| + ε)``; returns ``(m/c₁) / u``."""
+    """Adamax's direction ``(m/c₁) / u``, with Adam's ``m`` and ``c₁ = 1 − β₁ᵗ``, and ``u ← max(β₂u, |g| + ε)``."""
 
     def numbers(op: Builder, context: Context) -> list[Var]:
         return [1.0 / bias_corrections(op, context, betas[:1])[0]]

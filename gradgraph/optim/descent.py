@@ -1,4 +1,4 @@
-"""Descent along the gradient, or its sign: SGD, Rprop, Lion."""
+"""Descent along the gradient or its sign: SGD, Rprop, Lion."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ __all__ = ["lion", "momentum", "rprop", "sgd"]
 
 
 def momentum(decay: float, dampening: float = 0.0, nesterov: bool = False) -> Transform:
-    """``m ← decay·m + (1 − dampening)·g``, first ``m ← g``; returns ``m``, or ``g + decay·m`` (Nesterov)."""
+    """Momentum: ``m ← decay·m + (1 − dampening)·g``, starting with ``m ← g``; the direction is ``m``.
+
+    With ``nesterov``, the direction is ``g + decay·m``.
+    """
 
     def update(op: Builder, grads: Vars, slots: Slots, params: Vars, context: Context) -> tuple[Vars, Slots]:
         keep: Var | float = 1.0 - dampening
-        if dampening:  # without it, a buffer of zeros yields the first step
+        if dampening:  # without dampening, a buffer of zeros already gives m = g in the first step
             keep = op.Where(op.Equal(context.step(), 0), op.const(1.0), op.const(1.0 - dampening))
         fresh = [g if keep == 1.0 else g * (op.cast(keep, g.dtype) if isinstance(keep, Var) else keep) for g in grads]
         buffers = [decay * m + g for m, g in zip(slots["momentum_buffer"], fresh, strict=True)]
@@ -69,7 +72,7 @@ def momentum_links(decay: float, dampening: float = 0.0, nesterov: bool = False)
 
 
 def _scale_by_lion(betas: tuple[float, float]) -> Transform:
-    """Returns ``sign(β₁m + (1−β₁)g)``; then ``m ← β₂m + (1−β₂)g``."""
+    """Lion's direction ``sign(β₁m + (1−β₁)g)``; afterwards ``m ← β₂m + (1−β₂)g``."""
 
     def each(op: Builder, g: Var, p: Var, slots: Mapping[str, Var]) -> tuple[Var, Mapping[str, Var]]:
         m = slots["exp_avg"]
@@ -91,8 +94,10 @@ def lion(
 
 
 def _rprop_steps(lr: float, etas: tuple[float, float], step_sizes: tuple[float, float]) -> Transform:
-    """A step size for each weight: multiplied by ``η₊`` if g keeps its sign, by ``η₋`` if it changes, in which case no
-    step is made; returns ``−size·sign(g)``.
+    """Rprop's update ``−size·sign(g)``, with a step size per number of each weight.
+
+    The size is multiplied by ``η₊`` where g has the same sign as in the previous step. Where the sign has changed, it
+    is multiplied by ``η₋``, and the weight stays unchanged in this step.
     """
 
     def init(op: Builder, params: Vars) -> Slots:
@@ -100,7 +105,7 @@ def _rprop_steps(lr: float, etas: tuple[float, float], step_sizes: tuple[float, 
         return {"prev": [op.zeros_like(p) for p in params], "step_size": sizes}
 
     def each(op: Builder, g: Var, p: Var, slots: Mapping[str, Var]) -> tuple[Var, Mapping[str, Var]]:
-        agreement = op.Sign(g) * op.Sign(slots["prev"])  # signs, as small products underflow
+        agreement = op.Sign(g) * op.Sign(slots["prev"])  # a product of small gradients would underflow
         turned, kept = agreement < 0.0, agreement > 0.0
         factor = op.Where(turned, etas[0], op.Where(kept, op.const(etas[1], g.dtype), op.const(1.0, g.dtype)))
         size = op.Clip(slots["step_size"] * factor, *(op.const(limit, g.dtype) for limit in step_sizes))

@@ -1,4 +1,4 @@
-"""Adafactor: Adam with the second moments of a matrix factored into its rows and columns."""
+"""Adafactor: Adam with the second moments of a matrix factored into row and column means."""
 
 from __future__ import annotations
 
@@ -32,9 +32,12 @@ __all__ = ["adafactor"]
 def _factored_steps(
     lr: Rate, beta2_decay: float, eps: tuple[float | None, float], d: float, weight_decay: float
 ) -> Transform:
-    """With ``τ = t^beta2_decay``: ``r ← r + τ(mean g² along rows − r)``, ``c`` likewise along columns,
-    ``v = r·c / mean r`` (a vector has v itself), ``u = g/√max(v, ε₁²)``; returns
-    ``−max(ε₂, rms p)·min(lr, 1/√t)·u / max(1, rms u / d) − lr·λ·p``.
+    """Adafactor's update ``−max(ε₂, rms p)·min(lr, 1/√t)·u / max(1, rms u / d) − lr·λ·p``.
+
+    ``u = g/√max(v, ε₁²)`` is the gradient divided by the root of its second moments v. For a vector, v is a moving
+    average of g² with weight ``τ = t^beta2_decay`` for the new value. For a matrix, ``v = r·c / mean r``, where r and c
+    are such averages of the means of g² along rows and along columns. ``rms`` is the root mean square, λ the weight
+    decay.
     """
 
     def init(op: Builder, params: Vars) -> Slots:
@@ -70,7 +73,7 @@ def _factored_steps(
 
 
 def _variances(op: Builder, square: Var, slots: Mapping[str, Var], take: Var) -> dict[str, Var]:
-    """Return the updated slots, moving averages of g²."""
+    """Return the updated slots, which are moving averages of g² or of its means along rows and columns."""
 
     def mean(slot: str) -> Var:
         axis = {"row_var": -1, "col_var": -2}.get(slot)
@@ -80,7 +83,7 @@ def _variances(op: Builder, square: Var, slots: Mapping[str, Var], take: Var) ->
 
 
 def _product(op: Builder, rows: Var, columns: Var, floor: float) -> Var:
-    """Return the second moments of a matrix from the means along its rows and its columns."""
+    """Return the second moments of a matrix, computed from the means along its rows and its columns."""
     mean = op.ReduceMean(rows, op.const(np.array([-2], np.int64)), keepdims=1)
     return rows * columns / op.Max(mean, floor)
 
@@ -98,5 +101,5 @@ def adafactor(
     """Adam with factored second moments (one row and one column per matrix), as ``torch.optim.Adafactor``."""
     not_negative(lr=lr, weight_decay=weight_decay, **{f"eps[{i}]": e for i, e in enumerate(eps) if e is not None})
     if beta2_decay > 0.0 or d < 1.0:
-        raise BuildError(f"beta2_decay must not be above zero and d not below one, not {beta2_decay} and {d}")
+        raise BuildError(f"beta2_decay must be at most 0 and d at least 1, but they are {beta2_decay} and {d}")
     return made(lr, [_factored_steps(lr, beta2_decay, eps, d, weight_decay)], scaled=False)

@@ -1,4 +1,4 @@
-"""Stateless transforms of gradients: weight decay, clipping, the learning rate."""
+"""Gradient transforms without state: weight decay, clipping, the learning rate."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ __all__ = ["add_decayed_weights", "clip_by_global_norm", "clip_by_unit_norm", "c
 
 @checked(weight_decay=FINITE)
 def add_decayed_weights(weight_decay: float) -> Transform:
-    """``g ← g + weight_decay·p``."""
+    """Add weight decay: ``g ← g + weight_decay·p``."""
     added = stateless("add_decayed_weights", lambda op, g, p: g + weight_decay * p, weight_decay=weight_decay)
     return replace(added, decay=weight_decay)
 
 
 @checked(limit=FINITE)
 def clip_by_value(limit: float) -> Transform:
-    """``g ← min(max(g, −limit), limit)``, as ``torch.nn.utils.clip_grad_value_``."""
+    """Clip each number: ``g ← min(max(g, −limit), limit)``, as ``torch.nn.utils.clip_grad_value_``."""
     return stateless("clip_by_value", lambda op, g, p: op.Clip(g, -limit, limit), limit=limit)
 
 
 @checked(max_norm=FINITE)
 def clip_by_global_norm(max_norm: float) -> Transform:
-    """``g ← g · min(1, max_norm / (‖all g‖₂ + 1e-6))``, as ``torch.nn.utils.clip_grad_norm_``."""
+    """Clip the common norm: ``g ← g · min(1, max_norm / (‖all g‖₂ + 1e-6))``, as ``torch.nn.utils.clip_grad_norm_``."""
 
     def update(op: Builder, grads: Vars, slots: Slots, params: Vars, context: Context) -> tuple[Vars, Slots]:
         factor = op.Min(max_norm / (global_norm(op, grads) + 1e-6), 1.0)
@@ -42,8 +42,8 @@ def clip_by_global_norm(max_norm: float) -> Transform:
 
 
 def global_norm(op: Builder, grads: Vars) -> Var:
-    """The 2-norm of all gradients together, in float32."""
-    # float16 overflows at 65,504: a norm of 256 would make the sum of squares infinite and the update zero
+    """Return the 2-norm of all gradients together, as a float32 scalar."""
+    # the sum of squares overflows float16 at 65,504, a norm of 256: the update would become zero
     wide = [op.cast(g, ir.DataType.FLOAT) if g.dtype == ir.DataType.FLOAT16 else g for g in grads]
     squares = [op.cast(op.ReduceSumSquare(g, keepdims=0), ir.DataType.FLOAT) for g in wide]
     return op.Sqrt(op.sum_of(squares))
@@ -51,9 +51,10 @@ def global_norm(op: Builder, grads: Vars) -> Var:
 
 @checked(clipping=FINITE, eps=FINITE)
 def clip_by_unit_norm(clipping: float = 0.01, eps: float = 1e-3) -> Transform:
-    """``g ← g · min(1, clipping·max(‖p‖, ε)/‖g‖)`` for each output unit: adaptive gradient clipping (Brock et al.,
-    arXiv 2102.06171). A vector is one unit; otherwise the unit axes are those of the layer that reads the weight
-    (``graph.weight_layouts``), by default the first.
+    """Adaptive gradient clipping: ``g ← g · min(1, clipping·max(‖p‖, ε)/‖g‖)`` for each output unit of a weight.
+
+    A vector is one unit. Otherwise the layer that reads the weight determines the axes of its units
+    (``graph.weight_layouts``); by default it is the first axis. See Brock et al., arXiv 2102.06171.
     """
 
     def clipped(op: Builder, g: Var, p: Var) -> Var:
@@ -79,8 +80,9 @@ Rate = float | Schedule
 
 
 def learning_rate(op: Builder, context: Context, lr: Rate) -> Var:
-    """Return the rate of this step, a float32 scalar: a number becomes the input ``learning_rate``, a schedule
-    nodes.
+    """Return the learning rate of this step, a float32 scalar.
+
+    A number becomes the input ``learning_rate``; a schedule becomes nodes of the graph.
     """
     if not isinstance(lr, Schedule):
         return context.hyperparameter(LEARNING_RATE, lr)
@@ -91,7 +93,7 @@ def learning_rate(op: Builder, context: Context, lr: Rate) -> Var:
 
 
 def scale_by_learning_rate(lr: Rate) -> Transform:
-    """``g ← −lr·g``; a number becomes the input ``learning_rate``, a schedule part of the graph."""
+    """Multiply by ``−lr``; a number becomes the input ``learning_rate``, a schedule part of the graph."""
 
     def factor(op: Builder, context: Context) -> Var:
         return -learning_rate(op, context, lr)

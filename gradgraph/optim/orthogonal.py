@@ -1,4 +1,4 @@
-"""Muon: momentum with matrices orthogonalised by a few matrix products."""
+"""Muon: momentum whose matrices are orthogonalised by a few matrix products."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ __all__ = ["muon"]
 
 
 def _orthogonal(op: Builder, x: Var, coefficients: Triple, steps: int, eps: float) -> Var:
-    """Approximate the nearest matrix with orthonormal rows (or columns): ``X ← aX + (bA + cA²)X``, ``A = XXᵀ``."""
+    """Approximate the orthonormal matrix nearest to x by iterations ``X ← aX + (bA + cA²)X`` with ``A = XXᵀ``.
+
+    a, b and c are the ``coefficients``. The result has nearly orthonormal rows, or columns if x is tall.
+    """
     a, b, c = coefficients
     rows, columns = x.shape or (0, 0)
     is_tall = int(rows or 0) > int(columns or 0)
@@ -48,8 +51,9 @@ def _orthogonal(op: Builder, x: Var, coefficients: Triple, steps: int, eps: floa
 def _orthogonal_momentum(
     momentum: float, nesterov: bool, coefficients: Triple, eps: float, steps: int, adjustment: str
 ) -> Transform:
-    """``m ← m + (1−μ)(g − m)``; gives the orthogonal matrix nearest to ``m``, or to ``g + μ(m − g)`` (Nesterov),
-    times a factor of its sizes.
+    """Muon's direction: the orthonormal matrix nearest to ``m``, or to ``g + μ(m − g)`` (Nesterov), scaled.
+
+    The momentum is ``m ← m + (1−μ)(g − m)``; the scale depends on the shape of the matrix (``adjustment``).
     """
 
     def each(op: Builder, g: Var, p: Var, slots: Mapping[str, Var]) -> tuple[Var, Mapping[str, Var]]:
@@ -70,7 +74,7 @@ def _check_is_matrix(p: Var) -> None:
     if p.rank != 2:
         name = shown(p.value.name)
         raise BuildError(
-            f"muon updates matrices only, but '{name}' has {p.rank} axes",
+            f"muon trains matrices only, but the weight '{name}' has {p.rank} axes",
             remedy=f"give it another optimizer, as in groups={{'{name}': gradgraph.optim.adamw(1e-3)}}, or freeze it",
             shell=f"freeze it with --freeze '{name}', or use --optimizer adamw",
         )
@@ -90,9 +94,7 @@ def muon(
     adjust_lr_fn: str = "original",
     **grouping: Unpack[Grouping],
 ) -> Optimizer:
-    """Orthogonalised updates for matrices, with decoupled decay, as ``torch.optim.Muon`` (which computes in
-    bfloat16).
-    """
+    """Orthogonalised updates for matrices, with decoupled decay, as ``torch.optim.Muon`` (which uses bfloat16)."""
     not_negative(lr=lr, weight_decay=weight_decay, eps=eps)
     below_one(momentum=momentum)
     if adjust_lr_fn not in ADJUSTMENTS:

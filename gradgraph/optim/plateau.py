@@ -14,7 +14,7 @@ __all__ = ["Plateau", "reduce_on_plateau"]
 
 @dataclass(frozen=True)
 class Plateau:
-    """A rule for ``fit(learning_rate=…)``; see :func:`reduce_on_plateau`."""
+    """A learning rate rule for ``fit(learning_rate=…)``; see :func:`reduce_on_plateau`."""
 
     lr: float
     factor: float
@@ -27,11 +27,12 @@ class Plateau:
     monitor: str | None
 
     def rate(self, history: Mapping[str, Sequence[float]]) -> float:
-        """Return the rate after the epochs in ``history``; it depends on nothing else, so a resumed fit continues with
-        it.
+        """Return the learning rate after the epochs in ``history``.
+
+        It depends on ``history`` only, so a resumed fit continues with the same rate.
 
         Raises:
-            DataError: the history has no such column.
+            DataError: if the history does not have the monitored column.
         """
         lr, best, bad, waiting = self.lr, float("inf") if self.mode == "min" else float("-inf"), 0, 0
         for value in self._column(history):
@@ -51,7 +52,7 @@ class Plateau:
         name = self.monitor or ("val_loss" if "val_loss" in history else "loss")
         if name not in history:
             known = suggestion(name, history)
-            raise DataError(f"reduce_on_plateau monitors '{shown(name)}', which the history does not have{known}")
+            raise DataError(f"reduce_on_plateau monitors '{shown(name)}', but the history has no such column{known}")
         return history[name]
 
     def _is_better(self, value: float, best: float) -> bool:
@@ -73,8 +74,10 @@ def reduce_on_plateau(
     mode: str = "min",
     monitor: str | None = None,
 ) -> Plateau:
-    """For ``fit(learning_rate=…)``: ``lr``, multiplied by ``factor`` after more than ``patience`` epochs in which
-    ``monitor`` (``val_loss``, or ``loss`` without validation) did not improve by ``threshold`` (ReduceLROnPlateau).
+    """``lr``, multiplied by ``factor`` whenever ``monitor`` has stopped improving (ReduceLROnPlateau).
+
+    It is a rule for ``fit(learning_rate=…)``: the rate is reduced after more than ``patience`` epochs in which
+    ``monitor`` (by default ``val_loss``, or ``loss`` without validation) did not improve by ``threshold``.
     """
     if not 0.0 < factor < 1.0:
         raise BuildError(f"factor must be between 0 and 1, but is {factor}")

@@ -1,4 +1,4 @@
-"""Magnitude pruning: masks that zero a growing share of the smallest weights (``wrappers.magnitude_pruning``)."""
+"""Magnitude pruning: masks that set a growing share of the smallest weights to 0 (``wrappers.magnitude_pruning``)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,16 @@ from gradgraph.graph.weight_layouts import layout_of
 
 @dataclass(frozen=True)
 class Pruning:
-    """The pruning settings: which weights, how many of their numbers, and when.
+    """The pruning settings: which weights are pruned, to what sparsity, and when.
 
     Attributes:
+        target: names or globs of weights.
         sparsity: the final share of zeros.
         kept, group: N and M of N:M sparsity; 0 otherwise.
-        begin, end, every: finished updates before the first change of the masks, before the last, and between changes.
+        scope: "layer": each weight has this sparsity; "global": all weights together.
+        begin: the number of finished updates before the first change of the masks.
+        end: the number of finished updates before the last change.
+        every: the number of updates between changes.
     """
 
     target: tuple[str, ...]
@@ -37,22 +41,26 @@ class Pruning:
     every: int
 
     def members(self, params: Sequence[ir.Value]) -> list[int]:
-        """Return the indices of the pruned weights.
+        """Return the indices of the weights in ``params`` that are pruned.
 
         Raises:
-            UnknownNameError: a glob matches no trained weight.
-            BuildError: a weight named in full cannot be split into groups of M.
+            UnknownNameError: if a glob matches no trained weight.
+            BuildError: if a weight in ``target`` cannot be divided into groups of M.
         """
         return sorted({i for pattern in self.target for i in self.matched(pattern, params)})
 
     def matched(self, pattern: str, params: Sequence[ir.Value]) -> list[int]:
-        """Return the indices of the weights that ``pattern`` matches; raises as ``members``."""
+        """Return the indices of the weights that ``pattern`` matches.
+
+        Raises:
+            UnknownNameError, BuildError: as for :meth:`members`.
+        """
         names = [p.name or "" for p in params]
         matrices = [n for n, p in zip(names, params, strict=True) if p.shape is not None and len(p.shape) > 1]
         here = [pattern] if pattern in names else matching(pattern, matrices)
         if not here:
             raise UnknownNameError(
-                f"'{shown(pattern)}', which is to be pruned, matches no trained weight of two axes or more"
+                f"the pruning target '{shown(pattern)}' matches no trained weight with two axes or more"
                 f"{suggestion(pattern, names)}"
             )
         places = [names.index(name) for name in here]
@@ -71,7 +79,7 @@ class Pruning:
         return fits
 
     def due(self, op: Builder, step: Var) -> Var:
-        """Whether the masks change after the update with this number, counted from 0."""
+        """Return whether the masks change after update number ``step``, counted from 0."""
         if self.group or self.end <= self.begin:
             return op.Equal(step, np.int64(self.begin))
         passed = op.And(op.Not(op.Less(step, np.int64(self.begin))), op.Not(op.Greater(step, np.int64(self.end))))
@@ -81,10 +89,13 @@ class Pruning:
     def masks(
         self, op: Builder, weights: Sequence[Var], masks: Sequence[Var], axes: Sequence[int | None], step: Var
     ) -> list[Var]:
-        """Return the updated masks: 1 for weights that are kept. Pruned weights stay pruned.
+        """Return the updated masks, which are 1 for numbers that are kept. Pruned numbers stay pruned.
 
         Args:
-            axes: the input axes of the weights, over which layers sum products.
+            weights: the pruned weights.
+            masks: their current masks.
+            axes: for each weight, its input axis, over which the layer sums products.
+            step: the number of this update.
         """
         sizes = [op.Where(op.cast(m, ir.DataType.BOOL), op.cast(op.Abs(w), ir.DataType.FLOAT), -1.0)
                  for w, m in zip(weights, masks, strict=True)]  # fmt: skip
@@ -101,7 +112,11 @@ class Pruning:
         return [op.Reshape(m, known_sizes(w.shape)) for m, w in zip(parts, weights, strict=True)]
 
     def _kept(self, op: Builder, count: int, step: Var) -> Var:
-        """Return how many of ``count`` numbers are kept: all but ``s·count``, with ``s = s_end·(1 − (1 − done)³)``."""
+        """Return how many of ``count`` numbers are kept at ``step``.
+
+        The share of zeros is ``sparsity·(1 − (1 − done)³)``, where ``done`` is the finished share of the time from
+        ``begin`` to ``end``.
+        """
         if self.end <= self.begin:
             part = op.const(self.sparsity)
         else:
@@ -111,7 +126,7 @@ class Pruning:
         return op.Reshape(np.int64(count) - pruned, [1])
 
     def _in_groups(self, op: Builder, sizes: Var, axis: int) -> Var:
-        """Select the N largest of each M consecutive numbers along the input axis."""
+        """Return a mask of the N largest of each M consecutive numbers along the input axis."""
         rank, known = sizes.rank, known_sizes(sizes.shape)
         order = [*(a for a in range(rank) if a != axis), axis]
         turned = [known[a] for a in order]
@@ -124,7 +139,7 @@ class Pruning:
 
 
 def _largest(op: Builder, sizes: Var, count: Var) -> Var:
-    """Return a mask with 1 at the ``count`` largest numbers of a vector; ties go to the first."""
+    """Return a mask with 1 at the ``count`` largest numbers of a vector; of equal numbers, the first are selected."""
     _, places = op.TopK(sizes, count, outputs=2)
     zeros = op.full(op.Shape(sizes), 0, ir.DataType.UINT8)
     return op.ScatterElements(zeros, places, op.full(op.Shape(places), 1, ir.DataType.UINT8))

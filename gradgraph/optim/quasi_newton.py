@@ -1,4 +1,4 @@
-"""L-BFGS: directions from the last few steps and gradient changes, for full batches."""
+"""L-BFGS: search directions from the last few steps and gradient changes, for full batches."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ if TYPE_CHECKING:
 
 __all__ = ["lbfgs"]
 
-CURVED = 1e-10  # least sᵀy of a step that is stored, as in PyTorch
+CURVED = 1e-10  # steps with sᵀy up to this are not stored, as in PyTorch
 
 
 def _quasi_newton_steps(lr: Rate, m: int, tolerance_grad: float, tolerance_change: float) -> Transform:
-    """The last m steps ``s`` and gradient changes ``y`` span the direction, together with ``g``: the two loops of
-    L-BFGS run over its coefficients, and need only the dot products of these 2m + 1 vectors.
+    """The update of L-BFGS, computed from dot products of vectors.
+
+    The direction is a linear combination of the last m steps ``s``, the last m gradient changes ``y``, and ``g``. So
+    the two loops of L-BFGS run over 2m + 1 coefficients, and need only the dot products of these vectors with each
+    other.
     """
 
     def init(op: Builder, params: Vars) -> Slots:
@@ -80,19 +83,19 @@ def _quasi_newton_steps(lr: Rate, m: int, tolerance_grad: float, tolerance_chang
 
 
 def _total(op: Builder, parts: Sequence[Var]) -> Var:
-    """Sum over all weights, in float64."""
+    """Return the sum of ``parts``, one per weight, in float64."""
     return op.sum_of([op.cast(part, ir.DataType.DOUBLE) for part in parts])
 
 
 def _pushed(op: Builder, past: Var, latest: Var, curved: Var) -> Var:
-    """Drop the oldest row of ``past`` and append ``latest``, if it is to be stored."""
+    """Drop the oldest row of ``past`` and append ``latest`` where ``curved`` is true, else return ``past``."""
     ends = (np.array([i], np.int64) for i in (1, np.iinfo(np.int64).max, 0))
     younger = op.Concat(op.Slice(past, *ends), op.Unsqueeze(latest, np.array([0], np.int64)), axis=0)
     return op.Where(curved, younger, past)
 
 
 def _basis(op: Builder, steps: Var, changes: Var, g: Var) -> Var:
-    """Stack 2m + 1 rows: the steps, the changes, the gradient."""
+    """Stack 2m + 1 rows, one per vector: the steps, the changes, the gradient."""
     m = (steps.shape or (0,))[0]
     rows = [op.Reshape(x, np.array([n, -1], np.int64)) for x, n in ((steps, m), (changes, m), (g, 1))]
     return op.Concat(*rows, axis=0)
@@ -103,8 +106,12 @@ def _row(op: Builder, dots: Var, i: int) -> Var:
 
 
 def _two_loops(op: Builder, dots: Var, scale: Var, m: int) -> Var:
-    """Return the coefficients of the direction; ``dots`` are the products of steps, changes and gradient with each
-    other.
+    """Return the 2m + 1 coefficients of the direction.
+
+    Args:
+        dots: the dot products of steps, changes and gradient with each other, [2m + 1, 2m + 1].
+        scale: the initial inverse curvature.
+        m: the length of the history.
     """
 
     def unit(i: int) -> Var:

@@ -1,4 +1,4 @@
-"""Shared parts of recipes: kinds of arguments, assembly of an optimizer, and checks of its numbers."""
+"""Shared parts of optimizer recipes: kinds of arguments, assembly of an optimizer, and checks of numbers."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ PAIR = Kind(
 
 
 def made(lr: Rate, links: list[Transform], scaled: bool = True) -> Optimizer:
-    """Return an optimizer; ``recipe`` sets its name and arguments.
+    """Return an optimizer without name and arguments, which ``recipe`` sets.
 
     Args:
-        scaled: whether the result of ``links`` is still to be multiplied by ``−lr``.
+        lr: the learning rate.
+        links: its transforms.
+        scaled: whether to multiply the result of ``links`` by ``−lr``.
     """
     return Optimizer("", (*links, *([scale_by_learning_rate(lr)] if scaled else [])))
 
@@ -56,10 +58,10 @@ def not_negative(**values: Rate) -> None:
 
 
 def check_range(name: str, grads: Vars) -> None:
-    """Raise for float16, where g² of a typical gradient and ε underflow: the quotient would soon be infinite."""
+    """Raise BuildError for float16 gradients: g² and ε underflow in float16, so g / (√v + ε) would soon be infinite."""
     if any(g.dtype == ir.DataType.FLOAT16 for g in grads):
         raise BuildError(
-            f"{name} squares gradients, which float16 weights cannot hold",
+            f"{name} squares gradients, and squares underflow for float16 weights",
             remedy=f"keep float32 copies with gradgraph.optim.master_weights({name}(...)), or use sgd",
             shell="keep float32 copies with --master-weights, or use --optimizer sgd",
         )

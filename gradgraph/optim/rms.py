@@ -22,7 +22,10 @@ __all__ = ["adadelta", "adagrad", "rmsprop", "scale_by_rms"]
 
 
 def scale_by_rms(alpha: float = 0.99, eps: float = 1e-8, centered: bool = False) -> Transform:
-    """``v ← αv + (1−α)g²``; returns ``g / (√v + ε)``; centered subtracts the square of the running mean from ``v``."""
+    """RMSprop's direction ``g / (√v + ε)``, with ``v ← αv + (1−α)g²``.
+
+    With ``centered``, the square of a running mean of g is subtracted from ``v``, which makes it a variance.
+    """
     slots_used = ("square_avg", "grad_avg") if centered else ("square_avg",)
 
     def update(op: Builder, grads: Vars, slots: Slots, params: Vars, context: Context) -> tuple[Vars, Slots]:
@@ -60,12 +63,12 @@ def rmsprop(
 
 
 def _filled(slot: str, value: float) -> Init:
-    """Return an ``init`` that fills the slot with one number."""
+    """Return an ``init`` that fills ``slot`` with ``value``."""
     return lambda op, params: {slot: [op.zeros_like(p) + value if value else op.zeros_like(p) for p in params]}
 
 
 def _scale_by_sums(lr_decay: float, initial: float, eps: float) -> Transform:
-    """``s ← s + g²``; returns ``g / (√s + ε) / (1 + (t−1)·lr_decay)``."""
+    """Adagrad's direction ``g / (√s + ε) / (1 + (t−1)·lr_decay)``, with ``s ← s + g²``."""
 
     def numbers(op: Builder, context: Context) -> list[Var]:
         return [1.0 / (1.0 + op.cast(context.step(), ir.DataType.FLOAT) * lr_decay)] if lr_decay else []
@@ -101,7 +104,7 @@ def adagrad(
 
 
 def _scale_by_deltas(rho: float, eps: float) -> Transform:
-    """``v ← ρv + (1−ρ)g²``, ``Δ = √(d + ε)/√(v + ε)·g``, ``d ← ρd + (1−ρ)Δ²``; returns ``Δ``."""
+    """Adadelta's direction ``Δ = √(d + ε)/√(v + ε)·g``, with ``v ← ρv + (1−ρ)g²`` and ``d ← ρd + (1−ρ)Δ²``."""
 
     def each(op: Builder, g: Var, p: Var, slots: Mapping[str, Var]) -> tuple[Var, Mapping[str, Var]]:
         check_range("adadelta", [g])

@@ -1,6 +1,7 @@
-"""Schedule-free optimizers (Defazio et al., arXiv 2405.15682): a running average of the weights instead of a schedule.
+"""Schedule-free optimizers (Defazio et al., arXiv 2405.15682): a running average of weights replaces a schedule.
 
-Gradients are computed at the weight ``y``, descent updates ``z``, and evaluation reads the average ``x``.
+The model trains with the weights ``y``, at which gradients are computed. Updates change ``z``, and evaluation reads the
+average ``x``; ``y`` lies between ``z`` and ``x``.
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ def _averaged_steps(
     r: float,
     weight_lr_power: float,
 ) -> Transform:
-    """With ``d = g/(√(v/c₂) + ε) + λy`` (of SGD ``d = g + λy``) and ``γ`` the rate: ``z ← z − γd``,
-    ``x ← x + w/Σw·(z − x)``, ``y ← z + β₁(x − z)``, where ``w = tʳ·(the largest γ so far)^weight_lr_power``.
+    """The update of a schedule-free optimizer: ``z ← z − γd``, ``x ← x + w/Σw·(z − x)``, ``y ← z + β₁(x − z)``.
+
+    γ is the learning rate, and d the direction: ``g/(√(v/c₂) + ε) + λy`` for AdamW and ``g + λy`` for SGD, with the
+    weight decay λ. The weight of a step is ``w = tʳ·(the largest γ so far)^weight_lr_power``.
     """
     is_adam = len(betas) > 1
 

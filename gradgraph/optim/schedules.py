@@ -1,6 +1,6 @@
 """Learning rates as functions of the number of finished steps, written into the graph.
 
-``s`` is that number, a float32 scalar: 0 during the first step.
+In formulas, ``s`` is the number of finished steps, a float32 scalar: 0 during the first step.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Schedule:
-    """A learning rate that follows the step count.
+    """A learning rate that depends on the number of finished steps.
 
     Args:
-        name, arguments: for the manifest.
-        emit: ``emit(op, s)`` returns the rate, a float32 scalar.
-        multiple: the schedule of which this is a multiple, and the factor, if it is one.
+        name, arguments: name and arguments for the manifest.
+        emit: ``emit(op, s)`` writes nodes and returns the rate, a float32 scalar.
+        multiple: for the product of another schedule and a number: that schedule and the number.
     """
 
     name: str
@@ -44,12 +44,12 @@ class Schedule:
     multiple: tuple[Schedule, float] | None = None
 
     def describe(self) -> dict[str, Any]:
-        """Return the name and the arguments, for the manifest."""
+        """Return name and arguments for the manifest."""
         return {"schedule": self.name, **self.arguments}
 
     @property
     def peak(self) -> float | None:
-        """The ``lr`` of the schedule, or of the one after a warm-up; None if it has no such argument."""
+        """The argument ``lr`` of the schedule, or of the schedule after a warm-up; None if it has no such argument."""
         described: Any = self.arguments
         while isinstance(described, dict) and "then" in described:
             described = described["then"]
@@ -57,7 +57,7 @@ class Schedule:
         return None if lr is None else float(lr)
 
     def scaled(self, factor: float) -> Schedule:
-        """Return a schedule of ``factor`` times the rate of this one."""
+        """Return a schedule whose rate is ``factor`` times the rate of this one."""
         arguments = {"of": self.describe(), "factor": factor}
         return Schedule("scaled", lambda op, s: self.emit(op, s) * factor, arguments, (self, factor))
 
@@ -66,7 +66,7 @@ SCHEDULES: Makers[Any] = Makers("schedule", Schedule, "gradgraph.optim", "consta
 
 
 def schedule(**kinds: Kind) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorate a function that returns a schedule: check its arguments and register it by name."""
+    """Decorate a function that returns a schedule: check its arguments by ``kinds``, and register it by its name."""
 
     def register(function: Callable[P, T]) -> Callable[P, T]:
         call = checked(**kinds)(function)
@@ -78,7 +78,7 @@ def schedule(**kinds: Kind) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 @schedule(lr=FINITE)
 def constant(lr: float) -> Schedule:
-    """A constant rate, fixed in the graph."""
+    """A constant rate, stored in the graph."""
     return Schedule("constant", lambda op, s: op.const(float(lr)), {"lr": lr})
 
 
@@ -120,8 +120,9 @@ def step_decay(lr: float, step_size: int, gamma: float = 0.1) -> Schedule:
 
 @schedule(steps=FINITE, then=instance(Schedule, "a schedule, such as gradgraph.optim.constant(1e-3)"), start=FINITE)
 def warmup(steps: int, then: Schedule, start: float = 0.0) -> Schedule:
-    """Linear warm-up over ``steps`` from ``start`` times the first rate of ``then``, followed by ``then`` with its
-    clock at 0.
+    """Linear warm-up from ``start`` times the first rate of ``then`` over ``steps``, followed by ``then``.
+
+    The steps of ``then`` are counted from the end of the warm-up.
     """
 
     def emit(op: Builder, s: Var) -> Var:
@@ -134,7 +135,7 @@ def warmup(steps: int, then: Schedule, start: float = 0.0) -> Schedule:
 
 @schedule(lr=FINITE, milestones=NUMBERS, gamma=FINITE)
 def multi_step(lr: float, milestones: Sequence[int], gamma: float = 0.1) -> Schedule:
-    """``lr·gamma^(number of milestones reached)`` (MultiStepLR)."""
+    """``lr`` times ``gamma`` for each milestone reached (MultiStepLR)."""
     points = _increasing("milestones", milestones)
 
     def emit(op: Builder, s: Var) -> Var:
@@ -158,8 +159,9 @@ def polynomial(lr: float, total_steps: int, power: float = 1.0, end: float = 0.0
 
 @schedule(lr=FINITE, first=FINITE, factor=FINITE, end=FINITE)
 def cosine_restarts(lr: float, first: int, factor: int = 1, end: float = 0.0) -> Schedule:
-    """Half cosines from ``lr`` to ``end``, the first over ``first`` steps, each ``factor`` times as long as the
-    previous one (CosineAnnealingWarmRestarts).
+    """Half cosines from ``lr`` to ``end``, again and again (CosineAnnealingWarmRestarts).
+
+    The first takes ``first`` steps, each following one ``factor`` times as many as the one before.
     """
     if first < 1 or factor < 1 or factor != int(factor):
         raise BuildError(f"first and factor must be whole numbers of at least 1, but are {first} and {factor}")
@@ -191,8 +193,9 @@ def one_cycle(
     final_div_factor: float = 1e4,
     three_phase: bool = False,
 ) -> Schedule:
-    """From ``lr/div_factor`` up to ``lr`` at ``pct_start`` of the steps, then down to
-    ``lr/div_factor/final_div_factor`` (OneCycleLR; momentum stays as it is).
+    """A rise from ``lr/div_factor`` to ``lr`` and a fall to ``lr/div_factor/final_div_factor`` (OneCycleLR).
+
+    The rise takes a share ``pct_start`` of the steps. Momentum does not change.
     """
     if anneal_strategy not in ("cos", "linear"):
         raise BuildError(f"anneal_strategy must be cos or linear, not '{shown(anneal_strategy)}'")
@@ -201,7 +204,8 @@ def one_cycle(
     if three_phase:
         points[2:2] = [(2.0 * peak, low)]
     if not all(a < b for (a, _), (b, _) in itertools.pairwise(points)):
-        raise BuildError(f"one_cycle has no room for a rise over {pct_start} of {total_steps} steps")
+        raise BuildError(f"one_cycle cannot rise and fall within {total_steps} steps with pct_start {pct_start}; "
+                         "increase total_steps or change pct_start")  # fmt: skip
 
     def emit(op: Builder, s: Var) -> Var:
         rate = op.const(float(points[0][1]))
@@ -220,9 +224,7 @@ def one_cycle(
 
 @schedule(lr=FINITE, warmup_steps=FINITE)
 def inverse_square_root(lr: float, warmup_steps: int) -> Schedule:
-    """``lr·min(s/warmup_steps, √(warmup_steps/s))``: linear warm-up, then decay with the inverse square root (T5,
-    fairseq).
-    """
+    """``lr·min(s/warmup_steps, √(warmup_steps/s))``: linear warm-up, then inverse square root decay (T5, fairseq)."""
     if warmup_steps < 1:
         raise BuildError(f"warmup_steps must be at least 1, but is {warmup_steps}")
     steps = float(warmup_steps)
@@ -236,7 +238,7 @@ def inverse_square_root(lr: float, warmup_steps: int) -> Schedule:
 @schedule(schedules=Kind("a list of schedules", lambda value: isinstance(value, list | tuple) and bool(value)
                          and all(isinstance(s, Schedule) for s in value)), milestones=NUMBERS)  # fmt: skip
 def sequential(schedules: Sequence[Schedule], milestones: Sequence[int]) -> Schedule:
-    """Schedules in sequence: each one starts at its milestone, with its clock at 0 (SequentialLR)."""
+    """Schedules in sequence (SequentialLR): each starts at its milestone, and counts steps from there."""
     points = _increasing("milestones", milestones)
     if len(points) != len(schedules) - 1:
         raise BuildError(f"{len(schedules)} schedules need {len(schedules) - 1} milestones, not {len(points)}")
@@ -253,8 +255,9 @@ def sequential(schedules: Sequence[Schedule], milestones: Sequence[int]) -> Sche
 
 @schedule(rate=FUNCTION, total_steps=FINITE)
 def function(rate: Callable[[int], float], total_steps: int) -> Schedule:
-    """Any Python function ``rate(s)``, stored as a table of ``total_steps`` numbers; the last one applies afterwards
-    (LambdaLR).
+    """A Python function ``rate(s)``, stored as a table of ``total_steps`` numbers (LambdaLR).
+
+    After the last step of the table, its last number applies.
     """
     if not 1 <= total_steps <= LARGEST_TABLE:
         raise BuildError(f"total_steps must be between 1 and {LARGEST_TABLE:,}, but is {total_steps}")
@@ -276,10 +279,14 @@ def function(rate: Callable[[int], float], total_steps: int) -> Schedule:
 
 
 def rates_end(optimizer: Mapping[str, Any]) -> float | None:
-    """Return the number of finished steps from which on all learning rates of an optimizer are 0, from its manifest
-    entry.
+    """Return the number of finished steps after which all learning rates of an optimizer are 0.
 
-    None if they never are, or this is unknown: a rate is fed, or fixed, or groups start later.
+    Args:
+        optimizer: its entry in the manifest.
+
+    Returns:
+        The number, or None if the rates do not end at 0 or this is unknown: if a rate is an input of the step or
+            constant, or if groups start later.
     """
     ends = list(_ends_in({"arguments": optimizer.get("arguments")}))
     known = [end for end in ends if end is not None]
@@ -287,7 +294,10 @@ def rates_end(optimizer: Mapping[str, Any]) -> float | None:
 
 
 def _ends_in(described: Any, of_optimizer: bool = False) -> Iterator[float | None]:
-    """Yield the ends of all rates; a numeric argument of an optimizer has none, and one of a group is a factor."""
+    """Yield the end of every learning rate in ``described``, a part of the manifest; None for rates without end.
+
+    The argument ``lr`` of an optimizer is a rate if it is a number, that of a group only a factor.
+    """
     if isinstance(described, Mapping) and "schedule" in described:
         try:
             yield _end_of(described)
@@ -305,7 +315,7 @@ def _ends_in(described: Any, of_optimizer: bool = False) -> Iterator[float | Non
 
 
 def _end_of(schedule: Mapping[str, Any]) -> float | None:
-    """Return the step of this schedule's clock from which on it is 0; None if it never stays there."""
+    """Return the number of its own steps after which a schedule stays 0; None if it does not."""
     kind = schedule["schedule"]
     if kind in ("linear", "cosine", "polynomial"):
         return max(float(schedule["total_steps"]), 1.0) if schedule["end"] == 0 else None
@@ -320,7 +330,7 @@ def _end_of(schedule: Mapping[str, Any]) -> float | None:
     return None
 
 
-LAST_STEP = 1 << 24  # float32 counts no further
+LAST_STEP = 1 << 24  # the largest number of steps that float32 can count
 LARGEST_TABLE = 10_000_000
 
 
@@ -332,5 +342,5 @@ def _increasing(name: str, values: Sequence[float]) -> list[float]:
 
 
 def _progress(op: Builder, s: Var, total: int) -> Var:
-    """Return ``s/total``, at most 1."""
+    """Return ``s/total``, but at most 1."""
     return op.Min(s / float(max(total, 1)), 1.0)

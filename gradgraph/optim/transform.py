@@ -1,8 +1,8 @@
-"""Optimizers as chains of transforms; a transform is two emitters, ``init`` and ``update``.
+"""Optimizers as chains of transforms; a transform consists of two functions that write nodes, ``init`` and ``update``.
 
-``init`` writes the initial state as nodes of init.onnx (zeros from ConstantOfShape, so that the file stays small);
+``init`` writes the initial state as nodes of init.onnx (zeros by ConstantOfShape, so that the file stays small);
 ``update`` writes one step as nodes of train.onnx. State is plain named tensors: a slot has one tensor per parameter.
-The last transform's result is added to the parameters.
+The result of the last transform is added to the parameters.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ __all__ = [
 ]  # fmt: skip
 
 Vars = Sequence[Var]
-Slots = Mapping[str, Sequence[Any]]  # of Vars; None for a parameter without such a slot
+Slots = Mapping[str, Sequence[Any]]  # by slot, a Var per parameter; None for a parameter that does not have the slot
 
 
 class Context(Protocol):
     """The step that an update is part of, as seen by transforms."""
 
     def step(self) -> Var:
-        """The number of finished steps, an int64 scalar (0 during the first); reading it makes it state.
+        """Return the number of finished steps, an int64 scalar (0 during the first step), which becomes state.
 
-        For weights of a group that starts later (``start``), the number since then.
+        For weights of a group with ``start``, steps count from the first update of the group.
         """
         ...
 
     def hyperparameter(self, name: str, default: float) -> Var:
-        """Return a float32 scalar that is fed per call."""
+        """Return a float32 scalar that is an input of the step, fed per call."""
         ...
 
     def scheduled(self, by: Schedule, leads: bool = True) -> Var:
-        """Return the rate of a schedule in this step, a float32 scalar; its clock is that of the run.
+        """Return the rate of a schedule in this step, a float32 scalar; it counts all steps of the run.
 
-        The first one with ``leads`` is the learning rate of the step.
+        The first schedule with ``leads`` becomes the learning rate that the step reports.
         """
         ...
 
     def scalar(self, name: str, begin: float, advance: Callable[[Var], Var]) -> Var:
-        """Return a float32 scalar of state: ``begin`` in the first step, then ``advance`` of its previous value."""
+        """Return a float32 scalar in the state: ``begin`` in the first step, then ``advance`` of its last value."""
         ...
 
 
@@ -60,11 +60,11 @@ Factor = Callable[[Builder, Context], Var]
 
 @dataclass(frozen=True)
 class Line:
-    """The update of a parameter along a direction d: ``p ← keep·p + rate·d``; both are float32 scalars.
+    """The update of a parameter along a direction d: ``p ← keep·p + rate·d``; both factors are float32 scalars.
 
     Args:
-        rate: the product of the factors after d.
-        keep: ``None`` for 1.
+        rate: the product of all factors that follow d.
+        keep: the factor of p; ``None`` for 1.
     """
 
     rate: Var
@@ -75,24 +75,24 @@ Apply = Callable[[Builder, Vars, Slots, Vars, Context, Line], tuple[Vars, Slots]
 
 
 def no_state(op: Builder, params: Vars) -> Slots:
-    """The ``init`` of a transform without state."""
+    """Return no slots: the ``init`` of a transform without state."""
     return {}
 
 
 @dataclass(frozen=True)
 class Transform:
-    """One element of a chain.
+    """One element of an optimizer's chain.
 
     Args:
-        name, arguments: for the manifest.
+        name, arguments: name and arguments for the manifest.
         update: ``update(op, gradients, slots, params, context) -> (new gradients, new slots)``.
-        init: ``init(op, params) -> {slot: one Var per parameter}``; None for a parameter without such a slot.
-        factor: ``factor(op, context) -> float32 scalar``, for a transform that only multiplies by it: the backward pass
-            is linear, so the loss's cotangent can absorb the factor, at no cost per parameter.
-        decay: for a transform that only adds ``decay·p``.
+        init: ``init(op, params) -> {slot: one Var per parameter}``; None for a parameter that does not have the slot.
+        factor: for a transform that only multiplies: ``factor(op, context) -> float32 scalar``. As the backward pass is
+            linear, the initial gradient of the loss can be multiplied instead, which costs nothing per parameter.
+        decay: for a transform that only adds ``decay·p``: this number.
         apply: ``apply(op, gradients, slots, params, context, line) -> (new params, new slots)``: this transform fused
-            with the following ones, given as ``line``; for parameters in float32.
-        averages: a slot that evaluation reads instead of the parameters.
+            with the transforms after it, which ``line`` describes; for parameters in float32.
+        averages: the slot that evaluation reads instead of the parameters.
     """
 
     name: str
@@ -110,8 +110,9 @@ class Group:
     """A group of weights with the same optimizer settings.
 
     Args:
+        transforms: the transforms of their gradients.
         members: their indices in the list of trained weights.
-        start: the first update that changes them.
+        start: the number of the first update that changes them.
     """
 
     transforms: tuple[Transform, ...]
@@ -120,11 +121,11 @@ class Group:
 
 
 class Groups(Protocol):
-    """The parameter groups of an optimizer; ``weight_groups.GroupRules`` finds them."""
+    """The parameter groups of an optimizer; ``weight_groups.GroupRules`` implements them."""
 
     @property
     def base(self) -> float | Schedule:
-        """The learning rate of weights without a rule: the default of the input ``learning_rate``, or a schedule."""
+        """The learning rate of weights in no group: the default of the input ``learning_rate``, or a schedule."""
         ...
 
     @property
@@ -134,7 +135,7 @@ class Groups(Protocol):
 
     @property
     def no_decay(self) -> Sequence[str]:
-        """The globs of weights without decay."""
+        """The globs of weights without weight decay."""
         ...
 
     def resolve(self, graph: ir.Graph, params: Sequence[ir.Value]) -> list[Group]:
@@ -147,9 +148,12 @@ class Optimizer:
     """A chain of transforms, in the order in which they are applied to gradients, with one name for the manifest.
 
     Args:
-        keeps_master: float16 parameters have float32 copies as state; transforms see these, and gradients in float32.
+        name, arguments: name and arguments for the manifest.
+        transforms: the chain.
+        keeps_master: whether float16 parameters have float32 copies in the state; transforms then receive these copies,
+            and gradients in float32.
         groups: further transforms, which differ by parameter.
-        after: transforms of the new parameters, applied to these instead of gradients.
+        after: transforms that are applied to the new parameters instead of gradients.
         ascent: maps gradients to a displacement of the parameters, at which the gradients of the step are computed.
         pruning: which parameters are pruned, and when.
     """
@@ -164,7 +168,7 @@ class Optimizer:
     pruning: Pruning | None = None
 
     def wrapped(self, name: str, arguments: Mapping[str, Any], **changed: Any) -> Optimizer:
-        """Return a copy with some fields changed, under the name and arguments of its wrapper."""
+        """Return a copy with the fields ``changed``, and with the name and arguments of its wrapper."""
         return replace(self, name=name, arguments={"optimizer": _described(self), **arguments}, **changed)
 
 
@@ -173,7 +177,11 @@ _MADE = "optimizers and transforms, such as gradgraph.optim.adamw(1e-3)"
 
 @checked(parts=Kind(f"made of {_MADE}", lambda parts: all(isinstance(p, Transform | Optimizer) for p in parts)))
 def chain(*parts: Transform | Optimizer) -> Optimizer:
-    """Return one optimizer that applies ``parts`` one after the other."""
+    """Return one optimizer that applies ``parts`` in sequence.
+
+    Raises:
+        BuildError: if a part other than the last has groups, averages, lookahead, SAM or pruning.
+    """
     links = [t for part in parts for t in (part.transforms if isinstance(part, Optimizer) else (part,))]
     optimizers = [part for part in parts if isinstance(part, Optimizer)]
     keeps_master = any(part.keeps_master for part in optimizers)
@@ -191,8 +199,10 @@ def chain(*parts: Transform | Optimizer) -> Optimizer:
 
 @checked(optimizer=instance(Optimizer, _MADE))
 def master_weights(optimizer: Optimizer) -> Optimizer:
-    """``optimizer`` on float32 master copies of float16 weights: the copies and its slots are float32 state, and the
-    model computes with the rounded copies. Small updates accumulate, and squared gradients do not underflow.
+    """``optimizer`` with float32 master copies of float16 weights.
+
+    The copies and the optimizer's slots are float32 state, and the model computes with the copies rounded to float16.
+    So small updates accumulate, and squared gradients do not underflow.
     """
     return optimizer.wrapped("master_weights", {}, keeps_master=True)
 
@@ -202,7 +212,7 @@ def _described(part: Transform | Optimizer) -> dict[str, Any]:
 
 
 def stateless(name: str, each: Callable[[Builder, Var, Var], Var], **arguments: Any) -> Transform:
-    """Return a stateless transform that treats all parameters alike: ``each(op, gradient, parameter)``."""
+    """Return a transform without state that treats all parameters alike: ``each(op, gradient, parameter)``."""
 
     def update(op: Builder, grads: Vars, slots: Slots, params: Vars, context: Context) -> tuple[Vars, Slots]:
         return [each(op, g, p) for g, p in zip(grads, params, strict=True)], {}
@@ -224,9 +234,10 @@ def parameterwise(
     """Return a transform that treats each parameter separately.
 
     Args:
-        name, arguments: for the manifest.
+        name, arguments: name and arguments for the manifest.
         each: ``each(op, gradient, parameter, slots, *numbers) -> (direction, new slots)``.
-        numbers: scalars shared by all parameters; passed to ``each`` in the type of the gradient.
+        init: writes the initial slots.
+        numbers: writes scalars shared by all parameters; they are passed to ``each`` in the type of the gradient.
     """
 
     def update(op: Builder, grads: Vars, slots: Slots, params: Vars, context: Context) -> tuple[Vars, Slots]:
@@ -246,7 +257,7 @@ def parameterwise(
 
 
 def zeros(*slots: str) -> Init:
-    """Return an ``init`` that fills the slots with zeros, shaped like the parameters."""
+    """Return an ``init`` that fills ``slots`` with zeros, shaped like the parameters."""
 
     def init(op: Builder, params: Vars) -> Slots:
         return {slot: [op.zeros_like(p) for p in params] for slot in slots}
@@ -255,7 +266,7 @@ def zeros(*slots: str) -> Init:
 
 
 def copies(*slots: str) -> Init:
-    """Return an ``init`` that copies the parameters into the slots."""
+    """Return an ``init`` that copies the parameters into ``slots``."""
 
     def init(op: Builder, params: Vars) -> Slots:
         return {slot: [op.Identity(p) for p in params] for slot in slots}
@@ -264,10 +275,10 @@ def copies(*slots: str) -> Init:
 
 
 def joined(transforms: Sequence[Transform]) -> tuple[list[Transform], Transform | None]:
-    """Split into the first transforms, and one fused transform that returns new parameters; ``None`` if fusing is
-    impossible.
+    """Split ``transforms`` into the first ones, and one fused transform that returns new parameters.
 
-    They can be fused if only scaling and decay follow a transform that has ``apply``.
+    A transform with ``apply`` can be fused with the transforms after it if these only scale and decay. Otherwise all
+    transforms and None are returned.
     """
     head, tail = list(transforms), list[Transform]()
     while head and (head[-1].factor is not None or head[-1].decay is not None):

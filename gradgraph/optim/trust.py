@@ -1,4 +1,4 @@
-"""Updates proportional to the norm of each weight, for large batches: LARS and LAMB."""
+"""LARS and LAMB: updates proportional to the norm of each weight, for large batches."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = ["lamb", "lars", "scale_by_trust_ratio"]
 
 
 def norm(op: Builder, x: Var) -> Var:
-    """‖x‖₂ as a scalar; in float32 if x is float16, whose largest number is 65,504."""
+    """Return ‖x‖₂ as a scalar; in float32 if x is float16, whose largest number is 65,504."""
     wide = op.cast(x, ir.DataType.FLOAT) if x.dtype == ir.DataType.FLOAT16 else x
     return op.Sqrt(op.ReduceSumSquare(wide, keepdims=0))
 
 
 def scale_by_trust_ratio() -> Transform:
-    """``g ← g · ‖p‖/‖g‖`` for each weight; the factor is 1 if either norm is zero."""
+    """Multiply by ``‖p‖/‖g‖`` for each weight; the factor is 1 if either norm is zero."""
 
     def each(op: Builder, g: Var, p: Var, slots: Mapping[str, Var]) -> tuple[Var, Mapping[str, Var]]:
         weight, step = norm(op, p), norm(op, g)
@@ -56,7 +56,10 @@ def lamb(
 
 
 def _layer_rates(trust_coefficient: float, weight_decay: float, eps: float) -> Transform:
-    """``g ← η‖p‖/(‖g‖ + λ‖p‖ + ε) · (g + λp)``; the factor is 1 where ‖p‖ or ‖g‖ is zero."""
+    """LARS's direction ``η‖p‖/(‖g‖ + λ‖p‖ + ε) · (g + λp)``; the first factor is 1 where ‖p‖ or ‖g‖ is zero.
+
+    η is the trust coefficient, and λ the weight decay.
+    """
 
     def each(op: Builder, g: Var, p: Var, slots: Mapping[str, Var]) -> tuple[Var, Mapping[str, Var]]:
         weight, slope = norm(op, p), norm(op, g)
@@ -80,7 +83,7 @@ def lars(
     eps: float = 1e-8,
     **grouping: Unpack[Grouping],
 ) -> Optimizer:
-    """Momentum with a rate for each layer, ``η‖p‖/(‖g‖ + λ‖p‖)`` (You et al., arXiv 1708.03888)."""
+    """Momentum with a rate ``η‖p‖/(‖g‖ + λ‖p‖)`` for each layer (You et al., arXiv 1708.03888)."""
     not_negative(lr=lr, weight_decay=weight_decay, trust_coefficient=trust_coefficient, eps=eps)
     below_one(momentum=momentum)
     layer_rates = _layer_rates(trust_coefficient, weight_decay, eps)

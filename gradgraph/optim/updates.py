@@ -1,7 +1,7 @@
-"""Optimizer steps for one parameter, as named operators.
+"""Optimizer updates of one parameter, as named operators.
 
-Each returns the new parameter, ``keep·p + rate·(the direction)`` (``rate`` is negative; ``keep``, below 1 with weight
-decay, is optional), and its new state. The factors are scalars.
+Each returns the new parameter, ``keep·p + rate·direction``, and its new state. The factors are scalars: ``rate`` is
+negative, and ``keep`` is optional and below 1 with weight decay.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ def adam_update(
     *,
     takes: Sequence[float],
 ) -> tuple[Var, Var, Var]:
-    """The direction is ``m / (√v + floor)``, with ``m`` and ``v`` updated by ``moments``."""
+    """Update p along ``m / (√v + floor)``, with ``m`` and ``v`` updated by ``moments``."""
     m, v = moments(g, m, v, takes)
     return kept(p, keep) + m / (op.Sqrt(v) + floor) * rate, m, v
 
 
 def moments(g: Var, m: Var, v: Var, takes: Sequence[float]) -> tuple[Var, Var]:
-    """``m ← m + (1−β₁)(g − m)`` and ``v ← v + (1−β₂)(g² − v)``; ``takes`` are both 1−β.
+    """Return ``m + (1−β₁)(g − m)`` and ``v + (1−β₂)(g² − v)``; ``takes`` are 1−β₁ and 1−β₂.
 
-    Equal to β₁m + (1−β₁)g, but nothing can be computed before g is available: onnxruntime opens a session in time
-    quadratic in the number of ready nodes.
+    These equal β₁m + (1−β₁)g and likewise for v, but nothing can be computed before g is available: onnxruntime opens a
+    session in time quadratic in the number of ready nodes.
     """
     return m + takes[0] * (g - m), v + takes[1] * (g * g - v)
 
@@ -59,7 +59,7 @@ def moments(g: Var, m: Var, v: Var, takes: Sequence[float]) -> tuple[Var, Var]:
 def momentum_update(
     op: Builder, p: Var, g: Var, m: Var, rate: Var, keep: Var | None = None, *, decay: float, nesterov: int
 ) -> tuple[Var, Var]:
-    """``m ← decay·m + g``; the direction is m, or ``g + decay·m`` (Nesterov)."""
+    """Update p along ``m ← decay·m + g``, or along ``g + decay·m`` (Nesterov)."""
     m = decay * m + g
     return kept(p, keep) + (g + decay * m if nesterov else m) * rate, m
 

@@ -1,7 +1,7 @@
-"""Parameter groups: weights, selected by glob, with other optimizer arguments; weights without decay; layer-wise rates.
+"""Parameter groups: other optimizer arguments for weights selected by glob, no weight decay, layer-wise rates.
 
-A recipe is a function that returns an optimizer. ``recipe`` adds the arguments ``groups``, ``no_decay`` and
-``layer_decay``; globs are matched when a step is built (``GroupRules.resolve``).
+A recipe is a function that returns an optimizer. The decorator ``recipe`` adds the arguments ``groups``, ``no_decay``
+and ``layer_decay``; globs are matched when a step is built (``GroupRules.resolve``).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ P = ParamSpec("P")
 NORM_AND_BIAS = "norm_and_bias"
 FACTOR = "lr_factor"
 START = "start"  # the first update that changes the weights of a group
-OURS = (FACTOR, START)  # keys that every group accepts besides the arguments of its optimizer
+OURS = (FACTOR, START)  # keys that every group accepts in addition to the arguments of its optimizer
 
 
 class Grouping(TypedDict, total=False):
-    """The arguments that every recipe has besides its own; docs/reference/optimizers.md explains them."""
+    """The arguments that ``recipe`` adds to every recipe; docs/reference/optimizers.md explains them."""
 
     groups: Mapping[str, Mapping[str, Any] | Optimizer]
     no_decay: str | Sequence[str]
@@ -51,14 +51,12 @@ _KINDS = {
 }  # fmt: skip
 
 
-_LATER = ("amsgrad",)  # added after the first manifests
+_LATER = ("amsgrad",)  # flags that manifests of older versions do not have
 RECIPES: Makers[Optimizer] = Makers("optimizer", Optimizer, "gradgraph.optim", "adamw(1e-3)", entries.OPTIMIZERS)
 
 
 def recipe(make: Callable[P, Optimizer]) -> Callable[P, Optimizer]:
-    """Decorate a recipe: add the arguments of ``Grouping``, describe its optimizer for the manifest, and register
-    it.
-    """
+    """Decorate a recipe: add the arguments of ``Grouping``, describe its optimizer for the manifest, register it."""
     own = inspect.signature(make)
     names = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
     extra = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in _KINDS]
@@ -84,7 +82,7 @@ def recipe(make: Callable[P, Optimizer]) -> Callable[P, Optimizer]:
 
 
 def _described(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of an optimizer for the manifest; flags of ``_LATER`` only if they are set."""
+    """Return the arguments of an optimizer for the manifest; flags in ``_LATER`` only if they are set."""
     shown = {name: value for name, value in arguments.items() if value or name not in _LATER}
     return {
         name: value.describe() if isinstance(value, Schedule) else list(value) if isinstance(value, tuple) else value
@@ -94,14 +92,14 @@ def _described(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class GroupRules:
-    """The rules that split trained weights into groups.
+    """The rules that divide trained weights into groups.
 
     Args:
-        make: returns the optimizer for other arguments.
-        arguments: for weights without a rule.
-        rules: globs, with the arguments that differ or an optimizer.
+        make: returns the optimizer for given arguments.
+        arguments: its arguments for weights in no group.
+        rules: for each glob, the arguments that differ, or an optimizer.
         no_decay: globs, or ``norm_and_bias``.
-        layer_decay: factor of a layer's rate for each layer above it.
+        layer_decay: the learning rate of a layer is multiplied by this once for each layer above it.
     """
 
     make: Callable[..., Optimizer]
@@ -119,8 +117,8 @@ class GroupRules:
         """Return the groups of ``params``, which are initializers of ``graph``.
 
         Raises:
-            UnknownNameError: a glob matches none of them.
-            BuildError: two globs conflict.
+            UnknownNameError: if a glob matches no parameter.
+            BuildError: if two globs conflict.
         """
         names = [p.name or "" for p in params]
         chosen = self._rules_by_weight(names)
@@ -147,7 +145,7 @@ class GroupRules:
         chosen: dict[str, Any] = {name: {} for name in names}
         said: dict[tuple[str, str], str] = {}  # weight and argument -> the glob that sets it
         for glob, rule in self.rules.items():
-            for name in _found(glob, names, "which is a group of the optimizer"):
+            for name in _found(glob, names, "a group of the optimizer"):
                 keys = ["optimizer"] if isinstance(rule, Optimizer) else list(rule)
                 for key in keys:
                     _check_said_once(name, key, glob, said)
@@ -163,11 +161,11 @@ class GroupRules:
             if pattern == NORM_AND_BIAS:
                 found.update(p.name or "" for p in params if is_norm_or_bias(p))
             else:
-                found.update(_found(pattern, names, "which is to have no decay"))
+                found.update(_found(pattern, names, "in no_decay"))
         return found
 
     def made(self, overrides: Mapping[str, Any] | Optimizer) -> Optimizer:
-        """Return the optimizer for weights with these arguments, or this optimizer."""
+        """Return the optimizer with the arguments ``overrides``, or ``overrides`` itself if it is an optimizer."""
         if isinstance(overrides, Optimizer):
             return overrides
         changed = {**self.arguments, **{k: v for k, v in overrides.items() if k not in OURS}}
@@ -182,15 +180,17 @@ class GroupRules:
 
     @property
     def base(self) -> float | Schedule:
-        """The learning rate of weights without a rule: the default of the input ``learning_rate``, or a schedule."""
+        """The learning rate of weights in no group: the default of the input ``learning_rate``, or a schedule."""
         lr: float | Schedule = self.arguments["lr"]
         return lr
 
 
 @dataclass(frozen=True)
 class GroupContext:
-    """The step as seen by one group: its learning rate is proportional to the fed one, and the optimizer's counters
-    start when the group does. Schedules follow the clock of the run.
+    """The step as seen by the weights of one group.
+
+    The learning rate is proportional to the one that is fed, and the optimizer's step count starts with the group.
+    Schedules count all steps of the run.
     """
 
     step_context: Context
@@ -215,7 +215,10 @@ class GroupContext:
 
 
 def is_norm_or_bias(value: ir.Value) -> bool:
-    """Whether it is a vector or scalar, or is broadcast over other axes and only added or multiplied element-wise."""
+    """Return whether ``value`` is a scale or bias of a layer.
+
+    These are scalars, vectors, and weights with one axis longer than 1 that are only added or multiplied element-wise.
+    """
     dims = [d for d in value.shape or () if isinstance(d, int)]
     if len(dims) <= 1:
         return True
@@ -223,11 +226,12 @@ def is_norm_or_bias(value: ir.Value) -> bool:
 
 
 def layers(graph: ir.Graph, params: Sequence[ir.Value]) -> dict[str, int]:
-    """Return the depth of each weight, from 0, by name and by the order in which the model reads weights.
+    """Return the depth of each weight, from 0, by its name and by the order in which the model reads weights.
 
-    Where names contain numbers (``encoder.layer.3.…``), each number is a layer; weights read before the first are layer
-    0, those read after the last are the top, and those in between belong to the previous layer. Otherwise each module
-    is a layer (``fc1.…``), and if names have no modules, each matrix with the vectors after it.
+    Where names contain numbers (``encoder.layer.3.…``), each number is a layer. Weights that are read before the first
+    numbered layer are layer 0, weights after the last are the top layer, and those in between belong to the preceding
+    layer. Otherwise each module (``fc1.…``) is a layer; if names have no modules, each matrix is a layer, together with
+    the vectors after it.
     """
     record_layouts(graph)
     ordered = sorted(params, key=lambda p: layout_of(p).place)
@@ -287,49 +291,50 @@ def _grouped(
 
 
 def _check_rule(name: str, glob: str, rule: Mapping[str, Any] | Optimizer, groups: GroupRules) -> None:
-    """Reject an invalid rule when the optimizer is made, not only when a step is built."""
+    """Raise BuildError for an invalid rule already when the optimizer is created, not only when a step is built."""
     where = f"the group '{shown(glob)}'"
     if isinstance(rule, Optimizer):
         if rule.groups is not None or rule.keeps_master or rule.after or rule.ascent:
-            raise BuildError(f"{where} has an optimizer that wraps or groups others; use a plain one")
+            raise BuildError(f"the optimizer of {where} has groups or wrappers of its own; use one without them")
         return
     known = [*groups.arguments, *OURS]
     for key, value in rule.items():
         if key not in known:
             raise BuildError(f"{where} sets '{shown(key)}', which {name} does not have{suggestion(key, known)}")
         if key == START and not (WHOLE.fits(value) and value >= 0):
-            raise BuildError(f"{where} has start {described(value)}; pass the number of updates before its first one")
+            raise BuildError(f"{where} has start {described(value)}; pass the number of updates before its first one, "
+                             "0 or more")  # fmt: skip
         if key == FACTOR and not (NUMBER.fits(value) and 0.0 <= value < math.inf):
             raise BuildError(f"{where} has lr_factor {described(value)}; pass a number that is not negative")
     own, base = rule.get("lr"), groups.arguments["lr"]
     if own is not None and not isinstance(own, Schedule) and isinstance(base, Schedule) and not base.peak:
-        raise BuildError(f"{where} has a number for lr, which cannot replace the schedule; pass a schedule, or "
-                         "lr_factor")  # fmt: skip
+        raise BuildError(f"{where} sets lr to a number, but the optimizer's schedule has no lr to scale; pass a "
+                         "schedule, or lr_factor")  # fmt: skip
     if own is not None and not isinstance(own, Schedule) and base == 0 and own != 0:
-        raise BuildError(f"{where} cannot follow a learning rate of 0; set that of the optimizer above 0")
+        raise BuildError(f"{where} cannot follow a learning rate of 0; set the optimizer's learning rate above 0")
     groups.made(rule)
 
 
 def _key(rule: Any) -> Any:
-    """Return a key shared by rules with the same arguments."""
+    """Return a key that is equal for rules with the same arguments."""
     if isinstance(rule, Optimizer):
         return id(rule)
     return tuple(sorted((k, id(v) if isinstance(v, Schedule) else repr(v)) for k, v in rule.items()))
 
 
-def _found(pattern: str, names: Sequence[str], what: str) -> list[str]:
+def _found(pattern: str, names: Sequence[str], source: str) -> list[str]:
     found = matching(pattern, names)
     if not found:
-        raise UnknownNameError(f"'{shown(pattern)}', {what}, matches no trained weight{suggestion(pattern, names)}")
+        raise UnknownNameError(f"'{shown(pattern)}', {source}, matches no trained weight{suggestion(pattern, names)}")
     return found
 
 
 def _check_said_once(name: str, key: str, glob: str, said: dict[tuple[str, str], str]) -> None:
     others = [g for (n, k), g in said.items() if n == name and (k == key or "optimizer" in (k, key))]
     if others:
-        what = "the optimizer" if key == "optimizer" else f"'{shown(key)}'"
+        setting = "the optimizer" if key == "optimizer" else f"'{shown(key)}'"
         raise BuildError(
-            f"the groups '{shown(others[0])}' and '{shown(glob)}' both set {what} of '{shown(name)}'; "
-            "write globs that do not overlap there"
+            f"the groups '{shown(others[0])}' and '{shown(glob)}' both set {setting} of '{shown(name)}'; "
+            "write globs of which only one matches it"
         )
     said[name, key] = glob

@@ -1,4 +1,4 @@
-"""Wrappers around an optimizer: averages of its weights (EMA), Lookahead, SAM, magnitude pruning."""
+"""Wrappers around an optimizer: moving averages of its weights (EMA), Lookahead, SAM, magnitude pruning."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ _OPTIMIZER = instance(Optimizer, "an optimizer, such as gradgraph.optim.adamw(1e
 
 @checked(optimizer=_OPTIMIZER, decay=NUMBER, warmup=FLAG)
 def ema(optimizer: Optimizer, decay: float = 0.999, warmup: bool = False) -> Optimizer:
-    """``optimizer`` with an average of the weights that evaluation, prediction and export read: ``a ← decay·a + (1 −
-    decay)·p`` after each step, after the first ``a ← p``; with ``warmup`` the decay of step t is at most ``(1 + t)/(10
-    + t)``.
+    """``optimizer`` with a moving average of the weights, which evaluation, prediction and export read.
+
+    The average is ``a ← decay·a + (1 − decay)·p`` after each step, starting with ``a ← p`` after the first. With
+    ``warmup``, the decay of step t is at most ``(1 + t)/(10 + t)``.
     """
     below_one(decay=decay)
 
@@ -44,8 +45,9 @@ def ema(optimizer: Optimizer, decay: float = 0.999, warmup: bool = False) -> Opt
 
 @checked(optimizer=_OPTIMIZER, k=WHOLE, alpha=NUMBER)
 def lookahead(optimizer: Optimizer, k: int = 5, alpha: float = 0.5) -> Optimizer:
-    """``optimizer`` with slow weights: every k steps, ``s ← s + α(p − s)``, ``p ← s`` (Zhang et al., arXiv
-    1907.08610).
+    """``optimizer`` with slow weights: every k steps, ``s ← s + α(p − s)``, ``p ← s``.
+
+    See Zhang et al., arXiv 1907.08610.
     """
     if k < 1 or not 0.0 < alpha <= 1.0:
         raise BuildError(f"k must be at least 1 and alpha in (0, 1], but they are {k} and {alpha}")
@@ -61,8 +63,10 @@ def lookahead(optimizer: Optimizer, k: int = 5, alpha: float = 0.5) -> Optimizer
 
 @checked(optimizer=_OPTIMIZER, rho=NUMBER, adaptive=FLAG)
 def sam(optimizer: Optimizer, rho: float = 0.05, adaptive: bool = False) -> Optimizer:
-    """``optimizer`` with gradients at ``p + ρ·g/‖all g‖₂``, where the loss is higher: sharpness-aware minimisation
-    (Foret et al., arXiv 2010.01412), with two passes per step. ``adaptive``: at ``p + ρ·p²g/‖all |p|g‖₂``.
+    """``optimizer`` with gradients at ``p + ρ·g/‖all g‖₂``, where the loss is higher: sharpness-aware minimisation.
+
+    Each step takes two forward and backward passes. With ``adaptive``, gradients are computed at ``p + ρ·p²g/‖all
+    |p|g‖₂``. See Foret et al., arXiv 2010.01412.
     """
     not_negative(rho=rho)
     if optimizer.ascent is not None:
@@ -101,32 +105,31 @@ def magnitude_pruning(
     target: str | Sequence[str] = "*",
     scope: str = "layer",
 ) -> Optimizer:
-    """``optimizer`` with magnitude pruning: every so many updates, further weights become 0 and stay 0, the smallest
-    first.
+    """``optimizer`` with magnitude pruning: every few updates, the smallest weights are set to 0 and stay 0.
 
-    From update ``begin`` to update ``end`` the share of zeros grows as
-    ``sparsity·(1 − (1 − (t − begin)/(end − begin))³)`` (Zhu and Gupta 2017, arXiv:1710.01878). Pruned weights have no
-    gradient; masks are state (``<weight>.mask``), so a run resumes bit for bit, and averages of weights (``ema``) are
-    masked, too.
+    From update ``begin`` to update ``end`` the share of zeros grows as ``sparsity·(1 − (1 − (t − begin)/(end −
+    begin))³)`` (Zhu and Gupta 2017, arXiv:1710.01878). Pruned weights have no gradient; masks are state
+    (``<weight>.mask``), so a run resumes bit for bit, and averages of weights (``ema``) are masked, too.
 
     Args:
         optimizer: trains the remaining weights.
         sparsity: the final share of zeros, such as 0.9; or ``"2:4"``: of each 4 consecutive numbers along a layer's
-            inputs, the 2 largest are kept from ``begin`` on (by default in all weights divisible by 4).
-        begin, end: finished updates before the first and the last change of the masks. If ``end <= begin``, all pruning
-        happens at once.
-        every: updates between changes.
-        target: names or globs of weights; globs match those with two axes or more.
-        scope: ``"layer"``: each weight has this sparsity; ``"global"``: all weights together, pruning the smallest
-            anywhere.
+            inputs, only the 2 largest are kept, from ``begin`` on (by default in all weights whose inputs are divisible
+            by 4).
+        begin: the number of finished updates before the first change of the masks.
+        end: the number of finished updates before the last change. If ``end <= begin``, all pruning happens at once.
+        every: the number of updates between changes.
+        target: names or globs of weights; globs match only weights with two axes or more.
+        scope: ``"layer"``: each weight has this sparsity; ``"global"``: all weights together have it, and the smallest
+            of all are pruned.
 
     Raises:
-        BuildError: the numbers are inconsistent.
+        BuildError: if the arguments are inconsistent.
     """
     if optimizer.pruning is not None:
-        raise BuildError("this optimizer already prunes; wrap it once")
+        raise BuildError("this optimizer is already wrapped in magnitude_pruning")
     if scope not in ("layer", "global"):
-        raise BuildError(f"scope is 'layer' or 'global', not '{shown(scope)}'")
+        raise BuildError(f"scope must be 'layer' or 'global', not '{shown(scope)}'")
     if every < 1:
         raise BuildError("every must be at least 1")
     kept, group = 0, 0
@@ -135,7 +138,7 @@ def magnitude_pruning(
         if kept >= group:
             raise BuildError(f"in N:M, N must be less than M, but they are {kept} and {group}")
         if scope == "global":
-            raise BuildError("N:M sparsity has groups in each layer, so its scope must be 'layer'")
+            raise BuildError("N:M sparsity applies to each layer separately, so scope must be 'layer'")
     part = 1 - kept / group if group else float(sparsity)
     pruning = Pruning(tuple(as_names(target)), part, kept, group, scope, begin, end, every)
     arguments = {"sparsity": sparsity, "begin": begin, "end": end, "every": every, "target": list(pruning.target),
@@ -144,5 +147,5 @@ def magnitude_pruning(
 
 
 def _followed(optimizer: Optimizer, last: Transform) -> Optimizer:
-    """Append a transform of the new weights to ``optimizer``."""
+    """Return ``optimizer`` with a further transform of the new weights."""
     return optimizer.wrapped(last.name, last.arguments, after=(*optimizer.after, last))

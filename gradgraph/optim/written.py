@@ -1,4 +1,4 @@
-"""Parser of schedules written as text: ``cosine``, ``warmup(100, cosine(1e-3, 1000))``, in Python syntax."""
+"""Parse schedules written as text, in Python syntax: ``cosine``, ``warmup(100, cosine(1e-3, 1000))``."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def schedule_from(text: str, known: Mapping[str, float]) -> Schedule | Plateau:
     """Return the schedule that ``text`` names or calls.
 
     Args:
-        text: a name, or a call as in Python, of numbers, lists, texts and other schedules. The argument of ``function``
-            is written ``"rates.py:name"`` or ``"package.module:name"``.
+        text: a name, or a call in Python syntax, whose arguments are numbers, lists, strings and other schedules. The
+            argument of ``function`` is written ``"rates.py:name"`` or ``"package.module:name"``.
         known: defaults for arguments (``lr``, ``total_steps``) that calls omit.
 
     Raises:
-        BuildError: ``text`` is not a call of a schedule, or an argument is missing or invalid.
+        BuildError: if ``text`` is not a call of a schedule, or an argument is missing or invalid.
     """
     try:
         tree = ast.parse(text, mode="eval") if len(text) <= LONGEST else None
@@ -70,20 +70,20 @@ def _value(node: ast.expr, known: Mapping[str, float]) -> Any:
             try:
                 return _ARITHMETIC[type(op)](_number(left, known), _number(right, known))
             except ArithmeticError:
-                raise BuildError(f"'{shown(ast.unparse(node))}' has no value") from None
+                raise BuildError(f"'{shown(ast.unparse(node))}' in a schedule has no value") from None
         case ast.List(elts=items) | ast.Tuple(elts=items):
             return [_value(item, {}) for item in items]  # the length of each part of a sequence is unknown
         case ast.Name(id=name):
             return _called(name, [], [], known)
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
             return _called(name, args, keywords, known)
-    raise BuildError(f"a schedule is written with numbers, lists and schedules, not '{shown(ast.unparse(node))}'")
+    raise BuildError(f"arguments of a schedule are numbers, lists or schedules, not '{shown(ast.unparse(node))}'")
 
 
 def _number(node: ast.expr, known: Mapping[str, float]) -> Any:
     value = _value(node, known)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise BuildError(f"'{shown(ast.unparse(node))}' is not a number")
+        raise BuildError(f"'{shown(ast.unparse(node))}' in a schedule is not a number")
     return value
 
 
@@ -102,8 +102,8 @@ def _called(name: str, args: list[ast.expr], keywords: list[ast.keyword], known:
             if key not in known:
                 raise BuildError(
                     f"the schedule {name} requires {key}",
-                    remedy=f"write it, as in {name}({key}=…)",
-                    shell=f"write it, as in --schedule '{name}({key}=…)'" + _HINTS.get(key, ""),
+                    remedy=f"add it, as in {name}({key}=…)",
+                    shell=f"add it, as in --schedule '{name}({key}=…)'" + _HINTS.get(key, ""),
                 )
             values[key] = known[key]
     if make is function:
@@ -111,11 +111,11 @@ def _called(name: str, args: list[ast.expr], keywords: list[ast.keyword], known:
     return make(**values)
 
 
-_HINTS = {"lr": ", or give --lr", "total_steps": ", or give `gradgraph train` the --batch-size, too"}
+_HINTS = {"lr": ", or add --lr", "total_steps": ", or, for `gradgraph train`, add --batch-size"}
 
 
 def _within(name: str, values: Mapping[str, Any], known: Mapping[str, float]) -> Mapping[str, float]:
-    """Return the known arguments inside a call: after a warm-up fewer steps remain."""
+    """Return the defaults of arguments inside a call: in a warm-up, ``total_steps`` is reduced by its steps."""
     if name == "warmup" and isinstance(values.get("steps"), int) and "total_steps" in known:
         return {**known, "total_steps": max(known["total_steps"] - values["steps"], 1)}
     return known
@@ -125,11 +125,12 @@ def imported(place: Any) -> Callable[..., Any]:
     """Import the function at ``"file.py:name"`` or ``"package.module:name"``.
 
     Raises:
-        BuildError: it does not exist.
+        BuildError: if there is no such function.
     """
     where, colon, name = place.rpartition(":") if isinstance(place, str) else ("", "", "")
     if not colon or not where:
-        raise BuildError(f"'{shown(place)}' names no function; write 'file.py:name' or 'package.module:name'")
+        raise BuildError(f"'{shown(place)}' is not the place of a function; write 'file.py:name' or "
+                         "'package.module:name'")  # fmt: skip
     try:
         found = getattr(_module(where), name)
     except (ImportError, AttributeError, OSError, SyntaxError) as error:

@@ -146,10 +146,10 @@ def build(**given: Any) -> None:
     [
         ({"sparsity": 1.0}, ArgumentError, "a share above 0 and below 1"),
         ({"sparsity": "4:2"}, BuildError, "N must be less than M"),
-        ({"sparsity": "2:4", "scope": "global"}, BuildError, "groups in each layer"),
-        ({"scope": "model"}, BuildError, "scope is 'layer' or 'global'"),
+        ({"sparsity": "2:4", "scope": "global"}, BuildError, "applies to each layer separately"),
+        ({"scope": "model"}, BuildError, "scope must be 'layer' or 'global'"),
         ({"every": 0}, BuildError, "every must be at least 1"),
-        ({"target": "head.*"}, UnknownNameError, "'head.*', which is to be pruned"),
+        ({"target": "head.*"}, UnknownNameError, "the pruning target 'head.*' matches no trained weight"),
         ({"sparsity": "2:3"}, BuildError, "no weight has an input axis divisible by 3"),
         ({"sparsity": "2:3", "target": "0.weight"}, BuildError, "'0.weight' has no input axis divisible by 3"),
     ],

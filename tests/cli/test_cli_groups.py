@@ -31,12 +31,12 @@ def test_groups_are_handed_on(cli: Cli) -> None:
         (
             ["--group", "nothing.*:lr=0.1"],
             1,
-            "'nothing.*', which is a group of the optimizer, matches no trained weight",
+            "'nothing.*', a group of the optimizer, matches no trained weight",
         ),
         (["--group", "last.*:weight_decay=no"], 1, "weight_decay is 'no'; it should be a number"),
         (["--group", "last.*:lr=fast"], 1, "there is no schedule 'fast'"),
         (["--group", "last.*:rate=0.1"], 1, "sets 'rate', which adamw does not have"),
-        (["--no-decay", "nothing"], 1, "'nothing', which is to have no decay, matches no trained weight"),
+        (["--no-decay", "nothing"], 1, "'nothing', in no_decay, matches no trained weight"),
         (["--layer-decay", "2"], 1, "layer_decay must be between 0 and 1"),
     ],
 )

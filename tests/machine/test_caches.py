@@ -107,7 +107,7 @@ def refused(call: Callable[[], object]) -> None:
     with pytest.raises(RuntimeUnavailableError, match=r"^[^;]*; (remove|run)") as caught:
         call()
     assert ("another user" in str(caught.value)) + ("other users may" in str(caught.value)) + (
-        "not what gradgraph writes" in str(caught.value)
+        "gradgraph writes a regular file there" in str(caught.value)
     ) == 1
 
 

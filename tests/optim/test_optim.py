@@ -152,7 +152,7 @@ NEEDS_RANGE = sorted(set(RECIPES) - {case.recipe for case in OPTIMIZERS.values()
 @pytest.mark.parametrize("name", NEEDS_RANGE)
 def test_float16_weights_are_refused_where_squares_underflow(name: str) -> None:
     narrow = narrow_model()
-    with pytest.raises(gg.errors.BuildError, match="squares gradients, which float16 weights cannot hold"):
+    with pytest.raises(gg.errors.BuildError, match="squares gradients, and squares underflow for float16 weights"):
         gg.build(narrow, "mse", name)
     assert gg.build(narrow, "mse", "sgd").manifest.trainable == ("w",)
 
