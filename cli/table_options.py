@@ -117,10 +117,11 @@ def learnt(data: Path, target: Sequence[str], kinds: Mapping[str, Any], index: b
     from gradgraph.preprocess import fit
     from gradgraph.preprocess.column_kinds import Category, Number
     from gradgraph.preprocess.frames import Frame
+    from gradgraph.runtime.data.arrays import check_exists
     from gradgraph.runtime.data.tables import codes_in, is_table_file, read_table
 
-    if not data.exists() and str(data) != "-":
-        raise DataError(f"'{shown(data)}' does not exist; check the path")
+    if str(data) != "-":
+        check_exists(data)
     if not is_table_file(data):
         raise DataError(
             f"'{shown(data)}' is not a table, so there are no columns to preprocess; pass a .csv, .parquet, …"

@@ -166,6 +166,16 @@ BAD = [
 ]
 
 
+def test_a_table_without_pandas_names_the_extra(cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for library in ("pandas", "polars"):
+        monkeypatch.setitem(sys.modules, library, None)
+    (folder / "x.csv").write_text("a,b\n1,2\n")
+    ran = cli("train", "--model", "mlp", "--data", "x.csv", "--target", "b")
+    assert ran.code == 1
+    assert 'pip install ".[tables]"' in ran.err
+    assert "genfromtxt" not in ran.err
+
+
 @pytest.mark.sweep(0.31)
 @pytest.mark.parametrize(("prepare", "words", "code", "says"), BAD, ids=[" ".join(b[1]) for b in BAD])
 def test_bad_input(cli: Cli, folder: Path, prepare: str, words: list[str], code: int, says: str) -> None:

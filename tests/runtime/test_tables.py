@@ -100,9 +100,12 @@ def test_without_a_library_it_is_said_what_to_install(tmp_path: Path, monkeypatc
     for library in ("pandas", "polars"):
         monkeypatch.setitem(sys.modules, library, None)
     (tmp_path / "t.csv").write_text("a,b\n1,2\n")
-    says = r"requires pandas or polars, and neither is installed; pip install pandas pyarrow, or .*np\.genfromtxt"
+    says = r"requires pandas or polars, and neither is installed; install the extra: pip install \"\.\[tables\]\""
     with pytest.raises(DataError, match=says):
         fitted(tmp_path / "t.csv")
+    (tmp_path / "t.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DataError, match="requires pandas with pyarrow or polars, and neither is installed"):
+        fitted(tmp_path / "t.parquet")
 
 
 @pytest.mark.parametrize(("suffix", "separator"), [(".csv", ","), (".tsv", "\t")])

@@ -33,18 +33,23 @@ def load_arrays(path: str | os.PathLike[str], limit: int | None = None) -> Array
         DataError: the path does not exist, is damaged, contains pickled objects, or is larger than ``limit``.
     """
     path = Path(path)
-    try:
-        is_folder = path.is_dir()
-    except OSError as error:  # a name that is too long
-        raise DataError(f"'{shown(path)}' cannot be read ({error.strerror}); check the path") from None
-    if is_folder:
+    check_exists(path)
+    if path.is_dir():
         return _load_folder(path)
     if not path.is_file():
-        if not path.exists():
-            raise DataError(f"'{shown(path)}' does not exist; check the path")
         raise DataError(f"'{shown(path)}' is not a regular file; give an .npz file or a folder of .npy files")
     with explained(path), opened_npz(path, _physical_memory() if limit is None else limit) as (archive, members):
         return {name: array_in(archive.open(info)) for name, info in members.items()}
+
+
+def check_exists(path: Path) -> None:
+    """Raise DataError if there is no file or folder at ``path``."""
+    try:
+        exists = path.exists()
+    except OSError as error:  # a name that is too long
+        raise DataError(f"'{shown(path)}' cannot be read ({error.strerror}); check the path") from None
+    if not exists:
+        raise DataError(f"'{shown(path)}' does not exist; check the path")
 
 
 def _load_folder(path: Path) -> Arrays:

@@ -20,7 +20,6 @@ from gradgraph.files.untrusted.regular import UnreadableError, open_regular
 from gradgraph.preprocess.computed import Preprocessing
 from gradgraph.preprocess.drift import Drift
 from gradgraph.preprocess.frames import EXACT, Frame, is_gap, text_of
-from gradgraph.runtime.data.remedies import for_file
 from gradgraph.step.classes import Classes, ClassNumbers, kind_of, labelled, takes_labels
 from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import TargetSpec, TensorSpec, numpy_dtype
@@ -129,11 +128,12 @@ def _read_by_library(path: Path, more: Mapping[str, Mapping[str, Any]]) -> Any:
             first = str(error).split("\n", 1)[0]
             how = " as UTF-8" if isinstance(error, UnicodeError) else ""
             raise DataError(f"'{shown(path)}' cannot be read ({shown(first)}); save the table again{how}") from None
-    ways = for_file(path)
+    needed = "pandas" if suffix in SEPARATORS or suffix == ".jsonl" else "pandas with pyarrow"
+    install = 'install the extra: pip install ".[tables]", or pip install pandas pyarrow'
     raise DataError(
-        f"'{shown(path)}' is a table, which requires pandas or polars, and neither is installed",
-        remedy=f"pip install pandas pyarrow, or {ways['remedy']}",
-        shell=f"pip install pandas pyarrow, or {ways['shell']}",
+        f"reading the table '{shown(path)}' requires {needed} or polars, and neither is installed",
+        remedy=install,
+        shell=install,
     )
 
 
