@@ -1,3 +1,4 @@
-"""``gg.build``: turns a model and options into a ``Step``; ``pipeline`` lists its stages in order. It knows losses,
-metrics and optimizers by their interfaces only, and runs nothing.
+"""``gg.build``, which turns a model and options into a ``Step``; ``pipeline`` lists its stages in order.
+
+This package uses losses, metrics and optimizers through their interfaces only, and runs no model.
 """

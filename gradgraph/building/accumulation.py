@@ -18,14 +18,18 @@ from gradgraph.step.manifest import BATCH_WEIGHT, UPDATE
 
 
 class Accumulation(Link):
-    """An update from the weighted mean of the gradients since the last update, in a branch that runs when it is due.
+    """The link that accumulates gradients, and updates the weights in the branch of an If when an update is due.
+
+    The optimizer gets the weighted mean of the gradients since the last update, or their sum if the loss is a sum.
 
     Args:
-        written: the loss. Gradients of a sum add up; a mean states its divisor, or ``batch_weight`` is fed.
-        reports_norm: also output the norm of the mean.
+        state: the state of the step.
+        written: the loss, whose divisor is the weight of a batch; if it has none, the weight is the input
+            ``batch_weight``.
+        reports_norm: whether to output the norm of the mean gradient.
 
     Attributes:
-        due: whether this step moves the weights; None until the update is written.
+        due: a boolean scalar, whether this step updates the weights; None until the update is written.
     """
 
     def __init__(self, state: StepState, written: Written, reports_norm: bool) -> None:
@@ -41,7 +45,7 @@ class Accumulation(Link):
                 weight = self._written.weight() if self._written.weight else state.fed(BATCH_WEIGHT)
             total = None if weight is None else self._added("accumulated_weight", ir.DataType.FLOAT, (), weight, due)
             if total is not None:
-                total = op.Where(op.Equal(total, 0.0), 1.0, total)  # if nothing counts, all sums are 0
+                total = op.Where(op.Equal(total, 0.0), 1.0, total)  # if all weights are 0, so are all sums
             sums = []
             for p, start, g in zip(weights.params, weights.start, gradients, strict=True):
                 wide = ir.DataType.FLOAT if p.dtype == ir.DataType.FLOAT16 else g.dtype
@@ -71,7 +75,7 @@ class Accumulation(Link):
         return accumulated
 
     def _added(self, name: str, dtype: ir.DataType, shape: Sequence[Any], term: Var, due: Var) -> Var:
-        """Accumulate ``term`` in a state tensor that restarts after each update; return the sum including this term."""
+        """Accumulate ``term`` in a state tensor that is reset after each update; return the sum including ``term``."""
         start = self._state.start
         before = self._state.new(name, dtype, shape)
         total = before + term

@@ -1,6 +1,7 @@
 """Distillation loss: ``(1 − α)·loss + α·T²·KL(teacher ‖ student)``, plus matching of hidden states.
 
-Positions that the loss ignores (by label, mask or sample weight) are ignored here too.
+α is the teacher's share and T the temperature. Positions that the loss ignores (by label, mask or sample weight) are
+also ignored in the divergence.
 """
 
 from __future__ import annotations
@@ -32,13 +33,19 @@ def imitated(
     factors: Sequence[TargetSpec],
     checked: Collection[str],
 ) -> list[tuple[Tensor, Tensor, float]]:
-    """Return the quotients whose sum is the distillation loss of a batch, each with its factor: the weighted
-    divergence, and the hidden-state losses.
+    """Return the terms of the distillation loss of a batch: the divergence from the teacher, then hidden-state losses.
 
     Args:
-        terms: of the other loss.
-        factors: the inputs that weight positions.
-        checked: as for ``same_sizes``.
+        imitation: the teacher's outputs and the options of the distillation.
+        builder: writes after ``graph``.
+        graph: the graph of the student, which contains the teacher.
+        terms: the terms of the loss on labels.
+        factors: the inputs that weight positions: sample weights and masks.
+        checked: symbolic sizes that are compared before the graph runs (see ``same_sizes``).
+
+    Returns:
+        For each term its numerator, its denominator and its factor: the loss is the sum of
+        ``factor · numerator / denominator``.
     """
     (student, teacher), *others = [
         [wrap(builder.wrap(output_of(graph, name))) for name in pair] for pair in imitation.pairs
@@ -65,8 +72,9 @@ def imitated(
 
 
 def _mean_parts(each: Tensor, factors: Sequence[Tensor], checked: Collection[str]) -> tuple[Tensor, Tensor]:
-    """Return the weighted sum of ``each`` and the sum of weights; ``factors`` align with the leading axes of
-    ``each``.
+    """Return the weighted sum of ``each``, and the sum of the weights.
+
+    The weights are the product of ``factors``, which correspond to the leading axes of ``each``.
     """
     depth = max((f.ndim for f in factors), default=0)
     if factors and each.ndim > depth:
@@ -95,9 +103,9 @@ def _check_lies_over(factors: Sequence[Tensor], state: Tensor) -> None:
         if unlike or factor.ndim > state.ndim:
             name = shown(factor.traced.value.name)
             raise BuildError(
-                f"'{name}' of shape {_shape_text(its)} masks positions, but '{shown(state.traced.value.name)}' of "
-                f"shape {_shape_text(mine)}, which is matched to the teacher's, has no such axes; match values with "
-                f"these positions, or give '{name}' fewer axes"
+                f"the weights '{name}' of shape {_shape_text(its)} cannot be applied to the matched hidden state "
+                f"'{shown(state.traced.value.name)}' of shape {_shape_text(mine)}, whose leading axes differ; match a "
+                f"value with the axes of '{name}', or give '{name}' fewer axes"
             )
 
 
@@ -106,13 +114,13 @@ def _shape_text(shape: Sequence[Any]) -> str:
 
 
 def check_imitation(graph: ir.Graph, imitation: Imitation, is_alone: bool, mask: Any) -> None:
-    """Raise BuildError if the teacher's outputs are missing, if it is the only loss with a share below 1, or if a mask
-    cannot apply to it.
+    """Raise BuildError if outputs of the teacher are missing, if its share is below 1 without another loss, or if the
+    mask is a dict, which masks single outputs.
     """
     if missing := [name for name in imitation.values if name not in floating_outputs(graph)]:
         raise BuildError(
-            f"the distillation loss reads {listed(missing, 3)}, which this model lacks as floating outputs; pass the "
-            "distilled model unchanged"
+            f"the model lacks the floating-point outputs {listed(missing, 3)}, which the distillation loss reads; "
+            "pass the model that gg.distill returned, unchanged"
         )
     if isinstance(mask, Mapping):
         raise BuildError(
@@ -122,7 +130,7 @@ def check_imitation(graph: ir.Graph, imitation: Imitation, is_alone: bool, mask:
         )
     if is_alone and imitation.alpha < 1.0:
         raise BuildError(
-            f"the teacher's share of the loss is {imitation.alpha}, and there is no other loss",
-            remedy="name a loss, or let the teacher be the only one: gg.distill(..., alpha=1)",
-            shell="name one with --loss, or let the teacher be the only one: --teacher-share 1",
+            f"the teacher's share of the loss is {imitation.alpha}, but there is no other loss for the rest",
+            remedy="pass a loss, or train on the teacher alone: gg.distill(..., alpha=1)",
+            shell="add --loss, or train on the teacher alone: --teacher-share 1",
         )

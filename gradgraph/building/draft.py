@@ -1,4 +1,4 @@
-"""A step under construction: the object that the stages of ``pipeline.build`` pass on."""
+"""``Draft``: a step under construction, which the stages of ``pipeline.build`` pass on."""
 
 from __future__ import annotations
 
@@ -28,15 +28,20 @@ class Part:
     """One of several named steps over one state, or the only step, whose name is "".
 
     Attributes:
+        name: the name of the step.
+        options: its options.
+        seed: the seed of its random numbers.
         below: the weights frozen by ``freeze_below``.
-        model: becomes its train graph.
-        objective_for: returns the objective for a graph.
+        model: the model that becomes the train graph of this step.
+        objective_for: a function that returns the objective for a graph.
         doubts: findings about the values that the objective reads.
-        optimizer: with the average requested by ``ema``.
+        optimizer: the optimizer, including the average requested by ``ema``.
+        objective: the loss and the metrics.
         read: the values of the model that the loss depends on.
-        trained: the weights that it trains.
+        trained: the names of the weights that this step trains.
         figures: the fields of its ``PartSpec`` that name outputs of eval.onnx.
-        state, halves: of its train graph, once written; ``halves`` is the same step split into two files.
+        state: the state of the train graph, once the graph is written.
+        halves: the train graph split into gradient.onnx and apply.onnx, if requested.
     """
 
     name: str
@@ -57,16 +62,23 @@ class Part:
 
 @dataclass
 class Draft:
-    """A step, or several over one state, passed from stage to stage; each stage sets fields that later ones read.
+    """A step under construction, or several named steps over one state. Each stage sets fields that later stages read.
 
     Attributes:
-        model: the model after the last stage. Once the parts have models of their own, this one becomes eval.onnx.
-        bases: files that hold weights of the model.
+        options: the options of ``gg.build``.
+        parts: the named steps, or the only step.
+        backend: the backend that the step is built for.
+        precision: the precision of the forward and backward pass.
+        init_model: the writer of init.onnx.
+        model: the model after the last stage. Once the parts have models of their own, it becomes eval.onnx.
+        bases: external files with weights of the model, by location.
         data: the column and class names of the model's training data.
-        trained: the weights that any part trains.
-        reported: one line for each external file that was read and each glob, with what it matched.
-        inputs, outputs: those of the model itself.
-        init_model: writes init.onnx.
+        trained: the names of the weights that any part trains.
+        findings: warnings of the build.
+        reported: notes of the build, one line each: files that were read, and the weights matched by each glob.
+        inputs: the inputs of the model itself, without targets.
+        outputs: the names of the outputs of the model itself, without loss and metrics.
+        manifest: the manifest of the step.
     """
 
     options: BuildOptions
@@ -96,5 +108,5 @@ class Draft:
 
     @property
     def halves(self) -> Mapping[str, ir.Model]:
-        """The graphs of a separate step, keyed by file name."""
+        """The models of gradient.onnx and apply.onnx, by name; empty for a step built without ``separate``."""
         return self.parts[0].halves.models if self.parts[0].halves else {}

@@ -21,7 +21,7 @@ def eval_graph(draft: Draft) -> Draft:
     """Turn the draft's model into eval.onnx, in place: append the losses of all parts and make its state inputs."""
     model, graph, objectives = draft.model, draft.model.graph, [part.objective for part in draft.parts]
     for name in (name for objective in objectives for name in objective.outputs):
-        output_name(graph, name)  # an inner value becomes an output here, too
+        output_name(graph, name)  # makes the value an output if it is an inner value
     kept = {name for objective in objectives for name in objective.kept}
     draft.inputs = list(graph.inputs)
     draft.outputs = [v.name or "" for v in graph.outputs if v.name not in kept]
@@ -50,10 +50,10 @@ def eval_graph(draft: Draft) -> Draft:
 
 
 def _share_targets(graph: ir.Graph) -> None:
-    """Let losses that share a target name share one input.
+    """Merge the inputs of targets with the same name, which several losses read.
 
     Raises:
-        BuildError: they need it with different shapes or types.
+        BuildError: if losses need the target in different shapes or types.
     """
     known: dict[str | None, ir.Value] = {}
     for value in list(graph.inputs):
@@ -62,8 +62,8 @@ def _share_targets(graph: ir.Graph) -> None:
             continue
         if spec_of(first) != spec_of(value):
             raise BuildError(
-                f"two steps read '{shown(value.name)}' in different forms ({spec_of(first)} and {spec_of(value)}); "
-                "give one of them another target_name, or another name in targets"
+                f"two steps need the target '{shown(value.name)}' with different shapes or types ({spec_of(first)} and "
+                f"{spec_of(value)}); give the target of one step another name, by target_name or targets"
             )
         value.replace_all_uses_with(first)
         graph.inputs.remove(value)

@@ -13,7 +13,13 @@ from gradgraph.optim.transform import Group, Vars
 
 
 class GroupStarts(Link):
-    """The start steps of ``groups``: until then, a group's gradients are zero and it is not updated."""
+    """The link for parameter groups with a start step: before it, the gradients of the group are set to zero and its
+    weights are not updated.
+
+    Args:
+        state: the state of the step.
+        groups: all parameter groups.
+    """
 
     def __init__(self, state: StepState, groups: Sequence[Group]) -> None:
         self._state, self.groups, self._begun = state, groups, dict[int, Var]()
@@ -30,11 +36,14 @@ class GroupStarts(Link):
         ]
 
     def moved(self, group: Group, weights: Weights, new: list[Var], first: int) -> list[Var]:
-        """Return the new weights of ``group``; before its start, keep the old ones, and the slots from ``first`` on."""
+        """Return the new weights of ``group``; before its start step, the old weights.
+
+        Before the start step, the state tensors in the slots from ``first`` on also keep their values.
+        """
         return self._state.where(self.has_begun(group.start), weights.old, new, first) if group.start else new
 
     def has_begun(self, start: int) -> Var:
-        """Whether ``start`` updates are finished."""
+        """Return a boolean scalar: whether at least ``start`` updates have been made."""
         if start not in self._begun:
             self._begun[start] = self._state.step() >= np.int64(start)
         return self._begun[start]

@@ -1,4 +1,4 @@
-"""Writing init.onnx: the initial value of every state tensor."""
+"""Writing of init.onnx, which outputs the initial value of every state tensor."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gradgraph.graph.shapes import IR_VERSION, OPSET
 
 
 class InitModel:
-    """Builder of init.onnx: the initial value of each state tensor, written once, whichever train graph updates it.
+    """The writer of init.onnx. State tensors that several train graphs share are written once.
 
     Attributes:
-        op: writes init.onnx.
+        op: the builder of the nodes of init.onnx.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,10 @@ class InitModel:
 
 
 def owned(op: Builder, var: Var, name: str, like: ir.Value, taken: Collection[ir.Value]) -> ir.Value:
-    """Name ``var`` and give it the type of ``like``; copies it if it is not written here or is already in ``taken``."""
+    """Return ``var`` as a value of its own, with the name ``name`` and the type and shape of ``like``.
+
+    It is copied by an Identity node if ``op`` did not write it, or if it is already in ``taken``.
+    """
     node = var.value.producer()
     if node is None or node.graph is not None or var.value in taken:
         var = op.Identity(var, name=name)

@@ -1,4 +1,4 @@
-"""Declared types and shapes of the files of a step, taken from the manifest rather than from shape inference."""
+"""Declared types and shapes of the inputs and outputs of a step's models, from the manifest."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from gradgraph.step.manifest import Dim, Manifest, numpy_dtype
 
 
 def write_interface(model: ir.Model, manifest: Manifest) -> ir.Model:
-    """Declare the inputs and outputs of one file of a step as ``manifest`` describes them, in place.
+    """Set the types and shapes of the inputs and outputs of a model of a step to those in ``manifest``, in place.
 
-    Passes that rewrite nodes may lose a type or a shape. Outputs of the trained model itself keep their declarations.
+    This is needed because passes that rewrite nodes may lose a type or a shape. The model's own outputs keep their
+    declarations.
     """
     known = _declared(manifest)
     for value in (*model.graph.inputs, *model.graph.outputs):
@@ -24,8 +25,9 @@ def write_interface(model: ir.Model, manifest: Manifest) -> ir.Model:
 
 
 def _declared(manifest: Manifest) -> dict[str, tuple[str | None, tuple[Dim, ...]]]:
-    """Return the element type and shape of each input and output; no type for losses and metrics, which follow the
-    model's.
+    """Return the element type and shape of each input and output in the manifest, by name.
+
+    The type is None for losses, metrics and reports, whose type depends on the model's.
     """
     tensors = (*manifest.inputs, *manifest.targets, *manifest.state)
     found: dict[str, tuple[str | None, tuple[Dim, ...]]] = {t.name: (t.dtype, t.shape) for t in tensors}

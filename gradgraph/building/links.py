@@ -1,4 +1,4 @@
-"""Links of a training step: each does one thing between the backward pass and the optimizer."""
+"""Links: stages of a train graph between backward pass and optimizer, such as loss scaling or accumulation."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Weights:
     """Trained weights.
 
     Attributes:
-        params: their values in the model.
-        start: their first values, in init.onnx.
-        old: the values that the optimizer updates: those of the model, or float32 copies.
+        params: the values in the model.
+        start: their initial values, in init.onnx.
+        old: the values that the optimizer updates: ``params``, or float32 copies of them.
     """
 
     params: Sequence[ir.Value]
@@ -38,19 +38,21 @@ Update = Callable[[Weights, Vars], list[Var]]  # weights and gradients -> new we
 
 
 class Link:
-    """A stage between backward pass and optimizer. Methods that a link does not override change nothing."""
+    """A stage between backward pass and optimizer; by default, it changes nothing."""
 
     def gradients(self, gradients: Vars) -> Vars:
         """Transform the gradients, given in the order of the trained weights."""
         return gradients
 
     def around(self, update: Update) -> Update:
-        """Wrap ``update`` in an update that runs it."""
+        """Return an update that wraps ``update``."""
         return update
 
 
 class MasterWeights(Link):
-    """Float32 master copies of float16 weights: the optimizer updates them, and the weights are rounded from them."""
+    """The link that keeps float32 master copies of float16 weights: the optimizer updates the copies, and the weights
+    are the copies rounded to float16.
+    """
 
     def __init__(self, state: StepState) -> None:
         self._state = state

@@ -1,4 +1,4 @@
-"""Logit losses on probability outputs: read the logits behind them, or report a finding."""
+"""Losses on logits whose model outputs probabilities: they read the logits instead, or a finding is reported."""
 
 from __future__ import annotations
 
@@ -17,10 +17,16 @@ from gradgraph.losses import class_axis
 
 
 def logits_behind(graph: ir.Graph, terms: Sequence[Term], named: bool) -> tuple[dict[str, str], list[Finding]]:
-    """Return the logits to read in place of outputs, by name, and findings about the outputs that ``terms`` read.
+    """Find outputs that are probabilities where a loss expects logits.
 
     Args:
-        named: the outputs were named explicitly; they are read as they are.
+        graph: the graph of the model.
+        terms: the terms of the loss.
+        named: whether the user named the outputs, so that they must not be replaced.
+
+    Returns:
+        The names of the logits to read, by the name of the output that they replace; and a finding for each output of
+        probabilities.
     """
     taken: dict[str, str] = {}
     findings = []
@@ -36,7 +42,7 @@ def logits_behind(graph: ir.Graph, terms: Sequence[Term], named: bool) -> tuple[
         elif named:
             findings.append(replace(doubt, remedy=f"name the logits that it is computed from, '{shown(logits.name)}'"))
         else:
-            moved = ", reshaped alike" * bool(found.moves)
+            moved = ", reshaped in the same way" * bool(found.moves)
             read = f"{'the negative of ' * found.negated}'{shown(logits.name)}'{moved}"
             taken[name] = _as_output(graph, logits, found)
             findings.append(replace(doubt, remedy=f"the loss reads the logits that it is computed from, {read}"))
@@ -44,7 +50,7 @@ def logits_behind(graph: ir.Graph, terms: Sequence[Term], named: bool) -> tuple[
 
 
 def _as_output(graph: ir.Graph, logits: ir.Value, found: Probabilities) -> str:
-    """Return the name of logits laid out as the probabilities are; adds them to the graph if necessary."""
+    """Return the name of logits in the layout of the probabilities; write nodes for the layout if necessary."""
     assert logits.name is not None
     if found.logits is not None:
         return logits.name
@@ -61,12 +67,12 @@ def _as_output(graph: ir.Graph, logits: ir.Value, found: Probabilities) -> str:
 
 
 def reading(terms: Sequence[Term], taken: Mapping[str, str]) -> tuple[Term, ...]:
-    """Return ``terms`` with the logits in place of these outputs."""
+    """Return ``terms`` with the outputs in ``taken`` replaced by the logits that it maps them to."""
     return tuple(replace(t, outputs=tuple(taken.get(name, name) for name in t.outputs)) for t in terms)
 
 
 def _over_classes(graph: ir.Graph, term: Term, found: Probabilities) -> bool:
-    """Whether a Softmax normalises the axis that the loss uses as the class axis."""
+    """Whether the probabilities are normalised over the class axis of the loss; True for a Sigmoid."""
     shape = shape_of(output_of(graph, term.outputs[0]))
     return found.kind != "Softmax" or (shape is not None and found.axis == class_axis(shape, term.loss.axis))
 
@@ -75,7 +81,7 @@ def _doubt(term: Term, name: str, found: Probabilities) -> Finding:
     subject, loss = f"output '{shown(name)}'", term.loss
     if loss.of_logs:
         expected = f"{loss.name} takes their logarithm"
-        return Finding(subject, "holds probabilities", expected, "use a LogSoftmax, or pass logits to cross_entropy",
+        return Finding(subject, "contains probabilities", expected, "use a LogSoftmax, or pass logits to cross_entropy",
                        "warning")  # fmt: skip
     same = found.kind == loss.activation
     expected = f"{loss.name} {'applies one itself' if same else f'applies a {loss.activation}'}"

@@ -1,4 +1,4 @@
-"""Loss columns that are exact over all samples, and the weights of batches in accumulated gradients."""
+"""Loss columns that are exact over all samples, and the weight of each batch in accumulated gradients."""
 
 from __future__ import annotations
 
@@ -15,14 +15,21 @@ from gradgraph.frontend.tensor import Tensor
 from gradgraph.frontend.trace import Trace, op, tracing, wrap
 from gradgraph.graph.builder import Builder, Var
 
-# why accumulated gradients may differ from those of one large batch
+# reasons why accumulated gradients may differ from the gradient of one large batch; they follow the name of the loss
 NO_QUOTIENT = "is neither a mean nor a sum over the batch"
 COMPARES = "compares the samples of a batch with each other, and each rank has only some of them"
 DIVISORS = "has terms with different divisors"
 
 
 def parts_of(builder: Builder, graph: ir.Graph, value: Var, samples: Var) -> list[Quotient]:
-    """Split a loss into quotients; a loss of another form is treated as a mean over the samples of the batch."""
+    """Split a loss into quotients of sums; a loss of another form is treated as a mean over the samples of the batch.
+
+    Args:
+        builder: writes after ``graph``.
+        graph: the graph of the model.
+        value: the loss.
+        samples: the number of samples of the batch.
+    """
     found = quotients(builder, graph, value.value)
     if found is not None:
         return found
@@ -31,7 +38,7 @@ def parts_of(builder: Builder, graph: ir.Graph, value: Var, samples: Var) -> lis
 
 
 def column_of(builder: Builder, name: str, terms: Sequence[tuple[Sequence[Quotient], float]]) -> Measure:
-    """Return the column of a weighted sum of losses, each a sum of quotients."""
+    """Return the column ``name`` of a weighted sum of losses; ``terms`` are their quotients and weights."""
     with tracing(Trace({}, builder=builder)):
         rows = [stack([_number(q.above), _number(q.below or builder.const(0.0))]) for part, _ in terms for q in part]
         weights = [weight for part, weight in terms for _ in part]
@@ -52,12 +59,18 @@ def added_up(
     counts_labels: bool,
     counts_samples: bool,
 ) -> Written:
-    """Return ``written`` with the weight of its loss, and a column of sums if the caller cannot weight batches.
+    """Return ``written`` with the facts that accumulation over batches needs: the weight of a batch, whether losses add
+    up, and why results may differ from those of one large batch.
+
+    A column "loss" computed from sums is added if the caller cannot weight the losses of batches itself.
 
     Args:
-        samples: writes the number of samples of a batch; None if only the caller knows it.
-        counts_labels: the loss is a mean over the labels that are not ignored, which the caller counts.
-        counts_samples: the caller counts samples.
+        builder: writes after ``graph``.
+        graph: the graph of the model.
+        written: the loss and the metrics.
+        samples: a function that writes the number of samples of a batch; None if only the caller knows it.
+        counts_labels: whether the loss is a mean over labels that are not ignored, which the caller can count.
+        counts_samples: whether the caller can count samples.
     """
     builder.scope = "loss"
     parts = quotients(builder, graph, written.loss)
@@ -85,4 +98,7 @@ def added_up(
 
 
 def _refusal() -> Var:
-    raise BuildError("losses that sum and losses that average cannot be accumulated together; use one kind")
+    raise BuildError(
+        "gradients cannot be accumulated if some losses have the reduction 'sum' and others 'mean'; use one reduction "
+        "for all"
+    )

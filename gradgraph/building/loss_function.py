@@ -1,4 +1,4 @@
-"""A loss given as a Python function of traced tensors: it is called while a step is built, and its nodes are added."""
+"""Losses given as a Python function: it is called with traced tensors while a step is built, which adds its nodes."""
 
 from __future__ import annotations
 
@@ -29,10 +29,12 @@ LossFunction: TypeAlias = "Callable[[Mapping[str, Tensor], Mapping[str, Tensor]]
 
 
 class Values(Mapping[str, Tensor]):
-    """The values of a model by name: its outputs, but also inputs, inner values and weights.
+    """The first argument of a loss function: the values of a model by name.
+
+    Iteration yields the outputs; inputs, inner values and weights can also be accessed.
 
     Attributes:
-        read: the names that were accessed, in order.
+        read: the values that were accessed, by name, in order.
     """
 
     def __init__(self, builder: Builder, graph: ir.Graph, outputs: Sequence[str]) -> None:
@@ -48,7 +50,7 @@ class Values(Mapping[str, Tensor]):
         value = self._known.get(name)
         if value is None:
             raise UnknownNameError(
-                f"the loss reads '{shown(name)}', but the model has no value of that "
+                f"the loss function reads out['{shown(name)}'], but the model has no value of that "
                 f"name{suggestion(name, self._outputs)}"
             )
         self.read[name] = value
@@ -65,12 +67,19 @@ class Values(Mapping[str, Tensor]):
 
 
 class Batch(Mapping[str, Tensor]):
-    """The inputs of a step by name: those of the model, and targets, which become inputs when they are first read.
+    """The second argument of a loss function: the inputs of the model and the targets, by name.
+
+    A target becomes an input of the graph when the function first reads it.
 
     Args:
-        inputs: input names, keyed by the names that the function uses.
-        targets: shapes of the targets, keyed by the names that the function uses.
-        names: input names of the targets, keyed likewise.
+        builder: the builder of the loss.
+        graph: the graph of the model.
+        inputs: the names of the model's inputs in the graph, by the names that the function uses.
+        targets: the shapes of the targets, by the names that the function uses.
+        names: the names of the targets in the graph, by the names that the function uses.
+
+    Attributes:
+        read: the targets that were read.
     """
 
     def __init__(
@@ -95,7 +104,8 @@ class Batch(Mapping[str, Tensor]):
         found = self.read.get(name) or next((v for v in self._graph.inputs if v.name == known), None)
         if found is None or (name not in self._targets and name not in self._inputs):
             raise UnknownNameError(
-                f"the loss reads batch['{shown(name)}'], which is no input of the model{suggestion(name, self)}",
+                f"the loss function reads batch['{shown(name)}'], which is neither an input of the model nor one of "
+                f"its targets{suggestion(name, self)}",
                 remedy=f"declare it when building: targets={{'{shown(name)}': gradgraph.frontend.Input(('batch',), "
                 "'float32')}}, with an integer dtype for class labels",
             )
@@ -109,18 +119,18 @@ class Batch(Mapping[str, Tensor]):
 
 
 class TracedLoss:
-    """A loss function, traced once on the model as it was read.
+    """The objective of a loss function. The function is traced once on a copy of the model to find what it reads.
 
     Args:
-        function: ``function(out, batch)`` returns a scalar tensor, or a dict of them. The one called "loss" is
+        function: ``function(out, batch)`` returns a scalar tensor, or a dict of them. The tensor called "loss" is
             minimised and the others are reported; without a "loss", their sum is minimised.
-        model: in normal form; the inner values that the function reads become outputs of it.
-        targets: further inputs that the function reads from a batch: names, and shapes or ``Input``.
+        model: the model in normal form. Inner values that the function reads become outputs.
+        targets: the shape or ``Input`` of each further input that the function reads from a batch, by name.
 
     Attributes:
         kept, targets: as in every ``Objective``.
-        names: input names of its targets, keyed by the names that the function uses.
-        names_read: the values of the model that the function asks for.
+        names: the names of the targets in the graph, by the names that the function uses.
+        names_read: the names of the model's values that the function reads.
     """
 
     def __init__(self, function: Callable[..., Any], model: ir.Model, targets: Mapping[str, Spec]) -> None:
@@ -136,7 +146,7 @@ class TracedLoss:
         _, behind = needed(builder.nodes, [loss], lambda node: node.outputs, reads)
         weights = [v for v in trial.graph.initializers.values() if carries(v)]
         path = Path([*trial.graph, *builder.nodes], [loss], weights)
-        # the gradient of a differentiated output need not depend on all weights that the output does
+        # if the loss uses the gradient of an output, it may depend on fewer weights than the output does
         self._read = [v.name or "" for v in weights if v in path.active] or [
             name for name, value in out.read.items() if value in behind
         ]
@@ -153,7 +163,7 @@ class TracedLoss:
         return name if name.isidentifier() else "function"
 
     def read(self, graph: ir.Graph) -> list[ir.Value]:
-        """Return the weights that the loss depends on; if there are none, the values of the model that it reads."""
+        """Return the weights that the loss depends on; if there are none, the model's values that it reads."""
         known = {v.name: v for v in (*graph.inputs, *graph.initializers.values(), *graph.outputs)}
         values = (known[n] for n in self._read if n in known)
         return [v for v in values if carries(v) and is_tensor(v)]
@@ -176,7 +186,8 @@ class TracedLoss:
                     total = total + part
             if not total.is_floating_point():
                 raise BuildError(
-                    f"the loss function returned {total.dtype.name.lower()} numbers; a loss must be floating"
+                    f"the loss function returned a tensor of type {total.dtype.name.lower()}; a loss must be "
+                    "floating-point"
                 )
             results: list[ir.Value] = []
             for name, x in {"loss": total, **parts}.items():
@@ -185,8 +196,9 @@ class TracedLoss:
 
 
 def _named_result(builder: Builder, x: Tensor, name: str, others: Sequence[ir.Value]) -> ir.Value:
-    """Name a scalar result and make it the output of a node of its own; appends ``_loss`` if the model has that
-    name.
+    """Return a scalar result under the name ``name``, or ``<name>_loss`` if the model already has a value of that name.
+
+    If the loss did not write the value by a node of its own, an Identity node copies it.
     """
     if x.traced.rank:
         x = op.Squeeze(x)
@@ -202,24 +214,24 @@ def _named_result(builder: Builder, x: Tensor, name: str, others: Sequence[ir.Va
 
 
 def check_arguments(function: Callable[..., Any], kind: str = "loss") -> None:
-    """Raise BuildError unless the function takes two arguments."""
+    """Raise BuildError unless ``function`` accepts two positional arguments."""
     try:
         inspect.signature(function).bind({}, {})
     except (TypeError, ValueError):  # some builtins have no signature
         raise BuildError(
-            f"a {kind} function has two parameters, the model's values and the batch, and {described(function)} does "
+            f"a {kind} function has two parameters, the model's values and the batch, but {described(function)} does "
             f"not; write def {kind}(out, batch): ..."
         ) from None
 
 
 def _input_name(name: str, free: Builder) -> str:
-    """Return ``name``, or a free name derived from it if the model already has a value of that name."""
+    """Return ``name``, or an unused name derived from it if the model already has a value of that name."""
     taken = free.fresh(name)
     return name if taken == name else free.fresh(f"{name}_target")
 
 
 def _parts(result: Any) -> dict[str, Tensor]:
-    """Name the scalars that the function returned."""
+    """Check the result of a loss function, and return its scalars by name."""
     parts = dict(result) if isinstance(result, Mapping) else {"loss": result}
     if not parts:
         raise BuildError("the loss function returned nothing; return a scalar tensor, or a dict of scalar tensors")

@@ -1,4 +1,4 @@
-"""The gradients of a training step: one backward pass, or two where the optimizer looks ahead (SAM)."""
+"""The gradients of a training step: one backward pass, or two if the optimizer is wrapped by SAM."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ from gradgraph.optim.transform import Transform, Vars
 
 
 class Gradients:
-    """A writer of the gradients of weights after a forward pass.
+    """The writer of a step's gradients, after the forward pass.
 
     Args:
-        scale: multiplies the loss in float16.
-        takes_factors: let the cotangent of the loss absorb the scaling factors of the optimizer's first transforms.
+        model: the model, with its loss.
+        state: the state of the step.
+        scale: the loss scale, for training in float16.
+        takes_factors: whether the backward pass starts from the constant factors of the optimizer's first transforms
+            instead of 1, which saves a multiplication for each weight.
 
     Attributes:
         passes: the backward passes that were written.
@@ -38,11 +41,11 @@ class Gradients:
     def of(
         self, path: Path, params: Sequence[ir.Value], optimizer: Optimizer, links: Sequence[Link]
     ) -> tuple[Vars, Sequence[Transform]]:
-        """Return the gradients that ``optimizer`` receives for a path, and the transforms whose factors are not yet
-        applied.
+        """Return the gradients of ``params`` along ``path``, and the transforms of ``optimizer`` that remain to be
+        applied to them.
 
-        For an optimizer with an ``ascent``, these are the gradients at the weights that the ascent reaches, by the
-        gradients here transformed by ``links``.
+        For an optimizer with an ``ascent`` (SAM), the first gradients, transformed by ``links``, are used to perturb
+        the weights, and the gradients at the perturbed weights are returned.
         """
         if optimizer.ascent is None:
             return self._at(path, params, optimizer.transforms)
@@ -64,7 +67,10 @@ class Gradients:
     def _at(
         self, path: Path, weights: Sequence[ir.Value], transforms: Sequence[Transform]
     ) -> tuple[Vars, Sequence[Transform]]:
-        """Absorb no factors in half precision, where gradients that are scaled early would underflow."""
+        """Return the gradients at ``weights``, and the transforms that remain after absorbing leading factors.
+
+        In half precision, no factors are absorbed, because gradients that are scaled down early would underflow.
+        """
         op, left = self._state.op, list(transforms)
         loss = op.wrap(path.targets[0])
         seed = op.ones_like(loss)
@@ -77,7 +83,7 @@ class Gradients:
         return self._backward(path, weights, seed), left
 
     def _backward(self, path: Path, weights: Sequence[ir.Value], seed: Var) -> Vars:
-        """Return the gradient of each of ``weights``; if the loss is scaled, its factor replaces ``seed``."""
+        """Return the gradient of each weight; ``seed`` is the cotangent of the loss, unless there is a loss scale."""
         op, loss = self._state.op, path.targets[0]
         seed = seed if self._scale is None else self._scale.seed(op.wrap(loss))
         self.passes.append(written_backward(op, path, {loss: seed}, self._model.graph))
@@ -85,8 +91,8 @@ class Gradients:
         lost = [shown(w.name) for w in weights if w not in gradients]
         if lost:
             raise DifferentiationError(
-                f"no gradient reaches '{lost[0]}': it is read only through inputs that have no derivative, or whose "
-                f"type is unknown; freeze it{f' and {len(lost) - 1} more' if lost[1:] else ''}"
+                f"no gradient reaches '{lost[0]}': only operator inputs without a derivative, or of unknown type, read "
+                f"it; freeze it{f' and {len(lost) - 1} more' if lost[1:] else ''}"
             )
         noise = cancelled(path, weights)
         found = [op.zeros_like(op.wrap(w)) if w in noise else gradients[w] for w in weights]

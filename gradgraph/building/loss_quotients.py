@@ -1,10 +1,10 @@
-"""Divisors of a loss, read from its nodes: the one place that decides how batch losses combine into the loss of all
+"""Divisors of a loss, found from its nodes, which determine how the losses of batches combine into the loss of all
 data.
 
-Most losses are quotients of sums over the batch, or add up several of them: a mean divides by the number of its
-elements, a class-weighted one by the weights of its labels, a masked one by the count of its mask; a sum has no
-divisor. Sums add up from batch to batch, so the loss of all samples is known, however they are batched. A loss of
-another form (a root of a mean, a product of two) has no quotients.
+Most losses are a quotient of two sums over the batch, or a sum of such quotients: a mean divides by its number of
+elements, a class-weighted mean by the sum of the labels' weights, a masked mean by the number of unmasked elements; a
+sum has no divisor. Numerators and divisors add up from batch to batch, so the loss of all samples does not depend on
+the batch size. A loss of another form, such as the root of a mean or the product of two means, has no quotients.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ _TINY = 1e-5  # added to a divisor to keep it from 0
 
 
 class Quotient(NamedTuple):
-    """A term of a loss: ``above / below``, both scalars that add up over batches.
+    """A term of a loss: ``above / below``, two scalars that are summed over batches.
 
     Attributes:
-        below: None for a sum. Where it is 0, so is ``above``.
-        counts_elements: ``below`` is the number of elements of a mean, which depends only on their shape.
-        varies: it depends on the batch; otherwise ``below`` is 1.
-        compares: each summand depends on several samples at a time.
+        above: the numerator.
+        below: the divisor; None if the term is a sum. If it is 0, ``above`` is 0, too.
+        counts_elements: whether ``below`` is a number of elements, which depends on shapes only.
+        varies: whether the term depends on the batch; if not, ``below`` is 1.
+        compares: whether a summand of ``above`` depends on several samples.
     """
 
     above: Var
@@ -42,19 +43,21 @@ class Quotient(NamedTuple):
 
 
 class _Pending(NamedTuple):
-    """A value between the loss and its sums, still to be resolved."""
+    """A value on the way from the loss back to its sums, whose producer is still to be examined."""
 
     value: ir.Value
-    scaled: Callable[[Var], Var]  # operations applied on the way
-    below: Var | None = None  # its divisor
-    of_mean: bool = False  # which is itself a mean
+    scaled: Callable[[Var], Var]  # applies the linear operations between this value and the loss
+    below: Var | None = None  # the divisor found so far
+    of_mean: bool = False  # whether that divisor is a mean instead of a sum
 
 
 def quotients(op: Builder, graph: ir.Graph, loss: ir.Value) -> list[Quotient] | None:
     """Return the quotients whose sum is the scalar ``loss``; None if it is not a sum of quotients.
 
     Args:
-        op: writes after ``graph``; nodes that it has already written are searched as well.
+        op: the builder of the loss, which writes after ``graph``; its nodes are searched as well.
+        graph: the graph of the model.
+        loss: the loss.
     """
     return _Reading(op, graph).of(loss)
 
@@ -91,7 +94,7 @@ class _Reading:
     # --- where the search ends --------------------------------------------------------------------------------
 
     def _met(self, pending: _Pending) -> Quotient | None:
-        """Return the quotient that ends here, if any."""
+        """Return the quotient if ``pending.value`` is a sum or mean over the batch, or does not depend on the batch."""
         op, value, node = self._op, pending.value, pending.value.producer()
         if value not in self._varying and pending.below is None:
             return Quotient(pending.scaled(op.wrap(value)), op.const(1.0, ir.DataType.FLOAT), varies=False)
@@ -139,9 +142,10 @@ class _Reading:
         return Quotient(op.Where(op.Equal(below, 0.0), 0.0, self._wide(value) * below), below)
 
     def _compares(self, summed: ir.Value) -> bool:
-        """Whether the loss of a sample, which ``summed`` sums or averages, depends on other samples.
+        """Whether a summand of ``summed``, the loss of a sample, depends on other samples.
 
-        Nodes of the model are not considered: they treat each sample alone, or are norms, which have their own option.
+        Only nodes of the loss are considered. Nodes of the model compute each sample alone, except batch norms, for
+        which there is an option of its own (``sync_batch_norm``).
         """
         if self._batch is None or self._batch == 1:
             return False
@@ -160,7 +164,7 @@ class _Reading:
         return False
 
     def _meets(self, value: ir.Value, node: ir.Node, sources: Sequence[ir.Value]) -> bool:
-        """Whether samples are mixed here: their axis is reduced, or occurs twice in a product."""
+        """Whether ``node`` mixes samples: it reduces the batch axis, or its output has two batch axes."""
         shape = shape_of(value)
         if shape is None or any(shape_of(v) is None for v in sources) or not any(map(self._has_batch, sources)):
             return False
@@ -170,7 +174,7 @@ class _Reading:
         return is_sure and list(shape).count(self._batch) > 1
 
     def _has_batch(self, x: ir.Value) -> bool:
-        """Whether ``x`` still has a batch axis."""
+        """Whether ``x`` has a batch axis; True if that is unknown."""
         shape = shape_of(x)
         if shape is None or isinstance(self._batch, int):
             return shape is None or any(d != 1 for d in shape)
@@ -179,7 +183,7 @@ class _Reading:
     # --- where the search continues ---------------------------------------------------------------------------
 
     def _behind(self, pending: _Pending) -> Sequence[_Pending] | None:
-        """Return the values that this one is a linear function of."""
+        """Return the values that ``pending.value`` is a linear function of; None if it is not a linear function."""
         node = pending.value.producer()
         if node is None or node.domain:
             return None
@@ -230,7 +234,7 @@ class _Reading:
         return [_Pending(a, divided, below, of_mean)]
 
     def _chosen(self, pending: _Pending, is_so: ir.Value, a: ir.Value, b: ir.Value) -> Sequence[_Pending] | None:
-        """Look past a Where that selects NaN for undefined results."""
+        """Return the other value of a Where that selects between a value and NaN; None for another Where."""
         scaled, op = pending.scaled, self._op
         for first, (value, other) in enumerate([(b, a), (a, b)]):
             number = constant_of(other)
@@ -244,14 +248,15 @@ class _Reading:
         return None
 
     def _is_factor(self, value: ir.Value) -> bool:
-        """Whether this number does not depend on samples."""
+        """Whether ``value`` does not depend on the samples or their number."""
         return value not in self._varying or (self._is_size(value) and not self._is_count(value))
 
     # --- divisors --------------------------------------------------------------------------------------------
 
     def _divisor(self, value: ir.Value) -> tuple[Var, list[ir.Value], bool] | None:
-        """Split a divisor into its sum over the batch, the other numbers that multiply it, and whether it is a mean
-        rather than a sum.
+        """Split a divisor into a sum over the batch, constant factors, and whether it is a mean instead of a sum.
+
+        Returns None if it is none of these.
         """
         factors: list[ir.Value] = []
         while True:
@@ -292,7 +297,7 @@ class _Reading:
                 return None
 
     def _kept_from_zero(self, is_so: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value | None:
-        """Return ``x`` of ``where(x == 0, 1, x)`` or ``where(x > 0, x, 1)``."""
+        """Return ``x`` for ``where(x == 0, 1, x)`` and ``where(x > 0, x, 1)``; None for other arguments of Where."""
         node = is_so.producer()
         if node is None or node.op_type not in ("Equal", "Greater", "LessOrEqual"):
             return None
@@ -304,17 +309,17 @@ class _Reading:
         return number is not None and number.size == 1 and 0.0 < float(number.item()) <= most
 
     def _is_size(self, value: ir.Value) -> bool:
-        """Whether this is the length of an axis, or a number of elements."""
+        """Whether ``value`` is the length of an axis, or the number of elements of a tensor."""
         return self._size_of(value) is not None
 
     def _is_count(self, value: ir.Value) -> bool:
-        """Whether it grows with the number of samples."""
+        """Whether ``value`` is a size that includes the batch axis, so that it grows with the number of samples."""
         found = self._size_of(value)
         return found is not None and found[1]
 
     def _size_of(self, value: ir.Value) -> tuple[ir.Value, bool] | None:
-        """Return the tensor whose axis length or number of elements this is, and whether that includes the batch
-        axis.
+        """Return the tensor whose axis length or number of elements ``value`` is, and whether the batch axis is
+        included; None if ``value`` is not a size.
         """
         node = value.producer()
         while node is not None and node.op_type in (*_SAME, "Gather", "Slice", "ReduceProd"):
@@ -358,9 +363,10 @@ class _Reading:
 
 
 def joint_divisor(parts: Sequence[Quotient]) -> Var | None:
-    """Return the common divisor of all parts; None if they have none.
+    """Return the common divisor of all parts; None if their divisors differ.
 
-    Divisors that are computed alike are equal, and so are those that count elements, as they grow with the samples.
+    Divisors are equal if they are computed by the same operations from the same values. Divisors that count elements
+    are taken as equal, because all of them are proportional to the number of samples.
     """
     first = next((part.below for part in parts), None)
     if first is None or any(part.below is None for part in parts):
@@ -371,7 +377,7 @@ def joint_divisor(parts: Sequence[Quotient]) -> Var | None:
 
 
 def counts(part: Quotient) -> bool:
-    """Whether a part is divided by a number of elements or labels, each of which counts once unless ignored."""
+    """Whether a part is divided by a number of elements or labels: each has the weight 1, or 0 if it is ignored."""
     if part.below is None or part.counts_elements:
         return part.below is not None
     value, flags = part.below.value, ("Cast", "Not", "Equal", "And", "Where", "Expand", "Mul", "Reshape", "Identity")

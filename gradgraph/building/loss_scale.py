@@ -1,8 +1,8 @@
-"""Dynamic loss scaling in the graph: what ``torch.amp.GradScaler`` does between ``backward`` and ``step``.
+"""Dynamic loss scaling in the graph, as ``torch.amp.GradScaler`` does it between ``backward`` and ``step``.
 
-The cotangent of the loss is the scale, a state tensor. Gradients are divided by it in float32 and checked: if one is
-NaN or infinite, the whole update is discarded, including optimizer state, and the scale is reduced; after enough
-updates in a row without one, it grows.
+The cotangent of the loss is the scale, a state tensor. Gradients are divided by it in float32 and checked. If a
+gradient is NaN or infinite, the whole update is discarded, including optimizer state, and the scale is reduced; after
+``growth_interval`` successful updates in a row, it is increased.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gradgraph.step.manifest import LOSS_SCALE, SKIPPED_STEPS, column
 
 
 class LossScale(Link):
-    """The loss scale of one step, adjusted according to ``settings``."""
+    """The link that scales the loss of a step; ``settings`` has the initial scale and how it is adjusted."""
 
     def __init__(self, state: StepState, settings: Precision) -> None:
         self._state, self._settings = state, settings
@@ -30,13 +30,13 @@ class LossScale(Link):
             state.scale_names[column(state.name, name)] = var.value.name or ""
 
     def seed(self, loss: Var) -> Var:
-        """Return the cotangent of the loss."""
+        """Return the cotangent of the loss, which is the loss scale."""
         op = self._state.op
         scale = op.cast(self._scale, loss.dtype)
         return scale if loss.shape == () else scale * op.ones_like(loss)
 
     def gradients(self, gradients: Vars) -> Vars:
-        """Unscale the gradients, in float32 (or float64); exact while the scale is a power of two."""
+        """Divide the gradients by the scale, in float32 (or float64); exact if the scale is a power of two."""
         op = self._state.op
         factor = 1.0 / self._scale
         wide = [g if g.dtype == ir.DataType.DOUBLE else op.cast(g, ir.DataType.FLOAT) for g in gradients]
@@ -56,14 +56,17 @@ class LossScale(Link):
         return skipping
 
     def _are_finite(self, gradients: Vars) -> Var:
-        """Whether all numbers are finite. A sum is finite unless one of its terms is not (or it overflows)."""
+        """Return a boolean scalar: whether the sum of all gradient elements is finite.
+
+        It is not if an element is NaN or infinite, or if the sum overflows.
+        """
         op = self._state.op
         sums = [op.cast(op.ReduceSum(g, keepdims=0), ir.DataType.FLOAT) for g in gradients]
         total = op.sum_of(sums)
         return ~op.Or(op.IsNaN(total), op.IsInf(total))
 
     def _advanced(self, finite: Var) -> list[Slot]:
-        """Return the state after an update that was applied or skipped."""
+        """Return the state of the loss scale after an update that was applied (``finite``) or skipped."""
         op, const, s = self._state.op, self._state.start.const, self._settings
         good = self._good + 1
         due = op.Equal(good, np.int64(s.growth_interval))

@@ -1,4 +1,4 @@
-"""Metrics next to a loss: by name, for the values that a loss compares, or as functions of any traced tensors."""
+"""Metrics of a step: by name, for an output that a loss compares with a target, or as functions of traced tensors."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Wanted:
     """A requested metric.
 
     Attributes:
-        column: in the history.
+        column: its column in the history.
         metric: a ``Metric``, or a function of the model's values and the batch.
-        output: the output that a ``Metric`` reads; None for the one that the loss reads.
+        output: the model output that a ``Metric`` reads; None for the output that the loss reads.
     """
 
     column: str
@@ -45,7 +45,10 @@ class Wanted:
 
     @property
     def is_number(self) -> bool:
-        """Whether it is a metric without options, which steps with one plain loss report as a number."""
+        """Whether the graph can compute the metric as a number, if the step has a single, unweighted loss.
+
+        This needs a ``Metric`` that supports it, without options and without a chosen output.
+        """
         return (
             isinstance(self.metric, Metric)
             and self.metric.as_number
@@ -55,10 +58,10 @@ class Wanted:
 
 
 def wanted(metrics: Given) -> list[Wanted]:
-    """Return the given metrics with their columns.
+    """Return the requested metrics with their columns.
 
     Raises:
-        BuildError: not a metric, or two share a column.
+        BuildError: if an entry is not a metric, or two metrics have the same column.
     """
     found = list(_wanted(metrics, None))
     seen: set[str] = set()
@@ -88,7 +91,7 @@ def _wanted(metrics: Given, output: str | None) -> Iterator[Wanted]:
         metric = METRICS.given(metrics) if isinstance(metrics, str) or library_of(metrics) else metrics
         if not isinstance(metric, Metric):
             raise BuildError(
-                f"a metric is {described(metric)}",
+                f"{described(metric)} is not a metric",
                 remedy="pass a name, or the result of a call such as gradgraph.metrics.f1()",
                 shell="pass a name",
             )
@@ -105,10 +108,11 @@ class MetricColumns:
     """The metrics of a step.
 
     Attributes:
-        numbers: metrics that the graph computes completely, as numbers.
-        sums: metrics that are sums, completed over all samples.
-        outputs: the outputs passed to functions.
-        read: the values that functions read, by name; ``kept`` are inner values among them.
+        numbers: the metrics that the graph computes for each batch, as numbers.
+        sums: the metrics for which the graph outputs sums, from which they are computed over all samples.
+        outputs: the names of the model's outputs, which metric functions get.
+        read: the names of the values that metric functions read.
+        kept: the inner values among ``read``, which became outputs.
     """
 
     numbers: Sequence[Wanted] = ()
@@ -118,7 +122,7 @@ class MetricColumns:
     kept: Sequence[str] = ()
 
     def write_numbers(self, builder: Builder, term: Term, tensors: Sequence[Tensor]) -> list[ir.Value]:
-        """Write ``numbers`` after the loss of a term, which compares these tensors."""
+        """Write ``numbers`` after the loss of ``term``; ``tensors`` are the outputs and targets that it compares."""
         found = []
         with tracing(Trace({}, builder=builder)):
             for one in self.numbers:
@@ -131,13 +135,16 @@ class MetricColumns:
     def write_sums(
         self, builder: Builder, graph: ir.Graph, terms: Sequence[Term], fed: Mapping[str, str]
     ) -> tuple[list[Measure], list[str]]:
-        """Write ``sums`` after the losses of these terms.
+        """Write ``sums`` after the losses.
 
         Args:
-            fed: the inputs, keyed by the names that functions use.
+            builder: writes after ``graph``.
+            graph: the graph of the model.
+            terms: the terms of the loss.
+            fed: the names of the inputs in the graph, by the names that metric functions use.
 
         Returns:
-            The sums, and the names of the values that functions have read.
+            The sums with their columns, and the names of the values that metric functions read.
         """
         out = Values(builder, graph, self.outputs)
         batch = Batch(builder, graph, fed, {}, {})
@@ -156,11 +163,11 @@ class MetricColumns:
 
 
 def _term_of(metric: Metric, output: str | None, terms: Sequence[Term]) -> Term:
-    """Return the term whose prediction and target the metric compares."""
+    """Return the term of the loss whose prediction and target the metric compares."""
     known = [t for t in terms if t.targets]
     if not known:
         raise BuildError(
-            f"the metric '{metric.name}' compares an output with a target, and this loss names none",
+            f"the metric '{metric.name}' compares an output with a target, but the loss has no target of its own",
             remedy="write it as a function: metrics={'column': lambda out, batch: "
             f"gradgraph.metrics.{metric.name}()(out['…'], batch['…'])}}",
             shell="remove --metric, or choose a loss that has a target",
@@ -203,7 +210,7 @@ def _compared(
 
 
 def _is_probable(graph: ir.Graph, term: Term) -> bool:
-    """Whether the term seems to compare probabilities: no scores that go through a Softmax or Sigmoid."""
+    """Whether the output of the term is already probabilities, so that no Softmax or Sigmoid is needed."""
     found = probabilities(output_of(graph, term.outputs[0]))
     return bool(term.loss.middle) or (
         found is not None and found.kind == ("Softmax" if term.loss.labels else "Sigmoid")
@@ -211,7 +218,9 @@ def _is_probable(graph: ir.Graph, term: Term) -> bool:
 
 
 def _sums(column: str, result: Any, graph: ir.Graph, builder: Builder) -> Sums:
-    """Interpret the result of a function: sums, a numerator and a denominator, or a number to average over samples."""
+    """Return the sums for the result of a metric function: ``Sums``, a pair (numerator, denominator), or a scalar,
+    which is averaged over samples.
+    """
     if isinstance(result, Sums):
         return result
     parts = result if isinstance(result, tuple) else (result,)
@@ -231,6 +240,6 @@ def _sums(column: str, result: Any, graph: ir.Graph, builder: Builder) -> Sums:
 
 
 def default_metrics(terms: Sequence[Term]) -> list[Wanted]:
-    """Return accuracy for each loss on class indices."""
+    """Return the default metrics: accuracy for each loss on class indices."""
     names = dict.fromkeys(t.outputs[0] for t in terms if t.loss.labels)
     return wanted(dict.fromkeys(names, "accuracy") if len(terms) > 1 else ["accuracy"] * len(names))

@@ -1,4 +1,4 @@
-"""Several named steps over one state: the part of the model that each needs, and the manifest of all."""
+"""Named steps over one state: the part of the model that each needs, and their entries in the manifest."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _NAMED = 5  # weights listed in a note
 
 
 def parts_of(options: BuildOptions) -> list[Part]:
-    """Return the named steps, or the only one. Each has a seed of its own, so that the random numbers of steps are
-    independent.
+    """Return the named steps, or the only step under the name "".
+
+    Each step has a seed of its own, so that the random numbers of different steps are independent.
     """
     if options.steps is None:
         return [Part("", options, options.seed)]
@@ -31,8 +32,9 @@ def parts_of(options: BuildOptions) -> list[Part]:
 
 
 def keep_needed(part: Part) -> None:
-    """Keep only the nodes of the model that the objective reads; a network that this step does not call is dropped, and
-    its running statistics are not updated.
+    """Remove the nodes of the model that the objective of ``part`` does not need, in place.
+
+    A network that this step does not use is removed, so its running statistics are not updated.
     """
     model, trial = part.model, part.model.clone()
     op = builder_for(trial)
@@ -48,7 +50,7 @@ def keep_needed(part: Part) -> None:
 
 
 def untrained(parts: Sequence[Part], trained: Collection[str]) -> list[Finding]:
-    """Return a note of the weights that no step trains or freezes."""
+    """Return a warning about weights that no step trains or freezes; empty if there are none."""
     usual = list(dict.fromkeys(v.name for p in parts for v in trainable(p.model.graph, p.read) if v.name))
     frozen = {n for p in parts for glob in as_names(p.options.freeze) for n in matching(glob, usual)}
     left = [name for name in usual if name not in trained and name not in frozen]
@@ -59,18 +61,20 @@ def untrained(parts: Sequence[Part], trained: Collection[str]) -> list[Finding]:
         Finding(
             f"the {'weight' if one else 'weights'} {listed(left, _NAMED)}",
             f"{'is' if one else 'are'} not trained by any step",
-            f"{'stays' if one else 'stay'} as {'it is' if one else 'they are'}",
-            f"name {'it' if one else 'them'} in train of a step, or in freeze if that is intended",
+            f"{'keeps its value' if one else 'keep their values'}",
+            f"add {'it' if one else 'them'} to train of a step, or to freeze if that is intended",
             "warning",
         )
     ]
 
 
 def part_specs(parts: Sequence[Part], inputs: Collection[str], states: Collection[str]) -> dict[str, PartSpec]:
-    """The manifest's description of each step.
+    """Return the description of each step for the manifest.
 
     Args:
-        inputs, states: the names of all inputs and targets, and of all state tensors.
+        parts: the steps.
+        inputs: the names of all inputs and targets.
+        states: the names of all state tensors.
     """
     specs = {}
     for part in parts:
@@ -94,14 +98,15 @@ def targets_of_all(parts: Sequence[Part]) -> tuple[TargetSpec, ...]:
     """Return the targets of all steps, each once.
 
     Raises:
-        BuildError: two steps use one name for different targets.
+        BuildError: if two steps use the same name for different targets.
     """
     found: dict[str, TargetSpec] = {}
     for spec in (spec for part in parts for spec in part.objective.targets):
         if found.setdefault(spec.name, spec) != spec:
             raise BuildError(
-                f"two steps compare with different targets called '{shown(spec.name)}'; give one of them another "
-                "target_name"
+                f"two steps have targets called '{shown(spec.name)}' that differ in type, shape or classes; give one "
+                "of "
+                "the steps another target_name"
             )
     return tuple(found.values())
 
@@ -114,17 +119,18 @@ def states_of_all(parts: Sequence[Part], order: Sequence[str]) -> tuple[StateSpe
 
 
 def averages_of_all(parts: Sequence[Part]) -> dict[str, str]:
-    """Return the weight averages of all steps.
+    """Return the averages of all steps: for each averaged weight, the name of the state tensor with its average.
 
     Raises:
-        BuildError: two steps average the same weight.
+        BuildError: if two steps average the same weight.
     """
     found: dict[str, str] = {}
     for name, average in (pair for part in parts for pair in part.state.averages.items()):
         if name in found:
             raise BuildError(
-                f"two steps average '{shown(name)}', but evaluation can read only one average; keep it in one of the "
-                "steps"
+                f"two steps average the weight '{shown(name)}', but evaluation can read only one average; average it "
+                "in "
+                "one of the steps only"
             )
         found[name] = average
     return found

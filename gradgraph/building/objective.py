@@ -43,15 +43,17 @@ from gradgraph.step.manifest import TargetSpec, column
 
 @dataclass(frozen=True)
 class Objective:
-    """A weighted sum of losses, or the result of a function; optionally with a teacher and metrics.
+    """The loss and metrics of a step: a weighted sum of losses or a function, optionally with distillation.
 
     Attributes:
         terms: the losses to sum.
-        plain: there is a single unweighted term, emitted as a batch mean. Other objectives emit sums.
+        plain: whether there is a single loss without weights, whose value the graph outputs as a number. Otherwise the
+            graph also outputs sums, from which the loss of all samples is computed.
         function: a custom loss, instead of ``terms``.
-        factors: the inputs with sample or element weights.
-        imitation: distillation from a teacher; the whole loss if there are no terms and no function.
-        logits: intermediate values that terms read and that are not model outputs.
+        factors: the inputs with sample weights and masks.
+        metrics: the metrics.
+        imitation: the distillation from a teacher; it is the whole loss if there are no terms and no function.
+        logits: the inner values that terms read in place of probabilities.
     """
 
     terms: tuple[Term, ...] = ()
@@ -93,7 +95,7 @@ class Objective:
 
     @property
     def kept(self) -> list[str]:
-        """The intermediate values that are graph outputs only while the step is being built."""
+        """The names of inner values that are graph outputs only while the step is built."""
         teacher = self.imitation
         beside = [n for n in teacher.values if n not in teacher.own] if teacher else []
         return [*(self.function.kept if self.function else ()), *self.metrics.kept, *beside, *self.logits]
@@ -105,7 +107,7 @@ class Objective:
 
     @property
     def targets(self) -> tuple[TargetSpec, ...]:
-        """The inputs that the objective adds."""
+        """The inputs that the objective adds to the graph: targets, sample weights and masks."""
         if self.function is not None:
             return self.function.targets
         return tuple(dict.fromkeys([*(spec for term in self.terms for spec in term.targets), *self.factors]))
@@ -146,8 +148,8 @@ class Objective:
             shape = shape_of(output)
             if shape is not None and any(d not in (1, None) for d in shape):
                 raise BuildError(
-                    f"a model's own loss is a scalar output, but '{shown(output.name)}' has shape {list(shape)}; name "
-                    "a loss such as 'cross_entropy', or another output"
+                    f"a loss that the model computes itself must be a scalar output, but '{shown(output.name)}' has "
+                    f"shape {list(shape)}; pass a loss such as 'cross_entropy', or another output"
                 )
             return Written(output)
         builder.scope = "loss"
@@ -186,7 +188,10 @@ class Objective:
         return Written(loss, (), measures)
 
     def _added_up(self, builder: Builder, graph: ir.Graph, written: Written) -> Written:
-        """Record the divisor of the loss. Unless it is a plain count, add columns for loss and function results."""
+        """Return ``written`` with the divisor of the loss, which accumulation needs.
+
+        Losses whose divisor is not a number of elements also get columns that are computed from sums.
+        """
         terms = [term for term in self.terms if term.loss is not OWN]
         losses = written.metrics[:1] if self.imitation else written.metrics if self.function else ()
         if losses:  # reported next to the loss
@@ -249,16 +254,16 @@ def own_results(op: Builder, step: str, objective: Objective, written: Written) 
         if value.name not in objective.outputs:
             before = value.name or ""
             value.name = op.fresh(column(step, before))
-            op.release(before)  # for the next step that is written here
+            op.release(before)  # so that the next step in this graph can use the name
 
 
 # --- user input -------------------------------------------------------------------------------------------
 
 
 def objectives_of(options: StepOptions, model: ir.Model) -> tuple[Callable[[ir.Graph], Objective], Sequence[Finding]]:
-    """Return a function that maps graphs to objectives, and findings about the values that the objectives read.
+    """Return a function that returns the objective for a graph, and findings about the values that objectives read.
 
-    Intermediate values that they read become outputs of ``model``.
+    The graph is that of ``model`` or a copy. Inner values that the objective reads become outputs of ``model``.
     """
     weighs = bool(options.sample_weight or options.mask)
     loss = _given_loss(options, model, weighs)
@@ -279,7 +284,7 @@ def objectives_of(options: StepOptions, model: ir.Model) -> tuple[Callable[[ir.G
         taken, findings = logits_behind(model.graph, tried, options.output is not None or isinstance(loss, Mapping))
         named = [v.name for v in model.graph.outputs if v not in own and v.name]
         model.graph.outputs[:] = own
-        behind = tuple(make_outputs(model, [*taken.values(), *named]))  # which are no outputs of the model itself
+        behind = tuple(make_outputs(model, [*taken.values(), *named]))  # inner values that became outputs
 
     def objective(graph: ir.Graph, read: Sequence[str], kept: Sequence[str]) -> Objective:
         terms: tuple[Term, ...] = ()
@@ -308,19 +313,24 @@ def objectives_of(options: StepOptions, model: ir.Model) -> tuple[Callable[[ir.G
 
 
 def _given_loss(options: StepOptions, model: ir.Model, weighs: bool) -> Loss | TracedLoss | Mapping[Any, Any]:
-    """Return the given or named loss; a function is traced on the model."""
+    """Return the loss in ``options``: a ``Loss``, a dict of losses by output, or the traced loss function."""
     loss: Any = options.loss
     is_function = callable(loss) and not isinstance(loss, Loss | type) and loss not in LOSSES.values()
     is_function = is_function and not library_of(loss)
     if options.targets and not is_function:
-        raise BuildError("targets declares the inputs of a loss function; other losses have their own: remove it")
+        raise BuildError(
+            "the argument targets declares inputs of a loss function, but the loss is not a function; remove targets"
+        )
     if options.output is not None and (is_function or isinstance(loss, Mapping)):
         raise BuildError(
-            "output applies to a single named loss; a function reads out['NAME'], and a dict names the output as its "
-            "key"
+            "the argument output applies to a single loss that is not a function; remove output (a loss function reads "
+            "out['NAME'], and a dict of losses has outputs as keys)"
         )
     if is_function and weighs:
-        raise BuildError("a loss function applies sample weights itself; declare them in targets instead")
+        raise BuildError(
+            "sample_weight and mask do not apply to a loss function; remove them, declare such inputs in targets, and "
+            "use them in the function"
+        )
     if is_function:
         return TracedLoss(loss, model, options.targets)
     return loss if isinstance(loss, Mapping) else chosen_loss(loss)

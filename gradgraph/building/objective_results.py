@@ -1,4 +1,4 @@
-"""Results that an objective writes: a loss, numbers, and sums that are accumulated over batches."""
+"""Results that an objective adds to a graph: the loss, metrics as numbers, and sums that are added up over batches."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ Measure: TypeAlias = tuple[MeasureSpec, ir.Value]  # a column, and the output wi
 
 
 class Written(NamedTuple):
-    """The results of an objective: the loss, metrics that are numbers, and sums with their columns.
+    """The results of an objective.
 
     Attributes:
-        weight: writes the number that the loss is a mean over, a float32 scalar; None if only the caller knows it.
-        adds_up: the loss is a sum over the batch.
-        differs: why accumulated gradients, weighted by ``weight``, differ from those of one batch; empty if they do
-            not.
-        every_label: they do not differ if no label is ignored.
+        loss: the loss, a scalar.
+        metrics: the metrics that are numbers.
+        measures: the sums, each with its column.
+        weight: a function that writes the divisor of the loss, a float32 scalar (the number of samples or labels); None
+            if only the caller knows it.
+        adds_up: whether the loss is a sum over the batch.
+        differs: the reason, as words that follow the name of the loss, why gradients accumulated with ``weight`` differ
+            from those of one large batch; empty if they do not differ.
+        every_label: whether they differ only if labels are ignored.
     """
 
     loss: ir.Value
@@ -36,12 +40,12 @@ class Written(NamedTuple):
     every_label: bool = False
 
     def without_rows(self) -> Written:
-        """Return these results without those that only an evaluation computes."""
+        """Return these results without measures that keep a row per sample, which only an evaluation computes."""
         return self._replace(measures=[(spec, sums) for spec, sums in self.measures if not spec.rows])
 
     @property
     def results(self) -> list[ir.Value]:
-        """List the outputs that it adds."""
+        """The values that become outputs of the graph: loss, metrics and sums."""
         return [self.loss, *self.metrics, *(sums for _, sums in self.measures)]
 
 
@@ -54,7 +58,16 @@ def measured(
     arguments: Mapping[str, Any],
     rows: bool = False,
 ) -> Measure:
-    """Make ``sums`` (float32, of fixed shape; or rows of it) an output, and return it with its column."""
+    """Return the column ``column`` and the value with its sums, as float32, named ``<column>.sums``.
+
+    Args:
+        builder: the builder of the objective.
+        column: the name of the column.
+        sums: the sums, of ``shape``; with ``rows``, one row of that shape for each sample.
+        shape: the fixed shape.
+        finish, arguments: the function that computes the column from the totals, and its arguments.
+        rows: whether ``sums`` has a row for each sample.
+    """
     count = [-1] if rows else []
     value = op.Reshape(cast(sums, ir.DataType.FLOAT), [*count, *shape]).traced.value
     value.name = builder.fresh(f"{column}.sums")
@@ -63,7 +76,7 @@ def measured(
 
 
 def renamed(op: Builder, var: Var, name: str) -> ir.Value:
-    """Return a scalar result under its public name."""
+    """Rename a scalar to ``name`` (or a free name derived from it) and return its value."""
     var.value.name = op.fresh(name)
     var.value.shape = ir.Shape(())
     return var.value

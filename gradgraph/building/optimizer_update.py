@@ -1,6 +1,4 @@
-"""The innermost update of a step: gradients pass through the transforms of its optimizer, and the weights are
-updated.
-"""
+"""The optimizer's update of the weights: the weights are moved by the gradients after its transforms."""
 
 from __future__ import annotations
 
@@ -21,12 +19,15 @@ from gradgraph.optim.weight_groups import GroupContext
 
 
 class OptimizerUpdate:
-    """An update of weights by their gradients, as an optimizer defines it; a ``links.Update``.
+    """A ``links.Update`` that updates the weights by the transforms of an optimizer.
 
     Args:
-        transforms: the remaining ones of the optimizer; the cotangent of the loss may have absorbed the first ones.
-        groups: of the weights, if the optimizer has any.
-        reports_norm: also output the norm of the gradients.
+        state: the state of the step.
+        optimizer: the optimizer.
+        transforms: the transforms of the optimizer that remain to be applied (the first ones may have been absorbed by
+            the backward pass).
+        groups: the parameter groups, with their start steps.
+        reports_norm: whether to output the norm of the gradients.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class OptimizerUpdate:
 
     def _moved(self, transforms: Sequence[Transform], weights: Weights, gradients: Vars, context: Context) -> list[Var]:
         """Return the new weights, after all ``transforms``."""
-        in_float32 = all(p.dtype == ir.DataType.FLOAT for p in weights.old)  # updates that are written together
+        in_float32 = all(p.dtype == ir.DataType.FLOAT for p in weights.old)  # only then, transforms can be fused
         links, last = joined(transforms) if in_float32 else (transforms, None)
         for transform in links:
             gradients = self._through(transform, weights, gradients, context)
@@ -76,7 +77,9 @@ class OptimizerUpdate:
         return [p + g for p, g in zip(weights.old, gradients, strict=True)]
 
     def _through(self, transform: Transform, weights: Weights, given: Vars, context: Context) -> list[Var]:
-        """Apply one transform; its slots, named after the weights, become state."""
+        """Return the result of one transform; its slots (per-weight tensors such as moments) become state tensors named
+        ``<weight>.<slot>``.
+        """
         state, starts = self._state, transform.init(self._state.start, weights.start)
         slots = {
             slot: [
@@ -99,8 +102,8 @@ class OptimizerUpdate:
             assert average is not None  # an average covers every weight
             if average.dtype == ir.DataType.FLOAT16 or average.dtype != param.dtype:
                 raise BuildError(
-                    f"'{shown(param.name)}' is float16, in which its average would not change; store the weights in "
-                    "float32 to average them"
+                    f"the weight '{shown(param.name)}' is float16, whose precision is too low for a moving average; "
+                    "store the weights in float32 to average them"
                 )
             if param.name in averages:
                 raise BuildError("the optimizer already averages weights; remove ema")

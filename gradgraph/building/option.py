@@ -1,7 +1,8 @@
-"""Build options as metadata: a field of ``StepOptions`` defines all about an option.
+"""Build options, each defined by a field of ``StepOptions`` and its metadata.
 
-Its kind, its description in Python's documentation, and its spelling on the command line and in recipes are metadata of
-the field. ``called_with`` makes a function that takes such fields as its arguments.
+The metadata of a field are the accepted kind of value, its description in the Python documentation, and the
+corresponding options of the command line and of recipes. The decorator ``called_with`` gives a function these fields as
+arguments.
 """
 
 from __future__ import annotations
@@ -32,26 +33,27 @@ O_co = TypeVar("O_co", bound="DataclassInstance", covariant=True)
 Takes = Literal["text", "flag", "number", "whole", "count", "list", "arguments", "groups", "sizes"]
 Section = Literal["model", "data", "loss", "optimizer", "schedule", "training"]
 _KEY = "gradgraph.option"
-_WIDTH = 120 - len("    ")  # of a docstring
+_WIDTH = 120 - len("    ")  # characters in a line of a docstring
 
 
 @dataclass(frozen=True)
 class Shell:
-    """A command-line option: a build option, or a part of one.
+    """A command-line option for a build option, or for a part of one.
 
     Attributes:
-        section: in the help, and the table in recipes.
+        section: its section in the help, which is also its table in recipes.
         help: its help text.
-        takes: the kind of its argument. A "count" is at least 1; all from "list" on may be repeated.
-        name: its parameter name, such as ``loss_option``; by default that of the field.
-        key: its key in a recipe's table, if different.
-        metavar: its argument in the help.
-        names: the table of accepted names, such as ``losses:LOSSES``, and further names.
-        strict: the command line rejects other names itself.
-        default: shown in the help.
-        span: the least and the greatest number.
-        of: the option whose arguments these are; they are dropped when a command line chooses another one.
-        in_runs: it also applies to a run of a finished step.
+        takes: the kind of its argument. A "count" is at least 1; kinds from "list" on may be repeated.
+        name: its parameter name, such as ``loss_option``; by default the name of the field.
+        key: its key in a recipe's table, if different from ``name``.
+        metavar: the placeholder for its argument in the help.
+        names: the table of accepted names, such as ``losses:LOSSES``, then further names.
+        strict: whether the command line rejects all other names.
+        default: the default that the help shows.
+        span: the smallest and the largest number.
+        of: the option to which these arguments belong, such as "loss" for ``--loss-option``. If a command line
+            overrides that option of a recipe, the recipe's arguments are dropped.
+        in_runs: whether the option also applies when a finished step is trained.
     """
 
     section: Section
@@ -73,9 +75,9 @@ class Option:
     """The metadata of a field.
 
     Attributes:
-        help: its paragraph in the docstring of ``gradgraph.build``.
-        kind: of its value, or where that is defined, such as ``autodiff.recomputation:KEEP``.
-        shell: its command-line options, if any.
+        help: its description in the docstring of ``gradgraph.build``.
+        kind: the kind of its value, or the place where that is defined, such as ``autodiff.recomputation:KEEP``.
+        shell: its command-line options.
     """
 
     help: str
@@ -92,14 +94,14 @@ class Option:
 def option(
     help: str, kind: Kind | str | None = None, *shell: Shell, default: Any = MISSING, default_factory: Any = MISSING
 ) -> Any:
-    """Make a field of an options class; without a default it is required."""
+    """Return a field of an options class; it is required unless it has a default."""
     given: dict[str, Any] = {"default": default, "default_factory": default_factory}
     return field(**given, metadata={_KEY: Option(help, kind, shell)})
 
 
 @dataclass_transform(field_specifiers=(option,), frozen_default=True)
 def options(cls: type[C]) -> type[C]:
-    """Make a frozen dataclass of a class whose fields are options."""
+    """Turn a class whose fields are options into a frozen dataclass."""
     return dataclass(frozen=True)(cls)
 
 
@@ -122,9 +124,10 @@ def spellings(of: type[DataclassInstance]) -> dict[str, Shell]:
 
 
 def called_with(made: Callable[P, O_co]) -> Callable[[Callable[[O_co], R]], Callable[P, R]]:
-    """Give a function of an options class its fields as arguments, and document each of them.
+    """Decorate a function of an options object so that it takes the fields of the class ``made`` as arguments.
 
-    Type checkers and editors see the fields, too.
+    The signature and the "Args" section of its docstring are made from the fields; type checkers and editors also see
+    them as arguments.
     """
 
     def decorate(function: Callable[[O_co], R]) -> Callable[P, R]:

@@ -1,4 +1,4 @@
-"""Values of a model that a loss or a metric may read, by name."""
+"""Access to the values of a model that a loss or a metric reads, by name."""
 
 from __future__ import annotations
 
@@ -17,22 +17,29 @@ def output_of(graph: ir.Graph, name: str) -> ir.Value:
 
 
 def floating_outputs(graph: ir.Graph) -> list[str]:
-    """Return the names of the outputs that a loss could read."""
+    """Return the names of the floating-point outputs, which a loss can read."""
     return [v.name for v in graph.outputs if carries(v) and is_tensor(v) and v.name]
 
 
 def default_outputs(graph: ir.Graph) -> list[str]:
-    """Return the outputs that a loss reads by default: those that depend on an input come first."""
+    """Return the floating-point outputs in the order in which a loss reads them by default: outputs that depend on an
+    input come first.
+    """
     floating, computed = floating_outputs(graph), {v.name for v in computed_outputs(graph)}
     return sorted(floating, key=lambda name: name not in computed)
 
 
 def output_name(graph: ir.Graph, output: str | None) -> str:
-    """Return the output that the loss reads; an inner value (such as the logits behind a Softmax) becomes an output."""
+    """Return the name of the output that the loss reads: ``output``, or the default output for None.
+
+    If ``output`` is an inner value, such as the logits before a Softmax, it becomes an output of the graph.
+    """
     floating = floating_outputs(graph)
     if output is None:
         if not floating:
-            raise BuildError("the model has no floating output that a loss could read")
+            raise BuildError(
+                "the model has no floating output that a loss could read; pass output with the name of an inner value"
+            )
         return default_outputs(graph)[0]
     if output not in floating:
         inner = next((v for n in graph for v in n.outputs if v.name == output and carries(v) and is_tensor(v)), None)
@@ -43,7 +50,7 @@ def output_name(graph: ir.Graph, output: str | None) -> str:
 
 
 def make_outputs(model: ir.Model, names: Sequence[str]) -> list[str]:
-    """Make inner values outputs, so that no pass removes them; returns their names."""
+    """Make the inner values among ``names`` outputs of the model, so that no pass removes them; return their names."""
     known = {v.name for v in model.graph.outputs}
     inner = {v.name: v for node in model.graph for v in node.outputs}
     added = [n for n in names if n in inner and n not in known]

@@ -1,6 +1,6 @@
-"""The one pipeline: normal form → modes → loss → gradients → optimizer → passes → step.
+"""``gradgraph.build``: turns a model into a ``Step``, that is train.onnx, init.onnx, eval.onnx and their manifest.
 
-``build`` turns a model into a ``Step``: train.onnx, init.onnx, eval.onnx and their manifest.
+The stages are listed in ``STAGES``, in the order in which they run.
 """
 
 from __future__ import annotations
@@ -72,11 +72,12 @@ def build(options: BuildOptions) -> Step:
     """Return a training step for ``model``.
 
     Raises:
-        ArgumentError: an argument has the wrong type.
-        ModelError: the model is damaged.
-        BuildError: loss, optimizer or options do not fit the model.
-        UnknownNameError: a name or glob matches nothing.
-        DifferentiationError, UnsupportedOperatorError: no gradient reaches a parameter.
+        ArgumentError: if an argument has the wrong type.
+        ModelError: if the model is damaged.
+        BuildError: if the loss, optimizer or options do not match the model.
+        UnknownNameError: if a name or glob matches nothing.
+        DifferentiationError: if no gradient reaches a parameter.
+        UnsupportedOperatorError: if an operator between a parameter and the loss has no gradient rule.
     """
     step = _built(options)
     if not options.separate and options.steps is None:
@@ -88,13 +89,13 @@ def build(options: BuildOptions) -> Step:
 def _built(options: BuildOptions) -> Step:
     backend = named(options.backend, step_backends())
     if options.separate and options.steps is not None:
-        raise BuildError("several named steps do not support separate files; build each step alone, or remove separate")
+        raise BuildError("named steps do not support separate=True; build each step alone, or remove separate")
     if options.steps is not None:
         check_names(options.steps)
         if options.of_step:
             raise BuildError(
-                "build got options next to steps, but each of several steps has its own; move them into the "
-                "gradgraph.StepOptions of the steps"
+                "the options of a step cannot be passed to build together with steps; move them into the "
+                "gradgraph.StepOptions of each step"
             )
     precision = as_precision(options.precision)
     draft = Draft(options, parts_of(options), backend, precision)
@@ -126,12 +127,12 @@ def normal_form(draft: Draft) -> Draft:
     draft.data = DataNames.read_from(draft.model.metadata_props)
     if not draft.data.classes:
         draft.data = draft.data.updated(names_beside(draft.options.model))
-    draft.model.metadata_props.pop(NAMES_KEY, None)  # they are in the manifest
+    draft.model.metadata_props.pop(NAMES_KEY, None)  # the names are stored in the manifest instead
     return draft
 
 
 def objectives(draft: Draft) -> Draft:
-    """Determine the loss and optimizer of each part; the inner values that they read become outputs."""
+    """Determine the loss and optimizer of each part; inner values that the losses read become outputs of the model."""
     for part in draft.parts:
         part.model = draft.model if draft.is_alone else draft.model.clone()
         part.objective_for, part.doubts = objectives_of(part.options, part.model)
@@ -144,7 +145,7 @@ def objectives(draft: Draft) -> Draft:
 
 
 def equal_nodes_merged(draft: Draft) -> Draft:
-    """Merge equal nodes, each of which would get its own backward pass."""
+    """Merge equal nodes, so that each is differentiated only once."""
     simplify(merge_equal(draft.model))
     return draft
 
@@ -153,13 +154,13 @@ def low_precision(draft: Draft) -> Draft:
     """Convert the model to the requested precision.
 
     Raises:
-        BuildError: it would change nothing.
+        BuildError: if the precision would not change the model.
     """
     precision, model = draft.precision, draft.model
     stored = {v.dtype for v in model.graph.initializers.values()}
     if precision.dtype is not None and not compute_low(model, precision) and precision.dtype not in stored:
         raise BuildError(
-            f"{precision.name} would change nothing: the model has no product of float32 tensors outside loops",
+            f"the precision {precision.name} has no effect: the model has no product of float32 tensors outside loops",
             remedy="remove precision",
             shell="remove --precision",
         )
@@ -167,7 +168,10 @@ def low_precision(draft: Draft) -> Draft:
 
 
 def models_of_parts(draft: Draft) -> Draft:
-    """Give each part a model to train; the draft's becomes eval.onnx, which quantizes as the model did."""
+    """Give each part a model of its own to train; the model of the draft becomes eval.onnx.
+
+    Quantization nodes remain in eval.onnx only; in training, gradients pass through them (straight-through estimator).
+    """
     trained, draft.model = draft.model, draft.model.clone()
     pass_quantization(trained)
     for part in draft.parts:
@@ -176,7 +180,7 @@ def models_of_parts(draft: Draft) -> Draft:
 
 
 def weights(draft: Draft) -> Draft:
-    """Select the weights that each part trains, and warn about the consequences."""
+    """Select the weights that each part trains, and log warnings and notes about the selection."""
     found = dict[Finding, None]()
     for part in draft.parts:
         record_layouts(part.model.graph)
@@ -208,7 +212,7 @@ def train_graphs(draft: Draft) -> Draft:
 
 
 def manifest(draft: Draft) -> Draft:
-    """Record the role of each name."""
+    """Write the manifest, which records the role of each input, output and state tensor."""
     parts, precision, halves = draft.parts, draft.precision, draft.parts[0].halves
     inputs, targets = tuple(spec_of(v) for v in draft.inputs), targets_of_all(parts)
     states = states_of_all(parts, draft.trained)
@@ -265,7 +269,7 @@ STAGES: tuple[Callable[[Draft], Draft], ...] = (
 
 
 def finished(draft: Draft) -> Step:
-    """Return the step, as protobuf; large weights stay in the files of the model."""
+    """Return the step, with its models as protobuf; large external weights stay in the files of the user's model."""
 
     def proto(model: ir.Model) -> onnx.ModelProto:
         model.producer_name = "gradgraph"

@@ -1,4 +1,4 @@
-"""Masks of pruned weights, as state of a step: they zero the gradients and the new weights."""
+"""Masks for weight pruning, as state of a step: pruned weights and their gradients are set to zero."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ from gradgraph.optim.transform import Vars
 
 
 class PruningMasks(Link):
-    """The masks of one step. ``pruning`` selects the weights that have one, and updates it."""
+    """The link that applies pruning masks.
+
+    Args:
+        state: the state of the step.
+        pruning: selects the weights to prune, and computes their masks.
+        params: the trained weights.
+    """
 
     def __init__(self, state: StepState, pruning: Pruning, params: Sequence[ir.Value]) -> None:
         self._state, self._pruning = state, pruning
@@ -30,11 +36,11 @@ class PruningMasks(Link):
         self._axes = [layout_of(params[i]).inputs for i in self._members]
 
     def gradients(self, gradients: Vars) -> Vars:
-        """Zero the gradients of pruned weights."""
+        """Return the gradients, with zeros for pruned weights."""
         return self._masked(gradients)
 
     def around(self, update: Update) -> Update:
-        """Return an update that zeros pruned weights and their averages."""
+        """Return an update that also sets pruned weights and their averages to zero."""
 
         def pruned(weights: Weights, gradients: Vars) -> list[Var]:
             new = update(weights, gradients)
@@ -46,14 +52,14 @@ class PruningMasks(Link):
         return pruned
 
     def _masked(self, values: Vars) -> list[Var]:
-        """Apply the current masks to values of all weights."""
+        """Return ``values``, one tensor per trained weight, with zeros where weights are pruned."""
         op, found = self._state.op, list(values)
         for i, mask in self._now.items():
             found[i] = op.Where(op.cast(mask, ir.DataType.BOOL), values[i], 0.0)
         return found
 
     def _advance(self, weights: Vars) -> list[Slot]:
-        """Update the masks after an update that returned ``weights``, when due."""
+        """Write the new masks, computed from the updated ``weights`` when a pruning step is due; return their slots."""
         op, step, old = self._state.op, self._state.step(), [*self._masks.values()]
         mine = [weights[i] for i in self._members]
         then = op.graph([], lambda: self._pruning.masks(op, mine, old, self._axes, step), "prune")

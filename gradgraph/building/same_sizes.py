@@ -1,8 +1,8 @@
-"""Size checks: targets and sample weights must be as long as their predictions, or the step does not run.
+"""Size checks in the graph: targets and sample weights must have the same length as predictions.
 
-Element-wise operators broadcast an axis of length 1, silently: a target of one row would be used for all rows. Every
-runtime checks sizes that the file declares, and a ``Trainer`` those with symbolic names; the others are compared in the
-graph itself: Split rejects parts that do not add up to the whole.
+Without a check, element-wise operators would silently broadcast a target of one row to all rows. Runtimes check the
+fixed sizes of inputs, and a ``Trainer`` checks symbolic sizes. Sizes that are neither are checked in the graph by a
+Split, which fails unless its parts add up to the length of the axis.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ def named_sizes(graph: ir.Graph) -> frozenset[str]:
 
 
 def same_sizes(x: Var, like: Var, axes: Sequence[int | None], checked: Collection[str]) -> Var:
-    """Return ``x``, checked at run time: axis ``i`` must be as long as axis ``axes[i]`` of ``like``.
+    """Return ``x`` after a check at run time that its axis ``i`` is as long as the axis ``axes[i]`` of ``like``.
 
     Args:
-        axes: one for each axis of ``x``; None to accept any length.
-        checked: symbolic sizes that are compared before the graph runs.
+        x, like: the two values.
+        axes: for each axis of ``x``, the corresponding axis of ``like``; None to accept any length.
+        checked: symbolic sizes that need no check, because the ``Trainer`` compares them before the graph runs.
     """
     op, sizes = x.op, x.shape or (None,) * x.rank
     name = f"{x.value.name}{COMPARED}{like.value.name}"

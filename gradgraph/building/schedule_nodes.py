@@ -1,7 +1,7 @@
-"""The learning-rate schedule: an input while the step is built, replaced by nodes of its own at the end.
+"""The learning-rate schedule of a train graph.
 
-So no pass optimises a schedule, or folds one that is constant, and a rate can still be fed in its place
-(``step.fed_rate``).
+While the step is built, the learning rate is an input; at the end, the nodes of the schedule replace it. Passes
+therefore do not optimise the schedule or fold a constant one, so ``step.fed_rate`` can turn it back into an input.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from gradgraph.step.manifest import LEARNING_RATE, column
 
 
 def write_schedule(model: ir.Model, state: StepState) -> None:
-    """Write the schedule that ``state`` follows into a train graph, in place of the input for its rate.
+    """Write the schedule of ``state`` into a train graph, in place of the placeholder input for its rate.
 
-    The rate becomes an output, unless another part of the optimizer is fed one.
+    The rate becomes an output, unless the graph has an input ``learning_rate`` for another part of the optimizer.
     """
     schedule, fed, clock = state.schedule, _input(model, state.rate), _input(model, state.counter)
     if schedule is None or fed is None or clock is None:
@@ -37,9 +37,7 @@ def write_schedule(model: ir.Model, state: StepState) -> None:
 
 
 def _written(op: Builder, schedule: Schedule, clock: ir.Value, name: str) -> ir.Value:
-    """Return the rate after the number of updates in ``clock``; its nodes and constants, cleaned up, are those of
-    ``op``.
-    """
+    """Return the learning rate after ``clock`` updates. Its nodes and constants, cleaned up, are left in ``op``."""
     op.scope = "update"
     own = ir.Value(name=clock.name, type=clock.type, shape=clock.shape)
     rate = op.Identity(schedule.emit(op, op.cast(op.wrap(own), ir.DataType.FLOAT)), name=name).value
@@ -57,5 +55,7 @@ def _written(op: Builder, schedule: Schedule, clock: ir.Value, name: str) -> ir.
 
 
 def _input(model: ir.Model, like: ir.Value | None) -> ir.Value | None:
-    """Return the input of this name; ``model`` may be part of the one that it was written into."""
+    """Return the input of ``model`` with the name of ``like``; None if there is none (``model`` may be one half of the
+    step).
+    """
     return next((v for v in model.graph.inputs if like is not None and v.name == like.name), None)

@@ -1,4 +1,4 @@
-"""A second forward pass of a training step, over other weights, for gradients at that point."""
+"""A second forward pass in a training step, with other weights, for gradients at those weights (SAM)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gradgraph.graph.builder import Builder
 
 
 class SecondPass:
-    """A copy of a graph, made while it holds only the forward pass and the loss."""
+    """A second forward pass: a copy of ``graph``, which must contain only the forward pass and the loss."""
 
     def __init__(self, graph: ir.Graph, loss: ir.Value) -> None:
         self._graph = graph
@@ -20,7 +20,7 @@ class SecondPass:
         self._copy.outputs.clear()
 
     def write(self, op: Builder, moved: Mapping[ir.Value, ir.Value]) -> ir.Value:
-        """Append the copy to the graph, reading ``moved`` in place of weights; return its loss."""
+        """Append the copy to the graph, with the weights that are keys of ``moved`` replaced; return its loss."""
         originals = {v.name: v for v in (*self._graph.inputs, *self._graph.initializers.values())}
         copies: Sequence[ir.Value] = (*self._copy.inputs, *self._copy.initializers.values())
         for value in copies:

@@ -1,4 +1,4 @@
-"""Selection of the weights to train; the others are frozen."""
+"""Selection of the weights to train; all other weights are frozen."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ def parameters_of(
     freeze: str | Sequence[str],
     below: Collection[str] = (),
 ) -> list[str]:
-    """Return the names of the initializers to train, in the model's order, for a loss that reads these values.
+    """Return the names of the initializers to train, in the model's order.
 
-    By default these are the model's adapters, if it has any; a teacher's weights are never included.
+    If the model has adapters, only their weights are trained by default. Weights of a teacher are never trained.
 
     Args:
-        train, freeze: names and globs.
-        below: names of others that are frozen; the graph may no longer have all of them.
+        model: the model.
+        read: the values that the loss reads.
+        train, freeze: names and globs of weights.
+        below: names of further weights to freeze; some may no longer be in the graph.
     """
     graph, adapters = model.graph, adapter_weights(model.metadata_props)
     if adapters and as_names(train) == ["*"]:
@@ -53,16 +55,14 @@ def parameters_of(
             raise BuildError(f"'{shown(pattern)}' is a running statistic or a buffer, which is never trained")
         if not found and pattern != "*":
             raise UnknownNameError(
-                f"'{shown(pattern)}', which is to be trained, matches no weight of the model"
-                f"{suggestion(pattern, weights)}"
+                f"'{shown(pattern)}' in train matches no weight of the model{suggestion(pattern, weights)}"
             )
         selected.update(found)
     for pattern in as_names(freeze):
         found = matching(pattern, weights)
         if not found:
             raise UnknownNameError(
-                f"'{shown(pattern)}', which is to be frozen, matches no weight of the model"
-                f"{suggestion(pattern, weights)}"
+                f"'{shown(pattern)}' in freeze matches no weight of the model{suggestion(pattern, weights)}"
             )
         selected.difference_update(found)
     selected.difference_update(below)
@@ -75,32 +75,40 @@ def parameters_of(
         )
     if short := [n for n in selected if graph.initializers[n].dtype == ir.DataType.BFLOAT16]:
         raise BuildError(
-            f"'{shown(min(short))}' is bfloat16, in which small updates round to zero and which runtimes cannot "
-            "compute in; store the weights in float32 to train them"
+            f"'{shown(min(short))}' is bfloat16, whose precision is too low for small updates and which runtimes do "
+            "not "
+            "support; store the weights in float32 to train them"
         )
     return [n for n in weights if n in selected]
 
 
 def frozen_below(model: ir.Model, values: str | Sequence[str]) -> list[str]:
-    """Return the weights that ``freeze_below`` freezes for these values, for a model as it was read.
+    """Return the names of the weights upstream of ``values``, which ``freeze_below`` freezes.
+
+    Args:
+        model: the model before passes change it.
+        values: names of values.
 
     Raises:
-        UnknownNameError: the model has no such value.
-        BuildError: a value is computed from no weight.
+        UnknownNameError: if the model has no value of a given name.
+        BuildError: if a value does not depend on any weight.
     """
     found = {value: weights_below(model, value) for value in as_names(values)}
     for value, names in found.items():
         if not names:
-            raise BuildError(f"'{shown(value)}', below which weights are to be frozen, is not computed from any weight")
+            raise BuildError(
+                f"'{shown(value)}' in freeze_below does not depend on any weight; name a value downstream of weights"
+            )
     return [name for names in found.values() for name in names]
 
 
 def weights_below(model: ir.Model, value: str) -> list[str]:
-    """Return the names of all initializers that ``value`` is computed from, in the model's order: floating tensors of
-    more than one number.
+    """Return the names of the weights that ``value`` depends on, in the model's order.
+
+    These are floating-point initializers with more than one element.
 
     Raises:
-        UnknownNameError: the model has no such value.
+        UnknownNameError: if the model has no value of that name.
     """
     found = value_named(model, value)
 
@@ -114,7 +122,7 @@ def weights_below(model: ir.Model, value: str) -> list[str]:
 
 
 def how_to_freeze(names: Sequence[str]) -> Remedies:
-    """Return the remedy for messages: how to freeze the weights of these names."""
+    """Return the remedies, for messages, that say how to freeze the weights of these names."""
     these = names[0] if len(names) == 1 else list(names)
     typed = " ".join(f"--freeze {shlex.quote(shown(name))}" for name in names)
     it = "them" if names[1:] else "it"
@@ -125,12 +133,12 @@ def how_to_freeze(names: Sequence[str]) -> Remedies:
 
 
 def is_default(train: str | Sequence[str], freeze: str | Sequence[str]) -> bool:
-    """Whether the trained weights are the default."""
+    """Whether ``train`` and ``freeze`` have their defaults."""
     return as_names(train) == ["*"] and not as_names(freeze)
 
 
 def _hint_at_constants(graph: ir.Graph) -> dict[str, Any]:
-    """Hint that weights are stored in Constant nodes, as some tools write all numbers."""
+    """Return a remedy if weights seem to be stored in Constant nodes, as some tools do; empty otherwise."""
     constants = (
         n for n, v in graph.initializers.items() if is_marked_constant(v) and carries(v) and len(v.shape or ()) > 1
     )
@@ -142,7 +150,7 @@ def _hint_at_constants(graph: ir.Graph) -> dict[str, Any]:
 
 
 def _hint_at_integers(graph: ir.Graph) -> dict[str, Any]:
-    """Hint at integer or rounded weights, which have no gradient without a straight-through estimator."""
+    """Return a remedy for a quantised model, whose weights have no gradient without a straight-through estimator."""
     if not any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in graph):
         return {}
     return {
@@ -153,15 +161,13 @@ def _hint_at_integers(graph: ir.Graph) -> dict[str, Any]:
 
 
 def frozen_values(graph: ir.Graph, trained: Sequence[str]) -> set[ir.Value]:
-    """Return the frozen weights. Constants are not included: a layer without affine parameters has nothing to
-    freeze.
-    """
+    """Return the frozen weights, without constants: a layer without affine parameters has nothing to freeze."""
     kept = set(trained)
     return {v for n, v in graph.initializers.items() if n not in kept and not is_marked_constant(v)}
 
 
 def as_input(graph: ir.Graph, name: str) -> ir.Value:
-    """Turn an initializer into a required input (some runtimes silently ignore a value fed over a default)."""
+    """Turn an initializer into an input without a default, because some runtimes ignore values fed for initializers."""
     value = graph.initializers.pop(name)
     value.const_value = None
     graph.inputs.append(value)

@@ -1,4 +1,4 @@
-"""Weights matched by globs, one line each: ``train 'head.*' matches 4 tensors, 1,234 numbers: 'head.weight', …``."""
+"""Notes on the weights that globs match: ``train 'head.*' matches 4 tensors, 1,234 numbers: 'head.weight', …``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _NAMED = 6  # weights listed
 
 
 def matches_of_globs(draft: Draft) -> list[str]:
-    """Report the matches of the globs of each part; full names are skipped, and so is ``*`` if it matches all."""
+    """Return a line for each glob in the options of each part, with the weights that it matches.
+
+    Names without wildcards are skipped, and so is ``*``, except for pruning.
+    """
     return [line for part in draft.parts for line in _of_part(part)]
 
 

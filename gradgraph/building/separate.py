@@ -1,7 +1,7 @@
-"""A step in two files: gradient.onnx computes loss and gradients, apply.onnx updates the weights with them.
+"""The step in two files: gradient.onnx computes loss and gradients, apply.onnx updates the weights with them.
 
-Both are cut from the train graph, so together they compute the same. Gradients can be processed in between: accumulated
-over several batches, or averaged over many machines.
+Both are cut from the train graph, so together they compute the same results as train.onnx. In between, gradients can be
+accumulated over several batches or averaged over several machines.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gradgraph.step.manifest import BATCH_WEIGHT, HalfSpec, SeparateSpec, StateS
 
 @dataclass(frozen=True)
 class Halves:
-    """The two graphs, keyed by file name, and their description in the manifest."""
+    """The models "gradient" and "apply", and their description in the manifest."""
 
     models: Mapping[str, ir.Model]
     spec: SeparateSpec
@@ -31,7 +31,13 @@ class Halves:
 
 @dataclass(frozen=True)
 class Marks:
-    """The gradients at which a train graph is cut, the weight of their mean, and their description in the manifest."""
+    """The values at which a train graph is cut.
+
+    Attributes:
+        gradients: the gradients, in the order of the trained weights.
+        weight: the divisor of the loss, if known.
+        spec: the names of these values, for the manifest.
+    """
 
     gradients: list[Var]
     weight: Var | None
@@ -39,7 +45,7 @@ class Marks:
 
 
 def marked(state: StepState, params: Sequence[ir.Value], gradients: Vars, written: Written) -> Marks:
-    """Name the gradients of ``params``, and the divisor of the loss, so that they stay until the graph is cut."""
+    """Give names to the gradients of ``params`` and to the divisor of the loss, so that ``cut`` finds them."""
     op = state.op
     found = [op.Identity(op.cast(g, p.dtype or g.dtype), name=f"{p.name}.grad")
              for p, g in zip(params, gradients, strict=True)]  # fmt: skip
@@ -59,15 +65,17 @@ def marked(state: StepState, params: Sequence[ir.Value], gradients: Vars, writte
 def cut(
     model: ir.Model, spec: SeparateSpec, state: StepState, results: Sequence[str], moved: Collection[str]
 ) -> Halves:
-    """Cut a train graph at its gradients, before it is cleaned up.
+    """Cut a train graph, before it is cleaned up, into gradient.onnx and apply.onnx.
 
     Args:
-        spec: names the gradients, and the divisor of the loss.
-        results: the outputs of the forward pass.
-        moved: the state that the forward pass updates: running statistics, random-number state.
+        model: the train graph.
+        spec: the names of the gradients and of the divisor of the loss.
+        state: the state of the step.
+        results: the names of the outputs of the forward pass.
+        moved: the names of the state tensors that the forward pass updates: running statistics, random-number state.
 
     Raises:
-        BuildError: the update reads more than gradients and state.
+        BuildError: if the update reads values of the batch, besides gradients and state.
     """
     gradient, apply = model.clone(), model.clone()
     nexts, rates = {s.next: s for s in state.specs}, {*state.hyperparameters}
@@ -87,7 +95,8 @@ def cut(
     known = {*spec.gradients.values(), *states, *rates, *scheduled}
     if stray := [v for v in apply.graph.inputs if v.name not in known]:
         raise BuildError(
-            f"the update reads '{shown(stray[0].name)}' of the batch, so it cannot be a separate file; remove separate"
+            f"the optimizer reads '{shown(stray[0].name)}' of the batch, so the update cannot be a file of its own; "
+            "remove separate"
         )
     first, second = (_half(half, nexts, states, rates) for half in (gradient, apply))
     return Halves({"gradient": gradient, "apply": apply}, replace(spec, gradient=first, apply=second))
@@ -98,7 +107,7 @@ def _values(model: ir.Model) -> dict[str, ir.Value]:
 
 
 def _feed(model: ir.Model, names: Iterable[str]) -> None:
-    """Replace the nodes that compute these values by inputs."""
+    """Make the values of these names inputs of the graph, in place of the nodes that compute them."""
     made = _values(model)
     for name in names:
         old = made[name]

@@ -49,10 +49,10 @@ class StepOptions:
     The arguments are those of ``gradgraph.build``.
 
     Args:
-        seed: of the random numbers of this step; by default derived from that of ``gradgraph.build``.
+        seed: the seed of the random numbers of this step; by default derived from the seed of ``gradgraph.build``.
 
     Raises:
-        ArgumentError: an argument is of the wrong kind.
+        ArgumentError: if an argument has the wrong type.
     """
 
     loss: str | Loss | LossFunction | Mapping[Any, Any] | None = option(
@@ -294,15 +294,15 @@ class BuildOptions(StepOptions, _Model):
 
     @property
     def of_step(self) -> dict[str, Any]:
-        """Return the options without the defaults, which each of several steps has for itself."""
+        """The options of the step itself (those of ``StepOptions``) that differ from their defaults."""
         own = {f.name: (getattr(self, f.name), default_of(f)) for f in fields(StepOptions) if f.name != "seed"}
         return {name: value for name, (value, default) in own.items() if value != default}
 
 
 def check_names(steps: Mapping[str, StepOptions]) -> None:
-    """Raise BuildError unless each name can be that of a column and of a file."""
+    """Raise BuildError unless each name of a step can be part of a column name and a file name."""
     if not steps:
-        raise BuildError("steps is empty; name at least one, or remove steps")
+        raise BuildError("steps is empty; add at least one step, or remove steps")
     seen = dict[str, str]()
     for name in steps:
         if not (isinstance(name, str) and name.isidentifier() and name.isascii()):
@@ -312,4 +312,7 @@ def check_names(steps: Mapping[str, StepOptions]) -> None:
             )
         other = seen.setdefault(name.casefold(), name)
         if other != name:
-            raise BuildError(f"two steps are called '{other}' and '{name}', which are the same file on some systems")
+            raise BuildError(
+                f"the step names '{other}' and '{name}' differ only in case, so on some systems their files would have "
+                "the same name; rename one of them"
+            )

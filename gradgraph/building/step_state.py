@@ -26,23 +26,25 @@ class Slot(NamedTuple):
 
 
 class StepState:
-    """The state of one step. Transforms see it as their ``optim.transform.Context``.
+    """The state of one step while it is built. It is also the ``optim.transform.Context`` of the optimizer's
+    transforms.
 
     Args:
         op: the builder of train.onnx.
-        init_model: the builder of init.onnx.
+        init_model: the writer of init.onnx.
         name: the name of the step, if there are several.
 
     Attributes:
-        slots: the state of the optimizer so far.
-        rates, hyperparameters: the scalar inputs for hyperparameters, and their defaults.
+        slots: the state tensors of the optimizer so far.
+        rates: the scalar inputs for hyperparameters, by name.
+        hyperparameters: the defaults of these inputs, by the name of the input.
         reports: outputs to log during training, by name.
-        scale_names: the tensors of loss scaling, by history column.
+        scale_names: the names of the state tensors of loss scaling, by history column.
         averages: for each averaged weight, the name of the state tensor that evaluation reads instead.
         schedule: the learning-rate schedule in the graph, if any.
-        rate: the placeholder for its result, until ``schedule_nodes`` replaces it.
+        rate: the placeholder for the learning rate of the schedule, until ``schedule_nodes`` replaces it.
         held: values that must keep their names.
-        inputs, outputs, specs: the state tensors added by :meth:`carry`.
+        inputs, outputs, specs: the inputs, outputs and descriptions of the state tensors added by :meth:`carry`.
     """
 
     def __init__(self, op: Builder, init_model: InitModel, name: str = "") -> None:
@@ -74,8 +76,9 @@ class StepState:
         known = self.hyperparameters.setdefault(self.rates[name].value.name or name, float(default))
         if known != default:
             raise BuildError(
-                f"two parts of the optimizer read '{name}', one with {known} and one with {float(default)}",
-                remedy="chain only one of them, or give one a schedule such as gradgraph.optim.constant(...)",
+                f"two parts of the optimizer have different defaults for the input '{name}': {known} and "
+                f"{float(default)}",
+                remedy="use only one of them, or give one a schedule such as gradgraph.optim.constant(...)",
             )
         return self.rates[name]
 
@@ -101,37 +104,47 @@ class StepState:
         return None if self._counter is None else self._counter.value
 
     def fed(self, name: str) -> Var:
-        """Return the input of a hyperparameter, which is fed under exactly this name."""
+        """Return the input of a hyperparameter that the trainer feeds under exactly the name ``name``."""
         value = self.hyperparameter(name, 1.0)
         if value.value.name != name:
-            raise BuildError(f"accumulation feeds '{name}', but the model has a value of this name; rename that value")
+            raise BuildError(
+                f"the model has a value called '{name}', which is the name of an input for gradient accumulation; "
+                "rename "
+                "that value"
+            )
         return value
 
     def new(self, name: str, dtype: ir.DataType, shape: Sequence[Any]) -> Var:
-        """Return a new state tensor, which belongs to this step if there are several."""
+        """Return a new state tensor; with several named steps, its name gets the prefix of this step."""
         return self._input(column(self.name, name), dtype, shape)
 
     def where(self, condition: Var, old: Vars, new: Vars, first: int) -> list[Var]:
-        """Return ``new`` where ``condition`` is true, otherwise ``old``; also for the slots from ``first`` on."""
+        """Return ``new`` if the scalar ``condition`` is true, otherwise ``old``.
+
+        The slots from ``first`` on are changed likewise: they keep their values if ``condition`` is false.
+        """
         op = self.op
         self.slots[first:] = [s._replace(new=op.Where(condition, s.new, op.wrap(s.value))) for s in self.slots[first:]]
         return [op.Where(condition, now, was) for now, was in zip(new, old, strict=True)]
 
     def report(self, name: str, number: Var) -> None:
-        """Report the scalar ``number`` as an output."""
+        """Make the scalar ``number`` an output that is logged during training."""
         result = self.op.Identity(number, name=column(self.name, name)).value
         result.shape = ir.Shape(())
         self.reports[result.name or ""] = result
 
     def next_step(self, moves: Var | None = None) -> list[Slot]:
-        """Increment the step counter, if anything reads it; with ``moves``, only where that is true."""
+        """Return the slot that increments the step counter, or no slot if nothing reads the counter.
+
+        With ``moves``, a boolean scalar, it is incremented only if that is true.
+        """
         if self._counter is None:
             return []
         count = 1 if moves is None else self.op.cast(moves, ir.DataType.INT64)
         return [Slot(self._counter.value, self._counter + count, self.start.const(np.int64(0)), "counter")]
 
     def carry(self, slots: Iterable[Slot]) -> None:
-        """Add tensors to the state, each as an input, an output ``<name>.next`` and an initial value in init.onnx."""
+        """Add tensors to the state: each becomes an input, an output ``<name>.next`` and an output of init.onnx."""
         for value, new, begin, kind in slots:
             after = owned(self.op, new, f"{value.name}.next", value, [*self.outputs, *self.held])
             self.inputs.append(value)

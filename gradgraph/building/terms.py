@@ -1,4 +1,4 @@
-"""Terms of the objective: losses with the values that they read and compare, and their sample weights."""
+"""Terms of the objective: losses with the outputs that they read, their targets, and their sample weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gradgraph.losses import LOSSES
 from gradgraph.step.column_assignment import MASK, SAMPLE_WEIGHT
 from gradgraph.step.manifest import TargetSpec, dtype_name, numpy_dtype
 
-OWN_LOSS = "none"  # in manifests and on the command line, for loss=None: the model computes its own
+OWN_LOSS = "none"  # the name, in manifests and on the command line, of loss=None: the model computes its own loss
 OWN = Loss(OWN_LOSS, lambda output: output, targets=(), reads=("loss",))
 Axes: TypeAlias = bool | Sequence[int | str | None]
 MaskSpec: TypeAlias = Axes | Mapping[str, bool | int | Sequence[int | str | None]]
@@ -31,13 +31,14 @@ MaskSpec: TypeAlias = Axes | Mapping[str, bool | int | Sequence[int | str | None
 
 @dataclass(frozen=True)
 class Term:
-    """A loss on outputs of the model.
+    """A loss on outputs of the model, as a term of the objective.
 
     Attributes:
-        outputs: the names of the values that it reads.
-        targets: the inputs that it compares them with.
-        weight: in the sum.
-        column: in the history, if there are several terms.
+        loss: the loss.
+        outputs: the names of the outputs that it reads.
+        targets: the targets that it compares them with.
+        weight: its weight in the sum of losses.
+        column: its column in the history, if there are several terms.
         factors: the inputs that weight its samples or elements.
     """
 
@@ -55,14 +56,17 @@ class Term:
 
     @property
     def mask(self) -> str | None:
-        """The input that masks elements."""
+        """The name of the input that masks elements, or None."""
         return next((f.name for f in reversed(self.factors) if f.dtype == "bool"), None)
 
     def tensors(self, builder: Builder, graph: ir.Graph, checked: Collection[str], fed: dict[str, Var]) -> list[Tensor]:
-        """Return the outputs and targets of the loss; a target that is not in ``fed`` becomes an input.
+        """Return the tensors of the loss: its outputs, then its targets.
 
         Args:
-            checked: as for ``same_sizes``.
+            builder: writes after ``graph``.
+            graph: the graph; a target that is not in ``fed`` becomes an input of it.
+            checked: symbolic sizes that need no check (see ``same_sizes``).
+            fed: the targets so far, by name; new targets are added.
         """
         predictions = [builder.wrap(output_of(graph, name)) for name in self.outputs]
         for spec, given in zip(_specs(self.loss, predictions), self.targets, strict=True):
@@ -76,7 +80,7 @@ class Term:
     def value(self, tensors: Sequence[Tensor], factors: Sequence[Tensor], checked: Collection[str]) -> Tensor:
         """Return the scalar loss of a batch."""
         loss = self.loss
-        is_half = tensors[0].dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)  # float16 overflows at 65,504 samples
+        is_half = tensors[0].dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)  # a float16 count overflows at 65,504
         each = (loss.each if factors else loss)(*tensors)
         each = cast(each, ir.DataType.FLOAT) if is_half else each
         if not factors:
@@ -97,15 +101,17 @@ class Term:
 
 
 def aligned(factor: Tensor, losses: Tensor, checked: Collection[str]) -> Tensor:
-    """Append axes of length 1 to ``factor``, so that it broadcasts over the leading axes of ``losses``.
+    """Return ``factor`` with axes of length 1 appended, so that its axes correspond to the leading axes of ``losses``.
 
     Args:
-        checked: as for ``same_sizes``.
+        factor: sample weights or a mask.
+        losses: the losses of single elements.
+        checked: symbolic sizes that need no check (see ``same_sizes``).
     """
     if factor.ndim > losses.ndim:
         raise BuildError(
-            f"'{shown(factor.traced.value.name)}' has {factor.ndim} axes, and the losses that it weights "
-            f"have {losses.ndim}; give it at most as many"
+            f"'{shown(factor.traced.value.name)}' has {factor.ndim} axes, but the losses that it weights have only "
+            f"{losses.ndim}; give it at most as many axes"
         )
     factor = wrap(same_sizes(factor.traced, losses.traced, range(factor.ndim), checked))
     weight = cast(real(factor) if factor.is_bool() else factor, losses.dtype)
@@ -123,23 +129,30 @@ def factor_input(spec: TargetSpec) -> ir.Value:
 
 
 def chosen_loss(loss: Any) -> Loss:
-    """Return the given or named loss; the model's own for None."""
+    """Return the loss for a user's value: a ``Loss``, a name, or None for the loss that the model computes itself."""
     return OWN if loss is None else LOSSES.given(loss)
 
 
 def terms_of(graph: ir.Graph, loss: Loss | Mapping[Any, Any], output: Any, target: str) -> tuple[Term, ...]:
-    """Return the term of a loss on these outputs (by default the first floating ones), or those of several losses by
-    output: ``{output: loss, (loss, weight) or a list of these}``. Their targets are named after the outputs.
+    """Return the terms of the objective.
+
+    Args:
+        graph: the graph of the model.
+        loss: a loss, or a dict by output. Its values are losses, pairs ``(loss, weight)``, or lists of these; targets
+            are then named after the outputs.
+        output: the names of the outputs that a single loss reads; by default the first floating-point outputs.
+        target: the name of the target of a single loss.
     """
     free = Builder(value_names(graph))
     if isinstance(loss, Loss):
         if loss is OWN and output is not None and len(as_names(output)) != 1:
             raise BuildError(
-                f"a model's own loss is one of its outputs, but {len(as_names(output))} are named; name that one"
+                f"a loss that the model computes itself is a single output, but {len(as_names(output))} outputs are "
+                "named; name one"
             )
         return (_term(graph, loss, output, target, free),)
     if not loss:
-        raise BuildError("no loss is given; name one for at least one output, such as {'logits': 'cross_entropy'}")
+        raise BuildError("loss is an empty dict; pass a loss for an output, such as {'logits': 'cross_entropy'}")
     terms: list[Term] = []
     for outputs, given in loss.items():
         names = [outputs] if isinstance(outputs, str) else list(outputs)
@@ -151,10 +164,13 @@ def terms_of(graph: ir.Graph, loss: Loss | Mapping[Any, Any], output: Any, targe
 
 
 def _term(graph: ir.Graph, loss: Loss, output: Any, target: str, free: Builder, prefix: str = "", **more: Any) -> Term:
-    """Return the term of ``loss``; ``free`` names its targets, the first after ``target``."""
+    """Return the term of ``loss``. The first target is called ``target``, further targets ``<prefix><name>``, or a free
+    name derived from these (``free``).
+    """
     if loss.arguments.get("reduction") == "none":
         raise BuildError(
-            f"{loss.name} without a reduction returns many numbers, and a step minimises one; reduce by 'mean' or 'sum'"
+            f"{loss.name} with reduction='none' returns a number per element, but a step needs a scalar loss; use "
+            "'mean' or 'sum'"
         )
     read = _outputs_read(graph, loss, output)
     specs = _specs(loss, [free.wrap(output_of(graph, name)) for name in read])
@@ -202,25 +218,27 @@ def _weighted_term(graph: ir.Graph, names: Sequence[str], given: Any, free: Buil
     if not NUMBER.fits(weight):
         raise BuildError(f"the weight of the loss on '{shown(names[0])}' is {described(weight)}; pass a number")
     if chosen is None:
-        raise BuildError(f"no loss for '{shown(names[0])}'; name one, such as 'mse'")
+        raise BuildError(f"the loss for '{shown(names[0])}' is None; pass one, such as 'mse'")
     return _term(graph, chosen_loss(chosen), names, f"{names[0]}_target", free, f"{names[0]}_", weight=float(weight),
                  column=f"{names[0]}_loss")  # fmt: skip
 
 
 def _on_one_target(graph: ir.Graph, names: Sequence[str], every: Sequence[Any], free: Builder) -> list[Term]:
-    """Combine several losses on the same outputs: they share a target, and each has a column named after it."""
+    """Return the terms of several losses on the same outputs: they share a target, and their columns are called
+    ``<output>_<loss>``.
+    """
     terms: list[Term] = []
     shared: TargetSpec | None = None
     for given in every:
         term = _weighted_term(graph, names, given, free)
         if any(t.loss.name == term.loss.name for t in terms):
-            raise BuildError(f"'{shown(names[0])}' has the loss {term.loss.name} twice; name it once")
+            raise BuildError(f"the loss {term.loss.name} is listed twice for '{shown(names[0])}'; list it once")
         if term.targets and shared is not None:
             if replace(term.targets[0], name=shared.name) != shared:
                 mine, other = (f"{t.dtype}[{', '.join(str(d) for d in t.shape)}]" for t in (term.targets[0], shared))
                 raise BuildError(
-                    f"the losses on '{shown(names[0])}' need different targets: {term.loss.name} takes {mine}, and "
-                    f"one before it {other}; write them as one function"
+                    f"the losses on '{shown(names[0])}' need different targets: {term.loss.name} needs {mine}, an "
+                    f"earlier one {other}; write them as one loss function"
                 )
             term = replace(term, targets=(shared, *term.targets[1:]))
         elif term.targets:
@@ -232,11 +250,14 @@ def _on_one_target(graph: ir.Graph, names: Sequence[str], every: Sequence[Any], 
 def weighed(
     graph: ir.Graph, terms: Sequence[Term], sample_weight: Axes, mask: MaskSpec
 ) -> tuple[tuple[Term, ...], tuple[TargetSpec, ...]]:
-    """Return the terms with their weight inputs, and these inputs.
+    """Return the terms with the inputs that weight them, and a list of these inputs.
 
     Args:
-        sample_weight, mask: ``True`` stands for the default shape; masks by output, for the shape of the target or so
-            many of its axes.
+        graph: the graph of the model.
+        terms: the terms.
+        sample_weight: ``True`` for one weight per sample, or the shape of the weights.
+        mask: ``True`` for the shape of the first target, or a shape; or a dict by output, whose values are ``True`` for
+            the shape of the target, a number of its leading axes, or a shape.
     """
     free = Builder([*value_names(graph), *(spec.name for term in terms for spec in term.targets)])
     by_output = mask if isinstance(mask, Mapping) else {}
@@ -250,8 +271,8 @@ def weighed(
         mine = (*factors, *([own] if own else []))
         if mine and term.loss.arguments.get("reduction") not in ("mean", "sum"):
             raise BuildError(
-                f"sample weights need a loss that is a mean or a sum, and {term.loss.name} reduces by "
-                f"'{shown(term.loss.arguments.get('reduction'))}'"
+                "sample weights require a loss that is a mean or a sum, but the reduction of "
+                f"{term.loss.name} is '{shown(term.loss.arguments.get('reduction'))}'; use 'mean' or 'sum'"
             )
         found.append(replace(term, factors=mine))
     return tuple(found), (*factors, *masks.values())
@@ -260,7 +281,14 @@ def weighed(
 def factors_of(
     sample_weight: Axes, mask: Axes, one_a_sample: Sequence[Any], one_an_element: Sequence[Any], free: Builder
 ) -> tuple[TargetSpec, ...]:
-    """Return the requested inputs ``sample_weight`` and ``mask``, with the given shapes or, for ``True``, these."""
+    """Return the requested inputs ``sample_weight`` and ``mask``.
+
+    Args:
+        sample_weight, mask: the shape, or ``True`` for the default shape; False or None if not requested.
+        one_a_sample: the default shape of sample weights.
+        one_an_element: the default shape of a mask.
+        free: finds free names.
+    """
     given = ((SAMPLE_WEIGHT, sample_weight, "float32", one_a_sample), (MASK, mask, "bool", one_an_element))
     return tuple(
         TargetSpec(free.fresh(name), dtype, tuple(usual) if axes is True else tuple(axes))

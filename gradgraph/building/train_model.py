@@ -1,4 +1,4 @@
-"""Writing train.onnx: the loss, its gradients, the optimizer, and the state that they carry."""
+"""Writing of train.onnx: the loss, its gradients, the optimizer's update, and the state."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def write_training(draft: Draft, part: Part) -> tuple[StepState, Halves | None]:
     """Turn the model of ``part`` into its train graph, in place, and write the initial values of its state.
 
     Returns:
-        The state, and the same step in two files if it is separate.
+        The state, and gradient.onnx and apply.onnx if the step is built with ``separate``.
     """
     model, graph, optimizer, options = part.model, part.model.graph, part.optimizer, part.options
     state = StepState(builder_for(model, named_operators=True), draft.init_model, part.name)
@@ -75,7 +75,7 @@ def write_training(draft: Draft, part: Part) -> tuple[StepState, Halves | None]:
     weights = Weights(params, [state.init_model.weight(p) for p in params], [state.op.wrap(p) for p in params])
     new = update(weights, gradients)
     if optimizer.groups and isinstance(optimizer.groups.base, Schedule):
-        state.scheduled(optimizer.groups.base)  # reported whether or not a weight follows it
+        state.scheduled(optimizer.groups.base)  # the rate is reported even if no weight follows the schedule
 
     rows = zip(params, new, weights.start, strict=True)
     state.carry(Slot(value, after, start, "parameter") for value, after, start in rows)
@@ -85,13 +85,13 @@ def write_training(draft: Draft, part: Part) -> tuple[StepState, Halves | None]:
     if source.places:
         begin = state.start.const(randomness.initial_state(part.seed))
         state.carry([Slot(rng.value, randomness.advance(state.op, rng), begin, "counter")])
-    if scale is None:  # it counts the steps that are not skipped
+    if scale is None:  # otherwise LossScale increments the counter, if the step is not skipped
         state.carry(state.next_step(accumulation.due if accumulation else None))
 
     results = [v.name or "" for v in written.results]
     _close(graph, state, [*written.results, *state.reports.values()])
     if recompute := as_recompute(options.recompute):
-        beside = (*graph.inputs, *graph.initializers.values(), *state.inputs)  # weights, state, next state, fed
+        beside = (*graph.inputs, *graph.initializers.values(), *state.inputs)  # memory besides activations
         recompute.apply(model, state.op, slopes.passes, sum(bytes_of(v, recompute.sizes, 1) for v in beside))
     forget_detached(nodes_of(model))  # the gradients are written
     halves = None
@@ -102,7 +102,7 @@ def write_training(draft: Draft, part: Part) -> tuple[StepState, Halves | None]:
     clean_up(model)
     for written_model in (model, *(halves.models.values() if halves else ())):
         write_schedule(written_model, state)
-    if part.name:  # of the batch and other steps' state, keep only what it needs
+    if part.name:  # a named step keeps only the inputs of the batch and of other steps' state that it uses
         own = {*state.inputs, *(r.value for r in state.rates.values())}
         for value in [v for v in graph.inputs if v not in own and not v.uses()]:
             graph.inputs.remove(value)
@@ -112,10 +112,15 @@ def write_training(draft: Draft, part: Part) -> tuple[StepState, Halves | None]:
 def _forward(
     part: Part, every: Sequence[str], state: StepState
 ) -> tuple[Written, Mapping[ir.Value, Var], randomness.RandomSource]:
-    """Put the model into training mode and append the loss; ``every`` lists the weights that any step trains.
+    """Put the model of ``part`` into training mode, and append the loss.
+
+    Args:
+        part: the step.
+        every: the names of the weights that any step trains.
+        state: the state of the step.
 
     Returns:
-        The loss, the running statistics with their next values, and the source of random numbers.
+        The loss, the running statistics with their updated values, and the source of random numbers.
     """
     model = part.model
     frozen = frozen_values(model.graph, every)
@@ -133,7 +138,7 @@ def _forward(
 
 
 def _close(graph: ir.Graph, state: StepState, results: Sequence[ir.Value]) -> None:
-    """Declare the inputs and outputs of the graph; state is no longer stored in it."""
+    """Declare the inputs and outputs of the train graph; weights in its state change from initializers to inputs."""
     state.op.finish(graph)
     for spec in state.specs:
         if spec.name in graph.initializers:

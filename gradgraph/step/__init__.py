@@ -1,4 +1,4 @@
-"""The step artefact: manifest, step folder, ``Step``, and summaries of a step.
+"""The step artefact: its manifest, its folder on disk, the class ``Step``, and its summary.
 
-It defines what a step consists of; building and running steps happen elsewhere.
+Steps are built in ``gradgraph.building`` and run in ``gradgraph.runtime``.
 """

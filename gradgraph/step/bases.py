@@ -1,9 +1,9 @@
 """Base files: files of weights that a step refers to instead of copying them.
 
-A built step leaves large external weights in the model's files. A step folder that shares them stores each file's path
-relative to the folder, its size and its digest. The file is used only if all three match, so a folder cannot make its
-reader open a file that its author did not have. Weights in memory that exceed protobuf's limit go to a temporary file
-(``gradgraph.files.spilled``), which is one more base.
+A step built from a model with large external weights leaves them in the model's files. With ``share_weights``, a step
+folder stores the relative path, size and digest of each such file. A file is used only if its size and digest match,
+so an untrusted step folder cannot make its reader use a file that the author did not have. Weights in memory that
+exceed protobuf's limit are written to a temporary file (``gradgraph.files.spilled``), which is also a base file.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Base:
     """A file of weights.
 
     Args:
-        path: of the file.
-        size: in bytes.
+        path: the path of the file.
+        size: its size in bytes.
         digest: the expected digest, if known.
-        folder: its temporary folder, if it is ours.
-        held: the open file, if it is a model's own, with the weights inside.
+        folder: the temporary folder that contains the file, if gradgraph wrote it.
+        held: the open file, if it is the model file itself, with the weights inside.
 
     Attributes:
-        lasts: whether the path stays valid.
+        lasts: whether a saved step can refer to the file: it is neither temporary nor the model file itself.
     """
 
     path: Path
@@ -61,9 +61,9 @@ class Base:
 
 
 def bases_of(model: ir.Model) -> dict[str, Base]:
-    """Return the files that hold large weights of ``model``, by location; empty if there are few such weights.
+    """Return the files with the large external weights of ``model``, by location; empty if there are few such weights.
 
-    Weights in memory that exceed protobuf's limit are written to a temporary one, in place.
+    If the weights in memory exceed protobuf's limit, they are first moved to a temporary file, in place.
     """
     aside = spill(model, LEAST_BYTES, MOST_IN_MEMORY)
     return {place_of(tensor): _base_of(tensor, aside) for tensor in large_outside(model)}
@@ -78,7 +78,7 @@ def _base_of(tensor: ir.ExternalTensor, aside: Folder | None) -> Base:
 
 
 def to_proto_beside(model: ir.Model, bases: Mapping[str, Base]) -> onnx.ModelProto:
-    """Write ``model`` as protobuf; large weights stay in their base files."""
+    """Convert ``model`` to protobuf. Weights in ``bases`` stay external; all other weights are stored inside."""
     staying = {v: t for v in model.graph.initializers.values() if (t := large_in_file(v)) and place_of(t) in bases}
     store_inside(v for v in stored_values(model) if v not in staying)
     proto: onnx.ModelProto = ir.to_proto(model)
@@ -97,7 +97,7 @@ def path_from(folder: Path, base: Path) -> str:
     """Return the path of ``base`` relative to ``folder``, as in manifest.json.
 
     Raises:
-        OutputError: they are on different drives.
+        OutputError: if ``folder`` and ``base`` are on different drives.
     """
     try:
         return Path(os.path.relpath(os.path.realpath(base), os.path.realpath(folder))).as_posix()
@@ -114,10 +114,14 @@ def described(bases: Mapping[str, Base]) -> dict[str, Any]:
 
 
 def bases_in(manifest: str, path: Path) -> dict[str, Base]:
-    """Return the base files named in manifest.json, each checked for existence and size.
+    """Return the base files named in manifest.json, after checking that each exists and has the recorded size.
+
+    Args:
+        manifest: the text of manifest.json.
+        path: its path.
 
     Raises:
-        ModelError: the entry is damaged; a file is missing or has changed.
+        ModelError: if an entry is damaged, or a file is missing or has another size.
     """
     found = json_of(manifest).get(BASES, {})
     if not isinstance(found, dict) or not all(_is_description(*item) for item in found.items()):

@@ -1,13 +1,13 @@
-"""Classes of a target: the one place that maps labels to class indices, for every reader.
+"""Mapping of labels to class indices, for every kind of training data.
 
-Readers pass labels as they find them: text, booleans or numbers, plus the class names that the source itself lists
-(folders, categories of COCO, a dataset's features). The classes that a model was trained on decide:
+Labels may be text, booleans or numbers. Some sources also list class names: folders, categories of COCO, the features
+of a Hugging Face dataset. Labels are matched with the classes that the model was trained on:
 
 - A name is matched exactly, so "01" and "1" are different classes. "TRUE" is "True", and "1.0" is "1".
 - A boolean is the class of that name ("True", "yes"), or the index 0 or 1 if classes have no names.
-- A whole number is the class of that name if names look like numbers. Otherwise, or if the training data listed class
-  indices with their names, it is a class index.
-- Any other label is rejected by name, and so is a number that could mean two classes.
+- A whole number is the class of that name if class names look like numbers. Otherwise, or if the training data listed
+  class indices with their names, it is a class index.
+- Any other label is rejected by an error that names it. So is a number that could mean two classes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ClassNumbers(np.ndarray[Any, Any]):
 
 
 def as_class_numbers(batch: Mapping[str, Any], targets: Collection[str]) -> dict[str, Any]:
-    """Mark the arrays of these targets as class indices, so that they are not matched with names again."""
+    """Mark the arrays of ``targets`` as class indices, so that they are not matched with class names again."""
     return {
         name: value.view(ClassNumbers) if name in targets and isinstance(value, np.ndarray) else value
         for name, value in batch.items()
@@ -56,8 +56,8 @@ class Classes:
     """The classes of a target.
 
     Attributes:
-        names: in the order of their indices; empty if classes have no names.
-        numbered: whole numbers in the data are class indices, even if names look like numbers.
+        names: the class names in the order of their indices; empty if classes have no names.
+        numbered: whether whole numbers in the data are class indices even if class names look like numbers.
     """
 
     names: tuple[str, ...] = ()
@@ -70,38 +70,40 @@ class Classes:
         return cls(tuple(found or ()), numbered) if found is not None or numbered else None
 
     def of(self, target: str) -> DataNames:
-        """Return the record of these classes for a target; empty if they have no names."""
+        """Return these classes as the ``DataNames`` of a target; empty if they have no names."""
         return DataNames(classes={target: self.names}, numbered=(target,) if self.numbered else ()) if self.names else (
             DataNames()
         )  # fmt: skip
 
     @cached_property
     def look_like_numbers(self) -> bool:
-        """Whether a name is spelled as a number, so that a number could be a name."""
+        """Whether a class name is spelled as a number, so that a number in the data could be a name."""
         return any(_number(name) is not None for name in self.names)
 
     @cached_property
     def may_be_named_by_numbers(self) -> bool:
-        """Whether a whole number could name a class other than that of its index."""
+        """Whether a whole number in the data could be the name of a class with another index."""
         are_their_numbers = all(name == str(i) for i, name in enumerate(self.names))
         return not self.numbered and self.look_like_numbers and not are_their_numbers
 
     def look_at_numbers(self, spec: TensorSpec) -> bool:
-        """Whether whole numbers for a target must be matched, because they may be names or indices without a name."""
+        """Whether whole numbers in the data must be matched with the classes: they may be names, or indices beyond the
+        named classes.
+        """
         most = spec.classes if isinstance(spec, TargetSpec) else None
         return bool(self.names) and (self.may_be_named_by_numbers or most is None or len(self.names) < most)
 
     def called(self, numbers: Sequence[int]) -> list[str]:
-        """Return the names of these class indices; an index without a name stands for itself."""
+        """Return the names of class indices; the digits of an index that has no name."""
         return [self.names[n] if 0 <= n < len(self.names) else str(n) for n in numbers]
 
     # --- class indices of labels ------------------------------------------------------------------------------
 
     def of_names(self, found: Sequence[str], where: str) -> Array:
-        """Return the index of each of these names: int64.
+        """Return the class index of each name in ``found``, as int64.
 
         Raises:
-            UnmatchedError: unknown name.
+            UnmatchedError: if a name matches no class.
         """
         if not self.names:
             numbered = self._of_texts(found, where, None)
@@ -112,15 +114,15 @@ class Classes:
         return np.array(numbers, np.int64)
 
     def of_values(self, values: Array, where: str, ignored: int | None = None) -> Array:
-        """Return the class index of each label: int64. Numbers that are not whole are returned unchanged.
+        """Return the class index of each label, as int64. Numbers that are not whole are returned unchanged.
 
         Args:
             values: text, booleans or numbers [n], without missing values.
-            where: their origin, for messages.
-            ignored: the label that is ignored.
+            where: the origin of the labels, for messages.
+            ignored: the label that the loss ignores (``ignore_index``).
 
         Raises:
-            UnmatchedError: a label matches no class, or could match two.
+            UnmatchedError: if a label matches no class, or could match two.
         """
         kind = kind_of(values)
         if kind == "number":
@@ -140,7 +142,7 @@ class Classes:
         return np.array([numbered[text] for text in texts.tolist()], np.int64)
 
     def _of_class_numbers(self, values: Array, where: str, ignored: int | None) -> Array:
-        """Check whole numbers that are class indices."""
+        """Check class indices and return them as int64; numbers with fractions are returned unchanged."""
         array = values if values.dtype.kind in "iuf" else np.asarray(values, np.float64)
         if array.dtype.kind == "f" and not (array == np.round(array)).all():
             return array
@@ -169,7 +171,7 @@ class Classes:
         return np.where(values, meant[1][0] if meant[1] else 0, meant[0][0] if meant[0] else 0).astype(np.int64)
 
     def _of_texts(self, found: Sequence[str], where: str, ignored: int | None) -> dict[str, int]:
-        """Return the index of each of these distinct texts."""
+        """Return the class index of each distinct label, given as text."""
         whole = {text: _whole(text) for text in found}
         are_whole = None not in whole.values()
         if not self.names:
@@ -207,7 +209,7 @@ class Classes:
         return {name: i for i, name in enumerate(self.names)}
 
     def _called(self, text: str) -> int | None:
-        """Return the index of the class of this name, or None."""
+        """Return the index of the class named ``text``, or None."""
         if text in self._places:
             return self._places[text]
         if text.casefold() in WORDS_OF_TRUTH:
@@ -217,7 +219,7 @@ class Classes:
         return None if whole is None else self._places.get(str(whole))
 
     def _numbered_as(self, value: float, where: str) -> int | None:
-        """Return the index of the class whose name is this number, or None."""
+        """Return the index of the class whose name is the number ``value``, or None."""
         equal = [i for i, name in enumerate(self.names) if _number(name) == value]
         if len(equal) > 1:
             raise UnmatchedError(
@@ -228,7 +230,9 @@ class Classes:
         return equal[0] if equal and self.names[equal[0]] in spelled else None
 
     def _check_order_of_truth(self, where: str) -> None:
-        """Raise UnmatchedError if 0 and 1 would be the classes named true and false."""
+        """Raise UnmatchedError if the class "true" has index 0 and "false" index 1, where 0 and 1 in the data are
+        ambiguous.
+        """
         if self.numbered or [TRUTH.get(name.casefold()) for name in self.names] != [1, 0]:
             return
         raise UnmatchedError(
@@ -257,19 +261,20 @@ def labelled(
     own: Sequence[str] = (),
     whole: bool = True,
 ) -> tuple[Array, Classes]:
-    """Return the class index of each label of a target, and the classes: the known ones, or else those found.
+    """Return the class index of each label of a target, and its classes: ``known``, or those found in the labels.
 
     Args:
         values: text, booleans or numbers [n].
-        spec: of the target.
+        spec: the target.
         known: the classes that the model was trained on; None before the first training.
-        where: the labels' origin, for messages.
-        own: the source's own names for whole numbers, from 0 on.
-        whole: the labels are complete, so numbers that cannot be class indices are names if they are few and skip 0.
+        where: the origin of the labels, for messages.
+        own: the class names that the source lists for the indices from 0 on.
+        whole: whether ``values`` are all labels of the data. If so, numbers that are positive, no more than the
+            model's classes, and too large for class indices are taken as class names.
 
     Raises:
-        UnmatchedError: a label is of no known class.
-        DataError: labels are missing, or the model has fewer classes.
+        UnmatchedError: if a label matches no known class.
+        DataError: if labels are missing, or the model has fewer classes.
     """
     ignored = spec.ignore_index if isinstance(spec, TargetSpec) else None
     check_whole(values, where)
@@ -281,11 +286,11 @@ def labelled(
 
 
 def classes_for(spec: TensorSpec, found: Sequence[str], known: Classes | None, where: str) -> Classes:
-    """Return the classes of a target: the known ones, or else those of these names.
+    """Return ``known``, or new classes with the names ``found`` if there are no known ones.
 
     Raises:
-        UnmatchedError: unknown name.
-        DataError: the model has fewer classes.
+        UnmatchedError: if a name matches no known class.
+        DataError: if the model has fewer classes.
     """
     if known is not None:
         known.of_names(found, where)
@@ -303,14 +308,14 @@ def classes_for(spec: TensorSpec, found: Sequence[str], known: Classes | None, w
 
 
 def warn_of_missing(found: Sequence[str], known: Classes, where: str) -> None:
-    """Warn about known classes that were not found."""
+    """Log a warning for known classes that do not occur in ``found``."""
     there = set(known.of_names(found, where).tolist()) if known.names else set()
     if missing := [name for i, name in enumerate(known.names) if i not in there]:
         log.warning("%s lacks the %s, known from training", where, _classes(missing))
 
 
 def kind_of(values: Array) -> str:
-    """Return the kind of some labels: "number", "truth", or "text" for anything else."""
+    """Return the kind of labels: "number", "truth" for booleans, or "text" for anything else."""
     if values.dtype.kind != "O":
         return {"b": "truth", "i": "number", "u": "number", "f": "number"}.get(values.dtype.kind, "text")
     kinds = {type(value) for value in values.tolist()}
@@ -323,7 +328,7 @@ def kind_of(values: Array) -> str:
 def _by_own_names(
     values: Array, spec: TensorSpec, known: Classes | None, where: str, own: Sequence[str], ignored: int | None
 ) -> tuple[Array, Classes]:
-    """Return class indices and classes for labels whose source has its own names."""
+    """Return the class indices and classes of numeric labels whose source lists class names (``own``)."""
     if known is not None and not known.names:
         return known.of_values(values, where, ignored), known
     classes = classes_for(spec, own, known, where)
@@ -335,7 +340,7 @@ def _by_own_names(
 
 
 def _found(values: Array, spec: TensorSpec, where: str, ignored: int | None, whole: bool) -> Classes:
-    """Determine classes from labels alone."""
+    """Determine the classes from the labels, if no classes are known."""
     kind = kind_of(values)
     if kind == "truth":
         return Classes(("False", "True")) if takes_labels(spec) else Classes()
@@ -357,7 +362,7 @@ def _found(values: Array, spec: TensorSpec, where: str, ignored: int | None, who
 
 
 def _are_names(numbers: Collection[Any], spec: TensorSpec, ignored: int | None) -> bool:
-    """Whether these numbers cannot be class indices and skip 0, as names that begin with 1 do."""
+    """Whether numeric labels are class names: positive whole numbers, some of them too large for a class index."""
     most = spec.classes if isinstance(spec, TargetSpec) else None
     if most is None or len(numbers) > most or not all(float(n).is_integer() and n > 0 for n in numbers):
         return False
@@ -365,7 +370,7 @@ def _are_names(numbers: Collection[Any], spec: TensorSpec, ignored: int | None) 
 
 
 def _both_of_truth(names: Sequence[str]) -> list[str]:
-    """Return both words, false and true, if only one of them may occur in the data."""
+    """Return the class names "false" and "true" in the data's spelling, even if only one of them occurs in the data."""
     by_word = {name.casefold(): name for name in names}
     if len(by_word) < len(names):
         return list(names)
@@ -387,13 +392,13 @@ def check_whole(values: Array, where: str) -> None:
 
 
 def _whole(text: str) -> int | None:
-    """Parse a text as a whole number, spelled as programs do; None if it is not one."""
+    """Parse a text as a whole number without leading zeros, such as "7" or "7.0"; return None for other texts."""
     found = _WHOLE.fullmatch(text)
     return int(found[1]) if found and len(text) < 20 else None
 
 
 def _number(name: str) -> float | None:
-    """Parse a name as a number; None if it is not one."""
+    """Parse a name as a finite number; return None for other names."""
     try:
         number = float(name)
     except ValueError:

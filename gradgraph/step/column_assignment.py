@@ -1,4 +1,4 @@
-"""Assignment of the arrays of a preprocessing to the inputs and targets of a step."""
+"""Assignment of the arrays that table preprocessing computes to the inputs and targets of a step."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ SAMPLE_WEIGHT, MASK = "sample_weight", "mask"
 
 
 def compared(targets: Sequence[TargetSpec]) -> list[TargetSpec]:
-    """Return the targets that outputs are compared with, without sample weights and masks."""
+    """Return the targets that the model's outputs are compared with: all but sample weights and masks."""
     masks = {t.name for t in targets if t.dtype == "bool" and t.name.endswith(f"_{MASK}")}
     return [t for t in targets if t.name not in {SAMPLE_WEIGHT, MASK, *masks}]
 
 
 def is_one_number(target: TensorSpec) -> bool:
-    """Whether a target is a floating number per sample: [samples], or [samples, 1]."""
+    """Whether a target is one floating-point number per sample: [samples], or [samples, 1]."""
     return target.shape[1:] in ((), (1,)) and len(target.shape) > 0 and target.dtype.startswith(("float", "bfloat"))
 
 
 def fitting(names: DataNames, inputs: Sequence[TensorSpec], targets: Sequence[TargetSpec]) -> DataNames:
-    """Return the part of ``names``, another model's, that fits these inputs and targets; raises DataError as
-    ``placed``.
+    """Return the part of another model's ``names`` that matches these inputs and targets.
+
+    Raises:
+        DataError: if preprocessed arrays cannot be assigned; see ``placed``.
     """
     columns = {s.name: s.shape[1] if len(s.shape) == 2 else 1 for s in (*inputs, *targets) if len(s.shape) in (1, 2)}
     labels = {t.name: t.classes for t in targets if t.ignore_index is not None}
@@ -36,11 +38,11 @@ def fitting(names: DataNames, inputs: Sequence[TensorSpec], targets: Sequence[Ta
 def placed(names: DataNames, inputs: Sequence[TensorSpec], targets: Sequence[TargetSpec]) -> DataNames:
     """Return ``names`` with the arrays of its preprocessing renamed to these inputs and targets.
 
-    Its arrays are the inputs of these names, or the only matrices of floating and of whole numbers; each target column
-    is the target named after it, or the next one.
+    An array is assigned to the input of the same name, or else to the only matrix of its type (floats or integers). A
+    target column is assigned to the target named after it; if names do not match, columns are assigned in order.
 
     Raises:
-        DataError: there is no such input, or there are more or fewer targets.
+        DataError: if no input matches an array, or the numbers of target columns and targets differ.
     """
     plan = names.preprocess
     if plan is None:
@@ -58,13 +60,13 @@ def _input(name: str, fitting: Sequence[str], inputs: Sequence[TensorSpec]) -> s
     if name in fitting or len(fitting) == 1:
         return name if name in fitting else fitting[0]
     raise DataError(
-        f"the preprocessing makes a matrix '{shown(name)}', but the model reads {listed([str(s) for s in inputs])}; "
-        "give it one such input"
+        f"the preprocessing computes a matrix '{shown(name)}', but the model has the inputs "
+        f"{listed([str(s) for s in inputs])}; give the model a matrix input of that name"
     )
 
 
 def _learnt(names: DataNames, targets: Sequence[TargetSpec]) -> DataNames:
-    """Return the columns and classes of the targets that have none recorded yet."""
+    """Return the columns and classes of the targets for which ``names`` has no columns yet."""
     plan = names.preprocess
     assert plan is not None
     columns = list(plan.targets)

@@ -1,6 +1,4 @@
-"""Checks of a manifest against the graphs: every name, element type and shape that it declares is looked up in the
-models.
-"""
+"""Checks of a manifest against the models of its step: every name, element type and shape that it declares."""
 
 from __future__ import annotations
 
@@ -17,17 +15,23 @@ from gradgraph.step.manifest import Manifest, StateSpec, TensorSpec, dtype_name,
 def check_against_graphs(
     manifest: Manifest, trains: Mapping[str, onnx.ModelProto], init: onnx.ModelProto, eval_: onnx.ModelProto
 ) -> None:
-    """Look up every name, dtype and shape of a manifest in the graphs, so that a forged or stale one cannot steer a
-    run.
+    """Check every name, dtype and shape of a manifest against the graphs, so that a forged or stale manifest cannot
+    change a run.
 
     Args:
+        manifest: the manifest.
         trains: the train graphs of the manifest's ``parts``, by name.
+        init, eval_: init.onnx and eval.onnx.
+
+    Raises:
+        ModelError: if a graph lacks an input or output that the manifest declares, has undeclared ones, or differs in
+            an element type or shape.
     """
     batch: dict[str, TensorSpec] = {s.name: s for s in (*manifest.inputs, *manifest.targets)}
     state = {s.name: s for s in manifest.state}
     results: dict[str, TensorSpec | None] = {}
     if trains.keys() != manifest.parts.keys():
-        raise ModelError("the manifest has other steps than there are train graphs; build the step again")
+        raise ModelError("the steps named in the manifest differ from the train graphs; build the step again")
     for step, part in manifest.parts.items():
         file = train_file(step)
         fed = {name: batch[name] for name in part.inputs} | {name: state[name] for name in part.reads}
@@ -51,10 +55,14 @@ def check_against_graphs(
 
 
 def check_halves(manifest: Manifest, halves: Mapping[str, onnx.ModelProto]) -> None:
-    """Check gradient.onnx and apply.onnx likewise; a step has both or neither."""
+    """Check gradient.onnx and apply.onnx (``halves``) against the manifest; a step has both or neither.
+
+    Raises:
+        ModelError: if they do not match the manifest.
+    """
     spec = manifest.separate
     if set(halves) != (set() if spec is None else {"gradient", "apply"}):
-        raise ModelError("gradient.onnx and apply.onnx are not those of the manifest; build the step again")
+        raise ModelError("gradient.onnx and apply.onnx do not match the manifest; build the step again")
     if spec is None:
         return
     state = {s.name: s for s in manifest.state}
@@ -83,7 +91,7 @@ def _scalars(names: Iterable[str]) -> dict[str, TensorSpec | None]:
 
 
 def _next_values(state: Mapping[str, StateSpec], names: Iterable[str]) -> dict[str, TensorSpec | None]:
-    """Return the outputs that hold the next values of these state tensors."""
+    """Return the specs of the outputs with the updated values of these state tensors, by name."""
     return {s.next: TensorSpec(s.next, s.dtype, s.shape) for s in (state[name] for name in names)}
 
 

@@ -1,7 +1,9 @@
-"""Names in the training data of a model: columns, classes, and how images, texts and sounds were read.
+"""Names in the training data of a model: columns, classes, and the options with which images, texts and sounds were
+read.
 
-Later data are matched against them. They are stored in the manifest of a step, in checkpoints, and in the metadata of
-an exported model under ``gradgraph.data``; this module alone reads and writes them.
+Data for later training, evaluation and prediction are matched against them. They are stored in the manifest of a step,
+in checkpoints, and in the metadata of an exported model under ``gradgraph.data``; only this module reads and writes
+that format.
 """
 
 from __future__ import annotations
@@ -25,12 +27,12 @@ MOST_PIXELS = 64_000_000  # of a generated image
 
 def _mapping(name: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise ArgumentError(f"{name} should hold names")
+        raise ArgumentError(f"{name} should be a dict with names as keys")
     return value
 
 
 def is_text(name: str) -> bool:
-    """Whether UTF-8 can encode it; file names need not be so."""
+    """Whether UTF-8 can encode ``name``; file names may contain unpaired surrogates, which it cannot."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -43,7 +45,7 @@ def _names(what: str, names: Any) -> tuple[str, ...]:
     if not listed or len(names) > MOST_NAMES or not all(isinstance(name, str) for name in names):
         raise ArgumentError(f"the names of {shown(what)!r} should be a list of texts")
     if not all(map(is_text, names)):
-        raise ArgumentError(f"a name of {shown(what)!r} holds an unpaired surrogate")
+        raise ArgumentError(f"a name of {shown(what)!r} contains an unpaired surrogate, which is not valid text")
     if len(set(names)) < len(names):
         raise ArgumentError(f"a name of {shown(what)!r} occurs twice")
     return tuple(names)
@@ -97,7 +99,10 @@ def _as_read(what: str, name: str, given: Any) -> dict[str, Any]:
     """Check the reading options of an input of images, texts or sounds."""
     for key, value in _mapping(f"{what} of {shown(name)}", given).items():
         if key not in _READ[what] or not _READ[what][key](value):
-            raise ArgumentError(f"how {what} of {shown(name)!r} are read: {shown(key)!r} is {shown(repr(value))}")
+            raise ArgumentError(
+                f"the option {shown(key)!r} for reading {what} of {shown(name)!r} is unknown or has an invalid value: "
+                f"{shown(repr(value))}"
+            )
     return {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
 
 
@@ -119,12 +124,12 @@ class DataNames:
             tokenizer's file in place of its path.
         sounds: for each input, how sounds are read: arguments of ``gradgraph.sound.folder``.
         preprocess: how the columns of a table are preprocessed.
-        sigmoid: the targets of two classes where the Sigmoid of the model's only score is the probability of the
-            second.
-        numbered: the targets whose data have class indices instead of names.
+        sigmoid: the targets of two classes for which the model has a single score, whose Sigmoid is the probability of
+            the second class.
+        numbered: the targets whose labels in the data are class indices instead of names.
 
     Raises:
-        ArgumentError: a name is not text or occurs twice, or an argument is invalid.
+        ArgumentError: if a name is not text or occurs twice, or an argument is invalid.
     """
 
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -167,17 +172,17 @@ class DataNames:
         )
 
     def _keeps_in(self, other: DataNames) -> Callable[[str], bool]:
-        """Whether ``other`` has no classes of its own for a target."""
+        """Return a function that says whether ``other`` leaves the classes of a target unchanged."""
         return lambda target: other.classes.get(target, self.classes.get(target)) == self.classes.get(target)
 
     def fitting(self, columns: Mapping[str, Any], classes: Mapping[str, Any]) -> DataNames:
-        """Return these names for a step built from the model, without those of another head, input or loss.
+        """Return the names that still apply to a new step built from the model, whose inputs, head or loss may differ.
 
-        The only target takes the names of the previous only target, whatever its name.
+        If there is a single target before and now, it keeps its class names even if its name changed.
 
         Args:
-            columns, classes: for each input, the columns of its matrix; for each target of labels, its classes. A value
-                that is not a number matches any.
+            columns: for each input of the new step, the number of columns of its matrix.
+            classes: for each target of labels, its number of classes. A size that is not an int matches any.
         """
         held, numbered = self.classes, list(self.numbered)
         if len(held) == 1 and len(classes) == 1:
@@ -191,7 +196,7 @@ class DataNames:
         return replace(named.without_activations(), preprocess=self.preprocess if fits else None)
 
     def without_activations(self) -> DataNames:
-        """Return these names without those that depend on a step's losses."""
+        """Return these names without ``softmax`` and ``sigmoid``, which depend on a step's losses."""
         return replace(self, softmax=(), sigmoid=())
 
     # --- reading and writing ----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A step with a fed learning rate in place of its schedule in the graph, for trying out rates."""
+"""A step whose learning rate is a model input in place of its schedule in the graph, for the learning-rate finder."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from gradgraph.files.protos import reads
 from gradgraph.step.manifest import LEARNING_RATE, column
 from gradgraph.step.step import Step
 
-DEFAULT = 1e-3  # its default when fed
+DEFAULT = 1e-3  # default of the input learning_rate
 
 
 def with_fed_rate(step: Step, name: str = "") -> Step:
-    """Return a copy of ``step`` with the input ``learning_rate`` in place of the output of this name.
+    """Return a copy of ``step`` whose learning rate is an input, ``learning_rate``, instead of the value that the
+    schedule computes and outputs.
 
     Args:
-        name: which of several steps.
+        step: a step.
+        name: the name of the step to change, if there are several named steps.
 
     Raises:
-        BuildError: the optimizer has no learning rate; no weight follows it; or the rate is not an output (the step was
-            written by an older gradgraph).
+        BuildError: if the optimizer has no learning rate, if no weight depends on it, or if the train graph does not
+            output it (an older gradgraph wrote the step).
     """
     rate, part = column(name, LEARNING_RATE), step.manifest.parts[name]
     model = onnx.ModelProto()
@@ -31,14 +33,15 @@ def with_fed_rate(step: Step, name: str = "") -> Step:
     makers = [node for node in model.graph.node if list(node.output) == [rate]]
     if rate not in part.reports or not makers:
         raise BuildError(
-            "this step cannot be fed a learning rate: its optimizer has none, or an older gradgraph wrote the step",
-            remedy="build it again, with a rate or a schedule such as adamw(1e-3)",
+            "the learning rate of this step cannot be varied: its optimizer has none, or an older gradgraph wrote the "
+            "step",
+            remedy="build it again, with a learning rate or a schedule, such as adamw(1e-3)",
             shell="build it again",
         )
     if not any(rate in reads(node) for node in model.graph.node):
         raise BuildError(
-            "no weight of this step follows its learning rate: each group has a schedule of its own, or it updates "
-            "no weight; give groups lr_factor instead of schedules"
+            "no weight of this step depends on its learning rate: each parameter group has a schedule of its own, or "
+            "the step updates no weight; use lr_factor instead of schedules for parameter groups"
         )
     model.graph.node.remove(makers[0])
     model.graph.output.remove(next(o for o in model.graph.output if o.name == rate))

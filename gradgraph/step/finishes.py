@@ -1,7 +1,8 @@
-"""History columns from sums that are accumulated over batches: exact, however the samples are batched.
+"""Computation of losses and metrics from sums over all samples, so that results do not depend on the batch size.
 
-A step outputs the sums of a batch (``<column>.sums``); the caller adds them up and finishes them here. Ranking metrics
-are not sums: for them, the evaluation keeps a row for each sample.
+A step outputs the sums of a batch (``<column>.sums``). The caller adds them up over batches, and a function of this
+module (a "finish") computes the column of the history from the totals. Ranking metrics such as ROC AUC cannot be
+computed from sums: for them, the evaluation keeps a row for each sample.
 """
 
 from __future__ import annotations
@@ -20,57 +21,75 @@ KAPPA_WEIGHTS = (None, "linear", "quadratic")
 
 
 def ratio(sums: Array) -> Any:
-    """`[a, b]`: ``a / b``."""
+    """Return ``a / b`` for sums ``[a, b]``."""
     return sums[0] / sums[1]
 
 
 def root(sums: Array) -> Any:
-    """`[a, b]`: ``√(a / b)``."""
+    """Return ``√(a / b)`` for sums ``[a, b]``."""
     return np.sqrt(sums[0] / sums[1])
 
 
 def exponential(sums: Array) -> Any:
-    """`[a, b]`: ``exp(a / b)``."""
+    """Return ``exp(a / b)`` for sums ``[a, b]``."""
     return np.exp(sums[0] / sums[1])
 
 
 def weighted_ratios(sums: Array, weights: Sequence[float]) -> Any:
-    """Rows of `[a, b]`: ``Σ w·a / b``, skipping rows with b = 0, in which nothing counts."""
+    """Return ``Σ w·a / b`` over the rows ``[a, b]`` with weight w; rows with b = 0, without samples, are skipped."""
     return (np.asarray(weights) * sums[:, 0] / np.where(sums[:, 1] == 0, 1, sums[:, 1])).sum()
 
 
 def r2(sums: Array) -> Any:
-    """`[n, Σ t, Σ t², Σ (t − x)²]`, a column each: the mean of ``1 − Σ (t − x)² / (Σ t² − (Σ t)²/n)``."""
+    """Return R² from the sums ``[n, Σ t, Σ t², Σ (t − x)²]`` of n targets t and predictions x.
+
+    Each sum is a vector with one entry per output column; the result is the mean over columns of
+    ``1 − Σ (t − x)² / (Σ t² − (Σ t)²/n)``.
+    """
     count, total, squares, errors = sums
     return np.mean(1.0 - errors / (squares - total**2 / count))
 
 
 def explained_variance(sums: Array) -> Any:
-    """`[n, Σ t, Σ t², Σ e, Σ e²]`, a column each: the mean of ``1 − (Σ e² − (Σ e)²/n) / (Σ t² − (Σ t)²/n)``."""
+    """Return the explained variance from the sums ``[n, Σ t, Σ t², Σ e, Σ e²]`` of n targets t and errors e.
+
+    Each sum is a vector with one entry per output column; the result is the mean over columns of
+    ``1 − (Σ e² − (Σ e)²/n) / (Σ t² − (Σ t)²/n)``.
+    """
     count, total, squares, errors, squared = sums
     return np.mean(1.0 - (squared - errors**2 / count) / (squares - total**2 / count))
 
 
 def r2_shifted(sums: Array) -> Any:
-    """Three addends of each of `[moments of t, Σ (t − x)²]`, a column each: ``r2``, accurate for a large mean."""
+    """Return R² as ``r2`` does, but accurate if targets have a large mean.
+
+    ``sums`` has the rows ``[six moments of t (see _spread), Σ (t − x)²]``, each stored as three addends, with one
+    entry per output column.
+    """
     *moments, errors = sums.sum(0)
     return np.mean(_explained(errors, _spread(*moments)))
 
 
 def explained_variance_shifted(sums: Array) -> Any:
-    """Three addends of each of `[moments of t, moments of e]`, a column each: ``explained_variance`` likewise."""
+    """Return the explained variance as ``explained_variance`` does, but accurate if targets have a large mean.
+
+    ``sums`` has the rows ``[six moments of t, six moments of e]`` (see ``_spread``), each stored as three addends, with
+    one entry per output column.
+    """
     rows = sums.sum(0)
     return np.mean(_explained(_spread(*rows[6:]), _spread(*rows[:6])))
 
 
 def _explained(errors: Array, spread: Array) -> Array:
-    """``1 − errors / spread``; for constant targets 1 if there is no error, else 0 (as scikit-learn)."""
+    """Return ``1 − errors / spread``; for constant targets 1 if there is no error, else 0, as in scikit-learn."""
     return np.where(spread == 0, np.where(errors == 0, 1.0, 0.0), 1.0 - errors / spread)
 
 
 def _spread(count: Array, pivots: Array, rests: Array, squares: Array, products: Array, rest_squares: Array) -> Array:
-    """``Σ (t − mean t)²`` of moments `[n, Σ p, Σ d, Σ p², Σ 2·p·d, Σ d²]` with ``t = p + d``: the pivots ``p`` have few
-    digits, so their sums are exact, and the remainders ``d`` are small.
+    """Return ``Σ (t − mean t)²`` from six moments of t: ``[n, Σ p, Σ d, Σ p², Σ 2·p·d, Σ d²]``.
+
+    Each t is split as ``t = p + d``: the pivot ``p`` has few digits, so sums of pivots are exact, and the remainder
+    ``d`` is small.
     """
     shift = pivots / np.where(count, count, 1.0)
     shift = np.ldexp(np.round(np.ldexp(np.frexp(shift)[0], 9)), np.frexp(shift)[1] - 9)
@@ -80,32 +99,34 @@ def _spread(count: Array, pivots: Array, rests: Array, squares: Array, products:
     return np.where(np.abs(found) > 1e-13 * all_, found, 0.0 * count / count)  # only rounding is left
 
 
-# a 2×2 table for each label: rows true no/yes, columns predicted no/yes
+# multi-label metrics: sums are a 2×2 table for each label, with rows true no/yes and columns predicted no/yes
 
 
 def label_precision(sums: Array, average: str) -> Any:
-    """`[labels, 2, 2]`: ``hits / predicted`` of each label."""
+    """Return the precision over labels, ``hits / predicted``, from sums `[labels, 2, 2]`."""
     return _of_labels(sums, average, lambda hits, called, so: (hits, called))
 
 
 def label_recall(sums: Array, average: str) -> Any:
-    """`[labels, 2, 2]`: ``hits / true`` of each label."""
+    """Return the recall over labels, ``hits / true``, from sums `[labels, 2, 2]`."""
     return _of_labels(sums, average, lambda hits, called, so: (hits, so))
 
 
 def label_f1(sums: Array, average: str) -> Any:
-    """`[labels, 2, 2]`: ``2·hits / (predicted + true)`` of each label."""
+    """Return the F1 score over labels, ``2·hits / (predicted + true)``, from sums `[labels, 2, 2]`."""
     return _of_labels(sums, average, lambda hits, called, so: (2.0 * hits, called + so))
 
 
 def label_iou(sums: Array, average: str) -> Any:
-    """`[labels, 2, 2]`: ``hits / (predicted + true − hits)`` of each label."""
+    """Return the IoU over labels, ``hits / (predicted + true − hits)``, from sums `[labels, 2, 2]`."""
     return _of_labels(sums, average, lambda hits, called, so: (hits, called + so - hits))
 
 
 def _of_labels(sums: Array, average: str, parts: Callable[[Array, Array, Array], tuple[Array, Array]]) -> Any:
-    """Average a ratio over labels as scikit-learn does, with 0 for 0/0; "binary" pools all answers as those of one
-    label, as "micro" does.
+    """Average a ratio over labels as scikit-learn does, with 0 for 0/0.
+
+    "binary" pools the predictions of all labels, as "micro" does. ``parts`` returns the numerators and denominators,
+    one per label, from the hits, predicted and true counts.
     """
     hits, so = sums[:, 1, 1], sums[:, 1].sum(1)
     above, below = parts(hits, sums[:, :, 1].sum(1), so)
@@ -120,12 +141,15 @@ def _of_labels(sums: Array, average: str, parts: Callable[[Array, Array, Array],
 
 
 def calibration(sums: Array) -> Any:
-    """`[n, Σ p, hits]`, a column for each bin: ``Σ |hits − Σ p| / Σ n``."""
+    """Return the expected calibration error, ``Σ |hits − Σ p| / Σ n`` over bins.
+
+    ``sums`` is ``[n, Σ p, hits]``, with one column per bin: samples, sum of predicted probabilities, correct ones.
+    """
     count, probability, hits = sums
     return np.abs(hits - probability).sum() / count.sum()
 
 
-# confusion matrices: rows are true classes, columns predicted ones
+# class metrics: sums are a confusion matrix, with true classes as rows and predicted classes as columns
 
 
 def confusion(sums: Array) -> Any:
@@ -134,34 +158,36 @@ def confusion(sums: Array) -> Any:
 
 
 def precision(sums: Array, average: str) -> Any:
-    """``hits / predicted``, from a confusion matrix."""
+    """Return the precision, ``hits / predicted``, from a confusion matrix."""
     return _averaged(np.diag(sums), sums.sum(0), sums, average)
 
 
 def recall(sums: Array, average: str) -> Any:
-    """``hits / true``, from a confusion matrix."""
+    """Return the recall, ``hits / true``, from a confusion matrix."""
     return _averaged(np.diag(sums), sums.sum(1), sums, average)
 
 
 def f1(sums: Array, average: str) -> Any:
-    """``2·hits / (predicted + true)``, from a confusion matrix."""
+    """Return the F1 score, ``2·hits / (predicted + true)``, from a confusion matrix."""
     return _averaged(2.0 * np.diag(sums), sums.sum(0) + sums.sum(1), sums, average)
 
 
 def iou(sums: Array, average: str) -> Any:
-    """``hits / (predicted + true − hits)``, from a confusion matrix."""
+    """Return the IoU, ``hits / (predicted + true − hits)``, from a confusion matrix."""
     hits = np.diag(sums)
     return _averaged(hits, sums.sum(0) + sums.sum(1) - hits, sums, average)
 
 
 def balanced_accuracy(sums: Array) -> Any:
-    """Mean of ``hits / true`` over the classes that occur, from a confusion matrix."""
+    """Return the mean recall over the classes that occur, from a confusion matrix."""
     count = sums.sum(1)
     return _mean((np.diag(sums) / np.where(count, count, 1.0))[count > 0])
 
 
 def mcc(sums: Array) -> Any:
-    """Correlation of true and predicted classes, from a confusion matrix; 0 if either is constant."""
+    """Return the Matthews correlation coefficient, from a confusion matrix; 0 if all true or predicted classes are the
+    same.
+    """
     so, called, all_ = sums.sum(1), sums.sum(0), sums.sum()
     above = np.trace(sums) * all_ - so @ called
     below = (all_**2 - called @ called) * (all_**2 - so @ so)
@@ -169,25 +195,38 @@ def mcc(sums: Array) -> Any:
 
 
 def cohen_kappa(sums: Array, weights: str | None = None) -> Any:
-    """``1 − Σ w·matrix / Σ w·expected``, from a confusion matrix, with weights by the distance of two classes."""
+    """Return Cohen's kappa, ``1 − Σ w·matrix / Σ w·expected``, from a confusion matrix.
+
+    The weight w of a cell is 1 off the diagonal, or the distance of its two class indices ("linear") or its square
+    ("quadratic").
+    """
     distance = np.abs(np.subtract.outer(*[np.arange(len(sums))] * 2)).astype(np.float64)
     w = {None: distance > 0, "linear": distance, "quadratic": distance**2}[weights]
     expected = np.outer(sums.sum(1), sums.sum(0)) / sums.sum()
     return 1.0 - (w * sums).sum() / (w * expected).sum()
 
 
-# rows of samples: class scores and the label; or scores of yes, and below them the truth. −1 is ignored
+# ranking metrics: rows [samples, classes + 1] of class scores and the label, or, for independent yes/no predictions,
+# [samples, 2, predictions] of scores and truth. A label or truth of −1 is ignored
 
 
 def roc_auc(sums: Array, average: str, probable: bool) -> Any:
-    """Area under the ROC curve of each class against the rest, from rows of samples; NaN for a class without positives
+    """Return the area under the ROC curve of each class against the rest, averaged; NaN for a class without positives
     or negatives.
+
+    Args:
+        sums: rows of samples.
+        average: how to average over classes.
+        probable: whether scores are probabilities, so that Softmax is not applied.
     """
     return _ranked(_area, sums, average, probable)
 
 
 def average_precision(sums: Array, average: str, probable: bool) -> Any:
-    """Mean precision over the positives of each class, from rows of samples; 0 if there are none."""
+    """Return the average precision of each class against the rest, averaged; 0 for a class without positives.
+
+    The arguments are those of ``roc_auc``.
+    """
     return _ranked(_mean_precision, sums, average, probable)
 
 
@@ -208,7 +247,7 @@ def _ranked(figure: Callable[[Array, Array], float], rows: Array, average: str, 
 
 
 def _against_the_rest(rows: Array, probable: bool) -> list[tuple[Array, Array]]:
-    """Return scores and truth of each class, or of each answer."""
+    """Return the scores and truth of each class against the rest, or of each yes/no prediction."""
     if rows.ndim == 3:
         columns = (rows[..., i] for i in range(rows.shape[2]))
         return [(c[c[:, 1] >= 0, 0], c[c[:, 1] >= 0, 1] > 0) for c in columns]
@@ -221,7 +260,9 @@ def _against_the_rest(rows: Array, probable: bool) -> list[tuple[Array, Array]]:
 
 
 def _steps(scores: Array, truth: Array) -> tuple[Array, Array]:
-    """Count positives and negatives with at least each distinct score, the highest first."""
+    """For each distinct score, from the highest down, return the numbers of positives and of negatives whose score is
+    at least that.
+    """
     order = np.argsort(-scores, kind="stable")
     ends = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
     return np.cumsum(truth[order])[ends], np.cumsum(~truth[order])[ends]
@@ -262,7 +303,7 @@ def _mean(values: Array) -> float:
 
 
 def _quotient(above: float, below: float) -> float:
-    """Return the quotient; NaN for 0/0, a mean over nothing."""
+    """Return ``above / below``, or NaN if ``below`` is 0."""
     return float(above / below) if below else np.nan
 
 
@@ -291,10 +332,10 @@ def add_sums(totals: dict[str, Array], sums: Mapping[str, Array]) -> None:
 
 
 def finished(measures: Iterable[MeasureSpec], totals: Mapping[str, Array]) -> dict[str, Any]:
-    """Compute the columns: numbers, or arrays with one number per class.
+    """Compute the columns of the history from totals of sums: numbers, or arrays with one number per class.
 
     Raises:
-        ModelError: the step was written by a later version, with a finish that this one does not have.
+        ModelError: if a measure needs a finish that this version does not have; a later version wrote the step.
     """
     columns: dict[str, Any] = {}
     for measure in measures:
@@ -302,7 +343,8 @@ def finished(measures: Iterable[MeasureSpec], totals: Mapping[str, Array]) -> di
             continue
         if measure.finish not in FINISHES:
             raise ModelError(
-                f"'{shown(measure.name)}' is finished by '{shown(measure.finish)}', which this version does not have"
+                f"the metric '{shown(measure.name)}' is computed by '{shown(measure.finish)}', which this version of "
+                "gradgraph does not have; upgrade gradgraph"
             )
         with np.errstate(divide="ignore", invalid="ignore"):
             sums = totals[measure.name].astype(np.float64)
@@ -312,9 +354,12 @@ def finished(measures: Iterable[MeasureSpec], totals: Mapping[str, Array]) -> di
 
 
 def as_row(columns: Mapping[str, Any], classes: Collection[Sequence[str]] = ()) -> dict[str, float]:
-    """Flatten columns to numbers: a vector becomes a column for each class, a matrix is dropped.
+    """Return columns as a flat dict of numbers: a vector becomes one column per class, and a matrix is dropped.
 
-    ``classes`` are the class names of each target: a vector of that length uses them in its column names.
+    Args:
+        columns: the results of ``finished``.
+        classes: the class names of each target. Columns of a vector are named after the classes of the only target with
+            as many classes; otherwise after class indices.
     """
     row: dict[str, float] = {}
     for name, value in columns.items():

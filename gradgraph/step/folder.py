@@ -58,7 +58,9 @@ Reader: TypeAlias = Callable[[onnx.TensorProto], Iterable[memoryview]]  # bytes 
 
 
 def model_names(manifest: Manifest) -> list[str]:
-    """Return the names of the models of a step folder: its train graphs, ``init`` and ``eval``, then its two halves."""
+    """Return the names of the models in a step folder: train graphs, ``init``, ``eval``, and ``gradient`` and ``apply``
+    if the step has them.
+    """
     halves = HALVES if manifest.separate else ()
     return [*(train_file(step).removesuffix(".onnx") for step in manifest.parts), "init", "eval", *halves]
 
@@ -69,13 +71,14 @@ def model_names(manifest: Manifest) -> list[str]:
 def folder_contents(
     models: Mapping[str, onnx.ModelProto], manifest: Manifest, read: Reader, shared: Mapping[str, tuple[str, Base]]
 ) -> dict[str, Any]:
-    """Return the files of a step folder, by name, in the order in which they are to be written.
+    """Return the contents of the files of a step folder by name, in the order in which they must be written.
 
     Args:
-        models: by name, those of ``model_names``.
-        manifest: stored in the metadata of each model, and in manifest.json.
-        read: returns the bytes of weights that are already external.
-        shared: files whose weights stay there, by location in the models; with their path from the folder.
+        models: the models by name, as in ``model_names``.
+        manifest: the manifest, which is stored in manifest.json and in the metadata of each model.
+        read: a function that returns the bytes of a weight that is already external.
+        shared: the base files whose weights are not copied, by location in the models; each with its path relative to
+            the folder.
     """
     text = manifest.to_json()
     frozen, initial = DataFile(FROZEN_FILE), DataFile(INIT_FILE)
@@ -98,7 +101,7 @@ def folder_contents(
 
 
 def _digesting(data: DataFile, digests: dict[str, str]) -> Iterator[bytes | memoryview]:
-    """Yield the content of ``data``, which is written once, and then record its digest."""
+    """Yield the content of ``data``, and record its digest in ``digests`` when all of it has been yielded."""
     digest = Digest()
     for piece in data.chunks():
         digest.update(piece)
@@ -109,12 +112,14 @@ def _digesting(data: DataFile, digests: dict[str, str]) -> Iterator[bytes | memo
 def with_external(
     model: onnx.ModelProto, data: DataFile | None, read: Reader, elsewhere: Mapping[str, str]
 ) -> onnx.ModelProto:
-    """Return a copy with large initializers moved to ``data``; everything else stays as it is.
+    """Return a copy of ``model`` with its large initializers moved to ``data``.
 
     Args:
-        model, read: as for ``folder_contents``.
-        data: the file for large initializers.
-        elsewhere: files whose weights stay there: their location now, and their name in the folder.
+        model: the model.
+        data: the file for large initializers; None to store them inside the model.
+        read: a function that returns the bytes of a weight that is already external.
+        elsewhere: the base files whose weights are not copied: their location in ``model``, and their path relative to
+            the step folder.
     """
     slim = copied(model, without="graph")
     slim.graph.CopyFrom(copied(model.graph, without="initializer"))
@@ -138,7 +143,7 @@ def with_external(
 
 
 def _source(tensor: onnx.TensorProto, read: Reader) -> tuple[Callable[[], Iterable[bytes | memoryview]], object]:
-    """Return a function that reads the bytes of ``tensor``, and a key shared by tensors with the same bytes."""
+    """Return a function that reads the bytes of ``tensor``, and a key that is equal for tensors with the same bytes."""
     if is_external(tensor):
         return functools.partial(read, tensor), external_entry(tensor)
     raw = raw_bytes(tensor)
@@ -146,18 +151,18 @@ def _source(tensor: onnx.TensorProto, read: Reader) -> tuple[Callable[[], Iterab
 
 
 def _with_digests(manifest: str, digests: Mapping[str, str], shared: Mapping[str, Base]) -> Iterator[bytes]:
-    """Write manifest.json, which comes last, when the digests are known."""
+    """Yield the content of manifest.json, which is written last, when all digests are known."""
     document = {**json_of(manifest), DIGESTS: dict(digests), **({BASES: described(shared)} if shared else {})}
     yield (escaped_json(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)) + "\n").encode()
 
 
 def weight_bytes(model: onnx.ModelProto) -> int:
-    """Return the bytes of the weights of ``model``, external ones included."""
+    """Return the size of the weights of ``model`` in bytes, including external weights."""
     return sum(check_tensor(t.name, t.data_type, t.dims) for t in model.graph.initializer)
 
 
 def copied(message: Any, without: str = "") -> Any:
-    """Return a copy of a protobuf message without one field, which is never copied on the way."""
+    """Return a copy of a protobuf message without the field ``without``, which is not copied even temporarily."""
     copy = type(message)()
     for descriptor, value in message.ListFields():
         if descriptor.name == without:
@@ -182,7 +187,7 @@ def file_bytes(path: Path) -> bytes:
 
 
 def stamp(path: Path) -> tuple[int, ...]:
-    """Return numbers that identify the present content of a file, for change detection; empty if it does not exist."""
+    """Return device, inode, size and modification time of a file, for change detection; empty if it does not exist."""
     try:
         info = path.stat()
     except OSError:
@@ -191,7 +196,10 @@ def stamp(path: Path) -> tuple[int, ...]:
 
 
 def digests_in(text: str, manifest: Manifest, path: Path) -> dict[str, str]:
-    """Return the digests in manifest.json. To edit a file, remove its digest there."""
+    """Return the digests of the files of a step folder, as recorded in manifest.json.
+
+    Files without a digest are not compared: to edit a file by hand, remove its digest.
+    """
     digests = json_of(text).get(DIGESTS, {})
     files = {*(f"{name}.onnx" for name in model_names(manifest)), MANIFEST_FILE, FROZEN_FILE, INIT_FILE}
     if not isinstance(digests, dict) or not all(isinstance(d, str) and name in files for name, d in digests.items()):
@@ -202,7 +210,17 @@ def digests_in(text: str, manifest: Manifest, path: Path) -> dict[str, str]:
 def load_checked(
     path: Path, manifest: Manifest, digests: Mapping[str, str], bases: Mapping[str, Base]
 ) -> onnx.ModelProto:
-    """Load one of the models of a step folder; ``bases`` are the external files that its manifest.json names."""
+    """Load a model of a step folder, after checking its digest, its copy of the manifest and its external data.
+
+    Args:
+        path: the model file.
+        manifest: the manifest in manifest.json.
+        digests: the expected digests by file name.
+        bases: the base files listed in manifest.json, by location.
+
+    Raises:
+        ModelError: if the file is damaged, changed, or refers to other files than those of the step.
+    """
     content = file_bytes(path)
     try:
         model = message_of(content)
@@ -213,7 +231,10 @@ def load_checked(
         raise ModelError(f"'{shown(path)}' does not match manifest.json in the same folder; build the step again")
     external = [t for t in model.graph.initializer if is_external(t)]
     if len(external) != sum(is_external(t) for t in proto_tensors(model)):
-        raise ModelError(f"'{shown(path)}' stores more than initializers externally; build the step again")
+        raise ModelError(
+            f"'{shown(path)}' has external tensors that are not initializers, which a step never has; build the step "
+            "again"
+        )
     files = DataFiles(path.parent, remedy="build the step again")
     for tensor in external:
         _check_external(tensor, path, files, bases)
@@ -224,12 +245,13 @@ def load_checked(
 
 
 def _check_external(tensor: onnx.TensorProto, model: Path, files: DataFiles, bases: Mapping[str, Base]) -> None:
-    """Raise unless the data of a tensor are in one of the folder's two files or in one that manifest.json names."""
+    """Raise ModelError unless the data of a tensor are in frozen.bin, init.bin or a base file of manifest.json."""
     location = external_entry(tensor).location
     where = f"the external data of '{shown(tensor.name)}' in '{shown(model)}'"
     if location not in (FROZEN_FILE, INIT_FILE, *bases):
         raise ModelError(
-            f"{where} points to '{shown(location)}', but a step keeps it in {FROZEN_FILE}; build the step again"
+            f"{where} are in '{shown(location)}', but a step stores them in {FROZEN_FILE} or {INIT_FILE}; build the "
+            "step again"
         )
     try:
         if location in bases:
@@ -241,5 +263,5 @@ def _check_external(tensor: onnx.TensorProto, model: Path, files: DataFiles, bas
 
 
 def is_small(tensor: onnx.TensorProto) -> bool:
-    """Whether an external tensor is one that ``Step.save`` stores inside."""
+    """Whether an external tensor is so small that ``Step.save`` stores it inside the model."""
     return external_entry(tensor).length < LEAST_BYTES

@@ -1,8 +1,8 @@
 """The inference model of a step: eval.onnx without loss, metrics and targets, with its weights inside.
 
-Cases: the model's own outputs stay, in their order and with their names, or the requested ones of them; a loss that the
-model computes from labels is dropped if there is another output; a state tensor that they need becomes an initializer
-of its name; unused nodes, weights, functions and inputs are dropped. It is an error if all outputs need a target.
+The model keeps its own outputs, or the requested ones, with their names and order. A loss that the model itself
+computes from labels is dropped if the model has another output. State tensors that the outputs need become
+initializers. Unused nodes, weights, functions and inputs are dropped. An output that needs a target is an error.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ def inference_model(
     state: Mapping[str, np.ndarray[Any, Any]],
     outputs: Sequence[str] | None = None,
 ) -> onnx.ModelProto:
-    """Return the model without its training parts, with the values of ``state``.
+    """Return the inference model, with the values of ``state`` as its weights.
 
     Args:
         eval_model: eval.onnx of a step.
         manifest: the manifest of that step.
         state: at least the parameters and statistics that the outputs need, by name.
-        outputs: which of the model's outputs to keep; by default all (see ``own_outputs``).
+        outputs: the model's outputs to keep; by default all (see ``own_outputs``).
 
     Raises:
-        ModelError: there are no outputs, one of them needs a target, or a state tensor is missing or does not fit.
-        UnknownNameError: the model has no such output.
+        ModelError: if there are no outputs, an output needs a target, or a state tensor is missing or has another type
+            or shape.
+        UnknownNameError: if the model has no output of a requested name.
     """
     model = without_loss(eval_model, manifest, outputs)
     specs = {s.name: s for s in manifest.state}
@@ -52,8 +53,9 @@ def inference_model(
 
 
 def own_outputs(eval_model: onnx.ModelProto, manifest: Manifest) -> tuple[str, ...]:
-    """Return the outputs of the model, without a loss that it computes from inputs which no other output needs
-    (labels).
+    """Return the model's own outputs.
+
+    A loss that the model computes itself is left out if it needs inputs that no other output needs, namely labels.
     """
     losses = {part.loss_output for part in manifest.parts.values()}
     others = tuple(name for name in manifest.outputs if name not in losses)
@@ -68,10 +70,10 @@ def own_outputs(eval_model: onnx.ModelProto, manifest: Manifest) -> tuple[str, .
 def without_loss(
     eval_model: onnx.ModelProto, manifest: Manifest, outputs: Sequence[str] | None = None
 ) -> onnx.ModelProto:
-    """Copy eval.onnx, keeping only the model's own outputs, or some of them; the state tensors stay inputs."""
+    """Return a copy of eval.onnx with only the model's own ``outputs``; state tensors remain inputs."""
     source = eval_model.graph
     if not manifest.outputs:
-        raise ModelError("the step has no output of the model besides its loss; name its outputs when building")
+        raise ModelError("the only output of the model in this step is its loss; build the step with outputs")
     if outputs is None:
         outputs = own_outputs(eval_model, manifest)
     for name in outputs:
@@ -82,7 +84,10 @@ def without_loss(
     nodes, names = needed(source.node, outputs, lambda node: node.output, reads)
     for target in manifest.targets:
         if target.name in names and target.name not in {s.name for s in manifest.inputs}:
-            raise ModelError(f"an output of the model needs the target '{target.name}'; build with outputs that do not")
+            raise ModelError(
+                f"an output of the model is computed from the target '{target.name}', which inference does not have; "
+                "build the step with outputs that do not need it"
+            )
 
     model = onnx.ModelProto(ir_version=eval_model.ir_version)
     model.opset_import.extend(eval_model.opset_import)

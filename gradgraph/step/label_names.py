@@ -21,13 +21,13 @@ UNNAMED = re.compile(r"LABEL_\d+")  # written by transformers when classes have 
 
 
 def names_beside(source: object) -> DataNames:
-    """Return the class names stored next to a model file; empty if there are none, or if they are placeholders.
+    """Return the class names stored next to a model file, as those of the only target.
 
     They are read from ``config.json`` in the folder of the file, or in its parent for ``onnx/model.onnx``, as
-    transformers.js does. They apply to the only target.
+    transformers.js does. The result is empty if there are no names, or only placeholders such as ``LABEL_0``.
 
     Args:
-        source: a path, or a model, which has no file next to it.
+        source: the path of the model; for a model in memory, the result is empty.
     """
     if not isinstance(source, str | os.PathLike):
         return NO_NAMES
@@ -44,12 +44,12 @@ def names_beside(source: object) -> DataNames:
 
 
 def _named(labels: Any, path: Path) -> DataNames:
-    """Read class names from a dict of indices, as text, and names."""
+    """Return class names from a dict ``{"0": name, "1": name, …}``; ``path`` is its file, for the warning."""
     try:
         names = [labels[str(i)] for i in range(len(labels))]
         named = DataNames(classes={"target": names})
     except (TypeError, KeyError, AttributeError, ArgumentError):
-        log.warning("'%s' in '%s' does not give each class from 0 on a name of its own; it is ignored", LABELS,
+        log.warning("'%s' in '%s' is ignored: it should map the class indices 0, 1, … to distinct names", LABELS,
                     shown(path))  # fmt: skip
         return NO_NAMES
     return NO_NAMES if len(names) < 2 or all(map(UNNAMED.fullmatch, names)) else named

@@ -24,8 +24,8 @@ VERSION = 1
 LEARNING_RATE = "learning_rate"  # the hyperparameter, or the report of a schedule in the graph
 UPDATE, BATCH_WEIGHT = "update", "batch_weight"  # hyperparameters of steps that accumulate gradients
 LOSS_SCALE, SKIPPED_STEPS = "loss_scale", "skipped_steps"  # state of steps in mixed precision
-DIGESTS = "digests"  # in manifest.json: the digest of each file in the folder
-BASES = "base_files"  # likewise: the external files that hold weights of the step
+DIGESTS = "digests"  # key in manifest.json: the digest of each file in the folder
+BASES = "base_files"  # key in manifest.json: the external files with weights of the step
 
 Dim = int | str | None
 StateKind = Literal["parameter", "statistic", "optimizer", "counter"]
@@ -58,13 +58,14 @@ class StateSpec(TensorSpec):
 
 @dataclass(frozen=True)
 class TargetSpec(TensorSpec):
-    """An input of the loss.
+    """An input of the loss: labels, values, weights or a mask.
 
     Attributes:
-        classes: labels are in [0, classes), or equal ``ignore_index``.
-        most: numbers are in [0, most]; a name is the size of a dimension in this batch.
-        counted_by: the target with the count of valid numbers in each row; the others are ignored.
-        padded: ``ignore_index`` pads rows with fewer objects, and a batch may have none.
+        classes: the number of classes, for labels: each is in [0, classes), or equals ``ignore_index``.
+        ignore_index: the label that the loss ignores; None if the target does not contain labels.
+        most: the largest allowed number, from 0 on; if it is a string, the size of that dimension in the batch.
+        counted_by: the name of the target with the number of valid entries in each row; further entries are ignored.
+        padded: whether rows with fewer objects are padded with ``ignore_index``; a batch may then have no object.
     """
 
     classes: int | None = None
@@ -79,10 +80,13 @@ class MeasureSpec:
     """A history column computed from sums over all samples (``gradgraph.step.finishes``).
 
     Attributes:
-        name: of the column.
-        sums: the floating output of train.onnx and eval.onnx with the sums of a batch, of this shape.
-        finish, arguments: the function that turns their total into the column.
-        rows: the output is in eval.onnx only, with a row of this shape for each sample; the finish gets all rows.
+        name: the name of the column.
+        sums: the name of the floating-point output of train.onnx and eval.onnx with the sums over a batch.
+        shape: the shape of that output; with ``rows``, the shape of a row.
+        finish: the name of the function in ``gradgraph.step.finishes`` that computes the column from the totals.
+        arguments: further arguments of that function.
+        rows: whether the output has a row for each sample instead of sums. If so, only eval.onnx has it, and the
+            function gets all rows.
     """
 
     name: str
@@ -95,14 +99,15 @@ class MeasureSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class StepSpec:
-    """The loss of a step, its reports, and the optimizer of its weights.
+    """The loss, metrics and optimizer of a step, with the names of their inputs and outputs.
 
     Attributes:
-        loss, optimizer: ``{"name": ..., "arguments": {...}}``, for people and for rebuilding.
-        metrics: scalar floating outputs of train.onnx and eval.onnx besides the loss.
-        measures: columns computed from sums; one may be called "loss".
-        reports: scalar float32 outputs of train.onnx only that describe training: the norm of the gradient.
-        hyperparameters: scalar float32 inputs of train.onnx and their defaults.
+        loss, optimizer: ``{"name": ..., "arguments": {...}}``, for summaries and for rebuilding the step.
+        loss_output: the name of the loss in train.onnx and eval.onnx.
+        metrics: names of further scalar floating-point outputs of train.onnx and eval.onnx.
+        measures: columns computed from sums over all samples; one may be called "loss".
+        reports: names of scalar float32 outputs of train.onnx alone, such as the gradient norm.
+        hyperparameters: names of scalar float32 inputs of train.onnx, with their defaults.
     """
 
     loss: Mapping[str, Any] = field(default_factory=dict)
@@ -115,7 +120,7 @@ class StepSpec:
 
     @property
     def trained_measures(self) -> tuple[MeasureSpec, ...]:
-        """The measures that train.onnx also has."""
+        """The measures that train.onnx also computes: all but those with ``rows``."""
         return tuple(m for m in self.measures if not m.rows)
 
     def __post_init__(self) -> None:
@@ -128,12 +133,12 @@ class StepSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class PartSpec(StepSpec):
-    """One of several named steps over one state; its columns are called ``<step>.<column>``.
+    """One of several named steps over one state; its columns in the history are called ``<step>.<column>``.
 
     Attributes:
-        inputs: the inputs and targets that it reads from a batch.
-        reads, writes: the state tensors that it reads, and those that it updates.
-        trainable: the weights that it trains.
+        inputs: names of the inputs and targets that the step reads from a batch.
+        reads, writes: names of the state tensors that the step reads, and of those that it updates.
+        trainable: names of the weights that the step trains.
     """
 
     inputs: tuple[str, ...]
@@ -142,22 +147,25 @@ class PartSpec(StepSpec):
     trainable: tuple[str, ...]
 
     def results(self, step: str) -> dict[str, str]:
-        """Return the loss and the metrics of a step of this name, with their outputs."""
+        """Return the output names of loss and metrics by column, without the prefix ``<step>.``."""
         return {"loss": self.loss_output, **{name.removeprefix(f"{step}."): name for name in self.metrics}}
 
     def reported(self, step: str) -> dict[str, str]:
-        """Return them together with what is reported in training only."""
+        """Return the output names of loss, metrics and reports by column, without the prefix ``<step>.``."""
         return {**self.results(step), **{name.removeprefix(f"{step}."): name for name in self.reports}}
 
     def columns_of_sums(self, step: str) -> tuple[MeasureSpec, ...]:
-        """Return the measures under the column names of a step of this name."""
+        """Return the measures of training under their column names without the prefix ``<step>.``."""
         return tuple(dataclasses.replace(m, name=m.name.removeprefix(f"{step}.")) for m in self.trained_measures)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HalfSpec:
-    """One of the two files of a ``SeparateSpec``: the state that it reads, the state that it updates, and its
-    hyperparameters.
+    """One of the two files of a ``SeparateSpec``.
+
+    Attributes:
+        reads, writes: names of the state tensors that the file reads, and of those that it updates.
+        hyperparameters: names of its hyperparameters.
     """
 
     reads: tuple[str, ...] = ()
@@ -167,17 +175,19 @@ class HalfSpec:
 
 @dataclass(frozen=True)
 class SeparateSpec:
-    """The step in two files, ``gradient.onnx`` and ``apply.onnx``.
+    """The step split into two files: ``gradient.onnx`` computes gradients, ``apply.onnx`` updates the state.
 
     Attributes:
         gradients: for each weight, the name of its gradient, an output of gradient.onnx and an input of apply.onnx.
         gradient, apply: the other inputs and outputs of each file; gradient.onnx also reads the batch.
-        weight: the output of gradient.onnx with the divisor of its loss (samples, or labels that are not ignored): the
-            weight of these gradients in a mean over several batches. Empty if only the caller knows it.
-        adds_up: the loss is a sum, so gradients of several batches are added without weights.
-        differs: why gradients of several batches, weighted by ``weight``, differ from those of one large batch, in
-            words that follow the name of the loss; empty if they do not.
-        every_label: they do not differ if no label is ignored, as several losses count labels of their own.
+        weight: the name of the output of gradient.onnx with the divisor of the loss (the number of samples, or of
+            labels that are not ignored). A mean over the gradients of several batches is weighted by it. Empty if only
+            the caller knows the divisor.
+        adds_up: whether the loss is a sum, so that gradients of several batches are added without weights.
+        differs: the reason, as words that follow the name of the loss, why the weighted mean over several batches
+            differs from the gradient of one large batch; empty if it does not differ.
+        every_label: whether the reason in ``differs`` applies only if labels are ignored: several losses then have
+            different divisors.
     """
 
     gradients: Mapping[str, str]
@@ -190,7 +200,7 @@ class SeparateSpec:
 
 
 def column(step: str, name: str) -> str:
-    """``discriminator.loss``: the column name of a result of a named step."""
+    """Return the column name of a result of a named step, such as ``discriminator.loss``."""
     return f"{step}.{name}" if step else name
 
 
@@ -205,16 +215,19 @@ class Manifest(StepSpec):
 
     Attributes:
         inputs, targets: the entries of a batch.
-        outputs: the model's own outputs, as in eval.onnx.
+        outputs: the names of the model's own outputs, as in eval.onnx.
         state: every tensor that a step updates, parameters first.
-        averages: parameters, with the state tensors that evaluation and export read instead.
+        averages: for parameters with an average, the state tensor that evaluation and export read instead.
         precision: ``{"name": ..., "arguments": {...}, "state": {...}}`` of a step in mixed precision; ``state`` has the
             names of the tensors ``loss_scale`` and ``skipped_steps``, if any.
         trainable, frozen: names of the trained and the frozen weights of the model.
         backend, machine: the backend of the step, and its hardware requirements (``gradgraph.backends``).
+        opset: the ONNX opset version of the models.
+        gradgraph: the version of gradgraph that wrote the step.
+        version: the version of the manifest's format.
         steps: the named steps, if there are several over one state; each has its own loss and optimizer.
         separate: the inputs and outputs of gradient.onnx and apply.onnx, if the step has them.
-        data: the names in its training data, or its model's, against which later data are matched.
+        data: the names in the training data of the step or its model, with which later data are matched.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -259,10 +272,14 @@ class Manifest(StepSpec):
 
     @classmethod
     def from_json(cls, text: str, source: str = "the manifest") -> Manifest:
-        """Read JSON text, checking every field.
+        """Parse JSON text and check every field.
+
+        Args:
+            text: the JSON text.
+            source: the origin of the text, for messages.
 
         Raises:
-            ModelError: not JSON, of another version, or with missing, unknown or ill-typed fields.
+            ModelError: if the text is not JSON, has a newer version, or has missing, unknown or ill-typed fields.
         """
         try:
             data = json_of(text)
@@ -271,7 +288,7 @@ class Manifest(StepSpec):
         if not isinstance(data, dict):
             raise ModelError(f"{source} is damaged: expected a JSON object; build the step again")
         _check_version(data, source)
-        for of_files in (DIGESTS, BASES):  # not part of the text that the models carry
+        for of_files in (DIGESTS, BASES):  # only in manifest.json, not in the copies inside the models
             data.pop(of_files, None)
         try:
             return cls(**_parsed(data))
@@ -281,7 +298,7 @@ class Manifest(StepSpec):
             raise ModelError(f"{source} is damaged ({shown(error)}); build the step again") from None
 
     def spec(self, name: str) -> TensorSpec | None:
-        """The batch input or target of that name."""
+        """Return the input or target of that name, or None."""
         return next((s for s in (*self.inputs, *self.targets) if s.name == name), None)
 
     @property
@@ -308,7 +325,7 @@ class Manifest(StepSpec):
 
     @functools.cached_property
     def results(self) -> dict[str, str]:
-        """The numeric columns of an evaluation, with their outputs."""
+        """The columns of an evaluation that are scalar outputs of eval.onnx, with the names of those outputs."""
         found = ((column(step, c), output) for step, p in self.parts.items() for c, output in p.results(step).items())
         return dict(found)
 
@@ -326,12 +343,12 @@ class Manifest(StepSpec):
         """Return the step of this name.
 
         Raises:
-            UnknownNameError: there is none.
+            UnknownNameError: if there is no such step.
         """
         if step not in self.steps:
             if not self.steps:
                 raise UnknownNameError(
-                    f"this step has no named steps, so there is no '{shown(step)}'",
+                    f"there is no step '{shown(step)}': this is a single step without a name",
                     remedy="call trainer.step(batch)",
                 )
             raise UnknownNameError(f"there is no step '{shown(step)}'{suggestion(step, self.steps)}")
@@ -365,13 +382,15 @@ def package_version() -> str:
 
 
 def spec_of(value: ir.Value) -> TensorSpec:
-    """Describe a value of a graph."""
+    """Return the name, element type and shape of a value of a graph."""
     assert value.dtype is not None
     return TensorSpec(value.name or "", dtype_name(int(value.dtype)), shape_of(value) or ())
 
 
 def dtype_name(elem_type: int) -> str:
-    """``"float32"`` for ``TensorProto.FLOAT``; ``"undefined"`` if it is not a tensor element type."""
+    """Return the name of an ONNX element type: ``"float32"`` for ``TensorProto.FLOAT``, ``"undefined"`` for an unknown
+    one.
+    """
     try:
         return (
             str(onnx.helper.tensor_dtype_to_np_dtype(elem_type).name) if elem_type != onnx.TensorProto.STRING else "str"
@@ -382,7 +401,9 @@ def dtype_name(elem_type: int) -> str:
 
 @functools.cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return the NumPy type of a spec's dtype; small float types come from ml_dtypes."""
+    """Return the NumPy dtype for the element type of a spec; types that NumPy lacks, such as bfloat16, come from
+    ml_dtypes.
+    """
     if name == "str":
         return np.dtype(object)
     for elem_type in onnx.TensorProto.DataType.values():
@@ -393,7 +414,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def alone_in(part: PartSpec) -> dict[str, Any]:
-    """Return the fields of a manifest that describe its only step."""
+    """Return the ``StepSpec`` fields of ``part``, for the manifest of a single step."""
     return {name: getattr(part, name) for name in _OF_A_STEP}
 
 
@@ -452,7 +473,7 @@ def _parsed(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parsed_step(data: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Parse the fields of a ``StepSpec``; those among ``names`` must hold names."""
+    """Parse the fields of a ``StepSpec``; the fields in ``names`` must be lists of strings."""
     for name, kind in _TYPES.items():
         if name in data and (not isinstance(data[name], kind) or isinstance(data[name], bool)):
             raise ValueError(f"field {name!r} should be a {kind.__name__}")
@@ -464,12 +485,12 @@ def _parsed_step(data: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
 def _check_texts(data: Any, names: Sequence[str]) -> None:
     for name in names:
         if not all(isinstance(x, str) for x in data.get(name, ())):
-            raise ValueError(f"field {name!r} should hold names")
+            raise ValueError(f"field {name!r} should be a list of names")
 
 
 def _check_call(name: str, call: Any) -> None:
     if not isinstance(call.get("name"), str) or not isinstance(call.get("arguments"), dict):
-        raise ValueError(f"field {name!r} should hold a name and arguments")
+        raise ValueError(f"field {name!r} should have a name and arguments")
 
 
 _TYPES: dict[str, type] = {
@@ -520,7 +541,7 @@ def _check_once(names: Sequence[str]) -> None:
 
 
 def _check_part(manifest: Manifest, name: str, part: PartSpec) -> None:
-    """Raise ModelError unless everything that a named step reads and writes exists, and its name can be a file name."""
+    """Raise ModelError unless the name of a named step is an identifier and all tensors that the step names exist."""
     if not (name.isidentifier() and name.isascii()):
         raise ModelError(
             f"the manifest has a step called '{shown(name)}', which is not a valid name; build the step again"

@@ -1,7 +1,7 @@
-"""Parameters and multiply-accumulates of a step, by module.
+"""Parameter counts and multiply-accumulates (MACs) of a step, by module.
 
-MACs (multiply-accumulates) are counted for products: MatMul, Gemm, Conv, ConvTranspose, Einsum of two, RNN, GRU and
-LSTM. Functions and subgraphs are not counted.
+MACs are counted for MatMul, Gemm, Conv, ConvTranspose, Einsum of two operands, RNN, GRU and LSTM. Nodes inside
+functions and subgraphs are not counted.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Module:
     """A part of a model, named by the common prefix of its weights and nodes.
 
     Attributes:
-        name: such as ``features.0``; empty for unnamed parts.
-        trainable, frozen: numbers of elements of its weights.
-        macs: multiply-accumulates of a forward pass.
+        name: the prefix, such as ``features.0``; empty for unnamed parts.
+        trainable, frozen: the numbers of trained and of frozen scalar weights.
+        macs: the multiply-accumulates of a forward pass.
     """
 
     name: str
@@ -41,11 +41,12 @@ class Module:
 
 
 def modules(m: Manifest, eval_: onnx.ModelProto, sizes: Mapping[str, int] | None = None) -> tuple[list[Module], int]:
-    """Return the modules in the order of the model, and the number of products of unknown size.
+    """Return the modules in the order of the model, and the number of matrix products whose size is unknown.
 
     Args:
-        m, eval_: of a step.
-        sizes: of symbolic dimensions; 1 by default.
+        m: the manifest of a step.
+        eval_: its eval.onnx.
+        sizes: the sizes of symbolic dimensions; 1 by default.
     """
     weights = {s.name: math.prod(int(d or 0) for d in s.shape) for s in m.state if s.name in set(m.trainable)}
     still = {t.name: math.prod(t.dims) for t in eval_.graph.initializer if t.name in set(m.frozen)}
@@ -61,7 +62,7 @@ def modules(m: Manifest, eval_: onnx.ModelProto, sizes: Mapping[str, int] | None
             counts[module_of(node, {*weights, *still}, cast)][2] += macs
         for name in node.input:
             if name in weights or name in still:
-                counts[parent_of(name)]  # in the order of the model
+                counts[parent_of(name)]  # creates the entry, so that modules are in the order of the model
     for i, group in enumerate((weights, still)):
         for name, size in group.items():
             counts[parent_of(name)][i] += size
@@ -69,7 +70,7 @@ def modules(m: Manifest, eval_: onnx.ModelProto, sizes: Mapping[str, int] | None
 
 
 def tree(found: list[Module], most: int = MOST_ROWS) -> list[Module]:
-    """Merge modules by common prefixes until at most ``most`` rows remain."""
+    """Merge modules with a common prefix until at most ``most`` remain, or all prefixes have one component."""
     deepest = max((m.name.count(".") + 1 for m in found), default=0)
     for depth in range(deepest, 0, -1):
         rows: dict[str, Module] = {}
@@ -103,7 +104,7 @@ def _shapes(model: onnx.ModelProto, m: Manifest, sizes: Mapping[str, int]) -> di
 
 
 def _macs(node: onnx.NodeProto, known: Mapping[str, Shape]) -> int | None:
-    """Return the multiply-accumulates of one node; 0 if it is no product, None if a shape is unknown."""
+    """Return the multiply-accumulates of a node; 0 for operators that are not counted, None if a shape is unknown."""
     count = COUNTS.get(node.op_type) if not node.domain else None
     if count is None:
         return 0

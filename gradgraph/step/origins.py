@@ -1,8 +1,9 @@
 """Origins of the nodes of a training step: the node, module or weight of the user's model that each belongs to.
 
-A node derived from another has its name as a prefix: ``grad/stem/Conv/ConvGradWeight`` is part of the gradient of
-``stem/Conv``, ``update/AdamUpdate`` of the optimizer. So names identify the origin, also of nodes that a backend
-rewrote. In saved steps the origin of each node is in its ``metadata_props``, which viewers show.
+Origins are found from node names: a node derived from another one contains that node's name, as
+``grad/stem/Conv/ConvGradWeight`` does, which is part of the gradient of ``stem/Conv``. ``update/AdamUpdate`` is part of
+the optimizer. This also works for nodes that a backend rewrote. In saved steps, the origin of each node is stored in
+its ``metadata_props``, which viewers show.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from gradgraph.step.manifest import Manifest
 
 FORWARD, LOSS, BACKWARD, UPDATE = ROLES = ("forward", "loss", "backward", "update")
 _SCOPES = {"grad": BACKWARD, "again": BACKWARD, "loss": LOSS, "update": UPDATE, "ascent": UPDATE}
-_AGAIN = re.compile(r"again/(.*?)(_\d+)?")  # recomputed nodes count as the original ones
+_AGAIN = re.compile(r"again/(.*?)(_\d+)?")  # recomputed nodes have the origin of the original ones
 KEYS = tuple(f"gradgraph.{name}" for name in ("part", "forward", "node", "module", "weight"))  # in metadata_props
-_MANY = ""  # weights
+_MANY = ""  # in place of a weight's name: a node belongs to several weights
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,11 @@ class Origin:
 
     Attributes:
         role: one of ``ROLES``.
-        node: the node of the user's model or of the loss that it is or stands for; empty if none.
+        node: the name of the node of the user's model or of the loss that it is, or that it was derived from; empty if
+            there is none.
         forward: for a node of the backward pass, the forward node whose gradient it is part of.
-        module: that of ``node``, or of ``weight``.
-        weight: the one that a node of the optimizer updates; empty if there are several.
+        module: the module of ``node``, or of ``weight``.
+        weight: for a node of the optimizer, the weight that it updates; empty if there are several.
     """
 
     role: str
@@ -44,14 +46,14 @@ class Origin:
 
 
 class Origins:
-    """A lookup of the origin of each node of a graph, and of the nodes that a backend derives from it.
+    """A lookup of the origin of each node of a graph, and of nodes that a backend derives from them.
 
     Args:
         graph: the graph.
         own: the names of the nodes of the user's model.
-        source: these nodes, as far as they are not in the graph.
+        source: nodes of the user's model that may be missing from ``graph``.
         weights: the names of weights and running statistics.
-        moved: for each node of the optimizer, the weight that it belongs to.
+        moved: for each node of the optimizer, the weight that it updates.
     """
 
     def __init__(
@@ -82,8 +84,9 @@ class Origins:
         return cls(model.graph, own, (), {t.name for t in model.graph.initializer}, {})
 
     def _modules_of(self, nodes: Sequence[onnx.NodeProto], weights: set[str]) -> dict[str, str]:
-        """Return the module of each node of the forward pass; without one, a node belongs to the smallest module that
-        contains its producers and consumers.
+        """Return the module of each node of the forward pass.
+
+        A node without a module of its own gets the smallest module that contains a producer and a consumer of it.
         """
         forward = [node for node in nodes if self._role(node.name) == FORWARD]
         cast, found, maker = casts_among(nodes), dict[str, str](), dict[str, str]()
@@ -100,7 +103,7 @@ class Origins:
         return found
 
     def place(self, name: str) -> str:
-        """Return the node of the train graph that a node of the lowered graph is or stands for, by name."""
+        """Return the name of the node in the train graph that a node of the lowered graph is, or was derived from."""
         return next((prefix for prefix in _prefixes(name) if prefix in self._nodes), "")
 
     def __call__(self, name: str) -> Origin:
@@ -117,7 +120,9 @@ class Origins:
         return FORWARD if name in self._own else _SCOPES.get(name.partition("/")[0], FORWARD)
 
     def _forward(self, name: str) -> str:
-        """Return the node whose gradient ``name`` is part of; a second derivative has its scope twice."""
+        """Return the forward node whose gradient ``name`` is part of; nodes of a second derivative start with
+        ``grad/grad/``.
+        """
         if (first := _AGAIN.fullmatch(name)) is not None:
             return next((p for p in _prefixes(first[1]) if p in self._own or p in self._written), "")
         whole = scope = name.rpartition("/")[0]
@@ -126,14 +131,16 @@ class Origins:
             for prefix in _prefixes(scope):
                 if prefix in self._own or prefix in self._written:
                     return prefix
-        own = next((prefix for prefix in _prefixes(whole) if prefix in self._own), "")  # for a module called grad
+        own = next((prefix for prefix in _prefixes(whole) if prefix in self._own), "")  # a user's module may be "grad"
         if own:
             return own
         _, cut, tail = whole.rpartition(LEFT_OUT)
         return self._shortened.get(tail, "") if cut else ""
 
     def _node(self, name: str) -> str:
-        """Return the node that ``name`` stands for, such as the Dropout for each of the nodes that it is written as."""
+        """Return the node of the model or of the loss that ``name`` was derived from: the Dropout node for each of
+        the nodes that implement it.
+        """
         if name in self._own:
             return name
         found = ""
@@ -168,11 +175,13 @@ def casts_among(nodes: Iterable[onnx.NodeProto]) -> dict[str, str]:
 
 
 def module_of(node: onnx.NodeProto, weights: set[str], cast: Mapping[str, str]) -> str:
-    """Return the module of a node: that of a weight that it reads, else the one recorded by its exporter, else the one
-    in its name: ``layer1.conv`` for ``/layer1/conv/MatMul``.
+    """Return the module of a node: the module of a weight that it reads, else the module recorded by the exporter, else
+    the module in the node's name: ``layer1.conv`` for ``/layer1/conv/MatMul``.
 
     Args:
-        cast: maps the output of each Cast to its input.
+        node: the node.
+        weights: the names of all weights.
+        cast: a mapping from the output of each Cast to its input, so that cast weights are recognised.
     """
     names = list(node.input)
     for i, name in enumerate(names):
@@ -226,7 +235,9 @@ def _prefixes(name: str) -> Iterator[str]:
 
 
 def _tails(names: Iterable[str]) -> dict[str, str]:
-    """Index long names, which may occur truncated, by each of their suffixes; ambiguous suffixes are dropped."""
+    """Map each suffix of a long name (from a ``/`` on) to that name, for looking up truncated names; a suffix of
+    several names maps to "".
+    """
     found: dict[str, str] = {}
     for name in names:
         tail = name
@@ -240,7 +251,7 @@ def _tails(names: Iterable[str]) -> dict[str, str]:
 
 
 def _moved(train: onnx.ModelProto, manifest: Manifest) -> dict[str, str]:
-    """Return the weight of each optimizer node: the one whose value or state it reads or computes."""
+    """Return the weight of each optimizer node: the weight whose value or optimizer state it reads or computes."""
     weights = {s.name for s in manifest.state if s.kind == "parameter"}
     known = {name: name for name in weights} | kept_of(manifest)
     known |= {s.next: known[s.name] for s in manifest.state if known.get(s.name)}
@@ -267,8 +278,8 @@ def _moved(train: onnx.ModelProto, manifest: Manifest) -> dict[str, str]:
 
 
 def kept_of(manifest: Manifest) -> dict[str, str]:
-    """Return the weight of each slot of the optimizer: ``a.b`` for ``a.b.exp_avg``, and for ``generator.a.b.exp_avg``
-    if ``generator`` is one of several steps.
+    """Return the weight of each tensor of optimizer state: ``a.b`` for ``a.b.exp_avg``, and also for
+    ``generator.a.b.exp_avg`` if ``generator`` is a named step.
     """
     weights, found = {s.name for s in manifest.state if s.kind == "parameter"}, dict[str, str]()
     steps = [f"{name}." for name in manifest.steps]

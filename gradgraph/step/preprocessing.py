@@ -1,7 +1,8 @@
-"""Image preprocessing of a model, as described by files of Hugging Face and timm next to it, or by its metadata.
+"""Image preprocessing of a model, read from configuration files of Hugging Face and timm next to it, or its metadata.
 
-``preprocessor_config.json`` is that of ``transformers``' image processors; ``config.json`` is timm's if it has a
-``pretrained_cfg``. Settings that :class:`gradgraph.image_folder` does not support are named, and never approximated.
+``preprocessor_config.json`` configures an image processor of ``transformers``; ``config.json`` is read if it has a
+``pretrained_cfg`` of timm. A setting that :class:`gradgraph.image_folder` does not support is never approximated: a
+warning names it, and the file is ignored.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ log = logging.getLogger("gradgraph")
 LARGEST = 1 << 20  # bytes
 FILES = ("preprocessor_config.json", "config.json")
 BYTE = 255.0
-# image processors for which a single size number is that of the shorter side, or of both
+# prefixes of image processor types for which a single number as size means the shorter side, or both sides
 _OF_SHORTER = ("Bit", "CLIP", "ConvNext", "Levit", "MobileNetV1", "MobileNetV2", "MobileViT", "PoolFormer")
 _OF_BOTH = ("Beit", "DeiT", "Segformer", "Swin", "ViT")
 _CHANNELS = (1, 3, 4)
 
 
 def learn_preprocessing(model: ir.Model, source: Any) -> str:
-    """Write the image preprocessing of a model into its metadata, unless it is there already.
+    """Write the image preprocessing of a model into its metadata, unless the metadata already have one.
 
     Args:
-        model: gets the entry of :class:`DataNames`.
-        source: its origin; for a path, files next to it are read.
+        model: the model; its metadata are changed in place.
+        source: the origin of the model; if it is a path, configuration files next to it are read.
 
     Returns:
-        A line on what was found, or "".
+        A line for the log that says what was found, or "".
     """
     names = DataNames.read_from(model.metadata_props)
     inputs = [v for v in model.graph.inputs if v.shape is not None and len(v.shape) == 4 and not v.is_initializer()]
@@ -55,7 +56,8 @@ def learn_preprocessing(model: ir.Model, source: Any) -> str:
             given = _fitting(found, inputs[0])
             learnt = DataNames(images={inputs[0].name or "": given}) if given else DataNames()
         except (UnreadableError, ArgumentError) as error:
-            message = "%s describes no supported way to read images (%s); pass it to image_folder, or --image"
+            message = ("the image preprocessing in %s is not supported (%s); pass the options of image_folder, or "
+                       "--image, instead")  # fmt: skip
             log.warning(message, where, error)
             return ""
         model.metadata_props.update(names.updated(learnt).as_metadata())
@@ -65,7 +67,7 @@ def learn_preprocessing(model: ir.Model, source: Any) -> str:
 
 
 def _documents(model: ir.Model, source: Any) -> Iterator[tuple[str, str | bytes]]:
-    """Yield documents that may describe it, each with its name."""
+    """Yield the name and content of each document that may describe image preprocessing."""
     for key, value in model.metadata_props.items():
         if key.removesuffix(".json") in ("preprocessor_config", "pretrained_cfg", "timm_config"):
             yield f"the metadata '{shown(key)}'", value
@@ -84,10 +86,10 @@ def _documents(model: ir.Model, source: Any) -> Iterator[tuple[str, str | bytes]
 
 
 def _read(document: Any) -> dict[str, Any] | None:
-    """Return the arguments of ``image_folder`` for a document; None if it is about something else.
+    """Return the arguments of ``image_folder`` for a document; None if it does not describe image preprocessing.
 
     Raises:
-        UnreadableError: it asks for something unsupported, or is damaged.
+        UnreadableError: if the document is damaged, or a setting is not supported.
     """
     fields = Fields(document, "it")
     if fields.value("pretrained_cfg") is not None:
@@ -139,7 +141,7 @@ def _of_processor(fields: Fields) -> dict[str, Any]:
 
 
 def _size(fields: Fields) -> dict[str, Any]:
-    """Return the size, and the shorter side if images are center-cropped."""
+    """Return the arguments of ``image_folder`` for the image size, and for the shorter side before a center crop."""
     kind = fields.text("image_processor_type", fields.text("feature_extractor_type", "without a type"))
     size, crop = fields.value("size"), fields.value("crop_size")
     crops = fields.flag("do_center_crop", False)
@@ -152,9 +154,11 @@ def _size(fields: Fields) -> dict[str, Any]:
         elif kind.startswith(_OF_BOTH):
             size = {"height": size, "width": size}
         else:
-            raise UnreadableError(f"its size {size} may be that of the shorter side or of both ({shown(kind)})")
+            raise UnreadableError(
+                f"for its image processor ({shown(kind)}), the size {size} may be that of the shorter side or of both"
+            )
     if not isinstance(size, Mapping):
-        raise UnreadableError("its size is not a table")
+        raise UnreadableError("its size is neither an integer nor an object")
     if kind.startswith("ConvNext") and "shortest_edge" in size and not crops:
         return _of_convnext(size["shortest_edge"], fields)
     if set(size) == {"shortest_edge"}:
@@ -182,7 +186,7 @@ def _pair(table: Mapping[str, Any], what: str) -> tuple[int, int]:
 
 def _side(value: Any, what: str) -> int:
     if type(value) is not int or not 0 < value < 1 << 15:
-        raise UnreadableError(f"its {what} is not a number of pixels")
+        raise UnreadableError(f"its {what} is not a whole number of pixels from 1 to 32,767")
     return value
 
 
@@ -195,17 +199,19 @@ def _numbers(fields: Fields, key: str, count: int | None = None) -> tuple[float,
 
 
 def _filter(given: Any) -> str:
-    """Return the filter for a name of timm or a number of Pillow."""
+    """Return the interpolation filter for a name, as in timm, or a number, as in Pillow."""
     names: dict[Any, str] = {number: name for name, number in INTERPOLATIONS.items()} | {None: "bilinear"}
     name = given if isinstance(given, str) else names.get(given if type(given) is int else None)
     if name not in INTERPOLATIONS:
-        raise UnreadableError(f"its filter {shown(given)} is unknown")
+        raise UnreadableError(f"its interpolation filter {shown(given)} is unknown")
     return str(name)
 
 
 def _fitting(found: dict[str, Any], value: ir.Value) -> dict[str, Any]:
-    """Adapt the arguments to an input: none for mean and std if it reads bytes; raises UnreadableError for another
-    size.
+    """Return the arguments that apply to an input of the model: no mean, std or scale if it reads bytes.
+
+    Raises:
+        UnreadableError: if the model reads images of another size.
     """
     assert value.shape is not None
     dims = [dim if isinstance(dim, int) else None for dim in value.shape]

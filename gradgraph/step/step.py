@@ -1,4 +1,4 @@
-"""The step: three ONNX models and a manifest, all that any runtime needs to train.
+"""The class ``Step``: three ONNX models and a manifest, which together are all that a runtime needs to train.
 
 ==============  ====================================================  ==============================================
 file            inputs                                                outputs
@@ -11,8 +11,8 @@ eval.onnx       batch, targets, the state tensors that it reads       loss, metr
 A step built with ``separate=True`` has two more: ``gradient.onnx`` reads the batch and returns the loss and the
 gradient of each weight, ``apply.onnx`` reads the gradients and returns the updated state.
 
-Several named steps over one state have a train graph each, ``train.<name>.onnx``, whose inputs and outputs are the part
-of the state that it reads and updates.
+Named steps over one state (for a GAN: generator and discriminator) have a train graph each, ``train.<name>.onnx``, with
+only the state tensors that it reads and updates.
 
 ``manifest.json`` gives the role of each name; each model carries the same text in its ``metadata_props`` under
 ``gradgraph``. Large frozen weights, used by train.onnx and eval.onnx, are stored once in ``frozen.bin``.
@@ -71,22 +71,23 @@ class Step:
     """A training step, ready to be saved or run.
 
     Args:
-        train, init, eval: the three models of the table above; for several named steps, ``train`` is a dict by name.
-        manifest: the role of each of their inputs and outputs.
-        folder: where the models were loaded from, with their external data, if any.
+        train, init, eval: the three models in the table above; for several named steps, ``train`` is a dict by name.
+        manifest: the role of each input and output of the models.
+        folder: the folder that the models were loaded from; it contains their external data.
         bases: external files with weights of the models, by location: large external data of the built model, or files
             that a step folder refers to.
         findings: warnings of the build, such as weights that are not trained; empty for a loaded step.
         taken: notes of the build, one line each: image preprocessing read from a file, and the weights matched by each
             glob; empty for a loaded step.
-        separate: the models ``"gradient"`` and ``"apply"``, which together do what ``train`` does, if any.
+        separate: the models ``"gradient"`` and ``"apply"``, which together do the work of ``train``; empty for a step
+            built without ``separate=True``.
 
     Attributes:
         trains: the train graphs by name; a single step has the name "".
         built_apart: a function that builds the same step with ``separate=True``, if its model is available.
 
     Raises:
-        ModelError: manifest and models contradict each other.
+        ModelError: if manifest and models contradict each other.
     """
 
     train: onnx.ModelProto
@@ -113,7 +114,7 @@ class Step:
             del self.train
 
     def __repr__(self) -> str:
-        """Return one line; ``summary()`` has more."""
+        """Return a description in one line; ``summary()`` returns a longer one."""
         m = self.manifest
         each = (
             f"{name + ': ' if name else ''}loss {part.loss['name']}, optimizer {part.optimizer['name']}; "
@@ -137,13 +138,13 @@ class Step:
         Args:
             folder: the destination.
             force: replace an existing step folder.
-            share_weights: refer to the file with the model's external data, by its path from the folder, its size and
-                its digest, instead of copying large weights. Folder and file can be moved together only.
+            share_weights: refer to the model's external data file instead of copying large weights. The step folder
+                stores the file's relative path, size and digest, so both can only be moved together.
 
         Raises:
-            OutputError: the folder cannot be written, or is not empty and ``force`` is not set; there is no file to
-                refer to.
-            ModelError: that file has changed since the step was loaded.
+            OutputError: if the folder cannot be written, or is not empty and ``force`` is not set; with
+                ``share_weights``, if the model has no external data file.
+            ModelError: if the external data file has changed since the step was loaded.
         """
         check_suffix(folder, FOLDER)
         models = {name: self._model(name) for name in model_names(self.manifest)}
@@ -157,30 +158,33 @@ class Step:
         self.manifest = replace(self.manifest, data=names)
 
     def apart(self) -> Step:
-        """Return this step with gradient.onnx and apply.onnx: itself if it has them, or else a rebuilt one.
+        """Return this step with gradient.onnx and apply.onnx: the step itself if it has them, or a rebuilt copy.
 
         Raises:
-            BuildError: there are several named steps, the model is not available, or it has changed since.
+            BuildError: if there are several named steps, or the model that the step was built from is not available or
+                has changed.
         """
         if self.separate:
             return self
         if self.manifest.steps:
-            raise BuildError(f"this step has several steps ({listed(self.manifest.steps)}), which do not support "
-                             "separate gradients; build a single one")  # fmt: skip
+            raise BuildError(f"named steps ({listed(self.manifest.steps)}) do not support separate gradients; build a "
+                             "single step")  # fmt: skip
         again = None if self.built_apart is None else self.built_apart()
         if again is None or again.eval != self.eval:
             raise BuildError(
                 "this step has no gradient.onnx and apply.onnx" if again is None else
                 "the model of this step has changed since it was built, so it cannot be split into gradient and "
                 "update",
-                remedy="build it again with gradgraph.build(..., separate=True); checkpoints fit",
-                shell="build it again with --separate; checkpoints fit",
+                remedy="build it again with gradgraph.build(..., separate=True); its checkpoints can still be used",
+                shell="build it again with --separate; its checkpoints can still be used",
             )  # fmt: skip
         manifest = replace(self.manifest, separate=again.manifest.separate)
         return replace(self, train=self.trains[""], manifest=manifest, separate=again.separate)
 
     def _shared(self, folder: Path) -> dict[str, tuple[str, Base]]:
-        """Return the files of ``bases`` with their digests, each with its path from the step folder."""
+        """Return the base files that can be shared, by location: the path relative to ``folder``, and the base with its
+        digest.
+        """
         lasting = {location: base for location, base in self.bases.items() if base.lasts}
         if not lasting:
             raise nothing_to_share()
@@ -193,13 +197,12 @@ class Step:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Step:
-        """Load and check a step folder, or the step in the folder of a run.
+        """Load and check a step folder, or the step in a run folder.
 
-        Nothing is executed, and no file outside the folder is opened, except shared files of weights with a known
-        digest.
+        Nothing is executed, and no file outside the folder is opened, except base files, whose digests are checked.
 
         Raises:
-            ModelError: a file is missing, damaged, of a newer version, or contradicts another one.
+            ModelError: if a file is missing, damaged, or of a newer version, or files contradict each other.
         """
         Kind("a gradgraph.Step, as returned by gradgraph.build, or its folder", PATH.fits).check("the step", folder)
         folder = step_of(folder)
@@ -227,7 +230,10 @@ class Step:
         return step
 
     def _take_in_small(self) -> None:
-        """Load small external weights into the models, as in a step that we saved: lowering inspects their values."""
+        """Load small external weights into the models, because lowering inspects their values.
+
+        Steps that gradgraph saved have no small external weights.
+        """
         models = (*self.trains.values(), self.eval, *self.separate.values())
         for tensor in (t for model in models for t in model.graph.initializer):
             if is_external(tensor) and is_small(tensor):
@@ -236,23 +242,27 @@ class Step:
     def external(self, tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
         """Return the bytes of an external weight, memory-mapped.
 
-        A file is mapped when its weights are first used, and compared with its digest then. A later replacement of the
-        file is not read.
+        A file is mapped and compared with its digest when one of its weights is first used. If the file is replaced
+        later, the mapping still has the old content.
 
         Raises:
-            ModelError: the file is not what was saved, or was truncated since.
+            ModelError: if the file has changed since it was saved, or was truncated.
         """
         entry = self._entry(tensor)
         return self._file(entry.location).part(entry.offset, entry.length)
 
     def file_of(self, tensor: onnx.TensorProto) -> Path:
-        """Return the real path of the file that an external weight is stored in."""
+        """Return the resolved path of the file that contains an external weight."""
         location = self._entry(tensor).location
         base = self.bases.get(location)
         return (base.path if base is not None else (self.folder or Path()) / location).resolve()
 
     def pieces(self, tensor: onnx.TensorProto) -> Iterator[memoryview]:
-        """Yield the bytes in pieces, of which none stay in memory; otherwise as ``external``."""
+        """Yield the bytes of an external weight in pieces, releasing the memory of each piece.
+
+        Raises:
+            ModelError: as for :meth:`external`.
+        """
         entry = self._entry(tensor)
         return self._file(entry.location).pieces(entry.offset, entry.length)
 
@@ -279,7 +289,7 @@ class Step:
 
     def check_uncut(self) -> None:
         """Raise ModelError if a mapped file was truncated: reading it would kill the process."""
-        for file in list(self._mapped.values()):  # another trainer of this step may map one meanwhile
+        for file in list(self._mapped.values()):  # a copy: another trainer of this step may map a file meanwhile
             file.check_uncut()
         for base in self.bases.values():
             if base.held is not None:
@@ -292,9 +302,10 @@ class Step:
             self._mapped.pop(INIT_FILE, None)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for copies and pickles, which map files anew and cannot rebuild the step.
+        """Return the state for copies and pickles.
 
-        Weights in a model's own file are included.
+        It includes the weights that are inside a held model file. Other weight files are mapped again when used.
+        ``built_apart`` is not included.
         """
         held = {location for location, base in self.bases.items() if base.held is not None}
         if not held:
@@ -313,7 +324,7 @@ class Step:
         }
 
     def _with(self, model: onnx.ModelProto, locations: Collection[str]) -> onnx.ModelProto:
-        """Return a copy of ``model`` with the weights at these locations inside."""
+        """Return a copy of ``model`` with the external weights at ``locations`` stored inside."""
         whole: onnx.ModelProto = copied(model)
         for tensor in filter(is_external, proto_tensors(whole)):
             if self._entry(tensor).location in locations:
@@ -321,10 +332,10 @@ class Step:
         return whole
 
     def __getattr__(self, name: str) -> Any:
-        """Read ``init`` again after it was released.
+        """Read ``init`` again after ``release_init``.
 
         Raises:
-            ModelError: the file is gone, or has changed; there are several train graphs.
+            ModelError: if init.onnx is missing or has changed; for ``train``, if there are several train graphs.
         """
         folder, trains = vars(self).get("folder"), vars(self).get("trains")
         if name == "train" and trains:
@@ -340,8 +351,11 @@ class Step:
         return self.init
 
     def resolved(self, name: str) -> onnx.ModelProto:
-        """Return a copy of one of the models (``"train"``, ``"init"``, ``"eval"``; for several steps
-        ``"train.<name>"``; for ``separate`` ``"gradient"`` and ``"apply"``) with all weights inside.
+        """Return a copy of a model with all weights inside.
+
+        Args:
+            name: ``"train"``, ``"init"`` or ``"eval"``; ``"train.<name>"`` for named steps; ``"gradient"`` or
+                ``"apply"`` for a step built with ``separate=True``.
         """
         model = self._model(name)
         copy = copied(model)
@@ -350,10 +364,10 @@ class Step:
         return copy
 
     def put_inside(self, model: onnx.ModelProto) -> None:
-        """Load the external weights of ``model``, derived from one of the models, into it.
+        """Load the external weights of ``model``, which is a model of this step or derived from one, into it.
 
         Raises:
-            ModelError: they exceed protobuf's limit.
+            ModelError: if the weights exceed protobuf's limit.
         """
         outside = [t for t in proto_tensors(model) if is_external(t)]
         check_fits(sum(external_entry(t).length for t in outside))
@@ -361,11 +375,13 @@ class Step:
             put_inside(tensor, self.external(tensor).tobytes())
 
     def opened(self, model: onnx.ModelProto, mapped: bool = True) -> ir.Model:
-        """Return ``model``, derived from one of the models, as onnx_ir, without reading its external weights.
+        """Return ``model``, which is a model of this step or derived from one, as onnx_ir, without reading its external
+        weights.
 
         Args:
-            mapped: use the step's mappings, which outlive changes to the files; otherwise refer to the files, except a
-                temporary one of ours and a model's own.
+            model: the model.
+            mapped: whether external weights refer to the memory mappings of this step, which do not follow later
+                changes to the files. Otherwise they refer to the files, except to temporary files and model files.
         """
         work: ir.Model = ir.from_proto(model)
         for tensor in filter(is_external, model.graph.initializer):
@@ -375,7 +391,7 @@ class Step:
             if (mapped or own) and is_packed(tensor):
                 value.const_value = ir.PackedTensor(array, kind, shape=ir.Shape(tensor.dims), name=tensor.name)
                 continue
-            if mapped or own:  # our file is deleted with this step, but its mapping stays
+            if mapped or own:  # a temporary file is deleted with this step, but its mapping remains valid
                 array = array.view(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)).reshape(tuple(tensor.dims))
                 value.const_value = ir.Tensor(array, dtype=kind, name=tensor.name)
                 continue
@@ -386,7 +402,9 @@ class Step:
 
     @property
     def nodes(self) -> dict[str, int]:
-        """Number of nodes of each model, and of train.onnx before clean-up if known (``train_written``)."""
+        """The number of nodes of each model, by name; ``train_written`` is that of train.onnx before clean-up, if
+        known.
+        """
         counts = {name: len(self._model(name).graph.node) for name in model_names(self.manifest)}
         for name in [n for n in counts if n not in ("init", "eval", *HALVES)]:
             written = next((p.value for p in self._model(name).metadata_props if p.key == WRITTEN_KEY), "")
@@ -395,13 +413,14 @@ class Step:
         return counts
 
     def summary(self, **sizes: int) -> str:
-        """Describe the step: trained and frozen weights, size of the state, inputs, weights and MACs by module.
+        """Return a description in several lines: trained and frozen weights, size of the state, inputs and outputs, and
+        weights and MACs by module.
 
         Args:
-            sizes: of symbolic dimensions, such as ``batch=32``; 1 by default.
+            sizes: the sizes of symbolic dimensions, such as ``batch=32``; 1 by default.
 
         Raises:
-            UnknownNameError: the step has no such dimension.
+            UnknownNameError: if the step has no dimension of a given name.
         """
         self.manifest.check_sizes(sizes)
         return summary(self.manifest, self.trains, self.eval, self.nodes, sizes, self.taken)

@@ -1,4 +1,4 @@
-"""A summary of a training step for people."""
+"""The text of ``Step.summary()``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,16 @@ def summary(
     sizes: Mapping[str, int] | None = None,
     taken: Sequence[str] = (),
 ) -> str:
-    """Summarise trained and frozen weights, the size of the state, inputs and modules, in a few lines."""
+    """Return the text of ``Step.summary()``.
+
+    Args:
+        m: the manifest.
+        trains: the train graphs by name.
+        eval_: eval.onnx.
+        nodes: the numbers of nodes, as from ``Step.nodes``.
+        sizes: the sizes of symbolic dimensions; 1 by default.
+        taken: notes of the build, one line each.
+    """
     kinds: dict[str, list[StateSpec]] = {}
     for s in m.state:
         kinds.setdefault(s.kind, []).append(s)
@@ -71,7 +80,7 @@ def _all_macs(m: Manifest, found: list[Module], unknown: int, sizes: Mapping[str
 
 
 def _table(rows: list[Module]) -> list[str]:
-    """Format a header and a line for each module; empty for a single module."""
+    """Return the lines of the table of modules, with a header; empty if there is only one module."""
     if len(rows) < 2:
         return []
     wide = max(6, *(len(shown(row.name)) for row in rows)) + 2

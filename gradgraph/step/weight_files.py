@@ -15,18 +15,18 @@ from gradgraph.step.manifest import DIGESTS
 
 
 class MappedFile:
-    """A memory-mapped file next to the models of a step.
+    """A memory-mapped file of weights, next to the models of a step or shared by it.
 
     Args:
         path: the file.
         digest: the expected digest, if known; checking it reads the file once.
-        refusal: the error for a file with another digest.
+        refusal: a function that returns the error for a file with another digest.
 
     Attributes:
-        content: its bytes.
+        content: the bytes of the file.
 
     Raises:
-        ModelError: it cannot be read, or is not what was saved.
+        ModelError: if the file cannot be read, or has another digest.
     """
 
     def __init__(self, path: Path, digest: str | None, refusal: Callable[[Path], ModelError] | None = None) -> None:
@@ -35,17 +35,17 @@ class MappedFile:
             with open_regular(path) as file:
                 if digest is not None and digest_of(pieces_of(file)) != digest:
                     raise (refusal or not_as_saved)(path)
-                # of the file that was checked, even if its name now leads to another
+                # map the open file, whose digest was checked, even if the path has been replaced meanwhile
                 self.content: Array = np.memmap(file, np.uint8, "r") if file.seek(0, 2) else np.zeros(0, np.uint8)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ModelError(f"cannot read '{shown(path)}' ({shown(reason)}); build the step again") from None
 
     def part(self, offset: int, length: int) -> Array:
-        """Return bytes of the file.
+        """Return ``length`` bytes of the file from ``offset`` on.
 
         Raises:
-            ModelError: the file is too short, or was truncated.
+            ModelError: if the file is too short, or was truncated.
         """
         self.check_uncut()
         part = self.content[offset : offset + length]
@@ -54,10 +54,10 @@ class MappedFile:
         return part
 
     def pieces(self, offset: int, length: int) -> Iterator[memoryview]:
-        """Yield bytes of the file in pieces, of which none stay in memory.
+        """Yield ``length`` bytes of the file from ``offset`` on, in pieces, releasing the memory of each piece.
 
         Raises:
-            ModelError: the file is too short, or was truncated.
+            ModelError: if the file is too short, or was truncated.
         """
         for piece in pieces(self.part(offset, length)):
             self.check_uncut()
@@ -70,13 +70,13 @@ class MappedFile:
 
     def _cut(self) -> ModelError:
         return ModelError(
-            f"'{shown(self._path)}' was truncated after the step was loaded, and its weights are gone; build the step "
-            "again (while something reads a step folder, write another one and rename that)"
+            f"'{shown(self._path)}' was truncated after the step was loaded, so its weights are lost; build the step "
+            "again (to replace a step folder that is in use, write a new one and rename it)"
         )
 
 
 def not_as_saved(path: Path) -> ModelError:
     return ModelError(
-        f"'{shown(path)}' is not the file that was saved with the manifest.json in its folder, so it was damaged or "
-        f'edited; build the step again (or remove it from "{DIGESTS}" there, if the change is yours)'
+        f"'{shown(path)}' has another digest than in the manifest.json of its folder, so it was damaged or edited; "
+        f'build the step again (or remove its entry under "{DIGESTS}" in manifest.json if you edited the file)'
     )

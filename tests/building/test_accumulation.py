@@ -171,7 +171,10 @@ def test_a_value_called_update_is_named() -> None:
     model = network()
     model.graph.input[0].name = "update"
     model.graph.node[0].input[0] = "update"
-    with pytest.raises(BuildError, match="accumulation feeds 'update', but the model has a value of this name"):
+    with pytest.raises(
+        BuildError,
+        match="the model has a value called 'update', which is the name of an input for gradient accumulation",
+    ):
         gg.build(model, "mse", "sgd", accumulate=True)
 
 

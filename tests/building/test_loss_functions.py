@@ -230,16 +230,16 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a vector": (lambda out, batch: out["score"], {}, r"'loss' of shape \['batch', 1\].*reduce it"),
     "whole numbers": (lambda out, batch: out["logits"].argmax(), {}, "int64 numbers"),
     "an unknown value": (read("scores"), {}, "reads 'scores'.*did you mean 'score'"),
-    "an unknown target": (entropy, {}, r"batch\['target'\], which is no input of the model.*targets="),
+    "an unknown target": (entropy, {}, r"batch\['target'\], which is neither an input of the model nor .*targets="),
     "a target that is not read": (read("score"), {"targets": TARGET}, "never reads the target 'target'"),
     "a bad shape": (entropy, {"targets": {"target": "batch"}}, "has shape 'batch'"),
-    "targets of a named loss": ("mse", {"targets": TARGET}, "targets declares the inputs of a loss function"),
-    "an output for a function": (entropy, {"output": "logits"}, "a function reads out"),
+    "targets of a named loss": ("mse", {"targets": TARGET}, "the argument targets declares inputs of a loss function"),
+    "an output for a function": (entropy, {"output": "logits"}, "a loss function reads out"),
     "a metric": (read("score"), {"metrics": "accuracy"}, "write it as a function"),
     "two outputs for one": ("mse", {"output": ["logits", "score"]}, "reads 1 output"),
     "nothing depends on a weight": (lambda out, batch: batch["x"].mean(), {}, "no parameters to train"),
     "a number of a traced tensor": (lambda out, batch: float(out["score"]), {}, "has no value yet"),
-    "no scalar": ("mse", {"loss": gg.losses.mse("none")}, "returns many numbers"),
+    "no scalar": ("mse", {"loss": gg.losses.mse("none")}, "returns a number per element"),
 }
 
 

@@ -132,7 +132,7 @@ def test_a_loss_of_logits_reads_logits_or_says_that_it_does_not(loss: str, end: 
     assert words(gg.build(model, loss, output="p")), "also where it is named"
     read = "reads the logits that it is computed from, 'z'" in words(step)
     assert read == (kind == own and end in ("Softmax", "Sigmoid", "Softmax, passed on", *WRITTEN_OUT, *MOVED))
-    assert ("reshaped alike" in words(step)) == (read and end in MOVED)
+    assert ("reshaped in the same way" in words(step)) == (read and end in MOVED)
     if not read:
         return
     given = batch(step)
@@ -178,7 +178,7 @@ def test_other_outputs_are_nothing_to_speak_of(loss: str) -> None:
     if loss in OF_VALUES:
         assert not words(gg.build(network(ENDS["Sigmoid"]), loss))
     if loss in OF_LOGS:
-        assert "holds probabilities" in words(gg.build(network(ENDS["Softmax"]), loss))
+        assert "contains probabilities" in words(gg.build(network(ENDS["Softmax"]), loss))
 
 
 @pytest.mark.parametrize("end", OTHER_ENDS)

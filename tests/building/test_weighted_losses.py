@@ -91,8 +91,8 @@ def test_one_output_has_several_losses_on_one_target() -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (["mse", "mse"], "'boxes' has the loss mse twice"),
-        (["mse", "cross_entropy"], r"cross_entropy takes int64\[batch\], and one before it float32\[batch, 2\]"),
+        (["mse", "mse"], "the loss mse is listed twice for 'boxes'"),
+        (["mse", "cross_entropy"], r"cross_entropy needs int64\[batch\], an earlier one float32\[batch, 2\]"),
         ([], "loss"),
     ],
 )
@@ -222,13 +222,13 @@ def test_float16_models_have_sums_in_float32() -> None:
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "no loss": ({"loss": {}}, "no loss is given; name one"),
+    "no loss": ({"loss": {}}, "loss is an empty dict; pass a loss"),
     "an unknown output": ({"loss": {"boxs": "l1"}}, "no floating output 'boxs'; did you mean 'boxes'"),
     "an unknown loss": ({"loss": {"boxes": "l2"}}, "there is no loss 'l2'"),
     "a weight that is none": ({"loss": {"boxes": ("l1", "much")}}, "weight of the loss on 'boxes' is 'much'"),
     "a function among them": ({"loss": {"boxes": lambda x, t: x}}, "the loss is the function"),
     "none": ({"loss": {"boxes": None}}, "no loss for 'boxes'"),
-    "an output, too": ({"loss": SEVERAL, "output": "boxes"}, "a dict names the output"),
+    "an output, too": ({"loss": SEVERAL, "output": "boxes"}, "a dict of losses has outputs as keys"),
     "weights for a function": ({"loss": lambda out, batch: out["boxes"].mean(), "sample_weight": True}, "itself"),
     "weights of a model's own": ({"loss": None, "output": "boxes", "mask": True}, "cannot be weighted by sample"),
     "too many axes": ({"loss": "l1", "output": "boxes", "mask": ("batch", 2, 1)}, "has 3 axes"),

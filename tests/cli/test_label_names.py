@@ -98,7 +98,7 @@ def test_what_names_no_class(folder: Path, caplog: pytest.LogCaptureFixture, lab
     config(labels)
     with caplog.at_level(logging.WARNING, "gradgraph"):
         assert not names_beside("model.onnx")
-    assert ("a name of its own" in caplog.text) == is_told
+    assert ("to distinct names" in caplog.text) == is_told
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", "\x00", '{"id2label": null}'])

@@ -187,7 +187,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no digest": (_of_manifest(lambda f: f["../base.onnx.data"].pop("digest")), "its base_files are invalid"),
     "empty digest": (_of_manifest(lambda f: f["../base.onnx.data"].update(digest="")), "its base_files are invalid"),
     "tiny": (_of_manifest(lambda f: f["../base.onnx.data"].update(bytes=100)), "its base_files are invalid"),
-    "not named": (_of_manifest(lambda f: f.clear()), "points to '../base.onnx.data'"),
+    "not named": (_of_manifest(lambda f: f.clear()), "are in '../base.onnx.data'"),
     "list": (_of_manifest(lambda f: f.update({"../base.onnx.data": []})), "its base_files are invalid"),
 }
 

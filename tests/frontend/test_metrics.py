@@ -486,7 +486,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a kappa": ({"metrics": "cohen_kappa('cubic')"}, "takes weights 'linear', 'quadratic' or None"),
     "no bins": ({"metrics": "ece(bins=0)"}, "at least one"),
     "a rival's": ({"metrics": "auroc"}, "'roc_auc'"),
-    "something else": ({"metrics": 3.5}, "a metric is 3.5"),
+    "something else": ({"metrics": 3.5}, "3.5 is not a metric"),
     "two of a name": ({"metrics": ["f1", metrics.f1("none")]}, "two metrics are called 'f1'"),
     "no name": ({"metrics": [lambda out, batch: 1]}, "needs a column"),
     "one argument": ({"metrics": {"m": lambda out: 1}}, "has two parameters"),

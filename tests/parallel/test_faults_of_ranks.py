@@ -38,7 +38,7 @@ def run(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
         ("other_weights", ["the weights of rank 1 differ from those of rank 0"], 1),
         ("nothing_counts", ["all labels of this batch are ignored on all ranks"], 1),
         ("diverges", ["the loss became nan in step 2"], 1),
-        ("several_steps", ["several steps"], 1),
+        ("several_steps", ["named steps"], 1),
         ("other_ways", ["rank 1 differs from rank 0 in its parallel options"], 1),
         ("saved_alone", ["rank 1, which has", "call methods that save or read a sharded state"], 1),
         ("bound_together", ["magnitude_pruning", "remove shard_state"], 1),

@@ -469,7 +469,7 @@ def test_names_that_steer_a_terminal_come_back(tmp_path: Path) -> None:
     (text,) = (p.value for p in onnx.load(tmp_path / "trained.onnx").metadata_props)
     assert text.isprintable()
     assert DataNames.read_from({NAMES_KEY: text}) == trainer.names
-    with pytest.raises(gg.errors.ArgumentError, match="holds an unpaired surrogate"):
+    with pytest.raises(gg.errors.ArgumentError, match="contains an unpaired surrogate"):
         DataNames(classes={"target": ["\udcff"]})  # as of a path that is no UTF-8
 
 

@@ -84,8 +84,8 @@ def test_state_may_stay_input() -> None:
 @pytest.mark.parametrize(
     ("changes", "values", "says"),
     [
-        ({"outputs": ()}, VALUES, "has no output"),
-        ({"outputs": ("y", "s")}, VALUES, "needs the target 't'"),
+        ({"outputs": ()}, VALUES, "the only output of the model"),
+        ({"outputs": ("y", "s")}, VALUES, "computed from the target 't'"),
         ({}, {"w": VALUES["w"]}, "the value of 'v' is missing"),
         ({}, {**VALUES, "v": np.ones(3, np.float32)}, "'v' is float32.3., but the step has float32.2."),
         ({}, {**VALUES, "v": np.ones(2)}, "'v' is float64"),

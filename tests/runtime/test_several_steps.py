@@ -533,7 +533,7 @@ def test_one_of_several_is_tried_and_all_is_as_it_was(gan: Step, prepared: bool)
 
 def test_a_step_without_names_has_none() -> None:
     trainer = gg.Trainer(gg.build(two_heads(), output="left"))
-    with pytest.raises(UnknownNameError, match="no named steps, so there is no 'left'"):
+    with pytest.raises(UnknownNameError, match="there is no step 'left': this is a single step"):
         trainer.step("left", LABELLED)
     with pytest.raises(BuildError, match="has one step"):
         trainer.fit(LABELLED, steps=["left"])
@@ -546,8 +546,8 @@ def test_a_step_without_names_has_none() -> None:
         ({}, {}, "steps is empty"),
         ({"a b": gg.StepOptions()}, {}, "a step is called 'a b'; a name"),
         ({"a": gg.StepOptions(), "A": gg.StepOptions()}, {},
-         "two steps are called 'a' and 'A', which are the same file on some systems"),
-        ({"a": gg.StepOptions()}, {"loss": "mse"}, "each of several steps has its own"),
+         "the step names 'a' and 'A' differ only in case"),
+        ({"a": gg.StepOptions()}, {"loss": "mse"}, "cannot be passed to build together with steps"),
         (dict.fromkeys("ab", gg.StepOptions(output="left", ema=0.9)), {}, "two steps average"),
         ({"a": gg.StepOptions("mse", output="left"), "b": gg.StepOptions(output="left")}, {}, "two steps"),
     ],

@@ -196,7 +196,7 @@ DAMAGE = {
     ),
     "external elsewhere": (
         lambda p: edit_model(p / "eval.onnx", lambda m: external(m, location="../secret")),
-        "points to '../secret'",
+        "are in '../secret'",
     ),
     "negative offset": (lambda p: edit_model(p / "eval.onnx", lambda m: external(m, offset=-8)), "from -8"),
     "huge length": (lambda p: edit_model(p / "eval.onnx", lambda m: external(m, length=2**50)), "need 1200000"),
@@ -211,7 +211,7 @@ DAMAGE = {
                 onnx.helper.make_attribute("value", m.graph.initializer[0])
             ),
         ),
-        "more than initializers externally",
+        "external tensors that are not initializers",
     ),
     "odd length": (lambda p: edit_model(p / "eval.onnx", lambda m: external(m, length="many")), "that is not a number"),
 }

@@ -135,7 +135,7 @@ def test_build_freezes_what_lies_below() -> None:
     assert "body_weight" in parts["body"].writes
     with pytest.raises(UnknownNameError, match="no value 'k'"):
         gg.build(network(), "mse", freeze_below="k", output="y")
-    with pytest.raises(BuildError, match="'x', below which weights are to be frozen, is not computed from any weight"):
+    with pytest.raises(BuildError, match="'x' in freeze_below does not depend on any weight"):
         gg.build(network(), "mse", freeze_below="x", output="y")
 
 

@@ -287,7 +287,7 @@ def test_a_mask_of_positions_that_hidden_states_do_not_have_is_refused() -> None
 
     made = gg.distill(pooled(), pooled(), match={hidden(pooled()): hidden(pooled())})
     by_class = gg.losses.cross_entropy(axis=-1)
-    with pytest.raises(BuildError, match=r"'mask' of shape \[2, 5\] masks positions.*\[2, 7\]"):
+    with pytest.raises(BuildError, match=r"weights 'mask' of shape \[2, 5\] cannot be applied.*\[2, 7\]"):
         gg.build(made, by_class, mask=True)
     gg.build(made, by_class, sample_weight=True)  # samples it has
     gg.build(made, by_class)  # the labels' axes are not its own, so all of it counts
