@@ -223,7 +223,7 @@ def test_an_update_that_adds_up_gradients_is_fed_what_they_are_means_over(loss: 
 
 
 def test_several_named_steps_have_none() -> None:
-    with pytest.raises(BuildError, match="several named steps"):
+    with pytest.raises(BuildError, match="named steps do not support separate"):
         gg.build(mlp(), separate=True, steps={"a": gg.StepOptions()})
 
 

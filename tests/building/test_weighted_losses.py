@@ -227,9 +227,12 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown loss": ({"loss": {"boxes": "l2"}}, "there is no loss 'l2'"),
     "a weight that is none": ({"loss": {"boxes": ("l1", "much")}}, "weight of the loss on 'boxes' is 'much'"),
     "a function among them": ({"loss": {"boxes": lambda x, t: x}}, "the loss is the function"),
-    "none": ({"loss": {"boxes": None}}, "no loss for 'boxes'"),
+    "none": ({"loss": {"boxes": None}}, "the loss for 'boxes' is None"),
     "an output, too": ({"loss": SEVERAL, "output": "boxes"}, "a dict of losses has outputs as keys"),
-    "weights for a function": ({"loss": lambda out, batch: out["boxes"].mean(), "sample_weight": True}, "itself"),
+    "weights for a function": (
+        {"loss": lambda out, batch: out["boxes"].mean(), "sample_weight": True},
+        "do not apply to a loss function",
+    ),
     "weights of a model's own": ({"loss": None, "output": "boxes", "mask": True}, "cannot be weighted by sample"),
     "too many axes": ({"loss": "l1", "output": "boxes", "mask": ("batch", 2, 1)}, "has 3 axes"),
     "a mask of no output": (
@@ -240,7 +243,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"loss": SEVERAL, "mask": {"boxes": "all"}},
         "mask is a dict; it should be True, a shape, or a dict",
     ),
-    "another reduction": ({"loss": losses.kl_div(reduction="batchmean"), "mask": True}, "reduces by 'batchmean'"),
+    "another reduction": (
+        {"loss": losses.kl_div(reduction="batchmean"), "mask": True},
+        "reduction of kl_div is 'batchmean'",
+    ),
 }
 
 

@@ -163,7 +163,7 @@ def test_a_models_own_scalar_output() -> None:
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "unknown loss": ({"loss": "cros_entropy"}, "did you mean 'cross_entropy'"),
-    "own output is no scalar": ({"loss": None}, "own loss is a scalar output"),
+    "own output is no scalar": ({"loss": None}, "itself must be a scalar output"),
     "unknown metric": ({"loss": "mse", "metrics": ["acuracy"]}, "did you mean 'accuracy'"),
     "metric without labels": ({"loss": "mse", "metrics": ["accuracy"]}, "requires a loss on class indices"),
     "unknown output": ({"output": "z"}, "no floating output 'z'"),

@@ -279,7 +279,7 @@ def test_probabilities_are_seen_where_the_model_gives_them(caplog: pytest.LogCap
     chosen = ["log_loss", "brier", "ece", "roc_auc('macro')"]
     options = {"loss": gg.losses.nll(), "optimizer": gg.optim.sgd(0.0), "metrics": chosen, "output": "p"}
     step = gg.build(onnx.parser.parse_model(text), **options)
-    assert "output 'p' holds probabilities" in caplog.text
+    assert "output 'p' contains probabilities" in caplog.text
     found = gg.Trainer(step).evaluate({"x": SCORES, "target": LABELS})
     wanted = gg.build(model((C,)), "cross_entropy", gg.optim.sgd(0.0), metrics=chosen)
     expected = gg.Trainer(wanted).evaluate({"x0": SCORES, "target": LABELS})
