@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ class Message:
     shell: str
 
 
+@functools.cache
 def messages() -> list[Message]:
     """Return all of the package, in the order of files and lines."""
     found = []

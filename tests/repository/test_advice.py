@@ -8,6 +8,7 @@ import inspect
 import re
 import shlex
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,13 @@ from tests.kit.small_models import parsed, real
 ROOT = Path(__file__).parents[2]
 
 
-def texts() -> Iterator[tuple[str, str]]:
+@cache
+def texts() -> dict[str, str]:
     """Every text of the package that a user may read, by place; ``<…>`` stands for what is filled in."""
+    return dict(_texts())
+
+
+def _texts() -> Iterator[tuple[str, str]]:
     for file in (path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))):
         tree = ast.parse(file.read_text("utf-8"))
         parts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
@@ -39,7 +45,6 @@ def texts() -> Iterator[tuple[str, str]]:
                 yield place, node.value
 
 
-TEXTS = dict(texts())
 COMMAND = re.compile(r"`gradgraph ([a-z][^`]*)`")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*")
 INSTALLED = re.compile("pip install ([^,(;]*)")
@@ -70,30 +75,27 @@ OTHERS = {"--format", "--version"}  # of git, and of `gradgraph` itself
 OPTIONS = {name: options_of(command) for name, command in CLI.items()}
 
 
-def typed() -> Iterator[tuple[str, str]]:
-    """Every command that a message types in full."""
-    for place, text in TEXTS.items():
+def test_commands_in_messages_are_parsed() -> None:
+    wrong = []
+    for place, text in texts().items():
         for found in COMMAND.findall(text):
-            yield place, found
+            words = found.split()
+            inner = " ".join(words[:2])
+            command = inner if inner in CLI else words[0]
+            if command not in CLI or not set(OPTION.findall(found)) <= OPTIONS[command]:
+                wrong.append((place, found))
+    assert wrong == []
 
 
-@pytest.mark.parametrize(("place", "text"), list(typed()))
-def test_a_command_in_a_message_is_parsed(place: str, text: str) -> None:
-    words = text.split()
-    inner = " ".join(words[:2])
-    command = inner if inner in CLI else words[0]
-    assert command in CLI
-    assert set(OPTION.findall(text)) <= OPTIONS[command]
+def test_options_in_messages_exist() -> None:
+    known = set().union(OTHERS, *OPTIONS.values())
+    assert [(place, text) for place, text in texts().items() if not set(OPTION.findall(text)) <= known] == []
 
 
-@pytest.mark.parametrize("place", [place for place, text in TEXTS.items() if OPTION.search(text)])
-def test_an_option_in_a_message_exists(place: str) -> None:
-    assert set(OPTION.findall(TEXTS[place])) <= set().union(OTHERS, *OPTIONS.values())
-
-
-@pytest.mark.parametrize("place", [place for place, text in TEXTS.items() if " " in text and DOTTED.search(text)])
-def test_a_name_in_a_message_exists(place: str) -> None:
-    for name in DOTTED.findall(TEXTS[place]):
+def test_names_in_messages_exist() -> None:
+    names = {name for text in texts().values() if " " in text for name in DOTTED.findall(text)}
+    assert len(names) > 20
+    for name in sorted(names):
         at: Any = gg
         for part in name.split(".")[1:]:
             if not hasattr(at, part) and hasattr(at, "__path__"):
@@ -104,7 +106,7 @@ def test_a_name_in_a_message_exists(place: str) -> None:
 def test_packages_in_messages_are_those_of_the_extras() -> None:
     """No index has this project: it is installed from a clone or a wheel."""
     requirements = set(re.findall(r'"([\w-]+)[^"]*"', (ROOT / "pyproject.toml").read_text("utf-8")))
-    words = [w.strip("'") for text in TEXTS.values() for w in " ".join(INSTALLED.findall(text)).split()]
+    words = [w.strip("'") for text in texts().values() for w in " ".join(INSTALLED.findall(text)).split()]
     packages = {re.match(r"[\w-]+", word)[0] for word in words if re.match("[a-z]", word)}  # type: ignore[index]
     assert packages >= {"pillow", "jinja2", "scikit-learn"}
     assert packages - requirements == {"nccl4py", "onnxruntime-genai"}
@@ -257,8 +259,6 @@ def takes(function: Callable[..., Any], *names: str) -> bool:
 
 
 PUBLIC = public_functions()
-REACHED = Calls()
-NAMING = [(place, text) for place, text in REACHED.remedies if ARGUMENT.search(text)]
 # what names alone say is reached, and is not
 UNREACHED_FROM = {
     ("gradgraph.runtime.data.sources", "Columns.__init__"): "an evaluation fills its last batch up",
@@ -268,17 +268,24 @@ UNREACHED_FROM = {
 OURS = ("", "gg", "gradgraph")  # what stands before the names of this package's own calls
 
 
-@pytest.mark.parametrize(("place", "text"), NAMING, ids=[f"{where[0]}.{where[1]}" for where, _ in NAMING])
-def test_an_argument_in_a_remedy_is_one_of_the_call(place: Function, text: str) -> None:
+def test_arguments_in_remedies_are_those_of_the_call() -> None:
     """Of calls that are written out, of those; else of each public one from which the remedy can be raised."""
+    calls = Calls()
+    naming = [(place, text) for place, text in calls.remedies if ARGUMENT.search(text)]
+    assert len(naming) > 50
+    assert [wrong for place, text in naming for wrong in unknown_arguments(calls, place, text)] == []
+
+
+def unknown_arguments(calls: Calls, place: Function, text: str) -> Iterator[str]:
     for before, called, arguments in re.findall(r"([\w.]*?)\.?(\w+)\(([^()]*)\)", text):
         ways = [function for (_, name), function in PUBLIC.items() if name.rpartition(".")[2] == called]
         names = ARGUMENT.findall(arguments)
-        if ways and before.partition(".")[0] in OURS:
-            assert any(takes(way, *names) for way in ways), f"{called} has no arguments {names}"
+        if ways and before.partition(".")[0] in OURS and not any(takes(way, *names) for way in ways):
+            yield f"{place}: {called} has no arguments {names}"
     bare = text
     while "(" in bare and (shorter := re.sub(r"\([^()]*\)", "", bare)) != bare:
         bare = shorter
     for name in () if place in UNREACHED_FROM else ARGUMENT.findall(bare):
-        for function in REACHED.public_from(place):
-            assert takes(function, name), f"{function.__qualname__} has no argument {name}"
+        for function in calls.public_from(place):
+            if not takes(function, name):
+                yield f"{place}: {function.__qualname__} has no argument {name}"
