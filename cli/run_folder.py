@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradgraph.cli import output, toml
-from gradgraph.errors import DataError, OutputError, RuntimeUnavailableError, escaped, shown
+from gradgraph.errors import DataError, OutputError, escaped, shown
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.path_kinds import BEST, LAST, RECIPE, STEP
 from gradgraph.files.untrusted.regular import MissingFileError, UnreadableError, regular_bytes
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gradgraph.runtime.trainer import Trainer
 
 PAGE, COMMANDS = "README.md", "commands.txt"
-PLOT, DRAWING = "plot.png", "plot.svg"  # drawn by matplotlib, or else by hand
+PLOT = "plot.svg"
 MISTAKES = "mistakes.html"
 _TRAINED = "Trained by gradgraph"  # the beginning of a page, after its title
 FILES = {  # options that name a file: its name in the folder, and its description
@@ -40,7 +40,7 @@ FILES = {  # options that name a file: its name in the folder, and its descripti
 }
 OTHERS = {
     BEST: "the state of the best epoch, with `--patience`",
-    **dict.fromkeys((PLOT, DRAWING), "the learning curves"),
+    PLOT: "the learning curves",
     "tokenizer.json": "the model's tokenizer",
     MISTAKES: "the held-out images that it gets wrong, and the classes it confuses",
     COMMANDS: "the commands that trained it, each with the time (UTC) and the step count at its start",
@@ -115,7 +115,7 @@ class RunFolder:
             OutputError: they cannot be written.
         """
         if not self.resume:
-            for name in (BEST, PLOT, DRAWING, MISTAKES, COMMANDS):  # of a run that is overwritten
+            for name in (BEST, PLOT, MISTAKES, COMMANDS):  # of a run that is overwritten
                 (self.path / name).unlink(missing_ok=True)
         if not (self.resume and (self.path / RECIPE).exists()):
             write_atomically(self.path / RECIPE, toml.written(self.recipe).encode() + b"\n")
@@ -152,13 +152,8 @@ class RunFolder:
 
     def _draw(self, history: History) -> list[str]:
         """Draw the curves and return the lines of the page that show them."""
-        name = PLOT
-        try:
-            history.plot(self.path / PLOT)
-        except RuntimeUnavailableError:
-            history.to_svg(self.path / DRAWING)
-            name = DRAWING
-        return ["", f"![The curves of loss and metrics over the epochs]({name})"]
+        history.to_svg(self.path / PLOT)
+        return ["", f"![The curves of loss and metrics over the epochs]({PLOT})"]
 
     def _commands(self) -> list[str]:
         """Return the commands in the list so far."""
