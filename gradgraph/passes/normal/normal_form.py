@@ -36,7 +36,7 @@ def normalise(
         keep_inputs: keep initializers that are also graph inputs (defaults that a caller may override) as inputs.
         parameters: names that the caller selected; these are parameters, even if they look like constants.
         keep_quantization: leave ``pass_quantization`` to the caller.
-        look: called with the model as read, before any change.
+        look: a function that is called with the model as read, before any change.
 
     Raises:
         ModelError: the model is malformed, a node has inputs that its operator does not accept, or an operator has no
@@ -66,10 +66,10 @@ def load_plain(source: Source) -> ir.Model:
 
 @contextlib.contextmanager
 def blaming(model: Source) -> Iterator[None]:
-    """Report a fault that ONNX finds in ``model`` in place of an unforeseen error of our code.
+    """Replace an unexpected error in the context by the fault that ONNX's inference finds in ``model``, if any.
 
     Raises:
-        ModelError: in place of any error that is not one of ours.
+        ModelError: the code in the context raised an error other than a GradgraphError, and ONNX finds a fault.
     """
     try:
         yield
@@ -82,7 +82,7 @@ def blaming(model: Source) -> Iterator[None]:
 
 
 def pass_quantization(model: ir.Model) -> None:
-    """Write QuantizeLinear and DequantizeLinear as arithmetic, in place, where straight_through is requested."""
+    """Rewrite QuantizeLinear and DequantizeLinear as arithmetic, in place, if ``straight_through`` is requested."""
     run(QUANTIZATION, model)
 
 

@@ -35,33 +35,33 @@ from gradgraph.passes.rewrites import Rewrite, run
 
 
 def reading(keep_inputs: bool, parameters: Collection[str]) -> tuple[Rewrite, ...]:
-    """The passes that read a model of any opset and bring it to one; for the arguments see ``normalise``."""
+    """Return the passes that convert a model of any opset to opset 21; for the arguments see ``normalise``."""
     gather = partial(gather_constants, keep_inputs=keep_inputs)
     judge = partial(judge_weights, asked_for=parameters)
     return (
-        Rewrite(write_one_domain, "later passes know ONNX's domain by one of its two names"),
-        Rewrite(make_names_unique, "findings name nodes, and inference goes by names of values"),
+        Rewrite(write_one_domain, "later passes support only one of the two names of ONNX's domain"),
+        Rewrite(make_names_unique, "findings refer to nodes by name, and inference to values by name"),
         Rewrite(inline_functions, "nodes of functions are handled like all others", then=(make_names_unique,)),
         Rewrite(check_forms, "later passes rely on inputs and attributes being present"),
-        Rewrite(gather, "conditions and weights are found in one place"),
+        Rewrite(gather, "later passes look for constant conditions and weights among the initializers"),
         Rewrite(take_known_branches, "tensors of a dead branch are not weights, and its sizes do not matter"),
         Rewrite(judge, "weights still have the names and readers that the exporter wrote"),
         Rewrite(compute_in_float32, "types are final before they are inferred and checked"),
         Rewrite(infer_shapes, "checks compare sizes, and forms of operators depend on them"),
-        Rewrite(correct_shapes, "a wrongly declared size would be blamed on a node"),
+        Rewrite(correct_shapes, "a wrong declared size would be reported as a fault of a node"),
         Rewrite(
             drop_wrong_body_shapes,
-            "shapes that enter bodies are known, without wrong declarations",
+            "shapes that enter bodies are known, and their wrong declarations have been corrected",
             then=(infer_shapes, correct_shapes),
         ),
         Rewrite(check_consistent, "findings name the author's nodes, not our rewrites"),
         Rewrite(undo_machine_blocks, "operators on blocked channels become standard ones on plain channels"),
-        Rewrite(_write_standard_operators, "later passes know one opset only", then=(infer_shapes,)),
+        Rewrite(_write_standard_operators, "later passes support one opset only", then=(infer_shapes,)),
     )
 
 
 def _settle(model: ir.Model) -> bool:
-    """Repeat ``ROUND`` while it changes anything; return True if sequences or loops made new facts known."""
+    """Repeat ``ROUND`` while it changes anything; return True if sequences or loop states were resolved."""
     learned = False
     while changed := run(ROUND, model):
         learned |= resolve_sequences in changed or settle_states in changed
@@ -70,7 +70,7 @@ def _settle(model: ir.Model) -> bool:
 
 
 def _write_standard_operators(model: ir.Model) -> bool:
-    """Rewrite other domains first: their forms use operators of any opset. Return True if anything changed."""
+    """Rewrite other domains, whose forms use operators of any opset, and then other opsets; return True on changes."""
     return any([decompose(model), convert_to_opset(model)])
 
 
@@ -92,14 +92,14 @@ AT_ONE_OPSET = (
         write_recurrent, "the sizes of weights, which determine those of layers, are settled", then=(infer_shapes,)
     ),
     Rewrite(_write_all_defaults, "explicit pads need strides and dilations"),
-    Rewrite(write_pads, "sizes are as known as they get", then=(_write_all_defaults, infer_shapes, correct_shapes)),
+    Rewrite(write_pads, "all sizes that can be are known", then=(_write_all_defaults, infer_shapes, correct_shapes)),
     Rewrite(rename_wrong_dims, "all sizes that can be are known, and losses derive target sizes from outputs"),
     Rewrite(write_conditions, "no Loop is written later; some runtimes read a missing condition as false"),
     Rewrite(remove_unused, "every pass above leaves unread nodes behind"),
     Rewrite(make_names_unique, "the passes above have written new nodes"),
 )
 ROUND = (
-    Rewrite(repair, "proper axes and sizes can be folded"),
+    Rewrite(repair, "valid axes and sizes can be folded"),
     Rewrite(fold_constants, "constants determine shapes, indices of sequences and conditions"),
     Rewrite(resolve_sequences, "lengths and indices of sequences are known once folded"),
     Rewrite(settle_states, "a loop preserves the shapes of its states"),
@@ -107,7 +107,7 @@ ROUND = (
 AFTER_A_ROUND = (
     Rewrite(drop_wrong_body_shapes, "the shapes that enter a body may be known now"),
     Rewrite(take_known_branches, "a condition may have become constant"),
-    Rewrite(_gather_kept, "branches must not bring Constant nodes, and the next round must find all constants"),
+    Rewrite(_gather_kept, "branches may have contained Constant nodes, which the next round reads as initializers"),
     Rewrite(infer_shapes, "known sizes determine others"),
 )
 QUANTIZATION = (

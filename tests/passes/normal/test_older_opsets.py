@@ -89,7 +89,7 @@ REFUSED = {
     "y = BitwiseXor(k, k)": "(BitwiseXor) needs opset 18, but the file is written at 17",
     "y = ReduceMean(x, k)": "has computed axes, which only opset 18 can express",
     "a = Constant <value_ints = [1]> () y = ReduceMax <noop_with_empty_axes = 1> (x)": "reduces over no axis",
-    'y = Pad <mode = "wrap"> (x, k)': "wraps around, which only opset 19 can express",
+    'y = Pad <mode = "wrap"> (x, k)': "has mode=wrap, which only opset 19 can express",
     'y = ScatterElements <reduction = "max"> (x, i, x)': "has reduction=max",
     "y = AveragePool <kernel_shape = [2], dilations = [2]> (z)": "has dilations, which AveragePool does not have",
 }

@@ -1,8 +1,8 @@
 """Attention as matrix products, a softmax and masks.
 
-``attend`` is the one formula, ``softmax(scale · Q Kᵀ + masks) V``; ONNX's operators (below) and onnxruntime's fused
-ones (``contrib_attention``) bring their inputs to its form. Only the formula's own values are as large as the scores:
-masks keep their size, and grouped queries share keys and values without a copy.
+``attend`` implements the formula ``softmax(scale · Q Kᵀ + masks) V``. The forms of ONNX's operators (below) and of
+onnxruntime's fused operators (``contrib_attention``) convert their inputs and call it. Only the stages of the scores
+have the size of the scores: masks are not expanded, and grouped queries share keys and values without a copy.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _INF = float("inf")
 
 @dataclass(frozen=True)
 class Masks:
-    """Masks of the keys that a query sees; all shapes broadcast against [batch, heads, queries, keys]."""
+    """Masks that say which keys a query sees; their shapes broadcast against [batch, heads, queries, keys]."""
 
     bias: Var | None = None  # added to the scores; −∞ hides a key
     allowed: Var | None = None  # boolean
     empty_rows: bool = False  # whether a query may see no key; its output is then zero
 
     def apply(self, op: Builder, scores: Var, hidden: float) -> Var:
-        """Keep ``scores`` where a key is seen, and use ``hidden`` (or less) elsewhere."""
+        """Add the bias to ``scores``, and replace the scores of masked keys by ``hidden`` (or less)."""
         if self.bias is not None:
             bias = op.cast(self.bias, scores.dtype)
             scores = scores + (bias if math.isinf(hidden) else op.Max(bias, hidden))
@@ -45,13 +45,13 @@ class Masks:
         if self.bias is not None:
             bias = self.bias if self.allowed is None else op.Where(self.allowed, self.bias, -_INF)
             return op.ReduceMax(bias, [-1], keepdims=1) > -_INF
-        assert self.allowed is not None  # no mask, so never read
+        assert self.allowed is not None  # without any mask this is not called
         return op.ReduceMax(op.cast(self.allowed, ir.DataType.INT32), [-1], keepdims=1) > 0
 
 
 @dataclass(frozen=True)
 class Attended:
-    """The output [batch, heads, queries, head size], and the intermediate stages of the scores."""
+    """The output of attention, ``y`` [batch, heads, queries, head size], and the stages of the scores before it."""
 
     y: Var
     raw: Var
@@ -73,21 +73,22 @@ def attend(
     score_mod: Callable[[Var], Var] | None = None,
     prob_mod: Callable[[Var], Var] | None = None,
 ) -> Attended:
-    """``softmax(scale · q kᵀ + masks) v`` over [batch, heads, length, head size].
+    """Compute ``softmax(scale · q kᵀ + masks) v`` for tensors [batch, heads, length, head size].
 
     Args:
-        q, k, v: k and v may have fewer heads: each serves as many consecutive heads of q.
+        op: the builder.
+        q, k, v: queries, keys and values; k and v may have fewer heads, each shared by consecutive heads of q.
         masks: the keys that a query sees.
-        scale: 1/√(head size) by default.
+        scale: the factor of the scores; 1/√(head size) by default.
         softcap: if not 0, scores pass through ``softcap · tanh(scores / softcap)``.
-        precision: element type of the softmax; by default that of q.
-        score_mod, prob_mod: applied to the input and the output of the softmax, in that type.
+        precision: the element type of the softmax; by default that of q.
+        score_mod, prob_mod: functions applied to the input and the output of the softmax, in its element type.
     """
     groups = _Groups.of(op, q, k)
     q, k = _scaled_factors(op, q, k, scale)
     raw = groups.join(groups.split(q) @ op.Transpose(k, perm=[0, 1, 3, 2]))
     capped = op.Tanh(raw / softcap) * softcap if softcap else raw
-    # far below any score, yet finite: a softmax over masked keys only is then not 0/0
+    # far below any score, yet finite, so that a softmax over masked keys only is not 0/0
     hidden = float(q.dtype.min) / 2 if masks.empty_rows else -_INF
     masked = masks.apply(op, capped, hidden)
     biased = op.cast(masked, precision or q.dtype)
@@ -100,7 +101,7 @@ def attend(
 
 
 def _scaled_factors(op: Builder, q: Var, k: Var, scale: float | None) -> tuple[Var, Var]:
-    """Scale q only; in narrow types q and k by the root, as in the specification, so that products do not overflow."""
+    """Scale q; in narrow types scale q and k by √scale each, as the specification does, so that nothing overflows."""
     narrow = q.dtype.bitwidth < 32
     wide = ir.DataType.FLOAT if narrow else q.dtype
     size = op.dim(q, -1)
@@ -115,9 +116,9 @@ def _scaled_factors(op: Builder, q: Var, k: Var, scale: float | None) -> tuple[V
 
 @dataclass(frozen=True)
 class _Groups:
-    """Folds the heads of q that share one head of k and v into one matrix: [b, h, s, d] as [b, h/g, g·s, d], and back.
+    """Folds the g heads of q that share one head of k and v into one matrix: [b, h, s, d] → [b, h/g, g·s, d], and back.
 
-    ``heads`` and ``kv_heads`` are None if they are equal.
+    ``heads`` and ``kv_heads`` are None if they are equal, so that nothing is folded.
     """
 
     op: Builder
@@ -146,7 +147,7 @@ class _Groups:
 
 
 def visible(op: Builder, q: Var, k: Var, offset: Var | int, *, left: int = -1, right: int = -1) -> Var:
-    """Let query i at position p = i + offset see keys p − left … p + right; −1 means no limit."""
+    """Return a boolean mask: query i at position p = i + offset sees the keys p − left … p + right; −1 is no limit."""
     position = op.Unsqueeze(_positions(op, q), [1]) + offset
     key = op.Unsqueeze(_positions(op, k), [0])
     sides = [key <= (position + right if right else position)] if right >= 0 else []
@@ -172,7 +173,7 @@ def _all_of(*conditions: Var) -> Var:
 
 
 def _padded_mask(op: Builder, mask: Var, k: Var, hide: bool | float) -> Var:
-    """Pad ``mask`` to the number of keys, hiding the added ones. A single entry for all keys stays."""
+    """Pad ``mask`` to the number of keys with ``hide``. A mask with a single entry for all keys is not padded."""
     ends = [mask.dim(-1), k.dim(2)]
     if ends[0] == 1 or (ends[0] == ends[1] and ends[0] is not None):
         return mask
@@ -237,11 +238,11 @@ def attention(
     softcap: float = 0.0,
     softmax_precision: int = 0,
 ) -> Any:
-    """Versions 23 to 25, which differ only in optional inputs and attributes."""
+    """Convert Attention of opsets 23 to 25, whose versions differ only in optional inputs and attributes."""
     packed = q.rank == 3
     if packed:
         if not q_num_heads or not kv_num_heads:
-            raise ModelError(f"{describe(node)} has inputs of rank 3 and no number of heads; export the model again")
+            raise ModelError(f"{describe(node)} has inputs of rank 3, but no number of heads; export the model again")
         q, k, v = split_heads(op, q, q_num_heads), split_heads(op, k, kv_num_heads), split_heads(op, v, kv_num_heads)
     incoming = k
     if past_key is not None and past_value is not None:
@@ -274,7 +275,7 @@ def _masks(
     conditions = [visible(op, q, k, offset, left=left, right=right)] if left >= 0 or right >= 0 else []
     conditions += [shorter_than(op, k, kv_length)] if kv_length is not None else []
     queries, keys = q.dim(2), incoming.dim(2)
-    # without cached lengths a query sees key 0 at least, or itself with as many keys as queries
+    # without cached lengths a query sees at least key 0, or itself if there are as many keys as queries
     empty = kv_length is not None or (left >= 0 and (queries != keys or queries is None))
     bias = None
     if mask is not None:
@@ -287,7 +288,7 @@ def _masks(
 
 
 def _asked_scores(op: Builder, result: Attended, masks: Masks, mode: int) -> Var:
-    """The optional output: 0 raw scores, 1 after the soft cap, 2 masked, 3 probabilities."""
+    """Return the optional output of scores: by ``mode``, 0 raw, 1 after the soft cap, 2 masked, 3 probabilities."""
     if mode == 2:
         return masks.apply(op, result.capped, -_INF)
     if mode == 3 and masks.empty_rows:
@@ -314,16 +315,16 @@ def rotary_embedding(
     if positions is not None:
         cos, sin = op.Gather(cos, positions), op.Gather(sin, positions)
     split = in_heads(op, x, num_heads) if x.rank == 3 else x
-    axis = 2 if x.rank == 3 else 1  # of the heads
+    axis = 2 if x.rank == 3 else 1  # the axis of heads
     cos, sin = op.Unsqueeze(cos, [axis]), op.Unsqueeze(sin, [axis])
     y = rotate(op, split, cos, sin, rotary_embedding_dim, bool(interleaved))
     return op.Reshape(y, op.shape(x)) if x.rank == 3 else y
 
 
 def rotate(op: Builder, x: Var, cos: Var, sin: Var, size: int, interleaved: bool) -> Var:
-    """Rotate pairs of the first ``size`` (0: all) entries of the last axis by their angles.
+    """Rotate pairs of the first ``size`` (0: all) entries of the last axis by angles with these cosines and sines.
 
-    A pair is two neighbours if ``interleaved``, else an entry of the first half and one of the second.
+    A pair is two adjacent entries if ``interleaved``, otherwise an entry of the first half and one of the second half.
     """
     known = x.dim(-1)
     rest = None

@@ -1,8 +1,9 @@
 """BitCast (opset 26) between floats and integers, in exact arithmetic on sign, exponent and fraction.
 
-A float of f fraction bits and bias b is ``±(1 + M / 2ᶠ) · 2^(E - b)``, and its bits are sign, E and M; where E is 0 it
-is subnormal, ``±M / 2ᶠ · 2^(1 - b)``; where E is the largest it is infinite (M = 0) or NaN. Arithmetic does not
-preserve the bit pattern of a NaN: every NaN becomes the positive quiet one.
+A float with f fraction bits and exponent bias b is ``±(1 + M / 2ᶠ) · 2^(E - b)``, stored as its sign, the exponent
+field E and the fraction M. If E is 0, it is subnormal, ``±M / 2ᶠ · 2^(1 - b)``; if E is the largest exponent field, it
+is infinite (M = 0) or NaN. Arithmetic does not preserve the bit pattern of a NaN: every NaN becomes the positive quiet
+NaN.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ INT64 = ir.DataType.INT64
 
 @dataclass(frozen=True)
 class Format:
-    """A floating type; ``wide`` represents all its numbers and is used for the arithmetic."""
+    """A floating type: the numbers of its bits and of its fraction bits, and the ``wide`` type for the arithmetic."""
 
     bits: int
     fraction: int
@@ -41,7 +42,7 @@ class Format:
         return -(1 << (self.bits - 1))
 
     def powers(self) -> np.ndarray:
-        """2^(E − b) for every exponent field E, and 2^(1 − b) for the subnormal one."""
+        """Return 2^(E − b) for every exponent field E; for E = 0, of subnormal numbers, 2^(1 − b)."""
         exponents = np.maximum(np.arange(self.top + 1), 1) - self.bias
         with np.errstate(over="ignore"):
             return np.asarray(np.ldexp(np.ones(self.top + 1, self.wide.numpy()), exponents))
@@ -75,13 +76,13 @@ def reinterpreted(op: Builder, x: Var, to: ir.DataType) -> Var | None:
 
 
 def _bits(op: Builder, x: Var, f: Format) -> Var:
-    """The bits of ``x`` as int64, negative where the sign bit is set."""
+    """Return the bits of ``x`` as int64, negative where the sign bit is set."""
     x = op.cast(x, f.wide)
     a = op.Abs(x)
     finite = a < math.inf
     size = op.Where(finite, a, 1.0)
     field = _exponent_field(op, size, f)
-    # size / power is 1 + M / 2ᶠ, or below 1 where subnormal: so E counts from 1, and M carries into it
+    # scaled is 2ᶠ + M, or M for subnormal numbers (field 1), so (field − 1) · 2ᶠ + scaled is E · 2ᶠ + M
     scaled = size / op.Gather(f.powers(), field) * 2.0**f.fraction
     positive = (field - 1) * 2**f.fraction + op.cast(scaled, INT64)
     infinity = f.top * 2**f.fraction
@@ -92,7 +93,7 @@ def _bits(op: Builder, x: Var, f: Format) -> Var:
 
 
 def _exponent_field(op: Builder, size: Var, f: Format) -> Var:
-    """The exponent field E, 1 for subnormal numbers: a logarithm, corrected if it was rounded across a power of two."""
+    """Return the exponent field E (1 for subnormal numbers) by a logarithm, corrected where it was rounded wrongly."""
     powers = op.const(f.powers())
     estimate = op.Floor(op.Log(size) * math.log2(math.e)) + float(f.bias)
     field = op.cast(op.Clip(estimate, 1.0, float(f.top - 1)), INT64)

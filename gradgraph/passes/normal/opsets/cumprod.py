@@ -1,4 +1,4 @@
-"""CumProd (opset 26) by doubling: after step k every entry is the product of up to 2^k entries before it.
+"""CumProd (opset 26) by doubling: after step k every entry is the product of the last 2^k entries up to its own.
 
 It takes log2(n) elementwise products, whose derivative needs no division and is exact where entries are zero.
 """
@@ -17,9 +17,10 @@ Shift = Callable[[Var, Var], Var]
 
 
 def running_product(op: Builder, x: Var, axis: Var, exclusive: bool, reverse: bool) -> Var:
-    """Entry i is the product over all j ≤ i (exclusive: <, reverse: ≥) of entry j along ``axis``, an int64 [1].
+    """Compute the cumulative product along ``axis``, an int64 vector of length 1.
 
-    The steps are unrolled if the size of the axis is known, and run in a Loop otherwise.
+    Entry i of the result is the product of the entries j ≤ i (j < i if ``exclusive``), or, if ``reverse``, j ≥ i
+    (j > i). The steps are unrolled if the size of the axis is known, and run in a Loop otherwise.
     """
 
     def shift(v: Var, by: Var) -> Var:

@@ -1,7 +1,7 @@
-"""Operators and attributes of opsets 22 to 28, written at opset 21.
+"""Convert operators and attributes of opsets 22 to 28 to opset 21.
 
-``@since(24, "Swish")`` marks the converter for nodes of opset >= 24; see ``upgrade`` for what a converter is. A new
-operator without a converter here is replaced by its schema's function body (``function_bodies``).
+``@since(24, "Swish")`` registers the converter for nodes of opset 24 and later; converters are described in
+``upgrade``. A new operator without a converter here is replaced by its schema's function body (``function_bodies``).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def since(opset: int, *op_types: str) -> Callable[[F], F]:
 
 
 def form_for(op_type: str, opset: int) -> Form | None:
-    """The converter for such a node, or ``None`` if it stays."""
+    """Return the converter of an operator of ``opset``; None if its nodes are valid at opset 21."""
     if opset <= OPSET:
         return None
     first, form = _FORMS.get(op_type, (NEWEST_OPSET + 1, None))
@@ -61,7 +61,7 @@ def _by_body(op: Builder, node: ir.Node, *inputs: Var | None, **attrs: Any) -> t
     if outputs is None:
         first = onnx.defs.get_schema(node.op_type, NEWEST_OPSET).since_version
         raise ModelError(
-            f"{describe(node)} cannot be expressed at opset {OPSET} with the known shapes; export the model "
+            f"{describe(node)} cannot be converted to opset {OPSET} without known shapes; export the model "
             f"with fixed shapes, or with an opset before {first}"
         )
     return outputs
@@ -84,7 +84,7 @@ def swiglu(op: Builder, node: ir.Node, a: Var, b: Var, *, alpha: float = 1.0) ->
 def rms_normalization(
     op: Builder, node: ir.Node, x: Var, scale: Var, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Any:
-    """X / sqrt(mean(x²) + ε) · scale, computed at least in the stash type."""
+    """Compute x / sqrt(mean(x²) + ε) · scale, with the root in the stash type or a wider one."""
     stash = ir.DataType(stash_type)
     wide = op.cast(x, stash) if x.dtype.bitwidth < stash.bitwidth else x
     axes = list(range(axis if axis < 0 else axis - x.rank, 0))
@@ -97,7 +97,7 @@ def rms_normalization(
 
 @since(24, "Cast", "CastLike")
 def cast(op: Builder, node: ir.Node, *inputs: Var, round_mode: str = "up", **attrs: Any) -> Any:
-    """Drop ``round_mode``, which matters only for float8e8m0, a type that opset 21 lacks."""
+    """Remove ``round_mode``, which matters only for float8e8m0, a type that opset 21 does not have."""
     return op.emit(node.op_type, *inputs, **attrs)
 
 
@@ -127,7 +127,7 @@ def quantize_linear(
 
 @since(28, "Mod")
 def mod(op: Builder, node: ir.Node, a: Var, b: Var, *, fmod: int = 0) -> Any:
-    """Emulate fmod=0 of floats, whose result has the sign of b; opset 21 has only fmod=1, with the sign of a."""
+    """Emulate fmod=0 for floats, whose result has the sign of b; opset 21 supports only fmod=1, with the sign of a."""
     if fmod or not a.is_float:
         return op.Mod(a, b, fmod=fmod)
     rest = op.Mod(a, b, fmod=1)
@@ -137,7 +137,7 @@ def mod(op: Builder, node: ir.Node, a: Var, b: Var, *, fmod: int = 0) -> Any:
 
 @since(28, "SpaceToDepth")
 def space_to_depth(op: Builder, node: ir.Node, x: Var, *, blocksize: int, mode: str = "DCR") -> Any:
-    """CRD keeps the channel outermost: [N, C, H, W] -> [N, C, b, b, H/b, W/b]."""
+    """Convert SpaceToDepth; mode CRD keeps the channel outermost: [N, C, H, W] -> [N, C, b, b, H/b, W/b]."""
     if mode == "DCR":
         return op.SpaceToDepth(x, blocksize=blocksize)
     n, c, h, w = (op.dim(x, i) for i in range(4))
@@ -161,7 +161,7 @@ def tensor_scatter(
     axis: int = -2,
     mode: str = "linear",
 ) -> Any:
-    """Write sample b's update at positions start[b], start[b] + 1, … of ``axis``, modulo its size if circular."""
+    """Write the update of sample b at positions start[b], start[b] + 1, … of ``axis``, modulo its size if circular."""
     axis = axis % past.rank
     steps = op.Range(0, op.Squeeze(op.dim(update, axis)), 1)
     trailing = list(range(1, past.rank - axis))

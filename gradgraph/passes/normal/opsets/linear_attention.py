@@ -28,8 +28,10 @@ def causal_conv_with_state(
     activation: str = "none",
     dilation: int = 1,
 ) -> Any:
-    """A depthwise convolution over x [batch, channels, length], preceded by (k − 1) · dilation earlier positions: those
-    of ``past``, or zeros. com.microsoft's operator of this name has the dilation.
+    """Apply a causal depthwise convolution to x [batch, channels, length], and return the next state.
+
+    Before x there are (k − 1) · dilation earlier positions: those of ``past``, or zeros. Only com.microsoft's operator
+    of this name has a dilation.
     """
     channels = next((d for d in (weight.dim(0), x.dim(1)) if isinstance(d, int)), None)
     if channels is None:
@@ -71,10 +73,14 @@ def linear_attention(
     scale: float = 0.0,
     update_rule: str = "gated_delta",
 ) -> Any:
-    """S ← exp(g) S; S ← S + k ⊗ v, or k ⊗ β(v − Sᵀk) with "delta"; o = scale · Sᵀq. A Scan over time, in float32.
+    """Compute linear attention by a Scan over time, in float32.
 
-    Axes: batch b, time, heads h (each shared by g query heads), keys d, values m; the state is [b, h, d, m].
-    com.microsoft's operator of this name also allows more key heads than query heads, which then share queries.
+    At each position the state S is updated and the output o is computed: S ← exp(decay) · S; S ← S + k ⊗ v, or with the
+    delta rule S ← S + k ⊗ β(v − Sᵀk); o = scale · Sᵀq.
+
+    Axes are b (batch), t (time), h (heads, each shared by g query heads), d (size of a key) and m (size of a value);
+    the state is [b, h, d, m]. com.microsoft's operator of this name also allows more key heads than query heads; the
+    key heads then share queries.
     """
     wide = [op.cast(x, ir.DataType.FLOAT) for x in (query, key, value)]
     q = _queries(op, wide[0], q_num_heads, kv_num_heads)
@@ -113,7 +119,7 @@ def _default_scale(op: Builder, q: Var) -> Any:
 
 
 def _step(op: Builder, names: list[str]) -> Callable[..., list[Var]]:
-    """Write one position: map the state and slices of the inputs to the next state and the output [b, h, g, m]."""
+    """Return the body of the Scan: it maps the state and the inputs' slices to the next state and o [b, h, g, m]."""
 
     def write(state: Var, *slices: Var) -> list[Var]:
         now = dict(zip(names, slices, strict=True))

@@ -1,9 +1,9 @@
-"""Write a model of opset 21 at an older opset, for runtimes that support no newer one.
+"""Convert a model of opset 21 to an older opset, for runtimes that do not support a newer one.
 
-An operator that is the same at both opsets stays. ``@until(18, "ReduceMean", ...)`` registers the in-place change to
-the operator's form before opset 18. Attributes that the older operator lacks are dropped if they say what it does
-anyway; newer operators are replaced by their function body, or inlined if the body needs sizes. Every other node is
-reported by name.
+``@until(18, "ReduceMean", ...)`` registers the in-place change to the form of an operator before opset 18. An attribute
+that the older operator does not have is removed if its value is what the older operator does anyway. Operators that the
+older opset does not have are replaced by their function bodies; functions whose bodies need sizes are inlined first.
+Every node that cannot be converted is reported by name.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from gradgraph.passes.normal.sizes.infer import infer_shapes
 OLDEST_WRITTEN = 17  # LayerNormalization was added in 17
 IR_VERSIONS = {17: 8, 18: 8, 19: 9, 20: 9, OPSET: IR_VERSION}  # IR versions of the onnx releases of these opsets
 
-_NOT_BY_BODY = {"AffineGrid"}  # onnxruntime loads their function bodies only if it expands them itself
+_NOT_BY_BODY = {"AffineGrid"}  # operators whose body onnxruntime loads only if it expands the operator itself
 
 Change = Callable[[ir.Node], "str | None"]  # changes a node in place, or returns why it cannot
 _CHANGES: dict[str, list[tuple[int, Change]]] = {}
 
 
 def until(opset: int, *op_types: str) -> Callable[[Change], Change]:
-    """Register a change that writes nodes of these operators for opsets before ``opset``."""
+    """Register a change that converts nodes of these operators to opsets before ``opset``."""
 
     def register(change: Change) -> Change:
         for op_type in op_types:
@@ -46,13 +46,13 @@ def until(opset: int, *op_types: str) -> Callable[[Change], Change]:
 
 
 def check_opset(opset: int) -> None:
-    """Raise BuildError for an opset that cannot be written."""
+    """Raise BuildError if models cannot be converted to ``opset``."""
     if opset not in IR_VERSIONS:
         raise BuildError(f"the opset must be from {OLDEST_WRITTEN} to {OPSET}, not {opset}")
 
 
 def write_at(model: ir.Model, opset: int) -> ir.Model:
-    """Write ``model``, which is at opset 21, at ``opset``, in place, with the IR version of the opset's release.
+    """Convert ``model`` from opset 21 to ``opset``, in place, with the IR version of the opset's release.
 
     Raises:
         BuildError: an operator needs a newer opset; there is a finding for each such node.
@@ -74,7 +74,7 @@ def write_at(model: ir.Model, opset: int) -> ir.Model:
 
 
 def _function_at(function: ir.Function, opset: int) -> ir.Function | None:
-    """Copy ``function`` at ``opset``; None if that needs sizes, which are known only at calls."""
+    """Return a copy of ``function`` at ``opset``; None if the conversion needs sizes, which are known only at calls."""
     copy: ir.Function = ir.from_proto(ir.to_proto(function))
     inner = ir.Model(copy.graph, ir_version=IR_VERSION)
     if any(_write(inner, Editor(inner), opset)):
@@ -85,16 +85,16 @@ def _function_at(function: ir.Function, opset: int) -> ir.Function | None:
 
 
 def _write(model: ir.Model, editor: Editor, opset: int) -> Iterator[Finding]:
-    """Write the nodes of ``model`` at ``opset``, in place; yield a finding for each that cannot be written."""
+    """Convert the nodes of ``model`` to ``opset``, in place; yield a finding for each that cannot be converted."""
     while _expanded(editor, [n for n in nodes_of(model) if _is_newer(n, opset)]):
         pass
     for node in [n for n in nodes_of(model) if n.domain == ""]:
         if (why := _problem_of_writing(node, opset)) is not None:
-            yield Finding(describe(node), why, remedy=f"build at opset {OPSET}, or write that part otherwise")
+            yield Finding(describe(node), why, remedy=f"build at opset {OPSET}, or rewrite that part of the model")
 
 
 def _is_newer(node: ir.Node, opset: int) -> bool:
-    """Whether the operator did not exist at ``opset``, or meant something else."""
+    """Whether the operator did not exist at ``opset``, or had another meaning."""
     return node.domain == "" and (signature(node.op_type, opset) is None or node.op_type == "GroupNormalization")
 
 
@@ -112,7 +112,7 @@ def _expanded(editor: Editor, nodes: list[ir.Node]) -> bool:
 
 
 def _problem_of_writing(node: ir.Node, opset: int) -> str | None:
-    """Bring ``node`` to its older form, in place; return the reason if that is impossible."""
+    """Convert ``node`` to its older form, in place; return the reason if that is impossible."""
     old = signature(node.op_type, opset)
     if old is None:
         return f"needs opset {known_since()[node.op_type]}, but the file is written at {opset}"
@@ -123,13 +123,13 @@ def _problem_of_writing(node: ir.Node, opset: int) -> str | None:
 
 
 def _misfit(node: ir.Node, old: Signature, opset: int) -> str | None:
-    """Drop attributes that only state what the older operator does; return the reason if ``node`` does not fit it."""
+    """Remove attributes that the older operator implies; return the reason if ``node`` is not valid at ``opset``."""
     for name in [n for n in node.attributes if n not in old.attributes]:
         if attributes(node)[name] not in (_DEFAULTS.get(name), *([1] * n for n in range(1, 4))):
             return f"has {name}, which {node.op_type} does not have at opset {opset}"
         del node.attributes[name]
     if len(node.inputs) > old.most:
-        return f"has {len(node.inputs)} inputs, but {node.op_type} takes {old.most} at opset {opset}"
+        return f"has {len(node.inputs)} inputs, but {node.op_type} has at most {old.most} at opset {opset}"
     for values, outputs in ((node.inputs, False), (node.outputs, True)):
         for i, value in enumerate(values):
             if value is None or value.dtype is None or not isinstance(value.type, ir.TensorType):
@@ -145,7 +145,7 @@ _DEFAULTS = {"saturate": 1, "keep_aspect_ratio_policy": "stretch", "antialias": 
 
 
 def _constants_inside(graph: ir.Graph) -> None:
-    """Write the initializers of a function's graph as Constant nodes, as functions have no initializers."""
+    """Replace the initializers of a function's graph by Constant nodes, because functions have no initializers."""
     for name, value in list(graph.initializers.items()):
         assert value.const_value is not None
         node = ir.Node("", "Constant", [], [ir.AttrTensor("value", value.const_value)])
@@ -161,7 +161,7 @@ def _constants_inside(graph: ir.Graph) -> None:
 @until(18, "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin")
 @until(18, "ReduceProd", "ReduceSumSquare")
 def reduction(node: ir.Node) -> str | None:
-    """Make axes an attribute; none means all."""
+    """Make the axes an attribute; without it all axes are reduced."""
     axes = constant_of(input_at(node, 1))
     if input_at(node, 1) is not None and axes is None:
         return "has computed axes, which only opset 18 can express"
@@ -177,7 +177,7 @@ def reduction(node: ir.Node) -> str | None:
 
 @until(18, "Split")
 def split(node: ir.Node) -> str | None:
-    """Write sizes, where known, instead of the number of parts."""
+    """Write the sizes of the parts, if known, instead of their number."""
     count = attributes(node).get("num_outputs")
     node.attributes.pop("num_outputs", None)
     if count is None or input_at(node, 1) is not None:
@@ -185,7 +185,7 @@ def split(node: ir.Node) -> str | None:
     x, axis = node.inputs[0], int(attributes(node).get("axis", 0))
     size = None if x is None or x.shape is None else x.shape[axis]
     if not isinstance(size, int):
-        return "splits an axis of unknown size, whose parts opset 17 cannot name; fix that size"
+        return "splits an axis of unknown size, but opset 17 requires the sizes of parts; fix that size"
     part = -(-size // count)
     sizes = np.array([part] * (count - 1) + [size - part * (count - 1)], np.int64)
     node.resize_inputs(2)
@@ -203,12 +203,12 @@ def _set_constant(node: ir.Node, i: int, value: np.ndarray[Any, Any]) -> None:
 
 @until(18, "Pad")
 def pad(node: ir.Node) -> str | None:
-    """Write pads of all axes, as there was no axes input."""
+    """Write the pads of all axes, because the axes input did not exist."""
     if (given := input_at(node, 3)) is None:
         return None
     pads, axes, x = constant_of(node.inputs[1]), constant_of(given), node.inputs[0]
     if pads is None or axes is None or x is None or x.shape is None:
-        return "pads axes that are not known, which only opset 18 can express"
+        return "pads axes that are unknown, which only opset 18 can express"
     whole = np.zeros((2, len(x.shape)), np.int64)
     whole[:, axes] = pads.reshape(2, -1)
     node.resize_inputs(3)
@@ -218,30 +218,30 @@ def pad(node: ir.Node) -> str | None:
 
 @until(19, "Pad")
 def pad_around(node: ir.Node) -> str | None:
-    """Reject wrap-around, which did not exist."""
-    return "wraps around, which only opset 19 can express" if attributes(node).get("mode") == "wrap" else None
+    """Reject mode "wrap", which did not exist."""
+    return "has mode=wrap, which only opset 19 can express" if attributes(node).get("mode") == "wrap" else None
 
 
 @until(19, "Resize")
 def resize(node: ir.Node) -> str | None:
-    """Reject half_pixel_symmetric, which is newer."""
+    """Reject half_pixel_symmetric, which did not exist."""
     mode = attributes(node).get("coordinate_transformation_mode")
     return "is half_pixel_symmetric, which only opset 19 can express" if mode == "half_pixel_symmetric" else None
 
 
 @until(18, "ScatterElements", "ScatterND")
 def scatter(node: ir.Node) -> str | None:
-    """Allow only sums and products."""
+    """Reject the reductions "max" and "min", which did not exist."""
     how = attributes(node).get("reduction")
     return f"has reduction={how}, which only opset 18 can express" if how in ("max", "min") else None
 
 
 @until(20, "GridSample")
 def grid_sample(node: ir.Node) -> str | None:
-    """Translate the names of modes, and allow only two image axes."""
+    """Convert the names of modes; reject inputs without exactly two image axes."""
     x = node.inputs[0]
     if x is None or x.shape is None or len(x.shape) != 4:
-        return "does not have known image inputs, and only opset 20 supports others"
+        return "has an input of unknown rank, or without exactly two image axes, which only opset 20 supports"
     names = {"linear": "bilinear", "cubic": "bicubic"}
     mode = str(attributes(node).get("mode", "linear"))
     node.attributes["mode"] = ir.AttrString("mode", names.get(mode, mode))

@@ -10,12 +10,12 @@ from gradgraph.passes.normal.opsets import downgrade, upgrade
 
 
 def convert_to_opset(model: ir.Model) -> bool:
-    """Rewrite nodes whose meaning or form differs at opset 21; return True if the model was at another opset.
+    """Rewrite nodes whose meaning or form differs at opset 21; return True if the model had another opset.
 
-    1. nodes of opset 7-20: those whose form changed (``upgrade``); all others mean the same at 21;
-    2. nodes of opset 22-28: operators and attributes that 21 lacks (``downgrade``); all others only support more
-       element types;
-    3. nodes in bodies of If, Loop and Scan, too; a node inlined from a function has that function's opset.
+    1. Of opsets 7 to 20, nodes whose form changed are rewritten (``upgrade``); all others mean the same at opset 21.
+    2. Of opsets 22 to 28, operators and attributes that opset 21 does not have are rewritten (``downgrade``); others
+       differ only in the element types that they support.
+    3. Nodes in bodies of If, Loop and Scan are included. A node inlined from a function has that function's opset.
 
     Raises:
         ModelError: an operator has no form at opset 21.
@@ -33,7 +33,7 @@ def convert_to_opset(model: ir.Model) -> bool:
 
 
 def convert(editor: Editor, node: ir.Node, opset: int) -> None:
-    """Bring one node from ``opset`` to 21, in place, and then the nodes of its function body, if that replaced it."""
+    """Convert one node from ``opset`` to 21, in place; if its function body replaces it, convert the body's nodes."""
     node.version = None
     form = upgrade.form_for(node.op_type, opset) or downgrade.form_for(node.op_type, opset)
     if form is None:

@@ -1,9 +1,9 @@
-"""Forms of operators before opset 21, and their equivalents at 21.
+"""Convert operators of opsets 7 to 20 to opset 21.
 
-``@before(13, "Softmax")`` marks the converter for nodes of opset < 13. A converter gets the builder, the old node, its
-inputs and its attributes by keyword, and returns the new outputs; ``None`` keeps the node. Of several converters, the
-one with the lowest fitting version is used, and it goes all the way to 21. Operators without a converter mean the same
-at every opset from 7 to 21.
+``@before(13, "Softmax")`` registers the converter for nodes of opsets before 13. A converter is called with the
+builder, the old node, its inputs, and its attributes by keyword, and returns the new outputs, or ``None`` to keep the
+node. Of several converters, the one with the lowest version above the node's opset is used; its result is valid at
+opset 21. Operators without a converter mean the same at every opset from 7 to 21.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gradgraph.graph.checks import describe
 from gradgraph.graph.shapes import OPSET
 from gradgraph.passes.normal.edit import is_wanted
 
-ALWAYS = 10**6  # converters for operators that 21 lacks
+ALWAYS = 10**6  # version of converters for operators that opset 21 does not have
 
 F = TypeVar("F", bound="Form")
 Form = Callable[..., "Var | tuple[Var | None, ...] | None"]
@@ -39,7 +39,7 @@ def before(opset: int, *op_types: str) -> Callable[[F], F]:
 
 
 def form_for(op_type: str, opset: int) -> Form | None:
-    """The converter for such a node, or ``None`` if it stays."""
+    """Return the converter of an operator of ``opset``; None if its nodes are valid at opset 21."""
     return next((form for limit, form in _FORMS.get(op_type, ()) if opset < limit), None)
 
 
@@ -101,7 +101,7 @@ def dft(op: Builder, node: ir.Node, x: Var, length: Var | None = None, *, axis: 
 
 @before(13, "Softmax", "LogSoftmax", "Hardmax")
 def softmax(op: Builder, node: ir.Node, x: Var, *, axis: int = 1) -> Any:
-    """Up to opset 12, flatten x to a matrix at ``axis``, instead of working along one axis."""
+    """Flatten x to a matrix at ``axis``, as the operator did up to opset 12, instead of working along one axis."""
     rank = None if x.shape is None else len(x.shape)
     if rank is not None and axis % rank == rank - 1:
         return op.emit(node.op_type, x, axis=-1)
@@ -128,7 +128,7 @@ def scatter(op: Builder, node: ir.Node, x: Var, indices: Var, updates: Var, *, a
 
 @before(10, "Dropout")
 def dropout_float_mask(op: Builder, node: ir.Node, x: Var, *, ratio: float = 0.5) -> Any:
-    """Cast the mask to the type of x, which it had before opset 10."""
+    """Cast the mask to the type of x, the type of masks before opset 10."""
     if len(node.outputs) == 1:
         return dropout(op, node, x, ratio=ratio)
     y, mask = dropout(op, node, x, ratio=ratio)
@@ -149,7 +149,7 @@ def batch_normalization(
     momentum: float = 0.9,
     spatial: int = 1,
 ) -> Any:
-    """Reject spatial=0 and saved statistics; several outputs meant training mode."""
+    """Set ``training_mode``, which several outputs implied; reject spatial=0 and saved statistics."""
     if not spatial:
         raise ModelError(
             f"{describe(node)} has spatial=0, which no opset after 8 can express; export it with spatial=1"
@@ -187,7 +187,7 @@ def upsample_attribute(op: Builder, node: ir.Node, x: Var, *, scales: list[float
 @before(ALWAYS, "Upsample")
 @before(11, "Resize")
 def resize_10(op: Builder, node: ir.Node, x: Var, scales: Var, *, mode: str = "nearest") -> Any:
-    """Resize with pixels at ``i / scale``; nearest rounds down when enlarging, and up when shrinking."""
+    """Resize with pixel coordinates ``i / scale``; nearest rounds down when enlarging and up when shrinking."""
 
     def resized(x: Var, scales: Any, nearest: str) -> Any:
         rounding = nearest if mode == "nearest" else None
@@ -216,12 +216,12 @@ def resize_11(
     nearest_mode: str = "round_prefer_floor",
     **attrs: Any,
 ) -> Any:
-    """Replace ``tf_half_pixel_for_nn``: its (i + 0.5) / scale, rounded down, is half_pixel's rounded half up."""
+    """Replace ``tf_half_pixel_for_nn``: its (i + 0.5) / scale, rounded down, equals half_pixel rounded half up."""
     if coordinate_transformation_mode != "tf_half_pixel_for_nn":
         return None
     if attrs.get("mode", "nearest") != "nearest" or nearest_mode != "floor":
         raise ModelError(
-            f"{describe(node)} uses tf_half_pixel_for_nn other than with mode=nearest, nearest_mode=floor, which opset "
+            f"{describe(node)} uses tf_half_pixel_for_nn without mode=nearest and nearest_mode=floor, which opset "
             f"{OPSET} cannot express; export it with another coordinate_transformation_mode"
         )
     return op.Resize(

@@ -1,4 +1,4 @@
-"""The clean-up after differentiation: prune, merge common subexpressions, apply peepholes."""
+"""Simplification after differentiation: prune, merge common subexpressions, and apply peepholes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gradgraph.passes.normal.simplifying.unsigned import write_unsigned
 from gradgraph.passes.rewrites import Rewrite, run
 
 BEFORE = (
-    Rewrite(prune, "unread nodes need no better form"),
-    Rewrite(write_groups, "its gradients, which have a rule of their own, are written; equal parts of two can merge"),
+    Rewrite(prune, "unread nodes need not be rewritten"),
+    Rewrite(write_groups, "differentiation, which has a rule for it, is done; equal parts of two nodes can then merge"),
 )
 
 
 AFTER = (
-    Rewrite(write_unsigned, "it inspects the nodes around a QuantizeLinear, which are now final"),
-    Rewrite(name_outputs, "nothing more merges, so an Identity before an output only names it"),
+    Rewrite(write_unsigned, "it inspects the nodes around a QuantizeLinear, which are final now"),
+    Rewrite(name_outputs, "no more nodes merge, so an Identity before an output only names it"),
 )
 _ROUNDS = 8  # two or three suffice; each is linear in the model
 
@@ -32,8 +32,8 @@ def clean_up(model: ir.Model) -> ir.Model:
     run(BEFORE, model)
     keys: Keys = {}
     rewrites = (
-        Rewrite(partial(merge_equal, keys=keys), "a peephole takes apart only values with one reader"),
-        Rewrite(simplify, "equal nodes are merged; nodes that a peephole makes equal merge in the next round"),
+        Rewrite(partial(merge_equal, keys=keys), "peepholes rewrite only values with one reader after merging"),
+        Rewrite(simplify, "equal nodes are merged; nodes that become equal merge in the next round"),
         Rewrite(prune, "a bypassed node counts as a reader until it is removed"),
     )
     for _ in range(_ROUNDS):

@@ -1,15 +1,16 @@
-"""Common subexpressions: merge nodes that compute the same.
+"""Common subexpression elimination: merge nodes that compute the same.
 
-1. Two nodes of one graph are equal if operator, attributes, number of outputs and inputs are; the inputs of Add, Mul,
-   Equal and the logical operators in either order. Constants are equal if their values are.
-2. Shape depends only on a tensor's shape: equal numbers or named symbols give equal results. Generated names
+1. Two nodes of one graph are equal if they have the same operator, attributes, number of outputs and inputs; for Add,
+   Mul, Equal and the logical operators, in any order of inputs. Constants are equal if their values are.
+2. Two Shape nodes are equal if their results are known to be equal: the same numbers or named symbols. Generated names
    (``unk__0``) prove nothing, nor do names inside a body, where iterations may change the size.
 3. A graph output keeps its name; if both values are graph outputs, both nodes stay.
-4. Bodies of If, Loop and Scan are separate scopes: a node in a body does not merge with an outer one.
+4. Bodies of If, Loop and Scan are separate scopes: a node in a body does not merge with an outer node.
 
-Never merged: operators that draw random numbers, or may in training mode; BatchNormalization, which updates its own
-statistics, and the nodes of its scratch tensors in training form, which onnxruntime overwrites; operators with bodies;
-operators of unknown domains. A value with ``FAN_OUT`` readers gets no more, as session creation is quadratic in them.
+Never merged are operators that draw random numbers, also if they do so only in training mode; BatchNormalization, which
+updates its own statistics, and the nodes that compute its scratch tensors in training mode, which onnxruntime
+overwrites; operators with bodies; and operators of unknown domains. A value with ``FAN_OUT`` readers gets no more
+readers, because the time to create a session is quadratic in their number.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def merge_equal(model: ir.Model, keys: Keys | None = None) -> ir.Model:
     """Merge common subexpressions in place, in one sweep over each graph in its order, and return ``model``.
 
     Args:
-        keys: keys of nodes from earlier sweeps, with their inputs at that time; attributes have not changed since.
+        model: the model to change.
+        keys: a cache of keys from earlier sweeps, with the node's inputs at that time; attributes must not have changed
+            since then.
     """
     keys = {} if keys is None else keys
     scratch = {v for n in nodes_of(model) if n.op_type == "BatchNormalization" for v in n.inputs[3:]}
@@ -64,7 +67,7 @@ def merge_equal(model: ir.Model, keys: Keys | None = None) -> ir.Model:
 
 
 def _is_pure(node: ir.Node) -> bool:
-    """Whether equal inputs always give equal outputs."""
+    """Whether equal inputs of ``node`` always lead to equal outputs."""
     return node.domain in _DOMAINS and node.op_type not in _OWN_EFFECT and not has_bodies(node)
 
 
@@ -80,7 +83,7 @@ def _merge(node: ir.Node, first: ir.Node) -> bool:
 
 
 def _take_over(old: ir.Value, new: ir.Value) -> None:
-    """Replace ``old`` by ``new``, which takes its name if ``old`` is a graph output."""
+    """Replace ``old`` by ``new``, and give ``new`` its name if ``old`` is a graph output."""
     takes_name, name = old.is_graph_output() or not new.name, old.name
     replace_value(old, new)
     if takes_name:
@@ -89,7 +92,7 @@ def _take_over(old: ir.Value, new: ir.Value) -> None:
 
 
 def name_outputs(model: ir.Model) -> ir.Model:
-    """Replace an Identity that only names a graph output by naming the node before it, in place."""
+    """Remove each Identity that only names a graph output, in place: the value before it gets the name."""
     for graph in graphs_of(model):
         gone: list[ir.Node] = []
         for node in [made_by(v, "Identity") for v in graph.outputs]:
@@ -108,7 +111,7 @@ def name_outputs(model: ir.Model) -> ir.Model:
 
 
 def _known_key(node: ir.Node, keys: Keys, sizes_are_fixed: bool) -> Hashable:
-    """The key of ``node``, recomputed if its inputs changed; the key of a Shape depends on sizes, too."""
+    """Return the key of ``node``, recomputed if its inputs changed; the key of a Shape also depends on sizes."""
     inputs, key = keys.get(node, (None, None))
     if inputs is not node.inputs or node.op_type == "Shape":
         key = _node_key(node, sizes_are_fixed)
@@ -124,7 +127,7 @@ def _node_key(node: ir.Node, sizes_are_fixed: bool) -> Hashable:
     attributes = frozenset(map(_attribute_key, node.attributes.values())) if node.attributes else None
     kind: Hashable = "detached" if is_detached(node) else node.op_type
     if role := precision_role(node.op_type, node.metadata_props):
-        kind = kind, role  # a Cast of the model's own is not marked
+        kind = kind, role  # differs from the key of an equal Cast of the model itself, which is not marked
     return node.domain, kind, node.overload, len(node.outputs), attributes, operands
 
 
@@ -137,7 +140,7 @@ def _attribute_key(attribute: ir.Attr) -> Hashable:
 
 
 def _operand_key(value: ir.Value | None) -> Hashable:
-    """The values of a small constant; any other value itself."""
+    """Return the key of an input: the numbers of a small constant, or any other value itself."""
     tensor = None if value is None else value.const_value
     return value if value is None or tensor is None or not is_marked_constant(value) else _tensor_key(tensor)
 
@@ -149,7 +152,7 @@ def _tensor_key(tensor: ir.TensorProtocol) -> Hashable:
 
 
 def _named_sizes(node: ir.Node) -> shapes.Shape | None:
-    """The sizes that a Shape node returns, if all are known by number or by name."""
+    """Return the sizes that a Shape node returns if all are numbers or names of the model, else None."""
     dims = shapes.shape_of(node.inputs[0])
     if dims is None:
         return None

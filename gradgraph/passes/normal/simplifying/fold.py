@@ -1,4 +1,4 @@
-"""Passes: constant folding, and removal of unread nodes."""
+"""Two passes: constant folding, and removal of nodes and initializers that nothing reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gradgraph.passes.normal.edit import Editor, attributes, is_wanted, nodes_of
 from gradgraph.passes.normal.sizes.known_sizes import record_better, settle_lost, settle_reshape, settle_resize
 from gradgraph.passes.normal.spelling.constants import become_constant
 
-# operators that move numbers also work on symbolic dimensions
+# operators that only move entries also apply to vectors with symbolic dimensions
 _MOVES = frozenset(["Concat", "Gather", "Slice", "Squeeze", "Unsqueeze", "Reshape", "Identity"])
 
 _FLOATS: dict[str, Callable[..., Any]] = {
@@ -34,14 +34,15 @@ _FLOATS: dict[str, Callable[..., Any]] = {
 
 
 def fold_constants(model: ir.Model) -> bool:
-    """Compute small nodes with constant inputs; return True if there were any.
+    """Replace small nodes with constant inputs by their results; return True if anything changed.
 
-    1. integers and booleans, from initializers (``gradgraph.graph.shapes.fold``);
-    2. Shape and Size as far as dimensions are known, and operators that move their entries (Gather, Slice, Concat, …),
-       so that the known part of a partly symbolic shape is found;
-    3. floats that depend only on marked constants; never a parameter (an initializer without the mark);
-    4. CastLike becomes Cast where its type is known;
-    5. sizes that ONNX's inference loses in Reshape, Resize, Slice and sequences are recorded (``known_sizes``).
+    1. Integers and booleans are computed from initializers (``gradgraph.graph.shapes.fold``).
+    2. Shape and Size are computed as far as dimensions are known, and so are operators that move their entries (Gather,
+       Slice, Concat, …), so that the known part of a partly symbolic shape is found.
+    3. Floats are computed if they depend only on marked constants, never on a parameter (an initializer without the
+       mark).
+    4. CastLike becomes Cast if its type is known.
+    5. Sizes that ONNX's inference loses in Reshape, Resize, Slice and sequences are recorded (``known_sizes``).
     """
     partly: dict[ir.Value, np.ndarray] = {}
     editor = Editor(model)
@@ -90,7 +91,7 @@ def _cast_like(node: ir.Node) -> bool:
 
 
 def _computed(node: ir.Node, partly: dict[ir.Value, np.ndarray]) -> np.ndarray | None:
-    """The value of ``node``: a numeric array if all is known, an object array if entries are symbols or unknown."""
+    """Return the value of ``node``: a numeric array, an object array if entries are symbols or unknown, or None."""
     if node.op_type in ("Shape", "Size"):
         return _known_sizes(node)
     attrs = attributes(node)
@@ -139,7 +140,7 @@ def _moved(
     node: ir.Node, inputs: list[np.ndarray | None], attrs: dict[str, Any], partly: dict[ir.Value, np.ndarray]
 ) -> np.ndarray | None:
     operands = [a if v is None else partly.get(v, a) for v, a in zip(node.inputs, inputs, strict=True)]
-    if node.op_type == "Concat":  # an unknown input counts by its length
+    if node.op_type == "Concat":  # an unknown input of known length has unknown entries
         operands = [_unknown(v) if a is None else a for v, a in zip(node.inputs, operands, strict=True)]
     if any(a is None and v is not None for a, v in zip(operands, node.inputs, strict=True)):
         return None
@@ -164,11 +165,11 @@ def _tidy(array: np.ndarray) -> np.ndarray:
 
 
 def remove_unused(model: ir.Model) -> None:
-    """Drop nodes and initializers without a reader.
+    """Remove nodes and initializers that nothing reads.
 
-    1. nodes none of whose outputs is read;
-    2. initializers without a reader, if they are integers, booleans or marked constants; an unread floating one stays,
-       as the caller may select it by name.
+    1. Nodes are removed if none of their outputs is read.
+    2. Unread initializers are removed if they are integers, booleans or marked constants. An unread floating one stays,
+       because the caller may select it by name.
     """
     prune_graph(model.graph, shorten=False)
     for name, value in list(model.graph.initializers.items()):

@@ -1,10 +1,10 @@
-"""Rewrite GroupNormalization as InstanceNormalization of groups, which runtimes compute better.
+"""Rewrite GroupNormalization as InstanceNormalization of groups, which runtimes compute faster and more accurately.
 
-onnxruntime's CPU provider has no kernel for it and runs ONNX's function body, which computes the variance as E[x²] −
-E[x]²: if means are 100 times the deviations, four digits are lost, and the result may be negative. The kernel of
-InstanceNormalization centres first and is three times as fast.
+onnxruntime's CPU provider has no kernel for GroupNormalization and runs ONNX's function body, which computes the
+variance as E[x²] − E[x]²: if means are 100 times the deviations, four digits are lost, and the result may be negative.
+The kernel of InstanceNormalization subtracts the mean first and is three times as fast.
 
-Gradients have a rule of their own, so this runs after differentiation.
+GroupNormalization has a gradient rule of its own, so this pass runs after differentiation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def write_groups(model: ir.Model) -> None:
 def _by_groups(
     op: Builder, x: Var, scale: Var, bias: Var, *, num_groups: int, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Var:
-    """Write the formula in float32 or wider, which covers every ``stash_type``."""
+    """Compute the norm in float32 or float64, which is at least as precise as every ``stash_type``."""
     wide = DOUBLE if x.dtype == DOUBLE else FLOAT
     rows = op.Reshape(op.cast(x, wide), [0, num_groups, -1])
     normal = op.Reshape(_standardized(op, rows, num_groups, epsilon), op.shape(x))

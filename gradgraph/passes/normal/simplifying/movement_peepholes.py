@@ -1,18 +1,18 @@
 """Peepholes for nodes that only move data (rows of the table in ``peepholes.py``).
 
-1. Reshape, Flatten, Squeeze, Unsqueeze, Expand, Tile, Pad and Slice that change nothing → their input, and so is a
-   chain of reshapes that ends with its first shape; a chain without other readers, to a shape with at most one unknown
-   size → one Reshape;
+1. Reshape, Flatten, Squeeze, Unsqueeze, Expand, Tile, Pad and Slice that change nothing → their input; a chain of
+   reshapes that ends with its first shape → its input; another chain without other readers, to a shape with at most one
+   unknown size → one Reshape;
 2. Transpose that moves only axes of size 1 → Reshape;
 3. Reshape to a computed shape with at most one unknown size → Reshape to constants, with −1 for the unknown one;
-4. the sum of adjacent Pads along one axis → Concat (gradients of slices of one tensor), with one Pad around it if there
-   is room at the ends;
+4. the sum of adjacent Pads along one axis (gradients of slices of one tensor) → Concat, and one Pad if there is padding
+   left at the ends;
 5. Concat of one tensor → that tensor; Concat of Concats without other readers, on the same axis → one;
-6. ReduceSum, -Mean, -Max, -Min and -Prod over axes of size 1 → Squeeze, or nothing; Squeeze of one of these without
-   other readers → the reduction over the squeezed axes, too;
-7. Pad on some axes → Pad on all: onnxruntime assumes pads of all axes when it moves a Transpose past a Pad; Pad with
-   zeros before a pool → Pad that names all axes: onnxruntime fuses the other form into the pool, whose padding is not
-   zero to a maximum, and must be smaller than the kernel.
+6. ReduceSum, -Mean, -Max, -Min and -Prod over axes of size 1 → Squeeze, or nothing; Squeeze of a reduction without
+   other readers → a reduction that also covers the squeezed axes;
+7. Pad on some axes → Pad on all axes: onnxruntime assumes pads of all axes when it moves a Transpose past a Pad; Pad
+   with zeros before a pool → Pad with an input that lists all axes: onnxruntime fuses a Pad without that input into the
+   pool, whose padding does not count as zero in a maximum and must be smaller than the kernel.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gradgraph.graph.nodes import input_at, inputs_of, made_by, read_once, sourc
 from gradgraph.graph.shapes import Shape
 from gradgraph.passes.normal.simplifying.peepholes import is_zeros, operand_pairs, rewrites, same_dims
 
-_MOST_PARTS = 64  # rewriting a chain of Concats, each with all before it, would take quadratic time
+_MOST_PARTS = 64  # parts of a merged Concat: merging a long chain of Concats would take quadratic time
 _REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd")  # no effect on axes of size 1
 _RESHAPINGS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
@@ -99,7 +99,7 @@ def _takes_all(op: Builder, node: ir.Node) -> Var | None:
 
 
 def _as_target(dims: Shape | None) -> np.ndarray | None:
-    """Write sizes as the target of a Reshape: numbers and at most one −1; None if impossible."""
+    """Return sizes as the target of a Reshape: numbers and at most one −1; None if impossible."""
     if dims is None or 0 in dims or len(dims) > len(shapes.known_sizes(dims)) + 1:
         return None
     return np.array(shapes.sizes_or(dims, -1), np.int64)
@@ -123,7 +123,7 @@ def _known_target(op: Builder, node: ir.Node) -> Var | None:
     if target is None or shapes.constant_of(given) is not None:
         return None
     if -1 in target and shapes.all_sizes(shapes.shape_of(x) or (None,)) is not None:
-        return None  # the size is known from ``x``, so this Reshape checks that the computed one equals it
+        return None  # the size follows from ``x``, so this Reshape checks that the computed size is equal
     return op.Reshape(op.wrap(x), target)
 
 
@@ -132,7 +132,15 @@ def _known_target(op: Builder, node: ir.Node) -> Var | None:
 
 @dataclass(frozen=True)
 class _Span:
-    """The position of ``x`` on the only axis that a zero Pad pads, and the sizes of the others."""
+    """The position of ``x`` in the result of a zero Pad of one axis.
+
+    Attributes:
+        x: the padded tensor.
+        axis: the padded axis.
+        begin, end: the positions where ``x`` begins and ends along the axis.
+        total: the size of the axis after padding.
+        others: the sizes of the other axes.
+    """
 
     x: ir.Value
     axis: int
@@ -193,7 +201,7 @@ def _nested(op: Builder, node: ir.Node) -> Var | None:
 
 
 def _joined(value: ir.Value, reader: ir.Node, axis: int) -> list[ir.Value] | None:
-    """The parts of ``value``, if a Concat on the same axis joins them and ``reader`` is its only reader."""
+    """Return the parts of ``value`` if a Concat on ``axis`` joins them and ``reader`` is its only reader, else None."""
     node = made_by(value, "Concat")
     if node is None or not read_once(value, reader):
         return None
@@ -212,7 +220,7 @@ def _placed_in_zeros(op: Builder, node: ir.Node) -> Var | None:
 
 
 def _into_zeros(value: ir.Value) -> list[ir.Value] | None:
-    """Indices and updates of the ScatterND into zeros that computes ``value``."""
+    """Return the indices and updates if ``value`` is a ScatterND into zeros, else None."""
     node = made_by(value, "ScatterND")
     if node is None or not is_zeros(node.inputs[0]) or node.attributes.get_string("reduction", "none") != "none":
         return None

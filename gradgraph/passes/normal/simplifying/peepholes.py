@@ -1,4 +1,4 @@
-"""Peepholes: a table of patterns and shorter replacements.
+"""Peephole optimisation: a table of small patterns and shorter replacements.
 
 1. powers with a small constant exponent: ``x**2 → x·x``, ``x**3 → x·x·x``, ``x**1 → x``, ``x**0.5 → √x``,
    ``x**-1 → 1/x``, ``x**0 → 1``;
@@ -9,17 +9,17 @@
    which costs nothing);
 6. Expand of a summand or factor whose partner has the shape of the result → broadcasting;
 7. Transpose of a Gemm without other readers → the Gemm of the transposed factors, in reverse order;
-8. Add to a Gemm without other readers, of equal shape → the Gemm with that summand, unless it is a Gemm, too: the copy
-   of a summand takes as long as the addition;
+8. Add of a tensor to a Gemm of equal shape without other readers → the Gemm with that summand, unless the summand is a
+   Gemm, too: copying the summand takes as long as the addition;
 9. a constant bias of zeros (some exporters always write one) → none;
 10. ConstantOfShape of a few known elements, and Expand to an empty tensor (which onnxruntime's optimizer drops on an
     axis of 1) → a constant; Sum of one term → that term;
 11. Cast after a lossless Cast → one; ``−((−a)·b)`` and ``−((−a)/b)`` → ``a·b`` and ``a/b``;
-12. ``(x·a)·b`` → ``x·(a·b)`` where one of the numbers is a power of two, so that the result is exact, and ``(x + x)·b``
-    → ``x·(2·b)``; the tangent of ``√(x·x)`` has both;
+12. ``(x·a)·b`` → ``x·(a·b)`` if one of the numbers is a power of two, so that the result is exact, and ``(x + x)·b``
+    → ``x·(2·b)``; both occur in the tangent of ``√(x·x)``.
 
-A replacement keeps shape and element type, so it does not apply if the constant broadcasts its partner. Values that are
-graph inputs or outputs keep their names.
+A replacement keeps shape and element type, so a pattern does not apply if its constant would enlarge the other operand
+by broadcasting. Values that are graph inputs or outputs keep their names.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def simplify(model: ir.Model) -> ir.Model:
 
 
 def _keeps_outputs(node: ir.Node, new: Var) -> bool:
-    """Whether graph outputs keep nodes of their own. If one would equal another value, its node stays."""
+    """Whether ``new`` may replace ``node``: a graph output needs a new node of its own, not an existing value."""
     producer = new.value.producer()
     return not node.outputs[0].is_graph_output() or (producer is not None and producer.graph is None)
 
@@ -75,7 +75,7 @@ def _keeps_outputs(node: ir.Node, new: Var) -> bool:
 
 
 def _number(value: ir.Value | None) -> float | None:
-    """The value of a one-element constant."""
+    """Return the number in a one-element constant; None for other values."""
     data = shapes.small_constant(value)
     return None if data is None or data.size != 1 or data.dtype.kind not in "fiu" else float(data.reshape(())[()])
 
@@ -93,7 +93,7 @@ def same_dims(a: ir.Value, b: ir.Value) -> bool:
 
 
 def operand_pairs(node: ir.Node) -> list[tuple[ir.Value, ir.Value]]:
-    """The two inputs of ``node``; for a sum or product, in both orders."""
+    """Return the two inputs of ``node``; for a sum or product, in both orders."""
     a, b = inputs_of(node)
     return [(a, b), (b, a)] if node.op_type in ("Add", "Mul") else [(a, b)]
 
@@ -143,7 +143,7 @@ def _number_times_number(op: Builder, node: ir.Node) -> Var | None:
 
 
 def _multiple(value: ir.Value) -> tuple[ir.Value | None, float]:
-    """Value x and factor k if ``value`` is k·x for a constant k; else None and 1."""
+    """Return x and k if ``value`` is k·x for a constant k; otherwise None and 1."""
     node = made_by(value, "Mul", "Add")
     if node is None:
         return None, 1.0
@@ -212,7 +212,7 @@ def _cast_twice(op: Builder, node: ir.Node) -> Var | None:
     if first is None or inner is None or value.dtype not in _WIDER.get(first.dtype, ()):
         return None
     if is_for_precision(node) and not is_for_precision(inner):
-        return None  # removing the other one would change the type
+        return None  # this Cast may be removed later; the model's own Cast must stay
     return op.cast(op.wrap(first), ir.DataType(node.attributes["to"].as_int()))
 
 
@@ -233,14 +233,14 @@ def _perm(node: ir.Node) -> list[int] | None:
 
 
 def is_swap(node: ir.Node) -> bool:
-    """Whether it swaps the last two axes, and no others."""
+    """Whether ``node`` is a Transpose that swaps the last two axes and no others."""
     perm = _perm(node) if is_standard(node, "Transpose") else None
     rank = 0 if perm is None else len(perm)
     return rank > 1 and perm == [*range(rank - 2), rank - 1, rank - 2]
 
 
 def _is_factor(value: ir.Value) -> bool:
-    """Whether it is read by matrix products only."""
+    """Whether only matrix products read ``value``."""
     readers = [node for node, _ in value.uses()]
     return bool(readers) and all(is_standard(n, "MatMul") for n in readers) and not value.is_graph_output()
 
@@ -264,7 +264,7 @@ def _transpose_twice(op: Builder, node: ir.Node) -> Var | None:
 
 
 def _own_product(value: ir.Value, node: ir.Node) -> tuple[ir.Value, ir.Value, dict[str, Any]] | None:
-    """Factors and attributes of the Gemm without a summand that computes ``value``, read by ``node`` only."""
+    """Return factors and attributes if ``value`` is a Gemm without a summand that only ``node`` reads, else None."""
     product = made_by(value, "Gemm")
     if product is None or len(product.inputs) != 2 or not read_once(value, node):
         return None
@@ -304,7 +304,7 @@ def _useless_expand(op: Builder, node: ir.Node) -> Var | None:
 
 # --- constants -------------------------------------------------------------------------------------------
 
-_MOST_ELEMENTS = 64  # elements
+_MOST_ELEMENTS = 64  # elements of a ConstantOfShape that becomes a constant
 _NUMPY_ELEMENTS = 2.0**59  # at most 16 bytes: NumPy rejects larger sizes, even in an empty array
 
 
@@ -337,7 +337,7 @@ def _bias_of_zeros(op: Builder, node: ir.Node) -> Var | None:
 
 
 def is_zeros(value: ir.Value | None) -> bool:
-    """Whether it is a constant of zeros, and not a parameter."""
+    """Whether ``value`` is a constant of zeros, and not a parameter."""
     if (expanded := source_of(value, "Expand")) is not None:
         return is_zeros(expanded)
     if (filled := made_by(value, "ConstantOfShape")) is not None:

@@ -1,7 +1,7 @@
-"""Peepholes around products of matrices (rows of the table in ``peepholes.py``).
+"""Peepholes around matrix products (rows of the table in ``peepholes.py``).
 
-A *swap* is a Transpose of the last two axes; next to a product it is free, as runtimes read the factor transposed. So
-swaps are moved there:
+A *swap* is a Transpose of the last two axes. Next to a product it is free, because runtimes read the factor transposed.
+So these peepholes move swaps next to products:
 
 1. Reshape to a batch of matrices, swap, Reshape back to the axes before → swap (PyTorch exports keys that way);
 2. a swap times a scalar → the swap of the product;
@@ -20,7 +20,7 @@ from gradgraph.passes.normal.simplifying.peepholes import is_swap, operand_pairs
 
 
 def _swapped(value: ir.Value) -> ir.Value | None:
-    """The value of which ``value`` is the swap, if any."""
+    """Return ``x`` if ``value`` is the swap of ``x``, else None."""
     node = made_by(value, "Transpose")
     return node.inputs[0] if node is not None and is_swap(node) else None
 
@@ -73,6 +73,6 @@ def _swapped_product(op: Builder, node: ir.Node) -> Var | None:
 
 
 def _unswapped(op: Builder, x: ir.Value) -> Var:
-    """The swap of ``x``; if ``x`` is a swap itself, its input."""
+    """Return the swap of ``x``; if ``x`` is itself the swap of a value, that value."""
     inner = _swapped(x)
     return _swap(op, x, _rank(x)) if inner is None else op.wrap(inner)

@@ -1,8 +1,8 @@
-"""Pass: write int8 quantisation that onnxruntime's optimizer would break with uint8; the numbers are the same.
+"""Pass: rewrite int8 quantisation as uint8 where onnxruntime's optimizer would break it; results stay the same.
 
 The optimizer copies a QuantizeLinear or DequantizeLinear past a node that only moves data, and changes zero points from
-int8 to uint8; from opset 21 on it also writes ``output_dtype``, which then contradicts: "output_dtype INT8 does not
-match y_zero_point type UINT8". Nodes that already use uint8 stay.
+int8 to uint8. From opset 21 on it also writes ``output_dtype``, which then contradicts the zero point: "output_dtype
+INT8 does not match y_zero_point type UINT8". It does not change nodes that already use uint8.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SHIFT = 128
 
 
 def write_unsigned(model: ir.Model) -> None:
-    """Rewrite, in place, each QuantizeLinear to int8 that only DequantizeLinear reads and that might be copied."""
+    """Rewrite, in place, each QuantizeLinear to int8 that only DequantizeLinear reads and the optimizer may copy."""
     editor = Editor(model)
     for node in calls_of(model, "QuantizeLinear"):
         readers = list(node.outputs[0].consumers())
@@ -44,7 +44,7 @@ def _might_be_copied(node: ir.Node, readers: list[ir.Node]) -> bool:
 
 
 def _zero_point(node: ir.Node) -> np.ndarray | None:
-    """The zero point, if it is constant; zeros, one per scale, if the node has none."""
+    """Return the zero point if it is constant; zeros, one per scale, if the node has none; else None."""
     if (given := input_at(node, 2)) is not None:
         return constant_of(given)
     sizes = all_sizes(shape_of(node.inputs[1]))

@@ -1,1 +1,1 @@
-"""Types and shapes: ONNX's inference, completed where it loses sizes and corrected where it is wrong."""
+"""Infer types and shapes with ONNX's inference, complete sizes that it loses, and correct what it infers wrongly."""

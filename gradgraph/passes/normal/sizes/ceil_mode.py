@@ -1,12 +1,12 @@
-"""Pools whose windows ONNX's shape inference miscounts.
+"""Rewrite pools whose windows ONNX's shape inference miscounts.
 
-With ``ceil_mode=1`` the inference counts a last window that starts beyond the end of the axis. Runtimes drop it, as
-does the specification since opset 22. Such a pool is rewritten so that there is nothing to drop:
+With ``ceil_mode=1`` the inference counts a last window that starts beyond the end of the axis. Runtimes drop that
+window, as the specification does since opset 22. A pool with such a window is rewritten so that no window is dropped:
 
-1. if all sizes are known, with ``ceil_mode=0``: an axis whose last window is dropped already has the right number of
-   windows when rounded down, and any other axis gets the end padding that its last window needs;
-2. if a size is unknown, or padding counts in an average: the axis ends with its last window. Its end padding shrinks,
-   or elements that no window reads are cut off.
+1. If all sizes are known, with ``ceil_mode=0``: an axis whose last window is dropped has the right number of windows
+   when rounded down, and any other axis gets the end padding that its last window needs.
+2. If a size is unknown, or padding counts in an average, the axis is made to end with its last window: the end padding
+   is reduced, or elements that no window reads are cut off.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def settle_windows(model: ir.Model, inferred: onnx.ModelProto) -> dict[ir.Node, 
     """Rewrite the miscounted pools of ``model`` in place, using the sizes in ``inferred``.
 
     Returns:
-        For each pool, whether the wrong count is recorded.
+        For each rewritten pool, whether the wrong number of windows is recorded in the shape of its output.
     """
     ceiled = [node for node in calls_of(model, *POOLS) if node.attributes.get_int("ceil_mode", 0)]
     if not ceiled:
@@ -38,7 +38,7 @@ def settle_windows(model: ir.Model, inferred: onnx.ModelProto) -> dict[ir.Node, 
 
 
 class _Axis(NamedTuple):
-    """An axis of known size, and the windows along it."""
+    """An axis of known size, and the windows along it: their extent, stride, and the padding at both ends."""
 
     size: int
     reach: int
@@ -48,12 +48,12 @@ class _Axis(NamedTuple):
 
     @property
     def exact_end(self) -> int:
-        """The end padding with which the last window ends the axis; if negative, the number of unread elements."""
+        """The end padding with which the axis ends with its last window; if negative, minus the unread elements."""
         return (window_count(*self) - 1) * self.stride + self.reach - self.size - self.begin
 
     @property
     def drops(self) -> bool:
-        """Whether a window starts beyond the end."""
+        """Whether ONNX's inference counts a window that starts beyond the end."""
         return 1 - (self.reach - self.size - self.begin - self.end) // self.stride > window_count(*self)
 
 
@@ -75,7 +75,7 @@ def _settle(editor: Editor, node: ir.Node, kinds: dict[str, onnx.TypeProto]) -> 
 
 
 def _round_down(node: ir.Node, axes: Sequence[_Axis | None], pads: list[int]) -> bool:
-    """Write form 1; return False if impossible."""
+    """Rewrite a pool by case 1 of the module's docstring; return False if that is impossible."""
     ends = [None if a is None else a.end if a.drops else max(a.end, a.exact_end) for a in axes]
     counts_padding = node.attributes.get_int("count_include_pad", 0)
     if None in ends or (counts_padding and ends != pads[len(axes) :]):
@@ -86,7 +86,10 @@ def _round_down(node: ir.Node, axes: Sequence[_Axis | None], pads: list[int]) ->
 
 
 def _end_exactly(editor: Editor, node: ir.Node, axes: Sequence[_Axis | None], pads: list[int]) -> bool:
-    """Write form 2; return False if indices of maxima are read, as they count all elements."""
+    """Rewrite a pool by case 2 of the module's docstring; return False if that is impossible.
+
+    Elements cannot be cut off if the indices of maxima are read, because these count all elements.
+    """
     dropping = {i: axis for i, axis in enumerate(axes) if axis is not None and axis.drops}
     cut = {i: axis.size + axis.exact_end for i, axis in dropping.items() if axis.exact_end < 0}
     if cut and any(map(is_wanted, node.outputs[1:])):

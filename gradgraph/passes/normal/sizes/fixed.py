@@ -31,14 +31,15 @@ def fix_sizes(model: ir.Model, sizes: Sizes) -> dict[str, int]:
     """Replace symbolic dimensions by ``sizes`` everywhere, in place.
 
     Args:
-        sizes: a number by the name of a dimension, or all dimensions by the name of an input (for unnamed dimensions).
+        model: the model to change.
+        sizes: the number of each dimension by its name, or all sizes of an input by its name (for unnamed dimensions).
 
     Returns:
-        The number of each name.
+        The number of each named dimension.
 
     Raises:
-        UnknownNameError: no input has a dimension of this name, or there is no such input.
-        BuildError: an input has other dimensions, or one gets two numbers.
+        UnknownNameError: no input has a dimension of this name, or there is no input of this name.
+        BuildError: the sizes of an input do not match its shape, or a dimension is given two different numbers.
     """
     fed = {
         v.name or "": v for v in model.graph.inputs if v.shape is not None and v.name not in model.graph.initializers

@@ -24,7 +24,7 @@ from gradgraph.passes.normal.sizes.long_vectors import LONG, has_long_vectors
 from gradgraph.passes.normal.sizes.ranks_from_readers import record_required_ranks
 from gradgraph.passes.normal.sizes.resize_scales import corrected, settle_scales
 
-_MOST_STEERING = 64  # elements of an initializer that may steer shapes (axes, sizes); larger ones are not worth copying
+_MOST_STEERING = 64  # elements of an initializer that is copied for inference, as axes or sizes may determine shapes
 # memory limit of one inference, beyond the file's own size allowance: protobuf frees uninitialised memory after a
 # failed allocation, which is harmless for blocks beyond 32 MB, as the system zeroes them
 _ROOM = 220_000_000
@@ -163,7 +163,7 @@ def _shapes_of(proto: onnx.ModelProto) -> Iterator[Sequence[onnx.TensorShapeProt
 
 
 def _tensor_type(kind: onnx.TypeProto) -> onnx.TypeProto.Tensor:
-    """The type of a tensor, or of the elements of a sequence or optional."""
+    """Return the type of a tensor, or of the elements of a sequence or optional."""
     while (held := kind.WhichOneof("value")) in ("sequence_type", "optional_type"):
         kind = getattr(kind, held).elem_type
     return kind.tensor_type
@@ -231,7 +231,7 @@ def _describe_ranks(graph: onnx.GraphProto, types: Mapping[str, onnx.TypeProto])
 
 
 def _type_entry(graph: onnx.GraphProto, name: str) -> onnx.TypeProto:
-    """The entry of ``graph`` that records the type of ``name``."""
+    """Return the entry of ``graph`` that records the type of ``name``, adding one if there is none."""
     known = next((v for v in (*graph.value_info, *graph.output) if v.name == name), None)
     return (known or graph.value_info.add(name=name)).type
 
@@ -255,9 +255,10 @@ def _forget(value: ir.Value, generated: bool) -> None:
 
 
 def derived_shapes(model: ir.Model) -> dict[str, shapes.Shape]:
-    """Shapes derived from inputs and initializers of the main graph only, ignoring other recorded shapes.
+    """Return the shapes that follow from inputs and initializers of the main graph only, by name of the value.
 
-    Includes values in bodies. Recorded shapes of outputs of other domains are trusted.
+    Other recorded shapes are ignored, except those of outputs of operators of other domains. Values in bodies are
+    included.
     """
     proto = _without_weights(model)
     own = {name for node in proto.graph.node if node.domain for name in node.output}
@@ -327,11 +328,14 @@ def _is_wrong(node: ir.Node, i: int, derived: Mapping[str, shapes.Shape], only_r
         return False
     if right is not None and (len(declared) != len(right) or (not only_ranks and shapes.clash(declared, right))):
         return True
-    return not _gives(node, i, declared)
+    return not _may_have_rank(node, i, declared)
 
 
-def _gives(node: ir.Node, i: int, shape: shapes.Shape) -> bool:
-    """Whether output ``i`` of ``node`` can have this rank; elementwise outputs have at least the rank of each input."""
+def _may_have_rank(node: ir.Node, i: int, shape: shapes.Shape) -> bool:
+    """Whether output ``i`` of ``node`` can have the rank of ``shape``.
+
+    The output of an elementwise operator has at least the rank of each input.
+    """
     if shapes.is_elementwise(node):
         known = [shapes.shape_of(x) for x in shapes.operands(node) if x is not None]
         return all(len(shape) >= len(dims) for dims in known if dims is not None)
@@ -340,7 +344,10 @@ def _gives(node: ir.Node, i: int, shape: shapes.Shape) -> bool:
 
 
 def objection(model: ir.Model) -> str | None:
-    """The error of ONNX's strict inference of ``model``, if any; the inference itself has bugs."""
+    """Return the error of ONNX's strict inference on ``model``, or None.
+
+    The inference itself has bugs, so an error does not prove that the model is invalid.
+    """
     try:
         _inferred_in_room(_without_weights(model), _bytes_allowed(model), strict=True)
     except shapes.FAILURES as error:
@@ -349,7 +356,7 @@ def objection(model: ir.Model) -> str | None:
 
 
 def _without_weights(model: ir.Model) -> onnx.ModelProto:
-    """The model without weights; huge sizes are replaced by marked names."""
+    """Return the model as a message without its larger weights; huge sizes are replaced by marked names."""
     proto = onnx.ModelProto(ir_version=shapes.IR_VERSION)
     proto.opset_import.extend(onnx.helper.make_opsetid(d, v) for d, v in model.opset_imports.items())
     graph = proto.graph

@@ -1,7 +1,7 @@
-"""Shape inference node by node, for a graph with known input sizes; it is faster than ONNX's of a whole graph.
+"""Shape inference node by node, for a graph with known input sizes; faster than ONNX's inference of a whole graph.
 
-ONNX's needs the graph as a protobuf message. In a step with a fixed batch size nearly all sizes are recorded, and the
-others follow from the inputs of their node.
+ONNX's inference needs the graph as a protobuf message. In a step with a fixed batch size nearly all sizes are recorded,
+and the others follow from the inputs of their node.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from gradgraph.passes.normal.edit import nodes_of
 
 
 def infer_each(model: ir.Model) -> bool:
-    """Record types and sizes, in place; return False if the whole graph needs ``infer_shapes``.
+    """Record types and sizes, in place; return False if ``infer_shapes`` must be applied to the whole graph.
 
-    It does if a size does not follow from its node alone (a Reshape to computed sizes), if there are bodies, and if
-    known sizes let nodes be rewritten.
+    That is necessary if a size does not follow from its node alone (a Reshape to computed sizes), if there are bodies,
+    or if a node may have to be rewritten once sizes are known.
     """
     nodes = list(nodes_of(model))
     if any(has_bodies(node) or _may_be_rewritten(node) for node in nodes):
@@ -34,7 +34,10 @@ def _may_be_rewritten(node: ir.Node) -> bool:
 
 
 def _is_known(value: ir.Value) -> bool:
-    """Whether type and sizes are known or follow from the node; recorded ones stay if they are more specific."""
+    """Whether the type and all sizes of ``value`` are known after inference from its node.
+
+    Inferred sizes are recorded only if all of them are known.
+    """
     if not is_static(recorded_shape(value)):
         recorded, value.shape = value.shape, None
         reset_inference([value])

@@ -18,11 +18,12 @@ GENERATED = "unk__"  # onnx names unknown dimensions unk__0, unk__1, …
 
 
 def settle_reshape(node: ir.Node, target: Sequence[Dim], op: Builder) -> bool:
-    """Record the output shape of a Reshape to ``target``, and make that target a constant if possible.
+    """Record the output shape of a Reshape to ``target``, and make the target a constant if possible.
 
-    1. 0 is the input's size on that axis (without allowzero);
-    2. -1 is the quotient of the input's sizes by those of the other axes; symbolic sizes cancel by name;
-    3. a target with one unknown entry and otherwise positive numbers is a constant with -1 there.
+    1. An entry 0 is the input's size on that axis (without allowzero).
+    2. An entry -1 is the product of the input's sizes divided by the sizes of the other axes; symbolic sizes cancel by
+       name.
+    3. A target with one unknown entry and otherwise positive numbers becomes a constant with -1 for the unknown entry.
     """
     dims, output = shapes.shape_of(node.inputs[0]), node.outputs[0]
     zero_copies = not node.attributes.get_int("allowzero", 0)
@@ -39,7 +40,7 @@ def settle_reshape(node: ir.Node, target: Sequence[Dim], op: Builder) -> bool:
 
 
 def _quotient(dims: Sequence[Dim], others: Sequence[Dim]) -> Dim:
-    """The product of ``dims`` divided by that of ``others``, if it is a number or one symbol."""
+    """Return the product of ``dims`` divided by that of ``others`` if it is a number or one symbol, else None."""
     symbols = Counter(d for d in dims if not isinstance(d, int))
     symbols.subtract(d for d in others if not isinstance(d, int))
     left = [d for d, count in symbols.items() for _ in range(count)]
@@ -60,7 +61,7 @@ def _make_constant(node: ir.Node, target: Sequence[Dim], op: Builder) -> bool:
 
 
 def settle_resize(node: ir.Node) -> bool:
-    """Record that an axis scaled by 1 keeps its size, symbolic or not."""
+    """Record that an axis that a Resize scales by 1 keeps its size, symbolic or not."""
     dims, scales = shapes.shape_of(node.inputs[0]), shapes.constant_of(input_at(node, 2))
     if scales is None or dims is None or len(scales) != len(dims) or "axes" in node.attributes:
         return False
@@ -69,17 +70,17 @@ def settle_resize(node: ir.Node) -> bool:
 
 
 def settle_lost(node: ir.Node) -> bool:
-    """Record sizes that ONNX's inference loses, of slices and sequences (``shapes.lost_sizes``)."""
+    """Record sizes of slices and sequences that ONNX's inference loses (``shapes.lost_sizes``)."""
     found = shapes.lost_sizes(node)
     return found is not None and record_better(node.outputs[0], found)
 
 
 def record_better(value: ir.Value, dims: Sequence[Dim]) -> bool:
-    """Record numbers and user-given names of ``dims`` where nothing as good is known; return True if there were any."""
+    """Record each size in ``dims`` that is better known than the recorded one; return True if there were any."""
     old = shapes.shape_of(value) or (None,) * len(dims)
     if len(old) != len(dims):
         return False
-    dims = [None if is_generated(d) else d for d in dims]  # which the next inference drops
+    dims = [None if is_generated(d) else d for d in dims]  # the next inference would drop generated names
     new = tuple(better(a, b) for a, b in zip(old, dims, strict=True))
     if new == old:
         return False
@@ -88,12 +89,12 @@ def record_better(value: ir.Value, dims: Sequence[Dim]) -> bool:
 
 
 def is_generated(dim: Dim) -> bool:
-    """Whether ONNX's inference generated this name."""
+    """Whether ONNX's inference generated this name of a dimension."""
     return isinstance(dim, str) and dim.startswith(GENERATED)
 
 
 def better(old: Dim, new: Dim) -> Dim:
-    """Prefer a number to a user-given name, that to a generated one, and otherwise ``old``."""
+    """Return the better known of two sizes: a number, then a name of the model, then a generated name; else ``old``."""
     if old == new:
         return old
 

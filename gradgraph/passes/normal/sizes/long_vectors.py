@@ -1,8 +1,8 @@
-"""Upper bounds on the lengths of computed vectors, before ONNX's data propagation writes such a vector out.
+"""Upper bounds on the lengths of computed vectors, to keep ONNX's data propagation from exhausting memory.
 
-It records every element of each vector that it reads, even of unknown ones: a file of six nodes that multiplies two
-sizes exhausts memory, and protobuf then frees uninitialised memory. Vectors of unknown length are not written out, and
-count 0 here.
+Data propagation records every element of each vector that it reads, even if the elements are unknown: a file of six
+nodes that multiplies two sizes exhausts memory, and protobuf then frees uninitialised memory. It does not record
+vectors of unknown length, so these count 0 here.
 """
 
 from __future__ import annotations
@@ -15,12 +15,19 @@ import onnx
 
 from gradgraph.files.external import is_external
 
-LONG = 2**22  # elements that ONNX's inference must not write out
-_READ = 64  # elements of a constant whose values are inspected
+LONG = 2**22  # the most elements of a vector that ONNX's data propagation may record
+_READ = 64  # the most elements of a constant whose values are read
 
 
 class Bound(NamedTuple):
-    """Bounds of a value: the number of elements if it is a vector, their magnitude, and its sizes."""
+    """Upper bounds of a value; 0 if unknown.
+
+    Attributes:
+        length: the number of elements, if the value is a vector.
+        number: the magnitude of its numbers.
+        size: its largest size.
+        elements: its number of elements, whatever its rank.
+    """
 
     length: float = 0.0
     number: float = 0.0
@@ -34,11 +41,11 @@ _MOST = 1e30  # larger values are clipped to this
 
 
 def has_long_vectors(graph: onnx.GraphProto, outside: _Scope | None = None) -> bool:
-    """Whether data propagation may make a vector of ``graph`` longer than LONG.
+    """Whether data propagation may record a vector of ``graph`` that is longer than ``LONG``.
 
     Args:
-        graph: with types inferred without data.
-        outside: the values of graphs around it.
+        graph: a graph with types inferred without data propagation.
+        outside: the bounds of values of the graphs around it.
     """
     nodes = [node for node in graph.node if node.op_type in _FOLLOWED]
     asked = {node.output[0] for node in nodes if node.op_type in _LENGTHS}
@@ -63,7 +70,7 @@ def has_long_vectors(graph: onnx.GraphProto, outside: _Scope | None = None) -> b
 
 
 def _is_settled(info: onnx.ValueInfoProto) -> bool:
-    """Whether it is known, without data, not to be a vector, or to be one of known length."""
+    """Whether the value is known not to be a vector, or to be a vector of known length."""
     kind = info.type.tensor_type
     return kind.HasField("shape") and (len(kind.shape.dim) != 1 or kind.shape.dim[0].HasField("dim_value"))
 
@@ -91,7 +98,7 @@ class _Scope:
         return _UNKNOWN if self._outside is None else self._outside[name]
 
     def is_whole(self, name: str) -> bool:
-        """Whether it may hold sizes: integers in at most one axis."""
+        """Whether the value may consist of sizes: integers in at most one axis."""
         info = self._infos.get(name)
         if info is None:
             return True
@@ -106,7 +113,7 @@ def _of_shape(kind: onnx.TypeProto.Tensor) -> Bound:
 
 
 def _of_constant(constant: onnx.TensorProto | onnx.NodeProto) -> Bound:
-    """The bound of a small constant; 0 for floats, which data propagation ignores."""
+    """Return the bound of a constant; the numbers of floats, which data propagation ignores, count 0."""
     if isinstance(constant, onnx.TensorProto):
         return _of_tensor(constant)
     (a,) = constant.attribute[:1] or [onnx.AttributeProto()]
@@ -151,11 +158,11 @@ def _power(number: float, times: float) -> float:
 
 
 def _single(at: int) -> _Rule:
-    """A vector whose length is the value of an input, if that is a scalar."""
+    """Return a rule for a vector whose length is the value of input ``at``, if that is a scalar."""
     return lambda given: _at(given, at).number if _at(given, at).length <= 1 else 0.0
 
 
-# by operator: the length of a vector whose size is an input; for Concat, the sum of all
+# by operator: the length of the resulting vector, if it depends on the values of inputs (for Concat, on their lengths)
 _LENGTHS: dict[str, _Rule] = {
     **dict.fromkeys(("ConstantOfShape", "HannWindow", "HammingWindow", "BlackmanWindow"), _single(0)),
     **dict.fromkeys(("Reshape", "Expand", "OneHot", "TopK"), _single(1)),
@@ -167,13 +174,13 @@ _LENGTHS: dict[str, _Rule] = {
     "Upsample": lambda g: _at(g, 0).length * _at(g, 1).number,
 }
 
-# operators that return values of their first input; the others select or repeat them
+# operators that return values of their first input; the other inputs select or repeat these
 _FIRST = (
     "Cast Expand Flatten Gather GatherElements GatherND Identity Reshape Slice Split Squeeze Tile TopK Transpose "
     "Unsqueeze"
 )
 
-# by operator: the largest value it returns, if that is not one of its inputs'
+# by operator: a bound of the values that it returns, if these are not just values of any input
 _NUMBERS: dict[str, _Rule] = {
     **dict.fromkeys(_FIRST.split(), lambda g: _at(g, 0).number),
     **dict.fromkeys(("Where", "Div", "Mod"), lambda g: max(_at(g, i).number for i in ((1, 2) if len(g) > 2 else (0,)))),

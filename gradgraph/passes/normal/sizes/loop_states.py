@@ -1,8 +1,8 @@
 """Pass: infer the shapes of the states of a Loop.
 
-ONNX's inference leaves them open because iterations may change them. A shape is proved by assuming it: the states enter
-the body with their initial shapes (an unknown size gets a fresh name), and the body must return the same shapes. A size
-that an iteration changes becomes unknown, and the others are tried again.
+ONNX's inference leaves these shapes unknown because iterations may change them. Here a shape is proved by induction:
+the states are assumed to enter the body with their initial shapes (an unknown size gets a fresh name), and the body
+must return the same shapes. A size that an iteration changes becomes unknown, and the other sizes are tried again.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from gradgraph.graph.shapes import Dim, Shape
 from gradgraph.passes.normal.edit import calls_of
 from gradgraph.passes.normal.sizes.known_sizes import is_generated
 
-_ROUNDS = 4  # attempts, each of which opens a size; what remains stays open
+_ROUNDS = 4  # attempts per loop, each with the sizes that changed made unknown; after that all stay unknown
 _EMPTY: Shape = ("no elements",)  # the element shape of an empty sequence: it is compatible with every other
 _TRIALS = 16  # inferences per body on average, however deeply loops are nested
 
 
 def settle_states(model: ir.Model) -> bool:
-    """Record shapes of the states of Loops; return True if any was new.
+    """Record the shapes of the states of Loops; return True if any shape was new.
 
-    1. outer Loops come first, as inner ones start from their shapes;
-    2. the final state has the shape of the initial one if iterations preserve it;
-    3. a size declared in the body stays, unless a number is known;
-    4. the shape of a sequence is that of its elements; that of an empty one, of the elements that a Loop inserts.
+    1. Outer Loops come first, because inner ones start from their shapes.
+    2. The final state has the shape of the initial state if iterations preserve it.
+    3. A size declared in the body stays, unless a number is known.
+    4. The shape of a sequence is the shape of its elements; for an empty one, of the elements that the Loop inserts.
     """
     changed = False
     proofs = _Proofs(loops := calls_of(model, "Loop"))
@@ -64,7 +64,7 @@ def _is_open(dim: Dim) -> bool:
 class _Proofs:
     """Proofs about loops, cached by the shapes that a loop starts from and reads from outside.
 
-    A nested loop is tried once for each assumption about the outer one that gives it new shapes.
+    A nested loop is tried once for each assumption about the outer loop that leads to new shapes in the nested one.
     """
 
     def __init__(self, loops: Sequence[ir.Node]) -> None:
@@ -96,7 +96,7 @@ class _Proofs:
         return [None] * len(assumed)
 
     def _start(self, initial: ir.Value | None, entering: ir.Value, scope: str) -> Shape | None:
-        """The initial shape, with names for unknown sizes."""
+        """Return the initial shape of a state, with names for unknown sizes."""
         if initial is None or not isinstance(initial.type, ir.TensorType | ir.SequenceType):
             return None
         before = self._known_of(initial)
@@ -105,7 +105,7 @@ class _Proofs:
         return _with_names(before, shapes.shape_of(entering), f"{scope}.{entering.name}")
 
     def _after(self, body: ir.Graph, states: Sequence[Shape | None]) -> list[Shape | None]:
-        """The shapes of the states after an iteration that starts with ``states``."""
+        """Return the shapes of the states after an iteration that starts with ``states``."""
         with shapes.assumptions([*body.inputs, *(y for node in body for y in node.outputs)]):
             for x, shape in zip(body.inputs[2:], states, strict=True):
                 x.shape = None
@@ -137,7 +137,7 @@ class _Proofs:
             self._assume(y, shape)
 
     def _branch(self, branch: ir.Graph) -> list[Shape | None]:
-        """The shapes of the outputs of a branch of an If."""
+        """Return the shapes of the outputs of a branch of an If."""
         with shapes.assumptions(y for node in branch for y in node.outputs):
             for node in branch:
                 self._infer(node)
@@ -158,7 +158,7 @@ class _Proofs:
 
 
 def _captured(body: ir.Graph) -> list[ir.Value]:
-    """The values that ``body`` captures from outside."""
+    """Return the values that ``body`` captures from outside."""
     nodes = list(body.all_nodes())
     inside = {*body.inputs, *(y for node in nodes for y in node.outputs)}
     inside.update(x for node in nodes for graph in subgraphs(node) for x in graph.inputs)
@@ -166,7 +166,7 @@ def _captured(body: ir.Graph) -> list[ir.Value]:
 
 
 def _with_names(before: Shape | None, inside: Shape | None, name: str) -> Shape | None:
-    """The shape before the loop, completed by the one inside, with names for unknown sizes."""
+    """Return the shape before the loop, completed by the declared shape inside, with names for unknown sizes."""
     if before is None or inside is None or len(before) != len(inside):
         before = inside = before or inside
     if before is None or inside is None:
@@ -176,5 +176,5 @@ def _with_names(before: Shape | None, inside: Shape | None, name: str) -> Shape 
 
 
 def _common_shape(a: Shape | None, b: Shape | None) -> Shape | None:
-    """The shape compatible with both."""
+    """Return the most specific shape that is compatible with both; None if unknown."""
     return shapes.common(a, b) if _EMPTY not in (a, b) else a if b == _EMPTY else b

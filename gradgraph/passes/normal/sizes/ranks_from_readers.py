@@ -1,6 +1,7 @@
-"""Ranks implied by readers: of a Conv by its kernel, of a Transpose by its permutation, of a Pad by its pads.
+"""Infer the rank of a value from the nodes that read it, such as a Conv with its kernel, or a Transpose with its order.
 
-A reader in the value's own graph always runs, and fails at any other rank. A reader in a branch may never run.
+A reader in the value's own graph always runs and fails at any other rank, so it proves the rank. A reader in a branch
+may never run, so it proves nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def record_required_ranks(values: Iterable[ir.Value]) -> bool:
 
 
 def required_rank(node: ir.Node, i: int) -> int | None:
-    """The rank that ``node`` requires of its input ``i``, if the node alone determines it."""
+    """Return the rank that ``node`` requires of its input ``i`` if the node alone determines it, else None."""
     axes = axes_of(node.op_type)[0]
     if i < len(axes) and axes[i].least == axes[i].most:
         return axes[i].least
@@ -63,6 +64,6 @@ def _plus(more: int, found: Sequence[object] | None) -> int | None:
 
 
 def _length(node: ir.Node, i: int) -> int | None:
-    """The known length of the vector at input ``i``."""
+    """Return the length of the vector at input ``i``, if known."""
     shape = recorded_shape(input_at(node, i))
     return shape[0] if shape is not None and len(shape) == 1 and isinstance(shape[0], int) else None

@@ -1,13 +1,13 @@
-"""Resizes by scales whose output ONNX's shape inference miscounts.
+"""Correct the output sizes of a Resize by scales that ONNX's shape inference rounds differently from runtimes.
 
 The inference multiplies in float64, runtimes in float32: seven pixels times 9/7, which float32 stores as 1.2857142686,
-are 8.99999988 for the inference and 9 for runtimes. tf2onnx writes such scales wherever the ratio of sizes is not an
+are 8.99999988 for the inference and 9 for runtimes. tf2onnx writes such scales whenever the ratio of sizes is not an
 integer.
 
 1. The right size is recorded instead of the inferred one.
-2. At opset 21, if the scales are ratios of whole sizes, these sizes are written instead: runtimes compute the same
+2. At opset 21, if the scales are ratios of whole sizes, these sizes replace the scales: runtimes compute the same
    scales from them, and their own inference, which is ONNX's, becomes consistent.
-3. If only some sizes are known, ONNX's rule rejects them as too few, so type and rank are recorded.
+3. If only some sizes are known, ONNX's rule rejects them as too few, so only the type and rank are recorded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gradgraph.passes.normal.edit import Editor, attributes
 
 
 def true_sizes(op_type: str, dims: Sequence[Any], scales: np.ndarray | None, attrs: Mapping[str, Any]) -> list[Any]:
-    """Resize ``dims`` as runtimes do, by scales in float32; ``None`` where sizes are unknown or computed otherwise."""
+    """Return the sizes that runtimes compute from ``dims`` by float32 scales; None for sizes that are not known."""
     crops = attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize"
     axes = [a % len(dims) for a in attrs.get("axes") or range(len(dims))]
     if op_type not in ("Resize", "Upsample") or crops or scales is None or np.size(scales) != len(axes):
@@ -38,7 +38,7 @@ def true_sizes(op_type: str, dims: Sequence[Any], scales: np.ndarray | None, att
 
 
 def place_of_scales(op_type: str, inputs: Sequence[Any], opset: int) -> Any:
-    """The input that holds the scales of a node of ``opset``."""
+    """Return the scales among the inputs of a Resize or Upsample of ``opset``; None if it has none."""
     i = 2 if op_type == "Resize" and opset >= 11 else 1
     return inputs[i] if i < len(inputs) else None
 
@@ -46,7 +46,7 @@ def place_of_scales(op_type: str, inputs: Sequence[Any], opset: int) -> Any:
 def corrected(
     node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], constants: Mapping[str, np.ndarray], opset: int
 ) -> onnx.TypeProto | None:
-    """The right type of the output of ``node``, if the inferred one (in ``types``) is wrong."""
+    """Return the right type of the output of ``node`` if the inferred one (in ``types``) is wrong, else None."""
     source, output = types.get(node.input[0] if node.input else ""), types.get(node.output[0] if node.output else "")
     dims = shapes.shape_of_type(source)
     if source is None or dims is None:
@@ -67,7 +67,10 @@ def corrected(
 
 
 def settle_scales(model: ir.Model) -> bool:
-    """Replace scales by sizes where they are miscounted; return True if there were any. Shapes must be known."""
+    """Replace scales by sizes in each Resize that ONNX miscounts, in place; return True if there were any.
+
+    Shapes must have been inferred.
+    """
     if model.opset_imports.get("", shapes.OPSET) != shapes.OPSET:
         return False
     resizes = [n for n in model.graph if is_standard(n, "Resize")]
@@ -84,11 +87,11 @@ def settle_scales(model: ir.Model) -> bool:
 
 
 def _all_sizes(op: Builder, x: Var, known: Mapping[int, int]) -> Var:
-    """Sizes of all axes: ``known`` ones by axis, and x's own on the others.
+    """Return the sizes of all axes: those in ``known``, by axis, and the sizes of ``x`` on other axes.
 
-    Where selects them, as ONNX's inference does not look through it; if it found some sizes, it would complain that
-    there are too few. (The attribute ``axes`` is no alternative: onnxruntime's optimizer ignores it when it moves a
-    Transpose through Resize.)
+    They are selected by a Where, which ONNX's inference does not evaluate: if it found only some of the sizes, it would
+    reject them as too few. (The attribute ``axes`` is no alternative: onnxruntime's optimizer ignores it when it moves
+    a Transpose past the Resize.)
     """
     sizes = [known.get(a, d) for a, d in enumerate(x.shape or ())]
     if shapes.is_static(sizes):
@@ -98,7 +101,7 @@ def _all_sizes(op: Builder, x: Var, known: Mapping[int, int]) -> Var:
 
 
 def _resized_sizes(node: ir.Node) -> dict[int, int] | None:
-    """The output size of every resized axis, if ONNX miscounts one and all scales are ratios of whole sizes."""
+    """Return the output size of each resized axis if ONNX miscounts one and all scales are ratios of whole sizes."""
     dims = shapes.shape_of(node.inputs[0])
     scales = shapes.constant_of(place_of_scales("Resize", node.inputs, shapes.OPSET))
     attrs = attributes(node)

@@ -1,7 +1,8 @@
-"""Pass: drop wrong shapes that the body of a Loop or Scan declares for its inputs.
+"""Pass: remove wrong shapes that the body of a Loop or Scan declares for its inputs.
 
-Runtimes only warn about them, and compute with the actual shapes. Rules use shapes to decide which axes to sum over: a
-state wrongly declared a scalar would give a weight that it multiplies a gradient of the wrong shape.
+Runtimes only warn about wrong shapes, and compute with the actual ones. But gradient rules use declared shapes to
+decide which axes to sum over: if a state were wrongly declared a scalar, the gradient of a weight that it multiplies
+would have the wrong shape.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import onnx_ir as ir
 from gradgraph.graph.shapes import Shape, clash, recorded_shape
 from gradgraph.passes.normal.edit import calls_of, nodes_of
 
-_TOLD = "gradgraph.told_false"  # metadata: shapes of an entry recorded from now on are inferred
-_Entry = tuple[ir.Value, list[Shape | None]]  # an input of a body, and the shapes of the values that enter there
+_TOLD = "gradgraph.told_false"  # metadata of an input whose declared shape was removed: later shapes are inferred ones
+_Entry = tuple[ir.Value, list[Shape | None]]  # an input of a body, and the shapes of the values passed to it
 
 
 def drop_wrong_body_shapes(model: ir.Model) -> bool:
-    """Drop declared shapes that are wrong, and shapes that may be inferred from them; return True if there were any.
+    """Remove wrong declared shapes, and shapes that may have been inferred from them; return True if there were any.
 
-    A state must have both its initial shape and the shape that an iteration returns.
+    The declared shape of a state is wrong if it contradicts the initial state or the state that an iteration returns.
     """
     entries = itertools.chain.from_iterable(map(_entries, calls_of(model, "Loop", "Scan")))
     false = [v for v, shapes in entries if _TOLD not in v.meta and any(_contradicts(v, shape) for shape in shapes)]
@@ -42,7 +43,7 @@ def _contradicts(value: ir.Value, entering: Shape | None) -> bool:
 
 
 def _entries(node: ir.Node) -> Iterator[_Entry]:
-    """The states and, for a Scan, the slices."""
+    """Yield the states and, for a Scan, the slices, each with the shapes of the values passed to it."""
     body = node.attributes["body"].as_graph()
     if node.op_type == "Loop":
         yield from _states(node.inputs[2:], body.inputs[2:], body.outputs[1:])

@@ -1,9 +1,11 @@
-"""Pass: rename dimensions of outputs that share an input's dimension name but differ in size.
+"""Pass: rename dimensions of outputs that share an input's dimension name but differ from it in size.
 
-SegFormer's scores have a quarter of the image's height, and exporters call both ``height``. Names are trusted when
-sizes are compared, so labels of the scores' size would be rejected. Substituting numbers for the inputs' names reveals
-it. A Squeeze without axes removes the batch axis of a traced batch of one, and calls the two remaining scores
-``batch``: that shows at batch size 1, and a single target would otherwise broadcast.
+For example, SegFormer's scores have a quarter of the image's height, and exporters call both ``height``. Later checks
+trust names when they compare sizes, so labels of the scores' size would be rejected. Inferring shapes with numbers in
+place of the inputs' names reveals the difference.
+
+Another example: a Squeeze without axes, traced with a batch of one, removes the batch axis, and its remaining axis of
+two scores is called ``batch``. That is revealed at batch size 1; otherwise a single target would broadcast.
 """
 
 from __future__ import annotations
@@ -18,16 +20,16 @@ from gradgraph.graph.shapes import as_dims
 from gradgraph.passes.normal.sizes.fixed import fix_sizes
 from gradgraph.passes.normal.sizes.infer import infer_shapes
 
-_LEAST_RANK = 3  # of inputs whose sizes layers change: images, sound
-_SEVERAL = 3  # the batch
-_FIRST, _STEP = 192, 64  # numbers for names: layers that halve sizes divide them evenly
+_LEAST_RANK = 3  # the least rank of inputs whose sizes layers may change: images, sound
+_SEVERAL = 3  # a batch size above 1
+_FIRST, _STEP = 192, 64  # the numbers that replace names: divisible by powers of two, for layers that halve sizes
 
 
 def rename_wrong_dims(model: ir.Model) -> bool:
-    """Rename such dimensions ``<output>.<axis>``, or set their number; return True if there were any.
+    """Rename wrong dimensions of outputs to ``<output>.<axis>``, or set their number; return True if there were any.
 
-    It costs one inference if an output shares a dimension name that layers may change, and two if a Squeeze without
-    axes changes the rank at batch size 1.
+    The pass costs one inference if an output shares a dimension name that layers may change, and two more if the model
+    has a Squeeze without axes whose rank depends on the batch size.
     """
     symbols = {d for v in model.graph.inputs if v.shape is not None for d in as_dims(v.shape) if isinstance(d, str)}
     changing = {
@@ -46,17 +48,17 @@ def rename_wrong_dims(model: ir.Model) -> bool:
 
 
 def _squeezes_unit_axes(node: ir.Node) -> bool:
-    """Whether the rank of its output differs between one sample and two."""
+    """Whether ``node`` is a Squeeze without axes, the rank of whose output depends on the batch size."""
     return node.op_type == "Squeeze" and input_at(node, 1) is None and node.outputs[0].shape is None
 
 
 def _rename(
     model: ir.Model, names: set[str], sizes: dict[str, int], first: int = 0, others: dict[str, int] | None = None
 ) -> bool:
-    """Rename sizes from axis ``first`` on that have one of ``names`` but another number.
+    """Rename the sizes of outputs, from axis ``first`` on, that have one of ``names`` but not the number in ``sizes``.
 
-    If the declared rank is wrong for ``others``, the number is the only possible one and is set. Return True if
-    anything changed.
+    If the rank of the output differs with the numbers in ``others``, the declared rank implies this number, so it is
+    set instead of a name. Return True if anything changed.
     """
     doubtful = [v for v in model.graph.outputs if v.shape is not None and names & set(as_dims(v.shape)[first:])]
     true = _with_numbers(model, sizes) if doubtful else {}
@@ -77,7 +79,7 @@ def _rename(
 
 
 def _with_numbers(model: ir.Model, sizes: dict[str, int]) -> dict[str, tuple[int | str | None, ...]]:
-    """The shapes of outputs for these sizes of the inputs; empty if the model does not accept them."""
+    """Return the shapes of the outputs, by name, for these sizes of the inputs; empty if the model rejects them."""
     copy = model.clone()
     for value in (*copy.graph.outputs, *(v for node in copy.graph for v in node.outputs)):
         value.shape = None
