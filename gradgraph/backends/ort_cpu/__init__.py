@@ -1,4 +1,4 @@
-"""onnxruntime's CPU provider: the forms measured to be fastest there, whole layers first."""
+"""The backend ``ort-cpu``: onnxruntime's CPU provider, with the forms that are fastest there by measurement."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from gradgraph.backends.backend import Backend, lowering_in
 
 
 def _machine() -> str:
-    """The width of blocks of channels depends on the processor."""
+    """Return the width of channel blocks in onnxruntime's NCHWc layout, which depends on the processor."""
     from gradgraph.machine.hardware import nchwc_block
 
     return f"nchwc{nchwc_block()}"

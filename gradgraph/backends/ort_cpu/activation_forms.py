@@ -1,4 +1,4 @@
-"""Activation gradients in fewer and cheaper passes.
+"""Gradients of activations in fewer and cheaper passes.
 
 Measured with onnxruntime 1.31 on two AVX512 cores, float32.
 """
@@ -12,16 +12,16 @@ from gradgraph.backends.ort_cpu.cpu_table import form
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.rules.registry import case, real
 
-STEEP = 3.4e38  # nearly the largest float32; times the smallest normal number it is 4, which is beyond the ramp
+STEEP = 3.4e38  # the slope of ramps: nearly the largest float32; normal numbers reach the top (1.2e-38 · 3.4e38 = 4)
 KINK = np.array([0.0, -0.0, 1.2e-38, 1e-30, 1.0, 3e38, np.inf], np.float32)
 
 
 @form("ReluGrad", case(real(7), KINK))
 def steep_ramp(op: Builder, dy: Var, y: Var) -> Var | None:
-    """The step at 0 as a ramp: one pass of 126 us for 4 MB, where Greater and Cast take 260 to 310.
+    """Replace the step function at 0 by a steep ramp: one pass of 126 us for 4 MB; Greater and Cast take 260 to 310.
 
     It saves 1 to 2 % of a step of a CNN or ResNet-18, and nothing for U-Net. The ramp rises over subnormal numbers, up
-    to 2.9e-39. NaN stays NaN; the portable form returns 0.
+    to 2.9e-39. NaN stays NaN, where the portable form returns 0.
     """
     if y.value.dtype != ir.DataType.FLOAT:
         return None
@@ -30,9 +30,9 @@ def steep_ramp(op: Builder, dy: Var, y: Var) -> Var | None:
 
 @form("Sign", case(KINK), case(-KINK), case(real(0)))
 def clipped_ramp(op: Builder, x: Var) -> Var | None:
-    """Two passes of 126 us for 4 MB, where Sign takes 1,240, as it is not vectorised.
+    """Use two passes of 126 us for 4 MB; Sign takes 1,240, as it is not vectorised.
 
-    For subnormal numbers, up to 2.9e-39, the sign is smaller than 1.
+    For subnormal numbers, up to 2.9e-39, the result is smaller than 1.
     """
     if x.value.dtype != ir.DataType.FLOAT:
         return None

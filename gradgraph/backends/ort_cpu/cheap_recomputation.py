@@ -1,12 +1,12 @@
 """Recompute cheap functions of saved tensors in the backward pass instead of storing them.
 
-SiLU after a GroupNormalization is an example: the backward pass reads the input of the norm, the gate and the product,
-three tensors of one size. Gate and product follow from the first one by a pass over it. So only that is saved, and both
-are recomputed by copies of the same nodes, just before the first backward node that reads them.
+An example is SiLU after a GroupNormalization. The backward pass reads three tensors of the same size: the input of the
+norm, the sigmoid, and the product. The last two can be computed from the first by one pass over it. So only the first
+is saved, and copies of the nodes recompute the others, just before the first backward node that reads them.
 
-No other large tensor is saved instead: a value is recomputed if it follows from inputs, weights and tensors that the
-backward pass needs anyway. Copies run late because they read one of these through ``After``, which waits for the
-preceding gradient (see ``autodiff/recompute.py``).
+No other large tensor is saved instead: a value is recomputed only if it depends on inputs, weights and tensors that the
+backward pass needs anyway. The copies run late because they read one of these values through ``After``, which waits for
+the preceding gradient (see ``autodiff/recompute.py``).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from gradgraph.graph.shapes import all_sizes, is_elementwise, shape_of
 from gradgraph.passes.normal.edit import names_of
 from gradgraph.passes.normal.functions.inline import copied
 
-LEAST = 1 << 20  # bytes of a recomputed tensor; smaller ones are saved
-LEAST_OF_ALL = 64 << 20  # total bytes below which recomputation does not pay
-MOST_NODES = 8  # nodes recomputed per tensor: otherwise sums of residuals would lead back to the first of them
+LEAST = 1 << 20  # smallest tensor that is recomputed, in bytes
+LEAST_OF_ALL = 64 << 20  # total bytes of recomputed tensors below which recomputation does not pay
+MOST_NODES = 8  # nodes recomputed per tensor: otherwise sums of residuals would lead back to the first residual
 _GRADIENT = "grad"
 _LATE = frozenset({_GRADIENT, "update", "ascent", AGAIN})  # scopes of nodes after the forward pass
 _VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
@@ -40,7 +40,7 @@ _CHEAP = frozenset(
 
 
 def recompute_cheap_values(model: ir.Model) -> bool:
-    """Copy cheap nodes of the main graph for its backward pass, in place; return True if there were any."""
+    """Copy cheap nodes of the main graph for its backward pass, in place; return whether there were any."""
     kept = Kept(model.graph)
     if sum(_bytes_of(y) or 0 for y in {kept.root(y) for y in kept.again}) < LEAST_OF_ALL:
         return False
@@ -61,18 +61,18 @@ class Kept:
         self.order = as_executed(graph)
         self.again: dict[ir.Value, tuple[ir.Node, ...]] = {}
         self._graph = graph
-        self._storage: dict[ir.Value, ir.Value] = {}  # of views
+        self._storage: dict[ir.Value, ir.Value] = {}  # for views: the value whose memory they share
         for node in self.order:
             if _is_view(node):
                 self._storage[node.outputs[0]] = self.root(_first(node))
         self._read_late = {self.root(x) for node in self.order if is_late(node) for x in reads(node)}
-        self._ways: dict[ir.Value, tuple[ir.Node, ...]] = {}  # nodes that recompute a value; empty if saved
+        self._ways: dict[ir.Value, tuple[ir.Node, ...]] = {}  # nodes that recompute a value; none if it is saved
         for node in self.order:
             if not is_late(node):
                 self._look_at(node)
 
     def root(self, x: ir.Value) -> ir.Value:
-        """The value whose memory ``x`` shares."""
+        """Return the value whose memory ``x`` shares."""
         return self._storage.get(x, x)
 
     def _look_at(self, node: ir.Node) -> None:
@@ -89,23 +89,23 @@ class Kept:
                 self._ways[y] = ()
 
     def _nodes_for(self, node: ir.Node) -> tuple[ir.Node, ...] | None:
-        """The nodes that recompute the outputs of ``node``; None if that is not cheap."""
+        """Return the nodes that recompute the outputs of ``node``; None if that is not cheap."""
         ways = [() if x.producer() is None else self._ways.get(x) for x in reads(node)]
         if not _is_cheap(node) or None in ways or all(x.const_value is not None for x in reads(node)):
             return None
-        if _is_view(node) and not ways[0]:  # saved values
+        if _is_view(node) and not ways[0]:  # a view of a saved value needs no memory
             return None
         nodes = dict.fromkeys(n for way in ways for n in way or ())
         count = sum(not _is_view(n) for n in (*nodes, node))
         return (*nodes, node) if count <= MOST_NODES else None
 
     def _may_go(self, y: ir.Value) -> bool:
-        """Whether only nodes of the graph itself read ``y``, and its sizes are known."""
+        """Return whether ``y`` need not be saved: its sizes are known, and only nodes of the main graph read it."""
         return _bytes_of(y) is not None and not y.is_graph_output() and all(n.graph is self._graph for n in _readers(y))
 
 
 def is_late(node: ir.Node) -> bool:
-    """Whether ``node`` was written after the forward pass."""
+    """Return whether ``node`` was written after the forward pass, by the scope in its name."""
     return (node.name or "").partition("/")[0] in _LATE
 
 
@@ -128,7 +128,7 @@ def _readers(y: ir.Value) -> Iterable[ir.Node]:
 
 
 def _bytes_of(y: ir.Value) -> int | None:
-    """The bytes of a tensor; None if its sizes are unknown."""
+    """Return the size of a tensor in bytes; None if its shape is unknown."""
     sizes = all_sizes(shape_of(y))
     return None if sizes is None or y.dtype is None else math.ceil(math.prod(sizes) * y.dtype.itemsize)
 
@@ -137,12 +137,12 @@ def _bytes_of(y: ir.Value) -> int | None:
 
 
 def _write_copies(model: ir.Model, kept: Kept) -> bool:
-    """Redirect the backward pass to copies of ``kept.again``."""
+    """Write the copies, and let the backward pass read them instead of the values in ``kept.again``."""
     op = Builder(names_of(model))
     place = {node: i for i, node in enumerate(kept.order)}
     readers = {y: min((n for n in _readers(y) if is_late(n)), key=place.__getitem__) for y in kept.again}
     turns = _turns(kept)
-    # a reader without a preceding gradient reads the saved tensor, which a copy's wait may depend on
+    # a first reader without a preceding gradient keeps reading the saved tensor: nothing could delay a copy
     first = {y: node for y, node in readers.items() if turns[place[node]] is not None}
     copies: dict[ir.Value, ir.Value] = {}
     for y in sorted(first, key=lambda y: place[first[y]]):
@@ -164,7 +164,7 @@ def _write_copies(model: ir.Model, kept: Kept) -> bool:
 
 
 def _turns(kept: Kept) -> list[ir.Value | None]:
-    """For each node in order, the last gradient computed before it."""
+    """Return, for each node in execution order, the last gradient that is computed before it; None if there is none."""
     found, last = list[ir.Value | None](), None
     for node in kept.order:
         found.append(last)
@@ -176,7 +176,7 @@ def _turns(kept: Kept) -> list[ir.Value | None]:
 
 
 def _sources(nodes: Iterable[ir.Node], copies: Iterable[ir.Value]) -> Iterable[ir.Value]:
-    """The values that copies of ``nodes`` must read late: an input of each that reads no other copy."""
+    """Yield the values that copies of ``nodes`` must read late: one input of each copy that reads no other copy."""
     made = set(copies)
     for node in nodes:
         read = list(reads(node))

@@ -1,4 +1,4 @@
-"""The order of rewrites and forms for the CPU provider."""
+"""The lowering for onnxruntime's CPU provider: the order of its rewrites and forms."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from gradgraph.passes.rewrites import Rewrite
 
 PACKED = Rewrite(multiply_packed, "low-bit weights are read as stored; later rewrites do not see their products")
 HALVES = Rewrite(round_in_between, "later rewrites see float32, which has forms")
-FEW_ROWS = Rewrite(stack_products, "products of few rows share one read of their weight; forms see one product")
+FEW_ROWS = Rewrite(stack_products, "products of few rows read their weight once; forms then see a single product")
 NORMS = Rewrite(fold_norms, "a BatchNormalization and the convolution before it share passes; forms would split them")
-CHEAP = Rewrite(recompute_cheap_values, "equal nodes are merged, so copies made now stay")
+CHEAP = Rewrite(recompute_cheap_values, "the clean-up, which merges equal nodes, has run, so copies stay")
 NUMBERS = Rewrite(reshape_numbers, "scalars get the rank of the tensors that forms combine them with")
 
 
@@ -58,7 +58,11 @@ LOWERING = Lowering(
 
 
 def packing(backend: Backend, copied: bool | Literal["auto"]) -> Backend:
-    """Return ``backend`` for sessions that may, or may not, copy low-bit weights."""
+    """Return ``backend`` for sessions that may, or must not, copy low-bit weights.
+
+    Args:
+        copied: whether sessions may copy low-bit weights; "auto" leaves the backend unchanged.
+    """
     lowering = backend.lowering
     if copied == "auto" or PACKED not in lowering.before:
         return backend

@@ -1,11 +1,11 @@
-"""Rewrite: compute a mixed-precision step in float32, rounding float16 results.
+"""Rewrite: compute a mixed-precision step in float32, rounding results to float16.
 
 onnxruntime's CPU provider has no float16 kernels on most processors. It computes such operators in float32 and drops
-the roundings between them, so that nothing overflows or vanishes as it does in real float16; and none of our forms
-apply to float16 nodes. Here, each rounding is a Cast to float16 and one back, which it keeps:
+the roundings between them, so that nothing overflows or underflows as in real float16; and none of our forms apply to
+float16 nodes. Here, each rounding is a Cast to float16 and one back, which onnxruntime keeps:
 
-1. an operator reads float32 copies of its float16 inputs, one per tensor;
-2. its result is float32, rounded by a Cast, unless it only moves data, which is rounded already.
+1. an operator reads float32 copies of its float16 inputs, one copy per tensor;
+2. its result is float32 and rounded by a Cast, unless the operator only moves data, which are already rounded.
 
 Existing Casts stay, and so do float16 values at the boundaries of bodies.
 """
@@ -26,7 +26,7 @@ NARROW, WIDE = ir.DataType.FLOAT16, ir.DataType.FLOAT
 
 
 def round_in_between(model: ir.Model) -> bool:
-    """Apply the rewrite in place to a mixed-precision step; return True if there was float16 computation."""
+    """Apply the rewrite to a mixed-precision step, in place; return whether there was float16 computation."""
     if model.metadata_props.get(METADATA_KEY) != NARROW.name.lower():
         return False
     return _Rounding(model).run()
@@ -38,7 +38,7 @@ class _Rounding:
         self.copies: dict[ir.Value, ir.Value] = {}  # float16 value -> the same in float32
 
     def run(self) -> bool:
-        """Widen every node that reads or writes float16; return False if there is none."""
+        """Make every node that reads or writes float16 compute float32; return whether there was one."""
         nodes = [n for graph in graphs_of(self.model) for n in graph if not has_bodies(n) and key_of(n) != ("", "Cast")]
         found = [n for n in nodes if any(v is not None and _is_narrow(v) for v in (*n.inputs, *n.outputs))]
         for node in found:
@@ -56,7 +56,7 @@ class _Rounding:
                 self._insert_rounding(node, computed)
 
     def _insert_rounding(self, node: ir.Node, computed: ir.Value) -> None:
-        """Replace ``computed``, which becomes float32, by a Cast of it."""
+        """Replace ``computed``, which becomes float32, by a float16 Cast of it for all readers."""
         rounded = ir.Value(name=computed.name, type=ir.TensorType(NARROW), shape=computed.shape)
         replace_value(computed, rounded)
         computed.name, computed.type = self.op.fresh(f"{computed.name}.exact"), ir.TensorType(WIDE)
@@ -66,7 +66,7 @@ class _Rounding:
             self.copies[rounded] = computed
 
     def _widened(self, value: ir.Value) -> ir.Value:
-        """``value`` in float32, computed in the same graph, so that every body can read it."""
+        """Return ``value`` in float32, computed in the same graph, so that every body can read it."""
         if value not in self.copies:
             cast = ir.Node("", "Cast", [value], [ir.AttrInt64("to", int(WIDE))])
             wide = cast.outputs[0]

@@ -1,4 +1,4 @@
-"""Sums as matrix products, and products with a summand.
+"""Sums as matrix products, and matrix products to which a tensor is added.
 
 Measured with onnxruntime 1.31 on two AVX512 cores, float32.
 """
@@ -19,11 +19,11 @@ from gradgraph.graph import shapes
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.rules.registry import case, real
 
-FEWEST_ROWS, MOST_ROWS = 8, 1 << 20  # the ones are a constant of the step
+FEWEST_ROWS, MOST_ROWS = 8, 1 << 20  # of ``row_of_ones``, whose ones are a constant of the step
 
 
 def _rows(x: Var | None, axes: Var | None) -> int:
-    """The number of rows that are summed over, if the axes are the leading ones and sizes are known; else 0."""
+    """Return the number of rows that are summed over, if the axes are the leading ones and sizes are known; else 0."""
     known = None if axes is None else axes.const
     if x is None or known is None or not shapes.is_static(x.shape):
         return 0
@@ -53,12 +53,15 @@ def row_of_ones(op: Builder, x: Var, axes: Var | None = None, *, keepdims: int =
     return op.Reshape(row, [1] * count * keepdims + dims[count:], allowzero=1)
 
 
-# elements of a summand from which a separate node is faster (see ``separate_sum``); below, one kernel less is
+# a summand with at least this many elements is faster in a separate node (see ``separate_sum``), a smaller one in Gemm
 LARGE_SUMMAND = 1 << 15
 
 
 def _updates_weights(call: Call) -> bool:
-    """Whether the summand is large and an input with other readers. (Sums in a loop are in cache, and stay.)"""
+    """Return whether the summand is large, and a graph input with other readers, like weights in an update.
+
+    Sums in a loop are in the cache, and stay in the Gemm.
+    """
     c = call.inputs[2] if len(call.inputs) > 2 else None
     if c is None or not shapes.is_static(c.shape) or math.prod(shapes.known_sizes(c.shape)) < LARGE_SUMMAND:
         return False
@@ -75,11 +78,11 @@ def _updates_weights(call: Call) -> bool:
 def separate_sum(
     op: Builder, a: Var, b: Var, c: Var | None = None, *, alpha: float = 1.0, beta: float = 1.0, **turned: Any
 ) -> Var | None:
-    """Add a summand as large as the product, such as the weights in an update, in a separate node: one pass.
+    """Add a summand as large as the product, such as the weights in an update, in a separate pass.
 
     In a Gemm, onnxruntime copies the summand on one thread, and accumulates with every block of the inner axis. With
-    SGD this saves 5 % of a step of GPT, 3 % of an MLP's. A difference is written, as onnxruntime would fuse a sum into
-    one Gemm again; the result is equal bit for bit.
+    SGD this form saves 5 % of a step of GPT, 3 % of an MLP's. It writes a difference with −α, as onnxruntime would fuse
+    a sum into one Gemm again; the result is equal bit for bit.
     """
     if c is None or beta != 1.0 or a.shape is None or b.shape is None or not shapes.is_static(c.shape):
         return None
@@ -88,12 +91,13 @@ def separate_sum(
     return c - op.Gemm(a, b, alpha=-alpha, **turned)
 
 
-FEW_ROWS = range(8, 97)  # rows, and
-LARGE_WEIGHT = 1 << 18  # elements of a weight (512x512) that is better as the first factor: see ``_weight_first``
+# numbers of rows, and elements of a weight (512x512), with which the weight is better as the first factor
+FEW_ROWS = range(8, 97)
+LARGE_WEIGHT = 1 << 18
 
 
 def _few_rows_meet(x: Var | None, w: Var | None) -> bool:
-    """Whether few rows are multiplied by a large weight that is fed, so that onnxruntime cannot prepack it."""
+    """Return whether few rows are multiplied by a large weight that is not constant, so that it is not prepacked."""
     if x is None or w is None or not shapes.is_static(x.shape) or not shapes.is_static(w.shape):
         return False
     return (
@@ -104,10 +108,10 @@ def _few_rows_meet(x: Var | None, w: Var | None) -> bool:
 
 
 def _weight_first(op: Builder, x: Var, w: Var) -> Var | None:
-    """``x·Wᵀ`` as ``(W·xᵀ)ᵀ``: onnxruntime packs the second factor for its kernel, and x is the smaller one.
+    """Compute ``x·Wᵀ`` as ``(W·xᵀ)ᵀ``: onnxruntime packs the second factor for its kernel, and x is smaller than W.
 
-    Measured with weights of 512x512 to 2048x2048: 0.62 to 0.96 of the time with 8 to 64 rows, 0.95 to 1.04 with 128. A
-    weight in the other order gains nothing (0.98 to 1.5): as a first factor it is packed, too.
+    Measured with weights of 512x512 to 2048x2048: 0.62 to 0.96 of the time with 8 to 64 rows, 0.95 to 1.04 with 128.
+    For ``x·W`` it gains nothing (0.98 to 1.5): as a transposed first factor, W is packed, too.
     """
     if x.value.dtype != ir.DataType.FLOAT or not shapes.is_static(x.shape) or not shapes.is_static(w.shape):
         return None
@@ -128,7 +132,7 @@ def _weight_first(op: Builder, x: Var, w: Var) -> Var | None:
 def weight_first(
     op: Builder, x: Var, w: Var, c: Var | None = None, *, alpha: float = 1.0, beta: float = 1.0, **turned: Any
 ) -> Var | None:
-    """``α·x·Wᵀ + β·c`` as ``(W·xᵀ)ᵀ``: see ``_weight_first``."""
+    """Compute ``α·x·Wᵀ + β·c`` with ``x·Wᵀ`` as ``(W·xᵀ)ᵀ``: see ``_weight_first``."""
     if turned.get("transA") or not turned.get("transB"):
         return None
     product = _weight_first(op, x, w)
@@ -139,7 +143,7 @@ def weight_first(
 
 
 def _before_transpose(w: Var | None) -> Var | None:
-    """The matrix whose Transpose is ``w``, if there is one."""
+    """Return the matrix whose Transpose is ``w``; None if ``w`` is not the output of a Transpose."""
     node = None if w is None else w.value.producer()
     if w is None or node is None or (node.domain, node.op_type) != ("", "Transpose") or w.shape is None or w.rank != 2:
         return None
@@ -155,7 +159,7 @@ def _before_transpose(w: Var | None) -> Var | None:
     when=lambda call: _few_rows_meet(call.inputs[0], _before_transpose(call.inputs[1])),
 )
 def transposed_weight_first(op: Builder, x: Var, b: Var) -> Var | None:
-    """Lower a MatMul with a Transpose of the weight in the same way."""
+    """Apply ``_weight_first`` to a MatMul that reads a Transpose of the weight."""
     w = _before_transpose(b)
     return None if w is None or x.shape is None or x.rank < 2 else _weight_first(op, x, w)
 
@@ -172,9 +176,9 @@ def _is_frozen_transposed(call: Call) -> bool:
     when=_is_frozen_transposed,
 )
 def frozen_transposed(op: Builder, x: Var, b: Var) -> Var | None:
-    """``x·Wᵀ`` of a frozen weight as FusedMatMul, which saves memory.
+    """Compute ``x·Wᵀ`` of a frozen weight by FusedMatMul, which saves memory.
 
-    onnxruntime folds a Transpose of a constant, and keeps the result. With LoRA it took 1.1 times the size of the
+    onnxruntime folds the Transpose of a constant, and keeps the result: with LoRA, another 1.1 times the size of the
     weights where sessions map them from their file.
     """
     w = _before_transpose(b)
@@ -183,11 +187,11 @@ def frozen_transposed(op: Builder, x: Var, b: Var) -> Var | None:
     return matmul(op, x, w, right=True)
 
 
-MANY_BIASED = 1 << 17  # elements of an output from which its bias is better added separately: see ``separate_bias``
+MANY_BIASED = 1 << 17  # an output with at least this many elements gets its bias separately: see ``separate_bias``
 
 
 def _gets_bias(call: Call) -> bool:
-    """Whether the output is large, and read only by an Add of a vector."""
+    """Return whether the output is large, and its only reader is an Add of a vector."""
     y = call.node.outputs[0]
     readers, dims = [use.node for use in y.uses()], shapes.shape_of(y)
     if len(readers) != 1 or (readers[0].domain, readers[0].op_type) != ("", "Add") or not shapes.is_static(dims):
@@ -205,10 +209,11 @@ def _gets_bias(call: Call) -> bool:
     when=_gets_bias,
 )
 def separate_bias(op: Builder, a: Var, b: Var) -> Var | None:
-    """The product of rows and a weight as FusedMatMul, so that onnxruntime does not fuse the Add of a bias to a Gemm.
+    """Compute the product of rows and a weight by FusedMatMul, to which onnxruntime does not fuse the Add of a bias.
 
-    In such a Gemm a single thread writes the bias into every row of the output before the product is added. Without it
-    a step of GPT (1,024 rows) takes 0.98 of the time, one of BERT (2,048) 0.95 to 0.98.
+    It would fuse a MatMul with the Add to a Gemm, in which a single thread writes the bias into every row of the output
+    before the product is added. Unfused, a step of GPT (1,024 rows) takes 0.98 of the time, one of BERT (2,048) 0.95 to
+    0.98.
     """
     if a.shape is None or b.shape is None or a.rank < 2 or b.rank != 2 or a.value.dtype != ir.DataType.FLOAT:
         return None

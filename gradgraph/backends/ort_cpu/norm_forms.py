@@ -1,4 +1,4 @@
-"""Normalization gradients: sums by matrix products, few passes over large tensors.
+"""Gradients of normalization layers: sums by matrix products, few passes over large tensors.
 
 Measured with onnxruntime 1.31 on two AVX512 cores, float32.
 """
@@ -22,7 +22,7 @@ from gradgraph.rules.registry import case, positive, real
 
 
 def is_of_batch(attrs: Mapping[str, Any]) -> bool:
-    """Whether a BatchNormalization with these attributes uses and returns the batch statistics only."""
+    """Return whether a BatchNormalization with these attributes uses and returns batch statistics only."""
     return bool(attrs.get("training_mode")) and attrs.get("momentum") == 0.0
 
 
@@ -30,9 +30,10 @@ def is_of_batch(attrs: Mapping[str, Any]) -> bool:
 def products_with_scale(
     op: Builder, dy: Var, x: Var, scale: Var, mean: Var, inv: Var, *, axis: int
 ) -> tuple[Var, Var] | None:
-    """``dx = inv·(dy·s − m − c·inv²·r)`` with ``c = x − mean``, ``m = dy s / D`` and ``r = (dy·c) s / D``.
+    """Compute ``dx = inv·(dy·s − m − c·inv²·r)``, with the scale s and ``c = x − mean``.
 
-    The two sums over each row are matrix-vector products, and so is dscale: 7 passes instead of 13.
+    ``m = dy s / D`` and ``r = (dy·c) s / D`` are sums over each row of D elements. They are matrix-vector products, and
+    so is dscale: 7 passes instead of 13.
     """
     sizes = None if x.shape is None or scale.shape is None else x.shape[axis:]
     if not sizes or sizes != scale.shape or not is_static(sizes) or 0 in sizes:
@@ -44,7 +45,7 @@ def products_with_scale(
     row = op.Reshape(scale * (1 / math.prod(known_sizes(sizes))), [1, -1])
 
     def times_scale(v: Var) -> Var:
-        """The sum over each row of v, weighted by ``scale``, as a column."""
+        """Return the sum over each row of v, weighted by ``scale`` / D, as a column."""
         return op.Reshape(op.Gemm(row, op.Flatten(v, axis=axis), transB=1), op.shape(mean), allowzero=1)
 
     along = centred * (times_scale(t) * (inv * inv))
@@ -65,7 +66,7 @@ NORMS = (
 def few_passes(
     op: Builder, dy: Var, x: Var, scale: Var, mean: Var, var: Var, *, epsilon: float
 ) -> tuple[Var, Var, Var] | None:
-    """5 passes instead of 8: 0.6 to 0.75 times the portable form on maps of 12 to 48 px; whole steps gain up to 3 %."""
+    """Use 5 passes instead of 8: 0.6 to 0.75 of the portable form's time for 12 to 48 px; steps gain up to 3 %."""
     found = few_unscaled_passes(op, dy, x, scale, mean, var, epsilon=epsilon)
     if found is None:
         return None
@@ -77,9 +78,9 @@ def few_passes(
 def few_unscaled_passes(
     op: Builder, dy: Var, x: Var, scale: Var, mean: Var, var: Var, *, epsilon: float
 ) -> tuple[Var, Var, Var, Var] | None:
-    """``u = dy − (k·centred + s)``, a, dscale and db, where ``dx = a·u``.
+    """Compute ``u = dy − (k·centred + s)``, a, dscale and db, where ``dx = a·u`` and ``centred = x − mean``.
 
-    The bracket is one BatchNormalization in inference mode.
+    The bracket is one BatchNormalization in evaluation mode.
     """
     channels = mean.shape[0] if mean.shape else None
     if not isinstance(channels, int) or not channels or x.rank < 3 or has_few(x) or x.value.dtype != ir.DataType.FLOAT:
@@ -94,10 +95,10 @@ def few_unscaled_passes(
 
 
 def _blocked_dots(op: Builder, a: Var, b: Var) -> Var | None:
-    """``Σ a·b`` over all axes except channels, if a map is a whole number of blocks; else ``None``.
+    """Return ``Σ a·b`` over all axes except channels, if the size of a map is a multiple of the block size; else None.
 
-    A depthwise convolution of a by b, as large as a: it treats a map as one block of channels, so that each channel
-    sums every 16th (8th) product. Half the time of a product and a sum.
+    It is a depthwise convolution of a by b, which is as large as a. The convolution treats a map as one block of
+    channels, so that each of its channels sums every 16th (8th) product. It takes half the time of a product and a sum.
     """
     block, dims = nchwc_block(), known_sizes(a.shape)
     pixels = math.prod(dims[2:])

@@ -28,10 +28,10 @@ def scaled_gradient(
     *,
     takes: Sequence[float],
 ) -> tuple[Var, Var, Var] | None:
-    """With ``u = (1−β₁)g``: ``m ← β₁m + u`` and ``v ← β₂v + (1−β₂)/(1−β₁)²·u²``.
+    """Compute Adam's moments from ``u = (1−β₁)g``: ``m ← β₁m + u`` and ``v ← β₂v + (1−β₂)/(1−β₁)²·u²``.
 
-    A matrix product computes u instead of g for free, which makes 12 passes of 13; and a scaling pass takes two thirds
-    of one that subtracts a tensor. Saves 5 % of a step of an MLP, 3 % of GPT's.
+    If g is a matrix product, it computes u instead of g at no cost, which saves one of 13 passes; and a scaling pass
+    takes two thirds of the time of one that subtracts a tensor. Saves 5 % of a step of an MLP, 3 % of GPT's.
     """
     if p.value.dtype != ir.DataType.FLOAT:
         return None
@@ -46,9 +46,9 @@ def scaled_gradient(
 def subtracted_product(
     op: Builder, p: Var, g: Var, m: Var, rate: Var, keep: Var | None = None, *, decay: float, nesterov: int
 ) -> tuple[Var, Var] | None:
-    """``m ← decay·m − (−g)``: if g is a matrix product, a sum would become the Gemm's slower summand.
+    """Compute ``m ← decay·m − (−g)`` if g is a matrix product; onnxruntime would fuse a sum into a slower Gemm.
 
-    See ``linear.separate_sum``. Saves 13 % of a step of GPT; an MLP's takes as long either way.
+    See ``linear_forms.separate_sum``. Saves 13 % of a step of GPT; an MLP's step takes as long either way.
     """
     if nesterov or p.value.dtype != ir.DataType.FLOAT:
         return None
@@ -57,7 +57,7 @@ def subtracted_product(
 
 
 def _is_own_product(x: Var) -> bool:
-    """Whether this is a matrix product with a single reader."""
+    """Return whether ``x`` is the output of a Gemm without summand, and has a single reader."""
     node = x.value.producer()
     if node is None or node.domain or node.op_type != "Gemm" or len(node.inputs) != 2:
         return False
@@ -65,7 +65,7 @@ def _is_own_product(x: Var) -> bool:
 
 
 def _scaled(op: Builder, x: Var, factor: float) -> Var:
-    """``factor·x``; for a matrix product, as its alpha."""
+    """Return ``factor·x``; if x is a Gemm with a single reader, by a Gemm with another alpha."""
     node = x.value.producer()
     if node is None or not _is_own_product(x):
         return x * factor

@@ -1,13 +1,13 @@
 """Products with weights of 4 or 8 bits in blocks: ``x · Wᵀ`` and, for the gradient of ``x``, ``dy · W``.
 
-A step has DequantizeLinear, Transpose and MatMul, which every runtime supports. Two forms are faster here:
+A step computes them by DequantizeLinear, Transpose and MatMul, which every runtime supports. Two forms are faster here:
 
 1. onnxruntime's MatMulNBits for ``x · Wᵀ``: with 128 rows half the time, and no float weight, provided that the session
-   may keep a prepacked copy. Without it, MatMulNBits takes 1.7 times as long as form 2, and writes the whole float
-   weight.
+may keep a prepacked copy. Without the copy, MatMulNBits takes 1.7 times as long as form 2, and writes the whole float
+weight.
 2. Strips, for ``dy · W`` and for weights that must not be copied: some rows of W are converted to float32 and
-   multiplied, and their memory is reused for the next strip. DequantizeLinear reads each block as a row with one scale:
-   0.4 of its time for blocks within rows.
+multiplied, and their memory is reused for the next strip. DequantizeLinear reads each block as a row with one scale,
+which takes 0.4 of its time for blocks within rows.
 
 Measured with onnxruntime 1.32 on one AVX512 core, 128 rows, blocks of 32, in nanoseconds per weight: a float product
 3.0; MatMulNBits 3.0 with a copy, 7.1 without; DequantizeLinear 2.1, of rows 0.9.
@@ -30,18 +30,18 @@ from gradgraph.passes.normal.dialects.packed_weights import seen_as
 from gradgraph.passes.normal.edit import Editor
 from gradgraph.rules.registry import attributes, key_of
 
-MOST_COPIED = 1 << 28  # total bytes of weights that sessions may copy: the backward pass reads the originals, too
+MOST_COPIED = 1 << 28  # total bytes of weights up to which sessions copy them: the backward pass reads the originals
 STRIP = 1 << 22  # elements of a strip, 16 MiB in float32
 _BITS = {ir.DataType.UINT4: 4, ir.DataType.UINT8: 8, ir.DataType.INT4: 4, ir.DataType.INT8: 8}
 _UNSIGNED = (ir.DataType.UINT4, ir.DataType.UINT8)
-_BLOCKS = (16, 32, 64, 128, 256)  # of MatMulNBits
+_BLOCKS = (16, 32, 64, 128, 256)  # block sizes that MatMulNBits supports
 
 
 def multiply_packed(model: ir.Model, copied: bool | Literal["auto"] = "auto") -> None:
-    """Apply the pass to the main graph, in place.
+    """Write products with low-bit weights of the main graph in these forms, in place.
 
     Args:
-        copied: whether sessions may copy the weights; "auto": up to ``MOST_COPIED`` bytes.
+        copied: whether sessions may copy the weights; "auto": if they have at most ``MOST_COPIED`` bytes in total.
     """
     products = list(stored_products(model))
     if copied == "auto":
@@ -54,9 +54,16 @@ def multiply_packed(model: ir.Model, copied: bool | Literal["auto"] = "auto") ->
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """A stored matrix W of ``rows`` x ``columns``, with a scale (and zero point) per ``block`` of a row."""
+    """A low-bit matrix W of ``rows`` x ``columns``, with a scale (and zero point) per ``block`` of a row.
 
-    made: ir.Node  # DequantizeLinear
+    Attributes:
+        made: the DequantizeLinear that reads it.
+        numbers, scales, points: the inputs of this node; None without zero points.
+        rows, columns: the sizes of W.
+        block: the number of consecutive weights in a row with the same scale.
+    """
+
+    made: ir.Node
     numbers: ir.Value
     scales: ir.Value
     points: ir.Value | None
@@ -80,7 +87,7 @@ class StoredWeight:
 
 @dataclass(frozen=True)
 class StoredProduct:
-    """A product ``node``: ``x · Wᵀ`` if W is ``turned``, else ``x · W``; a Gemm may add to it."""
+    """A product with a stored W: ``x · Wᵀ`` if ``turned``, else ``x · W``; a Gemm ``node`` may add a summand."""
 
     node: ir.Node
     weight: StoredWeight
@@ -88,7 +95,7 @@ class StoredProduct:
 
 
 def stored_products(model: ir.Model) -> Iterator[StoredProduct]:
-    """The products ``x · W + c``, or of Wᵀ, with a stored W."""
+    """Yield the products of the main graph whose second factor is a stored W or Wᵀ."""
     for node in model.graph:
         attrs = attributes(node)
         plain = not attrs.get("transA") and attrs.get("alpha", 1.0) == attrs.get("beta", 1.0) == 1.0
@@ -102,7 +109,7 @@ def stored_products(model: ir.Model) -> Iterator[StoredProduct]:
 
 
 def _before_transpose(value: ir.Value | None) -> ir.Value | None:
-    """The matrix whose transpose is ``value``."""
+    """Return the matrix whose transpose is ``value``; None if ``value`` is not the output of a Transpose."""
     node = None if value is None else value.producer()
     if node is None or node.op_type != "Transpose" or attributes(node).get("perm") not in ([1, 0], (1, 0)):
         return None
@@ -110,7 +117,7 @@ def _before_transpose(value: ir.Value | None) -> ir.Value | None:
 
 
 def _stored_weight(value: ir.Value | None) -> StoredWeight | None:
-    """The stored matrix, with a scale per block of a row, from which ``value`` is computed; None if there is none."""
+    """Return the stored matrix, with a scale per block of a row, that ``value`` is; None if it is no such matrix."""
     node = None if value is None else value.producer()
     if node is None or node.op_type != "DequantizeLinear" or node.domain:
         return None
@@ -129,7 +136,7 @@ def _stored_weight(value: ir.Value | None) -> StoredWeight | None:
 
 
 class Writer:
-    """Writes products, sharing nodes that several of them need."""
+    """Writes products in these forms, and shares nodes between them."""
 
     def __init__(self, editor: Editor) -> None:
         self.editor, self.op = editor, editor.op
@@ -145,7 +152,7 @@ class Writer:
         self.editor.replace(product.node, written if summand is None else written + summand)
 
     def _by_matmul_nbits(self, product: StoredProduct) -> Var | None:
-        """The product by MatMulNBits; None if it does not support the weight."""
+        """Return the product by MatMulNBits; None if it does not support the weight."""
         node, weight = product.node, product.weight
         points = self._zero_points(weight)
         if points is None or weight.block not in _BLOCKS or weight.has_sign:
@@ -159,13 +166,13 @@ class Writer:
         return kernel(self.op, "MatMulNBits", CONTRIB, inputs, (*(x.shape or ())[:-1], weight.rows), **sizes)
 
     def _zero_points(self, weight: StoredWeight) -> list[Var] | None:
-        """The zero points for MatMulNBits; empty if they are its defaults, None if they are not supported."""
+        """Return the zero points for MatMulNBits: an empty list for its defaults, None if they are not supported."""
         blocks = weight.columns // weight.block
         size = weight.rows * math.ceil(blocks * weight.bits / 8)
         if weight.points is None:
             return [self.op.const(np.zeros(size, np.uint8))]
         tensor, fits = weight.points.const_value, weight.bits == 8 or not blocks % 2
-        if isinstance(tensor, ir.ExternalTensor):  # data outside a step are not read before the runtime does
+        if isinstance(tensor, ir.ExternalTensor):  # lowering does not read external data
             return [self.view(weight.points, ir.DataType.UINT8, (size,))] if fits else None
         if tensor is None:
             return None
@@ -174,7 +181,7 @@ class Writer:
         return [self.op.const(np.frombuffer(tensor.tobytes(), np.uint8))] if fits else None
 
     def _by_strips(self, product: StoredProduct) -> Var:
-        """``[x · W₁ᵀ, x · W₂ᵀ, …]``, or ``x₁ · W₁ + x₂ · W₂ + …`` with the matching slices of x."""
+        """Return ``[x · W₁ᵀ, x · W₂ᵀ, …]``, or ``x₁ · W₁ + x₂ · W₂ + …`` with the matching slices of x."""
         op, strips = self.op, self._strips(product)
         op.scope = product.node.name or ""
         x = self.editor.op.wrap(product.node.inputs[0])
@@ -192,13 +199,15 @@ class Writer:
         return total
 
     def _strips(self, product: StoredProduct) -> list[Var]:
-        """The float rows of W in strips, each placed where the whole W was, so that it waits for its product.
+        """Return the float rows of W in strips, computed where the whole W was, just before the product.
 
-        Equal nodes would be merged, and strips of the forward pass be kept for the backward pass. So one counts its
-        axis from the front, the other one from behind.
+        Equal nodes would be merged, and strips of the forward pass kept for the backward pass. So for one of the two
+        products the axis of DequantizeLinear counts from the front (0), for the other from the end (−2).
         """
         weight, axis = product.weight, 0 if product.turned else -2
-        height = max(2, STRIP // weight.columns // 2 * 2)  # even, so that the next strip starts at a byte
+        height = max(
+            2, STRIP // weight.columns // 2 * 2
+        )  # even, so that with 4 bits the next strip starts at a whole byte
         self.op.scope = weight.made.name or ""
         made = [
             self._float_rows(weight, begin, min(height, weight.rows - begin), axis)
@@ -218,7 +227,7 @@ class Writer:
         return self.op.Reshape(made, [count, weight.columns])
 
     def view(self, value: ir.Value, kind: ir.DataType, sizes: tuple[int, ...], first: int = 0) -> Var:
-        """An initializer of the same bytes, from element ``first`` on."""
+        """Return an initializer that reads the same bytes as another type and shape, from element ``first`` on."""
         key = (value, kind, sizes, first)
         if key not in self._seen:
             tensor = value.const_value

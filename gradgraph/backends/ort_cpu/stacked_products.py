@@ -1,8 +1,8 @@
-"""Merge products of a few rows with one weight into one product, mainly those of values and tangents.
+"""Merge products of few rows with the same weight into one product, mainly those of values and tangents.
 
-With few rows, most of the time goes into reading the weight, which is then read once. Measured with onnxruntime 1.31 on
-two cores of an Intel Xeon (AVX512), float32, constant weights of 512x512 and 1,024x1,024: 0.5 of the time for one row,
-0.7 for eight, and a few microseconds for the Concat and the Split.
+With few rows, most of the time is spent reading the weight, which one product reads once. Measured with onnxruntime
+1.31 on two cores of an Intel Xeon (AVX512), float32, constant weights of 512x512 and 1,024x1,024: 0.5 of the time for
+one row, 0.7 for eight, and a few microseconds for the Concat and the Split.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from gradgraph.graph.shapes import known_sizes, shape_of
 from gradgraph.passes.normal.edit import Editor, discard
 from gradgraph.rules.registry import attributes
 
-MOST_ROWS = 8  # rows per product: at 8 stacking takes 0.7 of the time, from 32 on it is not faster
+MOST_ROWS = 8  # rows per product up to which they are merged: 0.7 of the time with 8, no gain from 32 on
 LARGE_WEIGHT = 1 << 18  # elements: the smallest measured weight is 512x512
 
 
 def never_changes(value: ir.Value | None) -> bool:
-    """Whether it is constant, or a transposed constant, which onnxruntime prepacks once."""
+    """Return whether ``value`` is constant, or a transposed constant, which onnxruntime prepacks once."""
     node = None if value is None else value.producer()
     source = node.inputs[0] if node is not None and node.op_type == "Transpose" else value
     return source is not None and source.is_initializer()
 
 
 def stack_products(model: ir.Model) -> None:
-    """Merge products of few rows with one weight, in place, in the main graph."""
+    """Merge products of few rows with the same weight, in place, in the main graph."""
     products = {node: key for node in model.graph if (key := _stacking_key(node)) is not None}
     groups: dict[object, list[ir.Node]] = {}
     stage = stages(model.graph, lambda before, _: before in products)
@@ -45,7 +45,7 @@ def stack_products(model: ir.Model) -> None:
 
 
 def _stacking_key(node: ir.Node) -> object:
-    """A key that is equal for products that can be merged; ``None`` for other nodes."""
+    """Return a key that is equal for products that can be merged; ``None`` for other nodes."""
     if node.domain != "" or node.op_type not in ("MatMul", "Gemm"):
         return None
     x, w = node.inputs[:2]
@@ -62,7 +62,7 @@ def _stacking_key(node: ir.Node) -> object:
 
 
 def _stack(editor: Editor, group: Sequence[ir.Node]) -> None:
-    """Write ``[x₁; x₂; …]·W``, split into rows again, each with its own summand ``β·C`` of a Gemm."""
+    """Replace the ``group`` by parts of one product ``[x₁; x₂; …]·W``, plus the summand ``β·C`` of each Gemm."""
     op, last = editor.op, group[-1]
     op.scope = last.name or ""
     rows = op.Concat(*(editor.op.wrap(node.inputs[0]) for node in group), axis=0)

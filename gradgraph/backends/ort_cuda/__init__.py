@@ -1,4 +1,4 @@
-"""onnxruntime's CUDA provider: operators without a CUDA kernel are written with others."""
+"""The backend ``ort-cuda``: onnxruntime's CUDA provider; operators without a CUDA kernel are replaced by others."""
 
 from __future__ import annotations
 

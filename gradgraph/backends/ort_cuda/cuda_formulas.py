@@ -1,8 +1,8 @@
-"""Operators without a CUDA kernel, as formulas of others that have one.
+"""Operators without a CUDA kernel, as formulas of operators that have one.
 
-Formulas keep their accuracy where textbook ones lose digits: ``_log1p`` computes log(1 + t) without rounding t away,
-and nearly equal numbers are never subtracted. Matrix products are avoided, since onnxruntime lets them round their
-factors on CUDA.
+The formulas keep their accuracy where textbook formulas lose digits: ``_log1p`` computes log(1 + t) without rounding t
+away, and nearly equal numbers are never subtracted. Matrix products are avoided, since onnxruntime rounds their factors
+on CUDA.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gradgraph.rules.registry import case, real, uniform
 
 
 def _odd(x: Var, of_magnitude: Var) -> Var:
-    """An odd function, f(-x) = -f(x), from f(|x|)."""
+    """Return an odd function, f(−x) = −f(x), of x, given f(|x|) as ``of_magnitude``."""
     return of_magnitude * x.op.Sign(x)
 
 
@@ -42,10 +42,10 @@ _ARC_TANGENT = (-0.06071255, 0.10590755, -0.14243062, 0.19998442, -0.33333315)
 
 @form("Atan", case(uniform(-5.0, 5.0, 99)))
 def arc_tangent(op: Builder, x: Var) -> Var:
-    """A polynomial up to tan(π/8), extended by two identities: atan a = π/4 + atan (a - 1)/(a + 1) = π/2 - atan 1/a.
+    """Use a polynomial up to tan(π/8), and atan a = π/4 + atan (a − 1)/(a + 1) or π/2 − atan 1/a above.
 
-    The polynomial suffices for float32. In float64 a correction towards tan(angle) = a, with Sin and Cos, triples
-    the digits.
+    The polynomial is accurate enough for float32. In float64, a correction towards tan(angle) = a, with Sin and Cos,
+    triples the number of correct digits.
     """
     a = op.Abs(x)
     steep, far = a > math.tan(math.pi / 8), a > math.tan(3 * math.pi / 8)
@@ -56,8 +56,9 @@ def arc_tangent(op: Builder, x: Var) -> Var:
     angle = base + (z + z * square * series)
     if x.dtype == ir.DataType.DOUBLE:
         sine, cosine = op.Sin(angle), op.Cos(angle)
-        off = op.Where(far, cosine - sine / a, a * cosine - sine)  # sin and cos of the missing angle, which is small,
-        angle = angle + off / op.Where(far, sine + cosine / a, cosine + a * sine)  # times one factor
+        # sine and cosine of the missing angle, which is small, times the same factor
+        off = op.Where(far, cosine - sine / a, a * cosine - sine)
+        angle = angle + off / op.Where(far, sine + cosine / a, cosine + a * sine)
     return _odd(x, angle)
 
 
@@ -68,7 +69,7 @@ def arc_sine(op: Builder, x: Var) -> Var:
 
 @form("Acos", case(uniform(-1.0, 1.0, 50)))
 def arc_cosine(op: Builder, x: Var) -> Var:
-    """Use half the angle: π/2 - asin x would have no digits left near x = 1."""
+    """Use the half-angle formula: π/2 − asin x would lose all digits near x = 1."""
     return op.Atan(op.Sqrt((1.0 - x) / (1.0 + x))) * 2.0
 
 
@@ -77,7 +78,7 @@ def arc_cosine(op: Builder, x: Var) -> Var:
 
 @form("Cosh", case(uniform(-9.0, 9.0, 50)))
 def hyperbolic_cosine(op: Builder, x: Var) -> Var:
-    """Use exp(|x|/2), whose square, halved in between, overflows only if the result does."""
+    """Use exp(|x|/2), halved before it is squared, which overflows only if the result does."""
     root = op.Exp(op.Abs(x) * 0.5)
     return root * 0.5 * root + 0.5 / root / root
 
@@ -88,12 +89,12 @@ def hyperbolic_sine(op: Builder, x: Var) -> Var:
 
 
 def _large(x: Var) -> float:
-    """Above it log(1 + x) is log(u) of the rounded sum u, and √(x² + 1) is x; its square does not overflow."""
+    """Return a bound above which log(1 + x) equals log x, and √(x² + 1) equals x; its square does not overflow."""
     return 200.0 if x.dtype == ir.DataType.FLOAT16 else 1e8
 
 
 def _log1p(op: Builder, t: Var) -> Var:
-    """log(1 + t): the sum u is rounded, and t / (u - 1) corrects for it."""
+    """Return log(1 + t): as the sum u = 1 + t is rounded, log u is corrected by the factor t / (u − 1)."""
     u = t + 1.0
     ratio = op.Where(t > _large(t), 1.0, t / (u - 1.0))
     return op.Where(op.Equal(u, 1.0), t, op.Log(u) * ratio)
@@ -154,7 +155,7 @@ def standardized(op: Builder, x: Var, *, axes: Sequence[int] = (0, 2, 3)) -> Var
     when=lambda call: call.attrs["size"] % 2 == 0,
 )
 def even_window(op: Builder, x: Var, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0) -> Var:
-    """A mean over channels as space: cuDNN supports odd numbers of channels only."""
+    """Compute the mean over channels as a mean over space: cuDNN supports only odd numbers of channels."""
     return x * (channel_mean(op, x * x, size, (size - 1) // 2, size // 2) * alpha + bias) ** -beta
 
 
@@ -171,7 +172,7 @@ def even_window(op: Builder, x: Var, *, size: int, alpha: float = 1e-4, beta: fl
 def pooled_powers(
     op: Builder, x: Var, *, kernel_shape: Sequence[int], p: int = 2, ceil_mode: int = 0, **attrs: Any
 ) -> Var | None:
-    """Use the mean of the powers. Windows beyond the last element would be means of fewer."""
+    """Use the mean of the powers. Not with ``ceil_mode``, as windows at the end would be means of fewer elements."""
     if ceil_mode:
         return None
     powers = op.AveragePool(_power(op, x, p), kernel_shape=kernel_shape, count_include_pad=1, **attrs)
@@ -213,7 +214,7 @@ def scattered_columns(
     pads: Sequence[int] | None = None,
     dilations: Sequence[int] | None = None,
 ) -> Var | None:
-    """Atomic additions at constant positions, with an extra one after the image for the padding."""
+    """Add by atomic operations at constant positions; an extra position after the image receives the padding."""
     if image_shape.const is None or block_shape.const is None or x.shape is None:
         return None
     image, block = image_shape.const.tolist(), block_shape.const.tolist()
@@ -236,7 +237,12 @@ def scattered_columns(
 
 
 def _crossed(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Sums of [taps, windows] of the axes so far and of the next one, in that order again."""
+    """Return the sums of all pairs of positions, for one more axis.
+
+    Args:
+        rows: positions along the axes so far, [taps, windows].
+        columns: positions along the next axis, [taps, windows].
+    """
     total: np.ndarray = rows[:, None, :, None] + columns[None, :, None, :]
     return total.reshape(rows.shape[0] * columns.shape[0], -1)
 
@@ -249,7 +255,7 @@ def _crossed(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     case(real(1, 2, 3), [1, 1, 1, 3], align_corners=1),
 )
 def moved_places(op: Builder, theta: Var, size: Var, *, align_corners: int = 0) -> Var | None:
-    """Use constant pixel positions, and one sum of products per coordinate, without rounded factors."""
+    """Use constant pixel positions, and one sum of products per coordinate, whose factors are not rounded."""
     if size.const is None or not is_static(theta.shape):
         return None
     batch, _, *space = size.const.tolist()
@@ -260,7 +266,10 @@ def moved_places(op: Builder, theta: Var, size: Var, *, align_corners: int = 0) 
 
 
 def _ticks(count: int, corners: bool) -> np.ndarray:
-    """Centres of ``count`` pixels between -1 and 1: at the corners (a single one at 1, as on the CPU), or within."""
+    """Return ``count`` pixel positions between −1 and 1: from −1 to 1 with ``corners``, else the centres of pixels.
+
+    A single position with ``corners`` is 1, as on the CPU.
+    """
     if corners:
         return np.linspace(-1, 1, count) if count > 1 else np.ones(1)
     return (2 * np.arange(count) + 1) / count - 1

@@ -1,12 +1,12 @@
-"""Determine, without a GPU, which nodes have CUDA kernels in onnxruntime, and what prevents CUDA graph capture.
+"""Find, without a GPU, which nodes have CUDA kernels in onnxruntime, and what prevents CUDA graph capture.
 
 The table (``tables/ort-cuda.toml``) lists onnxruntime's CUDA kernels for opset 21, as far as steps use them, and the
-cases that they reject; ``python -m benchmarks.placement --table`` compares it with the real ones. Nodes without a
-kernel run on the CPU: their inputs and outputs are copied between memories in every step, and no CUDA graph can be
-captured.
+cases that they reject; ``python -m benchmarks.placement --table`` compares it with the real kernels. Nodes without a
+kernel run on the CPU: their inputs and outputs are copied between device and host in every step, and no CUDA graph can
+be captured.
 
-Arithmetic on shapes runs on the CPU by design: Shape returns its result there, and nodes that read only such results
-follow.
+Arithmetic on shapes runs on the CPU by design: Shape returns its result in host memory, and nodes that read only such
+results run there, too.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from gradgraph.passes.normal.edit import nodes_of
 _ON_HOST = ("Shape", "Size", "SequenceLength")
 _CONTROL = ("If", "Loop", "Scan")
 _COUNTS = ("Compress", "NonZero", "Unique")  # the size of their result is read back from the device
-MOST_ELEMENTS_ON_HOST = 100  # elements of a constant up to which arithmetic is not kept on the device
+MOST_ELEMENTS_ON_HOST = 100  # constants with more elements keep the arithmetic that reads them on the device
 
 
 @dataclass(frozen=True)
 class Stray:
-    """A node that onnxruntime would run on the CPU, or reject."""
+    """A node that onnxruntime would run on the CPU, or reject, and the reason."""
 
     name: str
     operator: str
@@ -39,10 +39,10 @@ class Stray:
 
 
 def without_kernel(model: ir.Model) -> list[Stray]:
-    """The nodes of a step, lowered for CUDA, that have no CUDA kernel for their types and attributes.
+    """Return the nodes that have no CUDA kernel for their types and attributes.
 
     Args:
-        model: without calls of functions, and with known element types, as after lowering.
+        model: a step lowered for CUDA, without function calls, and with known element types.
 
     Returns:
         The nodes, without those that onnxruntime runs on the CPU by design (``on_host``).
@@ -57,14 +57,14 @@ def without_kernel(model: ir.Model) -> list[Stray]:
 
 
 def table() -> Table:
-    """The table of CUDA's kernels."""
+    """Return the table of CUDA kernels."""
     found = table_of("ort-cuda")
     assert found is not None
     return found
 
 
 def on_host(model: ir.Model) -> list[ir.Node]:
-    """The nodes that onnxruntime runs on the CPU by design: Shape, and nodes that read only shapes."""
+    """Return the nodes that onnxruntime runs on the CPU by design: Shape, and nodes that read only shapes."""
     values: set[ir.Value] = set()
     nodes = []
     for node in nodes_of(model):
@@ -75,15 +75,15 @@ def on_host(model: ir.Model) -> list[ir.Node]:
 
 
 def obstacles_to_capture(model: ir.Model) -> list[Stray]:
-    """Why a step cannot run as a CUDA graph: work for the CPU, control flow, data-dependent sizes."""
+    """Return what prevents a CUDA graph of a step: nodes on the CPU, control flow, data-dependent sizes."""
     return [*without_kernel(model), *_read_back(model)]
 
 
 def _read_back(model: ir.Model) -> Iterator[Stray]:
-    """Yield data-dependent nodes: unknown sizes, the choice of a body, counts."""
+    """Yield inputs of unknown sizes, control flow, and nodes whose output size the CPU must read back."""
     for value in model.graph.inputs:
         if not is_static(value.shape):
-            yield Stray(value.name or "", "input", "its size is open")
+            yield Stray(value.name or "", "input", "its size is not fixed")
     for node in nodes_of(model):
         if node.op_type in _CONTROL:
             yield Stray(node.name or "", node.op_type, "the CPU decides which body runs")
@@ -92,7 +92,7 @@ def _read_back(model: ir.Model) -> Iterator[Stray]:
 
 
 def _follows(node: ir.Node, host: set[ir.Value]) -> bool:
-    """Whether it is arithmetic on values in host memory."""
+    """Return whether ``node`` is arithmetic on values in ``host``, which are in host memory."""
 
     def is_there(value: ir.Value) -> bool:
         known = constant_of(value)

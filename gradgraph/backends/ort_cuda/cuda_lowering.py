@@ -1,4 +1,4 @@
-"""Forms for the CUDA provider."""
+"""The lowering for onnxruntime's CUDA provider."""
 
 from __future__ import annotations
 

@@ -186,6 +186,6 @@ def test_what_cuda_takes_is_no_stray() -> None:
 def test_what_a_graph_cannot_record() -> None:
     found = obstacles_to_capture(model("m (float[n] x) => (int64[1,k] y) { y = NonZero(x) }"))
     assert found == [
-        Stray("x", "input", "its size is open"),
+        Stray("x", "input", "its size is not fixed"),
         Stray("", "NonZero", "the size of its result is read back by the CPU"),
     ]

@@ -1,12 +1,13 @@
-"""Forms of nodes in onnxruntime's blocked layout (NCHWc): one row per family.
+"""Forms of nodes in onnxruntime's blocked layout (NCHWc), one per operator or family of operators.
 
-A form gets a call with large inputs in blocks, and returns large outputs in blocks. In memory a blocked tensor is [N,
-C/b, H, W, b], so
+A form receives a call with large inputs in blocks of b channels, and returns large outputs in blocks. In memory a
+blocked tensor is [N, C/b, H, W, b], so
 
 - elementwise operators apply directly;
 - images, blocks of channels, rows and columns are contiguous: they are concatenated, sliced and padded through a view;
-- a factor per channel is a depthwise convolution with one tap, and so is one per channel and image, with all images
-  merged into one; a sum over an image has a tap per pixel: its weight [C, 1, H, W] has the layout of an image.
+- a product by one factor per channel is a depthwise convolution with one tap; for one factor per channel and image, all
+  images are merged into one; a sum over an image is a depthwise convolution with a tap per pixel, whose weight
+  [C, 1, H, W] has the layout of an image.
 
 Measured with onnxruntime 1.31 on two AVX512 cores, float32.
 """
@@ -50,7 +51,9 @@ class BlockedForm:
     """A way to compute an operator in blocks.
 
     Attributes:
-        saves: passes over the (largest) tensor that this saves compared with plain nodes.
+        write: writes its nodes, and returns the outputs.
+        when: whether it supports a call.
+        saves: how many passes over the (largest) tensor it saves, compared with the plain node.
     """
 
     write: Writes
@@ -59,7 +62,7 @@ class BlockedForm:
 
 
 class BlockedForms:
-    """The rows of one backend; the rows of ``extends`` are used where it has none."""
+    """The blocked forms of one backend; those of ``extends`` are used for operators for which none applies."""
 
     def __init__(self, extends: BlockedForms | None = None) -> None:
         self._rows: dict[tuple[str, str], list[BlockedForm]] = {}
@@ -68,7 +71,7 @@ class BlockedForms:
     def add(
         self, *op_types: str, when: Callable[[Call], bool], saves: float = 0.0, domain: str = ""
     ) -> Callable[[Writes], Writes]:
-        """Add a row."""
+        """Decorate a form of these operators; see :class:`BlockedForm` for ``when`` and ``saves``."""
 
         def register(write: Writes) -> Writes:
             for op_type in op_types:
@@ -78,11 +81,11 @@ class BlockedForms:
         return register
 
     def knows(self, node: ir.Node) -> bool:
-        """Whether there is a row for its operator."""
+        """Return whether there is a form for the operator of ``node``."""
         return key_of(node) in self._rows or (self._extends is not None and self._extends.knows(node))
 
     def of(self, call: Call) -> BlockedForm | None:
-        """The first applicable row."""
+        """Return the first form that supports ``call``, or None."""
         own = next((f for f in self._rows.get(key_of(call.node), ()) if f.when(call)), None)
         return self._extends.of(call) if own is None and self._extends is not None else own
 
@@ -92,12 +95,12 @@ in_blocks = STOCK.add
 
 
 def inputs_of(call: Call) -> list[Var]:
-    """The inputs, none of which is absent."""
+    """Return the inputs that are present."""
     return [x for x in call.inputs if x is not None]
 
 
 def fits(value: ir.Value) -> bool:
-    """Whether it can be blocked: [N, C, H, W] of more than one pixel, and a whole number of blocks of channels."""
+    """Return whether ``value`` can be blocked: it is [N, C, H, W] with several pixels, and b divides C."""
     dims, block = shape_of(value), nchwc_block()
     if not block or dims is None or len(dims) != 4 or value.dtype not in (ir.DataType.FLOAT, ir.DataType.BOOL):
         return False
@@ -109,13 +112,13 @@ def fits(value: ir.Value) -> bool:
 
 
 def is_alike(call: Call) -> bool:
-    """Whether every operand has the shape of the result, or one element."""
+    """Return whether every operand has the shape of the result, or one element."""
     y = call.node.outputs[0]
     operands = [v for v in call.node.inputs if v is not None]
     return fits(y) and all((fits(v) and same_dims(v, y)) or is_number(shape_of(v), 4) for v in operands)
 
 
-@in_blocks("Relu", when=is_alike, saves=0.5)  # it may be fused into a convolution
+@in_blocks("Relu", when=is_alike, saves=0.5)  # 0.5, as it may be fused into a convolution
 @in_blocks(*ELEMENTWISE, when=is_alike)
 def elementwise(op: Builder, call: Call) -> Written:
     written: Written = op.emit(call.node.op_type, *call.inputs, **call.attrs)
@@ -123,7 +126,7 @@ def elementwise(op: Builder, call: Call) -> Written:
 
 
 def _tensor_and_column(kind: Callable[[Var, Var], bool], call: Call) -> tuple[Var, Var] | None:
-    """The operand of the result's shape, which can be blocked, and the other one, if it is of this kind."""
+    """Return the operand with the result's shape, which can be blocked, and the other one, if it is of ``kind``."""
     y = call.node.outputs[0]
     first, second = inputs_of(call)
     pairs = [(first, second)] if call.node.op_type == "Sub" else [(first, second), (second, first)]
@@ -134,19 +137,19 @@ def _tensor_and_column(kind: Callable[[Var, Var], bool], call: Call) -> tuple[Va
 
 
 def _is_column(column: Var, tensor: Var) -> bool:
-    """Whether ``column`` has one number per channel."""
+    """Return whether ``column`` has one number per channel."""
     channels = tensor.dim(1)
     return column.shape in ((channels, 1, 1), (1, channels, 1, 1))
 
 
 def _is_column_of_images(column: Var, tensor: Var) -> bool:
-    """Whether ``column`` has one number per channel and image, and all sizes are known."""
+    """Return whether ``column`` has one number per channel and image, and all sizes are known."""
     return is_static(column.shape) and column.shape == (*(tensor.shape or ())[:2], 1, 1)
 
 
 @in_blocks("Add", "Mul", "Sub", when=lambda call: _tensor_and_column(_is_column, call) is not None)
 def by_channel(op: Builder, call: Call) -> Written:
-    """``a·x``, ``x + b`` or ``x − b`` with one number per channel."""
+    """Compute ``a·x``, ``x + b`` or ``x − b`` with one number per channel."""
     found = _tensor_and_column(_is_column, call)
     assert found is not None
     return _by_column(op, call.node.op_type, *found)
@@ -154,7 +157,7 @@ def by_channel(op: Builder, call: Call) -> Written:
 
 @in_blocks("Add", "Mul", "Sub", when=lambda call: _tensor_and_column(_is_column_of_images, call) is not None)
 def by_image(op: Builder, call: Call) -> Written:
-    """Merge the channels of all images into those of a single image."""
+    """Compute the same with one number per channel and image: merge the channels of all images into one image."""
     found = _tensor_and_column(_is_column_of_images, call)
     assert found is not None
     images, channels, *size = _dims(found[0])
@@ -163,7 +166,7 @@ def by_image(op: Builder, call: Call) -> Written:
 
 
 def _by_column(op: Builder, op_type: str, x: Var, column: Var) -> Var:
-    """``x`` and one number per channel, combined by ``op_type``."""
+    """Return ``x`` combined by ``op_type`` with one number per channel."""
     numbers = op.Reshape(column, [-1])
     if op_type == "Mul":
         return _affine(op, x, numbers, None)
@@ -171,7 +174,7 @@ def _by_column(op: Builder, op_type: str, x: Var, column: Var) -> Var:
 
 
 def _column_and_number(call: Call) -> tuple[Var, float] | None:
-    """The numbers per channel and image, and the scalar that spreads them over the image."""
+    """Return the numbers per channel and image, and the scalar that an image-shaped constant multiplies them by."""
     first, second = inputs_of(call)
     for column, image in ((first, second), (second, first)):
         flat = image.const is not None and (image.shape or ())[:2] == (1, 1) and len(set(image.const.reshape(-1))) == 1
@@ -182,7 +185,7 @@ def _column_and_number(call: Call) -> tuple[Var, float] | None:
 
 @in_blocks("Mul", when=lambda call: fits(call.node.outputs[0]) and _column_and_number(call) is not None)
 def spread_column(op: Builder, call: Call) -> Written:
-    """The gradient of a mean over images; an image of one pixel needs no reordering."""
+    """Spread the gradient of a mean over its image: an image of one pixel is the same in both layouts."""
     found = _column_and_number(call)
     assert found is not None
     y = shape_of(call.node.outputs[0]) or ()
@@ -190,7 +193,7 @@ def spread_column(op: Builder, call: Call) -> Written:
 
 
 def _affine(op: Builder, x: Var, a: Var | None, b: Var | None) -> Var:
-    """``a·x + b`` with numbers per channel, at the speed of any pass; by default a is 1, b is 0."""
+    """Return ``a·x + b`` with numbers per channel, in one pass; by default a is 1, and b is 0."""
     channels = _dims(x)[1]
     taps = op.const(np.ones([channels, 1, 1, 1], np.float32)) if a is None else op.Reshape(a, [channels, 1, 1, 1])
     return convolution(op, x, taps, b, POINT, channels)
@@ -201,7 +204,7 @@ def _is_of_known_size(x: Var) -> bool:
 
 
 def _dims(x: Var) -> list[int]:
-    """The sizes of ``x``; -1 for an unknown batch size."""
+    """Return the sizes of ``x``; -1 for an unknown batch size."""
     return sizes_or(x.shape, -1)
 
 
@@ -209,7 +212,7 @@ def _dims(x: Var) -> list[int]:
 
 
 def _is_pool(call: Call) -> bool:
-    """Whether it is an undilated pool over images, of full or padded windows, without Indices."""
+    """Return whether it is a pool over images without dilation, ``ceil_mode`` and Indices."""
     x, (y, *others) = call.node.inputs[0], call.node.outputs
     plain = call.attrs.get("auto_pad", "NOTSET") in ("NOTSET", "") and not call.attrs.get("ceil_mode")
     dilated = any(d != 1 for d in call.attrs.get("dilations", ()))
@@ -227,7 +230,7 @@ NEAREST = {("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"), ("half
 
 
 def _repeats_pixels(call: Call) -> bool:
-    """Whether every pixel becomes a block of pixels."""
+    """Return whether the Resize repeats each pixel a whole number of times along each axis."""
     x, y = call.node.inputs[0], call.node.outputs[0]
     kind = (call.attrs.get("coordinate_transformation_mode"), call.attrs.get("nearest_mode"))
     if x is None or call.attrs.get("mode") != "nearest" or kind not in NEAREST or not (fits(x) and fits(y)):
@@ -235,13 +238,13 @@ def _repeats_pixels(call: Call) -> bool:
     times, scales = _scales(x, y), call.inputs[2] if len(call.inputs) > 2 else None
     if not all(t.is_integer() for t in times):
         return False
-    if scales is not None and scales.shape != (0,):  # 2.1 times 3 pixels are 6, but not each of them twice
+    if scales is not None and scales.shape != (0,):  # 3 pixels scaled by 2.1 become 6, but not each of them twice
         return scales.const is not None and scales.const.tolist() == [1, 1, *times]
     return "axes" not in call.attrs
 
 
 def _scales(x: ir.Value, y: ir.Value) -> list[float]:
-    """The scale factors of height and width, as far as sizes are known."""
+    """Return the scale factors of height and width, as far as sizes are known."""
     rows = zip((shape_of(x) or ())[2:], (shape_of(y) or ())[2:], strict=True)
     return [m / n for n, m in rows if isinstance(n, int) and isinstance(m, int)]
 
@@ -255,7 +258,7 @@ def resize(op: Builder, call: Call) -> Written:
 
 
 def _pools_along_axes(call: Call) -> bool:
-    """Whether everything is known that ``pool_by_axis`` needs."""
+    """Return whether ``pool_by_axis`` supports this gradient."""
     dy, x = inputs_of(call)
     if not (_is_of_known_size(x) and fits(dy.value)) or call.attrs.get("ceil_mode"):
         return False
@@ -263,7 +266,7 @@ def _pools_along_axes(call: Call) -> bool:
     return x.value.dtype == ir.DataType.FLOAT and pool_by_axis.serves(seen, _dims(x)[2:], _dims(dy)[2:])
 
 
-@in_blocks("MaxPoolGrad", domain=DOMAIN, when=_pools_along_axes, saves=3.0)  # the saved Indices are that expensive
+@in_blocks("MaxPoolGrad", domain=DOMAIN, when=_pools_along_axes, saves=3.0)  # 3 passes, as Indices are expensive
 def max_pool_gradient(op: Builder, call: Call) -> Written:
     dy, x = inputs_of(call)
     return pool_by_axis.to_first_largest(op, dy, x, windows(**call.attrs))
@@ -287,7 +290,7 @@ def split(op: Builder, call: Call) -> Written:
 
 
 def _pads(call: Call) -> np.ndarray | None:
-    """The pads before and after, [2, 4], if only blocked images grow or shrink, by constants."""
+    """Return the pads before and after, [2, 4], if only height and width are padded, by constants; else None."""
     x, pads = inputs_of(call)[0], inputs_of(call)[1].const
     if not fits(x.value) or not fits(call.node.outputs[0]):
         return None
@@ -299,7 +302,7 @@ def _pads(call: Call) -> np.ndarray | None:
 
 @in_blocks("Pad", when=lambda call: _pads(call) is not None)
 def pad(op: Builder, call: Call) -> Written:
-    """Pad lines of a block of channels, [W·b] numbers each, with lines and pixels; negative pads crop."""
+    """Pad rows of a block of channels, [W·b] numbers each; negative pads crop."""
     x, _, *value = inputs_of(call)
     pads = _pads(call)
     assert pads is not None
@@ -313,7 +316,7 @@ def pad(op: Builder, call: Call) -> Written:
 
 
 def _means(op: Builder, x: Var) -> Var:
-    """The mean per channel and image, [N, C, 1, 1], which has the same layout blocked and plain."""
+    """Return the mean per channel and image, [N, C, 1, 1], which is the same in the blocked and the plain layout."""
     images, (_, channels, *size) = (x.shape or (None,))[0], _dims(x)
     pieces = _piece_count(size)
     if pieces == 1:
@@ -324,10 +327,10 @@ def _means(op: Builder, x: Var) -> Var:
 
 
 def _piece_count(size: list[int]) -> int:
-    """The number of runs of rows that are summed separately.
+    """Return into how many runs of rows an image is divided, which are summed separately.
 
-    A kernel adds pixel by pixel, with rounding: in maps of 128 px seven times as much as by runs of four rows, which
-    take no longer.
+    A kernel adds pixel by pixel, with rounding. For maps of 128 px the rounding error is seven times that of sums of
+    runs of four rows, which take no longer.
     """
     return max(r for r in range(1, size[0] + 1) if size[0] % r == 0 and 16 * r * r <= max(math.prod(size), 16))
 
@@ -342,7 +345,7 @@ def _by_piece(op: Builder, each: Var, channels: int, pieces: int) -> Var:
 
 
 def _sums_images(call: Call) -> bool:
-    """Whether the axes are those of an image."""
+    """Return whether the reduction is over height and width."""
     x, *axes = inputs_of(call)
     chosen = axes[0].const if axes else None
     return fits(x.value) and chosen is not None and sorted(int(a) % 4 for a in chosen) == [2, 3]
@@ -350,7 +353,7 @@ def _sums_images(call: Call) -> bool:
 
 @in_blocks("ReduceMean", "ReduceSum", when=_sums_images)
 def over_images(op: Builder, call: Call) -> Written:
-    """``Σ x`` or the mean over each image, per channel: [N, C] or [N, C, 1, 1]."""
+    """Compute ``Σ x`` or the mean over each image, per channel: [N, C] or [N, C, 1, 1]."""
     x = inputs_of(call)[0]
     means = _means(op, x)
     total = means if call.node.op_type == "ReduceMean" else means * float(math.prod(_dims(x)[2:]))
@@ -363,7 +366,7 @@ def global_average(op: Builder, call: Call) -> Written:
 
 
 def _dots(op: Builder, x: Var, y: Var) -> Var:
-    """``Σ x·y`` per channel; every piece of an image of y is the filter of one of x."""
+    """Return ``Σ x·y`` per channel, by a convolution in which each piece of an image of y is a filter."""
     images, channels, high, wide = _dims(x)
     pieces = _piece_count([high, wide])
     maps, size = images * channels * pieces, (high // pieces, wide)
@@ -377,13 +380,13 @@ def _dots(op: Builder, x: Var, y: Var) -> Var:
 
 
 def _takes_batch_statistics(call: Call) -> bool:
-    """Whether all three outputs depend on batch statistics only."""
+    """Return whether all three outputs depend on batch statistics only."""
     return is_of_batch(call.attrs) and len(call.node.outputs) == 3 and _is_of_known_size(inputs_of(call)[0])
 
 
 @in_blocks("BatchNormalization", when=_takes_batch_statistics, saves=1.0)  # the plain form is single-threaded
 def batch_normalization(op: Builder, call: Call) -> Written:
-    """Mean, centred, variance, affine: four passes, the second of which the gradient reuses."""
+    """Compute mean, centred x, variance and the affine function in four passes; the gradient reuses the second."""
     x, scale, bias = inputs_of(call)[:3]
     mean = op.ReduceMean(_means(op, x), [0, 2, 3], keepdims=0)
     centred = _affine(op, x, None, op.Neg(mean))
@@ -399,7 +402,7 @@ def _has_many_of_known_size(call: Call) -> bool:
 
 @in_blocks("BatchNormalizationGrad", domain=DOMAIN, when=_has_many_of_known_size, saves=1.0)
 def batch_normalization_gradient(op: Builder, call: Call) -> Written:
-    """``dx = (a·dy − a·s) + (−a·k)·centred``, the sum in the convolution of dy."""
+    """Compute ``dx = (a·dy − a·s) + (−a·k)·centred``, with the sum in the convolution that scales dy."""
     dy = inputs_of(call)[0]
     centred, (dscale, a, k, s), db = _normalized(op, call)
     return _affine(op, dy, a, op.Neg(a * s)) + _affine(op, centred, op.Neg(a * k), None), dscale, db
@@ -407,14 +410,14 @@ def batch_normalization_gradient(op: Builder, call: Call) -> Written:
 
 @in_blocks("UnscaledBatchNormalizationGrad", domain=DOMAIN, when=_has_many_of_known_size, saves=1.0)
 def unscaled_batch_normalization_gradient(op: Builder, call: Call) -> Written:
-    """``u = dy + ((−k)·centred − s)``."""
+    """Compute ``u = dy + ((−k)·centred − s)``, where ``dx = a·u``."""
     dy = inputs_of(call)[0]
     centred, (dscale, a, k, s), db = _normalized(op, call)
     return dy + _affine(op, centred, op.Neg(k), op.Neg(s)), a, dscale, db
 
 
 def _normalized(op: Builder, call: Call) -> tuple[Var, tuple[Var, ...], Var]:
-    """The centred input, ``batch_normalization_factors`` and the gradient of the bias."""
+    """Return the centred input, ``batch_normalization_factors`` (dscale, a, k, s) and the gradient of the bias."""
     dy, x, scale, mean, var = inputs_of(call)
     centred = _affine(op, x, None, op.Neg(mean))
     db = op.ReduceMean(_means(op, dy), [0, 2, 3], keepdims=0) * _count(x)
@@ -423,6 +426,6 @@ def _normalized(op: Builder, call: Call) -> tuple[Var, tuple[Var, ...], Var]:
 
 
 def _count(x: Var) -> float:
-    """The number of values that share a channel."""
+    """Return the number of values per channel."""
     images, _, *size = _dims(x)
     return float(images * math.prod(size))

@@ -1,11 +1,11 @@
 """Choose which tensors are in onnxruntime's blocked layout (NCHWc), so that chains between convolutions stay in it.
 
-Forms of convolutions reorder their inputs and outputs. If only nodes with a blocked form (``blocked_forms.py``) are
-between two convolutions, that is unnecessary. Nodes may compute in either layout; a tensor that is read in another
+Forms of convolutions reorder their inputs and outputs. If all nodes between two convolutions have a blocked form
+(``blocked_forms.py``), that is unnecessary. Such nodes may compute in either layout; a tensor that is read in another
 layout than it is written in is reordered once, at a cost of its size. So the cheapest choice is a minimum cut: blocked
-convolutions on one side, everything without a blocked form on the other.
+convolutions are on one side, all nodes without a blocked form on the other.
 
-A blocked tensor is declared with its plain shape [N, C, H, W]: C is a whole number of blocks, so the size is equal.
+A blocked tensor is declared with its plain shape [N, C, H, W]: C is a multiple of the block size, so the size is equal.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from gradgraph.graph.prune import prune
 from gradgraph.graph.shapes import known_sizes, shape_of
 from gradgraph.passes.normal.edit import Editor
 
-_BLOCKS, _PLAIN = "blocks", "plain"  # the two sides
-_NEVER = 1 << 60  # the cost of an impossible edge: no kernel reorders booleans
+_BLOCKS, _PLAIN = "blocks", "plain"  # the two sides of the cut
+_NEVER = 1 << 60  # the cost of an edge that must not be cut: no kernel reorders booleans
 
 
 def write_blocked_forms(model: ir.Model, rows: BlockedForms = STOCK) -> None:
-    """Convert nodes of the main graph to their blocked form of ``rows``, in place, wherever that saves reordering."""
+    """Convert nodes of the main graph to the blocked forms in ``rows``, in place, where that saves reordering."""
     if not any(_is_reorder(node) for node in model.graph):
         return
     editor = Editor(model)
@@ -59,7 +59,7 @@ def _values(node: ir.Node) -> list[ir.Value]:
 
 
 def _cheapest(forms: Mapping[ir.Node, BlockedForm]) -> set[Hashable]:
-    """The nodes that should compute in blocks."""
+    """Return the nodes that should compute in blocks."""
     network = Network()
     for node, form in forms.items():
         network.add(_BLOCKS, node, int(form.saves * max(_elements(v) for v in _values(node) if fits(v))))
@@ -69,7 +69,7 @@ def _cheapest(forms: Mapping[ir.Node, BlockedForm]) -> set[Hashable]:
 
 
 def _add_reorders(network: Network, value: ir.Value, forms: Mapping[ir.Node, BlockedForm]) -> None:
-    """Add the cost of ``value`` if it is written in another layout than that of all its readers."""
+    """Add the cost that is due if ``value`` is written in one layout, and read in the other by any node."""
     writer = _side_of(value.producer(), forms)
     readers = {_side_of(node, forms) for node, _ in value.uses()} | ({_PLAIN} if value.is_graph_output() else set())
     price = _elements(value) if value.dtype == ir.DataType.FLOAT else _NEVER
@@ -81,14 +81,14 @@ def _add_reorders(network: Network, value: ir.Value, forms: Mapping[ir.Node, Blo
 
 
 def _side_of(node: ir.Node | None, forms: Mapping[ir.Node, BlockedForm]) -> ir.Node | str:
-    """The node itself if it may be on either side."""
+    """Return the side of ``node``, or the node itself if it may be on either side."""
     if node is not None and node in forms:
         return node
     return _BLOCKS if _is_reorder(node) else _PLAIN
 
 
 def _elements(value: ir.Value) -> int:
-    """The elements of ``value``; of one image if the batch size is unknown, as it is common to all."""
+    """Return the number of elements of ``value``; without the batch size if it is unknown, as all tensors share it."""
     return math.prod(known_sizes(shape_of(value)))
 
 
@@ -96,7 +96,7 @@ def _elements(value: ir.Value) -> int:
 
 
 def _write_blocked(editor: Editor, node: ir.Node, form: BlockedForm) -> None:
-    """Replace ``node`` by its blocked form, with every input and output reordered separately."""
+    """Replace ``node`` by its blocked form, reordering every input and output separately."""
     op, call = editor.op, Call.of(editor.op, node)
     op.scope = node.name or ""
     inputs = tuple(reordered(op, x) if x is not None and fits(x.value) else x for x in call.inputs)
@@ -107,7 +107,7 @@ def _write_blocked(editor: Editor, node: ir.Node, form: BlockedForm) -> None:
 
 
 def _drop_pairs_of_reorders(graph: ir.Graph) -> None:
-    """Bypass pairs of reorders out of blocks and back in."""
+    """Bypass pairs of nodes that reorder from blocks to plain and back."""
     for node in graph:
         plain = node.inputs[0] if _is_reorder(node, "ReorderInput") else None
         before = None if plain is None or not fits(plain) else plain.producer()

@@ -1,4 +1,4 @@
-"""The minimum cut of a network (Ford and Fulkerson; shortest paths first, as in Edmonds and Karp)."""
+"""The minimum cut of a network (Ford and Fulkerson, with shortest paths first, as in Edmonds and Karp)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Parents = dict[Hashable, Hashable]
 
 
 class Network:
-    """Edges with integer costs between hashable items."""
+    """A directed graph of hashable items, whose edges have integer costs."""
 
     def __init__(self) -> None:
         self._room: dict[Hashable, dict[Hashable, int]] = defaultdict(dict)
@@ -20,11 +20,11 @@ class Network:
         self._room[b].setdefault(a, 0)
 
     def side(self, source: Hashable, sink: Hashable) -> set[Hashable]:
-        """The nodes on the side of ``source`` in a minimum cut; of several such cuts, the one with the fewest.
+        """Return the items on the side of ``source`` in a minimum cut; of several cuts, the one with the fewest items.
 
-        Flow is pushed through one neighbour of the source after the other. Once a neighbour is saturated, the nodes
-        reached from it are never visited again: a path from there to the sink would have been a path of that neighbour,
-        too.
+        Flow is pushed through one neighbour of the source after another. Once no path leads from a neighbour to the
+        sink any more, the items reached from this neighbour are never visited again: a path from them to the sink would
+        also have been a path from the neighbour.
         """
         kept = {source}
         for start in list(self._room[source]):
@@ -37,7 +37,7 @@ class Network:
         return kept
 
     def _search(self, source: Hashable, start: Hashable, sink: Hashable, kept: set[Hashable]) -> Parents:
-        """The predecessor of each item reached, up to the sink if possible."""
+        """Return the predecessor of each item reached from ``start``, up to the sink if it can be reached."""
         parents, waiting = {start: source}, deque([start])
         while waiting and sink not in parents:
             here = waiting.popleft()

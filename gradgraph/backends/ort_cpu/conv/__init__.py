@@ -1,1 +1,1 @@
-"""Convolutions and their gradients: ``conv_forms`` is the table, each ``conv_*`` file one method."""
+"""Convolutions and their gradients: ``conv_forms`` sets the order of forms, each ``conv_*`` file has one method."""

@@ -1,7 +1,8 @@
 """Convolution in onnxruntime's blocked layout (NCHWc), whose kernels are its fastest for wide maps.
 
-onnxruntime itself uses it for constant weights only. Here the weights change every step, so the graph blocks them,
-[out, in, taps] -> [out/b, in/b, taps, b in, b out]: by one transpose and a gather of rows, a block each.
+onnxruntime itself uses this layout for constant weights only. Here the weights change in every step, so the graph
+converts them to blocks of b channels, [out, in, taps] -> [out/b, in/b, taps, b in, b out]: by one transpose and a
+gather of rows of b numbers.
 """
 
 from __future__ import annotations
@@ -21,12 +22,17 @@ from gradgraph.graph.shapes import known_sizes, record_shape
 from gradgraph.machine.hardware import nchwc_block
 from gradgraph.rules.windows import Windows, crop
 
-# pixels per row from which explicit padding pays: the kernels handle padded windows one by one
+# padding columns per row from which an explicit Pad pays: the kernels compute windows with padding one by one
 LEAST_PADDING_WRITTEN = 4
 
 
 def fits_blocks(group: int, outputs: int, inputs: int) -> bool:
-    """Whether channels can be blocked: depthwise, dense, or so few inputs that these stay unblocked."""
+    """Return whether channels can be blocked: depthwise, dense, or with so few inputs that these stay unblocked.
+
+    Args:
+        group: the number of groups.
+        outputs, inputs: the numbers of channels per group.
+    """
     block = nchwc_block()
     if not block:
         return False
@@ -36,7 +42,7 @@ def fits_blocks(group: int, outputs: int, inputs: int) -> bool:
 
 
 def _many_windows(conv: Layer) -> bool:
-    return conv.windows >= conv.taps  # otherwise the weights are larger
+    return conv.windows >= conv.taps  # otherwise the weights, which must be blocked, are larger than the images
 
 
 def _forward(conv: Layer) -> bool:
@@ -53,15 +59,15 @@ def _depthwise(conv: Layer) -> bool:
 
 @conv_form("Conv", serves=_forward, when=_many_windows)
 def blocked(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) -> Var:
-    """0.8 to 1.0 times PyTorch from 8 px on, where a plain Conv takes 1.2 to 1.7."""
+    """Convolve in blocks: 0.8 to 1.0 times PyTorch's time from 8 px on, where a plain Conv takes 1.2 to 1.7."""
     return _convolve(op, x, blocked_weights(op, w, conv), b, conv.seen, conv.group)
 
 
 @conv_form("ConvGradInput", serves=_backward, when=_many_windows)
 def blocked_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var | None:
-    """Stride 1: 0.8 to 1.1 times PyTorch from 8 px on, where a Conv with flipped weights takes 1.1 to 1.9.
+    """For stride 1: 0.8 to 1.1 times PyTorch's time from 8 px on; a Conv with flipped weights takes 1.1 to 1.9.
 
-    Mirrored windows over dy, with flipped weights.
+    It convolves dy with flipped weights and mirrored padding.
     """
     pads = conv.seen.mirrored
     if pads is None:
@@ -73,9 +79,9 @@ def blocked_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var | None:
 
 @conv_form("ConvGradInput", serves=_depthwise, when=always)
 def blocked_spread_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var | None:
-    """Depthwise 3x3 with stride 2: 0.45 to 0.55 of the time by phases, from 6 to 112 px.
+    """For depthwise 3x3 with stride 2: 0.45 to 0.55 of the time of ``blocked_phases_dx``, from 6 to 112 px.
 
-    Zeros are inserted between the pixels of dy; then it is as with stride 1.
+    Zeros are inserted between the pixels of dy, which is then convolved as with stride 1.
     """
     block, seen = nchwc_block(), conv.seen
     size = [n * s for n, s in zip(conv.count, seen.strides, strict=True)]
@@ -83,7 +89,7 @@ def blocked_spread_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var 
     ends = [n + p - m for n, p, m in zip(conv.size, seen.begins, size, strict=True)]
     if min(begins + ends) < 0 or any(end >= (e or 1) for end, e in zip(ends, seen.extents, strict=True)):
         return None
-    order = np.full(size, conv.windows, np.int32)  # a row of zeros after those of dy
+    order = np.full(size, conv.windows, np.int32)  # elsewhere the row of zeros that is appended to dy
     order[:: seen.strides[0], :: seen.strides[1]] = np.arange(conv.windows).reshape(conv.count)
     pixels = op.Pad(op.Reshape(reordered(op, dy), [-1, conv.windows, block]), [0, 0, 0, 0, 1, 0])
     apart = op.Reshape(op.Gather(pixels, order.reshape(-1), axis=1), [-1, conv.group, *size])
@@ -95,12 +101,13 @@ def blocked_spread_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var 
 
 @conv_form("ConvGradInput", serves=_backward, when=_many_windows)
 def blocked_phases_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var | None:
-    """3x3 with stride 2: half the time of ConvTranspose if that is depthwise.
+    """For 3x3 with stride 2: half the time of ConvTranspose if the convolution is depthwise.
 
-    Stride s is s² convolutions of stride 1, one per phase of pixels, interleaved.
+    The pixels of x are divided into s² phases by their remainders modulo the stride s. Each phase is a convolution of
+    dy with stride 1, and the results are interleaved.
 
-    Along one axis, with tap t and window i: pixel s·q + a is read if s·i + t = s·q + a + p. So t is one of every s-th
-    taps, and i decreases by one from tap to tap.
+    Along one axis, tap t of window i reads pixel s·q + a if s·i + t = s·q + a + p, with padding p. So phase a has every
+    s-th tap, and the window index i decreases by one from tap to tap.
     """
     if set(conv.seen.dilations) != {1}:
         return None
@@ -127,17 +134,24 @@ def blocked_phases_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var 
 
 @dataclass(frozen=True)
 class _Phase:
-    taps: np.ndarray  # of the kernel, last one first
-    pads: tuple[int, int]  # of dy
+    """The taps and padding with which one phase of pixels is computed, along one axis.
+
+    Attributes:
+        taps: the indices of its taps in the kernel, last one first.
+        pads: the padding of dy, before and after.
+    """
+
+    taps: np.ndarray
+    pads: tuple[int, int]
 
 
 def _quota(conv: Layer, axis: int) -> int:
-    """The number of pixels of one phase."""
+    """Return the number of pixels in one phase along ``axis``."""
     return -(-conv.size[axis] // conv.seen.strides[axis])
 
 
 def _phase(conv: Layer, axis: int, a: int) -> _Phase | None:
-    """The windows of a phase; ``None`` if no tap reads it, or windows would have to be cropped."""
+    """Return phase ``a`` along ``axis``; None if no tap reads it, or dy would have to be cropped."""
     s, p, k = conv.seen.strides[axis], conv.seen.begins[axis], conv.seen.kernel[axis] or 1
     taps = np.arange((a + p) % s, k, s)[::-1]
     newest = (a + p) // s  # the window, relative to q, that reads pixel s·q + a with its first tap
@@ -147,10 +161,10 @@ def _phase(conv: Layer, axis: int, a: int) -> _Phase | None:
 
 @conv_form("ConvGradWeight", serves=lambda conv: _depthwise(conv) and conv.images > 0, when=always)
 def blocked_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Var | None:
-    """Depthwise at 56 px: 1.1 times PyTorch, other ways 5 to 9.
+    """For depthwise layers at 56 px: 1.1 times PyTorch's time; other ways take 5 to 9.
 
-    A Conv of every channel of every image by its own dy, summed over images. The blocks of the layer's other two
-    convolutions are also blocks of this Conv.
+    It is a Conv of every channel of every image by its own dy, summed over images. Forward and input-gradient
+    convolutions use the same blocks.
     """
     channels, seen = conv.images * conv.group, conv.seen
     images = op.Reshape(reordered(op, x), [1, channels, *conv.size])
@@ -159,16 +173,16 @@ def blocked_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Var | None:
     taps = turned.count(conv.size)
     kernel_shape = [k or 1 for k in seen.kernel]
     if any(n < k for n, k in zip(taps, kernel_shape, strict=True)):
-        return None  # windows read beyond the padding
+        return None  # some taps would read beyond the padding
     each = ordered(op, convolution(op, images, filters, None, turned, channels))
     summed = op.ReduceSum(op.Reshape(each, [conv.images, conv.group, *taps]), [0], keepdims=0)
     if taps != kernel_shape:
-        summed = op.Slice(summed, [0, 0], kernel_shape, [1, 2])  # taps that w does not have
+        summed = op.Slice(summed, [0, 0], kernel_shape, [1, 2])  # drop results for taps that w does not have
     return op.Reshape(summed, w.shape)
 
 
 def _convolve(op: Builder, x: Var, blocks: Var, b: Var | None, seen: Windows, group: int) -> Var:
-    """Convolve in blocks, from and to plain channel order."""
+    """Convolve in blocks, with plain inputs and outputs; ``blocks`` are blocked weights."""
     left, right = seen.begins[1], seen.ends[1]
     if left + right >= LEAST_PADDING_WRITTEN and seen.strides[1] == 1:
         x = op.Pad(x, [0, 0, 0, left, 0, 0, 0, right])
@@ -180,12 +194,12 @@ def _convolve(op: Builder, x: Var, blocks: Var, b: Var | None, seen: Windows, gr
 
 
 def ordered(op: Builder, y: Var) -> Var:
-    """Reorder from blocks of channels to plain."""
+    """Reorder from blocks of channels to the plain layout."""
     return kernel(op, "ReorderOutput", BLOCKED, [y], y.shape, channels=(y.shape or (0, 0))[1])
 
 
 def reordered(op: Builder, x: Var) -> Var:
-    """Reorder to blocks of channels; the declared shape is still that of ``x``."""
+    """Reorder to blocks of channels; the declared shape stays that of ``x``."""
     return kernel(op, "ReorderInput", BLOCKED, [x], x.shape)
 
 
@@ -199,7 +213,15 @@ def convolution(
     total: Var | None = None,
     **activation: Any,
 ) -> Var:
-    """Convolve in blocks; ``blocks`` are blocked weights of shape [out, in / group, *kernel]; ``total`` is added."""
+    """Convolve tensors in blocks.
+
+    Args:
+        blocks: blocked weights, declared as [out, in / group, *kernel].
+        b: the bias.
+        seen: the windows.
+        total: a tensor that is added to the result.
+        activation: attributes of an activation of the result.
+    """
     shape = (x.dim(0), blocks.dim(0), *seen.count(known_sizes((x.shape or ())[2:])))
     inputs = [x, blocks, b] if total is None else [x, blocks, b, total]
     return kernel(op, "Conv", BLOCKED, inputs, shape, group=group, kernel_shape=seen.kernel, **seen.attrs, **activation)
@@ -217,7 +239,7 @@ def blocked_weights(op: Builder, w: Var, conv: Layer) -> Any:
 
 
 def turned_weights(op: Builder, w: Var, conv: Layer, taps: np.ndarray, seen: Windows) -> Any:
-    """The blocked weights for the map from y back to x: channels swapped, and these taps in this order."""
+    """Return the blocked weights of the map from y back to x: channels swapped, with ``taps`` in this order."""
     block, inner = nchwc_block(), nchwc_block() if conv.m >= nchwc_block() else 1
     taps_first = op.Transpose(op.Reshape(w, [-1, conv.taps]), perm=[1, 0]) if conv.taps > 1 else w
     if conv.c == conv.m == 1:
@@ -229,9 +251,9 @@ def turned_weights(op: Builder, w: Var, conv: Layer, taps: np.ndarray, seen: Win
 
 
 def order_of_rows(sizes: Sequence[int], perm: Sequence[int], first: np.ndarray | None = None) -> np.ndarray:
-    """The order of rows that transposes ``sizes``, taking ``first`` entries of the first axis.
+    """Return the order of rows that transposes ``sizes`` by ``perm``, with only ``first`` of the first axis.
 
-    A Gather by it is faster than Transpose: onnxruntime runs it in parallel.
+    A Gather by this order is faster than Transpose: onnxruntime runs it on all threads.
     """
     places = np.arange(math.prod(sizes), dtype=np.int32).reshape(sizes)
     return (places if first is None else places[first]).transpose(perm).reshape(-1)

@@ -1,4 +1,4 @@
-"""Convolution on onnxruntime's CPU provider: the order of its forms.
+"""Convolution on onnxruntime's CPU provider: the order in which its forms are tried.
 
 |    | many windows in an image               | few                 | 1x1, many pixels   | depthwise |
 |----|----------------------------------------|---------------------|--------------------|-----------|
@@ -6,10 +6,11 @@
 | dx | the same; with a stride, by phases     | images innermost    | product per image  | blocked   |
 | dw | rows in blocks, or a Scan over images  | images innermost    | product per image  | blocked   |
 
-Maps of few windows are tiled, too, where whole tiles save enough (4 and 7 pixels high).
+Maps of few windows are also tiled where whole tiles save enough (4 and 7 pixels high).
 
-Each form says above its formula where it is worth it. Times are those of onnxruntime 1.31 on two AVX512 cores against
-PyTorch 2.13, float32, 8 to 64 images; windows are those of one image, channels those of x, unless said otherwise.
+The docstring of each form says where it is worth using. Times are those of onnxruntime 1.31 on two AVX512 cores,
+relative to PyTorch 2.13, float32, 8 to 64 images; windows are those of one image, channels those of x, unless said
+otherwise.
 """
 
 from __future__ import annotations

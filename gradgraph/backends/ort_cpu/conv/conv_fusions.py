@@ -1,11 +1,11 @@
-"""Fusion of a blocked convolution with the following nodes: its kernel adds a tensor and applies an activation.
+"""Fuse the nodes after a blocked convolution into it: its kernel can add a tensor and apply an activation.
 
-1. Add of a tensor → the fourth input of the convolution, whose kernel overwrites it. Nobody may read the tensor later,
-   as a copy would take longer than the addition. Its other readers, if any, must be nodes that the convolution depends
-   on, as in a norm's gradient, whose factors are sums over the cotangent;
-2. Relu or Clip by known bounds → an attribute.
+1. Add of a tensor → the fourth input of the convolution. The kernel overwrites this tensor, so no node may read it
+later: onnxruntime would copy it, which takes longer than the addition. Other readers, if any, must be nodes that the
+convolution depends on, as in a norm's gradient, whose factors are sums over the cotangent;
+2. Relu, or Clip by known bounds → an attribute.
 
-Each saves a pass: two convolutions of one tap, their sum and a Relu take half the time.
+Each fusion saves a pass: two convolutions of one tap, their sum and a Relu take half the time.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from gradgraph.graph.prune import detach
 from gradgraph.graph.shapes import constant_of
 from gradgraph.passes.normal.simplifying.peepholes import same_dims
 
-MOST_NODES_BETWEEN = 256  # nodes searched for readers of a sum
+MOST_NODES_BETWEEN = 256  # ancestors of a convolution that are searched for the readers of a tensor
 
 
 def fuse_into_convolutions(graph: ir.Graph) -> None:
-    """Rewrite ``graph`` in place."""
+    """Fuse Add, Relu and Clip into blocked convolutions of ``graph``, in place."""
     gone = []  # removed together: each removal scans all outputs of the graph
     for node in [n for n in graph if n.domain == ""]:
         if (node.op_type == "Add" and _fuse_sum(graph, node)) or (
@@ -36,7 +36,7 @@ def fuse_into_convolutions(graph: ir.Graph) -> None:
 
 
 def _fuse_sum(graph: ir.Graph, node: ir.Node) -> bool:
-    """Fuse ``Conv(x, w, b) + total`` to one node, if nobody reads ``total`` later: it is overwritten."""
+    """Fuse ``Conv(x, w, b) + total`` into one node, if no node reads ``total`` later; return whether it was fused."""
     a, b = node.inputs
     for value, total in ((a, b), (b, a)):
         conv = _own_convolution(value, node)
@@ -45,14 +45,14 @@ def _fuse_sum(graph: ir.Graph, node: ir.Node) -> bool:
         if value is not total and same_dims(total, value) and _read_last(total, node, conv):
             conv.resize_inputs(4)
             conv.replace_input_with(3, total)
-            graph.insert_before(node, conv)  # it moves after the node that computes the total
+            graph.insert_before(node, conv)  # to follow the node that computes the total
             node.outputs[0].replace_all_uses_with(conv.outputs[0])
             return True
     return False
 
 
 def _read_last(total: ir.Value, node: ir.Node, conv: ir.Node) -> bool:
-    """Whether all other readers of ``total`` run before ``conv``."""
+    """Return whether all other readers of ``total`` run before ``conv``."""
     if total.is_graph_output() or total.producer() is None:
         return False
     others = {user for user, _ in total.uses()} - {node}
@@ -60,7 +60,7 @@ def _read_last(total: ir.Value, node: ir.Node, conv: ir.Node) -> bool:
 
 
 def _before(node: ir.Node, most: int) -> set[ir.Node]:
-    """The nearest ``most`` nodes that ``node`` depends on."""
+    """Return the nearest nodes, at most ``most``, that ``node`` depends on."""
     found: set[ir.Node] = set()
     waiting = deque([node])
     while waiting and len(found) < most:
@@ -72,7 +72,7 @@ def _before(node: ir.Node, most: int) -> set[ir.Node]:
 
 
 def _fuse_activation(node: ir.Node) -> bool:
-    """Fuse ``Relu(Conv(…))`` or ``Clip(Conv(…))`` to one node."""
+    """Fuse ``Relu(Conv(…))`` or ``Clip(Conv(…))`` into one node; return whether it was fused."""
     conv, attributes = _own_convolution(node.inputs[0], node), _activation(node)
     if conv is None or attributes is None:
         return False
@@ -82,7 +82,7 @@ def _fuse_activation(node: ir.Node) -> bool:
 
 
 def _own_convolution(value: ir.Value | None, reader: ir.Node) -> ir.Node | None:
-    """The convolution without an activation that computes ``value`` and has ``reader`` as its only reader."""
+    """Return the convolution without activation that computes ``value``, if only ``reader`` reads it; else None."""
     conv = None if value is None else value.producer()
     if conv is None or value is None or (conv.domain, conv.op_type) != (BLOCKED, "Conv"):
         return None
@@ -90,7 +90,7 @@ def _own_convolution(value: ir.Value | None, reader: ir.Node) -> ir.Node | None:
 
 
 def _activation(node: ir.Node) -> list[ir.Attr] | None:
-    """The attributes for it; None for a Clip without two known bounds."""
+    """Return the attributes of a convolution for this activation; None for a Clip without two known bounds."""
     named = [ir.AttrString("activation", node.op_type)]
     if node.op_type == "Relu":
         return named
@@ -99,7 +99,7 @@ def _activation(node: ir.Node) -> list[ir.Attr] | None:
 
 
 def clip_bounds(clip: ir.Node) -> list[float] | None:
-    """The bounds of a Clip, if it has two and both are known."""
+    """Return the bounds of a Clip; None unless it has two and both are known."""
     bounds = [None if v is None else constant_of(v) for v in clip.inputs[1:]]
     known = [float(b.item()) for b in bounds if b is not None]
     return known if len(known) == 2 else None

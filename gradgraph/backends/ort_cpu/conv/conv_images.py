@@ -2,10 +2,10 @@
 
 ``col`` [channels·taps, windows·images] is the im2col matrix, gathered in rows as long as the batch. Then
 
-    y = W col        dW = dY colᵀ        dX = Sᵀ (Wᵀ dY),    S: which tap of which window reads which pixel
+    y = W col        dW = dY colᵀ        dX = Sᵀ (Wᵀ dY)
 
-with unchanged weights: only x and y are transposed. It suits small maps with many channels, where weights are most of
-the memory traffic.
+where S says which tap of which window reads which pixel. The weights are used unchanged: only x and y are transposed.
+It suits small maps with many channels, where weights are most of the memory traffic.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from gradgraph.backends.ort_operators import matmul
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.shapes import known_sizes
 
-MOST_WINDOWS_UNBLOCKED = 49  # up to here images innermost are faster, as blocked layouts have few pixels per row
+MOST_WINDOWS_UNBLOCKED = 49  # windows per image up to which this is faster than blocks, which then have short rows
 MOST_PIXELS_UNBLOCKED = 16  # the same bound for 1x1 kernels
-MOST_WINDOWS_AS_COLUMNS = 256  # up to here the columns of all images are fastest for the weight gradient;
-LEAST_IMAGES_FOR_MORE = 16  # with that many images, up to four times as many windows
-CHANNELS_BEYOND_A_STEM = 4  # with fewer, columns are fastest for maps of any size, unless a Scan pays
+MOST_WINDOWS_AS_COLUMNS = 256  # windows per image up to which im2col of the whole batch is fastest for dw,
+LEAST_IMAGES_FOR_MORE = 16  # or four times as many windows with at least this many images
+CHANNELS_BEYOND_A_STEM = 4  # with fewer channels of x, im2col is fastest for maps of any size, unless a Scan pays
 LEAST_WORK_OF_A_TURN = 4 << 20  # multiplications per image from which an iteration of a Scan pays
-LEAST_IMAGES_AS_ROWS = 8  # from here images are gathered as rows
-MOST_SUMS = 1 << 18  # elements of S: beyond, most of the time is multiplication by zeros
-LEAST_CHANNELS_UNTURNED = 256  # channels of y from which transposing the weight gradient does not pay
-MOST_COLUMN_BYTES = 12 << 20  # bytes of columns made at once, so that they stay in a cache
+LEAST_IMAGES_AS_ROWS = 8  # images from which rows as long as the batch pay
+MOST_SUMS = 1 << 18  # elements of S up to which it is used: most of its product is multiplication by zeros
+LEAST_CHANNELS_UNTURNED = 256  # channels of y from which dw is not computed transposed
+MOST_COLUMN_BYTES = 12 << 20  # bytes of columns computed at once, so that they stay in the cache
 
 
 def is_worth_a_turn(conv: Layer) -> bool:
-    """Whether one image is enough work for one iteration of a Scan over images."""
+    """Return whether one image is enough work for one iteration of a Scan over images."""
     return conv.m * conv.fan_in * conv.windows >= LEAST_WORK_OF_A_TURN
 
 
@@ -45,7 +45,7 @@ def _few_windows(conv: Layer) -> bool:
 
 
 def _some_windows(conv: Layer) -> bool:
-    """Whether im2col is fastest for dw: with few windows, or in a stem, whose few channels keep the matrix small."""
+    """Return whether im2col is fastest for dw: with few windows, or in a first layer, which has few channels."""
     many_images = conv.images >= LEAST_IMAGES_FOR_MORE
     stem = many_images and conv.c < CHANNELS_BEYOND_A_STEM and not is_worth_a_turn(conv)
     most = MOST_WINDOWS_AS_COLUMNS * 4 if many_images else MOST_WINDOWS_AS_COLUMNS
@@ -54,8 +54,9 @@ def _some_windows(conv: Layer) -> bool:
 
 @conv_form("Conv", when=_few_windows)
 def images_innermost(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) -> Var:
-    """Forward pass. 512 channels at 7 px: 1.2 times PyTorch (blocked 1.3); 256 at 4 px: 1.1 (1.5); 512 at 2 px: 0.7
-    (2.7).
+    """Forward pass: 0.7 to 1.2 times PyTorch's time.
+
+    512 channels at 7 px: 1.2 (blocked 1.3); 256 at 4 px: 1.1 (1.5); 512 at 2 px: 0.7 (2.7).
     """
     y = _stack(op, w, conv, conv.m, conv.fan_in) @ _columns(op, x, conv)
     if b is not None:
@@ -65,8 +66,9 @@ def images_innermost(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = N
 
 @conv_form("ConvGradInput", when=_few_windows)
 def images_innermost_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var | None:
-    """Input gradient. 512 channels at 7 px: 1.5 times PyTorch (blocked 1.7); 256 at 4 px: 1.5 (2.5); 512 at 2 px: 0.8
-    (4.7).
+    """Input gradient: 0.8 to 1.5 times PyTorch's time.
+
+    512 channels at 7 px: 1.5 (blocked 1.7); 256 at 4 px: 1.5 (2.5); 512 at 2 px: 0.8 (4.7).
     """
     reads = conv.reads().reshape(-1)
     channels = conv.group * conv.c
@@ -83,9 +85,10 @@ def images_innermost_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Va
 
 @conv_form("ConvGradWeight", when=_some_windows)
 def images_innermost_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Var:
-    """Weight gradient: 0.4 to 1.5 times PyTorch, best for small maps; a gather with channels innermost takes 1.5 to 15.
+    """Weight gradient: 0.4 to 1.5 times PyTorch's time, best for small maps.
 
-    If y has few channels, the product is transposed: onnxruntime packs the right operand, which should be the smaller.
+    A gather with channels innermost takes 1.5 to 15. If y has few channels, the transposed gradient is computed:
+    onnxruntime packs the right factor, which should be the smaller one.
     """
     dys, shape = _stack(op, _images_last(op, dy), conv, conv.m, -1), w.shape
     if conv.m >= LEAST_CHANNELS_UNTURNED:
@@ -104,13 +107,13 @@ def images_innermost_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Va
 
 
 def _images_last(op: Builder, x: Var) -> Any:
-    """[N, C, *space] -> [C·pixels, N]."""
+    """Transpose [N, C, *space] to [C·pixels, N]."""
     rest = math.prod(known_sizes((x.shape or ())[1:]))
     return op.Transpose(op.Reshape(x, [-1, rest]), perm=[1, 0])
 
 
 def _images_first(op: Builder, y: Var, channels: int, space: tuple[int, ...]) -> Var:
-    """Reshape [C, pixels, N], however folded, to [N, C, *space]."""
+    """Convert [C, pixels, N], however its axes are merged, to [N, C, *space]."""
     flat = op.Reshape(y, [channels * int(np.prod(space)), -1])
     return op.Reshape(op.Transpose(flat, perm=[1, 0]), [-1, channels, *space])
 
@@ -145,7 +148,7 @@ def _is_whole(reads: np.ndarray, conv: Layer) -> bool:
 
 
 def _by_channels(op: Builder, x: Var, dys: Var, conv: Layer, chunk: int) -> Any:
-    """Compute dw, [c·taps, m], in a Scan over ``chunk`` channels of x at a time."""
+    """Compute the transposed dw, [c·taps, m], in a Scan over ``chunk`` channels of x at a time."""
     padded = _padded(op, x, conv)
     rows = padded.shape[1]
     piece = ir.Value(name="channels", type=padded.value.type, shape=ir.Shape([chunk, rows, conv.batch]))

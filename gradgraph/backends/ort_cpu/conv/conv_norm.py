@@ -1,25 +1,26 @@
-"""BatchNormalization in training mode, folded into the convolution before it: fewer passes over ``v = Conv(x, W)``.
+"""Fold BatchNormalization in training mode into the convolution before it: fewer passes over ``v = Conv(x, W)``.
 
-Let g be the cotangent of y, and a, k, s the ``batch_normalization_factors``. Then v has the cotangent ``a·u`` in each
-channel, with ``u = g − k·centred − s``. A convolution is linear, so the factor a needs no pass over u:
+Let g be the cotangent of the norm's output y, and a, k, s the ``batch_normalization_factors``. Then v has the cotangent
+``a·u`` in each channel, with ``u = g − k·centred − s``. A convolution is linear, so the factor a needs no pass over u:
 
     ConvGradInput(a·u, W) = ConvGradInput(u, a·W)        ConvGradWeight(x, a·u) = a·ConvGradWeight(x, u)
 
 A bias of the convolution only shifts the mean: u sums to 0, and so does the bias's gradient.
 
-If a 1x1 kernel expands few channels to many, second moments replace v, which is never written. With x centred, ``xc``,
-and ``T = Σ xc xcᵀ`` over all n pixels, the variance of a channel is ``w T wᵀ / n``. Products replace the passes over v:
+If a 1x1 kernel expands few channels to many, second moments replace v, which is never written. Let ``xc`` be x,
+centred, and ``T = Σ xc xcᵀ`` over all n pixels. Then the variance of a channel of v is ``w T wᵀ / n``, where w is its
+row of W. Products replace the passes over v (∘ multiplies elementwise, inv is 1/√(var + ε)):
 
     y  = (a W) xc + bias                 dW = a·(Q − k·(W T))    with Q = Σ g xcᵀ
     db = Σ g,  dscale = inv·Σ Q∘W        dx = (a W)ᵀ g − ((a W)ᵀ k W) xc − (a W)ᵀ s
 
-Rounding. Means of x of any size are harmless, as x is centred first. Let x cancel in a channel, by the factor
-``κ = Σ |w|·σ(x) / √(σ(v)² + ε)``. Then this variance has a relative error of κ² roundings; by a pass over v it would be
-κ. Where κ² exceeds ``MOST_CANCELLED`` in some channel, v is computed after all, for the variance alone (an If). In
-MobileNetV2, at the start and trained, κ² is 9 to 250, and at most 400. The products of W and T cancel likewise, and dW
-with them. Few channels often are nearly multiples of one or two, as in an image of one colour. So fewer than
-``LEAST_CHANNELS`` are left to passes over v: with two of them, 7 % of a dW was lost that another norm had nearly taken
-out.
+Rounding errors. Means of x of any size are harmless, as x is centred first. But if contributions of the channels of x
+to a channel of v cancel, by the factor ``κ = Σ |w|·σ(x) / √(σ(v)² + ε)``, this variance has a relative error of κ²
+roundings; by a pass over v it would be κ. Where κ² exceeds ``MOST_CANCELLED`` in some channel, v is computed after all,
+for the variance only (an If). In MobileNetV2, at the start and trained, κ² is 9 to 250, and at most 400. The products
+of W and T cancel likewise, and so does dW. With few channels, some are often nearly linear combinations of one or two
+others, as in an image of one colour. So layers with fewer than ``LEAST_CHANNELS`` keep the passes over v: with two
+channels, 7 % of a dW was lost that another norm had nearly removed.
 
 Measured with onnxruntime 1.31 on two AVX512 cores, float32.
 """
@@ -53,15 +54,15 @@ from gradgraph.rules.norm import (
 from gradgraph.rules.registry import key_of
 from gradgraph.rules.windows import spatial
 
-# channels of x: a product with that many takes the time of the passes over v that second moments save
+# with this many channels of x, a product takes as long as the passes over v that second moments save
 CHANNELS_A_PASS_PAYS = 36
 MOST_CANCELLED = 1000.0  # κ² up to which second moments are used: 2.5 times the largest in MobileNetV2
-LEAST_CHANNELS = 8  # channels of x for second moments
-LEAST_TIMES_THE_WEIGHTS = 8  # times the weights' size: from here a pass over v costs more than two over the weights
+LEAST_CHANNELS = 8  # the minimum number of channels of x for second moments
+LEAST_TIMES_THE_WEIGHTS = 8  # v must be this many times as large as W: saving a pass over v costs two over W
 
 
 def fold_norms(model: ir.Model) -> ir.Model:
-    """Fold, in place, every BatchNormalization whose input and cotangent are used by a convolution only."""
+    """Fold, in place, every BatchNormalization whose input and cotangent only a convolution and its gradients use."""
     editor = Editor(model, Builder(taken=names_of(model), named_operators=True))
     norms = [n for n in model.graph if key_of(n) == ("", "BatchNormalization") and len(n.outputs) == 3]
     for norm in norms:
@@ -77,7 +78,10 @@ def fold_norms(model: ir.Model) -> ir.Model:
 
 
 def _expands(layer: Layer) -> bool:
-    """Whether the layer expands enough: second moments cost c²/m products and c/m passes more per element of v."""
+    """Return whether the layer has so many more outputs that second moments pay.
+
+    They cost c²/m products and c/m passes more per element of v, with c channels of x and m of v.
+    """
     pays = layer.c * (layer.c + CHANNELS_A_PASS_PAYS) <= CHANNELS_A_PASS_PAYS * layer.m
     return pays and layer.c >= LEAST_CHANNELS and conv_pointwise.serves(layer) and layer.windows > MOST_PIXELS_UNBLOCKED
 
@@ -87,18 +91,26 @@ def _expands(layer: Layer) -> bool:
 
 @dataclass(frozen=True)
 class _Normalized:
-    """A convolution, the BatchNormalization that is the only reader of its output, and the gradients of both."""
+    """A convolution, the BatchNormalization that is the only forward reader of its output, and the gradients of both.
+
+    Attributes:
+        layer: the sizes of the convolution.
+        conv, norm: the two nodes.
+        gradient: the gradient operator of the norm.
+        below: the gradient operators of the convolution, ConvGradInput and ConvGradWeight.
+        sums: sums over space, whose sum over images is the gradient of the convolution's bias.
+    """
 
     layer: Layer
     conv: ir.Node
     norm: ir.Node
     gradient: ir.Node
-    below: list[ir.Node]  # ConvGradInput, ConvGradWeight
-    sums: list[ir.Node]  # sums over space, whose sum over images is the gradient of the convolution's bias
+    below: list[ir.Node]
+    sums: list[ir.Node]
 
     @classmethod
     def of(cls, op: Builder, norm: ir.Node) -> _Normalized | None:
-        """Match a norm; ``None`` if sizes are unknown, or v or its cotangent has other readers."""
+        """Match a norm; return None if sizes are unknown, or v or its cotangent has other readers."""
         v = norm.inputs[0]
         conv = None if v is None else v.producer()
         if v is None or v.is_graph_output() or conv is None or (conv.domain, conv.op_type) != ("", "Conv"):
@@ -117,13 +129,13 @@ class _Normalized:
 
 
 def _is_gradient(node: ir.Node, norm: ir.Node) -> bool:
-    """Whether ``node`` is the gradient of ``norm``, computed from its own input, scale and statistics."""
+    """Return whether ``node`` is the gradient of ``norm``, computed from its input, scale and statistics."""
     named = (node.domain, node.op_type) == (DOMAIN, "BatchNormalizationGrad") and node.graph is norm.graph
     return named and list(node.inputs[1:]) == [*norm.inputs[:2], *norm.outputs[1:]]
 
 
 def _is_gradient_of(op: Builder, node: ir.Node, dv: ir.Value, conv: ir.Node, layer: Layer) -> bool:
-    """Whether ``node`` is a gradient of ``conv``, from ``dv`` and the inputs of ``conv``."""
+    """Return whether ``node`` is a gradient of ``conv``, computed from ``dv`` and the inputs of ``conv``."""
     x, w = conv.inputs[:2]
     own = {"ConvGradInput": [dv, w], "ConvGradWeight": [x, dv]}.get(node.op_type)
     named = node.domain == DOMAIN and node.graph is conv.graph and list(node.inputs[:2]) == own
@@ -131,7 +143,7 @@ def _is_gradient_of(op: Builder, node: ir.Node, dv: ir.Value, conv: ir.Node, lay
 
 
 def _leads_to_bias(op: Builder, node: ir.Node, layer: Layer) -> bool:
-    """Whether it is a sum over space that only a sum over images reads, as ``bias_gradient`` writes it."""
+    """Return whether ``node`` sums over space, and only sums over images read it, as ``bias_gradient`` writes them."""
     if not _sums_over(op, node, list(range(2, 2 + len(layer.size)))):
         return False
     total = node.outputs[0]
@@ -139,7 +151,7 @@ def _leads_to_bias(op: Builder, node: ir.Node, layer: Layer) -> bool:
 
 
 def _sums_over(op: Builder, node: ir.Node, axes: list[int]) -> bool:
-    """Whether it is a ReduceSum over these axes without keepdims."""
+    """Return whether ``node`` is a ReduceSum over ``axes`` without keepdims."""
     if (node.domain, node.op_type, len(node.inputs)) != ("", "ReduceSum", 2):
         return False
     chosen = constant_of(node.inputs[1])
@@ -149,7 +161,12 @@ def _sums_over(op: Builder, node: ir.Node, axes: list[int]) -> bool:
 def _replace_gradients(
     editor: Editor, found: _Normalized, dscale: Var, db: Var, below: dict[str, Callable[[], Var]]
 ) -> None:
-    """Replace the gradients of the convolution by ``below``, by gradient operator."""
+    """Replace the gradients of norm and convolution.
+
+    Args:
+        dscale, db: the gradients of the norm's scale and bias.
+        below: for each gradient operator of the convolution, a function that writes its replacement.
+    """
     editor.place(found.gradient)
     for node in found.below:
         editor.op.scope = node.name or ""
@@ -165,7 +182,7 @@ def _replace_gradients(
 
 
 def _fold_scale(editor: Editor, found: _Normalized) -> None:
-    """Move a, of the cotangent a·u of v, into W for dx, and into dW itself."""
+    """Move the factor a of v's cotangent a·u into W for dx, and into dW itself."""
     op, gradient = editor.op, found.gradient
     op.scope = gradient.name or ""
     x, w = (op.wrap(v) for v in found.conv.inputs[:2] if v is not None)
@@ -185,7 +202,7 @@ def _fold_scale(editor: Editor, found: _Normalized) -> None:
 
 
 def _fold_by_moments(editor: Editor, found: _Normalized, epsilon: float) -> None:
-    """Write y, dx and dW from xc and T, without v; see the formulas and names at the top."""
+    """Write y, dx and dW from xc and T, without v; the module's docstring has the formulas."""
     op = editor.op
     op.scope = found.norm.name or ""
     scale, bias = (op.wrap(v) for v in found.norm.inputs[1:3] if v is not None)
@@ -208,15 +225,22 @@ def _fold_by_moments(editor: Editor, found: _Normalized, epsilon: float) -> None
 
 @dataclass(frozen=True)
 class _Expansion:
-    """The convolution as a product of matrices: W [M, C], T [C, C]."""
+    """The convolution as a product of matrices.
+
+    Attributes:
+        w: the weight, and ``rows`` the same as a matrix W [M, C].
+        xc: the centred input.
+        mean, var: the statistics of v.
+        along: W T.
+    """
 
     op: Builder
     w: Var
-    rows: Var  # W
+    rows: Var
     xc: Var
     mean: Var
     var: Var
-    along: Var  # W T
+    along: Var
 
     @classmethod
     def of(cls, op: Builder, found: _Normalized, epsilon: float) -> _Expansion:
@@ -234,21 +258,21 @@ class _Expansion:
         return cls(op, w, rows, xc, op.sum_of([mean, *b]), var, along)
 
     def times(self, factors: Var) -> Var:
-        """W with one factor per channel of y, as weights."""
+        """Return W with one factor per channel of y, in the shape of the weight."""
         return self.op.Reshape(self.rows * _column(self.op, factors), self.op.shape(self.w))
 
     def dots(self, q: Var) -> Var:
-        """``Σ Q∘W`` over the channels of x, which is ``Σ g·centred``."""
+        """Return ``Σ Q∘W`` over the channels of x, which is ``Σ g·centred``."""
         return _row_sums(self.op, self.op.Reshape(q, self.op.shape(self.rows)) * self.rows)
 
     def weight_gradient(self, q: Var, a: Var, k: Var) -> Var:
-        """``dW = a·(Q − k·(W T))``."""
+        """Return ``dW = a·(Q − k·(W T))``."""
         op = self.op
         dw = (op.Reshape(q, op.shape(self.rows)) - self.along * _column(op, k)) * _column(op, a)
         return op.Reshape(dw, op.shape(self.w))
 
     def back(self, scaled: Var, k: Var, s: Var) -> Var:
-        """``((a W)ᵀ k W) xc + (a W)ᵀ s``."""
+        """Return ``((a W)ᵀ k W) xc + (a W)ᵀ s``."""
         op = self.op
         turned = op.Transpose(op.Reshape(scaled, op.shape(self.rows)), perm=[1, 0])
         weights = op.Unsqueeze(turned @ (self.rows * _column(op, k)), spatial(self.w))
@@ -256,7 +280,12 @@ class _Expansion:
 
 
 def _exact_where_it_cancels(op: Builder, var: Var, xc: Var, w: Var, reach: Var, epsilon: float, share: float) -> Var:
-    """``var``, or the variance of ``Conv(xc, w)`` itself if ``reach``, Σ |w|·σ(x), is too large compared with it."""
+    """Return ``var``, or where it is inaccurate the variance of ``Conv(xc, w)`` itself.
+
+    Args:
+        reach: ``Σ |w|·σ(x)`` per channel; its square is compared with ``var + epsilon``.
+        share: 1 divided by the number of pixels.
+    """
     reach = op.Reshape(reach, [-1])
     cancels = op.ReduceMax(reach * reach - MOST_CANCELLED * (var + epsilon), keepdims=0) > 0.0
 

@@ -1,10 +1,10 @@
-"""Convolutions with adjacent windows (stride = kernel), in blocks: windows are pixels with more channels.
+"""Convolutions with adjacent windows (stride = kernel size), in blocks: each window is one pixel with more channels.
 
 With x cut into patches, [images, taps·channels, *count], the layer has 1x1 kernels:
 
     x = patches of (Wᵀ y)        dw = Σ y patchesᵀ
 
-In blocks a Gather of rows, a block each, converts between patches and x; it is the only copy.
+In blocks of channels, a Gather of rows of one block each converts between patches and x; it is the only copy.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PATCHES = (
 
 
 def _serves(conv: Layer) -> bool:
-    """Whether there is more than one tap, and every pixel is read."""
+    """Return whether windows are adjacent, with more than one tap, and read every pixel."""
     whole = tuple(n * s for n, s in zip(conv.count, conv.seen.strides, strict=True)) == conv.size
     return conv.group == 1 and conv.seen.rank == 2 and conv.taps > 1 and conv.seen.side_by_side and whole
 
@@ -47,7 +47,7 @@ def _larger_than_its_sums(conv: Layer) -> bool:
 
 @form("ConvTranspose", *PATCHES)
 def blocked_patches(op: Builder, y: Var, w: Var, b: Var | None = None, **attrs: Any) -> Var | None:
-    """64 to 32 channels, 2x2 from 64 px: half the time of ConvTranspose."""
+    """Compute ConvTranspose: for 64 to 32 channels, 2x2, from 64 px on, half its time."""
     seen, count = windows(**{**attrs, "kernel_shape": (w.shape or ())[2:]}), (y.shape or ())[2:]
     if seen.rank != 2 or any(attrs.get("output_padding") or ()) or attrs.get("output_shape"):
         return None
@@ -62,7 +62,7 @@ def blocked_patches(op: Builder, y: Var, w: Var, b: Var | None = None, **attrs: 
 
 @conv_form("ConvGradInput", serves=_serves, when=always)
 def blocked_patches_dx(op: Builder, conv: Layer, y: Var, w: Var, x: Var, b: Var | None = None) -> Var | None:
-    """Like ConvTranspose, which it computes; with a bias per channel of x."""
+    """Compute the input gradient like ConvTranspose, which also uses this function; b is a bias per channel of x."""
     if not fits_blocks(1, conv.c, conv.m):
         return None
     block = nchwc_block()
@@ -77,7 +77,7 @@ def blocked_patches_dx(op: Builder, conv: Layer, y: Var, w: Var, x: Var, b: Var 
 
 @conv_form("ConvGradWeight", serves=_serves, when=_larger_than_its_sums)
 def blocked_patches_dw(op: Builder, conv: Layer, x: Var, y: Var, w: Var) -> Var | None:
-    """2x2 with stride 2, of 64 and 32 channels at 64 px: a third of the time of ``scan_both_sides_dw``."""
+    """For 2x2 with stride 2, 64 and 32 channels at 64 px: a third of the time of ``scan_both_sides_dw``."""
     if not fits_blocks(1, conv.c, conv.c):
         return None
     order = _order(conv)
@@ -91,14 +91,14 @@ def blocked_patches_dw(op: Builder, conv: Layer, x: Var, y: Var, w: Var) -> Var 
 
 
 def _order(conv: Layer) -> np.ndarray:
-    """The positions in an image [channels/b, high, wide] of the rows of its patches [taps, channels/b, *count]."""
+    """Return the indices in an image [channels/b, high, wide] of the rows of its patches [taps, channels/b, *count]."""
     (high, wide), (down, across) = conv.count, conv.seen.strides
     places = np.arange(conv.c // nchwc_block() * conv.pixels, dtype=np.int32)
     return places.reshape(-1, high, down, wide, across).transpose(2, 4, 0, 1, 3).reshape(-1)
 
 
 def _weights(op: Builder, w: Var, conv: Layer) -> Any:
-    """Convert [m, c, *kernel] to blocked weights of a 1x1 kernel from m to [taps, c]."""
+    """Convert [m, c, *kernel] to blocked weights of a 1x1 kernel from m to [taps, c] channels."""
     block, inner = nchwc_block(), nchwc_block() if conv.m >= nchwc_block() else 1
     taps_first = op.Reshape(op.Transpose(op.Reshape(w, [-1, conv.taps]), perm=[1, 0]), [-1, block])
     order = order_of_rows((conv.taps, conv.m // inner, inner, conv.c // block), (0, 3, 1, 2))

@@ -12,11 +12,11 @@ from gradgraph.backends.ort_cpu.conv.layer import Layer
 from gradgraph.backends.ort_operators import matmul
 from gradgraph.graph.builder import Builder, Var
 
-LEAST_WINDOWS_ALONE = 128  # from here a product per image pays
+LEAST_WINDOWS_ALONE = 128  # windows per image from which a product per image pays
 
 
 def serves(conv: Layer) -> bool:
-    """Whether it is such a layer."""
+    """Return whether the layer has one group, a 1x1 kernel, stride 1 and no padding."""
     return conv.group == 1 and conv.seen.pointwise and conv.size == conv.count
 
 
@@ -26,7 +26,7 @@ def _many_windows(conv: Layer) -> bool:
 
 @conv_form("Conv", serves=serves, when=_many_windows)
 def per_image(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) -> Var:
-    """0.5 to 0.9 times PyTorch from 12 px on, where Conv takes 0.7 to 1.3."""
+    """0.5 to 0.9 times PyTorch's time from 12 px on, where Conv takes 0.7 to 1.3."""
     rows, xs = op.Reshape(w, [conv.m, conv.c]), op.Reshape(x, [-1, conv.c, conv.pixels])
     if b is None:
         y = rows @ xs
@@ -39,18 +39,18 @@ def per_image(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) ->
 
 @conv_form("ConvGradInput", serves=serves, when=_many_windows)
 def per_image_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var:
-    """0.7 to 0.9 times PyTorch from 12 px on."""
+    """0.7 to 0.9 times PyTorch's time from 12 px on."""
     turned = op.Transpose(op.Reshape(w, [conv.m, conv.c]), perm=[1, 0])
     return op.Reshape(turned @ op.Reshape(dy, [-1, conv.m, conv.windows]), [-1, conv.c, *conv.size])
 
 
-@conv_form(  # where x and y are larger than the sum of the per-image products
+@conv_form(  # where reading x and y takes longer than adding up the products of all images
     "ConvGradWeight", serves=serves, when=lambda conv: conv.windows * (conv.c + conv.m) >= 3 * conv.c * conv.m
 )
 def per_image_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Var:
-    """0.4 to 0.9 times PyTorch; gathered for all images at once 1.2 to 2.4.
+    """0.4 to 0.9 times PyTorch's time; gathered for all images at once 1.2 to 2.4.
 
-    The larger matrix is on the left, as onnxruntime packs the right one.
+    The larger matrix is the left factor, as onnxruntime packs the right one.
     """
     xs, dys = op.Reshape(x, [-1, conv.c, conv.pixels]), op.Reshape(dy, [-1, conv.m, conv.windows])
     if conv.c > conv.m:

@@ -1,18 +1,20 @@
 """The weight gradient of wide maps as a blocked convolution that sums over pixels.
 
-A block of channels of that convolution is a run of ``b`` pixels of a row, its kernel is as high as the image:
+The channels of that convolution are pixels of a row, so that a block of channels is a run of ``b`` pixels; its kernel
+is as high as the image:
 
     dw[m, c, s, t] = Σ dy[m, h, w] x[c, h + s, w + t] = Σ over blocks of w, then Conv over h of dy by x
 
-Vertical taps are the positions of the kernel, without copies. Horizontal taps are shifted copies of the side with fewer
-channels. That side is the kernel, as a shift in blocked layout moves whole blocks. The other side is unchanged except
-for the order of its blocks. Both are read in blocks of channels, if these are whole.
+Vertical taps s are the positions of the kernel, without copies. For horizontal taps t, the side (x or dy) with fewer
+channels is copied once per tap, shifted. That side is used as the kernel, as a shift in blocked layout moves whole
+blocks. The other side is the image, unchanged except for the order of its blocks. Both are read in blocks of channels,
+if their channels can be blocked.
 
     kernel  [images·taps across·channels, w, h, 1]     blocks [.., w/b, h, b of w, b of channels]
     image   [1, images·w, h, channels]                 blocks [.., w/b, h, channels, b of w]
     sums    [1, images·taps across·channels, taps down, channels]
 
-Images are groups; their sums are added at the end.
+Images are groups of the convolution; their sums are added at the end.
 """
 
 from __future__ import annotations
@@ -31,32 +33,42 @@ from gradgraph.graph.builder import Builder, Var
 from gradgraph.machine.hardware import nchwc_block
 from gradgraph.rules.windows import Windows
 
-LEAST_WINDOWS_AS_CHANNELS = 1024  # from here rows of pixels as channels are fastest, given ``LEAST_CHANNELS_AS_ROWS``
-LEAST_CHANNELS_WITH_MORE = 16  # channels on both sides; or this many, with more windows
-FILTERS_AT_ONCE = 64  # channels of y that onnxruntime's kernels compute at once
-LEAST_PARTS = 16  # pieces of work per image that two threads share evenly; with fewer, images are processed in pairs
+LEAST_WINDOWS_AS_CHANNELS = 1024  # windows from which this is fastest, with ``LEAST_CHANNELS_AS_ROWS`` on both sides;
+LEAST_CHANNELS_WITH_MORE = 16  # with more windows, this many channels on both sides
+FILTERS_AT_ONCE = 64  # output channels that onnxruntime's kernels compute at once
+LEAST_PARTS = 16  # pieces of work per image from which two threads share it evenly; else images are processed in pairs
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """One side is the kernel, the other the image."""
+    """Which side (x or dy) is the kernel, and the sizes of both sides.
+
+    Attributes:
+        dy_is_kernel: whether dy is the kernel, and x the image; else the other way round.
+        filters: the number of channels of the kernel's side.
+        size: height and width of the kernel's side.
+        channels: the number of channels of the image's side.
+        columns: [taps across, width], the column of the kernel's side by which each column of the image is multiplied.
+        down: the number of vertical taps.
+        seen: the windows of the convolution.
+    """
 
     dy_is_kernel: bool
-    filters: int  # channels of the kernel's side
-    size: tuple[int, int]  # of the kernel's side
-    channels: int  # of the image's side
-    columns: np.ndarray  # [taps across, width]: the column of the kernel's side multiplied by a column of the image
-    down: int  # taps
+    filters: int
+    size: tuple[int, int]
+    channels: int
+    columns: np.ndarray
+    down: int
     seen: Windows
 
     @property
     def width(self) -> int:
-        """The number of columns of the matrix on the image's side."""
+        """The number of columns of the image's side."""
         return int(self.columns.shape[1])
 
 
 def _wide_rows(conv: Layer) -> bool:
-    """Whether there are so many windows, for its channels, that rows of pixels as channels are fastest for dw."""
+    """Return whether there are so many windows, for this number of channels, that this is the fastest way to dw."""
     channels = min(conv.m, conv.c)
     return channels >= LEAST_CHANNELS_WITH_MORE and (
         conv.windows > LEAST_WINDOWS_AS_CHANNELS
@@ -66,7 +78,10 @@ def _wide_rows(conv: Layer) -> bool:
 
 @conv_form("ConvGradWeight", when=_wide_rows)
 def rows_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Var | None:
-    """Stride 1, 32 channels at 128 px: 0.7 times PyTorch (a Scan that copies both sides 1.0); 64 at 64 px: 1.0."""
+    """For stride 1, 32 channels at 128 px: 0.7 times PyTorch's time, where a Scan that copies both sides takes 1.0.
+
+    64 channels at 64 px: 1.0.
+    """
     plan = _plan(conv)
     if plan is None:
         return None
@@ -78,14 +93,14 @@ def rows_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Var | None:
         return convolution(op, pixels, filters, None, plan.seen, images, total)
 
     whole = [1, images * shape[0] * shape[1] * shape[4], shape[2], shape[3]]
-    # for all images at once, like the layer's other two convolutions, so that they share a node
+    # reorder all images at once, like the layer's other two convolutions, so that they share the node
     x, dy = (reordered(op, v) if c % nchwc_block() == 0 else v for v, c in ((x, conv.c), (dy, conv.m)))
     total = over_images(op, x, dy, conv, whole, add, images)
     return _weights(op, op.ReduceSum(op.Reshape(total, [images, *shape]), [0], keepdims=0), plan, w)
 
 
 def _plan(conv: Layer) -> _Plan | None:
-    """Use the side with fewer channels as the kernel, if it can be blocked; else the other."""
+    """Use the side with fewer channels as the kernel, if it can be blocked; else the other; None if neither can be."""
     if conv.group > 1 or conv.seen.rank != 2 or not conv.images or set(conv.seen.strides) != {1} or not nchwc_block():
         return None
     both = _dy_as_kernel(conv), _x_as_kernel(conv)
@@ -94,7 +109,10 @@ def _plan(conv: Layer) -> _Plan | None:
 
 
 def _dy_as_kernel(conv: Layer) -> _Plan:
-    """Column u of x is multiplied by column u - t·d + p of dy for tap t."""
+    """Plan with dy as the kernel: column u of x is multiplied by column u − t·d + p of dy for tap t.
+
+    d is the dilation, and p the padding.
+    """
     seen = Windows(
         (conv.count[0], 1), (conv.seen.dilations[0], 1), (1, 1), (conv.seen.begins[0], 0), (conv.seen.ends[0], 0)
     )
@@ -103,7 +121,10 @@ def _dy_as_kernel(conv: Layer) -> _Plan:
 
 
 def _x_as_kernel(conv: Layer) -> _Plan:
-    """Column w of dy is multiplied by column w + t·d - p of x; the vertical taps are reversed."""
+    """Plan with x as the kernel: column w of dy is multiplied by column w + t·d − p of x for tap t.
+
+    The vertical taps are reversed.
+    """
     reach = ((conv.seen.kernel[0] or 1) - 1) * conv.seen.dilations[0]
     pads = (reach - conv.seen.begins[0], 0), (reach - conv.seen.ends[0], 0)
     seen = Windows((conv.size[0], 1), (conv.seen.dilations[0], 1), (1, 1), *pads)
@@ -112,24 +133,24 @@ def _x_as_kernel(conv: Layer) -> _Plan:
 
 
 def _tap_offsets(conv: Layer) -> np.ndarray:
-    """The offset of each horizontal tap from the first."""
+    """Return the offset of each horizontal tap from the first."""
     return np.arange(conv.seen.kernel[1] or 1) * conv.seen.dilations[1]
 
 
 def _sum_shape(plan: _Plan) -> list[int]:
-    """[taps across, filters/b, taps down, channels, b], of one image."""
+    """Return the shape of the sums of one image, [taps across, filters/b, taps down, channels, b]."""
     block = nchwc_block()
     return [len(plan.columns), plan.filters // block, plan.down, plan.channels, block]
 
 
 def _images_a_turn(conv: Layer, plan: _Plan) -> int:
-    """The number of images per iteration."""
+    """Return the number of images per iteration of the Scan."""
     parts = plan.down * -(-len(plan.columns) * plan.filters // FILTERS_AT_ONCE)
     return 2 if parts < LEAST_PARTS and conv.images % 2 == 0 else 1
 
 
 def _kernel_side(op: Builder, v: Var, plan: _Plan, images: int) -> Any:
-    """[images, filters, *size] in blocks -> the kernel; columns outside read a block of zeros at the end."""
+    """Convert [images, filters, *size] in blocks to the kernel; columns outside read a block of zeros at the end."""
     block, (high, wide) = nchwc_block(), plan.size
     blocks = op.Reshape(v, [-1, block])
     zeros = op.const(np.zeros((1, block), np.float32))
@@ -142,9 +163,10 @@ def _kernel_side(op: Builder, v: Var, plan: _Plan, images: int) -> Any:
 
 
 def _image_side(op: Builder, v: Var, plan: _Plan, images: int) -> Any:
-    """[images, channels, rows, width] -> the image; runs of b pixels change their order.
+    """Convert [images, channels, rows, width] to the image, by changing the order of runs of b pixels.
 
-    With blocked channels, b pixels of a block are a square, which is transposed first, and runs are whole squares.
+    With blocked channels, b pixels of a block of channels are a square, which is transposed first; runs are whole
+    squares.
     """
     block, rows = nchwc_block(), v.dim(2)
     assert isinstance(rows, int)
@@ -158,7 +180,7 @@ def _image_side(op: Builder, v: Var, plan: _Plan, images: int) -> Any:
 
 
 def _weights(op: Builder, sums: Var, plan: _Plan, w: Var) -> Var:
-    """[taps across, filters/b, taps down, channels, b] -> [m, c, taps down, taps across]."""
+    """Convert [taps across, filters/b, taps down, channels, b] to [m, c, taps down, taps across]."""
     if plan.dy_is_kernel:
         ordered = op.Transpose(sums, perm=[1, 4, 3, 2, 0])
     else:

@@ -1,9 +1,9 @@
-"""The weight gradient of wide maps, image by image: copies stay in the cache, and accumulation is free.
+"""The weight gradient of wide maps, image by image: copies stay in the cache, and accumulation costs nothing.
 
-The body of a Scan over the images writes the im2col matrix and multiplies it with dy; Gemm adds the product to the
+The body of a Scan over the images writes the im2col matrix and multiplies it by dy; Gemm adds the product to the
 running sum. Many channels are gathered as rows (``scan_channels_innermost_dw``). With few channels, x is copied once
-per tap along the last axis, shifted by it. For the taps along the other axis, either these copies are gathered again
-(``scan_columns_dw``), or dy is (``scan_both_sides_dw``), which is cheaper if y has few channels.
+for each horizontal tap, shifted by it. For vertical taps, either these copies are gathered again (``scan_columns_dw``),
+or dy is (``scan_both_sides_dw``), which is cheaper if y has few channels.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from gradgraph.backends.ort_cpu.conv.conv_table import conv_form
 from gradgraph.backends.ort_cpu.conv.layer import Layer
 from gradgraph.graph.builder import Builder, Var
 
-LEAST_CHANNELS_AS_ROWS = 64  # from here channels are gathered as rows
-MOST_CHANNELS_COPIED = 32  # channels of y up to which a Scan over images copies dy, not x, for the vertical taps
-LEAST_CHANNELS_KEPT = 128  # channels of x from which it copies dy, too, if y has no more channels
-MOST_COPIED_BYTES = 2 << 20  # bytes of shifted copies of x made at once
+LEAST_CHANNELS_AS_ROWS = 64  # channels of x from which pixels are gathered with all their channels
+MOST_CHANNELS_COPIED = 32  # channels of y up to which dy is copied for the vertical taps, instead of x
+LEAST_CHANNELS_KEPT = 128  # channels of x from which dy is copied as well, unless y has more channels
+MOST_COPIED_BYTES = 2 << 20  # bytes of shifted copies of x written at once
 
 Add = Callable[[Builder, Var, Var, Var, Layer], Var]  # (op, x, dy, running sum, layer) -> sum
 
@@ -36,14 +36,14 @@ def _wide(conv: Layer) -> bool:
 
 
 def _wide_and_narrow(conv: Layer) -> bool:
-    """A wide map for which a Scan over images should copy dy rather than x for the vertical taps."""
+    """Return whether the map is wide, and a Scan over images should copy dy rather than x for the vertical taps."""
     narrow = conv.m <= MOST_CHANNELS_COPIED <= conv.taps * conv.c // 4
     return _wide(conv) and (narrow or (conv.taps > 1 and conv.c >= max(conv.m, LEAST_CHANNELS_KEPT)))
 
 
 @conv_form("ConvGradWeight", serves=_serves, when=lambda conv: _wide(conv) and conv.c >= LEAST_CHANNELS_AS_ROWS)
 def scan_channels_innermost_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Var:
-    """64 channels at 64 px, 128 at 32 px: 1.1 to 1.2 times PyTorch (for all images at once 1.5 to 1.9).
+    """64 channels at 64 px, 128 at 32 px: 1.1 to 1.2 times PyTorch's time (for all images at once 1.5 to 1.9).
 
     Sums are [m, taps, c].
     """
@@ -53,7 +53,10 @@ def scan_channels_innermost_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var
 
 @conv_form("ConvGradWeight", serves=_serves, when=lambda conv: _wide(conv) and is_worth_a_turn(conv))
 def scan_columns_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Var:
-    """1 channel at 128 px: 0.7 times PyTorch (the portable form 2.7). Sums are [taps across, c, taps down, m]."""
+    """1 channel at 128 px: 0.7 times PyTorch's time (the portable form 2.7).
+
+    Sums are [taps across, c, taps down, m].
+    """
     down, across = _kernel(conv)
     total = over_images(op, x, dy, conv, [across * conv.c * down, conv.m], _add_columns)
     return _weights(op, op.Reshape(total, [across, conv.c, down, conv.m]), (3, 1, 2, 0), w)
@@ -61,7 +64,7 @@ def scan_columns_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Var:
 
 @conv_form("ConvGradWeight", serves=lambda conv: _serves(conv) and conv.seen.strides[0] == 1, when=_wide_and_narrow)
 def scan_both_sides_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Var:
-    """32 channels at 128 px: 1.0 to 1.3 times PyTorch (columns 1.7, a gather with channels innermost 2.1 to 2.5).
+    """32 channels at 128 px: 1.0 to 1.3 times PyTorch's time (im2col 1.7, a gather with channels innermost 2.1 to 2.5).
 
     128 channels at 56 px: 1.2 times PyTorch (with channels innermost 1.4). Sums are [taps across, c, m, taps down].
     """
@@ -80,7 +83,13 @@ def _weights(op: Builder, total: Var, perm: tuple[int, ...], w: Var) -> Var:
 
 
 def over_images(op: Builder, x: Var, dy: Var, conv: Layer, shape: list[int], add: Add, together: int = 0) -> Any:
-    """Call ``add`` for one image after the other, or for ``together`` images at a time, on a leading axis."""
+    """Call ``add`` in a Scan over images, and return the total.
+
+    Args:
+        shape: the shape of the total.
+        add: returns the total including one more image.
+        together: pass this many images at a time, on a leading axis; 0 for one image without this axis.
+    """
 
     def body(total: Var, image: Var, its_dy: Var) -> list[Var]:
         return [add(op, image, its_dy, total, conv)]
@@ -97,7 +106,7 @@ def over_images(op: Builder, x: Var, dy: Var, conv: Layer, shape: list[int], add
 
 
 def _add_channels_innermost(op: Builder, x: Var, dy: Var, total: Var, conv: Layer) -> Var:
-    """``total + dy·seen`` of one image, where ``seen`` [windows, taps·c] is one Gather of pixels with all channels."""
+    """Return ``total + dy·seen`` for one image; ``seen`` [windows, taps·c] is a Gather of pixels with all channels."""
     reads = conv.reads().T.reshape(-1)
     pixels = op.Transpose(op.Reshape(x, [conv.c, conv.pixels]), perm=[1, 0])
     if reads.max() == conv.pixels:
@@ -107,7 +116,7 @@ def _add_channels_innermost(op: Builder, x: Var, dy: Var, total: Var, conv: Laye
 
 
 def _add_columns(op: Builder, x: Var, dy: Var, total: Var, conv: Layer) -> Var:
-    """``total + seen·dyᵀ`` of one image, with ``seen`` [across·c·down, windows] by Slices across and a Gather down."""
+    """Return ``total + seen·dyᵀ`` for one image; ``seen`` [across·c·down, windows] is a Gather of Slices."""
     down, across = _kernel(conv)
     tall, wide = conv.count
     pads = _pads(conv, 0), _pads(conv, 1)
@@ -119,7 +128,10 @@ def _add_columns(op: Builder, x: Var, dy: Var, total: Var, conv: Layer) -> Var:
 
 
 def _add_both_sides(op: Builder, x: Var, dy: Var, total: Var, conv: Layer) -> Var:
-    """Row r of x is multiplied by row r - t·d + p of dy for tap t; rows outside of dy read an appended row of zeros."""
+    """Return the total for one image more, with row r of x times row r − t·d + p of dy for vertical tap t.
+
+    d is the dilation, and p the padding; rows outside of dy read an appended row of zeros.
+    """
     (down, across), (high, _), (tall, wide) = _kernel(conv), conv.size, conv.count
     begin, end = _pads(conv, 1)
     padded = op.Pad(x, [0, 0, begin, 0, 0, end]) if begin or end else x
@@ -137,7 +149,7 @@ def _add_both_sides(op: Builder, x: Var, dy: Var, total: Var, conv: Layer) -> Va
 
 
 def _shifted(op: Builder, padded: Var, conv: Layer, start: int, stop: int) -> Any:
-    """The rows of x shifted for each horizontal tap: [taps across · c, rows, windows across]."""
+    """Return rows of x shifted for each horizontal tap: [taps across · c, rows, windows across]."""
     stride, reach = conv.seen.strides[1], (conv.count[1] - 1) * conv.seen.strides[1] + 1
     firsts = [t * conv.seen.dilations[1] for t in range(_kernel(conv)[1])]
     copies = [op.Slice(padded, [start, f], [stop, f + reach], [1, 2], [1, stride]) for f in firsts]
@@ -145,11 +157,11 @@ def _shifted(op: Builder, padded: Var, conv: Layer, start: int, stop: int) -> An
 
 
 def _reach(conv: Layer, axis: int) -> int:
-    """The number of pixels from the first to the last that windows read, including padding."""
+    """Return the number of pixels from the first to the last that windows read along ``axis``, including padding."""
     return (conv.count[axis] - 1) * conv.seen.strides[axis] + (conv.seen.extents[axis] or 1)
 
 
 def _pads(conv: Layer, axis: int) -> tuple[int, int]:
-    """Padding before and after, as far as windows read it; unread pixels are cropped."""
+    """Return the padding before and after along ``axis``; negative at the end if pixels there are not read."""
     begin = conv.seen.begins[axis]
     return begin, _reach(conv, axis) - begin - conv.size[axis]

@@ -1,4 +1,4 @@
-"""Declare forms of convolutions: they are written for a ``Layer``; cases of Conv imply those of its gradients."""
+"""Declare forms of convolutions, which are written for a ``Layer``; test cases of Conv also serve for its gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ from gradgraph.rules.windows import windows
 Good = Callable[[Layer], bool]
 Write = TypeVar("Write", bound=Callable[..., Any])
 
-OPERANDS = {"Conv": "xw", "ConvGradInput": "ywx", "ConvGradWeight": "xyw"}  # the inputs of each operator
+OPERANDS = {
+    "Conv": "xw",
+    "ConvGradInput": "ywx",
+    "ConvGradWeight": "xyw",
+}  # the inputs of each operator; y is dy in gradients
 
 CONVOLUTIONS = (
     case(real(8, 6, 4, 4), real(5, 6, 3, 3), real(5), pads=[1, 1, 1, 1]),
@@ -48,7 +52,7 @@ CONVOLUTIONS = (
 
 
 def gradients(convolutions: Iterable[Case], roles: str) -> tuple[Case, ...]:
-    """Cases of a gradient of these convolutions, where ``roles`` are its inputs, as in ``OPERANDS``."""
+    """Return test cases of a gradient for these cases of Conv; ``roles`` are the inputs, as in ``OPERANDS``."""
     found = []
     for c in convolutions:
         x, w = c.inputs[:2]
@@ -60,7 +64,7 @@ def gradients(convolutions: Iterable[Case], roles: str) -> tuple[Case, ...]:
 
 
 def layer_of(call: Call) -> Layer | None:
-    """The layer of a Conv node or of one of its gradients, if all sizes except possibly the batch are known."""
+    """Return the layer of a Conv or of one of its gradients; None if a size other than the batch size is unknown."""
     return _layer(call.node.op_type, call.inputs, call.attrs)
 
 
@@ -71,7 +75,7 @@ def _layer(op_type: str, inputs: Sequence[Var | None], attrs: Mapping[str, Any])
 
 
 def always(conv: Layer) -> bool:
-    """True for every layer."""
+    """Return True for every layer."""
     return True
 
 
@@ -84,15 +88,15 @@ def conv_form(
     here: Callable[[], bool] = lambda: True,
     forms: Forms = FORMS,
 ) -> Callable[[Write], Write]:
-    """Declare a form ``write(op, layer, *inputs)`` of a Conv or one of its gradients.
+    """Decorate a form ``write(op, layer, *inputs)`` of a Conv or one of its gradients.
 
     Args:
         op_type: ``Conv``, ``ConvGradInput`` or ``ConvGradWeight``.
-        convolutions: cases of Conv, from which those of a gradient are derived.
-        serves: whether it supports a layer.
-        when: whether it is the best choice for a layer of known batch size; None for any call.
-        here: whether it is the best choice on this machine.
-        forms: the table.
+        convolutions: test cases of Conv, from which those of a gradient are derived.
+        serves: whether the form supports a layer.
+        when: whether it is the fastest for a layer of known batch size; None: for any call.
+        here: whether it is the fastest on this machine.
+        forms: the table to which it is added.
     """
 
     def worth(call: Call) -> bool:

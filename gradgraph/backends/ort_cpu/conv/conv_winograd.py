@@ -3,16 +3,17 @@
 m rows of y with r vertical taps need ``m·r`` products per horizontal tap directly, and ``n = m + r - 1`` by Winograd.
 Rows of x, taps and rows of y are polynomials, evaluated at n points (the last is ∞):
 
-    y = Aᵀ [(G w) ∘ (Bᵀ x)]        A [n, m], G [n, r], B [n, n]
+    y = Aᵀ [(G w) ∘ (Bᵀ x)]        A [n, m], G [n, r], B [n, n], ∘ multiplies elementwise
 
-Six points: 3 taps give 4 rows with half the products, 5 taps 2 rows with three fifths. Horizontally nothing changes:
-each point is a blocked convolution with one row of taps.
+A tile is the m rows of y that are computed together. There are six points: with 3 taps a tile has 4 rows, for half the
+products; with 5 taps 2 rows, for three fifths. Horizontally nothing changes: each point is a blocked convolution with
+one row of taps.
 
     Bᵀ x    a depthwise convolution for each point, as high as a tile and a tile's m rows apart
     G w     a product with the weights in blocks
-    Aᵀ      a product with what lies as [images, points, all else]; a Gather of rows puts those of a tile in their order
+    Aᵀ      a product with the results as [images, points, all other axes]; a Gather of rows then puts rows in order
 
-The points are 0, 1, -1, 1/2, -2 and ∞: with them the rounding error of 128 channels is 1.6 to 1.8 times that of direct
+The points are 0, 1, -1, 1/2, -2 and ∞: with them the rounding error for 128 channels is 1.6 to 1.8 times that of direct
 sums, in float32; with ±2 in place of 1/2 and -2 it is 2 to 2.3 times.
 """
 
@@ -43,18 +44,22 @@ from gradgraph.rules.windows import Windows
 
 POINTS = (0.0, 1.0, -1.0, 0.5, -2.0)  # and ∞
 SIX = len(POINTS) + 1
-ONE = POINTS.index(1.0)  # where every row of y has the factor 1
+ONE = POINTS.index(1.0)  # the point whose result has the factor 1 in every row of y, so that it can include the bias
 TO_READ, TO_WRITE = 720, 320  # the cost of a tile per number of x and of y, in products
 LEAST_WINDOWS_FOR_TILES = 512  # windows of all images from which transforming weights for tiles pays
-# of the products, where an image has so few windows that images innermost are the other choice: 256 channels at 4 px (a
-# half saved) take 0.7 of their time there and 0.55 back, at 7 px 0.6; at 3, 5 and 6 px (a third or less) 1.0 to 1.3
+# the share of products to be saved if images have so few windows that the alternative is ``images_innermost``: with 256
+# channels at 4 px (half of them saved), tiles take 0.7 of its time forward and 0.55 backward, at 7 px 0.6; at 3, 5 and
+# 6 px (a third or less) 1.0 to 1.3
 LEAST_SAVED_OF_FEW = 0.4
-# numbers of x and y: tiles hold 2.5 times as many at once, which becomes the peak of a step's memory
+# elements of x and y up to which tiles are used: they need 2.5 times as many, at the peak of a step's memory
 MOST_NUMBERS = 3 << 19
 
 
 def serves(conv: Layer) -> bool:
-    """Whole blocks of channels on both sides, stride 1, and 3 to 5 undilated vertical taps; 2 round more."""
+    """Return whether tiles support the layer: blocked channels on both sides, stride 1, 3 to 5 undilated vertical taps.
+
+    With 2 taps, the rounding error would be larger.
+    """
     seen = conv.seen
     if conv.group > 1 or not fits_blocks(1, conv.m, conv.c) or conv.c < nchwc_block():
         return False
@@ -65,13 +70,13 @@ def serves(conv: Layer) -> bool:
 
 
 def pays(conv: Layer, backwards: bool = False) -> bool:
-    """Whether the saved products outweigh the passes over x and y or, backwards, over dy and dx."""
+    """Return whether the saved products outweigh the passes over x and y or, with ``backwards``, over dy and dx."""
     if conv.images * conv.windows < LEAST_WINDOWS_FOR_TILES:
         return False
     if conv.images * (conv.c * math.prod(conv.size) + conv.m * math.prod(conv.count)) > MOST_NUMBERS:
         return False
     (read, written), high = ((conv.m, conv.c), conv.size[0]) if backwards else ((conv.c, conv.m), conv.count[0])
-    tiles = -(-high // _rows(conv.seen)) / high  # for each row
+    tiles = -(-high // _rows(conv.seen)) / high  # per row
     share = 1 - SIX * tiles / (conv.seen.kernel[0] or 1)
     if conv.windows <= MOST_WINDOWS_UNBLOCKED and share < LEAST_SAVED_OF_FEW:
         return False
@@ -86,7 +91,7 @@ def blocked_tiles(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None
 
 @conv_form("ConvGradInput", serves=serves, when=lambda conv: pays(conv, backwards=True))
 def blocked_tiles_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var | None:
-    """Like the forward form, with mirrored windows over dy and flipped weights."""
+    """Convolve dy with flipped weights and mirrored padding, in tiles like the forward form."""
     pads = conv.seen.mirrored
     if pads is None:
         return None
@@ -96,12 +101,12 @@ def blocked_tiles_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var |
 
 
 def _rows(seen: Windows) -> int:
-    """The number of rows of y per tile."""
+    """Return the number of rows of y per tile."""
     return SIX + 1 - (seen.kernel[0] or 1)
 
 
 def _convolve(op: Builder, x: Var, blocks: Var, b: Var | None, seen: Windows, channels: int) -> Var:
-    """Convolve from plain channel order to ``channels`` plain ones; ``blocks`` are the blocked weights."""
+    """Convolve in tiles, with plain inputs and ``channels`` plain outputs; ``blocks`` are the blocked weights."""
     high, wide = seen.count(known_sizes((x.shape or ())[2:]))
     tiles = -(-high // _rows(seen))
     across = Windows((1, seen.kernel[1]), (1, 1), seen.dilations, (0, seen.begins[1]), (0, seen.ends[1]))
@@ -117,7 +122,7 @@ def _convolve(op: Builder, x: Var, blocks: Var, b: Var | None, seen: Windows, ch
 
 
 def _tiles(op: Builder, x: Var, seen: Windows, tiles: int) -> Any:
-    """``Bᵀ x``, in blocks: per point [images, channels, tiles, wide]."""
+    """Yield ``Bᵀ x`` in blocks, for each point [images, channels, tiles, wide]."""
     channels, high, _ = known_sizes((x.shape or ())[1:])
     rows, begin = _rows(seen), seen.begins[0]
     end = rows * (tiles - 1) + SIX - begin - high
@@ -129,7 +134,7 @@ def _tiles(op: Builder, x: Var, seen: Windows, tiles: int) -> Any:
 
 
 def _weights(op: Builder, blocks: Var, seen: Windows, channels: int) -> Any:
-    """``G w``: [out/b, in/b, down, across, b in, b out], with points in front and without the vertical axis."""
+    """Return ``G w`` for each point, given blocked weights [out/b, in/b, down, across, b in, b out]; without down."""
     taps, width, block = seen.kernel[0] or 1, seen.kernel[1] or 1, nchwc_block()
     inputs = blocks.dim(1)
     assert isinstance(inputs, int)
@@ -142,7 +147,7 @@ def _weights(op: Builder, blocks: Var, seen: Windows, channels: int) -> Any:
 
 
 def _rows_of_y(op: Builder, at_points: Var, seen: Windows, image: tuple[int, int, int]) -> Any:
-    """``Aᵀ`` applied to the results at the points, in blocks, cropped to the rows of y."""
+    """Apply ``Aᵀ`` to the results at the points, in blocks, and crop the result to the rows of y."""
     (channels, high, wide), rows = image, _rows(seen)
     block, tiles = nchwc_block(), -(-high // rows)
     summed = op.const(products(seen.kernel[0] or 1)[0].T.astype(np.float32)) @ at_points
@@ -156,10 +161,11 @@ def _rows_of_y(op: Builder, at_points: Var, seen: Windows, image: tuple[int, int
 
 
 def products(taps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A [points, rows], Bᵀ [points, points] and G [points, taps]; the last point is ∞.
+    """Return A [points, rows], Bᵀ [points, points] and G [points, taps]; the last point is ∞.
 
-    A contains powers of the points, and so does G, divided by the products of their distances from the others. Bᵀ
-    contains the polynomials that are 0 at all points except one and, for ∞, at all.
+    A contains powers of the points; G contains them, too, divided by the product of a point's distances from the
+    others. Bᵀ contains the coefficients of the polynomials that are 0 at all points except one, and in its last row
+    (for ∞) of the one that is 0 at all points.
     """
     a, g = (np.vstack([np.vander(POINTS, n, increasing=True), np.eye(n)[-1]]) for n in (SIX + 1 - taps, taps))
     finite = [polynomial.polyfromroots([q for q in POINTS if q != p]) for p in POINTS]

@@ -1,4 +1,4 @@
-"""The sizes of a convolution, for its forms: everything is known, except possibly the batch size."""
+"""The sizes of a convolution, for its forms: all are known, except possibly the batch size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,15 @@ from gradgraph.rules.windows import Windows, windows
 
 @dataclass(frozen=True)
 class Layer:
-    """Windows read ``x`` [batch, group·c, *size]; ``y`` [batch, group·m, *count] has one element per window.
+    """The sizes of a convolution that reads x and writes y, one element of each channel of y per window.
+
+    Attributes:
+        batch: the batch size.
+        group: the number of groups.
+        m, c: the numbers of channels of y and of x, per group.
+        size: the size of an image x, which is [batch, group·c, *size].
+        count: the number of windows along each axis; y is [batch, group·m, *count].
+        seen: the windows.
 
     The weights are [group·m, c, *kernel], both for ConvTranspose and Conv.
     """
@@ -58,7 +66,10 @@ class Layer:
         return 4 * self.images * self.group * self.fan_in * self.windows
 
     def reads(self) -> np.ndarray:
-        """Where each tap of each window reads in a flattened image: [taps, windows], ``pixels`` for padding."""
+        """Return the index in a flattened image that each tap of each window reads, [taps, windows].
+
+        Padding has the index ``pixels``.
+        """
         rank = self.seen.rank
         flat, inside = np.zeros(1, np.int64), np.ones(1, bool)
         rows = zip(self.size, self.count, self.seen.kernel, self.seen.strides, self.seen.dilations, strict=True)
@@ -74,11 +85,11 @@ class Layer:
 
 
 def layer(x: Var, w: Var, y: Var | None, attrs: Mapping[str, Any]) -> Layer | None:
-    """The sizes of a convolution in float32; ``None`` if one is unknown or zero, or the padding is not explicit.
+    """Return the sizes of a float32 convolution; None if one is unknown or zero, or the padding is not explicit.
 
     Args:
-        x, w, y: as in ``Layer``; y of a Conv follows from the others.
-        attrs: of the node.
+        x, w, y: as in ``Layer``; y may be None for a Conv, where it follows from x and w.
+        attrs: the attributes of the node.
     """
     group = int(attrs.get("group") or 1)
     channels, size, weights = _positive_sizes(x, 1), _positive_sizes(x, 2), _positive_sizes(w, 0)
@@ -94,7 +105,7 @@ def layer(x: Var, w: Var, y: Var | None, attrs: Mapping[str, Any]) -> Layer | No
 
 
 def _positive_sizes(x: Var, start: int) -> list[int] | None:
-    """The sizes of the axes from ``start`` on, if all are known and positive."""
+    """Return the sizes of the axes from ``start`` on, if all are known and positive; else None."""
     dims = (x.shape or (None, None, None))[start:]
     sizes = [d for d in known_sizes(dims) if d > 0]
     return sizes if len(sizes) == len(dims) else None

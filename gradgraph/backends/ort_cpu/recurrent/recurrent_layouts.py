@@ -1,7 +1,7 @@
 """Layouts of a recurrent layer's states in which the recurrent weight is read in place.
 
-The weight is the larger factor of each step's product. If states are rows, they are multiplied by the weight from the
-right, and onnxruntime packs the weight again in every step. Measured with onnxruntime 1.31 on two AVX512 cores, 32
+In the product of each step, the weight is the larger factor. If states are rows, they are multiplied by the weight from
+the right, and onnxruntime packs the weight again in every step. Measured with onnxruntime 1.31 on two AVX512 cores, 32
 sequences, H 256: the four gates of an LSTM take 66 µs per step in rows, 46 in columns, 38 in blocks.
 
 Sizes: T steps, N sequences, F units of a state or of several gates.
@@ -19,36 +19,42 @@ from gradgraph.graph.builder import Builder, Var, all_of
 from gradgraph.graph.shapes import Dim, Shape, all_sizes, known_sizes, record_shape
 from gradgraph.machine.hardware import nchwc_block
 
-TURNED = [0, 2, 1]  # [T, N, F] to [T, F, N], and back
+TURNED = [0, 2, 1]  # the permutation from [T, N, F] to [T, F, N], and back
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Sequences are columns: states [F, N]. Products are matrix products; supports any size."""
+    """The layout with sequences as columns: states are [F, N]. Products are matrix products; it supports all sizes.
+
+    Attributes:
+        op: the builder.
+        sequences: the number of sequences.
+        axis: the axis of units in a state.
+    """
 
     op: Builder
     sequences: Dim
 
-    axis = 0  # of units in a state
+    axis = 0
 
     def shape(self, units: Dim) -> Shape:
-        """The shape of a state."""
+        """Return the shape of a state."""
         return (units, self.sequences)
 
     def enter(self, x: Var) -> Var:
-        """Reshape [T, N, F] to states, one per step."""
+        """Convert [T, N, F] to states, one per step."""
         return self._turned(x)
 
     def leave(self, x: Var) -> Var:
-        """Reshape the states of all steps to [T, N, F]."""
+        """Convert the states of all steps to [T, N, F]."""
         return self._turned(x)
 
     def weight(self, w: Var) -> Var:
-        """Convert a factor [out, in] for ``times``."""
+        """Convert a weight [out, in] to a factor for ``times``."""
         return w
 
     def transposed(self, w: Var) -> Var:
-        """Convert the transpose of a factor [in, out] for ``times``."""
+        """Convert the transpose of a weight [in, out] to a factor for ``times``."""
         return self.op.Transpose(w, perm=[1, 0])
 
     def bias(self, b: Var) -> Var:
@@ -58,7 +64,7 @@ class Columns:
     def times(
         self, weight: Var, state: Var, added: Var | None = None, bias: Var | None = None, activation: str | None = None
     ) -> Var:
-        """``activation(weight state + added)``, or with a bias instead."""
+        """Return ``activation(weight state + added)``, or with ``bias`` instead of ``added``."""
         inputs = [x for x in (weight, state, bias if added is None else added) if x is not None]
         shape = self.shape((weight.shape or (None,))[0])
         if activation is None:
@@ -66,21 +72,21 @@ class Columns:
         return kernel(self.op, "FusedGemm", CONTRIB, inputs, shape, activation=activation)
 
     def projected(self, x: Var, w: Var, b: Var) -> Var:
-        """``w x + b`` of all steps, from [T, N, in]."""
+        """Return ``w x + b`` of all steps as states, for x [T, N, in]."""
         return self.op.MatMul(w, self.enter(x)) + self.bias(b)
 
     def back(self, d: Var, w: Var, x: Var) -> Var:
-        """The gradient of x [T, N, in], from that of ``w x`` in all steps."""
+        """Return the gradient of x [T, N, in], given the gradient d of ``w x`` in all steps."""
         return self.op.Reshape(self.op.Gemm(self._flat(d), w, transA=1), self.op.shape(x), allowzero=1)
 
     def outer(self, d: Var, *xs: Var) -> list[Var]:
-        """The sums over steps and sequences of d, and of d xᵀ for each x [T, N, F]."""
+        """Return the sums over steps and sequences of d, and of d xᵀ for each x [T, N, F]."""
         flat = self._flat(d)
         total = self.op.ReduceSum(flat, [1], keepdims=0)
         return [total, *(self.op.MatMul(flat, self.op.Flatten(x, axis=2)) for x in xs)]
 
     def _flat(self, d: Var) -> Var:
-        """``d`` as [F, T·N]."""
+        """Return ``d`` as [F, T·N]."""
         return self.op.Flatten(self.op.Transpose(d, perm=[1, 0, 2]), axis=1)
 
     def _turned(self, x: Var) -> Var:
@@ -89,11 +95,11 @@ class Columns:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Units are in blocks, like channels in NCHWc, with adjacent sequences: states [1, F, 1, N].
+    """The layout with units in blocks, like channels in NCHWc, and adjacent sequences: states are [1, F, 1, N].
 
-    A product is a convolution of one tap, whose weight is packed once, before the loop, by the kernel that packs
-    images, in less than half the time of a Transpose. All sizes are known. The axis of size 1 is not the last one, as
-    onnxruntime broadcasts scalars 20 times slower then.
+    A product is a convolution of one tap. Its weight is packed once, before the loop, by the kernel that packs images,
+    in less than half the time of a Transpose. All sizes must be known. The axis of size 1 is not the last one, as
+    onnxruntime would broadcast scalars 20 times slower.
     """
 
     op: Builder
@@ -119,7 +125,7 @@ class Blocks:
         return self._reshaped(rows, steps, sequences, units)
 
     def weight(self, w: Var) -> Var:
-        outputs, inputs = _static_shape(w)  # as channels and positions of an image, which are packed alike
+        outputs, inputs = _static_shape(w)  # packed like an image with these numbers of channels and pixels
         blocks = kernel(self.op, "ReorderInput", BLOCKED, [self._reshaped(w, 1, outputs, 1, inputs)], None)
         return self._reshaped(blocks, outputs, inputs, 1, 1)
 
@@ -159,7 +165,7 @@ class Blocks:
         return self.leave(self._reshaped(dx, steps, 1, inputs, 1, sequences))
 
     def outer(self, d: Var, *xs: Var) -> list[Var]:
-        """Compute the sums as a convolution of T·N channels, all of x (and a one) concatenated, with weight d."""
+        """Compute the sums as a convolution of T·N channels: all of x (and a one) as the image, d as the weight."""
         op = self.op
         steps, _, units, _, sequences = _static_shape(d)
         rows = steps * sequences
@@ -189,7 +195,7 @@ Layout = Columns | Blocks
 
 
 def layout_of(op: Builder, x: Var, units: Dim) -> Layout:
-    """The best layout for a layer with that many units that reads ``x`` [T, N, I]."""
+    """Return the best layout for a layer with ``units`` units that reads ``x`` [T, N, I]."""
     block, sizes = nchwc_block(), (*(x.shape or (None, None, None)), units)
     known = [d for d in known_sizes(sizes) if d > 0]
     if block and len(known) == len(sizes) and known[-1] % block == 0:
@@ -203,7 +209,7 @@ def _with_shape(x: Var, shape: Shape) -> Var:
 
 
 def _static_shape(x: Var) -> tuple[int, ...]:
-    """A fully known shape."""
+    """Return a shape that is fully known."""
     sizes = all_sizes(x.shape)
     assert sizes
     return tuple(sizes)

@@ -1,13 +1,13 @@
-"""Training of RNN, GRU and LSTM on a CPU: the forward loop saves what the backward loop needs.
+"""Training of RNN, GRU and LSTM on a CPU: the forward loop saves values for the backward loop.
 
-The operators do not output gates, so a portable backward pass recomputes them. Here the forward pass is a Scan of our
-own. Besides the states it returns the factors for the cotangents of a step, so all elementwise work is done while a
-step is in the cache. The backward loop is then little more than its one product; gradients of weights are products over
-all steps at once.
+The operators do not output their gates, so a portable backward pass recomputes them. Here a Scan replaces the operator
+in the forward pass. In addition to the states it returns the factors by which a step's cotangents are multiplied, so
+all elementwise work is done while a step is in the cache. The backward loop is then little more than its one product;
+gradients of weights are products over all steps at once.
 
 Measured with onnxruntime 1.31 on two AVX512 cores, 64 steps of 32 sequences, forward and backward, as fractions of the
 portable form's time: H 256: LSTM 0.66, GRU 0.7 to 0.8, RNN 0.5; H 96: LSTM 0.86. For 8 sequences and H 64 the loops'
-many small kernels make it 1.3 to 1.5, so small layers are left to the operators.
+many small kernels make it 1.3 to 1.5, so small layers keep the operators.
 
 Sizes: T steps, N sequences, G gates of H units. ``recurrent_layouts`` defines the layouts of states.
 """
@@ -30,7 +30,7 @@ from gradgraph.rules.recurrent_layer import END, Direction
 
 
 class Run(Protocol):
-    """One direction of a layer whose forward pass is written."""
+    """One direction of a layer, whose forward pass has been written."""
 
     def outputs(self) -> list[Var]: ...
 
@@ -39,15 +39,15 @@ class Run(Protocol):
 
 WritesRun: TypeAlias = Callable[[Direction, ir.Node, Tokens | None], Run]
 
-LEAST_WORK = 1 << 18  # multiplications of one gate's recurrent product, H·H·N: above it is faster, with 2¹⁵ slower
+LEAST_WORK = 1 << 18  # multiplications of one gate's recurrent product, H·H·N, from which this pays; 2¹⁵ is slower
 
 
 def share_states(model: ir.Model, run_of: Callable[[ir.Node], WritesRun] | None = None) -> ir.Model:
-    """Write, in place, every large float32 layer together with its gradient, if that is a gradient operator.
+    """Rewrite every large float32 layer together with its gradient operator, in place.
 
     Args:
-        run_of: returns a writer of a direction's forward pass, for the gradient operator of the layer; by default loops
-            of standard operators.
+        run_of: returns, for the gradient operator of a layer, a function that writes a direction's forward pass; by
+            default as loops of standard operators.
     """
     editor = Editor(model)
     for layer, gradients in _pairs(model):
@@ -63,7 +63,7 @@ def share_states(model: ir.Model, run_of: Callable[[ir.Node], WritesRun] | None 
 
 
 def _pairs(model: ir.Model) -> Iterator[tuple[ir.Node, list[ir.Node]]]:
-    """Layers with the gradient operators of all their directions, forward first."""
+    """Yield the large layers with the gradient operators of all their directions, forward first."""
     found: dict[ir.Node, dict[int, ir.Node]] = {}
     for node in model.graph:
         layer = _layer_of(node) if node.domain == DOMAIN and node.op_type in _KINDS else None
@@ -77,7 +77,7 @@ def _pairs(model: ir.Model) -> Iterator[tuple[ir.Node, list[ir.Node]]]:
 
 
 def _layer_of(gradient: ir.Node) -> ir.Node | None:
-    """The float32 layer, in the same graph, that computes the states read by ``gradient``."""
+    """Return the float32 layer, in the same graph, that computes the states that ``gradient`` reads; else None."""
     value = gradient.inputs[OPERATORS[gradient.op_type].parameters.index("Y")]
     node = None if value is None else value.producer()
     while node is not None and node.domain == "" and node.op_type in ("Split", "Squeeze"):
@@ -89,7 +89,7 @@ def _layer_of(gradient: ir.Node) -> ir.Node | None:
 
 
 def _multiplications(layer: ir.Node) -> int:
-    """The multiplications H·H·N of one gate per step; 0 if sizes are not known."""
+    """Return the number of multiplications H·H·N of one gate per step; 0 if sizes are unknown."""
     X, R = (shape_of(v) for v in (layer.inputs[0], layer.inputs[2]))
     sequences, units = (None, None) if X is None or R is None else (X[1], R[2])
     return sequences * units * units if isinstance(sequences, int) and isinstance(units, int) else 0
@@ -100,19 +100,26 @@ def _multiplications(layer: ir.Node) -> int:
 
 @dataclass(frozen=True)
 class _Layer:
-    """One direction of a layer, before its forward pass is written."""
+    """One direction of a layer, before its forward pass is written.
 
-    s: Direction  # without cotangents
+    Attributes:
+        s: the direction, without cotangents.
+        at: the layout of states.
+        attrs: the attributes of the gradient operator.
+        tokens: the embedding that computes X, if its table is small.
+    """
+
+    s: Direction
     at: Layout
     attrs: Mapping[str, Any]
-    tokens: Tokens | None  # the embedding behind X, if it is one of a small table
+    tokens: Tokens | None
 
     @property
     def op(self) -> Builder:
         return self.s.op
 
     def cut(self, x: Var, *gates: int) -> list[Var]:
-        """Cut ``x``, whose first axis is gates, into parts of the given numbers of gates."""
+        """Cut ``x``, whose first axis is gates of units, into parts with these numbers of gates."""
         if len(gates) == 1:
             return [x]
         units = self.op.dim(self.s.R, 1)
@@ -120,7 +127,7 @@ class _Layer:
         return all_of(self.op.Split(x, sizes, axis=0, outputs=len(gates)))
 
     def gates(self, x: Var, count: int, axis: int | None = None) -> list[Var]:
-        """Split ``x`` into that many gates, on the axis of a state's units or on another."""
+        """Split ``x`` into ``count`` gates along ``axis``, by default the axis of units in a state."""
         at = self.at.axis if axis is None else axis
         return all_of(self.op.Split(x, axis=at, num_outputs=count, outputs=count))
 
@@ -128,14 +135,14 @@ class _Layer:
         return self.op.Concat(*states, axis=self.at.axis)
 
     def projected(self, biases: Sequence[Var], *gates: int) -> list[Var]:
-        """The input's contribution to the gates of all steps: one part per number in ``gates``, with its bias."""
+        """Return the input's contribution to the gates of all steps: a part per number in ``gates``, with its bias."""
         rows, tokens = zip(self.cut(self.s.W, *gates), biases, strict=True), self.tokens
         if tokens is not None:
             return [self.at.enter(tokens.projected(w, b)) for w, b in rows]
         return [self.at.projected(self.s.X, w, b) for w, b in rows]
 
     def state(self, x: Var) -> Var:
-        """``x`` [N, F] as a state."""
+        """Return ``x`` [N, F] as a state."""
         return self.op.Squeeze(self.at.enter(self.op.Unsqueeze(x, [0])), [0])
 
     def scan(self, write: Callable[..., Sequence[Var]], states: Sequence[Var], steps: Sequence[Var], back: bool) -> Any:
@@ -151,17 +158,25 @@ class _Layer:
 
 @dataclass(frozen=True)
 class StockRun:
-    """One direction whose forward pass is written."""
+    """One direction of a layer whose forward pass has been written with standard operators.
+
+    Attributes:
+        kind: its forward and backward loops.
+        layer: the direction.
+        last: the states after the last step.
+        states: h after each step.
+        kept: values per step that the backward loop reads.
+    """
 
     kind: _Kind
     layer: _Layer
-    last: Sequence[Var]  # its states
-    states: Var  # h after each step
-    kept: Sequence[Var]  # further outputs per step
+    last: Sequence[Var]
+    states: Var
+    kept: Sequence[Var]
 
     @classmethod
     def of(cls, s: Direction, gradient: ir.Node, tokens: Tokens | None) -> StockRun:
-        """Write the forward loop."""
+        """Write the forward loop, and return the run."""
         layout = layout_of(s.op, s.X, (s.R.shape or (None, None))[1])
         layer = _Layer(s, layout, arguments(s.op, gradient)[1], tokens)
         kind = _KINDS[gradient.op_type]
@@ -170,19 +185,23 @@ class StockRun:
         return cls(kind, layer, results[: kind.states], results[kind.states], results[kind.states + 1 :])
 
     def outputs(self) -> list[Var]:
-        """The h after each step [T, N, H], and the last states, each [1, N, H]."""
+        """Return h after each step, [T, N, H], and the last states, each [1, N, H]."""
         op, at = self.layer.op, self.layer.at
         return [at.leave(self.states), *(at.leave(op.Unsqueeze(v, [0])) for v in self.last)]
 
     def gradients(self, inputs: Sequence[Var | None]) -> list[Var]:
-        """The gradients of X (or the table), W, R, Wb, Rb and the initial states, from the operator's ``inputs``."""
+        """Return the gradients of X (or the table), W, R, Wb, Rb and the initial states.
+
+        Args:
+            inputs: the inputs of the gradient operator.
+        """
         layer, op, at, s = self.layer, self.layer.op, self.layer.at, self.layer.s
         *dlast, dY = inputs[-1 - self.kind.states :]
         self._record(dY, *dlast)
         last, arriving = self._arriving_cotangents(dY, [x for x in dlast if x is not None])
         firsts, d, *products = self.kind.backward(self, [layer.state(x) for x in last], arriving)
         x = s.X if layer.tokens is None else layer.tokens.one_hot
-        if products[0][0] is d:  # the sum of the contributions of input and h
+        if products[0][0] is d:  # input and h contribute to the gates by a sum, so both have the cotangent d
             dWb, dW, dR = at.outer(d, x, products[0][1])
             dRb = dWb
         else:
@@ -193,7 +212,7 @@ class StockRun:
         return [dX, dW, dR, dWb, dRb, *left]
 
     def _record(self, dY: Var | None, *dlast: Var | None) -> None:
-        """Record the shapes of cotangents, which are those of Y and of the last states; inference may not find them."""
+        """Record the shapes of the cotangents of Y and of the last states, which shape inference may not find."""
         s = self.layer.s
         sizes = all_sizes((*(s.X.shape or (None,))[:2], (s.R.shape or (None,))[-1]))
         for x, rank in [(dY, 3), *((x, 2) for x in dlast)]:
@@ -201,7 +220,7 @@ class StockRun:
                 record_shape(x.value, tuple(sizes[-rank:]))
 
     def _arriving_cotangents(self, dY: Var | None, last: list[Var]) -> tuple[list[Var], list[Var]]:
-        """Cotangents of the last states, and those of the h before each step."""
+        """Return the cotangents of the last states, and those of the h before each step that come from Y."""
         if dY is None:
             return last, []
         op, backwards = self.layer.op, self.layer.s.backwards
@@ -219,7 +238,7 @@ class StockRun:
 
 
 def _direction(op: Builder, node: ir.Node, gradients: Sequence[ir.Node], k: int) -> tuple[Direction, ir.Node]:
-    """The ``k``-th direction of a node, and its gradient operator."""
+    """Return the ``k``-th direction of a node, and its gradient operator."""
     count, backwards = len(gradients), bool(gradients[k].attributes["backwards"].as_int())
     X, *rest = (op.wrap(v) for v in (*node.inputs, *[None] * 7)[:7])
     own = (None if v is None else op.Gather(v, k, axis=0) if count > 1 else op.Squeeze(v, [0]) for v in rest)
@@ -236,7 +255,7 @@ def _concatenated(op: Builder, parts: Sequence[Var]) -> Var:
 
 
 def _outputs(op: Builder, runs: Sequence[Run]) -> list[Var]:
-    """Y, Y_h (and Y_c) of a node."""
+    """Return the outputs of a node: Y, Y_h and, for an LSTM, Y_c."""
     states, *last = zip(*(run.outputs() for run in runs), strict=True)
     Y = [op.Unsqueeze(h, [1]) for h in states]
     return [op.Concat(*Y, axis=1) if len(Y) > 1 else Y[0], *(_concatenated(op, ends) for ends in last)]
@@ -247,15 +266,15 @@ def _outputs(op: Builder, runs: Sequence[Run]) -> list[Var]:
 
 @dataclass(frozen=True)
 class _Kind:
-    """The forward and backward loop of a layer.
+    """The forward and backward loop of an operator.
 
     Attributes:
-        forward: maps a layer and its initial states to the loop's outputs: last states, h of all steps, and saved
-            values.
-        backward: maps a run, and the cotangents of its last states and of each step, to the cotangents of the initial
-            states, of the gates' inputs, and then, for each recurrent weight, of its products and the factors [T, N,
-            H].
-        states: their number.
+        forward: writes the forward loop for a layer and its initial states; returns the last states, h of all steps,
+            and saved values.
+        backward: writes the backward loop for a run, the cotangents of its last states, and those of each step. It
+            returns the cotangents of the initial states and of the gates' inputs, and then, for each recurrent weight,
+            a pair: the cotangent of its products, and the factor [T, N, H] that it is multiplied by.
+        states: the number of states.
     """
 
     forward: Callable[[_Layer, Sequence[Var]], Sequence[Var]]
@@ -264,7 +283,7 @@ class _Kind:
 
 
 def _rnn_forward(layer: _Layer, first: Sequence[Var]) -> Sequence[Var]:
-    """``h' = f(W x + R h + b)``."""
+    """Compute ``h' = f(W x + R h + b)``."""
     at, f = layer.at, layer.attrs["activation"]
     R, (b,) = at.weight(layer.s.R), [layer.s.bias()]
     assert b is not None
@@ -278,7 +297,7 @@ def _rnn_forward(layer: _Layer, first: Sequence[Var]) -> Sequence[Var]:
 
 
 def _rnn_backward(run: StockRun, last: Sequence[Var], arriving: Sequence[Var]) -> Sequence[Any]:
-    """``d = dh·f'`` step by step backwards in time; the previous h gets ``Rᵀd``."""
+    """Compute ``d = dh·f'`` from the last step to the first; the cotangent of the previous h is ``Rᵀd``."""
     layer, op, at, h = run.layer, run.layer.op, run.layer.at, run.states
     R = at.transposed(layer.s.R)
     slope = 1.0 - h * h if layer.attrs["activation"] == "Tanh" else op.cast(h > 0.0, h.dtype)
@@ -292,7 +311,11 @@ def _rnn_backward(run: StockRun, last: Sequence[Var], arriving: Sequence[Var]) -
 
 
 def _lstm_forward(layer: _Layer, first: Sequence[Var]) -> Sequence[Var]:
-    """``c' = f c + i g`` and ``h' = o tanh c'``; saves factors of dc, dh, dc, dc for the gates, of dh for dc, and f."""
+    """Compute ``c' = f c + i g`` and ``h' = o tanh c'``.
+
+    Saved values are K, the factors of dc, dh, dc and dc for the gates i, o, f and g; Kh, the factor of dh for dc; and
+    f.
+    """
     op, at, bias = layer.op, layer.at, layer.s.bias()
     assert bias is not None
     Rs, Rg = map(at.weight, layer.cut(layer.s.R, 3, 1))
@@ -314,7 +337,10 @@ def _lstm_forward(layer: _Layer, first: Sequence[Var]) -> Sequence[Var]:
 
 
 def _lstm_backward(run: StockRun, last: Sequence[Var], arriving: Sequence[Var]) -> Sequence[Any]:
-    """``dc += dh·Kh``, gates ``d = (dc, dh, dc, dc)·K``; the previous c gets ``dc·f``, the previous h ``Rᵀd``."""
+    """Compute ``dc += dh·Kh`` and the cotangents of the gates, ``d = (dc, dh, dc, dc)·K``.
+
+    The cotangent of the previous c is ``dc·f``, that of the previous h ``Rᵀd``.
+    """
     layer, at = run.layer, run.layer.at
     R = at.transposed(layer.s.R)
 
@@ -328,10 +354,11 @@ def _lstm_backward(run: StockRun, last: Sequence[Var], arriving: Sequence[Var]) 
 
 
 def _gru_forward(layer: _Layer, first: Sequence[Var]) -> Sequence[Var]:
-    """``h' = n + z (h - n)``; saved: factors of dh for the gates' recurrent parts, for n's input, and for h.
+    """Compute ``h' = n + z (h − n)``.
 
-    With linear_before_reset, ``n = tanh(x + r q)`` with ``q = R h``; else ``n = tanh(x + R (r h))``, and r and r h are
-    saved, too.
+    With linear_before_reset, ``n = tanh(x + r q)`` with ``q = R h``; otherwise ``n = tanh(x + R (r h))``. Saved values
+    are the factors of dh for the gates' recurrent parts, for n's input, and for h; without linear_before_reset also r
+    and r h.
     """
     op, at, after = layer.op, layer.at, bool(layer.attrs["linear_before_reset"])
     Rs, Rn = map(at.weight, layer.cut(layer.s.R, 2, 1))
@@ -359,7 +386,7 @@ def _gru_forward(layer: _Layer, first: Sequence[Var]) -> Sequence[Var]:
 
 
 def _gru_backward(run: StockRun, last: Sequence[Var], arriving: Sequence[Var]) -> Sequence[Any]:
-    """With linear_before_reset, ``d = (dh, dh, dh)·K``; the previous h gets ``Rᵀd + dh·z``."""
+    """Compute ``d = (dh, dh, dh)·K`` with linear_before_reset; the cotangent of the previous h is ``Rᵀd + dh·z``."""
     if not run.layer.attrs["linear_before_reset"]:
         return _reset_before(run, last, arriving)
     layer, op, at = run.layer, run.layer.op, run.layer.at
@@ -375,7 +402,10 @@ def _gru_backward(run: StockRun, last: Sequence[Var], arriving: Sequence[Var]) -
 
 
 def _reset_before(run: StockRun, last: Sequence[Var], arriving: Sequence[Var]) -> Sequence[Any]:
-    """``dn = dh·Kn``, with ``d`` those of z and r; the previous h gets ``Rᵀd + dh·z + (Rₙᵀdn)·r``."""
+    """Compute ``dn = dh·Kn``, and d, the cotangents of z and r, without linear_before_reset.
+
+    The cotangent of the previous h is ``Rᵀd + dh·z + (Rₙᵀdn)·r``.
+    """
     layer, op, at = run.layer, run.layer.op, run.layer.at
     Rs, Rn = map(at.transposed, layer.cut(layer.s.R, 2, 1))
     *factors, reset = run.kept
