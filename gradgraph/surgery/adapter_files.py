@@ -3,7 +3,7 @@
 PEFT's names are ``base_model.model.<module>.lora_A.weight`` of shape (rank, inputs) and ``….lora_B.weight`` of
 (outputs, rank), with ``….lora_magnitude_vector`` of DoRA; of an embedding ``….lora_embedding_A`` (rank, rows) and
 ``….lora_embedding_B`` (columns, rank); of IA3 ``….ia3_l``; for prefixes see ``prefix_files``. Kinds that PEFT lacks
-(bottlenecks, biases, prefixes of some attentions only) are stored likewise, with their own names and types.
+(bottlenecks, biases, prefixes of some attentions only) are stored in the same files, with their own names and types.
 """
 
 from __future__ import annotations
@@ -82,18 +82,18 @@ def save_adapter(
         folder: destination of ``adapter_config.json`` and ``adapter_model.safetensors``; created if missing. A path
             that ends in ``.onnx_adapter`` is written as one file in onnxruntime's adapter format (:func:`switchable`).
         weights: the trained weights, as for :func:`merge_adapters`.
-        name: of the adapters, if the model has several.
+        name: name of the set of adapters to save, if the model has several sets.
         family: write the layer names of Hugging Face's models, for use with PEFT in PyTorch: ``"llama"`` for all with
             projections q_proj, k_proj, v_proj and o_proj; ``"phi3"``, which packs them; ``"phi"``. Adapters of packed
-            layers are split into those of their pieces, and vice versa. By default layers keep the model's names.
-        names: layer names in the folder, by layer of the model, where they are neither its own nor the family's:
+            layers are split into adapters of their pieces, and vice versa. By default layers keep the model's names.
+        names: layer names in the folder, by layer of the model, if they are neither the model's nor the family's:
             ``{"model.layers.*.attn.o_proj": "transformer.h.*.attn.out"}``; ``*`` stands for the same text in both.
 
     Raises:
         ArgumentError: ``names`` has a ``*`` on one side only, or two layers would have the same name.
         BuildError: the model has no adapters, or several sets of them; or their kind does not support a family
             (supported: lora, rslora, dora).
-        UnknownNameError: no such adapters, no such layer in ``names``, or no such family.
+        UnknownNameError: there are no adapters called ``name``, no layer of a name in ``names``, or no such family.
         DataError: the weights cannot be read.
         OutputError: the folder cannot be written.
     """
@@ -102,7 +102,7 @@ def save_adapter(
     adapters = chosen_adapters(work, name, "save")
     if len(names_of_adapters(adapters)) > 1:
         raise BuildError(
-            f"the model has several sets of adapters, and a folder holds one: {listed(names_of_adapters(adapters))}",
+            f"the model has several sets of adapters, but a folder stores one: {listed(names_of_adapters(adapters))}",
             remedy="choose one: save_adapter(model, folder, name=...)",
             shell="choose one: --name NAME",
         )
@@ -110,13 +110,13 @@ def save_adapter(
         give_weights(work, weights)
     if os.fspath(folder).endswith(SUFFIX):
         if family is not None or names:
-            raise BuildError(f"a {SUFFIX} file has the model's names; remove {'names' if names else 'the family'}")
+            raise BuildError(f"a {SUFFIX} file uses the model's names; remove {'names' if names else 'the family'}")
         save_ort_adapter(work, adapters, folder)
         return
     called = _called(names or {}, [adapter.module for adapter in adapters])
     if is_as_in_peft(work, adapters):
         if called:
-            raise BuildError("prefixes of all layers are one tensor in PEFT's files; remove names")
+            raise BuildError("PEFT stores the prefixes of all layers as one tensor, without layer names; remove names")
         arrays, config = joined(work, adapters)
     elif family is not None:
         arrays, config = _of_family(work, adapters, FAMILIES.named(family), called)
@@ -133,7 +133,7 @@ def save_adapter(
 
 
 def _called(names: Mapping[str, str], layers: Sequence[str]) -> dict[str, str]:
-    """Return the names in the folder of the layers that ``names`` matches.
+    """Return the name in the folder of each layer that ``names`` matches.
 
     Raises:
         UnknownNameError: no layer has one of the names.
@@ -142,15 +142,15 @@ def _called(names: Mapping[str, str], layers: Sequence[str]) -> dict[str, str]:
     check_patterns([*names], layers, "layer with an adapter", layers)
     renamed = Renamed(names)
     called = {layer: theirs for layer in layers if (theirs := renamed.theirs(layer)) is not None}
-    _check_apart(layers, called)
+    _check_unique(layers, called)
     return called
 
 
-def _check_apart(names: Sequence[str], called: Mapping[str, str]) -> None:
+def _check_unique(names: Sequence[str], called: Mapping[str, str]) -> None:
     """Raise ArgumentError if two of the names coincide after renaming."""
     again, count = Counter(called.get(name, name) for name in {*names}).most_common(1)[0]
     if count > 1:
-        raise ArgumentError(f"'{shown(again)}' would be the name of {count} layers; give each a name of its own")
+        raise ArgumentError(f"{count} layers would have the name '{shown(again)}'; use a different name for each")
 
 
 def _as_stored(work: ir.Model, adapter: Adapter) -> dict[str, Array]:
@@ -172,9 +172,16 @@ def stored_names(adapter: Adapter) -> list[str]:
 
 
 def _turned(adapter: Adapter, place: int, array: Array, groups: int, rank: int) -> Array:
-    """Convert from our layout to PEFT's: matrices are transposed there, and no Conv's first factor has groups.
+    """Convert a tensor of an adapter from our layout to PEFT's.
 
-    ``rank`` is the number of axes of the first factor.
+    In PEFT, matrices are transposed, and the first factor of a Conv covers the inputs of all groups.
+
+    Args:
+        adapter: the adapter.
+        place: index of the tensor among those of the adapter.
+        array: the tensor.
+        groups: number of groups of a Conv.
+        rank: number of axes of the first factor.
     """
     if adapter.kind == "ia3" and adapter.operator == "Conv":
         return array[None]
@@ -201,7 +208,7 @@ def _of_family(
     if other is not None:
         if KINDS[other.kind].peft is None:
             raise BuildError(
-                f"PEFT has no files for adapters of kind {other.kind} (that of '{shown(other.module)}'); remove the "
+                f"PEFT has no file format for adapters of kind {other.kind}, as on '{shown(other.module)}'; remove the "
                 "family to write a folder for load_adapter, or use kind lora"
             )
         low_rank = ", ".join(filter(_is_low_rank, KINDS))
@@ -218,7 +225,7 @@ def _of_family(
     again = next((theirs for theirs in called.values() if theirs in found), None)
     if again is not None:
         raise ArgumentError(
-            f"'{shown(again)}' is the family's name of another layer with an adapter; give each layer a name of its own"
+            f"'{shown(again)}' is also the family's name of another layer with an adapter; use another name in names"
         )
     found |= {theirs: given[name] for name, theirs in called.items()}
     first, spread = replace(adapters[0], blocks=()), KINDS[adapters[0].kind].spread
@@ -231,7 +238,7 @@ def _of_family(
 
 
 def _config(adapters: list[Adapter], ranks: Mapping[str, int]) -> dict[str, Any]:
-    """Return the content of ``adapter_config.json``; ``ranks`` are those of the tensors of each module."""
+    """Return the content of ``adapter_config.json``; ``ranks`` is the rank of each module's tensors."""
     first = adapters[0]
     modules = sorted({a.module for a in adapters})
     common = {"base_model_name_or_path": None, "task_type": None, "bias": "none", "inference_mode": True}
@@ -279,21 +286,21 @@ def load_adapter(
     """Add the adapters of a folder written by :func:`save_adapter` or PEFT to a model.
 
     Args:
-        model: the base model. Its layers have the names in the folder, or those that onnxruntime-genai's builder uses
-            for Hugging Face's, packed or not. It may have other adapters.
-        folder: with ``adapter_config.json`` and ``adapter_model.safetensors``. Fully trained modules
+        model: the base model. Its layers have the names used in the folder, or the names that onnxruntime-genai's
+            builder uses for Hugging Face's layers, packed or not. It may have other adapters.
+        folder: a folder with ``adapter_config.json`` and ``adapter_model.safetensors``. Fully trained modules
             (``modules_to_save``) replace the weights of the model, as floats.
-        name: of the adapters in the model.
-        names: layer names in the folder, where they cannot be derived; as for :func:`save_adapter`.
+        name: name for the adapters in the model.
+        names: layer names in the folder that cannot be derived, as for :func:`save_adapter`.
         out: write the result to this path.
 
     Returns:
-        The same kind of model, with the adapters.
+        A model of the same type as ``model``, with the adapters.
 
     Raises:
         ArgumentError: ``names`` has a ``*`` on one side only.
-        DataError: the folder cannot be read, holds another kind of adapter, or does not fit the model; or it is a
-            prefix of PEFT, and the model does not count positions of the text from it.
+        DataError: the folder cannot be read, contains an unsupported kind of adapter, or does not fit the model; or it
+            contains a PEFT prefix, but the model cannot offset the positions of the text by the prefix's length.
         UnknownNameError: no layer of the model has the name of one in the folder, or the folder lacks one of ``names``.
         BuildError: the model already has adapters of this name.
         OutputError: ``out`` cannot be written.
@@ -338,7 +345,7 @@ def _renamed(
     check_patterns([*names.values()], known, "module of the folder", known)
     renamed = Renamed(names)
     ours = {module: layer for module in known if (layer := renamed.ours(module)) is not None}
-    _check_apart(known, ours)
+    _check_unique(known, ours)
     moved = {f"{_PREFIX}{ours[m]}.{places[k]}" if (m := modules[k]) in ours else k: a for k, a in arrays.items()}
     settings = replace(
         settings,
@@ -374,7 +381,7 @@ def _take_whole_weights(work: ir.Model, kind: str, settings: Settings, arrays: d
         elif layer is None and vector is not None and vector.dtype and array.shape == tuple(shape_of(vector) or ()):
             set_numbers(work, vector, array.astype(vector.dtype.numpy()))
         else:
-            raise DataError(f"'{shown(key)}' was fully trained, but the model has no weight of its name and shape")
+            raise DataError(f"'{shown(key)}' was fully trained, but the model has no weight with this name and shape")
     return {k: a for k, a in arrays.items() if k not in whole}
 
 
@@ -386,8 +393,8 @@ def _last(weight: str) -> str:
 def _outputs_first(layer: Layer, array: Array, inputs_first: bool) -> Array | None:
     """Return a fully trained weight with outputs first, for ``stored_weights``; None if its shape is not the layer's.
 
-    Layers of PyTorch have (outputs, inputs), the Conv1D of GPT-2 (inputs, outputs). For a square one the caller
-    decides.
+    Layers of PyTorch have (outputs, inputs), the Conv1D of GPT-2 (inputs, outputs). For a square weight,
+    ``inputs_first`` decides.
     """
     if layer.kind in ("Conv", "Gather"):
         fitting = array.shape == layer.shape
@@ -412,9 +419,7 @@ def _check_lying(layer: Layer, key: str, new: Array) -> None:
 
 
 def _is_changed(layer: Layer, new: Array, stored_in: np.dtype[Any]) -> bool:
-    """Whether a weight differs from the model's, beyond the precision of either. A quantised one that does not stays
-    quantised.
-    """
+    """Whether a weight differs from the model's by more than their precision; False for a quantised layer."""
     if is_quantised(layer):
         return False
     own = canonical(layer)
@@ -427,7 +432,7 @@ def _check_whole(kind: str, arrays: Mapping[str, Array], folder: Path) -> None:
     """Raise DataError if an adapter lacks a tensor: one factor without the other, or no adapter at all."""
     if not arrays:
         raise DataError(
-            f"the adapter in '{shown(folder)}' has no tensor of an adapter in {WEIGHTS}; get the file again"
+            f"the adapter in '{shown(folder)}' has no adapter tensors in {WEIGHTS}; download the file again"
         )
     modules: dict[str, set[str]] = {}
     for key in arrays:
@@ -447,7 +452,7 @@ def _check_whole(kind: str, arrays: Mapping[str, Array], folder: Path) -> None:
 def _by_meaning(
     work: ir.Model, kind: str, settings: Settings, arrays: dict[str, Array]
 ) -> tuple[Settings, dict[str, Array]]:
-    """Rename adapters to the model's layers, if the folder uses other names for them."""
+    """Rename adapters after the model's layers, if the folder uses other names for these layers."""
     parts = KINDS[kind].parts
     tensors: dict[str, list[Array]] = {}
     for key, array in arrays.items():
@@ -481,7 +486,7 @@ def _factors(stored: list[Array], scale: float) -> tuple[Array, Array, float, Ar
 
 
 def _repeated(kind: str, layers: list[Any], arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Copy tensors to layers that repeat a module: PEFT has one adapter for all calls."""
+    """Return copies of tensors for layers that are further calls of a module, since PEFT stores one adapter for all."""
     copies: dict[str, Array] = {}
     for layer in layers:
         if isinstance(layer, Layer) and layer.repeats:
@@ -516,7 +521,9 @@ def _fill(work: ir.Model, made: list[Adapter], arrays: Mapping[str, Array], fold
     wanted = {key: (a, i) for a in made for i, key in enumerate(stored_names(a))}
     spare, missing = sorted(set(arrays) - set(wanted)), sorted(set(wanted) - set(arrays))
     if spare or missing:
-        what = f"no layer for {listed(spare, 3)}" if spare else f"layers without an adapter there: {listed(missing, 3)}"
+        what = (
+            f"no layer for {listed(spare, 3)}" if spare else f"layers that it has no adapter for: {listed(missing, 3)}"
+        )
         raise DataError(f"the adapter in '{shown(folder)}' does not fit the model, which has {what}")
     for key, (adapter, place) in wanted.items():
         weight = adapter.weights[place]
@@ -529,7 +536,7 @@ def _fill(work: ir.Model, made: list[Adapter], arrays: Mapping[str, Array], fold
 
 
 def _back(adapter: Adapter, place: int, array: Array, shape: tuple[int, ...], groups: int) -> Array | None:
-    """Convert from PEFT's layout to ours; None if it does not fit."""
+    """Convert a tensor of an adapter from PEFT's layout to ours, the inverse of ``_turned``; None for another shape."""
     if adapter.kind == "ia3" or place == 2 or KINDS[adapter.kind].peft is None:
         same = array.shape == shape or (KINDS[adapter.kind].peft is not None and array.size == np.prod(shape))
         return np.ascontiguousarray(array.reshape(shape)) if same else None
@@ -549,7 +556,7 @@ def _module(kind: str, key: str) -> str:
 
 
 def _part(kind: str, key: str) -> str:
-    """Return which tensor of an adapter has this name; empty if none."""
+    """Return the part of a tensor's name after the module, such as ``lora_A.weight``; empty for other tensors."""
     parts = (*KINDS[kind].parts, *KINDS[kind].of_embeddings)
     return next((part for part in parts if key.startswith(_PREFIX) and key.endswith(f".{part}")), "")
 

@@ -73,20 +73,20 @@ def lora(
         target: names or globs, of weights, modules or nodes: ``"*attn*"``, ``["*q_proj*", "*v_proj*"]``, ``"*"``.
             MatMul, Gemm, Conv, Gather and MatMulNBits with a stored weight are supported, also with a DequantizeLinear
             (int8, uint8, int4; per tensor, channel or block). For a prefix, attentions; for bitfit, biases.
-        rank: of the two factors; for a bottleneck, its width; for a prefix, its length.
+        rank: rank of the two factors; width of a bottleneck; length of a prefix.
         alpha: the adapter is scaled by ``alpha/rank``; ``2·rank`` by default.
-        dropout: on the input of the first factor, in training.
+        dropout: dropout probability of the input of the first factor, in training.
         kind: one of the kinds below. A prefix, unlike others, changes the model's outputs immediately; if all
             attentions get one, the input ``position_ids`` is offset by its length, as in PEFT.
-        name: of this set of adapters. Existing adapters with other names stay, and are no longer trained
-            (:func:`use_adapters`).
+        name: name of this set of adapters. Existing adapters with other names stay in the model, but are no longer
+            trained (:func:`use_adapters`).
         feedforward: for ia3, the layers whose input is multiplied instead of their output.
-        seed: of the initial values (the first factor is uniform in ±1/√(inputs), as in PEFT; the second is zero).
+        seed: seed of the initial values (the first factor is uniform in ±1/√(inputs), as in PEFT; the second is zero).
         out: write the result to this path.
 
     Returns:
-        The same kind of model. ``gg.build`` trains only its adapters, unless ``train=`` names other weights; all others
-        stay as stored.
+        A model of the same type as ``model``. ``gg.build`` trains only its adapters, unless ``train=`` names other
+        weights; all other weights stay as stored.
 
     Raises:
         UnknownNameError: no supported layer matches a name or glob; the message lists unsupported matches.
@@ -194,7 +194,7 @@ def adaptable(
             f"no {what} that can have an adapter matches "
             f"{listed(as_names(target))}{because}; choose from {listed([layer.name for layer in known][:12])}"
         )
-    if len(as_names(target)) > 1 and all(hasattr(layer, "names") for layer in layers):  # registered kinds may have none
+    if len(as_names(target)) > 1 and all(hasattr(layer, "names") for layer in layers):  # else of a registered kind
         known = [layer.name for layer in search(work, "*")[0]]
         check_patterns(target, _names_of(layers), f"{what} that can have an adapter", known)
     if before:
@@ -222,18 +222,18 @@ def use_adapters(
     """Set the scale of each adapter in the model, and which of them are trained.
 
     Args:
-        model: one with adapters.
-        weights: scale by name: 1 as trained, 0 off, or any other number; adapters that are not named get 0. Kinds that
-            cannot be scaled have 1.
-        train: the names that a step trains; by default those that were trained before.
+        model: a model with adapters.
+        weights: the scale of each set of adapters, by name: 1 as trained, 0 off, or any other number. Adapters of other
+            names get 0. The scale of kinds that cannot be scaled is 1.
+        train: the names of the adapters that a step trains; by default the same as before.
         out: write the result to this path.
 
     Returns:
-        The same kind of model.
+        A model of the same type as ``model``.
 
     Raises:
-        UnknownNameError: the model has no adapters of a name.
-        BuildError: a kind that cannot be scaled is given a scale.
+        UnknownNameError: the model has no adapters of one of the names.
+        BuildError: the scale of a kind that cannot be scaled would change.
         OutputError: ``out`` cannot be written.
     """
     work = opened(model, out)
@@ -266,7 +266,7 @@ def _weighed(work: ir.Model, adapter: Adapter, weight: float) -> Adapter:
 
 
 def factor_of(work: ir.Model, adapter: Adapter, number: float) -> tuple[ir.Value, np.ndarray]:
-    """Return the number in the model that scales an adapter, and ``number`` in its type.
+    """Return the value in the model that scales an adapter, and ``number`` as an array of its type.
 
     Raises:
         BuildError: the adapter's nodes were changed.
@@ -275,16 +275,24 @@ def factor_of(work: ir.Model, adapter: Adapter, number: float) -> tuple[ir.Value
     factor = None if find is None else find(work, adapter)
     held = numbers_of(factor)
     if factor is None or held is None:
-        raise BuildError(f"the nodes of the adapter of '{shown(adapter.module)}' were changed")
+        raise BuildError(
+            f"the nodes of the adapter of '{shown(adapter.module)}' were changed, so its scale cannot be found; use "
+            "the model returned by gg.lora"
+        )
     return factor, np.asarray(number, held.dtype.numpy())
 
 
 def chosen_adapters(work: ir.Model, names: str | Sequence[str] | None, what: str) -> list[Adapter]:
-    """Return the adapters of these names, or all.
+    """Return the adapters of these names; all adapters without names.
+
+    Args:
+        work: the model.
+        names: names of sets of adapters.
+        what: a verb for the message: what they are needed for.
 
     Raises:
-        BuildError: the model has none, or their weights are missing.
-        UnknownNameError: there are none of a name.
+        BuildError: the model has no adapters, or their weights are missing.
+        UnknownNameError: the model has no adapters of one of the names.
     """
     adapters = adapters_of(work)
     if not adapters:

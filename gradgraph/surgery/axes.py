@@ -88,7 +88,8 @@ def _declare(work: ir.Model, axes: Mapping[str, Mapping[int, str]]) -> dict[str,
                 raise ModelError(f"the input '{shown(name)}' has {len(dims)} axes, so there is no axis {axis}")
             if stood_for.setdefault(symbol, dims[axis]) != dims[axis]:
                 raise ModelError(
-                    f"'{shown(symbol)}' would stand for {dims[axis]} and for {stood_for[symbol]}; use a name for each"
+                    f"the axis name '{shown(symbol)}' is used for the sizes {stood_for[symbol]} and {dims[axis]}; use "
+                    "a different name for each"
                 )
             dims[axis] = symbol
         value.shape = ir.Shape(dims)
@@ -203,7 +204,7 @@ def _recurrence(model: ir.Model, node: ir.Node, known: ir.Node, sizes: Sequence[
 
 
 _COPIES = ("Cast", "Concat", "Expand", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose",
-           "Unsqueeze")  # fmt: skip  # whose result has the numbers of the first input; of all, a Concat
+           "Unsqueeze")  # fmt: skip  # their results are elements of the first input (Concat: of all inputs)
 
 
 def _is_zeros(value: ir.Value | None) -> bool:

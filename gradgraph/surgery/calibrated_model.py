@@ -1,8 +1,8 @@
-"""onnxruntime's quantiser for data and weights, called with condensed large weights.
+"""Quantisation of data and weights by onnxruntime's quantiser, without holding all weights in memory.
 
-For each weight it needs only the range, or that of each channel, and then rounds it. So it is called with small weights
-of the same ranges, and the large ones are rounded one at a time when they are written: neither their floats nor their
-integers are all in memory. The result is the same, bit for bit.
+The quantiser needs only the range of each weight, or of each of its channels, before it rounds the weight. So it is
+called with small weights of the same ranges, and the large ones are rounded one at a time when they are written:
+neither their floats nor their integers are all in memory. The result is the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def calibrated(model: ir.Model, batches: Iterable[Batch], folder: Path) -> ir.Mo
     """Quantise ``model`` with onnxruntime's quantiser, with ranges observed on ``batches``.
 
     Args:
-        folder: for a temporary file.
+        model: the float model.
+        batches: calibration data.
+        folder: a folder for temporary files.
 
     Returns:
         A model whose large integers are computed on access, from the weights of ``model``.
@@ -68,7 +70,7 @@ def calibrated(model: ir.Model, batches: Iterable[Batch], folder: Path) -> ir.Mo
     with _quiet():
         try:
             return _calibrated(model, batches, folder)
-        except Exception as error:  # any exception
+        except Exception as error:
             raise ModelError(f"onnxruntime's quantiser rejects the model: {shown(error)}") from None
 
 
@@ -87,10 +89,9 @@ def _calibrated(model: ir.Model, batches: Iterable[Batch], folder: Path) -> ir.M
 
 
 def turn_weights(model: ir.Model) -> None:
-    """Store large weights that products read transposed in transposed form, in place; transposes are computed on
-    access.
+    """Replace large weights that MatMuls read through a Transpose by transposed weights, in place.
 
-    onnxruntime, which does the same, would hold all of them in memory.
+    The transposed weights are computed on access. onnxruntime would compute them, too, but hold all in memory.
     """
     for node in [*model.graph]:
         weight, old = next(iter(node.inputs), None), node.outputs[0]
@@ -286,7 +287,7 @@ def _put(value: ir.Value, tensor: ir.TensorProtocol) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the quantiser's advice to do what is done already."""
+    """Silence the quantiser's warnings, which advise preprocessing that has been done already."""
     root = logging.getLogger()
     level = root.level
     root.setLevel(logging.ERROR)

@@ -32,8 +32,8 @@ def cut(
         out: write the result to this path.
 
     Returns:
-        The same kind of model (a path gives a ``ModelProto``; with ``out``, an ``onnx_ir.Model``), without nodes,
-        weights and inputs that the outputs do not need.
+        A model of the same type as ``model`` (a ``ModelProto`` for a path; with ``out``, an ``onnx_ir.Model``), without
+        nodes, weights and inputs that the outputs do not need.
 
     Raises:
         UnknownNameError: the model has no such value.

@@ -22,7 +22,7 @@ def forget_sizes(model: Source, *, out: Path | None = None) -> Result:
         out: write the result to this path.
 
     Returns:
-        The same kind of model.
+        A model of the same type as ``model``.
 
     Raises:
         OutputError: ``out`` cannot be written.

@@ -35,11 +35,11 @@ def resize_embedding(model: Source, weight: str, rows: int, *, out: Path | None 
         out: write the result to this path.
 
     Returns:
-        The same kind of model.
+        A model of the same type as ``model``.
 
     Raises:
         UnknownNameError: the model has no value of this name.
-        ModelError: it is not an embedding.
+        ModelError: the weight is not an embedding.
         OutputError: ``out`` cannot be written.
     """
     work = opened(model, out)

@@ -26,20 +26,20 @@ _VALUES = Kind(
 
 @checked(values=_VALUES, out=PATH.or_none())
 def fix_inputs(model: Source, values: Mapping[str, float], *, out: Path | None = None) -> Result:
-    """Replace the inputs of these names by constants; an If that one of them decides is replaced by its branch.
+    """Replace inputs by constants; an If whose condition becomes constant is replaced by the branch that it takes.
 
-    Inputs that only other branches read are removed, too.
+    Inputs that only the removed branches read are removed, too.
 
     Optimum's ``decoder_model_merged.onnx`` has two decoders, selected by ``use_cache_branch``: False selects the one
     without a past.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
-        values: a number (0 and 1 for a bool) by input, which fills it; its sizes must be known.
+        values: the number that fills each input, by name (0 or 1 for a bool). The sizes of these inputs must be known.
         out: write the result to this path.
 
     Returns:
-        The same kind of model.
+        A model of the same type as ``model``.
 
     Raises:
         UnknownNameError: the model has no such input.

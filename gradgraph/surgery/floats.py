@@ -26,7 +26,7 @@ def in_float32(model: Source, *, out: Path | None = None) -> Result:
         out: write the result to this path.
 
     Returns:
-        The same kind of model.
+        A model of the same type as ``model``.
 
     Raises:
         OutputError: ``out`` cannot be written.

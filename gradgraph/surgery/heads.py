@@ -41,7 +41,7 @@ _PASSED = frozenset(
         *("Unsqueeze",),
     )
 )
-_PAIR = ("QuantizeLinear", "DequantizeLinear")  # their ranges are those of the old classes
+_PAIR = ("QuantizeLinear", "DequantizeLinear")  # removed after a new head: their ranges are those of the old classes
 _LINEAR = ("Gemm", "MatMul", "Conv", "MatMulNBits")
 _ABOVE_ZERO = Kind("a whole number above zero", lambda value: WHOLE.fits(value) and value > 0)
 
@@ -73,7 +73,7 @@ def new_head(
         out: write the result to this path.
 
     Returns:
-        The same kind of model (a path gives a ``ModelProto``; with ``out``, an ``onnx_ir.Model``).
+        A model of the same type as ``model`` (a ``ModelProto`` for a path; with ``out``, an ``onnx_ir.Model``).
 
     Raises:
         ModelError: no such layer was found; the message names the node at which the search ended.
@@ -157,7 +157,10 @@ def _find(output: ir.Value) -> _Head:
             )
         if source is not None:
             value = source
-    raise ModelError(f"no last linear layer found for the output '{shown(output.name)}': it is '{shown(value.name)}'")
+    raise ModelError(
+        f"no last linear layer found for the output '{shown(output.name)}': the search ended at '{shown(value.name)}', "
+        "which no node computes"
+    )
 
 
 def _does_nothing(node: ir.Node) -> bool:

@@ -53,11 +53,12 @@ class Quantized:
     """The result of ``quantize``.
 
     Attributes:
-        result: the quantised model: an ``onnx_ir.Model`` for one (large weights may be in a temporary file, deleted
-            with it), else an ``onnx.ModelProto``.
+        result: the quantised model: an ``onnx_ir.Model`` if the original model was one (its large weights may be in a
+            temporary file, which is deleted with it), otherwise an ``onnx.ModelProto``.
         samples: the number of calibration samples; 0 if only weights are integers.
-        bytes_before, bytes_after: of the whole files, up to a few bytes for each large weight.
-        outputs: the comparison of each output with that of the float model: on the calibration data, or else on a
+        bytes_before, bytes_after: file sizes of the original and the quantised model, accurate to a few bytes for each
+            large weight.
+        outputs: the deviation of each output from the float model's: on the calibration data, or without any on a
             random batch; empty if no random batch fits the model.
     """
 
@@ -100,11 +101,11 @@ def quantize(model: Source, calibration: Any = None, *, batch_size: int = 32) ->
     given, folder = load_model(model), Folder()
     inputs, outputs, before = _inputs(given), len(given.graph.outputs), _file_size(given)
     plan = DataNames.read_from(given.metadata_props).preprocess
-    if plan is not None:  # the table columns are cut off before quantising, and put back afterwards
+    if plan is not None:  # table preprocessing is removed before quantising, and added again afterwards
         cut_off(given, plan)
     if calibration is not None:
         turn_weights(given)
-    _lie_in_file(given, folder, "floats")
+    _move_to_file(given, folder, "floats")
     with passing_through([tensor.numpy() for tensor in large_outside(given)]):
         plain = Predictor(given, device="cpu", packs=False)
         size = plain.fixed_rows or batch_size
@@ -115,7 +116,7 @@ def quantize(model: Source, calibration: Any = None, *, batch_size: int = 32) ->
             samples, batches = _read(calibration, plain, size)
             plain(batches[0])  # raises our own error for data that do not fit
             small = _calibrated(given, batches, folder)
-        _lie_in_file(small, folder, "integers")
+        _move_to_file(small, folder, "integers")
         small.meta[_FOLDER] = folder
         found = compared(plain, Predictor(small, plain.outputs, device="cpu", packs=False), batches)
     if inputs != _inputs(given):
@@ -153,11 +154,11 @@ def _calibrated(model: ir.Model, batches: list[Batch], folder: Folder) -> ir.Mod
     return result
 
 
-def _lie_in_file(model: ir.Model, folder: Folder, name: str) -> None:
-    """Move large computed or in-memory weights to a file, which is deleted with ``folder``.
+def _move_to_file(model: ir.Model, folder: Folder, name: str) -> None:
+    """Move large weights from memory, or computed on access, to a file that is deleted with ``folder``.
 
-    Weights in another file are moved along, as sessions map files of one folder. Computed weights stay in memory if
-    there are few of them, or no room for the file.
+    Weights in another file are moved, too, since a session maps files of one folder only. Weights stay in memory if
+    they are few, or if there is no disk space for the file.
     """
     large = [v for v in stored_values(model) if bytes_of([v]) >= LEAST_BYTES]
     if bytes_of(v for v in large if not isinstance(v.const_value, ir.ExternalTensor)) >= large_weights.LEAST_KEPT:

@@ -1,12 +1,14 @@
-"""Conversion of integer products to the float products between Quantize- and DequantizeLinear that they stand for.
+"""Conversion of integer products to equivalent float products between QuantizeLinear and DequantizeLinear.
 
-Integers have no gradient; a Q/DQ pair has a straight-through one. So adapters, and layers below, can be trained:
+Integers have no gradient, but a pair of QuantizeLinear and DequantizeLinear has a straight-through gradient. After the
+conversion, adapters and layers below can be trained:
 
-1. ``QLinearMatMul``, ``QLinearConv`` and ``QGemm``, and element-wise operators and pools among them: DequantizeLinear
-of each operand, the float operator, QuantizeLinear. That is their definition; a sum on a tie may round otherwise; 2.
-``MatMulInteger`` and ``ConvInteger`` after a DynamicQuantizeLinear, with the Cast and the Mul that convert their sums
-   to floats, ``MatMulIntegerToFloat`` and ``DynamicQuantizeMatMul``: the float product of data rounded likewise and
-       dequantised weights.
+1. ``QLinearMatMul``, ``QLinearConv``, ``QGemm``, and element-wise operators and pools between them become a
+   DequantizeLinear of each operand, the float operator, and a QuantizeLinear. This is how ONNX defines them, but a sum
+   halfway between two integers may be rounded differently.
+2. ``MatMulInteger`` and ``ConvInteger`` after a DynamicQuantizeLinear, with the Cast and the Mul that convert their
+   sums to floats, ``MatMulIntegerToFloat`` and ``DynamicQuantizeMatMul`` become the float product of dequantised
+   weights and of data that are rounded in the same way.
 
 Weights and biases stay integers, each followed by a DequantizeLinear.
 """
@@ -33,7 +35,7 @@ _BY_CHANNEL = 13  # the opset since which DequantizeLinear has an axis
 
 
 def write_pairs(work: ir.Model) -> bool:
-    """Convert all integer products, in place; return whether there were any.
+    """Convert all integer products of a model, in place; return whether it had any.
 
     Raises:
         BuildError: an integer product is not followed by nodes that convert it to floats.
@@ -71,7 +73,7 @@ _MOVES = ("Flatten", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Uns
 
 
 def _dequantised(op: Builder, numbers: Var, scale: Var, zero: Var | None, axis: int = 0) -> Var:
-    """Dequantise integers; nodes that only moved the integers move the floats instead, so that gradients pass."""
+    """Dequantise integers before nodes that only move them (``_MOVES``), which then move floats, so gradients pass."""
     count = _count(scale)
     shape = [] if count == 1 else [count]
     scale = _shaped(op, scale, shape)
@@ -93,7 +95,7 @@ def _count(scale: Var) -> int:
 
 
 def _shaped(op: Builder, x: Var, shape: list[int]) -> Var:
-    """Return ``x``, or a shared reshape of it: pairs are recognised by reading the same scale."""
+    """Return ``x`` reshaped; equal results are one value, since a Q/DQ pair is recognised by reading the same scale."""
     if x.shape is not None and list(x.shape) == shape:
         return x
     numbers, graph = numbers_of(x.value), x.value.graph
@@ -116,7 +118,7 @@ def _stored(op: Builder, graph: ir.Graph, name: str, numbers: Any) -> Var:
 
 
 def _bias(op: Builder, bias: Var, x_scale: Var, w_scale: Var, factor: float = 1.0) -> Var:
-    """Return a 32-bit bias as floats: its scale is that of the sums that it is added to."""
+    """Return an int32 bias as floats; its scale is the product of the scales of data and weight."""
     held, graph = [numbers_of(s.value) for s in (x_scale, w_scale)], bias.value.graph
     if factor != 1 or held[0] is None or held[1] is None or not isinstance(graph, ir.Graph):
         return op.cast(bias, ir.DataType.FLOAT) * op.Reshape(x_scale * w_scale * factor, [-1])
@@ -219,9 +221,7 @@ def _integer_product(editor: Editor, node: ir.Node) -> None:
 
 
 def _scales(node: ir.Node) -> tuple[ir.Node, ir.Node, ir.Value, ir.Value]:
-    """Return the Cast and the Mul that convert the sums to floats, and the scales of data and weight that these
-    multiply.
-    """
+    """Return the Cast and the Mul that convert the integer sums to floats, and the scales of data and weight."""
     cast = _only_reader(node.outputs[0], "Cast")
     scaled = None if cast is None else _only_reader(cast.outputs[0], "Mul")
     factor = None if scaled is None or cast is None else next(v for v in scaled.inputs if v is not cast.outputs[0])
@@ -233,12 +233,13 @@ def _scales(node: ir.Node) -> tuple[ir.Node, ir.Node, ir.Value, ir.Value]:
         )
     stored = [v for v in both.inputs if numbers_of(v) is not None]
     computed = [v for v in both.inputs if v is not None and numbers_of(v) is None]
-    if len(stored) == 2:  # fixed scales: that of the data is one number
+    if len(stored) == 2:  # both scales are constant; the data's scale is the first
         computed = [v for v in stored if v is not None][:1]
     weight = next((v for v in stored if v is not None and v not in computed), None)
     if len(computed) != 1 or weight is None:
         raise BuildError(
-            f"the scale of '{shown(node.name or node.op_type)}' is not a product of one of the data and a stored one"
+            f"the scale of '{shown(node.name or node.op_type)}' is not the product of a data scale and a stored weight "
+            "scale; quantise the float model again in the QDQ format"
         )
     return cast, scaled, computed[0], weight
 

@@ -3,14 +3,16 @@
 Models written by onnxruntime-genai's model builder and optimum have inputs for token-by-token generation: the keys and
 values of the past, a mask, positions. In training a whole text is fed at once, without a past. So:
 
-0. of two decoders in one file (:func:`fix_inputs`), the one without a past is used; 1. inputs of the past are empty: an
-attention or a Concat that reads keys or values is rewritten without them; other states, of a convolution or a
-recurrence, are zeros, the initial state of every text; 2. the mask is ones, and positions are counted from 0: rows are
-padded at their ends, which causal attention hides from other tokens, and the loss ignores (:func:`next_tokens`); 3. a
-mask that is kept hides tokens at any position: GroupQueryAttention, which reads only the number of tokens from a mask,
-gets it as a bias, and positions count the visible tokens; several texts in one row are separated by such a bias, too;
-4. outputs that continue the past are dropped, and hidden states next to logits; 5. float16 and bfloat16 are computed as
-float32 (:func:`in_float32`).
+0. If a file has two decoders, the one without a past is used (:func:`fix_inputs`).
+1. Inputs for the past are removed: an attention or a Concat that reads past keys or values is rewritten without them.
+   Other states, of a convolution or a recurrence, become zeros, the initial state of every text.
+2. The mask becomes ones, and positions are counted from 0. Rows are padded at their ends, which causal attention hides
+   from other tokens, and which the loss ignores (:func:`next_tokens`).
+3. A mask that is kept as an input hides tokens at any position: it becomes an attention bias of GroupQueryAttention,
+   which by itself reads only the number of tokens from a mask, and positions count the visible tokens. Several texts
+   in one row are separated by such a bias, too.
+4. Outputs that continue the past are removed, and hidden states if there are logits.
+5. float16 and bfloat16 are computed as float32 (:func:`in_float32`).
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ _APART = frozenset(
     | {"CausalConvWithState", "Conv", "LinearAttention", "GRU", "LSTM", "Loop", "RNN", "Scan"}
 )
 KEPT_APART = "several texts in one row are separated by the attention bias of GroupQueryAttention"
-_HIDDEN = -1e30  # finite: a row of only padding sees something, and its result is unused
+_HIDDEN = -1e30  # finite, so that the unused softmax of a row of only padding is not NaN
 
 
 @checked(keep=NAMES, packed=FLAG, outputs=NAMES.or_none(), out=PATH.or_none())
@@ -63,32 +65,32 @@ def language_model(
     outputs: str | Sequence[str] | None = None,
     out: Path | None = None,
 ) -> Result:
-    """Convert a generative model to one from tokens [batch, length] alone to logits [batch, length, vocabulary], in
-    float32.
+    """Convert a generative model to a model from tokens [batch, length] to logits [batch, length, vocabulary].
 
-    Weights, their names and adapters stay: add adapters to the generative model, train this one, and merge the trained
-    adapters into the other.
+    The result computes in float32. Weights, their names and adapters stay: add adapters to the generative model, train
+    the result of this function, and merge the trained adapters into the generative model.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
         keep: inputs, by name or glob, that stay inputs, such as ``"attention_mask"`` for rows that are padded anywhere.
-        packed: allow several texts per row: the new input ``segments``, int64 [batch, length], is the text of each
-            token, and no token sees another text. ``position_ids``, if the model has them, stay an input, as they
-            restart with each text.
-        outputs: of the result; by default all except those that continue the past, and hidden states next to logits.
+        packed: allow several texts per row: a new input ``segments``, int64 [batch, length], contains the number of
+            each token's text, and no token attends to another text. ``position_ids``, if the model has them, stay an
+            input, since they restart with each text.
+        outputs: outputs of the result; by default all except those that continue the past, and except hidden states if
+            there are logits.
         out: write the result to this path.
 
     Raises:
-        BuildError: the model has no past, mask or positions to remove, or a past that is not a floating tensor of known
-            sizes; or with ``packed`` it has another attention than GroupQueryAttention.
-        UnknownNameError: there is no input or output of a name.
+        BuildError: the model has no past, mask or positions to remove; its past is not a floating tensor of known
+            sizes; or with ``packed`` it has other attention than GroupQueryAttention.
+        UnknownNameError: the model has no input or output of one of the names.
         OutputError: ``out`` cannot be written.
     """
     work = opened(model, out)
     graph = work.graph
     if any(v.name == USE_CACHE for v in graph.inputs):
         fix_input(work, USE_CACHE, False)
-    if any(v.shape is None for node in graph for v in node.outputs if v.name):  # as forget_sizes does
+    if any(v.shape is None for node in graph for v in node.outputs if v.name):  # such as after forget_sizes
         learn_sizes(work)
     every = list(graph.outputs)
     _choose_outputs(graph, outputs)
@@ -146,7 +148,7 @@ def _like(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
 
 
 def score_outputs(graph: ir.Graph) -> list[ir.Value]:
-    """Return the outputs that neither continue the past nor are hidden states next to logits."""
+    """Return the outputs that do not continue the past and, if there are logits, are not hidden states."""
     names = [v.name for v in graph.outputs if v.name]
     going_on = set(_like(_PRESENT, names))
     chosen = [n for n in names if n not in going_on] or names
@@ -183,8 +185,8 @@ def _check(past: Sequence[ir.Value]) -> None:
             )
         if not (value.dtype and value.dtype.is_floating_point()):
             raise BuildError(
-                f"the input '{shown(value.name)}' is a state of {value.dtype or 'unknown type'}, and only floating "
-                "states are known to start at zero; use the model without a past"
+                f"the input '{shown(value.name)}' is a state of {value.dtype or 'unknown type'}, but only "
+                "floating-point states are known to start at zero; use the model without a past"
             )
 
 
@@ -209,7 +211,7 @@ def _ones(editor: Editor, mask: ir.Value, tokens: ir.Value, kept: ir.Value | Non
 
 
 def _seen(op: Builder, mask: ir.Value) -> Var:
-    """Return the positions of the tokens visible in a mask, int64 [batch, length]."""
+    """Return the position of each token among those visible in a mask, int64 [batch, length]."""
     return op.Max(op.CumSum(op.cast(op.wrap(mask), ir.DataType.INT64), op.const(1)) - 1, 0)
 
 
@@ -237,10 +239,10 @@ def _hide_others(work: ir.Model, editor: Editor, tokens: ir.Value) -> None:
 
 
 def _hide(work: ir.Model, editor: Editor, seen: Var, tokens: ir.Value) -> None:
-    """Restrict each GroupQueryAttention to the keys that are ``seen`` ([batch, 1, length or 1, length]).
+    """Restrict each GroupQueryAttention to the keys that are ``seen`` ([batch, 1, length or 1, length]), by a bias.
 
-    By itself it reads only the number of keys from a mask. Rotated queries and keys need no other positions: only their
-    distances matter.
+    By itself, the operator reads only the number of keys from a mask. Its rotary positions need no change, since only
+    distances between positions matter.
     """
     nodes = _attentions(work)
     if not nodes:
@@ -268,14 +270,14 @@ def _attentions(work: ir.Model) -> list[ir.Node]:
 def _check_packs(work: ir.Model, kept: Collection[str]) -> None:
     """Raise BuildError if a row cannot have several texts."""
     if MASK in kept:
-        raise BuildError("a row of several texts has segments in place of a mask; remove one of the two")
+        raise BuildError("packed rows use segments instead of a mask; omit packed, or do not keep the mask")
     why = mixing(work)
     if why is not None:
         raise BuildError(f"{KEPT_APART}, but the model {why}; train with one text per row")
 
 
 def mixing(model: ir.Model) -> str | None:
-    """Return the part of a generative model that would mix several texts in one row; None if there is none."""
+    """Return why a generative model would mix several texts in one row, in words after "the model"; None otherwise."""
     others = {n.op_type for n in nodes_of(model) if n.op_type in _APART}
     if others:
         return f"has {listed(sorted(others))}"
@@ -286,13 +288,16 @@ _COUNTED = {MASK: _ones, POSITIONS: _counted, "cache_position": _counted}
 
 
 def _empty(editor: Editor, past: ir.Value, tokens: ir.Value, usual: int | None) -> None:
-    """Remove an empty past from its consumers, or replace it by a tensor of length 0.
+    """Remove the input ``past`` from the nodes that read it, or replace it by an empty tensor or zeros.
 
     Args:
-        usual: the length of a key or value in all attentions that declare it.
+        editor: writes nodes.
+        past: an input for past keys or values, or another state.
+        tokens: the input of tokens.
+        usual: the head size, if all attentions that declare it have the same.
     """
     size = usual
-    grows = len(shape_of(past) or ()) == 4  # keys or values [batch, heads, length, size], to which others are appended
+    grows = len(shape_of(past) or ()) == 4  # past keys or values [batch, heads, length, size]
     for use in list(past.uses()):
         node, place = use
         if place in _PLACES.get((node.domain, node.op_type), ()):
@@ -320,29 +325,29 @@ def _empty(editor: Editor, past: ir.Value, tokens: ir.Value, usual: int | None) 
 
 
 def _batch_axis(past: ir.Value, tokens: ir.Value) -> int:
-    """Return the axis that has the size of the tokens' first, or else 0."""
+    """Return the axis of ``past`` with the symbolic batch size of the tokens; 0 if no axis has it."""
     batch = (shape_of(tokens) or (None,))[0]
     shape = list(shape_of(past) or ())
     return shape.index(batch) if isinstance(batch, str) and batch in shape else 0
 
 
 def _state(past: ir.Value, tokens: ir.Value) -> list[int | None]:
-    """Return the sizes of a state that is no growing past; any number for the batch.
+    """Return the sizes of a state of fixed size, such as that of a recurrence; 0 for the batch, None if unknown.
 
     Raises:
-        BuildError: it is a buffer of fixed length, whose filled part is given by a mask.
+        BuildError: the state is a key-value buffer of fixed length, whose valid part is defined by a mask.
     """
     if len(shape_of(past) or ()) == 4 and {node.op_type for node, _ in past.uses()} & _FILLS:
         raise BuildError(
-            f"the input '{shown(past.name)}' is a buffer of fixed length that tokens are written into; use the model "
-            "without a past, or one whose past grows"
+            f"the input '{shown(past.name)}' is a key-value buffer of fixed length; use the model without a past, or "
+            "one whose past grows"
         )
     at = _batch_axis(past, tokens)
     return [0 if i == at else _known(past, i) for i in range(len(shape_of(past) or ()))]
 
 
 def _size_of_heads(node: ir.Node) -> int | None:
-    """Return the head size of the values of a MultiHeadAttention, whose past may leave it open."""
+    """Return the head size of the values of a MultiHeadAttention; None for other nodes, or if it is unknown."""
     values = node.inputs[2] if node.op_type == "MultiHeadAttention" else None
     width = None if values is None else _known(values, 2)
     return None if width is None else width // node.attributes["num_heads"].as_int()
@@ -355,7 +360,7 @@ def _known(value: ir.Value, axis: int) -> int | None:
 
 
 def _instead_of(joined: ir.Value, new: ir.Value) -> None:
-    if joined.is_graph_output():  # kept by name
+    if joined.is_graph_output():  # an output that the user asked for
         raise BuildError(
             f"the output '{shown(joined.name)}' continues the past, which a model for training does not have"
         )
@@ -374,13 +379,14 @@ def next_tokens(
     """Return texts as training data for next-token prediction.
 
     Args:
-        texts: their token ids, at least two each; of any lengths.
-        length: of a row; a longer text is split into several rows. By default that of the longest text.
+        texts: the token ids of each text, at least two each; of any lengths.
+        length: number of tokens per row; a longer text is split into several rows. By default the length of the longest
+            text.
         pad: the padding token; its label is −100, which losses ignore.
-        name: of the model's input.
+        name: name of the model's input.
 
     Returns:
-        ``{name: [rows, length], "target": [rows, length]}``: ``target`` has the next tokens.
+        ``{name: [rows, length], "target": [rows, length]}``, int64; ``target`` contains the next token of each token.
 
     Raises:
         DataError: a text has fewer than two tokens.

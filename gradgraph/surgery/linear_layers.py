@@ -1,4 +1,4 @@
-"""Linear layers with a stored weight, as exporters and quantisers write them: the one place that recognises them.
+"""Recognition of linear layers with a stored weight, as exporters and quantisers write them.
 
 A layer is identified by its node. Two layers may share a weight.
 """
@@ -24,7 +24,7 @@ from gradgraph.surgery.operation import matched, numbers_of
 LINEAR = ("Conv", "Gather", "Gemm", "MatMul", "MatMulNBits")
 INTEGER = ("MatMulInteger", "QLinearMatMul", "QLinearConv", "ConvInteger", "DynamicQuantizeMatMul", "QGemm",
            "QAttention", "DynamicQuantizeLSTM", "MatMulIntegerToFloat", "QLinearWhere", "QLinearSoftmax")  # fmt: skip
-DOMAINS = ("", "com.microsoft")  # where these, and the operators that round, are
+DOMAINS = ("", "com.microsoft")  # domains of these operators, and of QuantizeLinear and DequantizeLinear
 _REWRITES = ("Cast", "DequantizeLinear", "Identity", "Transpose")  # nodes that only rewrite stored numbers
 
 
@@ -54,10 +54,10 @@ class Layer:
     """One linear layer.
 
     Attributes:
-        node: it.
-        name: of its module, as far as names reveal it: that of the weight without ``.weight``, or of the node. Unique
-            within a model.
-        repeats: the name of the layer whose module is called again here, with the same weight.
+        node: the node.
+        name: name of the layer's module, derived from the name of the weight (without ``.weight``) or of the node.
+            Unique within a model.
+        repeats: if this is a further call of a module, the name of the layer of the first call; otherwise empty.
     """
 
     node: ir.Node
@@ -70,7 +70,7 @@ class Layer:
 
     @property
     def names(self) -> list[str]:
-        """The names by which a pattern matches it: of its weight, its module, the module that it repeats, its node."""
+        """The names by which a pattern matches the layer: weight, module, the module that it repeats, node."""
         weight = stored(self.weight)
         return [n for n in (None if weight is None else weight.name, self.name, self.repeats, self.node.name) if n]
 
@@ -102,12 +102,12 @@ class Layer:
 
     @property
     def turned(self) -> bool:
-        """Whether its sizes are (outputs, inputs), as in PyTorch."""
+        """Whether the sizes of the weight are (outputs, inputs), as in PyTorch; false for a Conv."""
         return self.kind != "Conv" and self.axis == 0
 
     @property
     def weighs(self) -> bool:
-        """Whether it is a Gemm that scales its product or its bias."""
+        """Whether the layer is a Gemm that scales its product or its bias."""
         return self.kind == "Gemm" and any(self.node.attributes.get_float(k, 1.0) != 1 for k in ("alpha", "beta"))
 
     @property
@@ -122,13 +122,13 @@ class Layer:
 
     @property
     def bias(self) -> ir.Value | None:
-        """The bias that the layer itself adds."""
+        """The bias that the node itself adds; None if it has none."""
         place = {"MatMulNBits": 5, "Gemm": 2, "Conv": 2}.get(self.kind, len(self.node.inputs))
         return self.node.inputs[place] if place < len(self.node.inputs) else None
 
     @property
     def added(self) -> tuple[ir.Node, ir.Value] | None:
-        """The Add that is the only reader of the layer, and the stored vector that it adds."""
+        """The Add that is the only reader of the layer, and the stored vector that it adds; None if there is none."""
         result = self.node.outputs[0]
         uses = list(result.uses())
         if len(uses) != 1 or result.is_graph_output() or uses[0].node.op_type != "Add" or uses[0].node.domain:
@@ -159,7 +159,7 @@ class Layer:
 
     @property
     def takes_rows(self) -> bool:
-        """Whether it is an embedding, a Gather along the first axis of two."""
+        """Whether the layer is an embedding lookup: a Gather along the first axis of two."""
         return self.kind == "Gather" and self.node.attributes.get_int("axis", 0) in (0, -2)
 
     @property
@@ -171,13 +171,13 @@ class Layer:
 
     @property
     def dtype(self) -> ir.DataType:
-        """The type of its output; if the model does not declare it, that of its weight or of a weight's scales."""
+        """The type of the output; if the model does not declare it, the type of the weight or of its scales."""
         stored_so = self.node.inputs[2] if self.kind == "MatMulNBits" else self.weight
         return self.node.outputs[0].dtype or (stored_so and stored_so.dtype) or ir.DataType.FLOAT
 
 
 def _stored_sizes(value: ir.Value) -> tuple[int, ...]:
-    """Return the sizes of a stored weight as its reader gets it, from those of the stored tensor."""
+    """Return the sizes of a stored weight as its reader gets it: those of the stored tensor, transposed if needed."""
     start, chain = rewritten(value)
     sizes = known_sizes(shape_of(start))
     for node in chain:
@@ -195,9 +195,9 @@ def layer_at(node: ir.Node, name: str = "") -> Layer | None:
 
 
 def linear_layers(work: ir.Model, target: str | Sequence[str]) -> tuple[list[Layer], list[str]]:
-    """Return the layers that names or globs match, by weight, module or node; and why other matches are not layers.
+    """Return the layers whose weight, module or node matches names or globs; and why other matches are not layers.
 
-    A matching integer product is among the latter: its float result is unknown.
+    Integer products are not layers, since their float result is unknown.
     """
     found = matched(target, _named(work))
     return [one for one in found if isinstance(one, Layer)], [one for one in found if isinstance(one, str)]
@@ -228,7 +228,7 @@ def _weight_of(node: ir.Node) -> ir.Value | None:
 
 
 def _layers(work: ir.Model, weights: Mapping[ir.Node, ir.Value]) -> dict[ir.Node, Layer]:
-    """Return the layers, with unique names: among candidates for one name, the module of that name gets it."""
+    """Return the layers with unique names; of several candidates for a name, the one whose module has it gets it."""
     wanted = {n: _module_name(n, weights[n], place) for place, n in enumerate(work.graph) if n in weights}
     owners: dict[str, ir.Node] = {}
     for node, name in wanted.items():
@@ -257,7 +257,7 @@ def _why_not(node: ir.Node, name: str) -> str:
 _SUFFIXES = (".MatMul.weight", ".weight", ".weight_quantized", ".qweight", ".MatMul.weight_Q4", "_quantized", "_Q4")
 
 
-_SHARED = re.compile(r"_merged_\d+$")  # what optimum appends to the names of weights that two decoders share
+_SHARED = re.compile(r"_merged_\d+$")  # optimum appends this to the names of weights that two decoders share
 
 
 def _module_name(node: ir.Node, weight: ir.Value, place: int) -> str:
@@ -269,7 +269,10 @@ def _module_name(node: ir.Node, weight: ir.Value, place: int) -> str:
 
 
 def _named_by_bias(node: ir.Node) -> str:
-    """Return the module's full name from that of its bias, as nodes may lack the first part (OPT by optimum)."""
+    """Return the module's full name from the name of its bias; empty if it cannot be derived.
+
+    Node names may lack the first part of the module (OPT by optimum).
+    """
     module, added = module_of(node), Layer(node).added
     whole = "" if added is None else _SHARED.sub("", added[1].name or "").removesuffix(".bias")
     return whole if module and whole.endswith(f".{module}") else ""

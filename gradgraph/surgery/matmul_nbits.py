@@ -29,11 +29,11 @@ class Packing:
         return -(-self.K // self.block_size)
 
     def weight(self, packed: Array) -> Array:
-        """Unpack the numbers (N, blocks · block size)."""
+        """Return the unpacked integers of a weight: (N, blocks · block size)."""
         return self._unpacked(packed.reshape(self.N, self.blocks, -1))[..., : self.block_size].reshape(self.N, -1)
 
     def points(self, points: Array | None) -> Array:
-        """Return the zero points (N, blocks): packed ones, plain numbers, or 2^(bits-1)."""
+        """Return the zero points (N, blocks), unpacked if they are packed; 2^(bits-1) if the node has none."""
         if points is None:
             return np.full((self.N, self.blocks), 2.0 ** (self.bits - 1), np.float32)
         if points.dtype == np.uint8:
@@ -41,11 +41,11 @@ class Packing:
         return points.reshape(self.N, self.blocks)
 
     def packed_weight(self, numbers: Array, like: Array) -> Array:
-        """Pack numbers (N, blocks · block size), in the shape of ``like``."""
+        """Pack the integers of a weight (N, blocks · block size), in the shape of ``like``."""
         return self._packed(numbers.reshape(self.N, self.blocks, -1), like.shape[-1]).reshape(like.shape)
 
     def packed_points(self, points: Array, like: Array) -> Array:
-        """Store zero points (N, blocks) as ``like`` does."""
+        """Return zero points (N, blocks) in the storage format of ``like``: packed if it is uint8, otherwise plain."""
         if like.dtype == np.uint8:
             return self._packed(points, like.size // self.N).reshape(like.shape)
         return points.reshape(like.shape).astype(like.dtype)

@@ -56,24 +56,24 @@ def merge_adapters(
 ) -> Result:
     """Merge adapters into the weights, which become ``W + s·A·B`` (LoRA), ``(W + s·A·B)·m/n`` (DoRA) or ``W·l`` (IA3).
 
-    A quantised weight becomes float, as the sum has other ranges; all other layers stay quantised. Adapters of kind
+    A quantised weight becomes float, since the sum has other ranges; all other layers stay quantised. Adapters of kind
     qalora become float zero points of their layer, which stays quantised, without loss. Prefixes and bottlenecks cannot
     be merged: they stay as ordinary nodes and weights.
 
     Args:
-        model: the model that :func:`lora` has given.
+        model: the model returned by :func:`lora`.
         weights: the trained weights: ``trainer.state_dict()``, an ``.onnx`` exported by a trainer, a checkpoint, a
             ``.safetensors`` or ``.npz`` file; by default the model's own. Other trained weights (a head, biases) are
             used, too.
-        names: of the adapters to merge, if the model has several; all by default.
+        names: names of the sets of adapters to merge, if the model has several; all by default.
         requantise: quantise merged weights as before, with the same type, blocks, channels and kind of zero points, and
-            new scales. This rounds them; ``errors`` gets the rounding error. Weights without adapters stay bit for bit.
-        errors: with ``requantise``, gets ``‖stored − W‖/‖W‖`` by module.
+            new scales. This rounds them. Weights without adapters stay the same, bit for bit.
+        errors: a dict that receives the rounding error ``‖stored − W‖/‖W‖`` of each quantised merged weight, by module.
         out: write the result to this path.
 
     Raises:
         BuildError: the model has no adapters, or their nodes were changed.
-        UnknownNameError: it has no adapters of a name.
+        UnknownNameError: the model has no adapters of one of the names.
         DataError: the file cannot be read, or a shape in it does not fit.
         OutputError: ``out`` cannot be written.
     """
@@ -90,13 +90,12 @@ def merge_to_folder(
     requantise: bool = False,
     errors: dict[str, float] | None = None,
 ) -> ir.Model:
-    """Merge as :func:`merge_adapters`, with the weights of one layer at a time in memory, and large new ones in
-    ``folder``.
+    """Merge all adapters like :func:`merge_adapters`, but store large merged weights in ``folder``, not in memory.
 
-    The model can be read while that folder exists.
+    The weights of one layer at a time are in memory. The result can be read while the folder exists.
 
     Raises:
-        OutputError: it cannot be written to.
+        OutputError: the folder cannot be written to.
     """
     work = opened(model, None)
     _merge_all(work, weights, None, requantise, errors, SpilledWeights(folder))
@@ -128,7 +127,7 @@ def layer_of(work: ir.Model, adapter: Adapter) -> tuple[Layer, list[ir.Node]]:
     """Return the layer of an adapter, and the nodes from it to the value that replaces its output.
 
     Raises:
-        BuildError: they were changed.
+        BuildError: the nodes of the adapter were changed.
     """
     result = value_named(work, adapter.output)
     node, path = result.producer(), list[ir.Node]()
@@ -183,14 +182,14 @@ def _merge(
 
 
 def _take_out(work: ir.Model, adapter: Adapter, layer: Layer, path: list[ir.Node]) -> None:
-    """Restore the original use of the value that the adapter changes."""
+    """Remove an adapter's nodes: readers of the changed value read the original value again."""
     result = value_named(work, adapter.output)
     if adapter.side == "in":
         turned = layer.data.producer()
         assert turned is not None
         layer.node.replace_input_with(0, turned.inputs[0])
         return
-    alone = adapter.kind == "dora"  # its formula begins with the layer itself
+    alone = adapter.kind == "dora"  # its nodes begin at the layer itself, before the bias
     old = layer.node.outputs[0] if alone else path[-1].inputs[0]
     assert old is not None
     if result.is_graph_output():
@@ -202,7 +201,7 @@ def _take_out(work: ir.Model, adapter: Adapter, layer: Layer, path: list[ir.Node
 
 
 def _change_bias(work: ir.Model, layer: Layer, adapter: Adapter, factors: list[Array]) -> None:
-    """Change the bias inside a layer, or that of the Add after it."""
+    """Merge an adapter into the bias of its layer: the layer's own, or the one that an Add after it adds."""
     change = KINDS[adapter.kind].bias
     node, bias = layer.result.producer(), layer.bias
     if node is None or change is None or adapter.side == "in":
@@ -216,7 +215,9 @@ def _change_bias(work: ir.Model, layer: Layer, adapter: Adapter, factors: list[A
         new = change(adapter, np.asarray(as_read(bias), np.float64), factors).astype(kind)
         node.replace_input_with(place, add_weight(work, f"{bias.name}.merged", new))
         return
-    factor = change(adapter, np.ones(layer.sizes[1]), factors).astype(kind)  # for a computed one, such as zeros
+    factor = change(adapter, np.ones(layer.sizes[1]), factors).astype(
+        kind
+    )  # a computed bias is multiplied in the graph
     product = ir.Node("", "Mul", [bias, add_weight(work, f"{layer.name}.bias_factor", factor)])
     product.name = product.outputs[0].name = free_name(work, f"{bias.name}.merged")
     work.graph.insert_before(node, product)

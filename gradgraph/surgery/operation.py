@@ -1,5 +1,6 @@
-"""The frame of every operation: open a copy, change it, infer the new sizes and return the kind of model that was
-given.
+"""Functions shared by all operations of surgery.
+
+Each operation opens a copy of a model, changes it, infers the new sizes and returns it in the type of the original.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _TAKEN = "gradgraph.taken"  # Model.meta key: names in use
 
 
 def opened(model: Source, out: Path | None) -> ir.Model:
-    """Return a copy of ``model`` with inferred sizes; checks that ``out`` can be written."""
+    """Return a copy of ``model`` with inferred sizes; raise OutputError if ``out`` cannot be written."""
     if out is not None:
         check_suffix(out, ".onnx")
         check_writable(out)
@@ -49,7 +50,7 @@ def opened(model: Source, out: Path | None) -> ir.Model:
 
 
 def closed(work: ir.Model, given: Source, out: Path | None) -> Result:
-    """Clean up ``work`` and return it as the kind of model that ``given`` is; writes it to ``out``, if given."""
+    """Clean up ``work`` and return it in the type of ``given``; with ``out``, write it and return an ``ir.Model``."""
     clear_away(work)
     learn_sizes(work)
     if out is not None:
@@ -63,7 +64,7 @@ def log_matches(what: str, layers: Sequence[str], kind: str = "layer") -> None:
 
 
 def learn_sizes(work: ir.Model) -> None:
-    """Infer missing types and shapes; nothing else changes."""
+    """Infer missing types and shapes of node outputs, in place."""
     copy = work.clone()
     infer_shapes(copy)
     known = {v.name: v for v in (*copy.graph.outputs, *(v for node in copy.graph for v in node.outputs)) if v.name}
@@ -78,7 +79,7 @@ def learn_sizes(work: ir.Model) -> None:
 
 
 def forget_sizes_behind(*values: ir.Value) -> None:
-    """Forget the shapes of ``values`` and of everything computed from them, to be inferred again."""
+    """Remove the shapes of ``values`` and of everything computed from them, so that they are inferred again."""
     stack, seen = [*values], {*values}
     while stack:
         changed = stack.pop()
@@ -91,7 +92,7 @@ def forget_sizes_behind(*values: ir.Value) -> None:
 
 def free_name(work: ir.Model, wanted: str) -> str:
     """Return ``wanted``, or the first of ``wanted_1``, ``wanted_2``, … that is not in use."""
-    if _TAKEN not in work.meta:  # collected once: a walk for each name would take quadratic time
+    if _TAKEN not in work.meta:  # collected once, since a search for each name would take quadratic time
         work.meta[_TAKEN] = set(names_of(work))
     taken: set[str] = work.meta[_TAKEN]
     name = next_free(wanted, taken)
@@ -106,7 +107,7 @@ def make_way(work: ir.Model, value: ir.Value, new: str) -> None:
 
 
 def clear_away(work: ir.Model) -> None:
-    """Remove everything unused; its names are free again."""
+    """Remove unused nodes and weights, whose names become available again."""
     prune(work)
     work.meta.pop(_TAKEN, None)
 
@@ -145,7 +146,12 @@ def numbers_of(value: ir.Value | None) -> ir.TensorProtocol | None:
 
 
 def matched(target: str | Sequence[str], named: Iterable[tuple[Sequence[str], T]]) -> list[T]:
-    """Return the objects with a name that ``target``, names and globs, matches, in order."""
+    """Return the objects with a name that matches ``target``, in their order.
+
+    Args:
+        target: names and globs.
+        named: each object with its names.
+    """
     patterns = as_names(target)
     return [thing for names, thing in named if any(matching(pattern, names) for pattern in patterns)]
 
@@ -166,7 +172,7 @@ def check_patterns(target: str | Sequence[str], names: Iterable[str], what: str,
 
 
 def parts_of(target: ir.Value | None) -> list[ir.Value | None]:
-    """Return the parts of a target that a Concat assembles; otherwise the target itself."""
+    """Return the parts of a target shape that a Concat joins; otherwise the target shape itself."""
     node = None if target is None else target.producer()
     return list(node.inputs) if node is not None and node.op_type == "Concat" else [target]
 
@@ -179,7 +185,7 @@ def array_named(work: ir.Model, name: str) -> np.ndarray:
 
 
 def set_numbers(work: ir.Model, value: ir.Value, data: np.ndarray) -> None:
-    """Replace the numbers of ``value``, an initializer or the output of a Constant node; it takes their shape."""
+    """Replace the numbers, and the shape, of an initializer or of the output of a Constant node."""
     tensor = ir.tensor(data, name=value.name)
     node = value.producer()
     if node is not None:

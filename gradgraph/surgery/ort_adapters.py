@@ -39,9 +39,9 @@ SUFFIX = ".onnx_adapter"
 
 @checked(name=NAMES.or_none(), required=FLAG, out=PATH.or_none())
 def switchable(model: Source, *, name: str | None = None, required: bool = False, out: Path | None = None) -> Result:
-    """Make the adapters of a model optional inputs, which have no effect until a session loads some.
+    """Make the adapters of a model optional inputs, which have no effect until a session loads an adapter file.
 
-    ``save_adapter(model, "fr.onnx_adapter", trained)`` writes files for it, also from other models with adapters on the
+    ``save_adapter(model, "fr.onnx_adapter", trained)`` writes such files, also from other models with adapters on the
     same layers, of any rank and alpha::
 
         session = onnxruntime.InferenceSession("base.onnx")
@@ -50,11 +50,11 @@ def switchable(model: Source, *, name: str | None = None, required: bool = False
         session.run(None, feeds, options)
 
     Args:
-        model: the model that :func:`lora` has given.
-        name: of the switchable adapters, if the model has several.
+        model: the model returned by :func:`lora`.
+        name: name of the set of adapters, if the model has several sets.
         required: make the adapters' tensors inputs without default values, which each run must feed: onnxruntime-web
-            rejects inputs with defaults, and onnxruntime-node ignores values fed to them. For no adapter, feed
-            untrained ones.
+            rejects inputs with defaults, and onnxruntime-node ignores values fed to them. To run without an adapter,
+            feed an untrained one.
         out: write the result to this path.
 
     Raises:
@@ -72,7 +72,7 @@ def switchable(model: Source, *, name: str | None = None, required: bool = False
         let_blocks_go(work, adapter)
         arrays = kind.rest(work, adapter, [array_named(work, weight) for weight in adapter.weights])
         if kind.factor is not None:
-            set_numbers(work, *factor_of(work, adapter, 1.0))  # it is part of the second factors in the files
+            set_numbers(work, *factor_of(work, adapter, 1.0))  # adapter files include the scale in the second factor
         for place, (weight, array) in enumerate(zip(adapter.weights, arrays, strict=True)):
             value = value_named(work, weight)
             set_numbers(work, value, array)
@@ -89,13 +89,13 @@ def switchable(model: Source, *, name: str | None = None, required: bool = False
 
 
 def _open_sizes(adapter: Adapter, place: int, sizes: Sequence[int]) -> list[int | str]:
-    """Make the rank symbolic, as each adapter has its own."""
+    """Return the sizes of an adapter's tensor with a symbolic rank, since ranks of adapter files differ."""
     axis = KINDS[adapter.kind].axes[adapter.operator == "Conv"][place]
     return [f"{adapter.module}.rank{place}" if i == axis else size for i, size in enumerate(sizes)]
 
 
 def save_ort_adapter(work: ir.Model, adapters: Sequence[Adapter], path: Path) -> None:
-    """Write adapters in onnxruntime's format; their scale, relative to the base, is part of the second factor."""
+    """Write adapters in onnxruntime's format, with their scale multiplied into the second factor."""
     tensors = {}
     for adapter in adapters:
         for place, weight in enumerate(adapter.weights):
@@ -114,6 +114,6 @@ def save_ort_adapter(work: ir.Model, adapters: Sequence[Adapter], path: Path) ->
 
 
 def _plain(adapter: Adapter, weight: str) -> str:
-    """Remove the name of the adapters, so that all of them fit one base."""
-    own = adapter.name == DEFAULT or adapter.kind == "bitfit"  # which are the model's own tensors
+    """Return the name of a tensor without the name of its set of adapters, so that all sets fit one base model."""
+    own = adapter.name == DEFAULT or adapter.kind == "bitfit"  # tensors of bitfit are the model's own
     return weight if own else weight.removesuffix(f".{adapter.name}")

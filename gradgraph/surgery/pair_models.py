@@ -32,9 +32,10 @@ def pair_model(model: Source, *, next_token: bool = False, out: Path | None = No
     """Convert a language model for preference losses: it returns the log-probabilities of pairs of answers.
 
     The inputs ``[batch, length]`` (token ids, and a mask if it is kept) become ``[pairs, 2, length]``, and a new input
-    ``labels`` of that shape has the next tokens, and −100 for ignored positions (:func:`answer_pairs`). Its outputs are
-    those of preference losses: ``log_probability`` ``[pairs, 2]``, the sum over the labels in nats, and ``tokens``
-    ``[pairs, 2]``, their number. Logits of all tokens stay inside. Weights and adapters keep their names.
+    ``labels`` of that shape contains the next tokens, and −100 for ignored positions (:func:`answer_pairs`). The
+    outputs are those that preference losses read: ``log_probability`` ``[pairs, 2]``, the log-probability of all labels
+    of an answer in nats, and ``tokens`` ``[pairs, 2]``, the number of labels. Logits are no longer an output. Weights
+    and adapters keep their names.
 
     Args:
         model: the result of :func:`language_model`; it is not changed.
@@ -43,7 +44,7 @@ def pair_model(model: Source, *, next_token: bool = False, out: Path | None = No
         out: write the result to this path.
 
     Raises:
-        BuildError: it does not map tokens ``[batch, length]`` to logits ``[batch, length, vocabulary]``.
+        BuildError: the model does not map tokens ``[batch, length]`` to logits ``[batch, length, vocabulary]``.
         OutputError: ``out`` cannot be written.
     """
     work = opened(model, out)
@@ -79,7 +80,7 @@ def pair_model(model: Source, *, next_token: bool = False, out: Path | None = No
 
 
 def _by_pairs(op: Builder, graph: ir.Graph, rows: ir.Value, sizes: tuple[Any, ...]) -> Var:
-    """Replace an input ``[batch, length]`` by one of ``[pairs, 2, length]``, flattened to rows."""
+    """Replace an input ``[batch, length]`` by an input ``[pairs, 2, length]``; return the latter flattened to rows."""
     pairs = ir.Value(name=rows.name, type=rows.type, shape=ir.Shape(["pairs", 2, sizes[1]]))
     x = op.wrap(pairs)
     made = op.Reshape(x, op.Concat([-1], op.Slice(op.shape(x), [2], [3], [0]), axis=0))
@@ -148,17 +149,18 @@ def answer_pairs(
     """Return two answers per prompt as data for :func:`pair_model`; only the answers' tokens are labels.
 
     Args:
-        prompts: their token ids, at least one each.
-        first, second: the chosen answer and the rejected one, each including its end token.
-        length: of a row. By default that of the longest prompt with its answer.
+        prompts: the token ids of each prompt, at least one each.
+        first, second: the token ids of the chosen and of the rejected answers, each including its end token.
+        length: number of tokens per row; by default that of the longest prompt with its answer.
         pad: the padding token; its label is −100, which is ignored.
-        name: of the model's input.
+        name: name of the model's input.
 
     Returns:
         ``{name: [pairs, 2, length], "labels": [pairs, 2, length]}``, both int64.
 
     Raises:
-        DataError: the numbers of prompts and answers differ, one is empty, or a row is longer than ``length``.
+        DataError: the numbers of prompts and answers differ, a prompt or answer is empty, or a row is longer than
+            ``length``.
     """
     if not len(prompts) == len(first) == len(second) or not len(prompts):
         raise DataError(
@@ -170,7 +172,7 @@ def answer_pairs(
     for at, (prompt, answer) in enumerate(rows):
         if not len(prompt) or not len(answer):
             what = "answer" if len(prompt) else "prompt"
-            raise DataError(f"the {what} of pair {at // 2} has no token; give each at least one, or drop the pair")
+            raise DataError(f"the {what} of pair {at // 2} has no tokens; add at least one, or drop the pair")
     longest = max(len(prompt) + len(answer) for prompt, answer in rows) - 1
     size = longest if length is None else length
     if longest > size:
@@ -196,9 +198,9 @@ def reference(model: Source, trainer: Trainer, data: Any, batch_size: int | None
     is no second copy of the weights and no difference in rounding. The trainer's state does not change.
 
     Args:
-        model: the model with adapters from which :func:`pair_model` made the trained one. Without adapters, the
-            trainer's weights are the reference; it must not have run any steps then.
-        trainer: of a step built from a result of :func:`pair_model`.
+        model: the model with adapters that was converted by :func:`pair_model` and is trained. Without adapters, the
+            trainer's weights are the reference; then the trainer must not have run any steps.
+        trainer: the trainer of a step built from a result of :func:`pair_model`.
         data: any data that ``trainer.predict`` accepts, such as the result of :func:`answer_pairs`.
         batch_size: samples per run.
 
@@ -229,7 +231,7 @@ def adapters_at_rest(model: Source) -> Mapping[str, Array]:
     """Return neutral values for the trained weights of a model's adapters.
 
     Raises:
-        BuildError: the kind of adapter has none (prefix).
+        BuildError: an adapter is of a kind without neutral values (prefix).
     """
     work, found = load_model(model), dict[str, Array]()
     for adapter in adapters_of(work):

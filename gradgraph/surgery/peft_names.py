@@ -1,14 +1,15 @@
-"""Matching of PEFT's modules with a model's layers by their roles, where names differ.
+"""Matching of PEFT's modules with a model's layers whose names differ.
 
 Hugging Face calls a layer ``model.layers.0.self_attn.q_proj``; onnxruntime-genai's builder calls it
 ``model.layers.0.attn.q_proj``, or packs it into ``…attn.qkv_proj``. Some families (Phi 3) are packed in PyTorch, too,
-and have separate gate and up projections in the file. Outputs of a packed layer are those of its pieces in order. For W
-= [W₁; W₂] (outputs first), adapters of its pieces with Wᵢ + s·Bᵢ·Aᵢ are one adapter of it,
+and have separate gate and up projections in the file. The outputs of a packed layer are the outputs of its pieces in
+order. If a packed layer has the weight W = [W₁; W₂] (outputs first), adapters Wᵢ + s·Bᵢ·Aᵢ of its pieces are equivalent
+to one adapter of the packed layer,
 
     A = [A₁; A₂],  B = diag(B₁, B₂),
 
-with the sum of their ranks, whose zeros stay zero in training, too (``Adapter.blocks``). Conversely, an adapter of a
-packed layer splits into adapters of its pieces that share A.
+whose rank is the sum of their ranks. The zeros of B stay zero in training (``Adapter.blocks``). Conversely, an adapter
+of a packed layer splits into adapters of its pieces that share A.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ Array = np.ndarray[Any, Any]
 
 PIECES = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 OURS = {".self_attn.": ".attn.", ".attn.dense": ".attn.o_proj", ".mlp.router": ".moe.router"}  # from Hugging Face's
-_OF_A_BUILDER = re.compile(r"(.*\.)?layers\.\d+\.(attn|self_attn|mlp|moe)\..+")  # others have PyTorch's names
+_OF_A_BUILDER = re.compile(r"(.*\.)?layers\.\d+\.(attn|self_attn|mlp|moe)\..+")  # other layers have PyTorch's names
 _NUMBERED = re.compile(r"(.*\.)?(layers\.\d+\..+)")
 _PASSED = frozenset({"Add", "Mul", "Cast", "Identity", "Split", "Reshape"})  # from a projection to its attention
-_FARTHEST = 12  # nodes between them
+_FARTHEST = 12  # largest number of nodes between a projection and its attention
 
 
 @dataclass(frozen=True)
 class Family:
-    """Hugging Face's layer names for some models, where they differ from the builder's.
+    """The differences between Hugging Face's layer names for a family of models and the builder's names.
 
     Attributes:
-        packed: layers that it packs, and the builder may separate.
-        output: its name of the projection after an attention.
+        packed: layers that are packed in Hugging Face's models, and may be separate in the builder's.
+        output: Hugging Face's name of the projection after an attention.
     """
 
     packed: tuple[str, ...] = ()
@@ -51,7 +52,7 @@ class Family:
 
 
 FAMILIES: Table[Family] = Table("family of language models")
-FAMILIES.add("llama", Family())  # and all with the same names of projections
+FAMILIES.add("llama", Family())  # also for other families with the same names of projections
 FAMILIES.add("phi3", Family(packed=tuple(PIECES)))
 FAMILIES.add("phi", Family(output="dense"))
 
@@ -61,7 +62,7 @@ class Factors:
     """The tensors of a low-rank adapter as stored by PEFT: A (rank, inputs), B (outputs, rank), s, and magnitudes.
 
     Attributes:
-        blocks: the outputs and the ranks of each piece it was joined from; B is zero elsewhere.
+        blocks: for an adapter joined from pieces, the number of outputs and the rank of each; B is zero elsewhere.
     """
 
     a: Array
@@ -86,7 +87,7 @@ class Factors:
 
 
 def as_ours(module: str) -> str:
-    """Convert a name to the builder's."""
+    """Convert Hugging Face's name of a module to the builder's."""
     for theirs, ours in OURS.items():
         module = module.replace(theirs, ours)
     return module
@@ -101,7 +102,7 @@ def as_theirs(layer: str, family: Family) -> str:
 
 
 def pieces_of(name: str) -> tuple[str, ...]:
-    """Return the names of the pieces of a packed layer; for another one, its own."""
+    """Return the names of the pieces of a packed layer; for other layers, their own name."""
     parent, point, last = name.rpartition(".")
     return tuple(f"{parent}{point}{piece}" for piece in PIECES.get(last, (last,)))
 
@@ -110,11 +111,12 @@ def pieces_of(name: str) -> tuple[str, ...]:
 
 
 class Renamed:
-    """Layer names that cannot be derived: names in the folder, by name in the model.
+    """A mapping between layer names in the model and in the folder, passed by the user.
 
     Args:
-        names: such as ``{"model.layers.*.attn.o_proj": "transformer.h.*.attn.out"}``; a ``*`` on both sides stands for
-            the same text.
+        names: the name in the folder by name in the model, such as
+            ``{"model.layers.*.attn.o_proj": "transformer.h.*.attn.out"}``; a ``*`` on both sides stands for the same
+            text.
 
     Raises:
         ArgumentError: only one of a pair of names has a ``*``, or one has several.
@@ -130,11 +132,11 @@ class Renamed:
         self._names = dict(names)
 
     def theirs(self, layer: str) -> str | None:
-        """Return the name in the folder of a layer of the model; None if not given."""
+        """Return the name in the folder of a layer of the model; None if the mapping has none."""
         return _moved(layer, self._names.items())
 
     def ours(self, module: str) -> str | None:
-        """Return the name in the model of a module of the folder; None if not given."""
+        """Return the name in the model of a module of the folder; None if the mapping has none."""
         return _moved(module, [(theirs, ours) for ours, theirs in self._names.items()])
 
 
@@ -175,7 +177,10 @@ def joined(pieces: Sequence[Factors | None], sizes: Sequence[int]) -> Factors:
 
 
 def split(whole: Factors, sizes: Sequence[int]) -> list[Factors | None]:
-    """Split an adapter by consecutive outputs; None for a piece that had none when they were joined."""
+    """Split the adapter of a packed layer into adapters of its pieces, which are consecutive outputs.
+
+    None for a piece that had no adapter when the pieces were joined.
+    """
     ends = list(accumulate(sizes))
     parts = [whole.rows(end - size, end) for end, size in zip(ends, sizes, strict=True)]
     if [size for size, _ in whole.blocks] != list(sizes):
@@ -186,7 +191,15 @@ def split(whole: Factors, sizes: Sequence[int]) -> list[Factors | None]:
 
 
 def _sizes_of_pieces(total: int, known: Mapping[int, int], count: int) -> list[int] | None:
-    """Return the sizes of ``count`` pieces, from the known ones: gate and up are equal, and so are keys and values."""
+    """Return the number of outputs of each of ``count`` pieces; None if it is unknown or contradicts ``known``.
+
+    Gate and up projections are equally large, and so are keys and values.
+
+    Args:
+        total: outputs of the packed layer.
+        known: known outputs, by index of the piece.
+        count: 2 for gate and up; 3 for queries, keys and values.
+    """
     if count == 2:
         return [total // 2] * 2
     values = known.get(1, known.get(2))
@@ -200,7 +213,7 @@ def _sizes_of_pieces(total: int, known: Mapping[int, int], count: int) -> list[i
 
 
 def for_layers(given: Mapping[str, Factors], layers: Iterable[Layer]) -> dict[str, Factors]:
-    """Rename the adapters of PEFT's modules to the layers that they belong to.
+    """Return the adapters of PEFT's modules under the names of the model's layers, joined or split for packed layers.
 
     A module without a layer keeps its name.
 
@@ -230,7 +243,7 @@ def for_layers(given: Mapping[str, Factors], layers: Iterable[Layer]) -> dict[st
 
 
 def _by_meaning(modules: Iterable[str]) -> dict[str, str]:
-    """Index PEFT's modules by the builder's full name, and by the part from the layer number on if that is unique."""
+    """Return PEFT's modules by the builder's full name, and by its part from the layer number on if that is unique."""
     whole = {as_ours(module): module for module in modules}
     short: dict[str, list[str]] = {}
     for name, module in whole.items():
@@ -246,7 +259,7 @@ def _found(theirs: Mapping[str, str], name: str) -> str | None:
 
 
 def _packs(name: str) -> list[str]:
-    """Return the packed layers that have this one as a piece."""
+    """Return the names of packed layers that may contain this layer as a piece."""
     parent, point, last = name.rpartition(".")
     return [f"{parent}{point}{pack}" for pack, pieces in PIECES.items() if last in pieces]
 
@@ -263,8 +276,8 @@ def _packed(layer: Layer, pieces: Sequence[Factors | None]) -> Factors:
         return joined(pieces, sizes)
     except ValueError:
         raise DataError(
-            f"the layer '{shown(layer.name)}' packs several of PEFT's, but DoRA has adapters for only some of them; "
-            "load it into a model with separate layers"
+            f"the layer '{shown(layer.name)}' packs several modules of PEFT, but the folder has DoRA adapters for only "
+            "some of them; load it into a model with separate layers"
         ) from None
 
 
@@ -273,7 +286,7 @@ def _piece(whole: Factors, key: str, packed: str, layers: Mapping[str, Layer], m
     held = [layers[n].sizes[1] if n in layers else None for n in names]
     sizes = [size for size in held if size is not None]
     if len(sizes) != len(names) or sum(sizes) != len(whole.b):
-        raise DataError(f"'{shown(module)}' has {len(whole.b)} outputs, but the model's layers for it have {sizes}")
+        raise DataError(f"'{shown(module)}' has {len(whole.b)} outputs, but the model's layers of it have {sizes}")
     return split(whole, sizes)[names.index(key)]
 
 
@@ -281,7 +294,7 @@ def _piece(whole: Factors, key: str, packed: str, layers: Mapping[str, Layer], m
 
 
 def for_modules(given: Mapping[str, Factors], family: Family, layers: Mapping[str, Layer]) -> dict[str, Factors]:
-    """Rename the adapters of the model's layers to Hugging Face's modules.
+    """Return the adapters of the model's layers under the names of Hugging Face's modules, joined or split if packed.
 
     Raises:
         BuildError: the boundaries of the pieces of a packed layer are unknown.
@@ -309,18 +322,23 @@ def for_modules(given: Mapping[str, Factors], family: Family, layers: Mapping[st
 def known_pieces(layer: Any) -> tuple[int, ...]:
     """Return the outputs of each piece of a packed layer, if the model defines them; empty for other layers."""
     is_packed = isinstance(layer, Layer) and len(pieces_of(layer.name)) > 1
-    return tuple(_sizes_that_are_said(layer) or ()) if is_packed else ()
+    return tuple(_sizes_from_attention(layer) or ()) if is_packed else ()
 
 
 def _sizes_in_the_model(layer: Layer) -> list[int]:
-    sizes = _sizes_that_are_said(layer)
+    sizes = _sizes_from_attention(layer)
     if sizes is None:
-        raise BuildError(f"the boundaries of queries, keys and values in '{shown(layer.name)}' are unknown")
+        raise BuildError(
+            f"the boundaries of queries, keys and values in '{shown(layer.name)}' are unknown; remove the family"
+        )
     return sizes
 
 
-def _sizes_that_are_said(layer: Layer) -> list[int] | None:
-    """Return the boundaries of queries, keys and values from the attention that reads them; gate and up are equal."""
+def _sizes_from_attention(layer: Layer) -> list[int] | None:
+    """Return the number of outputs of each piece of a packed layer; None if it is unknown.
+
+    Sizes of queries, keys and values are those that the attention after the layer reads; gate and up are equal.
+    """
     total, count = layer.sizes[1], len(pieces_of(layer.name))
     if count == 2:
         return [total // 2] * 2
@@ -329,7 +347,7 @@ def _sizes_that_are_said(layer: Layer) -> list[int] | None:
     for _ in range(_FARTHEST):
         readers = [node for value in values for node, _ in value.uses() if node not in seen]
         for node in readers:
-            sizes = _sizes_that_it_reads(node, total)
+            sizes = _sizes_read_by(node, total)
             if sizes is not None:
                 return sizes
         seen.update(readers)
@@ -337,7 +355,7 @@ def _sizes_that_are_said(layer: Layer) -> list[int] | None:
     return None
 
 
-def _sizes_that_it_reads(node: ir.Node, total: int) -> list[int] | None:
+def _sizes_read_by(node: ir.Node, total: int) -> list[int] | None:
     if node.op_type == "GroupQueryAttention":
         heads = (node.attributes["num_heads"].as_int(), node.attributes["kv_num_heads"].as_int())
         size = total // (heads[0] + 2 * heads[1])

@@ -1,6 +1,6 @@
-"""The content of ``adapter_config.json``: every field is used, known to have no effect, or rejected by name.
+"""The settings in ``adapter_config.json``: every field is used, known to have no effect, or rejected by name.
 
-The effect of fields is that of PEFT 0.21. Fields added by later versions are rejected if set.
+Fields have their meaning in PEFT 0.21. Fields added by later versions are rejected if set.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Settings:
     """The validated settings of an adapter.
 
     Attributes:
-        all: the whole table.
-        ranks, alphas: for layers whose names match a pattern.
+        all: all fields of the file.
+        ranks, alphas: exceptions from ``rank`` and ``alpha``, by pattern of layer names.
         inward: patterns of the IA3 layers whose input is multiplied.
-        inputs_first: whether fully trained square matrices are stored as in GPT-2's Conv1D.
-        blocks: of packed layers, whose adapters are joined from several (``Adapter.blocks``).
+        inputs_first: whether fully trained square matrices are stored as (inputs, outputs), as in GPT-2's Conv1D.
+        blocks: for adapters of packed layers that were joined from several (``Adapter.blocks``), by layer.
     """
 
     all: Fields
@@ -89,14 +89,14 @@ _OF_TRAINING = frozenset(  # initialisation, provenance, hardware: no effect on 
     | {"revision", "runtime_config", "task_type"}
 )
 _BEGINNINGS = frozenset({"eva", "gaussian", "orthogonal", "true"})  # initialisations that leave the base unchanged
-_IN_THE_BASE = ("corda_config", "loftq_config", "lora_ga_config")  # settings of initialisations that do not
+_IN_THE_BASE = ("corda_config", "loftq_config", "lora_ga_config")  # settings of initialisations that change the base
 
 
 def check_settings(settings: Settings, where: str) -> str:
-    """Return our kind for the settings.
+    """Return the name of the adapter kind, a key of ``KINDS``, for the settings of a file.
 
     Raises:
-        DataError: unsupported type; or a field is set that changes the result, and is not supported.
+        DataError: the type is not supported; or an unsupported field that may change the result is set.
     """
     kinds = {name.upper(): name for name, kind in KINDS.items() if kind.peft is None} | {"LORA": "lora", "IA3": "ia3"}
     kinds[PREFIX_TYPE] = "prefix"
@@ -110,11 +110,11 @@ def check_settings(settings: Settings, where: str) -> str:
     unknown = [key for key in settings.all.keys() if key not in harmless and _is_set(settings.all.value(key))]  # noqa: SIM118 - not a dict
     if unknown:
         raise DataError(
-            f"{where} has {listed(unknown, 3)}, which changes the result, or may, and is not supported; merge the "
-            "adapter into its model in PEFT (merge_and_unload), and export that"
+            f"{where} has {listed(unknown, 3)}, which may change the result and is not supported; merge the adapter "
+            "into its model in PEFT (merge_and_unload), and export the merged model"
         )
     if settings.is_dora and settings.is_rslora:
-        raise DataError(f"{where} is DoRA with the scale of rsLoRA, which is not supported")
+        raise DataError(f"{where} has use_dora and use_rslora, a combination that is not supported; train one of them")
     if found == "lora":
         return "dora" if settings.is_dora else "rslora" if settings.is_rslora else "lora"
     return found
@@ -125,16 +125,16 @@ def _is_set(value: Any) -> bool:
 
 
 def _check_beginning(table: Fields, where: str) -> None:
-    """Raise DataError for an initialisation that changes the base, which PEFT repeats whenever it loads the folder."""
+    """Raise DataError for an initialisation that changes the base model; PEFT repeats it when it loads the folder."""
     begun = table.value("init_lora_weights")
     if begun in (None, True, False) or str(begun).lower() in _BEGINNINGS:
         return
-    remedy = "merge the adapter into its model there (merge_and_unload), and export that"
+    remedy = "merge the adapter into its model in PEFT (merge_and_unload), and export the merged model"
     if str(begun).lower().startswith(("corda", "olora", "pissa")):
-        remedy = "save it there with path_initial_model_for_weight_conversion, which makes it plain LoRA"
+        remedy = "save it in PEFT with path_initial_model_for_weight_conversion, which makes it plain LoRA"
     raise DataError(
-        f"{where} has init_lora_weights '{shown(begun)}', with which PEFT changes the model's own weights, or may, so "
-        f"it does not fit the original model; {remedy}"
+        f"{where} has init_lora_weights '{shown(begun)}', with which PEFT may change the model's own weights, so the "
+        f"adapter does not fit the original model; {remedy}"
     )
 
 
@@ -142,12 +142,12 @@ def _check_beginning(table: Fields, where: str) -> None:
 
 
 def own_number(patterns: Mapping[str, N], module: str, usual: N) -> N:
-    """Return the number for a module in a table of patterns, else the default."""
+    """Return the number of the first pattern that matches a module; ``usual`` if none does."""
     return next((n for key, n in patterns.items() if fits(module, [key])), usual)
 
 
 def fits(module: str, patterns: Iterable[str]) -> bool:
-    """Match as PEFT does: by the end of a name, after a dot; or by a regular expression."""
+    """Whether a pattern matches a module as in PEFT: the end of its name after a dot, or a regular expression."""
     return any(module == p or module.endswith(f".{p}") or _expression(p).fullmatch(module) for p in patterns)
 
 

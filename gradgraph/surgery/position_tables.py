@@ -1,8 +1,8 @@
-"""Position embeddings computed inside a model, counted from the start of each row, in the presence of padding.
+"""Correction of position embeddings for padded rows, in models that count positions themselves.
 
 GPT-2 and GPT-Neo exported by older versions of optimum have no input ``position_ids``: they look up 0, 1, 2, … in a
-table and add the result to the token embeddings. With a mask, only visible tokens are counted instead. (Rotary
-positions, as in Llama, need no change, as only their distances matter.)
+table and add the result to the token embeddings. If the model keeps its mask, positions count visible tokens only.
+(Rotary positions, as in Llama, need no change, since only distances between positions matter.)
 """
 
 from __future__ import annotations
@@ -28,10 +28,13 @@ def count_seen(work: ir.Model, editor: Editor, fed: Collection[ir.Value], seen: 
     """Look up position tables by ``seen``, int64 [batch, length], instead of a count along each row.
 
     Args:
+        work: the model.
+        editor: writes nodes.
         fed: the inputs for rows: tokens and mask.
+        seen: the position of each token among the visible tokens of its row.
 
     Raises:
-        BuildError: a table is indexed by possible positions that do not count from 0.
+        BuildError: a table is read by indices that may be positions, but do not count from 0.
     """
     editor.place(editor.root[0])
     for node in _lookups(work.graph, fed):
@@ -40,8 +43,8 @@ def count_seen(work: ir.Model, editor: Editor, fed: Collection[ir.Value], seen: 
             continue
         if not _counts_from_0(origin):
             raise BuildError(
-                f"{describe(node)} adds positions that the model counts itself, so a mask cannot mark the start of a "
-                "row; pad rows at their ends, and do not keep the mask"
+                f"{describe(node)} looks up positions that the model computes in an unknown way, so they cannot be "
+                "counted by a mask; pad rows at their ends, and do not keep the mask"
             )
         node.replace_input_with(1, seen.value)
         width = (shape_of(node.outputs[0]) or [None])[-1]
@@ -49,7 +52,7 @@ def count_seen(work: ir.Model, editor: Editor, fed: Collection[ir.Value], seen: 
 
 
 def _lookups(graph: ir.Graph, fed: Collection[ir.Value]) -> list[ir.Node]:
-    """Return each Gather of a table by indices that depend on no input, whose rows are added to a value that does."""
+    """Return each Gather whose indices depend on no input, and whose rows are added to a value that does."""
     told, found = set(fed), []
     for node in graph:
         if node.op_type not in _OF_SIZES and any(value in told for value in node.inputs if value is not None):
@@ -76,7 +79,7 @@ def _is_added(rows: ir.Value, told: Collection[ir.Value]) -> bool:
 
 
 def _origin(numbers: ir.Value | None) -> ir.Value | None:
-    """Return the value with the same numbers before reshaping."""
+    """Return the value that ``numbers`` is a reshaped, cast or repeated form of."""
     while numbers is not None:
         node = numbers.producer()
         if node is None or node.domain or node.op_type not in _SAME_NUMBERS:
@@ -86,7 +89,7 @@ def _origin(numbers: ir.Value | None) -> ir.Value | None:
 
 
 def _all_alike(value: ir.Value | None) -> bool:
-    """Whether all numbers are equal, as for token types: these are not positions."""
+    """Whether all numbers are equal, as for token types; such indices are not positions."""
     node = None if value is None else value.producer()
     known = numbers_of(value)
     return (node is not None and node.op_type == "ConstantOfShape") or (

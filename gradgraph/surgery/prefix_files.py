@@ -1,7 +1,8 @@
 """Prefixes as stored by PEFT: one tensor ``prompt_embeddings`` [length, layers · 2 · heads · size] for all layers.
 
-A row has, layer by layer, the keys of all heads and then their values. In PEFT every attention has a prefix of the same
-length and size, and positions of the text are offset by it; other prefixes use our own files.
+A row contains, layer by layer, the keys of all heads and then their values. In PEFT every attention has a prefix of the
+same length and size, and positions of the text are offset by this length. Other prefixes are stored in a format of our
+own.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Array = np.ndarray[Any, Any]
 
 
 def is_as_in_peft(work: ir.Model, adapters: Sequence[Adapter]) -> bool:
-    """Whether PEFT supports these prefixes."""
+    """Whether PEFT's format supports these prefixes."""
     if not all(a.kind == "prefix" and a.counted for a in adapters):
         return False
     return len({array.shape for pair in _numbers(work, adapters) for array in pair}) == 1
@@ -40,7 +41,7 @@ def joined(work: ir.Model, adapters: Sequence[Adapter]) -> tuple[dict[str, Array
     _, heads, length, size = every.shape
     settings = {
         "peft_type": TYPE,
-        "task_type": "CAUSAL_LM",  # without one PEFT computes the original model
+        "task_type": "CAUSAL_LM",  # without a task type, PEFT ignores the prefix
         "num_virtual_tokens": length,
         "token_dim": heads * size,
         "num_attention_heads": heads,
@@ -54,7 +55,7 @@ def joined(work: ir.Model, adapters: Sequence[Adapter]) -> tuple[dict[str, Array
 
 
 def apart(config: Fields, arrays: Mapping[str, Array], layers: Sequence[Attention]) -> tuple[int, list[Array]]:
-    """Return length, and keys and values [heads, length, size], layer by layer.
+    """Return the length of a PEFT prefix, and its keys and values [heads, length, size], layer by layer.
 
     Raises:
         DataError: the settings, the tensor and the model's attentions do not match.
@@ -62,12 +63,11 @@ def apart(config: Fields, arrays: Mapping[str, Array], layers: Sequence[Attentio
     stored = arrays.get(TENSOR)
     if stored is None or len(arrays) > 1 or stored.ndim != 2:
         other = next((name for name in arrays if name != TENSOR), None)
-        found = f"'{shown(other)}'" if other is not None else "it with another number of axes"
-        raise DataError(f"a PEFT prefix is a matrix '{TENSOR}' and nothing else, but the file has {found}")
+        found = f"'{shown(other)}'" if other is not None else "a tensor of another rank"
+        raise DataError(f"a PEFT prefix is a single matrix '{TENSOR}', but the file has {found}")
     if config.value("num_transformer_submodules") not in (None, 1):
         raise DataError(
-            "the prefix is for an encoder with a decoder (num_transformer_submodules), whose attentions share it, "
-            "which is not supported"
+            "the prefix is for an encoder-decoder model (num_transformer_submodules is not 1), which is not supported"
         )
     sizes = {(layer.heads, layer.size, layer.value_size) for layer in layers}
     heads, size, _ = next(iter(sizes))
@@ -86,7 +86,7 @@ def check_counted(made: Sequence[Adapter]) -> None:
     """Raise DataError if positions of the text are not offset by the prefix, as in PEFT."""
     if not all(a.counted for a in made):
         raise DataError(
-            "PEFT offsets the positions of the text by a prefix of all attentions; this model has neither an input "
-            f"'{POSITIONS}' nor GroupQueryAttention with rotary positions, or attentions that cannot have one; export "
-            f"it with an input '{POSITIONS}'"
+            "PEFT offsets the positions of the text by the length of the prefix, but this model has neither an input "
+            f"'{POSITIONS}' nor rotary positions in GroupQueryAttention, or some attentions cannot have a prefix; "
+            f"export it with an input '{POSITIONS}'"
         )

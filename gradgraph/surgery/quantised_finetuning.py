@@ -1,8 +1,8 @@
 """Continued training of a quantised model.
 
 Integer weights are dequantised to trainable floats, followed by a QuantizeLinear with the file's scale and zero point
-(per tensor, channel or block), whose output takes the name of the integers. Biases of 32 bits are likewise rounded to
-multiples of their scale. An exported model thus has its original Q/DQ pairs, and int8 weights within 7 bits
+(per tensor, channel or block), whose output takes the name of the integers. int32 biases are rounded to multiples of
+their scale in the same way. An exported model thus has its original Q/DQ pairs, and int8 weights within 7 bits
 (``gradgraph.graph.quantisers.SEVEN_BITS``) stay within 7 bits. Q/DQ pairs on activations are unchanged. Integer
 products are converted to Q/DQ pairs first (``gradgraph.surgery.integer_products``).
 
@@ -44,7 +44,7 @@ def refuse_integer_products(work: ir.Model) -> None:
 
 
 def names_of_quantised(work: ir.Model) -> list[str]:
-    """Return the names by which a pattern matches quantised weights."""
+    """Return all names by which a pattern can match quantised weights."""
     return [name for node in _with_integers(work) for name in _names(node)]
 
 
@@ -54,7 +54,13 @@ def _with_integers(work: ir.Model) -> list[ir.Node]:
 
 
 def go_on(work: ir.Model, target: str | Sequence[str] | None, learned: bool) -> list[str]:
-    """Make quantised layers trainable: those that match ``target``, or all. Return the names of their float tensors."""
+    """Make quantised weights trainable, in place; return the names of their float tensors.
+
+    Args:
+        work: the model.
+        target: names and globs of the layers; None for all.
+        learned: whether scales are trained, too.
+    """
     found = _with_integers(work)
     named = {node.inputs[0] for node in (found if target is None else _named(found, target))}
     chosen = [node for node in found if node.inputs[0] in named]
@@ -113,7 +119,7 @@ def _float_weight(work: ir.Model, node: ir.Node, integers: ir.Value, numbers: np
         rounded = write.cast(write.node("Round", write.node("Div", weight, scale)), ir.DataType.INT32)
     else:
         zero = node.inputs[2] if len(node.inputs) > 2 else None
-        if zero is None:  # it determines which integers they are
+        if zero is None:  # its type determines the type of the integers
             sizes = tuple(scale.shape.numpy()) if scale.shape is not None else ()
             zero = write.constant(np.zeros(sizes), kind.dtype)
             node.resize_inputs(3)
@@ -130,7 +136,7 @@ def _take_place(work: ir.Model, integers: ir.Value, rounded: ir.Value) -> None:
     integers.replace_all_uses_with(rounded)
     if integers.is_initializer():
         work.graph.initializers.pop(name or "")
-        integers.const_value = None  # whose name would follow; it may be the caller's
+        integers.const_value = None  # else its tensor, which may be the caller's, would be renamed, too
     integers.name, rounded.name = None, name
 
 
@@ -138,8 +144,14 @@ def _take_place(work: ir.Model, integers: ir.Value, rounded: ir.Value) -> None:
 
 
 def _learn(work: ir.Model, weights: Sequence[ir.Node], everywhere: bool) -> None:
-    """Make scales trainable: of these weights, and of the Q/DQ pairs on their layers' inputs, or ``everywhere``."""
-    first = work.graph[0]  # scales depend on weights only, and are computed before their readers
+    """Make scales trainable, in place.
+
+    Args:
+        work: the model.
+        weights: the DequantizeLinear nodes of quantised weights, whose scales are trained.
+        everywhere: train the scales of all Q/DQ pairs on data; otherwise only of those on the inputs of these layers.
+    """
+    first = work.graph[0]  # scales depend on weights only, so they are computed before all other nodes
     biases = [n for n in weights if (held := numbers_of(n.inputs[0])) is not None and held.dtype == ir.DataType.INT32]
     layers = {use.node for node in weights for use in node.outputs[0].uses()}
     pairs = [node for node in work.graph if _is(node, "DequantizeLinear") and numbers_of(node.inputs[0]) is None]
@@ -159,7 +171,7 @@ def _learn(work: ir.Model, weights: Sequence[ir.Node], everywhere: bool) -> None
 
 
 def _follow(work: ir.Model, first: ir.Node, bias: ir.Node) -> None:
-    """Compute the scale of a bias as data scale times weight scale of its layer, if both are known."""
+    """Compute the scale of a bias in the graph, as data scale times weight scale of its layer, if both are known."""
     layer = next((use.node for use in bias.outputs[0].uses() if use.idx == 2), None)
     dequantised = [v.producer() if v is not None else None for v in (layer.inputs[:2] if layer is not None else ())]
     found = [n.inputs[1] for n in dequantised if n is not None and _is(n, "DequantizeLinear")]

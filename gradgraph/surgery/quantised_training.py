@@ -1,14 +1,16 @@
-"""Quantisation-aware training: weights and data of layers are rounded as in an integer runtime.
+"""Quantisation-aware training: weights and inputs of layers are rounded as in an integer runtime.
 
 A QuantizeLinear and a DequantizeLinear precede each chosen layer. In training the pair is arithmetic with a
 straight-through gradient (Bengio et al. 2013, arXiv:1308.3432) within the range of the integers; evaluation and export
 keep the pair, and an exported model stores its weights as integers.
 
-- A weight has one scale for each output channel, ``max |W|`` over the largest integer, which follows the weight in
-  training; symmetric. With 8-bit data, int8 weights have 7 bits (``gradgraph.graph.quantisers.SEVEN_BITS``).
-- Data have one scale and one zero point, observed by running the model on a sample of data, and fixed from then on.
+- Weights are quantised symmetrically, with one scale for each output channel: ``max |W|`` divided by the largest
+  integer, computed from the weight in each step. With 8-bit data, int8 weights have 7 bits
+  (``gradgraph.graph.quantisers.SEVEN_BITS``).
+- The input of a layer has one scale and one zero point, observed by running the model on a sample of data, and fixed
+  from then on.
 - With learned ranges both scales are trained from these initial values, by the gradient of LSQ (Esser et al. 2020,
-  arXiv:1902.08153); zero points stay.
+  arXiv:1902.08153); zero points are not trained.
 - For a model that is already quantised, see ``gradgraph.surgery.quantised_finetuning``.
 """
 
@@ -89,18 +91,18 @@ def qat(
             21. Layers that are already quantised keep their type. With activations of 8 bits, int8 weights range from
             -64 to 64, as onnxruntime saturates larger ones on x86 processors without VNNI.
         activations: ``"uint8"``, ``"int8"`` or ``"uint16"`` for the inputs of the layers; None keeps them float.
-        ranges: ``"observed"``: a weight's scale follows its largest number, that of data is observed on the sample, and
-            both are as in the file if the model is quantised. ``"learned"``: these are initial values, and are trained
-            (LSQ).
+        ranges: ``"observed"``: the scale of a weight is computed from its largest number, and the scale of data is
+            observed on the sample; a quantised model keeps the scales in the file. ``"learned"``: these scales are
+            initial values, and are trained (LSQ).
         out: write the result to this path.
 
     Returns:
-        The same kind of model. A step of it trains through the rounding; ``trainer.export`` gives a model with
-        QuantizeLinear and DequantizeLinear, whose weights are stored as integers.
+        A model of the same type as ``model``. Training passes gradients through the rounding; ``trainer.export`` writes
+        a model with QuantizeLinear and DequantizeLinear, whose weights are stored as integers.
 
     Raises:
-        BuildError: the model already has fake quantisation, data are required, or its layers multiply integers in a way
-            whose float form is unknown.
+        BuildError: the model already has fake quantisation; data are required; or a layer multiplies integers by an
+            operator whose float form is unknown.
         DataError: the data do not fit the model.
         UnknownNameError: no layer with a stored weight matches a name or glob.
         OutputError: ``out`` cannot be written.
@@ -118,9 +120,9 @@ def qat(
     layers = [] if quantised and target is None else _float_layers(work, target or "*")
     if not layers and not again and target is None:
         raise BuildError(
-            "the model already trains through its rounding: no layer has a weight stored as integers",
-            remedy="build it as it is, or name float layers with target=",
-            shell="build it as it is",
+            "the model already has fake quantisation: no layer has a weight stored as integers",
+            remedy="build it unchanged, or name float layers with target=",
+            shell="build it unchanged",
         )
     if not layers and not again:
         raise UnknownNameError(f"no layer with a stored weight matches {listed(as_names(target or ()))}")
@@ -131,9 +133,9 @@ def qat(
     new = [x for x in read if not _comes_rounded(x)]
     if new and data is None:
         raise BuildError(
-            "the ranges of the layers' inputs are observed on data",
-            remedy="pass a sample of them, or activations=None",
-            shell="pass a sample with --qat FILE",
+            "the ranges of the layers' inputs must be observed on data, but none are passed",
+            remedy="pass a sample of the training data, or activations=None",
+            shell="pass a sample of the training data with --qat FILE",
         )
     if data is not None and not isinstance(data, Mapping):
         data = {name: np.asarray(array[:_MOST]) for name, array in load_arrays(data).items()}
@@ -153,7 +155,7 @@ def qat(
 
 
 def _float_layers(work: ir.Model, target: str | Sequence[str]) -> list[Layer]:
-    """Return the layers that ``target`` names whose weight is stored as floats."""
+    """Return the layers that match ``target`` and have a float32 weight."""
     layers = [one for one in linear_layers(work, target)[0] if one.kind in ("Conv", "Gemm", "MatMul")]
     held = [(one, numbers_of(stored(one.weight))) for one in layers]
     return [one for one, t in held if t is not None and {t.dtype, one.weight.dtype} == {ir.DataType.FLOAT}]
@@ -168,7 +170,7 @@ def _comes_rounded(x: ir.Value) -> bool:
 
 
 def _weight_limits(layer: Layer, weights: str, activations: str | None) -> tuple[int, int]:
-    """Return the least and the largest integer of a layer's weight."""
+    """Return the smallest and the largest integer to which a layer's weight is rounded."""
     data = layer.data.producer() if _comes_rounded(layer.data) else None
     before = data.inputs[0] if data is not None else None
     kind = before.dtype if before is not None else ACTIVATIONS[activations] if activations is not None else None
@@ -177,7 +179,10 @@ def _weight_limits(layer: Layer, weights: str, activations: str | None) -> tuple
 
 
 def _round_weight(work: ir.Model, layer: Layer, kind: str, limits: tuple[int, int], learned: bool) -> None:
-    """W → round(W/s)·s with s = max|W| / largest for each output channel; or a learned s with this initial value."""
+    """Replace a layer's weight W by round(W/s)·s, with s = max |W| / largest integer for each output channel.
+
+    With ``learned``, s is trained from this initial value.
+    """
     weight, axis = layer.weight, layer.axis
     _, largest = limits
     others = [a for a in range(len(layer.shape)) if a != axis]
@@ -206,7 +211,7 @@ class _Range:
 
 
 def _ranges(work: ir.Model, values: set[ir.Value], data: Mapping[str, np.ndarray]) -> dict[ir.Value, _Range]:
-    """Return the smallest and the largest number of each value, on ``data``; 0 is always included."""
+    """Return the range of each value on ``data``, extended to include 0."""
     names = [v.name or "" for v in values]
     probe = work.clone()
     inner = {v.name: v for node in probe.graph for v in node.outputs}
@@ -217,7 +222,7 @@ def _ranges(work: ir.Model, values: set[ir.Value], data: Mapping[str, np.ndarray
         for name in names:
             low, high = float(np.min(results[name])), float(np.max(results[name]))
             if not np.isfinite([low, high]).all():
-                raise DataError(f"on these data '{shown(name)}' is not finite, so it has no range")
+                raise DataError(f"'{shown(name)}' is not finite on these data, so its range is unknown; check the data")
             found[name] = _Range(min(low, found[name].low), max(high, found[name].high))
     return {v: found[v.name or ""] for v in values}
 
@@ -226,19 +231,19 @@ def _batches(work: ir.Model, data: Mapping[str, np.ndarray]) -> list[Feeds]:
     inputs = [v for v in work.graph.inputs if not v.is_initializer()]
     missing = [v.name for v in inputs if v.name not in data]
     if missing:
-        raise DataError(f"the data lack {listed(missing)}, which the model reads")
+        raise DataError(f"the data have no {listed(missing)}, which the model reads; add an array for each input")
     arrays = {str(v.name): np.asarray(data[str(v.name)]).astype((v.dtype or ir.DataType.FLOAT).numpy()) for v in inputs}
     fixed = known_sizes(shape[0] for shape in map(recorded_shape, inputs) if shape)
     size = fixed[0] if fixed else _ROWS
     rows = min((len(a) for a in arrays.values() if a.ndim), default=1)
     if rows < (size if fixed else 1):
-        raise DataError(f"the data have {rows} samples, but the model reads {size} at a time")
+        raise DataError(f"the data have {rows} samples, but the model has a batch size of {size}; pass at least {size}")
     starts = range(0, rows - size + 1, size) if fixed else range(0, rows, size)
     return [{n: a[i : i + size] if a.ndim else a for n, a in arrays.items()} for i in starts]
 
 
 def _rounded(work: ir.Model, layer: Layer, found: _Range, kind: str, learned: bool) -> ir.Value:
-    """Round the input of a layer."""
+    """Write nodes that round the input of a layer to the integers of its range; return the rounded input."""
     lowest, highest = INTEGER_RANGES[ACTIVATIONS[kind]]
     size = max((found.high - found.low) / (highest - lowest), SMALLEST)
     zero = int(np.clip(round(lowest - found.low / size), lowest, highest))

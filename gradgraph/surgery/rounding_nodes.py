@@ -1,8 +1,8 @@
 """Rounding nodes: a QuantizeLinear and a DequantizeLinear, and the scale that both read.
 
-A learned scale is ``first·exp(range)`` of a trained number initialised to 0: positive whatever an optimizer does, and a
-step of Adam changes each by the same proportion, however small it is (as in TQT, Jain et al. 2020, arXiv:1903.08066).
-For its gradient, see ``gradgraph.passes.normal.spelling.fake_quantization``.
+A learned scale is ``first·exp(range)``, where ``range`` is a trained number initialised to 0. So the scale is always
+positive, and a step of Adam changes large and small scales by the same proportion (as in TQT, Jain et al. 2020,
+arXiv:1903.08066). For its gradient, see ``gradgraph.passes.normal.spelling.fake_quantization``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SMALLEST = 1e-8  # least scale, also for a channel of zeros
 
 
 class Writer(NodeWriter):
-    """A writer of nodes before ``place``, named after their layer."""
+    """A writer of rounding nodes, named after their layer and inserted before the node ``place``."""
 
     def __init__(self, work: ir.Model, place: ir.Node, layer: str) -> None:
         super().__init__(work, f"{layer}/quantise")
@@ -30,7 +30,7 @@ class Writer(NodeWriter):
         return self.reduced("ReduceMax", self.node("Abs", x), axes, since=18)
 
     def learned(self, first: np.ndarray, name: str) -> ir.Value:
-        """Return a scale trained from ``first`` on, by a weight called ``name``."""
+        """Return a learned scale with the initial value ``first``; ``name`` is the name of its trained number."""
         begin = self.constant(first)
         trained = add_weight(self.work, name, np.zeros(np.shape(first), np.float32))
         write_quantisation(self.work, learned=(*learned_ranges(self.work.metadata_props), trained.name or ""))

@@ -1,4 +1,4 @@
-"""Numbers of a linear layer's weight, read and written through any storage format."""
+"""Reading and writing of a linear layer's weight in any storage format: floats, integers, packed, transposed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from gradgraph.surgery.operation import add_weight, free_name, numbers_of, set_n
 
 
 def canonical(layer: Layer) -> Array:
-    """Return the weight in float64, outputs first: (outputs, inputs), for a Conv (outputs, inputs of a group,
-    kernel).
-    """
+    """Return the weight as float64 with outputs first: (outputs, inputs), or (outputs, inputs of a group, kernel)."""
     if layer.kind != "MatMulNBits":
         return as_laid_out(layer, np.asarray(as_read(layer.weight), np.float64))
     held, packing = numbers_of(layer.weight), Packing.of(layer.node)
@@ -28,7 +26,7 @@ def canonical(layer: Layer) -> Array:
 
 
 def as_laid_out(layer: Layer, weight: Array) -> Array:
-    """Convert the weight between outputs first and the node's layout; that of a MatMulNBits has outputs first."""
+    """Convert a weight from outputs first to the node's layout, or back; a MatMulNBits has outputs first."""
     return weight if layer.axis == 0 or layer.kind == "MatMulNBits" else weight.T
 
 
@@ -36,7 +34,7 @@ def as_read(value: ir.Value) -> Array:
     """Return the numbers of a stored weight as its reader gets them: transposed, cast, dequantised.
 
     Raises:
-        BuildError: it is computed from anything else.
+        BuildError: the value is computed from anything else.
     """
     start, chain = rewritten(value)
     tensor = numbers_of(start)
@@ -63,7 +61,7 @@ def _order(transpose: ir.Node, rank: int) -> list[int]:
 
 
 def write_floats(work: ir.Model, layer: Layer, weight: Array) -> None:
-    """Replace the weight of a layer (outputs first), stored as floats."""
+    """Replace the weight of a layer by ``weight`` (outputs first), stored as floats."""
     if layer.kind == "MatMulNBits":
         _as_product(work, layer.node, weight.T)
         return
@@ -99,7 +97,7 @@ def quantiser_of(node: ir.Node) -> Quantiser:
     """Return the quantiser of a DequantizeLinear or a MatMulNBits.
 
     Raises:
-        BuildError: its scales or zero points are computed, or groups are reordered.
+        BuildError: the scales or zero points are computed, or groups are reordered.
     """
     packed = node.op_type == "MatMulNBits"
     first, scale, zero, groups = [*node.inputs[packed : 4 + packed], None, None, None][:4]
@@ -126,8 +124,8 @@ def is_quantised(layer: Layer) -> bool:
 def write_quantised(work: ir.Model, layer: Layer, weight: Array) -> float:
     """Replace a weight (outputs first) in the same quantised format: type, blocks, channels and kind of zero points.
 
-    Scales are those of the new numbers, or the old ones if these represent them as well; an unchanged weight stays as
-    stored. Returns the rounding error ``‖stored - W‖/‖W‖``.
+    Scales are fitted to the new numbers, unless the old scales represent them equally well; an unchanged weight stays
+    as stored. Returns the rounding error ``‖stored - W‖/‖W‖``.
 
     Raises:
         BuildError: the weight is quantised in a way that is not supported for writing.
@@ -149,10 +147,12 @@ def _error(layer: Layer, weight: Array) -> float:
 def write_offsets(work: ir.Model, layer: Layer, offsets: Array, weight: Array) -> float:
     """Add a number to all weights of each block of a MatMulNBits, as float zero points ``z - offset/scale``.
 
-    Bits and scales stay. A block whose scale is 0, or too small for its zero point in the scales' type, then holds only
-    its offset.
+    Bits and scales stay. If the scale of a block is 0, or so small that the zero point overflows the scales' type, the
+    weights of the block become the offset alone.
 
     Args:
+        work: the model.
+        layer: the MatMulNBits.
         offsets: the numbers to add (outputs, blocks).
         weight: the resulting weight, outputs first.
 
@@ -191,7 +191,7 @@ def _write_packed(work: ir.Model, node: ir.Node, weight: Array) -> None:
 
 
 def _write_stored(work: ir.Model, layer: Layer, weight: Array) -> None:
-    """Write through the nodes between the weight and the stored tensor, from the end."""
+    """Store a weight, in the layout of its layer, through the nodes between the stored tensor and the layer."""
     chain = _own_chain(work, layer)
     at = [i for i, node in enumerate(chain) if node.op_type == "DequantizeLinear"]
     if len(at) != 1:
@@ -205,7 +205,7 @@ def _write_stored(work: ir.Model, layer: Layer, weight: Array) -> None:
     node = chain[at[0]]
     stored, points = numbers_of(node.inputs[0]), numbers_of([*node.inputs, None][2])
     if stored is None or stored.dtype not in INTEGER_RANGES:
-        raise BuildError(f"'{shown(node.name)}' has computed numbers or a type of its own; merge it as floats")
+        raise BuildError(f"'{shown(node.name)}' dequantises computed or unsupported integers; merge it as floats")
     before = replace(quantiser_of(node), limits=limits_of(stored))
     fitted = before.refitted(weight, before.middle)
     _store(work, node, 0, fitted.quantised(weight).astype(stored.dtype.numpy()))
@@ -215,7 +215,7 @@ def _write_stored(work: ir.Model, layer: Layer, weight: Array) -> None:
 
 
 def _own_chain(work: ir.Model, layer: Layer) -> list[ir.Node]:
-    """Return the nodes from the stored tensor to the weight; those from the first shared one on are copied."""
+    """Return the nodes from the stored tensor to the layer; nodes that other layers read, too, are copied first."""
     _, chain = rewritten(layer.weight)
     shared = next((i for i, node in enumerate(chain) if not _is_its_own(node.outputs[0])), len(chain))
     last = None if shared == 0 else chain[shared - 1].outputs[0]
@@ -233,7 +233,7 @@ def _own_chain(work: ir.Model, layer: Layer) -> list[ir.Node]:
 
 
 def _is_its_own(value: ir.Value) -> bool:
-    """Whether it has exactly one reader."""
+    """Whether a value has exactly one reader, and is not an output."""
     return len(value.uses()) == 1 and not value.is_graph_output()
 
 

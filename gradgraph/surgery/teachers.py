@@ -43,39 +43,42 @@ def distill(
 ) -> Result:
     """Combine a student with a frozen teacher; a step minimises ``(1 − α)·loss + α·T²·KL(teacher ‖ student)``.
 
-    ``loss`` is that of ``gg.build``, and the second term compares the softmaxes of ``logits / T``, averaged over the
-    positions (Hinton et al. 2015, arXiv:1503.02531). Positions with the loss's ``ignore_index`` as label, or excluded
-    by ``mask`` or ``sample_weight`` of ``gg.build``, are ignored. The teacher runs in evaluation mode: no Dropout,
-    BatchNormalization with its running statistics. It is not part of the state, nor of exported models.
+    ``loss`` is the loss passed to ``gg.build``; the second term compares the softmaxes of ``logits / T``, averaged over
+    the positions (Hinton et al. 2015, arXiv:1503.02531). Positions with the loss's ``ignore_index`` as label, or
+    excluded by ``mask`` or ``sample_weight`` of ``gg.build``, are ignored. The teacher runs in evaluation mode: no
+    Dropout, BatchNormalization with its running statistics. It is not part of the state, nor of exported models.
 
     Args:
         student, teacher: paths, ``onnx.ModelProto`` or ``onnx_ir.Model``; they are not changed.
         temperature: T, the divisor of the logits.
         alpha: the share of the second term. With 1 and ``gg.build(model, loss=None)`` it is the only loss, and no
             targets are fed.
-        match: values of the student and of the teacher, of equal shape, whose mean squared difference is added, such as
-            hidden states. Ignored positions are ignored here, too, in values whose leading axes are those of the labels
-            (a mask of other axes is an error).
-        match_weight: factor of that sum.
-        inputs: for inputs of the teacher, the student's input to use; by default that of the same name. Other inputs of
-            the teacher become inputs of the step.
+        match: pairs of a value of the student and a value of the teacher, such as hidden states, of equal shape. Their
+            mean squared difference is added to the loss. In values whose leading axes are those of the labels, ignored
+            positions are ignored here, too (a mask of other axes is an error).
+        match_weight: factor of the sum of these differences.
+        inputs: the student's input to use for an input of the teacher; by default the one of the same name. Other
+            inputs of the teacher become inputs of the step.
         output, teacher_output: the logits; the first output by default. Inner values are allowed.
         out: write the result to this path.
 
     Returns:
-        The same kind of model as the student: its outputs, and those of the teacher, called ``teacher.…``.
+        A model of the same type as ``student``, with the student's outputs and the compared values; names of the
+        teacher begin with ``teacher.``.
 
     Raises:
         BuildError: the student already has a teacher, or shapes or types do not fit.
         ModelError: a BatchNormalization of the teacher has no stored statistics.
-        UnknownNameError: there is no such value.
+        UnknownNameError: the student or the teacher has no value of one of the names.
         OutputError: ``out`` cannot be written.
     """
     work, beside = opened(student, out), _teacher(teacher)
     if TEACHER in work.metadata_props:
         raise BuildError("the student already has a teacher; use the model without it")
     if any(name.startswith(TEACHERS) for name in names_of(work)):
-        raise BuildError(f"names of the student begin with '{TEACHERS}', the prefix for the teacher's")
+        raise BuildError(
+            f"names of the student begin with '{TEACHERS}', the prefix of the teacher's names; rename them"
+        )
     if work.opset_imports.get("", OPSET) != beside.opset_imports.get("", OPSET):
         convert_to_opset(work)
         convert_to_opset(beside)
@@ -98,7 +101,7 @@ def distill(
 
 
 def _teacher(source: Source) -> ir.Model:
-    """Return a copy without functions, in evaluation mode."""
+    """Return a copy of the teacher without functions, in evaluation mode."""
     model = load_model(source)
     inline_functions(model)
     learn_sizes(model)

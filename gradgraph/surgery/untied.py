@@ -20,7 +20,7 @@ def untie_weights(model: Source, weights: str | Sequence[str] | None = None, *, 
     """Give each module that reads one of these weights its own copy.
 
     PyTorch's exporters store equal tensors once: in an untrained network, all biases of a size may be one tensor of
-    zeros, which would train as one. The new ones are named after their modules: ``encoder.layer.1.query.bias``.
+    zeros, which would train as one. The copies are named after their modules: ``encoder.layer.1.query.bias``.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
@@ -29,11 +29,11 @@ def untie_weights(model: Source, weights: str | Sequence[str] | None = None, *, 
         out: write the result to this path.
 
     Returns:
-        The same kind of model.
+        A model of the same type as ``model``.
 
     Raises:
-        UnknownNameError: a name matches no floating weight, or none that several modules read.
-        ModelError: none of these is read in several places.
+        UnknownNameError: a name matches no floating weight, or no weight that several modules read.
+        ModelError: none of the weights is read by several modules.
         OutputError: ``out`` cannot be written.
     """
     work = opened(model, out)
@@ -70,7 +70,7 @@ def _untie(work: ir.Model, value: ir.Value) -> None:
 
 
 def _name(work: ir.Model, module: str, use: tuple[ir.Node, int]) -> str:
-    """Return the name of the weight in its module; empty if unknown."""
+    """Return the name for the copy of a weight in a module; empty if unknown."""
     node, position = use
     if _is_second_name(node):
         name = node.outputs[0].name or ""
@@ -81,5 +81,5 @@ def _name(work: ir.Model, module: str, use: tuple[ir.Node, int]) -> str:
 
 
 def _is_second_name(node: ir.Node) -> bool:
-    """Whether it is an Identity by which PyTorch's older exporter keeps the names of merged tensors."""
+    """Whether the node is an Identity by which PyTorch's older exporter keeps the names of merged tensors."""
     return node.op_type == "Identity" and not node.domain and not node.outputs[0].is_graph_output()

@@ -1,4 +1,4 @@
-"""Verification of a model with symbolic axes: it is run at its old sizes, and at others sample by sample."""
+"""Verification of a model with symbolic axes: the model is run at its old sizes, and at larger ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gradgraph.runtime.execution.session import RuntimeOptions, explanation, res
 from gradgraph.verify.feeds import Feeds, candidates
 
 MORE = 1  # rows added for the test: a divisor is unlikely to divide it by chance
-TOLERANCE = 1e-4  # relative to the largest number of an output: other sizes are computed in another order
+TOLERANCE = 1e-4  # relative to the largest number of an output: the order of sums may depend on sizes
 
 
 def check_opened(
@@ -24,10 +24,15 @@ def check_opened(
 ) -> None:
     """Raise ModelError unless ``work`` reproduces ``fixed`` at its old sizes, and runs correctly at larger ones.
 
-    The outputs are declared with the axes that were seen to grow.
-
     If all inputs share the symbolic first axis, every output must grow with it, and its first rows must be those of
-    ``fixed``; for other symbolic axes, the model only has to run.
+    ``fixed``; the first axis of the outputs is then declared symbolic. For other symbolic axes, the model only has to
+    run.
+
+    Args:
+        fixed: the original model.
+        work: the model with symbolic axes.
+        axes: the names of symbolic axes, by input and index.
+        stood_for: the original size by name of a symbolic axis.
     """
     feeds = next(iter(candidates(fixed.graph, np.random.default_rng(0))))
     before = run_model(fixed, feeds, "as it was")
@@ -51,7 +56,7 @@ def _compare_rows(work: ir.Model, before: Feeds, found: Feeds, symbol: str, batc
         if old.ndim == 0 or len(y) * batch != len(old) * (batch + MORE):
             raise ModelError(
                 f"the output '{shown(name)}' does not grow with '{shown(symbol)}': the model mixes samples or depends "
-                "on its old size somewhere"
+                "on the old size of the axis; export it with a dynamic axis"
             )
         _compare(name, old, y[: len(old)], f"with more of '{symbol}'")
         output = next(v for v in work.graph.outputs if v.name == name)
@@ -59,7 +64,7 @@ def _compare_rows(work: ir.Model, before: Feeds, found: Feeds, symbol: str, batc
 
 
 def _grown(array: np.ndarray, axes: set[int]) -> np.ndarray:
-    """Append similar rows; floats differ, so that no mean stays the same."""
+    """Append rows along these axes: copies of the first rows, with other values for floats so that means change."""
     for axis in axes:
         more = np.take(array, range(MORE), axis)
         array = np.concatenate([array, more if array.dtype.kind in "iub" else (-2 * more).astype(array.dtype)], axis)
@@ -67,7 +72,11 @@ def _grown(array: np.ndarray, axes: set[int]) -> np.ndarray:
 
 
 def run_model(model: ir.Model, feeds: Feeds, when: str) -> Feeds:
-    """Run ``model`` in onnxruntime; from a file, as it may be too large for a message."""
+    """Run ``model`` in onnxruntime, from a file, since it may exceed protobuf's size limit.
+
+    Raises:
+        ModelError: onnxruntime rejects the model, or fails; ``when`` completes the message.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         save_model(model, path)
@@ -82,6 +91,6 @@ def _compare(name: str, before: np.ndarray, after: np.ndarray, when: str) -> Non
     near = TOLERANCE * (np.abs(before).max(initial=1.0) if before.dtype.kind == "f" else 1.0)
     if before.shape != after.shape or not np.allclose(before, after, rtol=0, atol=near, equal_nan=True):
         raise ModelError(
-            f"with symbolic axes, {when}, the output '{shown(name)}' is different: the model depends on its old size "
-            "somewhere"
+            f"with symbolic axes, {when}, the output '{shown(name)}' is different: the model depends on the old size "
+            "of an axis; export it with a dynamic axis"
         )

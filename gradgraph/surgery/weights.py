@@ -27,7 +27,7 @@ def weights_named(work: ir.Model, names: str | Sequence[str]) -> list[ir.Value]:
     """Return the floating initializers that these names and globs match, in the model's order.
 
     Raises:
-        UnknownNameError: one matches nothing.
+        UnknownNameError: a name or glob matches nothing.
     """
     known = {n: v for n, v in work.graph.initializers.items() if v.dtype is not None and v.dtype.is_floating_point()}
     chosen: set[str] = set()
@@ -52,11 +52,11 @@ def reset_weights(model: Source, weights: str | Sequence[str], *, seed: int = 0,
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
         weights: names and globs.
-        seed: of the random numbers.
+        seed: seed of the random numbers.
         out: write the result to this path.
 
     Returns:
-        The same kind of model.
+        A model of the same type as ``model``.
 
     Raises:
         UnknownNameError: a name matches no floating weight.
@@ -96,9 +96,10 @@ def _begun(value: ir.Value, sizes: tuple[int, ...], rng: np.random.Generator) ->
 
 @checked(weight=TEXT, to=TEXT, out=PATH.or_none())
 def tie_weights(model: Source, weight: str, to: str, *, out: Path | None = None) -> Result:
-    """Replace ``weight`` by ``to`` everywhere; transposed, if the shapes require it.
+    """Replace ``weight`` by ``to`` everywhere, transposed if the shapes require it.
 
-    For square matrices the layers decide: the rows of an embedding are the outputs of a head.
+    A square matrix is transposed if the layers that read the two weights have their outputs on different axes; the rows
+    of an embedding are the outputs of a head.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
@@ -107,11 +108,11 @@ def tie_weights(model: Source, weight: str, to: str, *, out: Path | None = None)
         out: write the result to this path.
 
     Returns:
-        The same kind of model.
+        A model of the same type as ``model``.
 
     Raises:
-        UnknownNameError: there is no such value.
-        ModelError: one of them is not a weight, or shapes or element types differ.
+        UnknownNameError: the model has no value of one of the names.
+        ModelError: one of the values is not a weight, or their shapes or element types differ.
         OutputError: ``out`` cannot be written.
     """
     work = opened(model, out)
@@ -121,7 +122,7 @@ def tie_weights(model: Source, weight: str, to: str, *, out: Path | None = None)
         raise ModelError(f"'{shown(weight)}' and '{shown(to)}' must be two weights of the model")
     if a.dtype != b.dtype or sorted(a.shape.numpy()) != sorted(b.shape.numpy()) or a.shape.rank() > 2 < b.shape.rank():
         raise ModelError(f"'{shown(weight)}' is {a.dtype} {list(a.shape.numpy())} and '{shown(to)}' is {b.dtype} "
-                         f"{list(b.shape.numpy())}, so they cannot be one")  # fmt: skip
+                         f"{list(b.shape.numpy())}, so they cannot be tied")  # fmt: skip
     sides = [{layout.outputs for layout in layouts(value)} for value in (old, new)]
     is_turned = sides[0] != sides[1] and all(len(side) == 1 for side in sides)
     if a.shape != b.shape or (a.shape.rank() == 2 and a.shape[0] == a.shape[1] and is_turned):
@@ -148,26 +149,28 @@ def load_weights(
 ) -> Result:
     """Load weights from a file (or a dict of arrays) by name.
 
-    A matrix may be transposed in the file, as ``nn.Linear`` stores what a MatMul reads; its shape shows this, and it is
-    transposed back. For a square one, it is known if the file is a model, a checkpoint or written by
-    ``gg.export.save_weights``, or inferred from other matrices with such a name; otherwise set ``turned``.
+    A matrix may be transposed in the file: ``nn.Linear`` stores (outputs, inputs), and a MatMul reads (inputs,
+    outputs). If its shape shows this, it is transposed. For a square matrix, the layout is known if the file is a
+    model, a checkpoint or written by ``gg.export.save_weights``, or inferred from other matrices with a similar name;
+    otherwise set ``turned``.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
         weights: a ``.safetensors``, ``.npz``, ``.onnx`` or checkpoint, or arrays by name.
         turned: whether square matrices that MatMuls read are transposed in the file.
-        names: names in the file, by weight of the model, where they differ.
-        strict: raise if a weight of the model is missing in the file, or vice versa; constants of formulas are no
-            weights. Otherwise, everything that fits is loaded, and its number logged; nothing at all is an error.
+        names: the name in the file by name of a weight of the model, if they differ.
+        strict: raise DataError if a weight of the model is missing in the file, or vice versa; constants of formulas
+            are not weights. Otherwise, everything that fits is loaded, and the number of loaded weights is logged; it
+            is an error if nothing fits.
         out: write the result to this path.
 
     Returns:
-        The same kind of model.
+        A model of the same type as ``model``.
 
     Raises:
-        DataError: the file cannot be read; names are missing or unused, or none fits; a shape does not fit; it is
+        DataError: the file cannot be read; names are missing or unused, or none matches; a shape differs; or it is
             unknown whether a square matrix is transposed.
-        UnknownNameError: the model lacks a weight in ``names``.
+        UnknownNameError: the model does not have a weight in ``names``.
         OutputError: ``out`` cannot be written.
     """
     work = opened(model, out)
@@ -202,8 +205,8 @@ def give_weights(work: ir.Model, weights: Arrays | Path) -> None:
             set_numbers(work, value, np.asarray(given[name]).astype(tensor.dtype.numpy()))
             taken = True
     if given and not taken:
-        raise DataError(f"none of {_counted(given, 'tensor')} ({_some([*given])}) has name and shape of a weight of "
-                        "the model")  # fmt: skip
+        raise DataError(f"none of {_counted(given, 'tensor')} ({_some([*given])}) has the name and shape of a weight "
+                        "of the model; pass weights trained from this model")  # fmt: skip
 
 
 def _read(path: Path) -> Stored:
@@ -233,7 +236,7 @@ def _check_all(work: ir.Model, found: Mapping[str, str], stored: Stored, strict:
     ]
     if (strict and parts) or not found:
         raise DataError(
-            f"names do not fit: {'; '.join(parts)}" if parts else "there is no weight to take",
+            f"names do not match: {'; '.join(parts)}" if parts else "there are no weights to load",
             remedy="map names with names={...}, or name the model's weights with gg.surgery.name_weights"
             + (", or pass strict=False to load what fits" if found else ""),
             shell="name the model's weights with --name-weights"
@@ -244,7 +247,7 @@ def _check_all(work: ir.Model, found: Mapping[str, str], stored: Stored, strict:
 
 
 def _weights_of(model: ir.Model) -> list[str]:
-    """Return the names of the weights of a model with more than one number."""
+    """Return the names of a model's weights with more than one number."""
     judged = model.clone()
     judge_weights(judged)
     initializers = judged.graph.initializers
@@ -253,7 +256,7 @@ def _weights_of(model: ir.Model) -> list[str]:
 
 
 def _is_kept(name: str, array: np.ndarray, taken: Collection[str]) -> bool:
-    """Whether it is other training state: optimizer state, a counter."""
+    """Whether a tensor of a checkpoint is not a weight but other training state: optimizer state or a counter."""
     return array.ndim == 0 or array.dtype.kind != "f" or any(name.startswith(f"{weight}.") for weight in taken)
 
 
@@ -280,12 +283,12 @@ def _outputs(value: ir.Value) -> int | None:
 
 
 def _kinds(source: str) -> list[str]:
-    """Return keys for similar names, the most specific first: ``c_proj.weight``, ``weight``."""
+    """Return the ends of a name without numbers, by which similar matrices are found: ``c_proj.weight``, ``weight``."""
     words = [re.sub(r"\d+", "", word) for word in re.split(r"[./]", source)]
     return [".".join(words[-2:]), words[-1]] if len(words) > 1 else [""]
 
 
-# layouts of all matrices of a kind in a file: outputs first, as in nn.Linear; inputs first; or as in the model
+# possible layouts of matrices in a file, as a function of the axis of outputs in the file and in the model
 _WAYS: dict[str, Callable[[int, int], bool]] = {
     "outputs first": lambda stored, own: stored == 0,
     "as in the model": lambda stored, own: stored == own,
@@ -294,7 +297,7 @@ _WAYS: dict[str, Callable[[int, int], bool]] = {
 
 
 def _lying(pairs: Sequence[tuple[ir.Value, np.ndarray, str]]) -> dict[str, set[str]]:
-    """Return the possible layouts by kind of name, as determined by non-square matrices."""
+    """Return the possible layouts of matrices with similar names (``_kinds``), as determined by non-square matrices."""
     found: dict[str, set[str]] = {}
     for value, data, source in pairs:
         if data.ndim != 2 or data.shape[0] == data.shape[1] or (own := _outputs(value)) is None:
@@ -312,7 +315,7 @@ def _is_turned(
     """Whether a square matrix is transposed in the file.
 
     Raises:
-        DataError: it is unknown.
+        DataError: the layout is unknown.
     """
     own = _outputs(value)
     if own is None:
@@ -325,13 +328,13 @@ def _is_turned(
     if (isinstance(stored.values, OfModel) or stored.model is not None) and "as in the model" in ways[-1]:
         return False
     for some in ways:
-        likely = some - {"inputs first"} or some  # assumed only if the two others are ruled out
+        likely = some - {"inputs first"} or some  # "inputs first" is assumed only if other matrices exclude the others
         sides = {not _WAYS[way](own, own) for way in likely}
         if len(sides) == 1:
             return sides.pop()
     raise DataError(
         f"'{shown(source)}' is square, and it is unknown whether it is transposed in the file: no other matrix with "
-        "such a name has a shape that shows it",
+        "a similar name has a shape that shows it",
         remedy="pass turned=True for matrices of (outputs, inputs), as nn.Linear stores them, or turned=False for "
         "those of (inputs, outputs), as the model's MatMul reads them",
         shell="add --turned for matrices of (outputs, inputs), as nn.Linear stores them, or --not-turned for those of "

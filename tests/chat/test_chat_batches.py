@@ -199,5 +199,5 @@ def test_what_does_not_fit() -> None:
         trainer(packed=False).evaluate(ChatBatches(texts(3), 64, packed=True))
     with pytest.raises(DataError, match="provide tokens, but the step expects"):
         trainer(packed=True).evaluate(ChatBatches(texts(3), 64))
-    with pytest.raises(BuildError, match="remove one of the two"):
+    with pytest.raises(BuildError, match="omit packed, or do not keep the mask"):
         language_model(small_folder.MODEL, keep="attention_mask", packed=True)

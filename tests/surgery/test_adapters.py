@@ -457,5 +457,5 @@ def test_a_weight_that_cannot_be_read_is_refused(what: str) -> None:
 
 
 def test_peft_has_no_files_of_blocks(tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match="PEFT has no files for adapters of kind qalora"):
+    with pytest.raises(BuildError, match="PEFT has no file format for adapters of kind qalora"):
         surgery.save_adapter(gg.lora(LAYERS["MatMulNBits"], "w", kind="qalora"), tmp_path, family="llama")

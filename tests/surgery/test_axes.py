@@ -121,7 +121,7 @@ def test_bad_arguments() -> None:
         surgery.open_axes(model("a class token"), {"z": {0: "n"}})
     with pytest.raises(ModelError, match="no axis 3"):
         surgery.open_axes(model("a class token"), {"x": {3: "n"}})
-    with pytest.raises(ModelError, match="would stand for"):
+    with pytest.raises(ModelError, match="is used for the sizes"):
         surgery.open_axes(model("a class token"), {"x": {0: "n", 1: "n"}})
     with pytest.raises(ArgumentError, match="a dict of axes by input"):
         surgery.open_axes(model("a class token"), {"x": ["n"]})  # type: ignore[dict-item]

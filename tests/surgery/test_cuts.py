@@ -203,7 +203,7 @@ def test_two_weights_become_one() -> None:
 
 @pytest.mark.parametrize(
     ("a", "b", "says"),
-    [("val_92", "body_weight", "cannot be one"), ("val_92", "x", "two weights"), ("val_92", "val_92", "two weights")],
+    [("val_92", "body_weight", "cannot be tied"), ("val_92", "x", "two weights"), ("val_92", "val_92", "two weights")],
 )
 def test_what_cannot_be_tied(a: str, b: str, says: str) -> None:
     with pytest.raises(ModelError, match=says):

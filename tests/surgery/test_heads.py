@@ -166,7 +166,7 @@ def test_only_the_head_is_trained(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("nodes", "says"),
     [
-        ("y = Relu(x)", "it is 'x'"),
+        ("y = Relu(x)", "the search ended at 'x'"),
         ("p = MatMul(x, w) y = Exp(p)", "the search ended at Exp"),
         ("y = Gemm(x, x)", "multiplies two computed tensors"),
         ("p = MatMul(x, w) t = Constant<value_ints=[5, 5]>() y = Reshape(p, t)", "has the size 5 twice"),

@@ -76,7 +76,7 @@ def test_buffers_of_fixed_length_are_refused() -> None:
     del model.graph.node[1:6], model.graph.output[1]
     model.graph.node.insert(1, helper.make_node("Concat", ["past.0.key", "past.0.key", "past.0.key"], ["m"], axis=3))
     model.graph.node.insert(2, helper.make_node("ReduceSum", ["m", "axis 2"], ["mixed"], keepdims=0))
-    with pytest.raises(BuildError, match=r"'past\.0\.key' is a buffer of fixed length"):
+    with pytest.raises(BuildError, match=r"'past\.0\.key' is a key-value buffer of fixed length"):
         surgery.language_model(model)
 
 

@@ -242,7 +242,7 @@ IN = {"input_ids": (TensorProto.INT64, ["b", "s"])}
         (
             lambda: surgery.language_model(tiny({**IN, "past_conv.0": (TensorProto.INT64, ["b", 4, 3])})),
             BuildError,
-            "'past_conv.0' is a state of INT64, and only floating states are known to start at zero",
+            "'past_conv.0' is a state of INT64, but only floating-point states are known to start at zero",
         ),
         (lambda: gg.lora(merged_decoder.model(), "*"), UnknownNameError, "select one of its branches first"),
         (lambda: surgery.fix_inputs(tiny(IN), {"use_cache": 1}), UnknownNameError, "no input 'use_cache'"),

@@ -234,7 +234,7 @@ def test_what_was_trained_whole_becomes_the_weight(tmp_path: Path) -> None:
     wanted[:, -SIZES["o_proj"] :] = X @ whole.T
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
     safetensors.numpy.save_file({**tensors, name: whole[:, 1:]}, tmp_path / "adapter_model.safetensors")
-    with pytest.raises(DataError, match="was fully trained, but the model has no weight of its name and shape"):
+    with pytest.raises(DataError, match="was fully trained, but the model has no weight with this name and shape"):
         surgery.load_adapter(network(), tmp_path)
 
 
@@ -281,11 +281,11 @@ WRONG_NAMES: dict[str, tuple[dict[str, str], type[Exception], str]] = {
     "no module": ({"model.layers.*.attn.q_proj": "h.*.q"}, UnknownNameError, "matches no module of the folder"),
     "a * on one side": ({"model.layers.*.attn.q_proj": "h.0.q"}, ArgumentError, "do not have one \\* each"),
     "one name twice": ({"model.layers.0.attn.q_proj": "q", "model.layers.0.attn.k_proj": "q"}, ArgumentError,
-                       "'q' would be the name of 2 layers"),
+                       "2 layers would have the name 'q'"),
     "a name that is there": ({"model.layers.0.attn.q_proj": "model.layers.0.attn.k_proj"}, ArgumentError,
-                             "would be the name of 2 layers"),
+                             "2 layers would have the name"),
     "a name of the family": ({"model.layers.0.attn.o_proj": "model.layers.0.self_attn.q_proj"}, ArgumentError,
-                             "is the family's name of another layer"),
+                             "is also the family's name of another layer"),
     "numbers": ({"model.layers.0.attn.q_proj": 3}, ArgumentError, "a dict of names in the folder by layer"),
 }  # fmt: skip
 
@@ -301,7 +301,7 @@ def test_names_that_make_no_sense_are_refused(what: str, tmp_path: Path) -> None
         else:
             family = "llama" if what == "a name of the family" else None
             surgery.save_adapter(adapted, tmp_path / "named", names=names, family=family)
-    with pytest.raises(BuildError, match="has the model's names; remove names"):
+    with pytest.raises(BuildError, match="uses the model's names; remove names"):
         surgery.save_adapter(adapted, tmp_path / "a.onnx_adapter", names=OTHERS)
 
 
@@ -314,7 +314,9 @@ def without(folder: Path, part: str) -> None:
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     surgery.save_adapter(gg.lora(network(), "*", rank=2, kind="dora"), tmp_path, family="llama")
     without(tmp_path, ".k_proj.")
-    with pytest.raises(DataError, match="packs several of PEFT's, but DoRA has adapters for only some of them"):
+    with pytest.raises(
+        DataError, match="packs several modules of PEFT, but the folder has DoRA adapters for only some of them"
+    ):
         surgery.load_adapter(network("qkv_proj"), tmp_path)
     surgery.save_adapter(gg.lora(network(), "*", rank=2), tmp_path, family="llama")
     tensors = safetensors.numpy.load_file(tmp_path / "adapter_model.safetensors")
@@ -325,7 +327,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         surgery.load_adapter(network("qkv_proj"), tmp_path)
     with pytest.raises(BuildError, match="has an adapter of kind ia3 on a MatMul"):
         surgery.save_adapter(gg.lora(network(), "*", kind="ia3"), tmp_path, family="llama")
-    with pytest.raises(BuildError, match="has the model's names; remove the family"):
+    with pytest.raises(BuildError, match="uses the model's names; remove the family"):
         surgery.save_adapter(gg.lora(network(), "*"), tmp_path / "a.onnx_adapter", family="llama")
 
 

@@ -136,11 +136,11 @@ def test_digits_are_read_as_well_as_in_float(ranges: str, reader_of_digits: Any)
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
-        (lambda: gg.qat(linear(True)), BuildError, "ranges of the layers' inputs are observed on data"),
-        (lambda: gg.qat(linear(True), {"z": X}), DataError, "the data lack 'x', which the model reads"),
+        (lambda: gg.qat(linear(True)), BuildError, "ranges of the layers' inputs must be observed on data"),
+        (lambda: gg.qat(linear(True), {"z": X}), DataError, "the data have no 'x', which the model reads"),
         (lambda: gg.qat(linear(True), {"x": X * np.nan}), DataError, "'x' is not finite"),
         (lambda: gg.qat(linear(True), {"x": X}, target="head"), UnknownNameError, "no layer with a stored weight"),
-        (lambda: gg.qat(gg.qat(linear(True), {"x": X}), {"x": X}), BuildError, "already trains through its rounding"),
+        (lambda: gg.qat(gg.qat(linear(True), {"x": X}), {"x": X}), BuildError, "already has fake quantisation"),
         (lambda: gg.qat(linear(True), {"x": X}, weights="int16"), ArgumentError, "'int8' or 'int4'"),
         (lambda: gg.qat(linear(True), {"x": X}, activations="float8"), ArgumentError, "'uint8', 'int8', 'uint16'"),
     ],

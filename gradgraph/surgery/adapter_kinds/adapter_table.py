@@ -24,7 +24,7 @@ def adapters_of(work: ir.Model) -> list[Adapter]:
     """Read the adapters of a model from its metadata, the oldest first.
 
     Raises:
-        BuildError: there is no such kind.
+        BuildError: an adapter has an unknown kind.
     """
     adapters = adapters_in(work.metadata_props)
     for adapter in adapters:

@@ -42,7 +42,7 @@ class Bias:
 
     @property
     def names(self) -> list[str]:
-        """The names by which a pattern matches it."""
+        """The names by which a pattern matches the bias."""
         return [n for n in (self.name, self.name.removesuffix(".bias"), module_of(self.node), self.node.name) if n]
 
 
@@ -74,7 +74,7 @@ def _is_product(value: ir.Value | None) -> bool:
 
 
 def _is_a_row(sizes: Sequence[int]) -> bool:
-    """Whether it has one number per output: [n], or [n, 1, 1] after a Conv."""
+    """Whether a tensor of these sizes has one number per output: [n], or [n, 1, 1] after a Conv."""
     return sum(size > 1 for size in sizes) <= 1 and len(sizes) > 0
 
 

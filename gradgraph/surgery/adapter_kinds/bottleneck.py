@@ -16,7 +16,7 @@ from gradgraph.surgery.linear_layers import Layer, drawn
 
 
 def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator) -> Adapter:
-    """Write the two layers after a layer; for a Conv they are 1×1."""
+    """Write the two small layers after ``layer``; after a Conv, they are 1×1 Convs."""
     writer, width, rank = Writer(work, layer.node, wanted, layer.dtype), layer.sizes[1], wanted.rank
     ones = [1] * len(layer.kernel)
     in_front, behind = (

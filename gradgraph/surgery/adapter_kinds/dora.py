@@ -56,7 +56,15 @@ def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator)
 
 
 def _norm(writer: Writer, layer: Layer, a: ir.Value, b: ir.Value, squares: Array) -> ir.Value:
-    """Return n, [outputs], for factors of which the second is scaled."""
+    """Return ``n = ‖W + s·A·B‖``, [outputs], without its gradient.
+
+    Args:
+        writer: writes the nodes.
+        layer: the layer of W.
+        a: A.
+        b: s·B.
+        squares: ‖W‖² for each output.
+    """
     if layer.kind == "Conv":
         rows = writer.node("Reshape", a, writer.whole(0, -1))
         flat = writer.node("Reshape", layer.weight, writer.whole(layer.sizes[1], -1))
@@ -94,15 +102,13 @@ def _bias(writer: Writer, layer: Layer) -> ir.Value | None:
 
 
 def factor(work: ir.Model, adapter: Adapter) -> ir.Value | None:
-    """Return the number s."""
+    """Return the value of s in the model; None if the adapter's nodes were changed."""
     scaled = next((use.node for use in value_named(work, adapter.weights[1]).uses()), None)
     return None if scaled is None or scaled.op_type != "Mul" else scaled.inputs[1]
 
 
 def rest(work: ir.Model, adapter: Adapter, arrays: list[Array]) -> list[Array]:
-    """Return neutral tensors: the direction of W unchanged, and its magnitude, whose squares are in the formula
-    of n.
-    """
+    """Return neutral tensors: zero factors, and ‖W‖ as the magnitude, from the constant ‖W‖² in the nodes of n."""
     node = next(use.node for use in value_named(work, adapter.weights[2]).uses())
     while node.op_type != "Add":
         before = node.inputs[1 if node.op_type == "Div" else 0]
@@ -115,7 +121,7 @@ def rest(work: ir.Model, adapter: Adapter, arrays: list[Array]) -> list[Array]:
 
 
 def lengths(weight: Array) -> Array:
-    """Return the neutral m for a weight with outputs first."""
+    """Return the norm of each output's weights, the initial m; ``weight`` has outputs first."""
     return np.asarray(np.sqrt((weight.reshape(len(weight), -1) ** 2).sum(1)))
 
 

@@ -22,19 +22,27 @@ class Kind:
 
     Attributes:
         about: a short description.
-        put: adds it to a layer: model, layer, requested adapter, random numbers; returns the adapter that was added.
-        merge: adapter, weight with outputs first, trained tensors; returns the merged weight. None if it cannot merge.
-        offsets: adapter, trained tensors; returns the number added to all weights of each block of a quantised weight
-            (outputs, blocks), for a kind that merges so. None for others.
-        bias: the same as ``merge`` for a bias inside the layer or right after it, if it changes.
-        layers: which parts of a model can have one: model, target; these parts, and why others cannot.
-        rest: neutral tensors, with which it computes nothing: model, adapter, its present tensors.
-        axes: the rank axis of each tensor, and the same for a Conv; None for a tensor without one.
-        factor: the number in the model that multiplies the second tensor, if any: model, adapter.
-        finish: called once after all layers have theirs: model, layers, adapters; returns the adapters.
-        adds: it is only added to the output of a layer, so that several can share a layer, each with a weight.
-        parts: the names of its tensors in a file, in order; for embeddings in ``of_embeddings``.
-        peft: its type in PEFT's files; None if PEFT does not have it.
+        put: a function of model, layer, requested adapter and random generator that adds an adapter to the layer and
+            returns it.
+        parts: the names of the adapter's tensors in a file, in order.
+        rest: a function of model, adapter and its current tensors that returns neutral tensors, with which the adapter
+            has no effect.
+        axes: the rank axis of each tensor, and the same for a Conv; None for a tensor without a rank axis.
+        factor: a function of model and adapter that returns the value that scales the second tensor; None if no value
+            does.
+        merge: a function of adapter, weight (outputs first) and trained tensors that returns the merged weight. None if
+            the kind cannot be merged.
+        bias: the same as ``merge`` for a bias inside the layer or right after it; None if it does not change.
+        offsets: a function of adapter and trained tensors that returns the number added to all weights of each block of
+            a quantised weight, (outputs, blocks). None for kinds that do not merge in this way.
+        layers: a function of model and target that returns the parts of the model that can have an adapter, and for
+            other matches the reason why they cannot.
+        finish: a function of model, layers and adapters that is called once after all adapters have been added, and
+            returns the adapters.
+        adds: whether the adapter is only added to the output of a layer, so that several can share a layer, each with a
+            weight.
+        of_embeddings: ``parts`` for embeddings, if they differ.
+        peft: the kind's type in PEFT's files; None if PEFT does not have it.
         spread: the divisor of ``alpha``, as a function of the rank.
     """
 
@@ -60,18 +68,18 @@ NO_RANK = ((None,), (None,))
 
 
 def zeros(work: ir.Model, adapter: Adapter, arrays: list[Array]) -> list[Array]:
-    """Return neutral tensors for ``Kind.rest`` if they are added."""
+    """Return neutral tensors, for ``Kind.rest`` of adapters that are added."""
     del work, adapter
     return [np.zeros_like(array) for array in arrays]
 
 
 def ones(work: ir.Model, adapter: Adapter, arrays: list[Array]) -> list[Array]:
-    """Return neutral tensors for ``Kind.rest`` if they multiply."""
+    """Return neutral tensors, for ``Kind.rest`` of adapters that multiply."""
     del work, adapter
     return [np.ones_like(array) for array in arrays]
 
 
 def as_they_are(work: ir.Model, adapter: Adapter, arrays: list[Array]) -> list[Array]:
-    """Return neutral tensors for ``Kind.rest`` if they are the model's own."""
+    """Return the tensors unchanged, for ``Kind.rest`` of adapters that train the model's own tensors."""
     del work, adapter
     return arrays

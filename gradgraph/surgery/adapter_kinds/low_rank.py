@@ -36,7 +36,15 @@ def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator)
 def put_beside(
     writer: Writer, layer: Layer, wanted: Adapter, factors: tuple[ir.Value, ir.Value], wide: ir.Value
 ) -> Adapter:
-    """Write ``+ s·(x·A)·B`` after a layer, with ``wide`` as A, computed from the first factor."""
+    """Write ``+ s·(x·A)·B`` after a layer.
+
+    Args:
+        writer: writes the nodes.
+        layer: the layer.
+        wanted: the requested adapter.
+        factors: the two trained tensors.
+        wide: A, which may be computed from the first trained tensor.
+    """
     a, b = factors
     product = product_of(writer, layer, wanted, wide, masked(writer, wanted, b))
     product = writer.node("Mul", product, writer.constant(wanted.scale * wanted.weight))
@@ -45,7 +53,7 @@ def put_beside(
 
 
 def factor(work: ir.Model, adapter: Adapter) -> ir.Value | None:
-    """Return the number s."""
+    """Return the value of s in the model; None if the adapter's nodes were changed."""
     added = value_named(work, adapter.output).producer()
     scaled = None if added is None or added.inputs[1] is None else added.inputs[1].producer()
     return None if scaled is None or scaled.op_type != "Mul" else scaled.inputs[1]
@@ -78,7 +86,7 @@ def let_blocks_go(work: ir.Model, adapter: Adapter) -> None:
     if not adapter.blocks:
         return
     value = value_named(work, adapter.weights[1])
-    for _ in range(2):  # DoRA multiplies by s before
+    for _ in range(2):  # DoRA multiplies B by s before the mask
         node = next(use.node for use in value.uses())
         mask = numbers_of(node.inputs[1]) if node.op_type == "Mul" else None
         if mask is not None and len(mask.shape) == 2:
@@ -89,8 +97,9 @@ def let_blocks_go(work: ir.Model, adapter: Adapter) -> None:
 
 
 def begun(layer: Layer, wanted: Adapter, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Return the initial A, uniform in ±1/√(inputs), and B, zeros, as in PEFT; for an embedding A is zeros and B
-    normal.
+    """Return the initial A and B, as in PEFT.
+
+    A is uniform in ±1/√(inputs), and B is zero. For an embedding, A is zero and B normally distributed.
     """
     inputs, outputs = layer.sizes
     rank = rank_of(layer, wanted.rank)

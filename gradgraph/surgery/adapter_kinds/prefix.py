@@ -1,11 +1,12 @@
 """Prefix tuning (Li and Liang 2021, arXiv:2101.00190): ``rank`` trained keys and values precede those of the text.
 
-They are added in each layer. Attention is recognised in three forms:
+Each layer has its own prefix. Attention is recognised in three forms:
 
-1. GroupQueryAttention and MultiHeadAttention of com.microsoft, without a past: the prefix is their past; 2. Attention
-of ai.onnx, without a past, likewise; 3. written out, as PyTorch exports it: ``Softmax(f(Q·Kᵀ))·V`` in heads [batch,
-heads, tokens, size], where f scales and masks. The scores of the prefix come before the others, and no mask hides them.
-Heads that several queries share, repeated before the products, have one prefix.
+1. GroupQueryAttention and MultiHeadAttention of com.microsoft, without a past: the prefix becomes their past.
+2. Attention of ai.onnx, without a past: the same.
+3. Attention in several nodes, as PyTorch exports it: ``Softmax(f(Q·Kᵀ))·V`` in heads [batch, heads, tokens, size],
+   where f scales and masks. The scores of the prefix come before the others, and no mask hides them. Key heads that
+   several query heads share, and that are repeated before the products, have one prefix.
 
 A model whose attention has a past (one that generates) gets the prefix as its first past, and needs no surgery.
 
@@ -53,14 +54,12 @@ class Attention:
 
     @property
     def names(self) -> list[str]:
-        """The names by which a pattern matches it."""
+        """The names by which a pattern matches the attention."""
         return [n for n in (self.name, self.node.name) if n]
 
 
 def found(work: ir.Model, target: str | Sequence[str]) -> tuple[list[Attention], list[str]]:
-    """Return the attentions that names or globs match, by module or node; and why other matches cannot have a
-    prefix.
-    """
+    """Return the attentions whose module or node matches names or globs; and why other matches cannot have a prefix."""
     every = matched(target, ((names, what) for _, names, what in _named(work)))
     return [one for one in every if isinstance(one, Attention)], [one for one in every if isinstance(one, str)]
 
@@ -201,8 +200,9 @@ _AROUND = ("Add", "Where", "Mul", "Div", "Sub", "Cast", "Clip", "Dropout", "Iden
 
 
 def _written_out(softmax: ir.Node) -> Sizes | str | None:
-    """Return the sizes of the attention of a Softmax, or why it cannot have a prefix; None if it is not an
-    attention.
+    """Return the sizes of the attention that a Softmax belongs to, or why it cannot have a prefix.
+
+    None if the Softmax is not part of an attention.
     """
     scores = _product_before(softmax)
     mixed = _product_behind(softmax)
@@ -231,7 +231,7 @@ def _heads_before_repeating(value: ir.Value | None) -> int | None:
 
 
 def _product_before(softmax: ir.Node) -> ir.Node | None:
-    """Return the product of queries and keys that the scores come from: two computed factors."""
+    """Return the MatMul of queries and keys, both computed, that the scores come from; None if there is none."""
     waiting = [softmax.inputs[0]]
     for _ in range(16):
         value = waiting.pop(0) if waiting else None
@@ -286,7 +286,7 @@ def _before_scores(writer: Writer, layer: Attention, keys: ir.Value, values: ir.
 
 
 def _repeated(writer: Writer, layer: Attention, x: ir.Value, heads: int, count: ir.Value) -> ir.Value:
-    """Repeat keys or values of ``layer.heads`` heads as often as those of the text."""
+    """Repeat the heads of prefix keys or values as the heads of the text's keys and values are repeated."""
     if heads == layer.heads:
         return x
     size = _shape(x)[2]
@@ -296,7 +296,7 @@ def _repeated(writer: Writer, layer: Attention, x: ir.Value, heads: int, count: 
 
 
 def _weighed(writer: Writer, own: ir.Value | None, keys: ir.Value) -> ir.Value:
-    """Scale keys as those of the text: PyTorch applies half of the scale to them."""
+    """Scale the keys of the prefix like those of the text, if the model scales keys before the product, as PyTorch."""
     node = None if own is None else own.producer()
     if node is None or node.op_type not in ("Mul", "Div"):
         return keys

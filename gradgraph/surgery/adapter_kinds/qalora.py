@@ -31,8 +31,8 @@ def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator)
     """Add the two factors to a layer.
 
     Raises:
-        BuildError: it is not a MatMulNBits, or has bits without float zero points, or bfloat16 scales; or its groups
-            are reordered.
+        BuildError: the layer is not a MatMulNBits; or it has a bit width without float zero points, bfloat16 scales, or
+            reordered groups.
     """
     packing = _packing_of(layer)
     writer = Writer(work, layer.node, wanted, layer.dtype)
@@ -70,7 +70,7 @@ def _packing_of(layer: Layer) -> Packing:
 
 
 def _repeated(writer: Writer, a: ir.Value, packing: Packing) -> ir.Value:
-    """Return A with a row for each input: (inputs, rank), of any rank."""
+    """Return A with each row repeated for the inputs of its block: (inputs, rank)."""
     blocks, size = packing.blocks, packing.block_size
     rows = writer.node("Reshape", a, writer.whole(blocks, 1, -1))
     rows = writer.node("Expand", rows, writer.whole(1, size, 1))

@@ -17,7 +17,7 @@ class Writer(NodeWriter):
     """A writer of nodes for the adapter of one layer.
 
     Attributes:
-        dtype: of its computation.
+        dtype: the type of the adapter's tensors and computation.
     """
 
     def __init__(self, work: ir.Model, node: ir.Node, adapter: Adapter, dtype: ir.DataType) -> None:
