@@ -100,8 +100,8 @@ def main(steps: int = 1000, count: int = 400, limit: int | None = None, plot: st
     trainer = gg.Trainer(step)
     trainer.fit(data, epochs=100, batch_size=32, max_steps=steps, progress=False)
     scores = trainer.evaluate(unseen, batch_size=32, limit=limit)
-    print(f"{len(text):,} characters; of text that it has not seen it knows the next one in {scores['accuracy']:.0%} "
-          f"of cases (perplexity {scores['perplexity']:.2f} of {len(letters)})")  # fmt: skip
+    print(f"{len(text):,} characters, {len(letters)} different; on unseen text, {scores['accuracy']:.0%} of the next "
+          f"characters are predicted correctly (perplexity {scores['perplexity']:.2f})")  # fmt: skip
     if plot is not None:
         seen = slice(1, 2)
         draw(plot, letters, trainer.predict({"text": unseen["text"][seen]})[0], unseen["target"][seen][0])

@@ -149,7 +149,7 @@ def main(epochs: int = 30, count: int = 1000, plot: str | None = None) -> None:
     mine = trainer.export()
 
     integers = {t.name for t in mine.graph.initializer if t.data_type == onnx.TensorProto.INT8 and len(t.dims) == 4}
-    print(f"as it came it finds {found(answers(theirs, old['image']), old_truth):.1%} of discs and squares")
+    print(f"the original detector finds {found(answers(theirs, old['image']), old_truth):.1%} of discs and squares")
     right = found(answers(mine, rest["image"]), truth)
     print(f"with a new head and {len(integers)} layers in 8 bits it finds {right:.1%} of 400 crosses, rings and bars")
     if plot is not None:

@@ -71,7 +71,7 @@ def main(
     print(
         f"{len(step.manifest.trainable)} tensors were trained; the loss went from {losses[0]:.2f} to {losses[-1]:.4f}"
     )
-    print(f"asked for what follows {TEXT[:3]!r}, the merged model writes:\n{rounds[-1][1]}")
+    print(f"the merged model continues {TEXT[:3]!r}:\n{rounds[-1][1]}")
     if plot is not None:
         draw(plot, losses, rounds)
 

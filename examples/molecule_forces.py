@@ -78,10 +78,12 @@ def main(epochs: int = 300, plot: str | None = None) -> None:
         scores = trainer.evaluate(held_out)
         errors.append(scores["forces_mae"])
         found[what] = trainer.predict({"positions": held_out["positions"]})["forces"]
-        print(f"trained on {what}: off by {scores['energy_mae']:.4f} in energies, {scores['forces_mae']:.4f} in forces")
+        print(
+            f"trained on {what}: mean error {scores['energy_mae']:.4f} of energies, {scores['forces_mae']:.4f} of forces"
+        )
     if plot is not None:
         draw(plot, held_out["forces_target"], found)
-    print("forces teach it more" if errors[1] < errors[0] / 2 else "forces do NOT teach it more")
+    print("training on forces helps" if errors[1] < errors[0] / 2 else "training on forces does NOT help")
 
 
 if __name__ == "__main__":

@@ -112,11 +112,13 @@ def main(epochs: int = 60, count: int = 4000, plot: str | None = None) -> None:
     fresh = trained(frontend.export(Whole(), INPUTS), few, 2 * epochs, 1e-3)
 
     found = [trainer.evaluate(rest)["accuracy"] for trainer in (fresh, head, whole)]
-    print(f"{FEW} images each of 4 new digits, and right of {len(rest['target'])} others: {found[0]:.1%} from scratch,")
-    print(f"{found[1]:.1%} by a new head on the frozen trunk, {found[2]:.1%} once the lower layers have followed")
+    print(
+        f"accuracy on {len(rest['target'])} images, after {FEW} of each of 4 new digits: {found[0]:.1%} from scratch,"
+    )
+    print(f"{found[1]:.1%} with a new head on the frozen trunk, {found[2]:.1%} after training all layers")
     if plot is not None:
         draw(plot, rest, whole, dict(zip(("from scratch", "new head", "lower layers, too"), found, strict=True)))
-    print("what is known helps" if found[0] < found[1] < found[2] else "what is known does NOT help")
+    print("the pretrained trunk helps" if found[0] < found[1] < found[2] else "the pretrained trunk does NOT help")
 
 
 if __name__ == "__main__":

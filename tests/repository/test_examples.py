@@ -155,7 +155,7 @@ def test_ctc_spells(said: Said) -> None:
 
 @pytest.mark.sweep(0)
 def test_forces_teach_more_than_energies(said: Said) -> None:
-    assert said("molecule_forces", epochs=60).endswith("forces teach it more\n")
+    assert said("molecule_forces", epochs=60).endswith("training on forces helps\n")
 
 
 @pytest.mark.sweep(0)
