@@ -78,9 +78,7 @@ def main(epochs: int = 300, plot: str | None = None) -> None:
         scores = trainer.evaluate(held_out)
         errors.append(scores["forces_mae"])
         found[what] = trainer.predict({"positions": held_out["positions"]})["forces"]
-        print(
-            f"trained on {what}: mean error {scores['energy_mae']:.4f} of energies, {scores['forces_mae']:.4f} of forces"
-        )
+        print(f"trained on {what}: MAE {scores['energy_mae']:.4f} of energies, {scores['forces_mae']:.4f} of forces")
     if plot is not None:
         draw(plot, held_out["forces_target"], found)
     print("training on forces helps" if errors[1] < errors[0] / 2 else "training on forces does NOT help")
