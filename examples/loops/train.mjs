@@ -1,8 +1,8 @@
-// Trains a step folder in onnxruntime-node, by hand (a library that does it, here and in browsers: ../web/gradgraph.js):
+// Trains a step folder with onnxruntime-node, without a library (one for Node.js and browsers is ../web/gradgraph.js):
 //
 //     npm install onnxruntime-node && node train.mjs run/step run/
 //
-// As train.c (see docs/how-to/loops.md).
+// It does the same as train.c (see docs/how-to/loops.md).
 
 import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
@@ -24,7 +24,7 @@ const columns = [...manifest.inputs, ...manifest.targets].map(({ name, dtype, sh
 });
 const rows = columns[0].numbers.length / columns[0].width;
 if (columns.some(({ numbers, width }) => numbers.length !== rows * width))
-  throw new Error("the inputs and targets differ in their rows");
+  throw new Error("the inputs and targets have different numbers of rows");
 
 const batch = (begin) =>
   Object.fromEntries(columns.map(({ name, dtype, numbers, sizes, width }) => {

@@ -1,10 +1,10 @@
-// A client of federated training in JavaScript, as a browser could be one:
+// A federated training client in JavaScript, which could also run in a browser:
 //
 //     node federated_client.mjs step/ data/
 //
-// data/ has <name>.npy for each input and target, a row a sample, as numpy.save writes it. Each line of standard input is a round:
-// {"weights": {name: base64 of float32}, "batches": [[row, …], …], "proximal": mu}. The line that comes back has the
-// weights after these batches and the mean of their losses, or {"error": …}. examples/federated/ drives it.
+// data/ contains <name>.npy for each input and target, one row per sample, written by numpy.save. Each line of standard
+// input is a round: {"weights": {name: base64 of float32}, "batches": [[row, …], …], "proximal": mu}. The answer is
+// a line with the weights after these batches and the mean loss, or {"error": …}. examples/federated/ drives it.
 
 import { readFileSync } from "node:fs";
 import { createInterface } from "node:readline";
@@ -22,13 +22,14 @@ const other = weights.find((s) => s.dtype !== "float32");
 if (other) throw new Error(`'${other.name}' is ${other.dtype}; this client trains steps with weights in float32`);
 const columns = [...inputs, ...targets].map((spec) => (columnOf(spec.name)));
 
-/** An array as numpy.save writes it: a header of text, the numbers row by row. */
+/** Read an array written by numpy.save: a text header, then the numbers row by row. */
 function columnOf(name) {
   const bytes = readFileSync(`${files}/${name}.npy`);
   const begin = 10 + bytes.readUInt16LE(8);
   const header = bytes.toString("latin1", 10, begin);
   const Typed = ARRAYS[header.match(/'descr': '(.+?)'/)?.[1]];
-  if (!Typed || header.includes("True")) throw new Error(`${name}.npy has ${header}, which this client does not read`);
+  if (!Typed || header.includes("True"))
+    throw new Error(`${name}.npy has the header ${header}, which this client does not support`);
   const dims = header.match(/\(([\d, ]*)\)/)[1].split(",").filter((size) => size.trim()).map(Number);
   const values = new Typed(bytes.buffer.slice(bytes.byteOffset + begin, bytes.byteOffset + bytes.length));
   return { name, values, dims: dims.slice(1), size: values.length / dims[0] };
@@ -43,7 +44,7 @@ function batchOf(rows) {
   return Object.fromEntries(columns.map(taken));
 }
 
-/** FedProx: parameters move towards those that came, as the gradient of mu / 2 |w - w_came|² does under SGD. */
+/** Apply the proximal term of FedProx, mu / 2 |w - w_received|²: an SGD step towards the received parameters. */
 async function pulled(before, came, mu) {
   const after = await trainer.state();
   for (const { name } of weights.filter((s) => s.kind === "parameter"))

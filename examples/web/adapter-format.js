@@ -1,20 +1,20 @@
-// onnxruntime's adapter format: a table of named tensors in a file of FlatBuffers, as onnxruntime/lora/adapter_format
-// describes it. Both of its tables, the adapter and a parameter of it, have four fields of four bytes.
+// onnxruntime's adapter format: named tensors in a FlatBuffers file, as specified in onnxruntime/lora/adapter_format.
+// The file has two kinds of tables, the adapter and its parameters; both have four fields of four bytes.
 
 import { TYPES, TYPE_NUMBERS } from "./onnx-file.js";
 import { bytesOf } from "./safetensors.js";
 import { typedBytes } from "./values.js";
 
 const IDENTIFIER = "TORT";
-const [VTABLE, TABLE, ROOT] = [8, 20, 20]; // where the table of fields lies, how long a table is, where the first is
-const FIELDS = [12, TABLE, 4, 8, 12, 16]; // its own size, that of a table, and where the fields lie in one
+const [VTABLE, TABLE, ROOT] = [8, 20, 20]; // offset of the vtable, size of a table, offset of the root table
+const FIELDS = [12, TABLE, 4, 8, 12, 16]; // the vtable: its size, the size of a table, and the offsets of its fields
 const [FORMAT_VERSION, ADAPTER_VERSION, MODEL_VERSION] = [1, 1, 1];
 const NAME = { name: 0, dims: 1, type: 2, data: 3 };
 const PARAMETERS = 3;
 
 export const isAdapterFile = (bytes) => String.fromCharCode(...bytes.subarray(4, 8)) === IDENTIFIER;
 
-/** The bytes of a file of `tensors`: name -> {dtype, dims, data}. */
+/** Return the bytes of an .onnx_adapter with `tensors`: name -> {dtype, dims, data}. */
 export function encodeAdapterFile(tensors) {
   const encoder = new TextEncoder();
   const entries = Object.entries(tensors).map(([name, tensor]) => ({ name: encoder.encode(name), ...tensor }));
@@ -22,7 +22,7 @@ export function encodeAdapterFile(tensors) {
   const first = list + 4 + 4 * entries.length;
   let end = first + TABLE * entries.length;
   const after = (bytes, alignment) => {
-    const start = Math.ceil((end + 4) / alignment) * alignment - 4; // the length stands before the elements
+    const start = Math.ceil((end + 4) / alignment) * alignment - 4; // the length is stored before the elements
     end = start + 4 + bytes;
     return start;
   };
@@ -59,11 +59,11 @@ export function encodeAdapterFile(tensors) {
   return file;
 }
 
-/** The tensors of such a file: name -> {dtype, dims, data}. */
+/** Return the tensors in the bytes of an .onnx_adapter: name -> {dtype, dims, data}. */
 export function decodeAdapterFile(bytes) {
   const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
   const target = (at) => at + view.getUint32(at, true);
-  /** Where field `number` of the table at `start` lies; 0 where it is left out. */
+  /** Return the offset of field `number` of the table at `start`; 0 if the field is absent. */
   const field = (start, number) => {
     const vtable = start - view.getInt32(start, true);
     const known = 4 + 2 * number < view.getUint16(vtable, true) ? view.getUint16(vtable + 4 + 2 * number, true) : 0;

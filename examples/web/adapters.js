@@ -1,6 +1,6 @@
-// Adapters without their model, as PEFT has them (adapter_config.json and adapter_model.safetensors) and in
-// onnxruntime's format (.onnx_adapter). A step says in the metadata of eval.onnx which adapters it has. Names, layouts
-// and settings are those of gradgraph.surgery.save_adapter in Python.
+// Saves and loads adapters without their model, in PEFT's format (adapter_config.json, adapter_model.safetensors) and
+// in onnxruntime's (.onnx_adapter). The metadata of eval.onnx list the adapters of a step. Names, layouts and settings
+// are those of gradgraph.surgery.save_adapter in Python.
 
 import { decodeAdapterFile, encodeAdapterFile, isAdapterFile } from "./adapter-format.js";
 import { GradgraphError } from "./errors.js";
@@ -14,7 +14,10 @@ const PREFIX = "base_model.model.";
 const FACTORS = ["lora_A.weight", "lora_B.weight"];
 const LOW_RANK = { peft: "LORA", parts: FACTORS, spread: (rank) => rank };
 
-/** What the tensors of each kind are called in a file; `spread` is what alpha is divided by, of kinds with a scale. */
+/**
+ * The names of the tensors of each kind of adapter in PEFT's files. For kinds with a scale, `spread` returns the number
+ * by which alpha is divided.
+ */
 const KINDS = {
   lora: { ...LOW_RANK, ofEmbeddings: ["lora_embedding_A", "lora_embedding_B"] },
   rslora: { ...LOW_RANK, ofEmbeddings: ["lora_embedding_A", "lora_embedding_B"], spread: Math.sqrt },
@@ -28,29 +31,32 @@ const isLowRank = (adapter) => KINDS[adapter.kind].peft === "LORA";
 const isScaledIn = (adapter, place) => KINDS[adapter.kind].spread !== undefined && place === 1;
 const quoted = (names) => names.map((name) => `'${name}'`).join(", ");
 
-/** The adapters that a model has, as its metadata say. */
+/** Return the adapters of a model, which its metadata list. */
 export const adaptersOf = (model) => JSON.parse(metadataOf(model)["gradgraph.adapters"] ?? "[]");
 
-/** The adapters of a name; without one, all there are. */
+/** Return the adapters called `name`; without a name, all adapters, which must have the same name. */
 export function chosen(adapters, name) {
   const names = [...new Set(adapters.map((a) => a.name))];
   const refuse = (why) => {
     throw new GradgraphError(`the step ${why}`);
   };
-  if (!names.length) refuse("trains no adapters; put some into the model by gg.lora before the step is built");
+  if (!names.length) refuse("trains no adapters; add adapters to the model with gg.lora before building the step");
   if (name === undefined && names.length > 1)
-    refuse(`has adapters of the names ${quoted(names)}; say which: { name: "${names[0]}" }`);
+    refuse(`has several sets of adapters, ${quoted(names)}; choose one: { name: "${names[0]}" }`);
   if (name !== undefined && !names.includes(name))
-    refuse(`has no adapters '${name}'; there are ${quoted(names)}`);
+    refuse(`has no adapters called '${name}'; it has ${quoted(names)}`);
   const found = adapters.filter((a) => name === undefined || a.name === name);
   const strange = found.find((a) => !(a.kind in KINDS));
-  if (strange) refuse(`has adapters of kind ${strange.kind}; save and load those with gradgraph in Python`);
+  if (strange) refuse(`has adapters of kind ${strange.kind}; save and load them with gradgraph in Python`);
   return found;
 }
 
 // --- PEFT -----------------------------------------------------------------------------------------------------------
 
-/** The two files of PEFT, by name. `values`: weight -> {dtype, dims, data}; `family`: whose names layers get. */
+/**
+ * Return PEFT's two files by name. `values`: weight -> {dtype, dims, data}; `family`: the model family whose names of
+ * layers are used.
+ */
 export function peftFiles(adapters, values, family) {
   const [tensors, config] = family === undefined ? stored(adapters, values) : ofFamily(adapters, values, family);
   const text = `${JSON.stringify(config, null, 2)}\n`;
@@ -74,8 +80,8 @@ function ofFamily(adapters, values, family) {
   const other = adapters.find((adapter) => !isLinear(adapter));
   if (other)
     throw new Error(
-      `'${other.module}' has an adapter of kind ${other.kind} on a ${other.operator}, which has one name for all; ` +
-        "leave the family out",
+      `'${other.module}' has an adapter of kind ${other.kind} on a ${other.operator}, whose name does not depend on ` +
+        "the family; remove the family",
     );
   const given = adapters.map((adapter) => {
     const held = adapter.weights.map((name) => values[name]);
@@ -100,7 +106,7 @@ function storedNames(adapter) {
   return names.map((part) => `${PREFIX}${adapter.module}.${part}`);
 }
 
-/** A tensor as PEFT lays it out: matrices lie the other way round there. */
+/** Convert a tensor to PEFT's layout, in which matrices are transposed. */
 function turned(adapter, place, held) {
   const [tensor, first] = [held[place], held[0].dims];
   const isConv = adapter.operator === "Conv";
@@ -117,7 +123,7 @@ function turned(adapter, place, held) {
 
 function checkOneGroup(adapter, first, second) {
   if (first[0] !== second[1])
-    throw new Error(`'${adapter.module}' is a Conv in groups; save and load its adapter with gradgraph in Python`);
+    throw new Error(`'${adapter.module}' is a grouped Conv; save and load its adapter with gradgraph in Python`);
 }
 
 function transposed({ dtype, dims: [rows, columns], data }) {
@@ -127,7 +133,7 @@ function transposed({ dtype, dims: [rows, columns], data }) {
   return { dtype, dims: [columns, rows], data: turn };
 }
 
-/** The content of adapter_config.json; `ranks` are those of the tensors of each module. */
+/** Return the content of adapter_config.json; `ranks` maps each module to the rank of its tensors. */
 function settings(adapters, ranks) {
   const [first] = adapters;
   const { peft, spread } = KINDS[first.kind];
@@ -169,7 +175,7 @@ function mostCommon(numbers) {
 
 // --- onnxruntime ----------------------------------------------------------------------------------------------------
 
-/** The bytes of an .onnx_adapter; the scale of low-rank adapters is in their second factor. */
+/** Return the bytes of an .onnx_adapter; the second factor of low-rank adapters is multiplied by their scale. */
 export function adapterFile(adapters, values) {
   const tensors = {};
   for (const adapter of adapters)
@@ -180,7 +186,7 @@ export function adapterFile(adapters, values) {
   return encodeAdapterFile(tensors);
 }
 
-/** Without the name of the adapters, so that those of all names fit one base. */
+/** Return a weight's name without the name of the adapter, so that adapters of any name match the same base model. */
 function plain(adapter, weight) {
   const suffix = `.${adapter.name}`;
   const own = adapter.name === "default" || adapter.kind === "bitfit";
@@ -190,18 +196,22 @@ function plain(adapter, weight) {
 function scaled(tensor, factor) {
   if (factor === 1) return tensor;
   if (tensor.dtype !== "float32")
-    throw new Error(`the adapter is ${tensor.dtype}, and only float32 is scaled here; use gradgraph in Python`);
+    throw new Error(`the adapter is ${tensor.dtype}, but only float32 is supported here; use gradgraph in Python`);
   const rounded = Math.fround(factor);
   return { ...tensor, data: tensor.data.map((value) => value * rounded) };
 }
 
 // --- reading --------------------------------------------------------------------------------------------------------
 
-/** The weights that a file has for `adapters`: name -> {dtype, dims, data}. */
+/**
+ * Return the weights of `adapters` in a file: name -> {dtype, dims, data}. `given` is the bytes of an .onnx_adapter, or
+ * PEFT's two files by name; `specs` are the manifest's entries of the weights.
+ */
 export function adapterFrom(adapters, specs, given) {
   const bytes = plainBytes(given);
   if (!bytes) return fromPeft(adapters, specs, given);
-  if (!isAdapterFile(bytes)) throw new Error(`it is no .onnx_adapter; of PEFT give { "${CONFIG}", "${WEIGHTS}" }`);
+  if (!isAdapterFile(bytes))
+    throw new Error(`it is not an .onnx_adapter; for PEFT's format, pass { "${CONFIG}", "${WEIGHTS}" }`);
   const tensors = decodeAdapterFile(bytes);
   const wanted = adapters.flatMap((a) => a.weights.map((name, place) => [plain(a, name), name, a, place]));
   checkNames(wanted, tensors);
@@ -216,10 +226,10 @@ export function adapterFrom(adapters, specs, given) {
 
 function fromPeft(adapters, specs, files) {
   for (const name of [CONFIG, WEIGHTS])
-    if (!files?.[name]) throw new Error(`there is no ${name}; give the bytes of both files by their names`);
+    if (!files?.[name]) throw new Error(`${name} is missing; pass the bytes of both files by their names`);
   const config = JSON.parse(new TextDecoder().decode(files[CONFIG]));
   checkKind(adapters[0], config);
-  const what = "file of safetensors; give that of the adapter";
+  const what = "a safetensors file; pass the adapter's file";
   const { tensors: given } = decodeTensors(files[WEIGHTS], what);
   const { tensors, scales } = byMeaning(adapters, specs, config, given);
   const wanted = adapters.flatMap((a) => a.weights.map((name, place) => [storedNames(a)[place], name, a, place]));
@@ -236,7 +246,7 @@ function fromPeft(adapters, specs, files) {
   );
 }
 
-/** The tensors of a file under the names of this step, and the scales of what had other names: {tensors, scales}. */
+/** Rename the tensors of a file to this step's names; return {tensors, scales} with the scales of renamed modules. */
 function byMeaning(adapters, specs, config, given) {
   const parts = KINDS[adapters[0].kind].parts;
   const modules = new Set();
@@ -282,8 +292,8 @@ function checkKind({ kind }, config) {
   if (strange) throw new Error(`it has '${strange}', which is not supported`);
   if (!isSame)
     throw new Error(
-      `it is of the type ${config.peft_type}${config.use_dora ? " with use_dora" : ""}, and the step trains ` +
-        `adapters of kind ${kind}; give one of this kind, or build a step for that one`,
+      `it has the type ${config.peft_type}${config.use_dora ? " with use_dora" : ""}, but the step trains adapters ` +
+        `of kind ${kind}; load an adapter of kind ${kind}, or build a step for the other kind`,
     );
 }
 
@@ -294,13 +304,13 @@ function checkNames(wanted, tensors) {
   if (missing.length || spare.length) {
     const [says, keys] = missing.length ? ["lacks", missing] : ["also has", spare];
     throw new Error(
-      `it ${says} ${quoted(keys.slice(0, 3))}, so that it does not fit the adapters of this step; ` +
-        "where only names differ, gradgraph.surgery.load_adapter with names={...} in Python writes those of the model",
+      `it ${says} ${quoted(keys.slice(0, 3))}, so it does not match the adapters of this step; if only names differ, ` +
+        "load it in Python with gradgraph.surgery.load_adapter(names={...}), and save it again",
     );
   }
 }
 
-/** The number by which PEFT multiplies the product of a module's factors. */
+/** Return the number by which PEFT multiplies the product of a module's factors, by the config. */
 function scaleIn(config, { module, kind }) {
   const own = (patterns, usual) => {
     const key = Object.keys(patterns ?? {}).find((p) => module === p || module.endsWith(`.${p}`));

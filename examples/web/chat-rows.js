@@ -1,11 +1,11 @@
-// Chat data as people have them: lines of JSON with messages, with a prompt and its completion, or with a text.
+// Reads and checks chat data: lines of JSON with messages, with a prompt and its completion, or with a text.
 
 import { GradgraphError } from "./errors.js";
 
-/** The kinds of rows, each by the columns that tell it; the first whose columns are all there. */
+/** The kinds of rows and the columns they require; a row has the first kind whose columns it has. */
 const KINDS = { messages: ["messages"], prompt: ["prompt", "completion"], text: ["text"] };
 const ROLES = ["system", "developer", "user", "assistant", "tool"];
-/** The roles that may follow one; the first of all is under "". */
+/** The roles that may follow each role; "" has the roles of the first message. */
 const AFTER = {
   "": ["system", "developer", "user"],
   system: ["user"],
@@ -15,7 +15,10 @@ const AFTER = {
   tool: ["assistant", "tool", "user"],
 };
 
-/** The rows of a text: one JSON object a line, or a list of them. Each is checked, and knows its `kind` and `place`. */
+/**
+ * Return the rows in a text with one JSON object per line, or with a list of objects. Each row is checked, and has its
+ * `kind` and its `place`, such as "line 3", for error messages.
+ */
 export function rowsOf(text) {
   const lines = text.split(/\r?\n/).map((line, i) => [line.trim(), `line ${i + 1}`]);
   const whole = text.trim();
@@ -47,14 +50,14 @@ const FAULTS = {
   prompt: ({ prompt, completion }) => {
     if (Array.isArray(prompt) && Array.isArray(completion)) return faultOfMessages([...prompt, ...completion]);
     if (typeof prompt !== "string" || typeof completion !== "string")
-      return "'prompt' and 'completion' should both be texts, or both be messages";
+      return "'prompt' and 'completion' should both be text, or both be messages";
     return completion.trim() ? undefined : "'completion' is empty; write an answer, or drop the row";
   },
   text: ({ text }) =>
     typeof text === "string" && text.trim() ? undefined : "'text' is not text, or empty; write a text, or drop the row",
 };
 
-/** What is wrong with messages that end with an answer; undefined if nothing is. */
+/** Return what is wrong with messages, which must end with an answer; undefined if they are valid. */
 function faultOfMessages(messages) {
   if (!Array.isArray(messages) || !messages.length) return "the messages should be a list of {role, content}";
   for (const [i, { role, content, weight = 1, tool_calls: calls } = {}] of messages.entries()) {
@@ -66,8 +69,10 @@ function faultOfMessages(messages) {
       return `message ${i + 1} has the weight ${weight}; use 1 to train on an answer, and 0 to skip it`;
     if (role === "assistant" && calls) continue;
     if (typeof content !== "string") return `message ${i + 1} has no text in 'content'`;
-    if (role === "assistant" && !content.trim()) return `message ${i + 1} is an answer without text; write one`;
+    if (role === "assistant" && !content.trim())
+      return `message ${i + 1} is an empty answer; write an answer, or drop the row`;
   }
   const last = messages.at(-1).role;
-  if (last !== "assistant") return `the last message has the role '${last}', but training requires an answer; add one`;
+  if (last !== "assistant")
+    return `the last message has the role '${last}', but training requires an assistant's answer; add one`;
 }

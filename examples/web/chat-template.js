@@ -1,11 +1,12 @@
-// Chat templates: a conversation as one text, and which parts of it the assistant says. As gradgraph.chat in Python.
+// Chat templates, which format a conversation as text, and locate the assistant's answers in it, as gradgraph.chat does
+// in Python.
 
 import { GradgraphError } from "./errors.js";
 
 const GENERATION = /\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}/g;
-// @huggingface/jinja 0.5 strips all blanks where a template says which: content.strip('\n')
+// templates that strip certain characters, such as content.strip('\n'): @huggingface/jinja 0.5 strips all whitespace
 const STRIPS = /\.[lr]?strip\(\s*[^)\s]/;
-const [BEGIN, END] = ["\ufdd0", "\ufdd1"]; // around what the assistant says: no characters of Unicode, so in no text
+const [BEGIN, END] = ["\ufdd0", "\ufdd1"]; // marks around answers: not Unicode characters, so not in any text
 
 export class ChatTemplate {
   /** `Template` is the class of @huggingface/jinja; `tokens` are the special tokens that a template may name. */
@@ -13,25 +14,26 @@ export class ChatTemplate {
     this.tokens = tokens;
     this.strips = STRIPS.test(source);
     this.marksAnswers = source.search(GENERATION) >= 0;
-    // as blocks, so that what Jinja removes around a block is removed
+    // the marks are blocks, too, so that Jinja removes the same whitespace around them
     const marked = source.replace(GENERATION, (_, left, end, right) =>
       end ? `{%${left} if true %}${END}{% endif ${right}%}` : `{%${left} if true %}${BEGIN}{% endif ${right}%}`,
     );
     try {
       this.template = new Template(marked);
     } catch (error) {
-      throw new GradgraphError(`the chat template is no Jinja (${error.message}); give another one`, { cause: error });
+      const why = `the chat template is not a valid Jinja template (${error.message}); choose another one`;
+      throw new GradgraphError(why, { cause: error });
     }
   }
 
-  /** The text of messages. */
+  /** Return the text of messages. */
   render(messages, { tools = null, addGenerationPrompt = false } = {}) {
     return withoutMarks(this.#rendered(messages, tools, addGenerationPrompt)).text;
   }
 
   /**
-   * {text, answers}: the text of messages, and where in it the assistant says what is learnt, as [first, behind the
-   * last]. Answers among the first `given` messages, and those of the `weight` 0, are not learnt.
+   * Return {text, answers}: the text of messages, and the spans [begin, end] in it of the answers to train on. Answers
+   * among the first `given` messages, and answers of `weight` 0, are not trained on.
    */
   withAnswers(messages, { tools = null, given = 0 } = {}) {
     const { text, answers } = withoutMarks(this.#rendered(messages, tools, false));
@@ -40,14 +42,14 @@ export class ChatTemplate {
     if (!this.marksAnswers) return { text, answers: learnt.map((i) => this.#span(messages, i, text, tools)) };
     if (learnt.length < said.length && answers.length !== said.length)
       throw new GradgraphError(
-        `the chat template marks ${answers.length} answers of ${said.length}, so that it cannot be said which of them ` +
-          "are not learnt; mark each answer by {% generation %} once",
+        `the chat template marks ${answers.length} answers of ${said.length}, so it is unclear which of them to ` +
+          "exclude; mark each answer with {% generation %} once",
       );
     const isLearnt = (_, i) => learnt.length === said.length || learnt.includes(said[i]);
     return { text, answers: answers.filter(isLearnt).filter(([begin, end]) => begin < end) };
   }
 
-  /** Where the answer that is message `i` stands in the text of all messages. */
+  /** Return the span [begin, end] of the answer in message `i` within the text of all messages. */
   #span(messages, i, text, tools) {
     const before = this.#rendered(messages.slice(0, i), tools, true);
     let behind = i + 1 === messages.length ? text : this.#rendered(messages.slice(0, i + 1), tools, false);
@@ -55,8 +57,9 @@ export class ChatTemplate {
     if (!text.startsWith(behind) && end && behind.endsWith(end)) behind = behind.slice(0, -end.length);
     if (!behind.startsWith(before) || !text.startsWith(behind))
       throw new GradgraphError(
-        `the chat template changes what stands before the answer in message ${i + 1} once more follows; mark answers ` +
-          "by {% generation %} and {% endgeneration %} in it, or make rows of one answer each",
+        `the chat template changes the text before the answer in message ${i + 1} if more messages follow, so the ` +
+          "answers cannot be located; mark them with {% generation %} and {% endgeneration %} in the template, or " +
+          "split rows into one answer each",
       );
     return [before.length, behind.length];
   }
@@ -72,30 +75,29 @@ export class ChatTemplate {
         add_generation_prompt: addGenerationPrompt,
       });
     } catch (error) {
-      throw new GradgraphError(`the chat template refuses the messages (${error.message}); write them as it expects`, {
-        cause: error,
-      });
+      const why = `the chat template rejects the messages (${error.message}); write them as it expects`;
+      throw new GradgraphError(why, { cause: error });
     }
   }
 }
 
-/** Refuse what would be stripped of more than line ends. */
+/** Throw a GradgraphError for a message from which @huggingface/jinja would strip more than line ends. */
 function checkEnds({ role, content }, i) {
   const pieces = role === "assistant" ? String(content ?? "").split(/<\/?think>/) : [];
   if (pieces.some((piece) => piece.replace(/^\n+|\n+$/g, "") !== piece.trim()))
     throw new GradgraphError(
-      `message ${i + 1} begins or ends with blanks, of which the chat template keeps some, ` +
-        "and @huggingface/jinja none; remove them",
+      `message ${i + 1} begins or ends with whitespace that the chat template keeps in part, but @huggingface/jinja ` +
+        "would strip; remove it",
     );
 }
 
-/** A message whose reasoning has every name that templates read it by. */
+/** Return a message with its reasoning under every name by which templates read it. */
 function withReasoning(message) {
   const found = message.reasoning_content ?? message.thinking ?? message.reasoning;
   return found == null ? message : { thinking: found, ...message, reasoning_content: found };
 }
 
-/** The text, and the spans that stand between marks, empty ones too. */
+/** Return {text, answers}: the text without marks, and the spans between marks, including empty ones. */
 function withoutMarks(marked) {
   const answers = [];
   let text = "";

@@ -1,15 +1,15 @@
-// Types of chat.js, and what each function does.
+// Types and documentation of chat.js.
 
 import type { Batch, Folder, Trainer } from "./gradgraph.js";
 
-/** What is used of `Tokenizer` of @huggingface/tokenizers. */
+/** The methods that are used of `Tokenizer` of @huggingface/tokenizers. */
 export interface AnyTokenizer {
   encode(text: string, options?: { add_special_tokens?: boolean }): { ids: number[] };
   decode(ids: number[], options?: { skip_special_tokens?: boolean; clean_up_tokenization_spaces?: boolean }): string;
   token_to_id(token: string): number | undefined;
 }
 
-/** What is used of `Template` of @huggingface/jinja. */
+/** The methods that are used of `Template` of @huggingface/jinja. */
 export interface AnyTemplate {
   render(variables: Record<string, unknown>): string;
 }
@@ -17,7 +17,7 @@ export interface AnyTemplate {
 export interface ChatOptions {
   Tokenizer: new (tokenizer: object, config: object) => AnyTokenizer;
   Template?: new (source: string) => AnyTemplate;
-  /** The source of another chat template; `"none"` takes prompt, completion and text as they stand. */
+  /** The source of another chat template; `"none"` uses prompt, completion and text verbatim. */
   template?: string;
 }
 
@@ -26,54 +26,60 @@ export interface Message {
   readonly role: string;
   readonly content?: string;
   readonly tool_calls?: unknown;
-  /** 0: this answer is given, not learnt. */
+  /** 0: this answer is not trained on. */
   readonly weight?: number | boolean | null;
 }
 
-/** A row of chat data, checked. */
+/** A checked row of chat data. */
 export interface Row {
   readonly kind: "messages" | "prompt" | "text";
-  /** What messages call it, such as "line 3". */
+  /** The place of the row for error messages, such as "line 3". */
   readonly place: string;
   readonly [column: string]: unknown;
 }
 
-/** A row as tokens, and whether each of them is to be told from those before it. */
+/** The tokens of a row, and whether each of them is trained on. */
 export interface Sample {
   readonly ids: readonly number[];
   readonly learnt: readonly boolean[];
 }
 
 export interface BatchOptions {
-  /** Rows of a batch; 4 by default. */
+  /** The number of rows of a batch; 4 by default. */
   batchSize?: number;
-  /** The most tokens that a row may have; 512 by default. A longer sample is an error. */
+  /** The largest number of tokens of a row; 512 by default. A longer sample is an error. */
   length?: number;
-  /** The token that fills rows up at their ends; 0 by default. */
+  /** The token with which rows are padded at the end; 0 by default. */
   pad?: number;
-  /** Draw the order by this number; without it, samples come as they are given. */
+  /** The seed with which samples are shuffled; by default they are not shuffled. */
   seed?: number;
 }
 
 export interface WritingOptions {
-  /** The most tokens that are written; 64 by default. */
+  /** The largest number of generated tokens; 64 by default. */
   maxTokens?: number;
-  /** Tokens at which it ends. */
+  /** The tokens at which generation ends. */
   stop?: readonly number[];
-  /** 0, the default, takes the likeliest token; above it one is drawn. */
+  /** 0, the default, selects the likeliest token; with a higher temperature, tokens are drawn at random. */
   temperature?: number;
-  /** Draw from so many of the likeliest. */
+  /** The number of likeliest tokens to draw from; by default all. */
   topK?: number;
-  /** Of what is drawn; 0 by default. */
+  /** The seed of random draws; 0 by default. */
   seed?: number;
-  /** Called with each token once it is known, and waited for; if it gives false, the text ends there. */
+  /** Called with each new token, and awaited; generation ends if it returns false. */
   onToken?(id: number): unknown;
 }
 
-/** The rows of a text: one JSON object a line, or a list of objects, with `messages`, `prompt` and `completion`, or `text`. */
+/**
+ * Read rows from text: one JSON object per line, or a list of objects, with `messages`, `prompt` and `completion`, or
+ * `text`.
+ */
 export function rowsOf(text: string): Row[];
 
-/** A model's tokenizer and chat template, of a folder with tokenizer.json, tokenizer_config.json, chat_template.jinja. */
+/**
+ * Open a model's tokenizer and chat template, in a folder with tokenizer.json, and perhaps tokenizer_config.json and
+ * chat_template.jinja.
+ */
 export function openChat(folder: Folder, options: ChatOptions): Promise<Chat>;
 
 export class Chat {
@@ -81,21 +87,22 @@ export class Chat {
   readonly tokenizer: AnyTokenizer;
   /** The token that ends an answer. */
   readonly end: number | undefined;
-  /** The token that rows are filled up with. */
+  /** The token with which rows are padded. */
   readonly pad: number;
 
-  /** Rows as tokens. Of conversations the assistant's tokens are learnt, of a text all. */
+  /** Tokenize rows. In conversations, the assistant's tokens are trained on; in a text, all tokens. */
   encode(rows: readonly Row[]): Sample[];
-  /** The tokens behind which the model answers. */
+  /** Return the tokens of a prompt, up to where the model's answer begins. */
   question(prompt: string | readonly Message[]): number[];
-  /** The text that the model writes behind a prompt. */
+  /** Return the text that the model generates after a prompt. */
   answer(trainer: Trainer, prompt: string | readonly Message[], options?: WritingOptions): Promise<string>;
   decode(ids: readonly number[]): string;
 }
 
 /**
- * Batches for a step on what `gradgraph.surgery.language_model` gives: tokens, and at each place the learnt token that
- * follows. Rows are filled up to a multiple of 16 tokens. Once through all samples.
+ * Yield batches of all samples once, for a step built from `gradgraph.surgery.language_model`. The target of each token
+ * is the next token if that is trained on, else a label that the loss ignores. Rows are padded to a multiple of 16
+ * tokens.
  */
 export function batchesOf(
   samples: readonly Sample[],
@@ -103,5 +110,8 @@ export function batchesOf(
   options?: BatchOptions,
 ): Generator<Batch>;
 
-/** Tokens with those that the model writes behind them. It has no cache: each token takes the whole text once. */
+/**
+ * Return the tokens with those that the model generates after them. There is no cache, so each new token runs the model
+ * on the whole text.
+ */
 export function generate(trainer: Trainer, ids: readonly number[], options?: WritingOptions): Promise<number[]>;

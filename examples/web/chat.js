@@ -1,4 +1,4 @@
-// Fine-tunes language models on chat data: rows as tokens, batches of them, and text that the model writes meanwhile.
+// Fine-tunes language models on chat data: tokenizes rows, makes batches of them, and generates text during training.
 //
 //     import { Template } from "@huggingface/jinja";
 //     import { Tokenizer } from "@huggingface/tokenizers";
@@ -9,7 +9,7 @@
 //     for (const batch of batchesOf(samples, trainer.manifest, { batchSize: 4 })) await trainer.step(batch);
 //     const text = await chat.answer(trainer, "How are you?");
 //
-// Types and what each function does: chat.d.ts.
+// Types and documentation: chat.d.ts.
 
 import { rowsOf } from "./chat-rows.js";
 import { ChatTemplate } from "./chat-template.js";
@@ -20,10 +20,12 @@ export { rowsOf };
 
 const TOKENS = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 const PADS = ["[PAD]", "<pad>", "<|pad|>", "<|endoftext|>", "</s>"];
-const [IGNORED, MULTIPLE, LONGEST] = [-100, 16, 512]; // a label that no loss counts; of which rows have tokens; tokens
+const IGNORED = -100; // a label that losses ignore
+const MULTIPLE = 16; // rows are padded to a multiple of this number of tokens
+const LONGEST = 512; // tokens of a row
 
 export async function openChat(folder, { Tokenizer, Template, template } = {}) {
-  if (!Tokenizer) throw new GradgraphError("openChat needs { Tokenizer } of @huggingface/tokenizers");
+  if (!Tokenizer) throw new GradgraphError("openChat requires { Tokenizer } from @huggingface/tokenizers");
   const read = reader(folder);
   const text = async (name) => new TextDecoder().decode(await read(name));
   const optional = (name) => text(name).catch(() => undefined);
@@ -31,7 +33,7 @@ export async function openChat(folder, { Tokenizer, Template, template } = {}) {
   const config = JSON.parse((await optional("tokenizer_config.json")) ?? "{}");
   const source = template ?? (await optional("chat_template.jinja")) ?? ownTemplate(config.chat_template);
   if (source !== undefined && source !== "none" && !Template)
-    throw new GradgraphError("the folder has a chat template: give openChat { Template } of @huggingface/jinja, too");
+    throw new GradgraphError("the folder has a chat template; pass { Template } from @huggingface/jinja to openChat");
   const named = Object.fromEntries(TOKENS.map((name) => [name, config[name]?.content ?? config[name]]));
   const tokens = Object.fromEntries(Object.entries(named).filter(([, value]) => typeof value === "string"));
   const isPlain = source === "none";
@@ -52,7 +54,7 @@ export class Chat {
     this.pad = [tokens.pad_token, ...PADS].map((name) => tokenizer.token_to_id(name)).find((n) => n !== undefined) ?? 0;
   }
 
-  /** Rows as tokens: {ids, learnt} each. */
+  /** Tokenize rows; return {ids, learnt} for each, where `learnt` is whether each token is trained on. */
   encode(rows) {
     return rows.map((row) => {
       try {
@@ -62,18 +64,18 @@ export class Chat {
       } catch (error) {
         throw new GradgraphError(`${row.place}: ${error.message}`, { cause: error });
       }
-      throw new GradgraphError(`${row.place} has no token to be learnt; write a longer answer, or leave it out`);
+      throw new GradgraphError(`${row.place} has no token to train on; write a longer answer, or drop the row`);
     });
   }
 
-  /** The tokens behind which the model answers: of a question, of messages, or, without a template, of a text. */
+  /** Return the tokens of a question or of messages, up to where the answer begins; without a template, of a text. */
   question(prompt) {
     if (this.isPlain || !this.template) return this.tokenizer.encode(String(prompt)).ids;
     const text = this.template.render(asMessages(prompt, "user"), { addGenerationPrompt: true });
     return this.tokenizer.encode(text, { add_special_tokens: false }).ids;
   }
 
-  /** The text that the model writes behind a prompt. */
+  /** Return the text that the model generates after a prompt. */
   async answer(trainer, prompt, options = {}) {
     const stop = this.end === undefined ? [] : [this.end];
     const before = this.question(prompt);
@@ -87,7 +89,7 @@ export class Chat {
 
   #byTemplate(row) {
     if (!this.template)
-      throw new Error('the folder has no chat template; give one, or template: "none" for texts as they stand');
+      throw new Error('the folder has no chat template; pass one, or template: "none" to use texts verbatim');
     const { tools } = row;
     if (row.kind === "messages") return this.template.withAnswers(row.messages, { tools });
     const prompt = asMessages(row.prompt, "user");
@@ -95,7 +97,7 @@ export class Chat {
     return this.template.withAnswers(messages, { tools, given: prompt.length });
   }
 
-  /** The tokens of a text, and which of them hold a character of an answer. */
+  /** Return the tokens of a text, and whether each contains a character of an answer. */
   #tokens({ text, answers }, isPlain) {
     const encoded = (part) => this.tokenizer.encode(part, { add_special_tokens: false }).ids;
     const ids = encoded(text);
@@ -112,7 +114,7 @@ export class Chat {
     return isPlain ? this.#ended(once(this.tokenizer.encode(text).ids, ids), ids, learnt) : { ids, learnt };
   }
 
-  /** A text without a template gets the tokens that the model expects around it, and one that ends it. */
+  /** Add the special tokens that the model expects around a text without a template, and the token that ends it. */
   #ended(whole, ids, learnt) {
     const before = whole.findIndex((_, start) => ids.every((id, i) => whole[start + i] === id));
     const marks = whole.map((_, i) => learnt[i - before] ?? false);
@@ -123,14 +125,17 @@ export class Chat {
   }
 }
 
-/** The tokens of a text with those that a tokenizer adds before and behind it, which stand once where it has them. */
+/** Return the tokens of a text with the tokenizer's special tokens around it, once even if the text has them, too. */
 function once(whole, ids) {
   const before = whole.length > ids.length && whole[0] === whole[1] && whole[0] === ids[0] ? 1 : 0;
   const isTwice = whole.length - before > ids.length && whole.at(-1) === whole.at(-2) && whole.at(-1) === ids.at(-1);
   return whole.slice(before, isTwice ? -1 : undefined);
 }
 
-/** How many tokens a text has up to `place`, or up to where a token ends, from there on in steps of `by`. */
+/**
+ * Return the number of tokens of a text up to character `place`. If a token does not end there, try the next places in
+ * steps of `by`, up to `farthest`.
+ */
 function tokensAt(place, by, farthest, isWhole) {
   for (let length = place; length !== farthest; length += by) {
     const count = isWhole(length);
@@ -142,7 +147,7 @@ function tokensAt(place, by, farthest, isWhole) {
 function plainText(row) {
   if (row.kind === "text") return { text: row.text, answers: [[0, row.text.length]] };
   if (row.kind !== "prompt" || typeof row.prompt !== "string")
-    throw new Error('messages are made a text by a chat template; leave template: "none" out');
+    throw new Error('messages require a chat template; remove template: "none"');
   const text = row.prompt + row.completion;
   return { text, answers: [[row.prompt.length, text.length]] };
 }
@@ -155,11 +160,13 @@ export function* batchesOf(samples, manifest, { batchSize = 4, length = LONGEST,
   const [input] = manifest.inputs.filter(({ dtype, shape }) => shape.length === 2 && /^u?int/.test(dtype));
   const [target] = manifest.targets ?? [];
   if (!input || !target || manifest.inputs.length > 1)
-    throw new GradgraphError("the step takes more than tokens; build it on gg.surgery.language_model(model)");
+    throw new GradgraphError(
+      "the step has other inputs than tokens; build it from gg.surgery.language_model(model)",
+    );
   const long = samples.findIndex(({ ids }) => ids.length > length);
   if (long >= 0)
     throw new GradgraphError(
-      `sample ${long + 1} has ${samples[long].ids.length} tokens, and a row ${length}; give a larger { length }`,
+      `sample ${long + 1} has ${samples[long].ids.length} tokens, more than ${length}; pass a larger { length }`,
     );
   const order = seed === undefined ? samples.map((_, i) => i) : shuffled(samples.length, random(seed));
   for (let at = 0; at < order.length; at += batchSize) {
@@ -185,7 +192,7 @@ function shuffled(count, draw) {
   return numbers;
 }
 
-/** Numbers from 0 to below 1, the same for the same seed (mulberry32). */
+/** Return a generator of random numbers in [0, 1), determined by the seed (mulberry32). */
 function random(seed) {
   let state = seed >>> 0;
   return () => {
@@ -217,7 +224,7 @@ export async function generate(trainer, ids, options = {}) {
 
 const likeliest = (scores) => scores.reduce((best, score, i) => (score > scores[best] ? i : best), 0);
 
-/** A token drawn from softmax(scores / temperature), of the `topK` likeliest. */
+/** Draw a token among the `topK` likeliest from softmax(scores / temperature); `share` is a random number in [0, 1). */
 function drawn(scores, temperature, topK, share) {
   const order = Array.from(scores.keys()).sort((a, b) => scores[b] - scores[a]);
   const kept = order.slice(0, Math.min(topK, order.length));

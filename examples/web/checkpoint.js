@@ -1,4 +1,4 @@
-// Checkpoints as gradgraph writes and reads them in Python: safetensors, with a record and a digest in the metadata.
+// Checkpoints in the format of gradgraph in Python: safetensors with a progress record and a digest in the metadata.
 
 import { joined } from "./onnx-file.js";
 import { byName, bytesOf, decodeTensors, encodeTensors } from "./safetensors.js";
@@ -6,7 +6,10 @@ import { byName, bytesOf, decodeTensors, encodeTensors } from "./safetensors.js"
 const BLOCK = 1 << 20;
 const encode = (text) => new TextEncoder().encode(text);
 
-/** The bytes of a checkpoint: `state` (name -> {dtype, dims, data}), and how many steps were done, in all and each. */
+/**
+ * Return the bytes of a checkpoint of `state` (name -> {dtype, dims, data}). `steps` is the number of steps done, and
+ * `counts` the number of steps of each name.
+ */
 export function encodeCheckpoint(state, { steps, counts, seed }) {
   const record = {
     version: 2,
@@ -30,19 +33,19 @@ export function encodeCheckpoint(state, { steps, counts, seed }) {
   return encodeTensors(state, { gradgraph: pythonJson({ ...record, digest: digest(body, state) }) });
 }
 
-/** What a checkpoint holds, checked against its digest: {state: name -> {dtype, dims, data}, steps, counts, seed}. */
+/** Read a checkpoint and check its digest; return {state: name -> {dtype, dims, data}, steps, counts, seed}. */
 export function decodeCheckpoint(bytes) {
-  const what = "checkpoint; give the bytes of one that training has saved";
+  const what = "a checkpoint; pass the bytes of a checkpoint that training has saved";
   const { metadata, tensors: state } = decodeTensors(bytes, what);
   if (!metadata?.gradgraph)
-    throw new Error("this file holds tensors but is no checkpoint; give one that training has saved");
+    throw new Error("the file contains tensors but is not a checkpoint; pass a checkpoint that training has saved");
   const [, body, written] = /^(.*), "digest": "([^"]*)"\}$/s.exec(metadata.gradgraph) ?? [];
   if (digest(`${body}}`, state) !== written) throw new Error("the checkpoint is damaged; use an older one");
   const { steps, counts = {}, seed } = JSON.parse(metadata.gradgraph);
   return { state, steps, counts, seed };
 }
 
-/** As json.dumps writes it; the record has no numbers that Python would write in another way. */
+/** Return JSON as Python's json.dumps writes it; the record has no numbers that Python would write differently. */
 function pythonJson(value) {
   if (Array.isArray(value)) return `[${value.map(pythonJson).join(", ")}]`;
   if (value === null || typeof value !== "object") return JSON.stringify(value);
@@ -59,14 +62,14 @@ function digest(body, state) {
   return digestOf(joined(parts));
 }
 
-/** The digest that gradgraph gives its files: CRC-32 of every MiB, and SHA-256 over these. */
+/** Return gradgraph's digest of a file: CRC-32 of every MiB, and SHA-256 over these. */
 export function digestOf(bytes) {
   let blocks = "";
   for (let at = 0; at < bytes.length; at += BLOCK) {
     const block = bytes.subarray(at, at + BLOCK);
     blocks += `${block.length}:${crc32(block)};`;
   }
-  if (bytes.length % BLOCK === 0) blocks += "0:0;"; // the last block is written however empty it is
+  if (bytes.length % BLOCK === 0) blocks += "0:0;"; // there is always a last, partial block, even if it is empty
   return `crc32-sha256:${sha256(encode(blocks))}`;
 }
 
@@ -81,7 +84,7 @@ function crc32(bytes) {
   return ~crc >>> 0;
 }
 
-// crypto.subtle is there over https and on localhost only, and a page may be served to a phone without either
+// computed here because crypto.subtle exists only over https and on localhost, and a page may be served without either
 function sha256(bytes) {
   const fraction = (x) => Math.floor((x - Math.floor(x)) * 2 ** 32);
   const primes = [];

@@ -1,46 +1,52 @@
-// Which number a label stands for, as gradgraph/step/classes.py decides it: by the record of the training data.
+// Converts labels to class indices by the manifest's record of the training data, as gradgraph/step/classes.py does.
 import { GradgraphError } from "./errors.js";
 
 const TRUE = ["true", "yes", "y", "t", "on", "1"];
 const FALSE = ["false", "no", "n", "f", "off", "0"];
 const NUMBER = /^\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*$/i;
-const WHOLE = /^(-?(?:0|[1-9]\d*))(?:\.0+)?$/; // as a program writes it: "01" is none
+const WHOLE = /^(-?(?:0|[1-9]\d*))(?:\.0+)?$/; // a whole number as programs write it: not "01"
 
 const lower = (text) => text.toLowerCase();
 const isTruth = (text) => lower(text) === "true" || lower(text) === "false";
 const whole = (text) => WHOLE.exec(text)?.[1];
 const listed = (names) => [...new Set(names)].slice(0, 9).map((name) => `'${name}'`).join(", ");
 
-/** The classes of a target in `manifest.data`: { names, numbered }; null where nothing is known of them. */
+/**
+ * Return the classes of a target in `manifest.data`: { names, numbered }, where `numbered` is whether the training data
+ * had class indices as labels; null if its classes are unknown.
+ */
 export function classesOf(manifest, target) {
   const { classes = {}, numbered = [] } = manifest.data ?? {};
   return classes[target] ? { names: classes[target], numbered: numbered.includes(target) } : null;
 }
 
 /**
- * The number of the class of each label, or a GradgraphError: names are matched exactly, booleans with the class that is
- * called so, and whole numbers with names that look like numbers; otherwise they are numbers of classes.
+ * Return the class index of each label; throw a GradgraphError for a label without a class. Names are matched exactly,
+ * and booleans with the class whose name means true or false. A whole number is matched with class names if these look
+ * like numbers; otherwise it is a class index.
  *
- * `spec` is that of the target, `classes` what `classesOf` returns, and `labels` a list of text, booleans or numbers.
+ * The first argument is the target's entry in the manifest, `classes` the result of `classesOf`, and `labels` a list of
+ * text, booleans or numbers.
  */
 export function numbersOf({ name: where, ignore_index: ignored = null }, classes, labels) {
   const { names = [], numbered = false } = classes ?? {};
   const places = new Map(names.map((name, i) => [name, i]));
-  const refuse = (why) => new GradgraphError(`'${where}' ${why}; the model knows ${listed(names) || "numbers alone"}`);
+  const known = listed(names) || "class indices, without names";
+  const refuse = (why) => new GradgraphError(`'${where}' ${why}; the model has ${known}`);
   const areBooleans = labels.every((label) => typeof label === "boolean");
   const hasText = labels.some((label) => typeof label === "string");
   const lookLikeNumbers = names.some((name) => NUMBER.test(name));
 
   const classNumbers = (numbers) => {
     if (!numbered && names.length === 2 && TRUE.includes(lower(names[0])) && FALSE.includes(lower(names[1])))
-      throw refuse("has whole numbers, and the model's classes true and false have the numbers 0 and 1");
+      throw refuse("has whole numbers, but the classes for true and false have the indices 0 and 1, in this order");
     const beyond = numbers.find((number) => names.length && number >= names.length && number !== ignored);
-    if (beyond !== undefined) throw refuse(`has the class number ${beyond}`);
+    if (beyond !== undefined) throw refuse(`has the class index ${beyond}`);
     return numbers;
   };
   const truth = (value) => {
     const alike = names.flatMap((name, i) => ((value ? TRUE : FALSE).includes(lower(name)) ? [i] : []));
-    if (alike.length !== 1) throw refuse(`has the boolean ${value}, which names no class`);
+    if (alike.length !== 1) throw refuse(`has the boolean ${value}, which matches no class`);
     return alike[0];
   };
   const number = (value) => {
@@ -68,14 +74,14 @@ export function numbersOf({ name: where, ignore_index: ignored = null }, classes
   const texts = labels.map(String);
   if (texts.every((label) => whole(label) !== undefined) && (!names.length || numbered || !lookLikeNumbers)) {
     const twofold = texts.filter((label) => places.has(label) && places.get(label) !== Number(whole(label)));
-    if (twofold.length) throw refuse(`has ${listed(twofold)}, which may be a name or a number`);
+    if (twofold.length) throw refuse(`has ${listed(twofold)}, which may be a name or an index`);
     return classNumbers(texts.map((label) => Number(whole(label))));
   }
   if (!names.length && texts.every(isTruth)) return texts.map((label) => Number(lower(label) === "true"));
   return texts.map(text);
 }
 
-/** Labels of a target with numbers of classes in place of their names; anything else as it is. */
+/** Convert labels of a target to class indices; return any other value unchanged. */
 export function asNumbers(manifest, spec, value) {
   const classes = classesOf(manifest, spec.name);
   const isTarget = (manifest.targets ?? []).some((target) => target.name === spec.name);
@@ -84,7 +90,7 @@ export function asNumbers(manifest, spec, value) {
   const data = isPlain ? value : value?.location === "gpu-buffer" ? null : value?.data;
   const flat = ArrayBuffer.isView(data) ? Array.from(data) : data;
   if (!Array.isArray(flat) || flat.some(Array.isArray)) return value;
-  if (!isPlain && (value.dims ?? []).slice(1).some((size) => size !== 1)) return value; // of pixels or tokens
+  if (!isPlain && (value.dims ?? []).slice(1).some((size) => size !== 1)) return value; // labels of pixels or tokens
   if (spec.shape.slice(1).some((size) => size !== 1)) return value;
   if (!classes && flat.every((label) => typeof label === "number" || typeof label === "bigint")) return value;
   const numbers = numbersOf(spec, classes, flat.map((label) => (typeof label === "bigint" ? Number(label) : label)));

@@ -1,4 +1,4 @@
-// What the library throws: one sentence that says what was expected, and what to do.
+// The errors of the library. Each message is one sentence: what is wrong, what was expected, and how to fix it.
 
 export class GradgraphError extends Error {
   name = "GradgraphError";

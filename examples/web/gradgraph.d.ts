@@ -1,8 +1,8 @@
-// Types of gradgraph.js, and what each function does.
+// Types and documentation of gradgraph.js.
 
 import type { InferenceSession, Tensor, TensorConstructor, InferenceSessionFactory } from "onnxruntime-common";
 
-/** onnxruntime-web or onnxruntime-node, as `import * as ort from "onnxruntime-web"` gives it. */
+/** onnxruntime-web or onnxruntime-node, as imported by `import * as ort from "onnxruntime-web"`. */
 export interface Onnxruntime {
   readonly InferenceSession: InferenceSessionFactory;
   readonly Tensor: TensorConstructor;
@@ -12,22 +12,22 @@ export interface Onnxruntime {
 export type Bytes = Uint8Array | ArrayBuffer;
 
 /**
- * Where the step folder is: its address, a path (Node.js), the bytes of its files by their names, or a function that
- * gives the bytes of one.
+ * The step folder: its URL, a path (Node.js), the bytes of its files by name, or a function that returns the bytes of a
+ * file.
  */
 export type Folder = string | URL | Readonly<Record<string, Bytes>> | ((file: string) => Bytes | Promise<Bytes>);
 
 export interface LoadOptions {
   ort: Onnxruntime;
-  /** What computes, such as `["webgpu", "wasm"]`, by default what onnxruntime chooses. The state stays on WebGPU. */
+  /** The execution providers, such as `["webgpu", "wasm"]`; by default onnxruntime's. WebGPU keeps the state, too. */
   executionProviders?: InferenceSession.SessionOptions["executionProviders"];
   /** Further options of onnxruntime's sessions. */
   sessionOptions?: InferenceSession.SessionOptions;
-  /** Refuse a step whose loss is NaN or infinite, and keep the state before it; on by default. */
+  /** Throw DivergedError if the loss is NaN or infinite, and keep the state before this step; on by default. */
   checkLoss?: boolean;
   /**
-   * Refuse what trains wrong on WebGPU: the provider JSEP, of a plain "onnxruntime-web", and steps that were not built
-   * for `web-gpu`. On by default.
+   * Reject configurations that train incorrectly on WebGPU: the JSEP provider of plain "onnxruntime-web", and steps
+   * that were not built for `web-gpu`. On by default.
    */
   checkProvider?: boolean;
 }
@@ -44,10 +44,13 @@ export type TypedArray =
   | BigInt64Array
   | BigUint64Array;
 
-/** Numbers of a tensor in lists in lists; labels may be plain numbers. */
+/** The elements of a tensor as nested lists. */
 export type Numbers = number | bigint | boolean | string | readonly Numbers[];
 
-/** A tensor that is fed: in lists, or in a row, where the manifest leaves one size open, which follows. */
+/**
+ * The value of an input or target: a tensor, nested lists, or a flat list or typed array, whose shape follows from the
+ * manifest if at most one size is unknown there.
+ */
 export type Value =
   | Tensor
   | TypedArray
@@ -55,102 +58,102 @@ export type Value =
   | { readonly data: TypedArray | Numbers; readonly dims?: readonly number[]; readonly type?: string };
 
 /**
- * Inputs and targets by their names. Labels may be names of classes, or booleans, where `manifest.data` knows these; a whole
- * number is then the class of that name if names look like numbers, and else the number of a class.
+ * Inputs and targets by name. Labels may be class names or booleans if `manifest.data` has the classes. A whole number
+ * is the class of this name if class names look like numbers, otherwise a class index.
  */
 export type Batch = Readonly<Record<string, Value>>;
 
-/** A tensor that comes back: a copy, in memory of JavaScript. */
+/** A copy of a tensor in JavaScript memory. */
 export interface Values {
   dtype: Tensor.Type;
   dims: number[];
   data: Tensor.DataType;
 }
 
-/** Loss and metrics; one of classes may be a list of one number a class, or a confusion matrix. */
+/** Loss and metrics by name; a metric may be a list with a number per class, or a confusion matrix. */
 export type Columns = Record<string, number> & Partial<Record<string, number | number[] | number[][]>>;
 
 /** Hyperparameters for one step, such as `{ learning_rate: 0.001 }`; the manifest's values by default. */
 export type Rates = Readonly<Record<string, number>>;
 
-/** Whether averages of the weights are used, where the optimizer keeps some; by default they are. */
+/** Whether to use averaged weights if the optimizer keeps them; true by default. */
 export interface Averaged {
   averaged?: boolean;
 }
 
-/** What went wrong, in one sentence. */
+/** An error of the library; the message is one sentence. */
 export class GradgraphError extends Error {}
 
-/** The loss became NaN or infinite; the state is that before the step. */
+/** Thrown if the loss is NaN or infinite; the state is that before the step. */
 export class DivergedError extends GradgraphError {}
 
 /** Load a step folder, and initialise its state. */
 export function load(folder: Folder, options: LoadOptions): Promise<Trainer>;
 
-/** The tensors of an `.onnx_adapter`, by the names of the inputs of a base with required inputs. */
+/** Return the tensors of an `.onnx_adapter` by name: the inputs of a base model with adapters as required inputs. */
 export function adapterTensors(bytes: Bytes): Record<string, Values>;
 
-/** "webgpu" where the browser has it and finds an adapter, else "wasm". */
+/** Return "webgpu" if the browser supports WebGPU and has an adapter, else "wasm". */
 export function bestProvider(): Promise<"webgpu" | "wasm">;
 
-/** A step folder that trains. Calls wait for each other, in their order. */
+/** A trainer of a step folder. Calls are run one after the other, in their order. */
 export class Trainer {
   private constructor();
 
-  /** What manifest.json says. */
+  /** The content of manifest.json. */
   readonly manifest: Readonly<Record<string, any>>;
-  /** The named steps; a step that is the only one has the name "". */
+  /** The named steps; a single step has the name "". */
   readonly parts: Readonly<Record<string, any>>;
-  /** Steps done since the state was initialised. */
+  /** The number of steps since the state was initialised. */
   readonly steps: number;
-  /** Of several named steps, how often each was done. */
+  /** The number of steps of each name, if there are several named steps. */
   readonly counts: Readonly<Record<string, number>>;
 
   /** Train on one batch. */
   step(batch: Batch, rates?: Rates): Promise<Columns>;
-  /** Of several named steps, do this one. */
+  /** Run one of several named steps on a batch. */
   step(name: string, batch: Batch, rates?: Rates): Promise<Columns>;
 
-  /** Loss and metrics over one batch, or over all batches of a list or generator. Nothing is trained. */
+  /** Return loss and metrics over one batch, or over all batches of a list or generator, without training. */
   evaluate(data: Batch | Iterable<Batch> | AsyncIterable<Batch>, options?: Averaged): Promise<Columns>;
 
-  /** The model's own outputs by name; targets are not needed. */
+  /** Return the model's own outputs by name; targets are not required. */
   predict(inputs: Batch, options?: Averaged): Promise<Record<string, Values>>;
 
-  /** The trained model as the bytes of an .onnx file: no loss, no optimizer, evaluation form, weights inside. */
+  /** Return the trained model as bytes of an .onnx file: evaluation mode, with weights, without loss and optimizer. */
   exportModel(options?: Averaged & { outputs?: readonly string[] }): Promise<Uint8Array>;
 
-  /** A copy of every tensor of the state, by name. */
+  /** Return a copy of every state tensor by name. */
   state(): Promise<Record<string, Values>>;
-  /** Go on from what `state()` gave. */
+  /** Set the state to a result of `state()`. */
   setState(state: Readonly<Record<string, Values>>): Promise<void>;
 
-  /** The bytes of a checkpoint; `gradgraph train --resume` and `gg.Trainer.resume` read it, too. */
+  /** Return the bytes of a checkpoint, which `gradgraph train --resume` and `gg.Trainer.resume` read, too. */
   checkpoint(): Promise<Uint8Array>;
-  /** Go on from a checkpoint, of `checkpoint()` or of gradgraph in Python. */
+  /** Resume from a checkpoint of `checkpoint()` or of gradgraph in Python. */
   restore(checkpoint: Bytes): Promise<void>;
 
-  /** Take the weights of an .onnx file by their names; gives the names. What the optimizer remembers stays. */
+  /** Load the weights of an .onnx file by name; return the loaded names. The optimizer's state is kept. */
   loadWeights(model: Bytes): Promise<string[]>;
 
   /**
-   * The trained adapters without their model, as `gradgraph.surgery.save_adapter` saves them: the two files of PEFT's
-   * folder by their names, or one of onnxruntime's adapter format. `name` says which, where the step trains several;
-   * `family` gives layers the names of Hugging Face's models: q_proj, k_proj, v_proj of a packed layer.
+   * Return the trained adapters without their model, as `gradgraph.surgery.save_adapter` saves them: PEFT's two files
+   * by name, or the bytes of onnxruntime's adapter format. `name` selects the adapters if the step trains several sets.
+   * `family` uses the layer names of a Hugging Face model family, such as q_proj, k_proj and v_proj for a packed layer.
    */
   exportAdapter(
     options?: Averaged & { format?: "peft"; name?: string; family?: "llama" | "phi3" | "phi" },
   ): Promise<Record<string, Uint8Array>>;
   exportAdapter(options: Averaged & { format: "onnx_adapter"; name?: string }): Promise<Uint8Array>;
   /**
-   * Take an adapter of either form, also one of PEFT with the names of the model or of a family. What the optimizer
-   * remembers stays.
+   * Load an adapter in either format; PEFT's may have the layer names of the model or of a family. The optimizer's
+   * state is kept.
    */
   loadAdapter(adapter: Bytes | Readonly<Record<string, Bytes>>, options?: { name?: string }): Promise<void>;
 
-  /** The state as init.onnx gives it. */
+  /** Initialise the state again, by init.onnx. */
   reset(): Promise<void>;
 
-  /** Release the sessions and the buffers on the device; the trainer cannot be used after it. */
+  /** Release the sessions and the buffers on the device; the trainer cannot be used afterwards. */
   dispose(): Promise<void>;
 }

@@ -6,7 +6,7 @@
 //     const trainer = await load("step/", { ort });
 //     const { loss } = await trainer.step({ x, target });
 //
-// Types and what each function does: gradgraph.d.ts.
+// Types and documentation: gradgraph.d.ts.
 
 import { decodeAdapterFile, isAdapterFile } from "./adapter-format.js";
 import { adapterFile, adapterFrom, adaptersOf, chosen, peftFiles } from "./adapters.js";
@@ -20,22 +20,22 @@ import { asTensor, checkLabels, checkSizes, checkedValue, copied, copyOf, discar
 
 export { DivergedError, GradgraphError };
 
-/** The tensors of an .onnx_adapter, as runs of a base with required inputs take them: name -> {dtype, dims, data}. */
+/** Return the tensors of an .onnx_adapter, which are inputs of a base model: name -> {dtype, dims, data}. */
 export function adapterTensors(bytes) {
   return told("the adapter cannot be read", () => {
     const plain = asBytes("adapter", bytes);
-    if (!isAdapterFile(plain)) throw new Error("it is no .onnx_adapter; give one that save_adapter has written");
+    if (!isAdapterFile(plain)) throw new Error("it is not an .onnx_adapter; pass a file that save_adapter has written");
     return decodeAdapterFile(plain);
   });
 }
 
-const ON_GPU = new Set(["float32", "float16", "int32", "int64", "uint32"]); // what a WebGPU buffer may hold
-const ONE_MACHINE = new Set(["ort-cpu", "ort-cpu-native", "ort-cuda"]); // backends whose files run elsewhere in no way
-const JSEP = new WeakSet(); // environments of onnxruntime-web that compute WebGPU in JavaScript
+const ON_GPU = new Set(["float32", "float16", "int32", "int64", "uint32"]); // element types that WebGPU buffers support
+const ONE_MACHINE = new Set(["ort-cpu", "ort-cpu-native", "ort-cuda"]); // backends whose steps do not run on the web
+const JSEP = new WeakSet(); // environments of onnxruntime-web whose WebGPU provider is JSEP, written in JavaScript
 const usesWebGpu = (providers = []) => providers.some((provider) => (provider.name ?? provider) === "webgpu");
 const quoted = (names) => [...names].map((name) => `'${name}'`).join(", ") || "none";
 
-/** "webgpu" where the browser has a graphics processor for it, else "wasm". */
+/** Return "webgpu" if the browser supports WebGPU and has an adapter, else "wasm". */
 export async function bestProvider() {
   const adapter = await globalThis.navigator?.gpu?.requestAdapter().catch(() => null);
   return adapter ? "webgpu" : "wasm";
@@ -44,15 +44,17 @@ export async function bestProvider() {
 export async function load(folder, options = {}) {
   const { ort, executionProviders, sessionOptions = {}, checkLoss = true, checkProvider = true } = options;
   if (!ort?.InferenceSession)
-    throw new GradgraphError("load needs onnxruntime: load(folder, { ort }), with ort of onnxruntime-web or -node");
+    throw new GradgraphError(
+      "load requires onnxruntime: load(folder, { ort }), with ort from onnxruntime-web or onnxruntime-node",
+    );
   const files = new StepFiles(folder);
   const manifest = await files.manifest();
   if (ONE_MACHINE.has(manifest.backend))
     throw new GradgraphError(`the step was built for '${manifest.backend}'; build it with backend="web"`);
   if (checkProvider && usesWebGpu(executionProviders) && manifest.backend !== "web-gpu")
     throw new GradgraphError(
-      `the step was built for '${manifest.backend}', which WebGPU refuses in part and computes wrong in part; ` +
-        'build it with backend="web-gpu"',
+      `the step was built for '${manifest.backend}', and WebGPU rejects some of its nodes, or computes them ` +
+        'incorrectly; build it with backend="web-gpu"',
     );
   const trainer = new Trainer(manifest, files, ort, { executionProviders, sessionOptions, checkLoss, checkProvider });
   await trainer.reset();
@@ -60,11 +62,11 @@ export async function load(folder, options = {}) {
 }
 
 export class Trainer {
-  steps = 0; // done since the state was initialised
-  counts = {}; // of several named steps, how often each was done
-  #state = new Map(); // name -> tensor, on the device where that can be
+  steps = 0; // the number of steps since the state was initialised
+  counts = {}; // the number of steps of each name, if there are several named steps
+  #state = new Map(); // name -> tensor, on the device if possible
   #sessions = new Map();
-  #turn = Promise.resolve(); // one call after another: each reads the state that the one before has left
+  #turn = Promise.resolve(); // the previous call: calls run one after the other, as each reads the state of the last
   #seed = 0;
 
   constructor(manifest, files, ort, options) {
@@ -76,10 +78,10 @@ export class Trainer {
     this.onGpu = usesWebGpu(this.executionProviders);
   }
 
-  /** The state as init.onnx gives it. */
+  /** Initialise the state again, by init.onnx. */
   reset() {
     return this.#inTurn(async () => {
-      const providers = this.onGpu ? ["wasm"] : this.executionProviders; // it only hands out what it stores
+      const providers = this.onGpu ? ["wasm"] : this.executionProviders; // init.onnx only outputs stored values
       const session = await this.#open("init", await this.files.bytes("init.onnx"), { executionProviders: providers });
       this.#replace(await session.run({}));
       await session.release?.();
@@ -87,7 +89,7 @@ export class Trainer {
     });
   }
 
-  /** step(batch, rates), or step(name, batch, rates): train on one batch. */
+  /** Train on one batch: step(batch, rates), or step(name, batch, rates). */
   step(...given) {
     const [name, batch, rates = {}] = typeof given[0] === "string" ? given : ["", ...given];
     return this.#inTurn(async () => {
@@ -112,7 +114,7 @@ export class Trainer {
     });
   }
 
-  /** Loss and metrics over a batch, or over a list of batches; nothing is trained. */
+  /** Return loss and metrics over a batch, or over a list of batches, without training. */
   evaluate(data, { averaged = true } = {}) {
     return this.#inTurn(async () => {
       const session = await this.#session("eval", () => this.files.kept("eval.onnx"));
@@ -132,7 +134,7 @@ export class Trainer {
         }
         for (const m of ranked) totals[m.name] = [...(totals[m.name] ?? []), ...(await results[m.sums].getData())];
       }
-      if (!Object.keys(weights).length) throw new GradgraphError("there is no batch to evaluate");
+      if (!Object.keys(weights).length) throw new GradgraphError("there are no batches to evaluate; pass at least one");
       const measures = parts.flatMap(([, part]) => part.measures ?? []);
       return {
         ...Object.fromEntries(Object.entries(means).map(([n, [total]]) => [n, total / weights[n]])),
@@ -141,7 +143,7 @@ export class Trainer {
     });
   }
 
-  /** The model's own outputs by name, each as {dtype, dims, data}. */
+  /** Return the model's own outputs by name, each as {dtype, dims, data}. */
   predict(inputs, { averaged = true } = {}) {
     return this.#inTurn(async () => {
       const session = await this.#session("predict", () => this.#inference({}));
@@ -151,7 +153,7 @@ export class Trainer {
     });
   }
 
-  /** The trained model as the bytes of an .onnx file: no loss, no optimizer, its weights inside. */
+  /** Return the bytes of an .onnx file with the trained model: weights inside, without loss and optimizer. */
   exportModel({ outputs, averaged = true } = {}) {
     return this.#inTurn(async () => {
       const names = this.manifest.state
@@ -164,17 +166,17 @@ export class Trainer {
     });
   }
 
-  /** A copy of every state tensor: name -> {dtype, dims, data}. */
+  /** Return a copy of every state tensor: name -> {dtype, dims, data}. */
   state() {
     return this.#inTurn(() => this.#copies(Object.keys(this.specs)));
   }
 
-  /** Go on from a state that `state()` gave. */
+  /** Set the state to a result of `state()`. */
   setState(state) {
     return this.#inTurn(() => this.#take(state));
   }
 
-  /** The bytes of a checkpoint, which gradgraph reads in Python, too. */
+  /** Return the bytes of a checkpoint, which gradgraph in Python reads, too. */
   checkpoint() {
     return this.#inTurn(async () => {
       const { steps, counts } = this;
@@ -182,7 +184,7 @@ export class Trainer {
     });
   }
 
-  /** Go on from the bytes of a checkpoint, of `checkpoint()` or of gradgraph in Python. */
+  /** Resume from the bytes of a checkpoint of `checkpoint()` or of gradgraph in Python. */
   restore(bytes) {
     return this.#inTurn(async () => {
       const { state, steps, counts, seed } = told("the checkpoint cannot be used", () =>
@@ -193,7 +195,7 @@ export class Trainer {
     });
   }
 
-  /** Take the weights of an .onnx file by their names; gives the names that were taken. The optimizer's state stays. */
+  /** Load the weights of an .onnx file by name; return the loaded names. The optimizer's state is kept. */
   loadWeights(bytes) {
     return this.#inTurn(async () => {
       const stored = told("the model cannot be read", () => storedTensors(asBytes("model", bytes)));
@@ -201,21 +203,22 @@ export class Trainer {
       const taken = weights.filter((s) => stored[s.name]);
       if (!taken.length)
         throw new GradgraphError(
-          `the model has no weight of this step (${quoted(weights.map((s) => s.name).slice(0, 3))}, …)`,
+          `the model has none of this step's weights (${quoted(weights.map((s) => s.name).slice(0, 3))}, …); ` +
+            "load a model with the same names",
         );
       this.#give(Object.fromEntries(taken.map((s) => [s.name, checkedValue(s, stored[s.name])])));
       return taken.map((s) => s.name);
     });
   }
 
-  /** The trained adapters: {name of a file: bytes} as PEFT has them, or the bytes of an .onnx_adapter. */
+  /** Return the trained adapters: PEFT's files as {file name: bytes}, or the bytes of an .onnx_adapter. */
   exportAdapter({ format = "peft", name, family, averaged = true } = {}) {
     return this.#inTurn(async () => {
       const formats = { peft: peftFiles, onnx_adapter: adapterFile };
       if (!(format in formats))
-        throw new GradgraphError(`adapters have no format '${format}'; there are ${quoted(Object.keys(formats))}`);
+        throw new GradgraphError(`unknown adapter format '${format}'; use ${quoted(Object.keys(formats))}`);
       if (family !== undefined && format !== "peft")
-        throw new GradgraphError("an .onnx_adapter has the model's names; leave the family out");
+        throw new GradgraphError("an .onnx_adapter file has the model's names; remove the family");
       const adapters = await this.#adapters(name);
       const names = adapters.flatMap((a) => a.weights);
       const values = await this.#copies(names, averaged ? (this.manifest.averages ?? {}) : {});
@@ -223,7 +226,7 @@ export class Trainer {
     });
   }
 
-  /** Take an adapter that exportAdapter, gradgraph in Python or PEFT has saved. The optimizer's state stays. */
+  /** Load an adapter saved by exportAdapter, gradgraph in Python or PEFT. The optimizer's state is kept. */
   loadAdapter(given, { name } = {}) {
     return this.#inTurn(async () => {
       const adapters = await this.#adapters(name);
@@ -231,7 +234,7 @@ export class Trainer {
     });
   }
 
-  /** Release sessions and the buffers of the state. The trainer cannot be used after it. */
+  /** Release the sessions and the buffers of the state. The trainer cannot be used afterwards. */
   dispose() {
     return this.#inTurn(async () => {
       this.#state.forEach(discard);
@@ -257,7 +260,7 @@ export class Trainer {
     if (!this.#sessions.has(name)) {
       const opened = (async () => this.#open(name, await bytes(), { preferredOutputLocation: preferred }))();
       this.#sessions.set(name, opened);
-      opened.catch(() => this.#sessions.delete(name)); // a file that did not come may come later
+      opened.catch(() => this.#sessions.delete(name)); // try again at the next call: the file may load then
     }
     return this.#sessions.get(name);
   }
@@ -276,13 +279,13 @@ export class Trainer {
         ...this.sessionOptions,
       });
     } catch (error) {
-      throw new GradgraphError(`onnxruntime does not take ${name}.onnx: ${error.message ?? error}`, { cause: error });
+      throw new GradgraphError(`onnxruntime rejects ${name}.onnx: ${error.message ?? error}`, { cause: error });
     }
-    if (!adapter && environment?.adapter) JSEP.add(environment); // only that provider writes it
+    if (!adapter && environment?.adapter) JSEP.add(environment); // only JSEP sets the adapter
     if (this.onGpu && this.checkProvider && JSEP.has(environment)) {
       await session.release();
       throw new GradgraphError(
-        "this onnxruntime-web computes WebGPU by JSEP, which trains some networks wrong; " +
+        "this onnxruntime-web uses the WebGPU provider JSEP, which trains some networks incorrectly; " +
           'import "onnxruntime-web/webgpu", or its ort.webgpu.min.mjs',
       );
     }
@@ -321,7 +324,7 @@ export class Trainer {
     return chosen(trained, name);
   }
 
-  /** Take these weights; averages of them begin there. */
+  /** Set weights, and restart their averages from these values. */
   #give(values) {
     for (const [name, average] of Object.entries(this.manifest.averages ?? {}))
       if (values[name]) values[average] = { ...values[name], data: copyOf(values[name].data) };
@@ -343,9 +346,10 @@ export class Trainer {
   #take(state) {
     const unknown = Object.keys(state).filter((name) => !(name in this.specs));
     const missing = Object.keys(this.specs).filter((name) => !(name in state));
-    if (unknown.length) throw new GradgraphError(`the state has ${quoted(unknown)}, which this step does not know`);
-    if (missing.length)
-      throw new GradgraphError(`the state lacks ${quoted(missing)}; give one that this step has saved`);
+    const remedy = "use a state that this step has saved";
+    if (unknown.length)
+      throw new GradgraphError(`the state has ${quoted(unknown)}, which are not in this step; ${remedy}`);
+    if (missing.length) throw new GradgraphError(`the state lacks ${quoted(missing)}; ${remedy}`);
     const values = Object.entries(state).map(([name, value]) => [name, checkedValue(this.specs[name], value)]);
     this.#replace(this.#tensors(Object.fromEntries(values)));
   }
@@ -355,14 +359,16 @@ export class Trainer {
     return Object.fromEntries(Object.entries(values).map(made));
   }
 
-  // --- what is fed
+  // --- feeds
 
   #part(name) {
     const names = Object.keys(this.parts);
     if (name in this.parts) return this.parts[name];
     if (!name)
-      throw new GradgraphError(`the step folder has several steps; say which of ${quoted(names)}: step(name, batch)`);
-    const known = names[0] ? `there are ${quoted(names)}` : "its steps have no names: call step(batch)";
+      throw new GradgraphError(
+        `the step folder has several steps, ${quoted(names)}; choose one: step(name, batch)`,
+      );
+    const known = names[0] ? `it has ${quoted(names)}` : "it has a single step without a name: call step(batch)";
     throw new GradgraphError(`the step folder has no step '${name}'; ${known}`);
   }
 
@@ -370,7 +376,7 @@ export class Trainer {
     const unknown = Object.keys(given).filter((name) => !(name in part.hyperparameters));
     if (unknown.length)
       throw new GradgraphError(
-        `the step takes no ${quoted(unknown)}; its hyperparameters are ${quoted(Object.keys(part.hyperparameters))}`,
+        `the step has no hyperparameter ${quoted(unknown)}; it has ${quoted(Object.keys(part.hyperparameters))}`,
       );
     return Object.fromEntries(
       Object.entries({ ...part.hyperparameters, ...given }).map(([name, value]) => {
@@ -378,16 +384,16 @@ export class Trainer {
         if (!isNumber || (value < 0 && name.endsWith("learning_rate")))
           throw new GradgraphError(
             `the hyperparameter '${name}' is ${typeof value === "string" ? `the text '${value}'` : value}; ` +
-              `give a ${name.endsWith("learning_rate") ? "number of 0 or more" : "finite number"}`,
+              `pass a ${name.endsWith("learning_rate") ? "number of 0 or more" : "finite number"}`,
           );
         return [name, new this.ort.Tensor("float32", Float32Array.of(value), [])];
       }),
     );
   }
 
-  /** The tensors of a batch that are read, checked against the manifest. */
+  /** Return the tensors of a batch with these names, checked against the manifest. */
   #feeds(names, batch) {
-    if (!isBatch(batch)) throw new GradgraphError(`a batch holds values by name: ${quoted(names)}`);
+    if (!isBatch(batch)) throw new GradgraphError(`a batch should be an object with the names ${quoted(names)}`);
     const strange = Object.keys(batch).filter((name) => !(name in this.batch));
     if (strange.length)
       throw new GradgraphError(`the step has no input ${quoted(strange)}; it has ${quoted(Object.keys(this.batch))}`);
@@ -395,7 +401,7 @@ export class Trainer {
     return Object.fromEntries(
       names.map((name) => {
         const spec = this.batch[name];
-        if (batch[name] === undefined) throw new GradgraphError(`the batch lacks '${name}'`);
+        if (batch[name] === undefined) throw new GradgraphError(`the batch lacks '${name}'; add it`);
         const tensor = asTensor(this.ort, spec, asNumbers(this.manifest, spec, batch[name]));
         checkSizes(spec, tensor.dims, sizes);
         checkLabels(spec, tensor);
@@ -404,7 +410,7 @@ export class Trainer {
     );
   }
 
-  /** How many terms a mean over these has: labels that are not ignored, or else samples. */
+  /** Return the number of terms in a mean over a batch: labels that are not ignored, or samples if there are none. */
   #terms(feeds) {
     const labels = (this.manifest.targets ?? []).filter((s) => s.ignore_index != null && feeds[s.name]);
     if (!labels.length) return Object.values(feeds)[0]?.dims[0] ?? 1;
@@ -424,12 +430,12 @@ export class Trainer {
 
 // --- names ----------------------------------------------------------------------------------------------------------
 
-/** A step that is the only one: it takes the whole batch, and moves the whole state. */
+/** Return the entry of a single, unnamed step: it reads all inputs and updates the whole state. */
 const onlyPart = (manifest, inputs) => ({ ...manifest, inputs, writes: manifest.state.map((s) => s.name) });
 
 const own = (step, column) => (step && column.startsWith(`${step}.`) ? column.slice(step.length + 1) : column);
 
-/** Columns that are numbers, with the outputs that they are. */
+/** Return the columns that are single numbers, each with the name of its output. */
 function numbersOf(step, part) {
   return {
     [step ? `${step}.loss` : "loss"]: part.loss_output,
@@ -437,7 +443,7 @@ function numbersOf(step, part) {
   };
 }
 
-/** The measures that are sums; of others an evaluation alone has a row for each sample. */
+/** Return the measures that are computed from sums; only an evaluation computes the others, from a row per sample. */
 const summed = (part) => (part.measures ?? []).filter((m) => !m.rows);
 
 const scalars = (part, reports = []) => [

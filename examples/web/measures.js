@@ -1,18 +1,21 @@
-// Columns of an evaluation that are made of sums over all samples: what gradgraph.finishes does in Python.
+// Metrics computed from sums over all samples of an evaluation, as gradgraph.step.finishes does in Python.
 
 const columns = (rows, size) =>
   Array.from({ length: rows.length / size }, (_, i) => rows.slice(i * size, (i + 1) * size));
 const sum = (values) => values.reduce((a, b) => a + b, 0);
 const mean = (values) => sum(values) / values.length;
 
-/** Of a confusion matrix, whose rows are true classes and whose columns are predicted ones. */
+/**
+ * Return counts of a confusion matrix, whose rows are true and columns predicted classes: its rows, and for each class
+ * the number of hits, of true samples (`so`) and of predicted samples (`calledSo`).
+ */
 function counts(sums, [, size]) {
   const rows = columns(sums, size);
   const hits = rows.map((row, i) => row[i]);
   return { rows, hits, so: rows.map(sum), calledSo: rows.map((_, i) => sum(rows.map((row) => row[i]))) };
 }
 
-/** A share of each class, 0 where there is nothing, averaged as scikit-learn does. */
+/** Return above / below for each class (0 if below is 0), averaged as scikit-learn does. */
 function averaged({ rows, so, calledSo }, above, below, average) {
   const shares = above.map((x, i) => (below[i] > 0 ? x / below[i] : 0));
   if (average === "none") return shares;
@@ -29,7 +32,10 @@ const ofClasses =
     return averaged(c, above(c), below(c), average);
   };
 
-/** A share of each label, of a table [[neither, called so], [so, both]] each; averaged as scikit-learn does. */
+/**
+ * Return a finish for metrics of several labels per sample, averaged as scikit-learn does. Each label has a table
+ * [[true negatives, false positives], [false negatives, true positives]]; `parts` returns numerator and denominator.
+ */
 const ofLabels =
   (parts) =>
   (sums, _, { average }) => {
@@ -44,7 +50,7 @@ const ofLabels =
     return average === "none" ? shares : mean(shares);
   };
 
-/** Rows of numbers, each of which is the sum of three addends. */
+/** Return rows of numbers, each the sum of `count` addends that are stored one after the other. */
 const addends = (sums, [count, rows, width]) =>
   Array.from({ length: rows }, (_, i) =>
     Array.from({ length: width }, (_, j) =>
@@ -52,7 +58,10 @@ const addends = (sums, [count, rows, width]) =>
     ),
   );
 
-/** The sum of squares about the mean, of moments [n, p, d, p * p, 2 * p * d, d * d] with t = p + d. */
+/**
+ * Return the sum of squared differences from the mean of t = p + d, from the sums of [1, p, d, p * p, 2 * p * d, d * d]
+ * over all samples. A sample t is split into a rounded part p and the rest d, for more precision.
+ */
 const spread = ([count, pivots, rests, squares, products, restSquares]) =>
   Array.from(count, (n, i) => {
     const size = pivots[i] / (n || 1);
@@ -62,10 +71,10 @@ const spread = ([count, pivots, rests, squares, products, restSquares]) =>
     const all = squares[i] - 2 * shift * pivots[i] + n * shift ** 2;
     const shifted = all + (products[i] - 2 * shift * rests[i]) + restSquares[i];
     const found = shifted - total ** 2 / n;
-    return Math.abs(found) > 1e-13 * shifted ? found : (0 * n) / n; // what is left is rounding
+    return Math.abs(found) > 1e-13 * shifted ? found : (0 * n) / n; // a smaller result is a rounding error
   });
 
-/** 1 - errors / spread; of targets that are all the same 1 where nothing is wrong, else 0, as scikit-learn does. */
+/** Return 1 - errors / spread; if all targets are equal, 1 without errors and 0 otherwise, as scikit-learn does. */
 const explained = (errors, spreads) =>
   spreads.map((all, i) => (all === 0 ? Number(errors[i] === 0) : 1 - errors[i] / all));
 
@@ -136,7 +145,10 @@ const FINISHES = {
   average_precision: (sums, shape, given) => ranked(meanPrecision, sums, shape, given),
 };
 
-/** Of rows of samples: scores and truth of each class against the rest, or of each answer; -1 does not count. */
+/**
+ * Split rows of samples into one binary problem [scores, truth] per class (against the rest) or per label. Samples with
+ * the label -1 are ignored.
+ */
 function againstTheRest(sums, shape, probable) {
   const rows = columns(
     sums,
@@ -162,7 +174,7 @@ function softmax(row) {
   return powers.map((x) => x / total);
 }
 
-/** How many yes and how many no have at least each score that there is, the highest first. */
+/** Return [positives, negatives] with at least each distinct score, from the highest score to the lowest. */
 function steps([scores, truth]) {
   const order = Array.from(scores, (_, i) => i).sort((a, b) => scores[b] - scores[a]);
   const [found, count] = [[], [0, 0]];
@@ -200,9 +212,10 @@ function ranked(figure, sums, shape, { average, probable }) {
   return sum(there.map((i) => yes[i] * figures[i])) / sum(there.map((i) => yes[i]));
 }
 
-/** A measure of the manifest from its sums: a number, a list of one for each class, or a confusion matrix. */
+/** Compute a measure of the manifest from its sums: a number, a list with one per class, or a confusion matrix. */
 export function finished(measure, sums) {
   const finish = FINISHES[measure.finish];
-  if (!finish) throw new Error(`'${measure.name}' is finished by '${measure.finish}', which is unknown here`);
+  if (!finish)
+    throw new Error(`the metric '${measure.name}' is computed by '${measure.finish}', which is not supported here`);
   return finish([...sums], measure.shape, measure.arguments);
 }

@@ -1,6 +1,6 @@
-// Reads and rewrites ONNX files as protocol buffers, field by field: what is kept is copied byte by byte.
+// Reads and rewrites ONNX files as protocol buffers, field by field; unchanged fields are copied byte by byte.
 
-/** Numbers of the fields in onnx.proto. */
+/** Field numbers in onnx.proto. */
 const MODEL = { irVersion: 1, graph: 7, opset: 8, metadata: 14, functions: 25 };
 const GRAPH = { node: 1, name: 2, initializer: 5, doc: 10, input: 11, output: 12, valueInfo: 13 };
 const NODE = { input: 1, output: 2, opType: 4, attribute: 5, domain: 7, overload: 8 };
@@ -11,7 +11,7 @@ const ENTRY = { key: 1, value: 2 };
 const VALUE = { name: 1 };
 const EXTERNAL = 1;
 
-/** Element types by their numbers, with the array that holds them. */
+/** Element types by number: the name, and the class of arrays. */
 export const TYPES = {
   1: ["float32", Float32Array],
   2: ["uint8", Uint8Array],
@@ -31,7 +31,7 @@ export const TYPE_NUMBERS = Object.fromEntries(Object.entries(TYPES).map(([numbe
 
 // --- protocol buffers -----------------------------------------------------------------------------------------------
 
-/** Every field of a message: its number, its value (bytes, or a whole number) and its own bytes, tag included. */
+/** Yield each field of a message: its number, its value (bytes or an integer), and its own bytes including the tag. */
 export function* fields(bytes) {
   let at = 0;
   const varint = () => {
@@ -71,7 +71,7 @@ function varintBytes(value) {
   return Uint8Array.from([...bytes, Number(rest)]);
 }
 
-/** One field of a message to be written: a whole number, text, or bytes. */
+/** Return the bytes of a field whose value is an integer, text or bytes. */
 function field(number, value) {
   if (typeof value === "number" || typeof value === "bigint")
     return joined([varintBytes(number << 3), varintBytes(value)]);
@@ -94,7 +94,7 @@ export function joined(parts) {
 const subgraphs = (node) =>
   all(node, NODE.attribute).flatMap((a) => [...all(a, ATTRIBUTE.graph), ...all(a, ATTRIBUTE.graphs)]);
 
-/** The names that a node reads, also those that its subgraphs may take from outside. */
+/** Return the names that a node reads, including all names that its subgraphs read. */
 function reads(node) {
   const names = new Set();
   const stack = [node];
@@ -109,7 +109,7 @@ function reads(node) {
   return names;
 }
 
-/** The nodes that give `results`, in order, and every name that these read, with the results. */
+/** Return the nodes on which `results` depend, in order, and all names that they read, including the results. */
 function needed(nodes, results) {
   const wanted = new Set(results);
   const kept = [];
@@ -121,7 +121,7 @@ function needed(nodes, results) {
   return [kept.reverse(), wanted];
 }
 
-/** The functions of a model that `nodes` call, directly or through others. */
+/** Return the functions of a model that `nodes` call, directly or through other functions. */
 function called(functions, nodes) {
   const key = (message, f, name) => JSON.stringify([f.domain, name, f.overload].map((n) => text(first(message, n))));
   const known = new Map(functions.map((f) => [key(f, FUNCTION, FUNCTION.name), f]));
@@ -139,7 +139,7 @@ function called(functions, nodes) {
   return [...known].filter(([name]) => found.has(name)).map(([, f]) => f);
 }
 
-/** Which outputs of eval.onnx are the model's own: without a loss that it computes from labels. */
+/** Return the outputs of eval.onnx that are the model's own, without a loss that the model computes from labels. */
 function ownOutputs(nodes, manifest) {
   const losses = new Set(Object.values(manifest.steps ?? { "": manifest }).map((part) => part.loss_output));
   const others = manifest.outputs.filter((name) => !losses.has(name));
@@ -149,25 +149,26 @@ function ownOutputs(nodes, manifest) {
 }
 
 /**
- * The model behind a step: eval.onnx without loss, metrics and targets.
+ * Return the inference model of a step: eval.onnx without loss, metrics and targets.
  *
- * `weights` (name -> {dtype, dims, data}) become its initializers; state tensors that are not among them stay inputs.
- * `outside(location)` gives the bytes of a file of weights beside eval.onnx, which go into the model; without it they
- * stay in that file.
+ * `weights` (name -> {dtype, dims, data}) become initializers; other state tensors stay inputs. `outside(location)`
+ * returns the bytes of an external data file of eval.onnx, which are stored inside the model; without it, the model
+ * refers to that file.
  */
 export function inferenceModel(evalModel, manifest, { outputs, weights = {}, outside } = {}) {
   const graph = first(evalModel, MODEL.graph);
   const allNodes = all(graph, GRAPH.node);
   const chosen = outputs ?? ownOutputs(allNodes, manifest);
   if (!chosen.length)
-    throw new Error("the step keeps no output of the model besides its loss; name its outputs when building");
+    throw new Error("the step has no output besides the loss; choose outputs of the model when building it");
   for (const name of chosen)
     if (!manifest.outputs.includes(name))
       throw new Error(`the model has no output '${name}'; it has ${manifest.outputs.join(", ")}`);
   const [nodes, names] = needed(allNodes, chosen);
   const inputs = new Set(manifest.inputs.map((spec) => spec.name));
   const target = (manifest.targets ?? []).find((spec) => names.has(spec.name) && !inputs.has(spec.name));
-  if (target) throw new Error(`an output of the model needs the target '${target.name}'; choose outputs that do not`);
+  if (target)
+    throw new Error(`an output depends on the target '${target.name}'; choose outputs that do not depend on it`);
 
   const named = (number, key = VALUE.name) => all(graph, number).map((value) => [text(first(value, key)), value]);
   const results = new Map(named(GRAPH.output));
@@ -200,7 +201,7 @@ export function inferenceModel(evalModel, manifest, { outputs, weights = {}, out
   ]);
 }
 
-/** The metadata of a model: {key: text}. */
+/** Return the metadata of a model: {key: text}. */
 export const metadataOf = (model) =>
   Object.fromEntries(all(model, MODEL.metadata).map((e) => [text(first(e, ENTRY.key)), text(first(e, ENTRY.value))]));
 
@@ -216,7 +217,7 @@ function tensorBytes(name, { dtype, dims, data }) {
   ]);
 }
 
-/** A stored tensor with its numbers inside the model, if they are to be. */
+/** Return a stored tensor; with `outside`, its external data are stored inside it. */
 function inside(tensor, outside) {
   if (!outside || Number(first(tensor, TENSOR.location) ?? 0) !== EXTERNAL) return tensor;
   const entry = Object.fromEntries(
@@ -228,7 +229,7 @@ function inside(tensor, outside) {
   return joined([...kept.map((f) => f.whole), field(TENSOR.location, 0), field(TENSOR.raw, raw)]);
 }
 
-/** The stored tensors of a model by name, as {dtype, dims, data}, without those that are not stored as plain bytes. */
+/** Return the initializers of a model that are stored as raw data: name -> {dtype, dims, data}. */
 export function storedTensors(model) {
   const found = {};
   for (const tensor of all(first(model, MODEL.graph) ?? new Uint8Array(), GRAPH.initializer)) {
@@ -241,7 +242,7 @@ export function storedTensors(model) {
   return found;
 }
 
-/** A repeated whole number, alone or packed with others. */
+/** Return the integers of a repeated field, which stores one value or several packed ones. */
 function numbers(value) {
   if (typeof value === "bigint") return [Number(value)];
   const found = [];

@@ -1,13 +1,13 @@
-// Names that Hugging Face's models have for layers that onnxruntime-genai's builder calls otherwise, or packs, and the
-// adapters of these as those of their pieces. As gradgraph/surgery/peft_names.py does it in Python.
+// Converts layer names and adapters between Hugging Face's models and onnxruntime-genai's builder, which names some
+// layers differently and packs several layers into one, as gradgraph/surgery/peft_names.py does in Python.
 
 export const PIECES = { qkv_proj: ["q_proj", "k_proj", "v_proj"], gate_up_proj: ["gate_proj", "up_proj"] };
-/** What the builder calls parts of Hugging Face's names. */
+/** Parts of Hugging Face's names, and the builder's names for them. */
 export const OURS = { ".self_attn.": ".attn.", ".attn.dense": ".attn.o_proj", ".mlp.router": ".moe.router" };
-const OF_A_BUILDER = /^(.*\.)?layers\.\d+\.(attn|self_attn|mlp|moe)\..+$/; // others have PyTorch's names
+const OF_A_BUILDER = /^(.*\.)?layers\.\d+\.(attn|self_attn|mlp|moe)\..+$/; // other layers have PyTorch's names
 const NUMBERED = /^(?:.*\.)?(layers\.\d+\..+)$/;
 
-/** How Hugging Face names layers: what it packs, and its name of the projection behind an attention. */
+/** The model families: the layers that the family packs, and its name of the output projection of attention. */
 export const FAMILIES = {
   llama: { packed: [], output: "o_proj" },
   phi3: { packed: Object.keys(PIECES), output: "o_proj" },
@@ -35,7 +35,7 @@ const packOf = (name) => {
   return pack && sibling(name, pack);
 };
 
-// --- factors: {a: [rank, inputs], b: [outputs, rank], magnitude, scale}, each {dtype, dims, data} as PEFT lays it out
+// --- factors: {a: [rank, inputs], b: [outputs, rank], magnitude, scale}, tensors {dtype, dims, data} in PEFT's layout
 
 function rows({ dtype, dims: [, columns], data }, begin, end) {
   return { dtype, dims: [end - begin, columns], data: data.slice(begin * columns, end * columns) };
@@ -59,8 +59,8 @@ function stacked(tensors) {
 }
 
 /**
- * The adapters of outputs that lie one after the other; undefined of a piece that had none when they were joined.
- * `blocks`: the outputs and the ranks of each piece, where B is zero beside these blocks.
+ * Split the adapter of a packed layer into the adapters of its pieces, which have `sizes` outputs. `blocks` are the
+ * outputs and the rank of each piece, if B is zero outside these blocks; a piece of rank 0 has no adapter (undefined).
  */
 function split({ a, b, magnitude, scale }, sizes, blocks = []) {
   const apart = String(blocks.map(([size]) => size)) === String(sizes);
@@ -78,7 +78,7 @@ function split({ a, b, magnitude, scale }, sizes, blocks = []) {
   });
 }
 
-/** Is B zero beside blocks of so many outputs and ranks? */
+/** Return whether B is zero outside diagonal blocks with these numbers of outputs and ranks. */
 function isApart({ b }, blocks) {
   const width = b.dims[1];
   if (total(blocks.map(([, ranks]) => ranks)) !== width) return false;
@@ -92,12 +92,12 @@ function isApart({ b }, blocks) {
   return true;
 }
 
-/** One adapter of outputs that lie one after the other; of pieces that share A, with A once if it has `rank`. */
+/** Join the adapters of the pieces of a packed layer; pieces that share an A of rank `rank` share it in the result. */
 function joined(pieces, sizes, rank) {
   const held = pieces.filter(Boolean);
   const [{ a, scale }] = held;
   if (held.some((p) => p.magnitude) && held.length < pieces.length)
-    throw new Error("it has DoRA of some pieces of a packed layer alone; load it with gradgraph in Python");
+    throw new Error("it has DoRA for only some pieces of a packed layer; load it with gradgraph in Python");
   const magnitude = held[0].magnitude && stacked(held.map((p) => p.magnitude));
   const isShared = ({ a: other }) => other.data.every((x, i) => x === a.data[i]) && other.data.length === a.data.length;
   const scaledB = (piece) => piece.b.data.map((x) => x * Math.fround(piece.scale / scale));
@@ -119,20 +119,20 @@ function joined(pieces, sizes, rank) {
 
 // --- names ----------------------------------------------------------------------------------------------------------
 
-/** The sizes of a packed layer's pieces, as the model says them; of one that does not, of equal pieces. */
+/** Return the outputs of each piece of a packed layer, as recorded in the model; two unrecorded pieces are equal. */
 function sizesOf({ module, pieces = [], blocks = [] }, outputs) {
   if (pieces.length) return pieces;
   if (blocks.length) return blocks.map(([size]) => size);
   if (piecesOf(module).length === 2) return [outputs / 2, outputs / 2];
   throw new Error(
-    `the model does not say where the queries, keys and values of '${module}' begin; save and load it with gradgraph in Python`,
+    `the boundaries of queries, keys and values in '${module}' are unknown; save and load it with gradgraph in Python`,
   );
 }
 
-/** What the model's adapters are called in a family: module -> factors. `given`: [adapter, factors] of each. */
+/** Return the adapters under the names of a family: module -> factors. `given` is a list of [adapter, factors]. */
 export function forModules(given, name) {
   const family = FAMILIES[name];
-  if (!family) throw new Error(`there is no family '${name}'; choose from ${Object.keys(FAMILIES).join(", ")}`);
+  if (!family) throw new Error(`there is no family '${name}'; use ${Object.keys(FAMILIES).join(", ")}`);
   const held = new Map(given.map(([{ module }, factors]) => [module, factors]));
   const found = {};
   for (const [adapter, factors] of given) {
@@ -145,14 +145,18 @@ export function forModules(given, name) {
     } else if (pack && family.packed.includes(last(pack))) {
       const parts = piecesOf(pack).map((piece) => held.get(piece));
       const missing = piecesOf(pack).find((_, i) => !parts[i]);
-      if (missing) throw new Error(`'${missing}' has no adapter, and '${pack}' is one layer there; leave the family out`);
+      if (missing)
+        throw new Error(`'${missing}' has no adapter, but the family packs it into '${pack}'; remove the family`);
       found[asTheirs(pack, family)] ??= joined(parts, parts.map((p) => p.b.dims[0]));
     } else found[asTheirs(module, family)] = factors;
   }
   return found;
 }
 
-/** The factors of a file under the names of the model's layers: module -> factors. `ranks`: of each adapter. */
+/**
+ * Return the factors of a file under the names of the model's layers: module -> factors. `ranks` maps the module of
+ * each adapter to its { rank, outputs }.
+ */
 export function forLayers(given, adapters, ranks) {
   const theirs = byMeaning(Object.keys(given));
   const find = (name) => theirs.get(name) ?? theirs.get(NUMBERED.exec(name)?.[1]);
@@ -168,7 +172,8 @@ export function forLayers(given, adapters, ranks) {
       checkRanks(adapter, rank, found[adapter.module]);
     } else if (packed) {
       const all = piecesOf(pack).map((piece) => adapters.find(({ module }) => asOurs(module) === piece)?.module);
-      if (!all.every(Boolean)) throw new Error(`'${packed}' is several layers here, of which some have no adapter`);
+      if (!all.every(Boolean))
+        throw new Error(`'${packed}' is several layers in this model, and some of them have no adapter in this step`);
       const blocks = all.map((module) => [ranks[module].outputs, ranks[module].rank]);
       const sizes = blocks.map(([size]) => size);
       const parts = split(given[packed], sizes, isApart(given[packed], blocks) ? blocks : []);
@@ -179,21 +184,21 @@ export function forLayers(given, adapters, ranks) {
   return { ...Object.fromEntries(Object.entries(given).filter(([module]) => !used.has(module))), ...found };
 }
 
-/** Refuse what a packed layer's adapter in this step cannot hold. */
+/** Throw an error if the ranks of a file's adapters do not match a packed layer's adapter in this step. */
 function checkRanks({ module, blocks = [] }, rank, whole) {
   if (whole.a.dims[0] !== rank)
     throw new Error(
-      `the adapters of '${module}' have ${whole.a.dims[0]} ranks together, and in this step it has ${rank}; ` +
-        "build a step on gradgraph.surgery.load_adapter of this folder",
+      `the adapters of '${module}' have the total rank ${whole.a.dims[0]}, but its adapter in this step has the rank ` +
+        `${rank}; build a step from gradgraph.surgery.load_adapter(model, folder)`,
     );
   if (blocks.length && !isApart(whole, blocks))
     throw new Error(
-      `the adapters of '${module}' have other ranks each than in this step; ` +
-        "build a step on gradgraph.surgery.load_adapter of this folder",
+      `the adapters of the pieces of '${module}' have other ranks than in this step; ` +
+        "build a step from gradgraph.surgery.load_adapter(model, folder)",
     );
 }
 
-/** PEFT's modules by the builder's name, whole, and from the number of its layer on where one alone has that. */
+/** Return PEFT's modules by the builder's full name, and by the part from "layers." on if that is unique. */
 function byMeaning(modules) {
   const whole = new Map(modules.map((module) => [asOurs(module), module]));
   const short = new Map();

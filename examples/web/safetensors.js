@@ -1,4 +1,4 @@
-// Files of tensors by name, as the library safetensors writes them.
+// Reads and writes safetensors files.
 
 import { joined } from "./onnx-file.js";
 import { plainBytes, typedBytes } from "./values.js";
@@ -20,13 +20,13 @@ const DTYPES = {
 };
 const NAMES = Object.fromEntries(Object.entries(DTYPES).map(([name, [code]]) => [code, name]));
 
-/** The entries of a table in the order of their names. */
+/** Return the entries of an object, sorted by name. */
 export const byName = (tensors) => Object.entries(tensors).sort(([a], [b]) => (a < b ? -1 : 1));
 
-/** The bytes of a file of `tensors` (name -> {dtype, dims, data}), with `metadata` (name -> text). */
+/** Return the bytes of a file with `tensors` (name -> {dtype, dims, data}) and `metadata` (name -> text). */
 export function encodeTensors(tensors, metadata) {
   const header = { __metadata__: metadata };
-  // larger elements first, so that each tensor begins where its elements may
+  // tensors with larger elements first, so that each tensor is aligned
   const sorted = byName(tensors).sort(([, a], [, b]) => DTYPES[b.dtype][1] - DTYPES[a.dtype][1]);
   let end = 0;
   for (const [name, { dtype, dims, data }] of sorted)
@@ -38,11 +38,11 @@ export function encodeTensors(tensors, metadata) {
   return joined([size, text, ...sorted.map(([, { data }]) => bytesOf(data))]);
 }
 
-/** What such a file holds: {metadata, tensors}; `what` says what it should have been. */
+/** Return {metadata, tensors} of a safetensors file; `what` is the expected content, and the remedy, for the error. */
 export function decodeTensors(bytes, what) {
   bytes = plainBytes(bytes);
   const size = bytes.length < 8 ? Infinity : Number(new DataView(bytes.buffer, bytes.byteOffset).getBigUint64(0, true));
-  if (size > bytes.length - 8) throw new Error(`this is no ${what}`);
+  if (size > bytes.length - 8) throw new Error(`the file is not ${what}`);
   const { __metadata__: metadata, ...entries } = JSON.parse(new TextDecoder().decode(bytes.subarray(8, 8 + size)));
   const tensors = {};
   for (const [name, entry] of Object.entries(entries)) {

@@ -1,6 +1,6 @@
 "use strict";
-// Rows are modules, nodes and weights of the model, in its order; a row has a cell for each part of the step. So the
-// layout is the order: nothing is searched for, and a step of thousands of nodes opens at once.
+// Rows are the modules, nodes and weights of the model, in its order; a row has a cell for each part of the step. As this
+// order is the layout, no layout is computed, and a step with thousands of nodes opens at once.
 const data = JSON.parse(document.getElementById("data").textContent);
 const FORWARD = 0, LOSS = 1, BACKWARD = 2, UPDATE = 3;
 const LANES = ["forward", "backward", "update"], TITLES = ["forward and loss", "backward", "update"], WIDTHS = [3, 4, 2.6];
@@ -28,7 +28,10 @@ const bytes = (n) => {
   return `${i ? n.toFixed(1) : n} ${units[i]}`;
 };
 const time = (s) => (s >= 1 ? `${s.toFixed(2)} s` : s >= 1e-3 ? `${(s * 1e3).toFixed(2)} ms` : `${(s * 1e6).toFixed(0)} µs`);
-/** Of the time of all nodes: timing each alone makes a small step look longer than it is, so that seconds would not add up to it. */
+/**
+ * Format seconds as a share of the time of all nodes. Timing each node alone makes a small step look longer than it is,
+ * so seconds would not add up to the time of the step.
+ */
 const share = (seconds) => { const part = (100 * seconds) / state.timed; return part < 0.1 ? "< 0.1 %" : `${part.toFixed(part < 10 ? 1 : 0)} %`; };
 const sum = (of) => Object.values(of).reduce((a, b) => a + b, 0);
 const operator = (node) => (node.d && node.d !== "gradgraph" ? `${node.d}.${node.o}` : node.o);
@@ -56,7 +59,7 @@ function rowsOf(graph) {
   const place = (node) => {
     if (node.p === UPDATE) return node.w ? module(node.m).child(node.w, "weight") : root.child("for all weights", "optimizer");
     const name = node.r || (node.p === BACKWARD ? "" : node.n);
-    if (!name) return root.child("gradients of several nodes", "optimizer");
+    if (!name) return root.child("gradients of several nodes", "optimizer"); // shown last, as the optimizer's nodes
     if (name.startsWith("loss/") && !node.m) return root.child("loss", "loss").child(name, "node");
     return module(node.m).child(name, "node");
   };
@@ -77,14 +80,14 @@ function rowsOf(graph) {
     for (let row = graph.nodes[i].row; row; row = row.parent) row.seconds += seconds;
   }
   settle(root);
-  // what the optimizer does for all weights stands last, after the loss
+  // the loss, and after it the optimizer's nodes for all weights, come last
   for (const kind of ["loss", "optimizer"]) {
     for (const [key, row] of [...root.children]) if (row.kind === kind) { root.children.delete(key); root.children.set(key, row); }
   }
   return root;
 }
 
-/** Modules in modules that have nothing else become one, as does one of a single node; labels lose what the rows around them say. */
+/** Merge a module with its only child if that is a module or a single node; drop the names of outer rows from labels. */
 function settle(root) {
   const stack = [root];
   while (stack.length) {
@@ -105,7 +108,7 @@ function settle(root) {
   }
 }
 
-/** A module of one node and its weights is one row. */
+/** Make a module of one node and its weights a single row. */
 function gather(row) {
   const kinds = [...row.children.values()].map((child) => child.kind);
   if (kinds.includes("module") || kinds.filter((kind) => kind === "node").length > 1) return;
@@ -262,7 +265,7 @@ function curve(a, b) {
     return `M${from} ${a.y}L${to} ${b.y}`;
   }
   const down = a.y < b.y, y1 = down ? a.bottom : a.top, y2 = down ? b.top : b.bottom, apart = Math.abs(y2 - y1);
-  if (Math.abs(a.left - b.left) > 150) { // from one part of the step to another
+  if (Math.abs(a.left - b.left) > 150) { // between two parts of the step
     const right = a.left < b.left, x1 = right ? a.right : a.left, x2 = right ? b.left : b.right, middle = (x1 + x2) / 2;
     return `M${x1} ${a.y}C${middle} ${a.y} ${middle} ${b.y} ${x2} ${b.y}`;
   }
@@ -271,7 +274,7 @@ function curve(a, b) {
   return `M${a.left} ${a.y}C${bend} ${a.y} ${bend} ${a.y} ${bend} ${a.y + (down ? 14 : -14)}L${bend} ${b.y - (down ? 14 : -14)}C${bend} ${b.y} ${bend} ${b.y} ${b.left} ${b.y}`;
 }
 
-/** What flows within the forward and within the backward pass, between the chips that are shown. */
+/** Draw the edges within the forward and within the backward pass, between the visible chips. */
 function drawFlow() {
   const at = spots(), seen = new Set(), parts = [];
   const ids = new Map(state.nodeChips.map((element, i) => [element, i]));
@@ -293,7 +296,7 @@ function drawFlow() {
   state.lines.replaceChildren(make("path", { class: "flow", d: parts.join("") }));
 }
 
-/** Nodes that belong to these: what they are gradients of, and what are gradients of them. */
+/** Return the nodes whose gradients these nodes compute, and the nodes that compute the gradients of these. */
 function partners(nodes) {
   const found = new Set();
   for (const node of nodes) {
@@ -318,7 +321,7 @@ function relate(nodes) {
   mark();
 }
 
-/** Show what is chosen, what it is related to, and what a search has found. */
+/** Highlight the selected node, its related nodes, and the results of the search. */
 function mark() {
   const nodes = state.over || (state.chosen ? [state.chosen] : []), related = partners(nodes);
   const linked = new Set([...related, ...(state.over || [])].map((node) => state.chips.get(node)));

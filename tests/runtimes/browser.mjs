@@ -5,10 +5,10 @@
 // JOBS is a folder with jobs.json, a list of
 //     {"step": folder, "batches": [{name: tensor}], "options": {}}     trains on each batch in turn
 //     {"model": file, "feeds": {name: tensor}}                         runs a model
-// with paths inside JOBS and tensors as {"dtype", "dims", "bytes" (base64)}. PACKAGES is the node_modules that has
-// onnxruntime-web and playwright-core. PROVIDER is wasm, webgpu (onnxruntime's own provider) or jsep (that in JavaScript).
-// Prints a JSON line for each job: {"losses": [...]}, {"outputs": {name: tensor}} or {"error": sentence}. CHROMIUM in the
-// environment says which browser, if it is not where it usually is.
+// with paths inside JOBS and tensors as {"dtype", "dims", "bytes" (base64)}. PACKAGES is the node_modules with
+// onnxruntime-web and playwright-core. PROVIDER is wasm, webgpu (onnxruntime's native one) or jsep (in JavaScript).
+// Prints a JSON line for each job: {"losses": [...]}, {"outputs": {name: tensor}} or {"error": sentence}. The
+// environment variable CHROMIUM is the path of the browser, if it is not in a usual place.
 
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
@@ -27,7 +27,7 @@ const [server, address] = await serve({
 });
 const browser = await launch(packages, { webgpu: provider !== "wasm" });
 
-/** A page that has onnxruntime-web and the library. What a runtime breaks stays broken, so an error begins a new one. */
+/** Open a page with onnxruntime-web and the library. A runtime may stay broken after an error, which needs a new page. */
 async function opened() {
   const page = await browser.newPage();
   page.on("console", (message) => process.stderr.write(`${message.text()}\n`));

@@ -1,4 +1,4 @@
-// Headless Chromium for tests: where it is, and how it is started.
+// Starts headless Chromium for tests, and a server for its pages.
 
 import { existsSync, readFileSync } from "node:fs";
 import { createServer } from "node:http";
@@ -16,7 +16,7 @@ const TYPES = {
   ".wasm": "application/wasm",
 };
 
-/** A browser; `packages` is the node_modules that has playwright-core. */
+/** Start the browser; `packages` is the node_modules with playwright-core. */
 export async function launch(packages, { webgpu = false } = {}) {
   const { chromium } = createRequire(resolve(packages, "_.js"))("playwright-core");
   const executablePath = process.env.CHROMIUM ?? USUAL.find(existsSync);
@@ -24,7 +24,7 @@ export async function launch(packages, { webgpu = false } = {}) {
   return chromium.launch({ executablePath, args: [...FLAGS, ...(webgpu ? SOFTWARE_WEBGPU : ["--disable-gpu"])] });
 }
 
-/** Serves folders by their prefixes, {"/ort/": "...", "/": "..."}; gives the address. */
+/** Serve folders by URL prefix, {"/ort/": "...", "/": "..."}; return the server and its address. */
 export function serve(folders) {
   const server = createServer((request, response) => {
     const path = decodeURIComponent(new URL(request.url, "http://localhost").pathname);

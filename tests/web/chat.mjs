@@ -1,8 +1,8 @@
-// What chat.js makes of rows, for tests in Python:
+// Runs chat.js on rows, for tests in Python:
 //
 //     node chat.mjs CHAT PACKAGES job.json
 //
-// CHAT is chat.js; PACKAGES the node_modules with what Hugging Face has for JavaScript. job.json holds a list of
+// CHAT is the path of chat.js, and PACKAGES the node_modules with Hugging Face's packages. job.json contains a list of
 // {"folder": ..., "options": {...}, "rows": text, "batches": options, "question": prompt}. Prints a JSON line for each:
 // {"samples", "batches", "question", "texts"}, or {"error", "message"}.
 

@@ -2,9 +2,10 @@
 //
 //     node drive.mjs LIBRARY ONNXRUNTIME job.json
 //
-// job.json: {"folder": ..., "options": {...}, "calls": [[method, argument, ...], ...]}; an argument {"file": path} is
-// the bytes of a file, {"folder": path} those of all files in it, by their names. The method
-// "generate" is that of chat.js. Prints a JSON line for each call: {"result": ...}, {"bytes": path of a file, or of a folder of files} or {"error", "message"}.
+// job.json contains {"folder": ..., "options": {...}, "calls": [[method, argument, ...], ...]}. An argument
+// {"file": path} stands for the bytes of a file, {"folder": path} for the bytes of all its files by name. The method
+// "generate" is the function of chat.js. Prints a JSON line for each call: {"result": ...}, {"bytes": path of a file or
+// a folder} or {"error", "message"}.
 
 import { mkdirSync, readFileSync, readdirSync, writeFileSync } from "node:fs";
 import { pathToFileURL } from "node:url";
@@ -21,7 +22,7 @@ const plain = (key, value) =>
     : typeof value === "number" && !Number.isFinite(value)
       ? String(value)
       : value;
-// as Node.js gives small files: a view, at any place of a larger buffer, whose slice copies nothing
+// as Node.js reads small files: a view at any offset of a larger buffer, whose slice() does not copy
 const read = (path) => Buffer.concat([Buffer.of(1, 2, 3), readFileSync(path)]).subarray(3);
 const given = (value) =>
   typeof value?.file === "string"

@@ -1,8 +1,8 @@
-// Uses the page that trains as people do, in headless Chromium:
+// Uses the training page as a user would, in headless Chromium:
 //
 //     node page.mjs ADDRESS PACKAGES FOLDER SCENARIO
 //
-// Prints what was seen as one JSON object. FOLDER gets the files that the page saves, and screenshots.
+// Prints observations as one JSON object. Files that the page saves, and screenshots, are written to FOLDER.
 
 import { join } from "node:path";
 import { launch } from "../runtimes/chromium.mjs";
@@ -10,7 +10,7 @@ import { launch } from "../runtimes/chromium.mjs";
 const [address, packages, folder, scenario] = process.argv.slice(2);
 const READY = 60_000; // ms for the page to start
 
-/** A 1, a 7 and an L as strokes over the drawing area, between 0 and 1. */
+/** The digit 7 as a stroke: points between 0 and 1, relative to the drawing area. */
 const SEVEN = [
   [0.3, 0.2],
   [0.7, 0.2],
@@ -209,7 +209,7 @@ const SCENARIOS = {
     const { page, errors } = await open(context, { path: "/?provider=webgpu" });
     const before = await accuracy(page);
     await page.click("#start");
-    await trainedTo(page, 0.6); // a software renderer takes its time
+    await trainedTo(page, 0.6); // a software renderer is slow
     await page.click("#start");
     await page.waitForFunction(() => document.getElementById("start").textContent === "Go on");
     const [device, steps, reached] = [
@@ -217,7 +217,7 @@ const SCENARIOS = {
       Number(await text(page, "steps")),
       await accuracy(page),
     ];
-    await page.selectOption("#provider", "wasm"); // what was learned moves along
+    await page.selectOption("#provider", "wasm"); // the training state is kept
     await page.waitForFunction(() => document.getElementById("device").textContent.includes("WebAssembly"));
     await page.click("#start");
     await page.waitForFunction((n) => Number(document.getElementById("steps").textContent) > n, steps);

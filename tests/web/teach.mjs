@@ -1,15 +1,15 @@
-// Uses the page that teaches a language model as people do, in headless Chromium:
+// Uses the page that fine-tunes a language model as a user would, in headless Chromium:
 //
 //     node teach.mjs ADDRESS PACKAGES FOLDER SCENARIO
 //
-// Prints what was seen as one JSON object. FOLDER gets the files that the page saves, and screenshots; its folder llm,
-// if there is one, is picked.
+// Prints observations as one JSON object. Files that the page saves, and screenshots, are written to FOLDER. The
+// scenario "folder" picks the folders llm and half in it.
 
 import { join } from "node:path";
 import { launch } from "../runtimes/chromium.mjs";
 
 const [address, packages, folder, scenario] = process.argv.slice(2);
-const LONG = 120_000; // ms for what takes longest
+const LONG = 120_000; // ms for the slowest actions
 
 const text = (page, id) => page.textContent(`#${id}`);
 const ready = (page) =>

@@ -209,15 +209,15 @@ def test_names_of_a_family_that_do_not_fit_are_refused(drive: Any, tmp_path: Pat
         ["exportAdapter", {"family": "llama", "format": "onnx_adapter"}],
     )
     [not_linear] = drive(built("dora"), ["exportAdapter", {"family": "llama"}])
-    layer, remedy = "'model.layers.0.attn.qkv_proj'", "build a step on gradgraph.surgery.load_adapter of this folder"
-    cannot = f"the adapter cannot be used: the adapters of {layer} have"
+    layer, remedy = "'model.layers.0.attn.qkv_proj'", "build a step from gradgraph.surgery.load_adapter(model, folder)"
+    cannot = "the adapter cannot be used: the adapters of"
     assert [row["message"] for row in (too_wide, uneven, unknown, format_, not_linear)] == [
-        f"{cannot} 6 ranks together, and in this step it has 2; {remedy}",
-        f"{cannot} other ranks each than in this step; {remedy}",
-        "the adapter cannot be saved: there is no family 'bert'; choose from llama, phi3, phi",
-        "an .onnx_adapter has the model's names; leave the family out",
-        "the adapter cannot be saved: 'conv' has an adapter of kind dora on a Conv, which has one name for all; "
-        "leave the family out",
+        f"{cannot} {layer} have the total rank 6, but its adapter in this step has the rank 2; {remedy}",
+        f"{cannot} the pieces of {layer} have other ranks than in this step; {remedy}",
+        "the adapter cannot be saved: there is no family 'bert'; use llama, phi3, phi",
+        "an .onnx_adapter file has the model's names; remove the family",
+        "the adapter cannot be saved: 'conv' has an adapter of kind dora on a Conv, whose name does not depend on the "
+        "family; remove the family",
     ]
 
 
@@ -290,23 +290,25 @@ def test_what_does_not_fit_is_said_in_one_sentence(drive: Any, tmp_path: Path) -
     )
     cannot = "the adapter cannot be used: "
     assert [row["message"] for row in rows[1:-1]] == [
-        f"{cannot}it is of the type IA3, and the step trains adapters of kind rslora; give one of this kind, or build "
-        "a step for that one",
+        f"{cannot}it has the type IA3, but the step trains adapters of kind rslora; load an adapter of kind rslora, or "
+        "build a step for the other kind",
         f"{cannot}it lacks 'base_model.model.words.lora_embedding_A', 'base_model.model.words.lora_embedding_B', so "
-        "that it does not fit the adapters of this step; where only names differ, gradgraph.surgery.load_adapter "
-        "with names={...} in Python writes those of the model",
+        "it does not match the adapters of this step; if only names differ, load it in Python with "
+        "gradgraph.surgery.load_adapter(names={...}), and save it again",
         f"{cannot}'base_model.model.words.lora_embedding_A' is float32[7,2], but float32[7,3] in this step",
-        f"{cannot}there is no {WEIGHTS}; give the bytes of both files by their names",
-        f'{cannot}it is no .onnx_adapter; of PEFT give {{ "{CONFIG}", "{WEIGHTS}" }}',
-        "adapters have no format 'gguf'; there are 'peft', 'onnx_adapter'",
-        "the step has no adapters 'german'; there are 'default'",
+        f"{cannot}{WEIGHTS} is missing; pass the bytes of both files by their names",
+        f'{cannot}it is not an .onnx_adapter; for PEFT\'s format, pass {{ "{CONFIG}", "{WEIGHTS}" }}',
+        "unknown adapter format 'gguf'; use 'peft', 'onnx_adapter'",
+        "the step has no adapters called 'german'; it has 'default'",
     ]
     assert rows[0] == rows[-1]  # the state stays
 
 
 def test_a_step_without_adapters_says_so(drive: Any) -> None:
     [said] = drive(gg.build(base("words"), "cross_entropy", "sgd"), ["exportAdapter"])
-    assert said["message"] == "the step trains no adapters; put some into the model by gg.lora before the step is built"
+    assert said["message"] == (
+        "the step trains no adapters; add adapters to the model with gg.lora before building the step"
+    )
 
 
 def test_a_base_for_the_web_takes_adapters_as_required_inputs(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def test_conversations_become_the_tokens_of_python(name: str, ask: Any, tmp_path
             jobs.append({"folder": folder, "rows": json.dumps([row]), "batches": {"length": 4096}})
     for job, wanted, got in zip(jobs, expected, ask(*jobs), strict=True):
         if name == "qwen3" and any(m["content"].endswith("  ") for m in json.loads(job["rows"])[0]["messages"]):
-            assert "begins or ends with blanks" in got["message"]
+            assert "begins or ends with whitespace" in got["message"]
             continue
         where = f"{job['folder']} {job['rows'][:80]}"
         assert (wanted is None) == ("message" in got), f"{where}: {got}"
@@ -161,7 +161,7 @@ def test_batches_hold_the_token_that_follows(ask: Any, tmp_path: Path) -> None:
         for options in ({"batchSize": 2}, {"batchSize": 3, "seed": 1}, {"batchSize": 3, "seed": 1}, {"length": 20})
     ))  # fmt: skip
     assert drawn == again
-    assert short["message"].startswith("sample 1 has ") and short["message"].endswith("give a larger { length }")
+    assert short["message"].startswith("sample 1 has ") and short["message"].endswith("pass a larger { length }")
     samples = plain["samples"]
     for numbers, batch in zip([[0, 1], [2]], plain["batches"], strict=True):
         ids, target = (np.reshape(batch[name]["data"], batch[name]["dims"]) for name in ("input_ids", "target"))
@@ -181,7 +181,7 @@ WRONG = {
     '{"question": "a"}': "line 1: it has neither 'messages', nor 'prompt' and 'completion', nor 'text'",
     '{"prompt": "a", "completion": " "}': "line 1: 'completion' is empty; write an answer, or drop the row",
     '[{"messages": [{"role": "user", "content": "a"}]}]':
-        "row 1: the last message has the role 'user', but training requires an answer; add one",
+        "row 1: the last message has the role 'user', but training requires an assistant's answer; add one",
     '{"messages": [{"role": "human", "content": "a"}]}':
         "line 1: message 1 has the role 'human'; there are system, developer, user, assistant, tool",
     '{"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "a"}]}':
@@ -189,9 +189,9 @@ WRONG = {
     '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a", "weight": 0.5}]}':
         "line 1: message 2 has the weight 0.5; use 1 to train on an answer, and 0 to skip it",
     '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}]}':
-        "line 1: message 2 is an answer without text; write one",
+        "line 1: message 2 is an empty answer; write an answer, or drop the row",
     '{"prompt": "a", "completion": "b"}':
-        'line 1: the folder has no chat template; give one, or template: "none" for texts as they stand',
+        'line 1: the folder has no chat template; pass one, or template: "none" to use texts verbatim',
 }  # fmt: skip
 
 

@@ -234,7 +234,7 @@ def test_named_steps_train_in_turn(drive: Any) -> None:
         np.testing.assert_allclose(row["result"]["loss"], ours["loss"], rtol=1e-4)
     ours = trainer.evaluate(data[0])
     assert evaluated["result"].keys() == ours.keys()
-    assert unnamed["message"] == "the step folder has several steps; say which of 'body', 'head': step(name, batch)"
+    assert unnamed["message"] == "the step folder has several steps, 'body', 'head'; choose one: step(name, batch)"
 
 
 def test_labels_that_are_ignored_do_not_count_in_means(drive: Any) -> None:
@@ -311,29 +311,30 @@ def test_types_accept_what_works_and_nothing_else() -> None:
 
 GOOD = as_json(batches()[0])
 ERRORS = {
-    "missing": ([{"x": GOOD["x"]}], "the batch lacks 'target'"),
+    "missing": ([{"x": GOOD["x"]}], "the batch lacks 'target'; add it"),
     "strange": ([{**GOOD, "y": 1}], "the step has no input 'y'; it has 'x', 'target'"),
-    "no batch": ([[1, 2]], "a batch holds values by name: 'x', 'target'"),
-    "columns": ([{**GOOD, "x": [[1, 2, 3]] * 6}], "'x' is [6,3]; the step takes [batch,4]"),
+    "no batch": ([[1, 2]], "a batch should be an object with the names 'x', 'target'"),
+    "columns": ([{**GOOD, "x": [[1, 2, 3]] * 6}], "'x' has shape [6,3], but the step expects [batch,4]"),
     "rows": ([{**GOOD, "target": [0, 1]}], "'batch' is 2 in 'target' but 6 in 'x'"),
-    "labels": ([{**GOOD, "target": [0, 1, 2, 3, 0, 1]}], "'target' holds 3; labels lie in 0 to 2"),
-    "fraction": ([{**GOOD, "target": [0.5] * 6}], "'target' holds 0.5, which is no int64"),
-    "text": ([{**GOOD, "x": [["1", 2, 3, 4]] * 6}], "'x' holds the text '1', which is no float32"),
-    "nothing": ([{**GOOD, "x": [[None, 2, 3, 4]] * 6}], "'x' holds null, which is no float32"),
+    "labels": ([{**GOOD, "target": [0, 1, 2, 3, 0, 1]}], "'target' has the label 3; expected 0 to 2"),
+    "fraction": ([{**GOOD, "target": [0.5] * 6}], "'target' contains 0.5, which is not int64"),
+    "text": ([{**GOOD, "x": [["1", 2, 3, 4]] * 6}], "'x' contains the text '1', which is not float32"),
+    "nothing": ([{**GOOD, "x": [[None, 2, 3, 4]] * 6}], "'x' contains null, which is not float32"),
     "other type": ([{**GOOD, "x": {"type": "int32", "dims": [6, 4], "data": [0] * 24}}],
-                   "'x' is int32; the step takes float32"),
-    "ragged": ([{**GOOD, "x": [[1, 2, 3, 4], [1]]}], "'x' has 5 numbers, which do not make a tensor of [2,4]"),
-    "uneven": ([{**GOOD, "x": [1, 2, 3]}], "'x' has 3 numbers, which do not make a tensor of [batch,4]"),
-    "rate": ([GOOD, {"learning_rat": 1}], "the step takes no 'learning_rat'; its hyperparameters are 'learning_rate'"),
+                   "'x' is int32, but the step expects float32"),
+    "ragged": ([{**GOOD, "x": [[1, 2, 3, 4], [1]]}], "'x' has 5 numbers, which do not fill the shape [2,4]"),
+    "uneven": ([{**GOOD, "x": [1, 2, 3]}], "'x' has 3 numbers, which do not fill the shape [batch,4]"),
+    "rate": ([GOOD, {"learning_rat": 1}], "the step has no hyperparameter 'learning_rat'; it has 'learning_rate'"),
     "no number": ([GOOD, {"learning_rate": "high"}],
-                  "the hyperparameter 'learning_rate' is the text 'high'; give a number of 0 or more"),
+                  "the hyperparameter 'learning_rate' is the text 'high'; pass a number of 0 or more"),
     "a number in words": ([GOOD, {"learning_rate": "0.1"}],
-                          "the hyperparameter 'learning_rate' is the text '0.1'; give a number of 0 or more"),
+                          "the hyperparameter 'learning_rate' is the text '0.1'; pass a number of 0 or more"),
     "negative": ([GOOD, {"learning_rate": -1}],
-                 "the hyperparameter 'learning_rate' is -1; give a number of 0 or more"),
+                 "the hyperparameter 'learning_rate' is -1; pass a number of 0 or more"),
     "a list": ([GOOD, {"learning_rate": [0.1]}],
-               "the hyperparameter 'learning_rate' is 0.1; give a number of 0 or more"),
-    "named": (["body", GOOD], "the step folder has no step 'body'; its steps have no names: call step(batch)"),
+               "the hyperparameter 'learning_rate' is 0.1; pass a number of 0 or more"),
+    "named": (["body", GOOD],
+              "the step folder has no step 'body'; it has a single step without a name: call step(batch)"),
 }  # fmt: skip
 
 
@@ -394,11 +395,11 @@ def test_damaged_files_are_refused(drive: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("train.onnx", "x", "train.onnx is not the file that was saved; load it again, or build the step again"),
-        ("manifest.json", "<html>", "manifest.json is not JSON; does the address lead to a step folder?"),
+        ("train.onnx", "x", "train.onnx was changed after it was saved; load it again, or build the step again"),
+        ("manifest.json", "<html>", "manifest.json is not JSON; check that the address is that of a step folder"),
         ("manifest.json", '{"version": 99, "gradgraph": "9.0"}',
          "the step was written by gradgraph 9.0, manifest version 99; this library reads versions up to 1"),
-        ("init.onnx", None, "cannot read '{f}/init.onnx' (ENOENT); give the folder that gradgraph build wrote"),
+        ("init.onnx", None, "cannot read '{f}/init.onnx' (ENOENT); pass the folder that gradgraph build wrote"),
     ],
 )  # fmt: skip
 def test_damaged_folders_are_refused(file: str, content: str | None, message: str, tmp_path: Path) -> None:

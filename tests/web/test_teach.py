@@ -122,7 +122,7 @@ def test_people_teach_save_come_back_and_load(use: Any, site: tuple[Path, str], 
     assert seen["fetched"] == []  # what the browser has kept is not loaded again
     assert seen["anew"]["steps"] == "0" and seen["anew"]["answer"] != seen["answer"]
     assert seen["loaded"] == [seen["answer"]] * 2
-    assert seen["refusal"].startswith("the adapter cannot be used: it is no .onnx_adapter")
+    assert seen["refusal"].startswith("the adapter cannot be used: it is not an .onnx_adapter")
     assert seen["wrong"].startswith("line 1: it has neither ")
     keep_picture(tmp_path / "teach.png", "web-teach.png")
 
@@ -140,7 +140,7 @@ def test_a_folder_of_your_own_is_taught(use: Any, tmp_path: Path) -> None:
     seen = use("folder")
     assert seen["model"].startswith("The folder llm: ") and seen["model"].endswith("by adam.")
     assert (seen["again"], seen["kept"], seen["device"]) == (seen["model"], True, "Computes with WebAssembly")
-    assert seen["refusal"] == "the folder has no tokenizer.json; pick one that holds a step and the model's tokenizer"
+    assert seen["refusal"] == "the folder has no tokenizer.json; pick a folder with a step and the model's tokenizer"
     assert seen["before"] != seen["answer"] == gg.chat.generate(folder, "Say hello.", adapter=tmp_path, max_tokens=48)
     shutil.copytree(folder / "step", folder, dirs_exist_ok=True)
     expected = losses_of_python(folder, seen["examples"], 12, tmp_path)

@@ -1,4 +1,4 @@
-// Compiled by a test, never run: the types of gradgraph.js accept what works, and nothing else.
+// Compiled by a test, never run: checks that the types accept correct calls and reject wrong ones.
 
 import * as ort from "onnxruntime-web";
 import { Template } from "@huggingface/jinja";

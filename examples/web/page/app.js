@@ -1,13 +1,13 @@
-// The page: what is shown, and what its buttons do. Training itself is gradgraph.js.
+// The user interface of the page; training itself is in gradgraph.js.
 
 import { Chart, picture } from "./charts.js";
 import { BATCH, Batches, asBatch, sampleDigits } from "./digits.js";
 import { Drawing, asPixels } from "./drawing.js";
 import { bestProvider, load } from "./gradgraph/gradgraph.js";
 
-const UNSEEN = 359; // sample digits that are held out, and the first of them, which are shown
-const SHOWN = 24;
-const FRAME = 24; // ms of training between two looks at the page
+const UNSEEN = 359; // the number of held-out sample digits
+const SHOWN = 24; // the number of held-out digits on the page
+const FRAME = 24; // ms of training between two updates of the page
 const LOOK = matchMedia("(prefers-reduced-motion: reduce)").matches ? 1500 : 250; // ms between two evaluations
 const SCRIPTS = { wasm: "ort.wasm.min.mjs", webgpu: "ort.webgpu.min.mjs" };
 const $ = (id) => document.getElementById(id);
@@ -25,20 +25,20 @@ const charts = {
 const batches = new Batches([]);
 let trainer, unseen;
 let training = false;
-let run = Promise.resolve(); // the training under way
+let run = Promise.resolve(); // the current training
 
 function say(text, wrong = false) {
   $("message").textContent = text;
   $("message").classList.toggle("wrong", wrong);
 }
 
-/** Does what a button asks for; what goes wrong is said on the page. */
+/** Run `action` when a button is clicked; show its errors on the page. */
 const onClick = (id, action) =>
   $(id).addEventListener("click", () => action().catch((error) => say(error.message, true)));
 
 // --- onnxruntime ----------------------------------------------------------------------------------------------------
 
-/** Keep the page for times without a network. */
+/** Make the page work offline, by its service worker. */
 async function keepOffline() {
   if (!navigator.serviceWorker) return;
   await navigator.serviceWorker.register("service-worker.js");
@@ -51,21 +51,21 @@ async function keepOffline() {
   await Promise.race([kept, waited]);
 }
 
-/** A trainer on this provider; its onnxruntime is loaded when it is first asked for. */
+/** Open a trainer on a provider, whose onnxruntime is loaded first if it was not used before. */
 async function opened(provider) {
   const ort = await import(`./ort/${SCRIPTS[provider]}`);
   ort.env.wasm.wasmPaths = new URL("ort/", document.baseURI).href;
-  ort.env.wasm.numThreads = 1; // the network is too small for more
+  ort.env.wasm.numThreads = 1; // the network is too small for several threads
   ort.env.logLevel = "error";
   const made = await load(`steps/${provider}`, { ort, executionProviders: [provider] });
   const state = await made.state();
-  await made.step(batches.next(false)); // what is refused is refused here
+  await made.step(batches.next(false)); // so that a provider that cannot run the step fails here
   await made.setState(state);
   made.steps = 0;
   return made;
 }
 
-/** Compute with `provider` from here on, and keep what was learned. */
+/** Switch to `provider`, keeping the training state; fall back to WebAssembly if WebGPU fails. */
 async function compute(provider) {
   const state = trainer && (await trainer.checkpoint());
   let made, refused;
@@ -81,7 +81,7 @@ async function compute(provider) {
   trainer = made;
   $("provider").value = provider;
   $("device").textContent = provider === "webgpu" ? "Computes with WebGPU" : "Computes with WebAssembly";
-  if (refused) say(`WebGPU cannot do it here (${refused.message.slice(0, 120)}), so WebAssembly computes.`);
+  if (refused) say(`WebGPU does not work here (${refused.message.slice(0, 120)}), so the page uses WebAssembly.`);
 }
 
 // --- training -------------------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ async function train() {
     while (training) {
       const alone = $("source").value === "own";
       if (alone && !batches.own.length)
-        throw new Error("Draw a digit and label it first, or learn from the samples, too.");
+        throw new Error("Draw a digit and label it first, or train on the sample digits, too.");
       const { loss } = await trainer.step(batches.next(alone), { learning_rate: rate() });
       charts.loss.add(trainer.steps, loss);
       const now = performance.now();
@@ -121,7 +121,7 @@ async function train() {
 
 const rate = () => 10 ** Number($("rate").value);
 
-/** What the network makes of what it has not seen, and of the drawing. */
+/** Evaluate the network on the held-out digits and on the drawing, and show the results. */
 async function look() {
   const { accuracy } = await trainer.evaluate(asBatch(unseen));
   charts.accuracy.add(trainer.steps, accuracy);
@@ -142,7 +142,7 @@ async function look() {
   await guess();
 }
 
-/** The probabilities of the ten digits, for each image. */
+/** Return the probabilities of the ten digits for each image. */
 async function guesses(images) {
   const { x } = asBatch(images.map((pixels) => ({ pixels, digit: 0 })));
   const { data } = (await trainer.predict({ x })).logits;
@@ -155,7 +155,7 @@ async function guesses(images) {
 
 const best = (shares) => shares.indexOf(Math.max(...shares));
 
-/** Show what the drawing is taken for. */
+/** Show the prediction for the drawing. */
 async function guess() {
   const empty = !drawing.strokes.length;
   const shares = trainer && !empty ? (await guesses([asPixels(drawing.strokes)]))[0] : new Array(10).fill(0);
@@ -277,7 +277,7 @@ async function start() {
   [batches.samples, unseen] = [samples, held];
   fill();
   await guess();
-  await offline; // what onnxruntime loads is kept only once the service worker is there
+  await offline; // files that onnxruntime loads are cached only after the service worker has started
   const has = await bestProvider();
   if (has === "wasm") $("provider").querySelector("[value=webgpu]").disabled = true;
   await compute(new URLSearchParams(location.search).get("provider") ?? has);

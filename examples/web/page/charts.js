@@ -10,7 +10,7 @@ const element = (name, attributes, text = "") => {
   return made;
 };
 
-/** A curve in an <svg>: of many points it keeps as many as are seen. */
+/** A curve in an <svg>. Of many points, neighbours are merged, so that it keeps at most MOST. */
 export class Chart {
   #points = [];
   #stride = 1;
@@ -58,10 +58,10 @@ export class Chart {
   }
 }
 
-/** One point for many: where the last of them lies, and their mean height. */
+/** Merge points into one, with the x of the last and the mean of y. */
 const merged = (points) => [points.at(-1)[0], points.reduce((sum, p) => sum + p[1], 0) / points.length];
 
-/** A small canvas with an image of 8 x 8 pixels. */
+/** Return a small canvas with an image of 8 x 8 pixels. */
 export function picture(pixels) {
   const canvas = Object.assign(document.createElement("canvas"), { width: SIDE, height: SIDE });
   canvas.setAttribute("aria-hidden", "true");

@@ -1,12 +1,15 @@
-// What is learned: scikit-learn's handwritten digits, and what was drawn and labelled here.
+// The training data: scikit-learn's handwritten digits, and digits that the user has drawn and labelled.
 
 import { SIDE } from "./drawing.js";
 
 const PIXELS = SIDE * SIDE;
-const OWN = 8; // drawings of one's own in a batch, at most, beside sample digits
+const OWN = 8; // the largest number of the user's drawings in a batch with sample digits
 export const BATCH = 32;
 
-/** The sample digits, as [{pixels, digit}] to train on and unseen. The file has digits, then pixels from 0 to 16. */
+/**
+ * Load the sample digits as {train, unseen}, two lists of {pixels, digit}; `unseen` is the number of held-out digits.
+ * The file has all digits, then all pixels, from 0 to 16.
+ */
 export async function sampleDigits(url, unseen) {
   const response = await fetch(url);
   if (!response.ok) throw new Error(`cannot load ${url} (${response.status})`);
@@ -19,14 +22,14 @@ export async function sampleDigits(url, unseen) {
   return { train: images.slice(unseen), unseen: images.slice(0, unseen) };
 }
 
-/** Images as a batch of the network. */
+/** Convert images to a batch for the network. */
 export function asBatch(images) {
   const x = new Float32Array(images.length * PIXELS);
   images.forEach(({ pixels }, i) => x.set(pixels, i * PIXELS));
   return { x, target: images.map(({ digit }) => digit) };
 }
 
-/** Batches without an end: sample digits in a new order each epoch, with drawings of one's own among them. */
+/** An endless source of batches: sample digits in a new order each epoch, mixed with the user's drawings. */
 export class Batches {
   epoch = 0;
   #order = [];

@@ -1,11 +1,11 @@
-// A canvas to draw on with mouse, pen, finger or keyboard, and the drawing as an image of 8 x 8 pixels.
+// A canvas to draw on with mouse, pen, finger or keyboard, and its conversion to an image of 8 x 8 pixels.
 
 export const SIDE = 8;
-const FINE = 32; // the sample digits are counts of black pixels in blocks of 4 x 4 of such a bitmap
-const THICK = 4.2; // of its pixels
-const STEP = 1 / 14; // of the canvas: how far an arrow moves the pen
+const FINE = 32; // the side of a bitmap: pixels of sample digits are counts of black pixels in its blocks of 4 x 4
+const THICK = 4.2; // the width of strokes in pixels of that bitmap
+const STEP = 1 / 14; // how far an arrow key moves the pen, relative to the canvas
 
-/** What strokes draw, as pixels from 0 to 1, row by row. A stroke is a list of points [x, y] between 0 and 1. */
+/** Return strokes as pixels from 0 to 1, row by row. A stroke is a list of points [x, y] between 0 and 1. */
 export function asPixels(strokes) {
   const pixels = new Float32Array(SIDE * SIDE);
   const points = strokes.flat();
@@ -39,7 +39,7 @@ function trace(context, strokes, scale, width) {
 export class Drawing {
   strokes = [];
   #pen = [0.5, 0.5];
-  #down = false; // of the pen that the keyboard moves
+  #down = false; // whether the pen that the keyboard moves is down
   #pointer = null;
 
   constructor(canvas, { changed, labelled, say }) {
@@ -63,7 +63,7 @@ export class Drawing {
     this.#show();
   }
 
-  /** An image in place of strokes: every dark pixel a point. */
+  /** Replace the drawing by an image, in which every dark pixel becomes a point. */
   copy(pixels) {
     const place = (i) => (i + 0.5) / SIDE;
     const rows = [...pixels.keys()].filter((i) => pixels[i] > 0.4);

@@ -1,5 +1,5 @@
-// The page works without a network once it was loaded: its files are kept when it is installed, onnxruntime's large
-// ones when they are first used. A host that cannot send headers gets those that threads need from here.
+// The service worker makes the page work offline: it caches the page's files when it is installed, and onnxruntime's
+// large files when they are first used. It also adds the headers that threads require, for hosts that cannot send them.
 
 importScripts("files.js"); // FILES and VERSION, written when the page is made
 

@@ -1,4 +1,4 @@
-// The page: what is shown, and what its buttons do. Training is gradgraph.js; texts are chat.js.
+// The user interface of the page; training is in gradgraph.js, tokenizing and generation in chat.js.
 
 import { pageBytes, wasmBytes } from "./memory.js";
 import * as stored from "./stored.js";
@@ -14,11 +14,11 @@ const STEP_FILES = ["manifest.json", "train.onnx", "init.onnx", "eval.onnx", "in
 const TEXT_FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"];
 const TINY = ["manifest.json", "train.onnx", "init.onnx", "eval.onnx", ...TEXT_FILES];
 const STATE = "state.ckpt";
-const FRAME = 24; // ms of computing between two turns of the page
-const LOOK = 1000; // ms between two rounds of samples, at least
-const SHARE = 0.2; // of the time of training that samples take at most
-const PATIENCE = 3000; // ms for a round of samples; what is not finished then ends in …
-const [SHOWN, LONGEST] = [4, 48]; // samples that are shown, and tokens of an answer
+const FRAME = 24; // ms of computing before the page gets a turn
+const LOOK = 1000; // ms between two rounds of sample answers, at least
+const SHARE = 0.2; // the largest share of training time for sample answers
+const PATIENCE = 3000; // ms for a round of sample answers; an unfinished answer ends in …
+const [SHOWN, LONGEST] = [4, 48]; // the number of sample answers, and the most tokens of an answer
 const $ = (id) => document.getElementById(id);
 const megabytes = (bytes) => `${(bytes / 1e6).toFixed(bytes < 1e7 ? 1 : 0)}\u00a0MB`;
 const frame = () => new Promise((done) => setTimeout(done));
@@ -27,13 +27,13 @@ const rate = () => 10 ** Number($("rate").value);
 const chart = new Chart($("loss-chart"), { say: "Loss", format: (value) => value.toFixed(2) });
 let trainer, chat, samples;
 let training = false;
-let run = Promise.resolve(); // the training under way
-let opening = Promise.resolve(); // the model that is on its way
+let run = Promise.resolve(); // the current training
+let opening = Promise.resolve(); // the model being opened
 let epoch = 0;
 let losses = [];
-let breathed = 0; // when the page had its last turn
+let breathed = 0; // the time of the page's last turn
 
-/** Give the page a turn, if it has had none for a while. */
+/** Let the browser update the page, if the last update was more than FRAME ms ago. */
 async function breathe() {
   if (performance.now() - breathed < FRAME) return;
   await frame();
@@ -45,7 +45,7 @@ function say(text, wrong = false) {
   $("message").classList.toggle("wrong", wrong);
 }
 
-/** Does what a control asks for; what goes wrong is said on the page. */
+/** Run `action` on an event of a control; show its errors on the page. */
 const on = (id, event, action) =>
   $(id).addEventListener(event, (happened) => action(happened).catch((error) => say(error.message, true)));
 
@@ -58,13 +58,13 @@ async function runtime(provider) {
   return ort;
 }
 
-/** Open the model that the browser has kept. */
+/** Open the model that is stored in the browser. */
 async function open(title) {
   const { backend, optimizer } = JSON.parse(new TextDecoder().decode(await stored.bytes("manifest.json")));
   const provider = backend === "web-gpu" ? await bestProvider() : "wasm";
   const made = await load(stored.bytes, { ort: await runtime(provider), executionProviders: [provider] });
   const opened = await openChat(stored.bytes, { Tokenizer, Template });
-  await made.exportAdapter(); // what has none is refused here
+  await made.exportAdapter(); // so that a step without adapters is rejected here
   await trainer?.dispose();
   [trainer, chat, epoch, losses] = [made, opened, 0, []];
   if (await stored.has(STATE)) await trainer.restore(await stored.bytes(STATE));
@@ -72,7 +72,7 @@ async function open(title) {
   const count = learnt.reduce((sum, { shape }) => sum + shape.reduce((a, b) => a * b, 1), 0);
   const where = title ?? (await stored.bytes("title").then((bytes) => new TextDecoder().decode(bytes)));
   $("model").textContent =
-    `${where}: ${count.toLocaleString("en")} numbers in ${learnt.length} tensors are learnt, by ${optimizer.name}.`;
+    `${where}: ${count.toLocaleString("en")} numbers in ${learnt.length} tensors are trained with ${optimizer.name}.`;
   $("device").textContent = `Computes with ${DEVICES[provider]}`;
   await show();
 }
@@ -100,19 +100,19 @@ async function useTiny() {
   say("Ready.");
 }
 
-/** Keep what is needed of a folder: the step that lies highest in it, and the tokenizer likewise. */
+/** Store the needed files of a folder: the step and the tokenizer that are nearest to its top. */
 async function pick(files) {
   const depth = (file) => file.webkitRelativePath.split("/").length;
   const highest = (name) => files.filter((f) => f.name === name).sort((a, b) => depth(a) - depth(b))[0];
   const kept = {};
   for (const [first, names] of [STEP_FILES, TEXT_FILES].map((all) => [all[0], all])) {
     const found = highest(first);
-    if (!found) throw new Error(`the folder has no ${first}; pick one that holds a step and the model's tokenizer`);
+    if (!found) throw new Error(`the folder has no ${first}; pick a folder with a step and the model's tokenizer`);
     const folder = found.webkitRelativePath.slice(0, -first.length);
     for (const file of files) if (names.some((n) => file.webkitRelativePath === folder + n)) kept[file.name] = file;
   }
   const title = `The folder ${files[0].webkitRelativePath.split("/")[0]}`;
-  say(`Keeping ${megabytes(Object.values(kept).reduce((sum, { size }) => sum + size, 0))} in the browser…`);
+  say(`Storing ${megabytes(Object.values(kept).reduce((sum, { size }) => sum + size, 0))} in the browser…`);
   await stored.keepAll({ ...kept, title });
   await open(title);
   say("Ready.");
@@ -122,16 +122,16 @@ async function showMemory() {
   $("stored").textContent = `Kept in this browser: ${megabytes(await stored.size())}`;
   const shown = (all) => {
     const wasm = wasmBytes();
-    const whole = all > wasm ? `${megabytes(all)}, of it ` : ""; // what was measured may be older
+    const whole = all > wasm ? `${megabytes(all)}, of it ` : ""; // an older measurement may be smaller
     $("memory").textContent = `Memory: ${whole}WebAssembly ${megabytes(wasm)}`;
   };
   shown();
-  pageBytes().then(shown); // which takes its time
+  pageBytes().then(shown); // measuring takes a while
 }
 
 // --- examples -------------------------------------------------------------------------------------------------------
 
-/** Read what is written; gives whether it can be learnt. */
+/** Read and tokenize the examples; return whether they are valid. */
 function readExamples() {
   try {
     const rows = rowsOf($("examples").value);
@@ -139,7 +139,7 @@ function readExamples() {
     samples.forEach((sample, i) => (sample.prompt = promptOf(rows[i])));
     const counted = samples.flatMap(({ learnt }) => learnt.slice(1)).filter(Boolean).length;
     const all = samples.reduce((sum, { ids }) => sum + ids.length, 0);
-    $("counted").textContent = `${samples.length} examples of ${all} tokens; ${counted} of them are learnt.`;
+    $("counted").textContent = `${samples.length} examples of ${all} tokens; ${counted} of them are trained on.`;
     $("preview").replaceChildren(...samples.slice(0, 3).map(preview));
     return true;
   } catch (error) {
@@ -150,13 +150,13 @@ function readExamples() {
   }
 }
 
-/** What is asked of a row: all that stands before its last answer; of a text its first words. */
+/** Return the prompt of a row: everything before its last answer; for a text, its first words. */
 function promptOf(row) {
   if (row.kind === "messages") return row.messages.slice(0, -1);
   return row.kind === "prompt" ? row.prompt : row.text.split(" ").slice(0, 3).join(" ");
 }
 
-/** A row with what is learnt of it marked. */
+/** Return a list item with the text of a row, in which the parts that are trained on are marked. */
 function preview({ ids, learnt }) {
   const line = document.createElement("li");
   let from = 0;
@@ -173,7 +173,7 @@ function preview({ ids, learnt }) {
 // --- training -------------------------------------------------------------------------------------------------------
 
 async function train() {
-  if (!samples) throw new Error(`the examples cannot be learnt: ${$("counted").textContent}`);
+  if (!samples) throw new Error(`the examples are not valid: ${$("counted").textContent}`);
   training = true;
   $("start").textContent = "Stop";
   $("examples").readOnly = true;
@@ -200,7 +200,7 @@ async function train() {
       epoch += 1;
     }
     await stored.keep(STATE, await trainer.checkpoint());
-    say(`Stopped after ${trainer.steps} steps. The browser keeps what was learnt.`);
+    say(`Stopped after ${trainer.steps} steps. The training state is stored in this browser.`);
   } finally {
     training = false;
     $("examples").readOnly = false;
@@ -217,7 +217,7 @@ async function look(loss) {
   await showMemory();
 }
 
-/** What the model answers to the first examples, as far as it comes. */
+/** Show the model's answers to the first examples, as far as they are finished within PATIENCE ms. */
 async function write() {
   const end = performance.now() + PATIENCE;
   const shown = samples.slice(0, SHOWN);
@@ -242,7 +242,7 @@ async function write() {
   $("samples").replaceChildren(...lines);
 }
 
-/** The answer to a question, as it comes. */
+/** Show the answer to the question while it is generated. */
 async function ask() {
   const ids = [];
   const onToken = async (id) => {
@@ -281,7 +281,7 @@ async function take(files) {
 
 function wire() {
   on("start", "click", async () => {
-    await opening.catch(() => {}); // which has said what went wrong
+    await opening.catch(() => {}); // its error is already shown
     if (training) training = false;
     else await (run = train());
   });

@@ -1,4 +1,4 @@
-// How much memory the page takes. It must be imported before onnxruntime is, whose WebAssembly memories it counts.
+// Measures the memory of the page. Import this module before onnxruntime, so that it counts its WebAssembly memories.
 
 const made = [];
 const Memory = WebAssembly.Memory;
@@ -9,10 +9,10 @@ WebAssembly.Memory = class extends Memory {
   }
 };
 
-/** Bytes of all WebAssembly memories; they never shrink, so that this is their peak. */
+/** Return the bytes of all WebAssembly memories; as these never shrink, this is also their peak. */
 export const wasmBytes = () => made.reduce((sum, memory) => sum + (memory.deref()?.buffer.byteLength ?? 0), 0);
 
-/** Bytes of the whole page, where the browser measures it (isolated pages in Chromium); else undefined. */
+/** Return the bytes of the whole page if the browser can measure it (isolated pages in Chromium); else undefined. */
 export async function pageBytes() {
   const measured = await performance.measureUserAgentSpecificMemory?.().catch(() => undefined);
   return measured?.bytes;

@@ -1,9 +1,9 @@
-// What the browser keeps for the next visit: files of the model in its Cache storage, and the examples.
+// Stores data in the browser for the next visit: the model's files in Cache storage, and the examples in localStorage.
 
 const [CACHE, EXAMPLES] = ["teach-model", "teach-examples"];
 const address = (name) => new URL(`kept/${name}`, document.baseURI).href;
 
-/** Forget what was kept, and keep these files: name -> Blob, Response or bytes. */
+/** Replace all stored files by these: name -> Blob, Response or bytes. */
 export async function keepAll(files) {
   await caches.delete(CACHE);
   for (const [name, content] of Object.entries(files)) await keep(name, content);
@@ -20,23 +20,23 @@ export async function forget(name) {
 
 export const has = async (name) => Boolean(await (await caches.open(CACHE)).match(address(name)));
 
-/** The bytes of a file that was kept. */
+/** Return the bytes of a stored file. */
 export async function bytes(name) {
   const found = await (await caches.open(CACHE)).match(address(name));
-  if (!found) throw new Error(`the browser has not kept ${name}; pick the folder again`);
+  if (!found) throw new Error(`${name} is not stored in the browser; pick the folder again`);
   return new Uint8Array(await found.arrayBuffer());
 }
 
-/** Keep what is written as examples, whatever the model; what is empty is forgotten. */
+/** Store the text of the examples, which does not depend on the model; remove it if it is empty. */
 export function keepExamples(text) {
   if (text.trim()) localStorage.setItem(EXAMPLES, text);
   else localStorage.removeItem(EXAMPLES);
 }
 
-/** The examples that were kept; undefined where there are none. */
+/** Return the text of the stored examples; undefined if there are none. */
 export const examples = () => localStorage.getItem(EXAMPLES) ?? undefined;
 
-/** How many bytes of files are kept. */
+/** Return the total size in bytes of the stored files. */
 export async function size() {
   const cache = await caches.open(CACHE);
   const kept = await Promise.all((await cache.keys()).map(async (key) => (await cache.match(key)).blob()));
