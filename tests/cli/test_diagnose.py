@@ -48,8 +48,8 @@ WORDS = {
     "attribute": "has the attribute 'axs'",
     "opset": "calls an operator that opset 17 does not have, and ONNX has it since opset 20",
     "sizes": "whose inner sizes are 3 and 5",
-    "types": "of type float64, which must have one type; put a Cast",
-    "magic": 'has no gradient rule, and lies between .* register one with gradgraph.extend.vjp("Magic", domain="own")',
+    "types": "of type float64, which must have the same type; put a Cast",
+    "magic": 'has no gradient rule, and is between .* register one with gradgraph.extend.vjp("Magic", domain="own")',
     "trick": "has no gradient rule",
 }
 

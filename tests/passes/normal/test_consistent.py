@@ -82,19 +82,19 @@ ILL_TYPED = {
     ),
     "a result": (
         model([node("Neg", "x")], [x(2)], [DOUBLE]),
-        r"gives 'y', declared as float64, from 'x' of type float32, .* correct what is declared",
+        r"outputs 'y', declared as float64, and 'x' has type float32, .* correct the declared type",
     ),
     "a truth": (
         model([node("Greater", "x x")], [x(2)]),
-        "gives 'y' of type float32 as its C, which must be one of bool",
+        "outputs 'y' of type float32 as its C, which must be one of bool",
     ),
     "a Cast": (
         model([node("Cast", "x", to=HALF)], [x(2)]),
-        r"\(Cast\) casts to float16, and its output 'y' is declared as float32; correct either",
+        r"\(Cast\) casts to float16, and its output 'y' is declared as float32; correct one of the two",
     ),
     "branches": (
         model([branches(HALVES, FLOATS)], [x(2), C]),
-        "gives 'h' of type float16 in one branch and 'f' of type float32 in the other; put a Cast at the end of one",
+        "outputs 'h' of type float16 in one branch and 'f' of type float32 in the other; put a Cast at the end of one",
     ),
     "inside a branch": (
         model([branches((node("Add", "x z", "a", "inner"), FLOAT), FLOATS)], [x(2), C, x(2, kind=DOUBLE, name="z")]),
@@ -106,7 +106,7 @@ ILL_TYPED = {
     ),
     "a default": (
         model([node("Neg", "w")], [x(2, name="w")], weights={"w": zeros(2, kind=np.float64)}),
-        "initializer 'w' holds float64, and is declared as float32",
+        "initializer 'w' contains float64, and is declared as float32",
     ),
 }
 
@@ -175,7 +175,7 @@ ILL_SIZED = {
     ),
     "Gemm of stacks": (
         model([node("Gemm", "x w")], [x(1, 2, 3)], weights={"w": zeros(3, 4)}),
-        "multiplies matrices, and reads 'x'",
+        "multiplies matrices, but reads 'x'",
     ),
     "Gemm's summand": (
         model([node("Gemm", "x w b")], [x(2, 3)], weights={"w": zeros(3, 4), "b": zeros(3)}),
@@ -183,7 +183,7 @@ ILL_SIZED = {
     ),
     "Conv": (
         model([node("Conv", "x w")], [x("n", 3, 8, 8)], weights={"w": zeros(4, 2, 3, 3)}),
-        r"reads 'x' of shape \[n, 3, 8, 8\], and its weights 'w' .* in 1 group\(s\) take 2 channels",
+        r"reads 'x' of shape \[n, 3, 8, 8\], but its weights 'w' .* in 1 group\(s\) expect 2 channels",
     ),
     "Conv's groups": (
         model([node("Conv", "x w", group=2)], [x(1, 4, 8, 8)], weights={"w": zeros(3, 2, 3, 3)}),
@@ -195,7 +195,7 @@ ILL_SIZED = {
     ),
     "Conv's kernel": (
         model([node("Conv", "x w", kernel_shape=[3, 3])], [x(1, 3, 8, 8)], weights={"w": zeros(4, 3, 5, 5)}),
-        r"declares kernels of shape \[3, 3\], and reads weights 'w'",
+        r"declares kernels of shape \[3, 3\], but reads weights 'w'",
     ),
     "Conv's bias": (
         model([node("Conv", "x w b")], [x(1, 3, 8, 8)], weights={"w": zeros(4, 3, 3, 3), "b": zeros(3)}),
@@ -203,11 +203,11 @@ ILL_SIZED = {
     ),
     "ConvTranspose": (
         model([node("ConvTranspose", "x w")], [x(1, 4, 8, 8)], weights={"w": zeros(3, 4, 3, 3)}),
-        "take 3 channels",
+        "expect 3 channels",
     ),
     "MaxPool": (
         model([node("MaxPool", "x", kernel_shape=[2, 2])], [x(1, 3, 8)]),
-        r"windows of 2 axes, and reads 'x' of shape \[1, 3, 8\]",
+        r"windows of 2 axes, but reads 'x' of shape \[1, 3, 8\]",
     ),
     "BatchNormalization": (
         model([node("BatchNormalization", "x w w w v")], [x(1, 3, 8, 8)], weights={"w": zeros(3), "v": zeros(4)}),
@@ -227,15 +227,15 @@ ILL_SIZED = {
     ),
     "Reshape": (
         model([node("Reshape", "x s")], [x(2, 3)], weights={"s": np.array([4, 2])}),
-        r"reads 'x' of shape \[2, 3\], 6 elements, which do not fill \[4, 2\]",
+        r"reads 'x' of shape \[2, 3\], whose 6 elements cannot have the shape \[4, 2\]",
     ),
     "Reshape to the rest": (
         model([node("Reshape", "x s")], [x(2, 3)], weights={"s": np.array([4, -1])}),
-        r"6 elements, which do not fill \[4, -1\]",
+        r"6 elements cannot have the shape \[4, -1\]",
     ),
     "Reshape by copies": (
         model([node("Reshape", "x s")], [x(2, 3)], weights={"s": np.array([0, 4])}),
-        r"do not fill \[2, 4\]",
+        r"cannot have the shape \[2, 4\]",
     ),
     "Transpose": (
         model([node("Transpose", "x", perm=[0, 2, 1])], [x(2, 3)]),
@@ -254,7 +254,7 @@ ILL_SIZED = {
     "ReduceSum": (model([node("ReduceSum", "x a")], [x(2, 3)], weights={"a": np.array([-3])}), "has axis -3"),
     "Gather": (
         model([node("Gather", "x i", axis=1)], [x(2, 3)], weights={"i": np.array([0, 3])}),
-        "takes element 3 along axis 1 of 'x'",
+        "reads element 3 along axis 1 of 'x'",
     ),
     "GatherElements": (
         model([node("GatherElements", "x i")], [x(2, 3)], weights={"i": np.array([0])}),
@@ -262,7 +262,7 @@ ILL_SIZED = {
     ),
     "ScatterElements": (
         model([node("ScatterElements", "x i u")], [x(2, 3)], weights={"i": np.array([[0]]), "u": zeros(1, 2)}),
-        "must have one shape",
+        "must have the same shape",
     ),
     "Split": (
         model([node("Split", "x s", "y y1")], [x(2, 3)], [FLOAT, FLOAT], {"s": np.array([1, 2])}),
@@ -272,10 +272,10 @@ ILL_SIZED = {
         model([node("Expand", "x s")], [x(2, 3)], weights={"s": np.array([2, 4])}),
         "do not broadcast: 3 against 4",
     ),
-    "Tile": (model([node("Tile", "x s")], [x(2, 3)], weights={"s": np.array([2])}), "has 1 repeats, and reads"),
+    "Tile": (model([node("Tile", "x s")], [x(2, 3)], weights={"s": np.array([2])}), "has 1 repeats, but reads"),
     "Pad of an odd number": (
         model([node("Pad", "x s")], [x()], weights={"s": np.array([1])}),
-        "has 1 pads, and reads",
+        "has 1 pads, but reads",
     ),
     "Pad of two axes": (
         model(
@@ -283,14 +283,14 @@ ILL_SIZED = {
             [x(2, 3)],
             weights={"s": np.array([1, 1]), "a": np.array([0, 1])},
         ),
-        "has 2 pads, and axes 'a'",
+        "has 2 pads, but axes 'a'",
     ),
-    "Pad": (model([node("Pad", "x s")], [x(2, 3)], weights={"s": np.array([1, 1])}), "has 2 pads, and reads"),
+    "Pad": (model([node("Pad", "x s")], [x(2, 3)], weights={"s": np.array([1, 1])}), "has 2 pads, but reads"),
     "LSTM": (
         model(
             [node("LSTM", "x w r", hidden_size=5)], [x(7, 2, 3)], weights={"w": zeros(1, 20, 4), "r": zeros(1, 20, 5)}
         ),
-        "take 4 features",
+        "expect 4 features",
     ),
     "RotaryEmbedding": (
         model(
@@ -299,7 +299,7 @@ ILL_SIZED = {
             weights={"w": zeros(4, 2)},
             opset=23,
         ),
-        "has 3 heads, and reads 'x'",
+        "has 3 heads, but reads 'x'",
     ),
     "SplitToSequence": (
         model(
@@ -335,14 +335,14 @@ ILL_SIZED = {
     ),
     "Conv's strides": (
         model([node("Conv", "x w", strides=[2])], [x(1, 3, 8, 8)], weights={"w": zeros(4, 3, 3, 3)}),
-        r"has strides=\[2\], and reads 'x' of shape",
+        r"has strides=\[2\], but reads 'x' of shape",
     ),
     **{
         f"Col2Im's {name}": (
             model(
                 [node("Col2Im", "x i b", **{name: count})], [x(1, 3, 4)], weights={k: np.array([2, 2]) for k in "ib"}
             ),
-            rf"has {name}=\[.*\], and reads 'x' of shape",
+            rf"has {name}=\[.*\], but reads 'x' of shape",
         )
         for name, count in (("pads", [0] * 3), ("strides", [1]), ("dilations", [1] * 3))
     },
@@ -352,12 +352,12 @@ ILL_SIZED = {
     ),
     "MaxPool's pads": (
         model([node("MaxPool", "x", kernel_shape=[2, 2], pads=[1, 1])], [x(1, 3, 8, 8)]),
-        r"has pads=\[1, 1\], and reads 'x' of shape",
+        r"has pads=\[1, 1\], but reads 'x' of shape",
     ),
     **{
         f"{op_type}'s {name} {count}, rounded up": (
             model([node(op_type, "x", kernel_shape=[2, 2], ceil_mode=1, **{name: count})], [x(1, 3, 8, 8)]),
-            rf"has {name}=\[.*\], and reads 'x' of shape",
+            rf"has {name}=\[.*\], but reads 'x' of shape",
         )
         for op_type in ("AveragePool", "LpPool", "MaxPool")
         for name, count in (("strides", [2]), ("strides", [2] * 3), ("dilations", [2] * 3), ("pads", [1] * 6))
@@ -368,19 +368,19 @@ ILL_SIZED = {
             [x(2), x(2, 3, name="q", kind=TensorProto.INT8)],
             weights={"s": zeros()},
         ),
-        "in blocks and the scale 's' of shape .*, which must have the same rank",
+        "in blocks, and the scale 's' of shape .* must have the same rank",
     ),
     "Einsum": (
         model([node("Einsum", "x", equation="ijk->i")], [x(2, 3)]),
-        r"reads 'x' of shape \[2, 3\], but its equation 'ijk->i' needs 3 axes",
+        r"reads 'x' of shape \[2, 3\], but its equation 'ijk->i' requires 3 axes",
     ),
     "Einsum of many axes": (
         model([node("Einsum", "x", equation="ijk...->i")], [x(2, 3)]),
-        "needs 3 or more axes",
+        "requires 3 or more axes",
     ),
     "Einsum of two sizes": (
         model([node("Einsum", "x w", equation="ij,jk->ik")], [x(2, 3)], weights={"w": zeros(4, 3)}),
-        r"reads 'w' of shape \[4, 3\], whose axis 'j' has 3 elements in an input before it",
+        r"reads 'w' of shape \[4, 3\], but an earlier input has 3 elements along axis 'j'",
     ),
     "behind other nodes": (
         model([node("Neg", "x", "a"), node("MatMul", "a w", name="k")], [x(2, 3)], weights={"w": zeros(4, 5)}),

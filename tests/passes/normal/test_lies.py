@@ -174,18 +174,24 @@ def test_a_sequence_of_nobody_knows_what_is_named() -> None:
 
 
 MISFITS = {
-    "Conv": (model([node("Conv", "x w")], {"w": ones(2, 3, 7, 7)}, [IMAGE]), "a window of 7 elements along axis 2"),
+    "Conv": (
+        model([node("Conv", "x w")], {"w": ones(2, 3, 7, 7)}, [IMAGE]),
+        "a window of 7 elements, more than axis 2",
+    ),
     "Conv of open sizes": (
         model([node("Conv", "x w")], {"w": ones(2, 3, 3, 7)}, [("x", FLOAT, ["N", 3, "H", 4])]),
-        "a window of 7 elements along axis 3",
+        "a window of 7 elements, more than axis 3",
     ),
     "Conv with pads": (
         model([node("Conv", "x w", pads=[1, 1, 1, 1])], {"w": ones(2, 3, 7, 7)}, [IMAGE]),
         r"of 'x' of shape \[1, 3, 4, 4\] and 2 of padding",
     ),
     "Conv with holes": (model([node("Conv", "x w", dilations=[2, 2])], {"w": ones(2, 3, 3, 3)}, [IMAGE]), "5 elements"),
-    "MaxPool": (model([node("MaxPool", "x", kernel_shape=[1, 5])], {}, [IMAGE]), "5 elements along axis 3"),
-    "AveragePool": (model([node("AveragePool", "x", kernel_shape=[5, 1])], {}, [IMAGE]), "5 elements along axis 2"),
+    "MaxPool": (model([node("MaxPool", "x", kernel_shape=[1, 5])], {}, [IMAGE]), "5 elements, more than axis 3"),
+    "AveragePool": (
+        model([node("AveragePool", "x", kernel_shape=[5, 1])], {}, [IMAGE]),
+        "5 elements, more than axis 2",
+    ),
     "GridSample": (model([node("GridSample", "x g")], {"g": ones(3)}, [VECTOR]), "must have the same number of axes"),
     "GridSample in a body": (
         model(in_a_loop(node("GridSample", "x g", "q")), {"g": ones(3), **LOOP}, [VECTOR]),
@@ -231,7 +237,7 @@ MISFITS = {
     ),
     "DequantizeLinear": (
         model([node("DequantizeLinear", "q s")], {"q": np.ones((2, 3), np.int8), "s": ones(2, 3)}, [VECTOR]),
-        "the scale 's' of shape .*, which must have one axis at most",
+        "the scale 's' of shape .*, which must have at most one axis",
     ),
 }
 

@@ -1,1 +1,1 @@
-"""Canonical forms of equivalent spellings: one pass each."""
+"""Rewrite equivalent spellings of a model in one canonical form, with one pass for each."""

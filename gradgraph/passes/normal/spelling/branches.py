@@ -14,12 +14,12 @@ from gradgraph.passes.normal.sizes.known_sizes import better
 
 
 def take_known_branches(model: ir.Model) -> bool:
-    """Replace each If whose condition is constant; True if there was one.
+    """Replace each If whose condition is constant by the branch taken; return True if there was one.
 
-    1. the branch's nodes move before the If, in their order; their names are unique in the model already;
-    2. an If within the branch is handled in turn; the other branch is dropped;
-    3. shapes are inferred again, as exporters declare those of one branch for the other: a recorded shape is kept if it
-       agrees with the inferred one.
+    1. The nodes of the branch move before the If, in their order; their names are already unique in the model.
+    2. An If within the branch is handled in turn. The other branch is removed.
+    3. Shapes are inferred again, because exporters may declare the shapes of one branch for the other: a recorded shape
+       is kept only if it agrees with the inferred one.
     """
     editor = Editor(model)
     waiting = calls_of(model, "If")
@@ -40,7 +40,7 @@ def take_known_branches(model: ir.Model) -> bool:
 
 
 def _infer_anew(model: ir.Model, doubtful: Iterable[ir.Value]) -> None:
-    """Infer shapes again, and restore recorded ones that do not contradict.
+    """Infer all shapes again, and restore recorded shapes that do not contradict the inferred ones.
 
     Recorded shapes of ``doubtful`` values, the results of branches, are not restored.
     """
@@ -58,6 +58,6 @@ def _infer_anew(model: ir.Model, doubtful: Iterable[ir.Value]) -> None:
 
 
 def _completed(found: Shape, recorded: Shape) -> Shape:
-    """``found``, completed by ``recorded`` unless numbers contradict."""
+    """Return ``found``, completed by ``recorded`` unless they contradict."""
     contradicts = len(found) != len(recorded) or shapes.clash(found, recorded)
     return found if contradicts else tuple(map(better, found, recorded))

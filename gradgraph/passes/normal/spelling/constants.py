@@ -10,15 +10,15 @@ from gradgraph.passes.normal.edit import graph_of, nodes_of
 
 
 def gather_constants(model: ir.Model, keep_inputs: bool = False) -> None:
-    """Make constants initializers.
+    """Make every constant an initializer of the main graph.
 
-    1. a Constant node (value, value_int(s), value_float(s)) becomes an initializer marked as constant, which is
-       never trained; one with a string or sparse value stays;
-    2. an initializer that is also a graph input (required in IR version 3) is no longer an input, unless
-       ``keep_inputs``;
-    3. Identity of an initializer is that initializer, unless it is a graph output, or detached;
-    4. an initializer has the type and shape of its data, as in onnxruntime, whatever is declared: replacing the head of
-       a network may leave old sizes behind.
+    1. A Constant node (value, value_int(s), value_float(s)) becomes an initializer marked as constant, which is never
+       trained. A Constant node with a string or sparse value stays.
+    2. An initializer that is also a graph input (required in IR version 3) is no longer an input, unless
+       ``keep_inputs`` is True.
+    3. An Identity of an initializer is replaced by the initializer, unless it is a graph output or detached.
+    4. An initializer gets the type and shape of its data, as in onnxruntime, whatever is declared: replacing the head
+       of a network may leave old declarations behind.
     """
     main = model.graph
     for value in main.initializers.values():
@@ -52,7 +52,7 @@ def _register(node: ir.Node, main: ir.Graph) -> None:
 
 
 def become_constant(node: ir.Node, tensor: ir.TensorProtocol, main: ir.Graph) -> bool:
-    """Replace the only output of ``node`` by a marked initializer of the same name; return False if it must stay."""
+    """Replace the output of ``node`` by a marked initializer of the same name; return False if the node must stay."""
     if (new := become_initializer(node, tensor, main)) is None:
         return False
     mark_constant(new)

@@ -1,4 +1,4 @@
-"""Pass: write every attribute that has a default."""
+"""Pass: set every attribute that has a default and is absent."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _WITH_WEIGHT = frozenset({"Conv", "ConvTranspose", "ConvInteger", "DeformConv"})
 
 
 def write_defaults(nodes: Iterable[ir.Node]) -> None:
-    """Complete the attributes of ai.onnx nodes, so that a rule reads each by keyword.
+    """Set absent attributes of ai.onnx nodes to their defaults, so that a rule can read each attribute by keyword.
 
-    1. defaults of the schema (numbers, lists, strings), except auto_pad, which ``explicit_pads`` converts;
-    2. for convolutions and pools the defaults that depend on the rank: kernel_shape (from the weight, where its shape
-       is known), strides, dilations, pads, output_padding;
-    3. an attribute without a default stays absent.
+    1. Defaults of the schema (numbers, lists, strings) are set, except auto_pad, which ``explicit_pads`` converts.
+    2. For convolutions and pools, the defaults that depend on the rank are set: kernel_shape (from the shape of the
+       weight, if known), strides, dilations, pads, output_padding.
+    3. An attribute without a default stays absent.
 
     Raises:
         ModelError: a node has an attribute that its operator does not have.
@@ -69,5 +69,5 @@ def _kernel(node: ir.Node) -> list[int] | None:
 
 
 def spatial_rank(node: ir.Node) -> int | None:
-    """The number of spatial axes."""
+    """Return the number of spatial axes of a convolution or pool, from the rank of its first two inputs, if known."""
     return next((len(shape) - 2 for v in node.inputs[:2] if (shape := shapes.shape_of(v)) is not None), None)

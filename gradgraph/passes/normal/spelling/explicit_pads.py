@@ -19,14 +19,14 @@ _OPERATORS = frozenset(["Conv", "ConvInteger", "QLinearConv", "ConvTranspose", "
 
 
 def write_pads(model: ir.Model) -> bool:
-    """Write ``pads`` on convolutions and pools, and remove auto_pad and output_shape; True if there were any.
+    """Set ``pads`` on convolutions and pools instead of auto_pad and output_shape; return True if there were any.
 
-    1. NOTSET: the given pads, or zeros; VALID: zeros;
-    2. SAME_UPPER, SAME_LOWER with strides of 1 or known sizes: pads for ceil(size / stride) outputs;
-    3. SAME with unknown sizes: a Pad node whose pads are computed at run time, before the operator with zero pads (for
-       AveragePool without count_include_pad, divided by the fraction of each window inside); likewise a MaxPool whose
-       dilated windows need larger pads than runtimes accept;
-    4. ConvTranspose with output_shape or SAME: pads and output_padding for that shape.
+    1. NOTSET becomes the given pads, or zeros; VALID becomes zeros.
+    2. SAME_UPPER and SAME_LOWER with strides of 1 or known sizes become the pads for ceil(size / stride) outputs.
+    3. SAME with unknown sizes becomes a Pad node, whose pads are computed at run time, before the operator with zero
+       pads. (An AveragePool without count_include_pad is then divided by the fraction of each window that is inside.)
+       So does a MaxPool whose dilated windows need larger pads than runtimes accept.
+    4. ConvTranspose with output_shape or SAME gets the pads and output_padding that lead to this shape.
 
     Raises:
         ModelError: the kernel's shape is unknown, or the pads of that operator cannot be computed at run time.
@@ -71,10 +71,10 @@ def _set_pads(node: ir.Node, pads: Sequence[int], **others: list[int] | int) -> 
 
 
 def _window(node: ir.Node) -> tuple[list[int], list[int]]:
-    """The extent of each window, and the strides."""
+    """Return the extent of the window along each axis, and the strides."""
     if "kernel_shape" not in node.attributes:
         raise ModelError(
-            f"{describe(node)} has auto_pad, but its kernel's shape is unknown; write kernel_shape on the node"
+            f"{describe(node)} has auto_pad, but its kernel's shape is unknown; set kernel_shape on the node"
         )
     return shapes.windows_of(node)[:2]
 
@@ -85,7 +85,7 @@ def _spatial_sizes(node: ir.Node) -> list[shapes.Dim]:
 
 
 def _halves(totals: Sequence[int], upper: bool) -> list[int]:
-    """Split each total into begin and end padding; the odd one goes to the end if ``upper``."""
+    """Split each total into begin and end padding; an odd element goes to the end if ``upper``, else to the begin."""
     less = [t // 2 for t in totals]
     more = [t - h for t, h in zip(totals, less, strict=True)]
     return [*less, *more] if upper else [*more, *less]
@@ -101,16 +101,16 @@ def _resolve_same(editor: Editor, node: ir.Node, upper: bool) -> None:
     if None in totals or _too_large(node, pads):
         _pad_before(editor, node, reach, strides, upper)
         return
-    # floor gives ceil(size / stride) with these pads; ceil_mode might add a window
+    # with these pads, rounding down yields ceil(size / stride) outputs; ceil_mode might add a window
     extra: dict[str, list[int] | int] = {"ceil_mode": 0} if "ceil_mode" in node.attributes else {}
     _set_pads(node, pads, **extra)
 
 
 def _too_large(node: ir.Node, pads: list[int]) -> bool:
-    """Whether onnxruntime, whose pools need pads smaller than the undilated kernel, rejects the pads."""
+    """Whether onnxruntime rejects the pads: those of a pool must be smaller than the undilated kernel."""
     kernel = attributes(node)["kernel_shape"]
     found = "Pool" in node.op_type and any(p >= k for p, k in zip(pads, kernel * 2, strict=True))
-    if found and node.op_type != "MaxPool":  # a Pad node with zeros would be fused into the pool again
+    if found and node.op_type != "MaxPool":  # onnxruntime would fuse a Pad node with zeros into the pool again
         raise ModelError(
             f"{describe(node)} has auto_pad and dilations that need pads as large as its kernel, which "
             "runtimes reject; export the model with a Pad node of its own, or without dilations"
@@ -119,7 +119,10 @@ def _too_large(node: ir.Node, pads: list[int]) -> bool:
 
 
 def _total_of_pads(size: shapes.Dim, reach: int, stride: int) -> int | None:
-    """(ceil(size / stride) - 1) · stride + reach - size, at least 0; stride 1 needs no size."""
+    """Return the total padding of an axis for SAME: (ceil(size / stride) - 1) · stride + reach - size, at least 0.
+
+    ``reach`` is the extent of the window. Returns None if the size is unknown, unless the stride is 1.
+    """
     if stride == 1:
         return reach - 1
     return max((-(-size // stride) - 1) * stride + reach - size, 0) if isinstance(size, int) else None
@@ -192,8 +195,8 @@ def _resolve_transposed(node: ir.Node, mode: str) -> None:
     totals = _transposed_totals(node, reach, strides, extra, attrs.get("output_shape"))
     if mode.startswith("SAME") and "output_shape" not in attrs and any(t < 0 for t in totals):
         raise ModelError(
-            f"{describe(node)} has auto_pad={mode} with strides larger than its kernel, where runtimes disagree about "
-            "the output's shape; write explicit pads on the node"
+            f"{describe(node)} has auto_pad={mode} with strides larger than its kernel, for which runtimes disagree on "
+            "the output's shape; set explicit pads on the node"
         )
     extra = [e + max(-t, 0) for e, t in zip(extra, totals, strict=True)]
     _set_pads(node, _halves([max(t, 0) for t in totals], upper=mode == "SAME_UPPER"), output_padding=extra)
@@ -202,7 +205,11 @@ def _resolve_transposed(node: ir.Node, mode: str) -> None:
 def _transposed_totals(
     node: ir.Node, reach: list[int], strides: list[int], extra: list[int], output_shape: list[int] | None
 ) -> list[int]:
-    """Stride · (size - 1) + output_padding + reach - output size; for SAME, the output size is size · stride."""
+    """Return the total padding of each axis of a ConvTranspose.
+
+    It is stride · (size - 1) + output_padding + reach - output size, where ``reach`` is the extent of the window. For
+    SAME, the output size is size · stride.
+    """
     if output_shape is None:
         return [e + r - s for e, r, s in zip(extra, reach, strides, strict=True)]
     sizes = shapes.known_sizes(_spatial_sizes(node))

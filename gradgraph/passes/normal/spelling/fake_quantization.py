@@ -1,12 +1,15 @@
-"""Pass, on request: write QuantizeLinear and then DequantizeLinear as float arithmetic.
+"""Pass, on request: rewrite each QuantizeLinear followed by a DequantizeLinear as float arithmetic.
 
-``y = (clip(round(x / s) + z, lowest, highest) - z) · s`` in floats, bit for bit what the pair computes, without
-integers, so that a straight-through Round (``gradgraph.extend.straight_through``) trains through it. A model marked as
-QUANTISED trains without that: the rounding is added as a detached difference. The scale is detached, too, unless it is
-trained: ``s = first·exp(r)``. The gradient of r is that of s divided by s, so that a step in r moves s like a step in
-s. That gradient is LSQ's (Esser et al. 2020, arXiv:1902.08153, section 2): ``round(x/s) - x/s`` within the range and
-the bound beyond it, summed over the numbers that share s, and scaled by ``1/√(n·Q)``: n of them in the weight, or in
-one sample of data; Q the largest integer.
+The pair with scale s and zero point z becomes ``y = (clip(round(x / s) + z, lowest, highest) - z) · s``. This is equal
+bit for bit to the result of the pair, but has no integers, so that gradients can pass through it: with a
+straight-through Round (``gradgraph.extend.straight_through``), or, in a model marked as QUANTISED, with the rounding
+added as a detached difference.
+
+In a marked model the scale is detached, too, unless it is trained. A trained scale is ``s = first·exp(r)`` with the
+parameter r. Its gradient is that of LSQ (Esser et al. 2020, arXiv:1902.08153, section 2): ``round(x/s) - x/s`` for x
+within the range, and the bound beyond it, summed over the numbers that share s, and scaled by ``1/√(n·Q)``. Here n is
+the number of elements that share s, in a weight or in one sample of data, and Q is the largest integer. The gradient
+of r is that of s divided by s, so that a step in r moves s like a step in s.
 """
 
 from __future__ import annotations
@@ -34,11 +37,12 @@ def want_arithmetic(wanted: bool) -> None:
 
 
 def write_fake_quantization(model: ir.Model) -> bool:
-    """Replace each DequantizeLinear that undoes a QuantizeLinear: same scale, zero point, axis and blocks.
+    """Rewrite each DequantizeLinear that undoes a QuantizeLinear; return True if there were any.
 
-    1. integers of 4, 8 and 16 bits, optionally clipped; a pair through float8 stays;
-    2. per-tensor, per-axis and blocked scales;
-    3. in a marked model, int32 multiples of a scale: biases.
+    1. Both nodes must have the same scale, zero point, axis and blocks.
+    2. The integers have 4, 8 or 16 bits and may be clipped; a pair through float8 stays.
+    3. Scales may be per tensor, per axis or blocked.
+    4. In a marked model, a bias that is rounded to an int32 multiple of a scale is rewritten, too.
     """
     straight = QUANTISED in model.metadata_props
     if not _wanted and not straight:
@@ -69,7 +73,7 @@ def write_fake_quantization(model: ir.Model) -> bool:
 
 
 def _bounds(kind: ir.DataType, clip: ir.Node | None) -> tuple[int, int] | None:
-    """The lower and upper bound of a type after a Clip; None if the Clip's bounds are not stored."""
+    """Return the bounds of an integer type, narrowed by a Clip; None if the bounds of the Clip are not constant."""
     if clip is None:
         return INTEGER_RANGES[kind]
     low, high = (None if v is None else constant_of(v) for v in [*clip.inputs, None, None][1:3])
@@ -77,7 +81,7 @@ def _bounds(kind: ir.DataType, clip: ir.Node | None) -> tuple[int, int] | None:
 
 
 def _computed_from(values: Iterable[ir.Value | None]) -> set[ir.Value]:
-    """The trained scales, and the values computed from them."""
+    """Return the given parameters of trained scales, and the values that Exp, Mul and Identity compute from them."""
     waiting, found = [v for v in values if v is not None], set[ir.Value]()
     while waiting:
         value = waiting.pop()
@@ -89,7 +93,7 @@ def _computed_from(values: Iterable[ir.Value | None]) -> set[ir.Value]:
 
 
 def _rounded_bias(node: ir.Node, before: ir.Node) -> ir.Value | None:
-    """Return the bias b of ``Cast(Round(b / s), to=int32)``, if ``node`` multiplies by that s."""
+    """Return b if ``before`` is ``Cast(Round(b / s), to=int32)`` and ``node`` multiplies by the same s, else None."""
     if before.op_type != "Cast" or before.outputs[0].dtype != ir.DataType.INT32:
         return None
     part = made_by(source_of(before.inputs[0], "Round"), "Div")
@@ -97,7 +101,10 @@ def _rounded_bias(node: ir.Node, before: ir.Node) -> ir.Value | None:
 
 
 def _with_weighed_slope(op: Builder, scale: Var, x: Var, limits: tuple[int, int]) -> Var:
-    """Scale the gradient of ``scale`` by 1/(√(n·Q)·s²): one s for ds/dr, one for the quotient."""
+    """Scale the gradient of ``scale``, s = first·exp(r), by 1/(√(n·Q)·s²).
+
+    One factor 1/s cancels ds/dr = s, and the other one divides the gradient by s (see the module's docstring).
+    """
     of_weight = x.value.is_initializer() or x.rank == 0
     count = op.cast(op.Size(x), scale.dtype) / op.cast(op.Size(scale), scale.dtype)
     if not of_weight:
@@ -121,7 +128,7 @@ def _blocks(node: ir.Node) -> dict[str, int]:
 
 
 def _are_equal(a: ir.Value | None, b: ir.Value | None) -> bool:
-    """Whether they are one value, or equal constants. Equal parameters may diverge in training."""
+    """Whether ``a`` and ``b`` are one value, or equal constants. Equal parameters may diverge in training."""
     if a is b or a is None or b is None:
         return a is b
     x, y = constant_of(a), constant_of(b)
@@ -143,7 +150,7 @@ def _arithmetic(
     step = _broadcastable(op, scale, x, axis, block)
     part = x / step
     whole = op.Round(part)
-    if straight:  # exact: a number and its rounding differ by a representable number
+    if straight:  # the difference of a number and its rounding is representable, so this is exact
         whole = part + _detached(op, whole - part)
     if limits is None:
         return whole * step

@@ -9,7 +9,7 @@ from gradgraph.passes.normal.edit import Editor, calls_of
 
 
 def write_conditions(model: ir.Model) -> None:
-    """Give every Loop an initial condition: true where it is absent, which some runtimes read as false."""
+    """Set an absent initial condition of a Loop to true, in place: some runtimes read an absent one as false."""
     editor = Editor(model)
     for node in calls_of(model, "Loop"):
         if input_at(node, 1) is None:

@@ -1,4 +1,4 @@
-"""Pass: give everything a unique name."""
+"""Pass: give every node and value a unique name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gradgraph.graph.checks import UNNAMED
 from gradgraph.graph.constant_nodes import own_tensor
 from gradgraph.passes.normal.edit import graphs_of, is_wanted
 
-_ADDED_BLINDLY = ("gemm_input_shape", "gemm_output_shape")  # added when it fuses MatMul and Add to a Gemm
+_ADDED_BLINDLY = ("gemm_input_shape", "gemm_output_shape")  # onnxruntime adds these when it fuses MatMul and Add
 
 
 def write_one_domain(model: ir.Model) -> None:
@@ -19,16 +19,16 @@ def write_one_domain(model: ir.Model) -> None:
 
 
 def make_names_unique(model: ir.Model) -> None:
-    """Name nodes and values.
+    """Give every node and value a unique name, in place.
 
-    1. existing names in the main graph stay;
-    2. a nameless node or value gets its operator's name, the node a mark (UNNAMED); a node name that is taken gets
-       ``_1``, ``_2``, …;
-    3. values in bodies of If, Loop and Scan are renamed if an outer graph or another body has that name;
-    4. initializers of bodies move to the main graph, where they can be selected by name;
-    5. absent inputs and outputs stay absent, and trailing ones are dropped;
-    6. initializers are renamed if they have a name that onnxruntime adds without a check (its own optimized models have
-       such names).
+    1. Existing names of values in the main graph are kept.
+    2. A node or value without a name gets that of its operator, and such a node is marked (UNNAMED). A node name that
+       is already used gets a suffix ``_1``, ``_2``, …
+    3. Values in bodies of If, Loop and Scan are renamed if an outer graph or another body uses their name.
+    4. Initializers of bodies move to the main graph, where they can be selected by name.
+    5. Absent inputs and outputs stay absent, and trailing absent ones are removed.
+    6. Initializers are renamed if they have a name that onnxruntime adds without checking whether it is used; models
+       that it optimized have such names.
     """
     nodes, values = Builder(_ADDED_BLINDLY), Builder(_ADDED_BLINDLY)
     seen = _hold_main_names(model.graph, values)
@@ -73,7 +73,10 @@ def _drop_absent(node: ir.Node) -> None:
         count -= 1
     if count < len(node.outputs):
         node.resize_outputs(count)
-    count, least = len(node.inputs), 2 if node.op_type == "Loop" else 0  # a Loop's condition is absent, not dropped
+    count, least = (
+        len(node.inputs),
+        2 if node.op_type == "Loop" else 0,
+    )  # a Loop keeps its first two inputs
     while count > least and node.inputs[count - 1] is None:
         count -= 1
     if count < len(node.inputs):
@@ -83,7 +86,7 @@ def _drop_absent(node: ir.Node) -> None:
 def _hoist(value: ir.Value, graph: ir.Graph, main: ir.Graph) -> None:
     if value.is_graph_input() or value.name is None:
         return
-    if value.is_graph_output():  # a body's outputs must be its own
+    if value.is_graph_output():  # the outputs of a body must be computed in it
         node = ir.node("Identity", [value])
         node.outputs[0].name, node.name = f"{value.name}/out", f"{value.name}/Identity"
         node.outputs[0].type, node.outputs[0].shape = value.type, value.shape

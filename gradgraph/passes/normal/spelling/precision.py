@@ -1,11 +1,12 @@
 """Pass: compute in float32 where tensors are stored in bfloat16.
 
-CPU runtimes have almost no bfloat16 kernels (data movement, Cast), and half of ONNX's operators do not allow the type
-before opset 22. So inputs, initializers, outputs and results of Casts to bfloat16 stay, and between them:
+CPU runtimes have hardly any bfloat16 kernels (only data movement and Cast), and half of ONNX's operators do not allow
+the type before opset 22. So only inputs, initializers, outputs and results of Casts stay bfloat16, and what is between
+them is computed in float32:
 
-1. a Cast to float32 follows each of these that has a reader other than a Cast;
-2. constants, and attributes that hold or name the type, become float32;
-3. a Cast back precedes each output.
+1. inputs, initializers and results of Casts are followed by a Cast to float32 if a node other than a Cast reads them;
+2. constants, and attributes that contain or name the type, become float32;
+3. each output is preceded by a Cast back to bfloat16.
 
 Gradients pass through the Casts, so bfloat16 tensors get bfloat16 gradients. Nothing is rounded in between.
 """
@@ -24,7 +25,7 @@ _NAMES_A_TYPE = ("dtype", "precision", "softmax_precision", "stash_type")
 
 
 def compute_in_float32(model: ir.Model) -> bool:
-    """Apply the pass in place, once all constants are initializers; return True if there was any bfloat16 computation.
+    """Apply the pass in place; return True if anything was computed in bfloat16. All constants must be initializers.
 
     Raises:
         ModelError: an input or output is a sequence or optional of bfloat16 tensors.
@@ -62,7 +63,7 @@ def _check_containers(graph: ir.Graph) -> None:
 
 
 def _stored(model: ir.Model) -> list[ir.Value]:
-    """The values that stay bfloat16: inputs, parameters, results of Casts."""
+    """Return the values that stay bfloat16: inputs, parameters, and results of Casts."""
     graph = model.graph
     parameters = (v for v in graph.initializers.values() if not is_marked_constant(v))
     cast = (n.outputs[0] for n in calls_of(model, "Cast") if n.attributes["to"].as_int() == NARROW)
@@ -102,7 +103,7 @@ def _widen_attributes(node: ir.Node) -> bool:
 
 
 def _read_through_cast(model: ir.Model, op: Builder, value: ir.Value) -> bool:
-    """Redirect readers of ``value``, except Casts, to a float32 copy, also if it is an output of its body."""
+    """Make readers of ``value``, except Casts, read a float32 copy; if it is an output of a body, output the copy."""
     producer = value.producer()
     graph = model.graph if producer is None else graph_of(producer)
     readers = [(use.node, use.idx) for use in value.uses() if use.node.op_type != "Cast"]

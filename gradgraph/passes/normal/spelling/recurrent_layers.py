@@ -17,11 +17,11 @@ _SWAP = [1, 0, 2]  # [N, T, I] to [T, N, I], [N, D, H] to [D, N, H], and back
 
 
 def write_recurrent(model: ir.Model) -> bool:
-    """Rewrite RNN, GRU and LSTM where onnxruntime would not run them; True if there are new nodes.
+    """Rewrite RNN, GRU and LSTM in the form that onnxruntime supports; return True if nodes were added.
 
-    1. hidden_size, which is optional, is read from the shape of R;
-    2. layout 1 (batch first) becomes layout 0 between transposes;
-    3. activations are spelt as in the specification, which onnxruntime's RNN requires.
+    1. hidden_size, which is optional, is set from the shape of R.
+    2. Layout 1 (batch first) becomes layout 0 between transposes.
+    3. Activations are spelt as in the specification, which onnxruntime's RNN requires.
     """
     editor: Editor | None = None
     for node in calls_of(model, "RNN", "GRU", "LSTM"):

@@ -11,12 +11,13 @@ from gradgraph.passes.normal.edit import Editor, attributes, calls_of
 
 
 def repair(model: ir.Model) -> bool:
-    """Write the valid form, the only one that rules handle; return True if any node was rewritten.
+    """Rewrite invalid or obsolete forms of nodes as valid ones, in place; return True if any node was rewritten.
 
-    1. one-element vectors in place of a scalar (limits of Range in some function bodies, bounds of Clip): scalars;
-    2. Resize with empty roi, scales or sizes, required as placeholders in opset 11: absent inputs; a roi without
-       tf_crop_and_resize is dropped as well;
-    3. axes and sizes that are not vectors (PyTorch's exporter writes some as scalars): vectors.
+    1. A vector of one element in place of a scalar (limits of Range in some function bodies, bounds of Clip) becomes a
+       scalar.
+    2. Empty roi, scales or sizes of a Resize, which opset 11 required as placeholders, become absent inputs; so does a
+       roi without tf_crop_and_resize.
+    3. Axes and sizes that are not vectors (PyTorch's exporter writes some as scalars) become vectors.
     """
     editor = Editor(model)
     changed = False
@@ -29,7 +30,7 @@ def repair(model: ir.Model) -> bool:
 
 
 _SCALARS = {"Clip": (1, 2), "Range": (0, 1, 2)}  # inputs that are scalars
-_VECTORS = {  # inputs that hold axes, sizes or indices
+_VECTORS = {  # inputs that are vectors of axes, sizes or indices
     "Compress": (1,),
     "ConstantOfShape": (0,),
     "Expand": (1,),
@@ -41,7 +42,7 @@ _VECTORS = {  # inputs that hold axes, sizes or indices
 
 
 def _reshape(editor: Editor, node: ir.Node, places: Iterable[int], sizes: list[int]) -> bool:
-    """Reshape the inputs at ``places`` whose rank is not that of ``sizes`` to those sizes."""
+    """Reshape each of the inputs at ``places`` to ``sizes`` if its rank differs; return True if there were any."""
     changed = False
     for i in places:
         value = node.inputs[i] if i < len(node.inputs) else None

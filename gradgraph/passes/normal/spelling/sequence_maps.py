@@ -11,11 +11,11 @@ _SCALARS = {"place": ir.DataType.INT64, "go": ir.DataType.BOOL}
 
 
 def write_maps(model: ir.Model) -> bool:
-    """Replace every SequenceMap; True if there was one.
+    """Replace every SequenceMap by a Loop; return True if there was one.
 
-    1. the Loop's states are the sequences made so far; element ``place`` of each input sequence enters the body, and
-       other inputs are read from outside;
-    2. onnx's own function body is not used, as it cannot read outer values.
+    The states of the Loop are the result sequences so far. Iteration ``place`` reads element ``place`` of each input
+    sequence; other inputs are read from outside. ONNX's own function body is not used, because it does not support
+    bodies that read outer values.
     """
     editor = Editor(model)
     found = calls_of(model, "SequenceMap")
@@ -52,7 +52,7 @@ def _typed(x: Var, kind: ir.TypeProtocol) -> Var:
 
 
 def _element(source: Var, place: Var, x: ir.Value) -> Var:
-    """The value that enters the body as ``x``: an element of ``source``, or ``source`` itself."""
+    """Return the value to read as ``x`` in the body: an element of ``source`` if it is a sequence, else ``source``."""
     if not isinstance(source.value.type, ir.SequenceType):
         return source
     element = source.op.SequenceAt(source, place)

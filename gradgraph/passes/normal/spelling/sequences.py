@@ -11,20 +11,23 @@ from gradgraph.graph.builder import Var, all_of
 from gradgraph.graph.nodes import input_at, made_by, source_of
 from gradgraph.passes.normal.edit import Editor, attributes, calls_of
 
-Elements = dict[ir.Value, list[Var]]  # elements of the known sequences
+Elements = dict[ir.Value, list[Var]]  # the elements of each known sequence
 
-MOST_PIECES = 64  # a Split into more is worse than one Gather per element read
+MOST_PIECES = 64  # the most pieces of a Split; with more, one Gather per element read is faster
 
 
 def resolve_sequences(model: ir.Model) -> bool:
-    """Replace nodes that read known sequences, in bodies too; True if there were any. Unread nodes are dropped later.
+    """Replace nodes that read sequences with known elements, in bodies too; return True if there were any.
 
-    1. known sequences are SequenceConstruct and SequenceEmpty, SequenceInsert and SequenceErase at constant indices of
-       a known one, and SplitToSequence into a known number of pieces, which is a Split (and Squeeze);
-    2. SequenceAt with a constant index is that element, ConcatFromSequence a Concat, SequenceLength a constant;
-    3. SequenceAt of SplitToSequence into single slices is a Gather, for any index and length, and SequenceLength the
-       size;
-    4. OptionalGetElement of a tensor, or of Optional, is that tensor, and OptionalHasElement of either is true.
+    1. Known are the elements of SequenceConstruct and SequenceEmpty; of SequenceInsert and SequenceErase at constant
+       indices of a known sequence; and of SplitToSequence into a known number of pieces, which becomes a Split (and
+       Squeeze).
+    2. SequenceAt with a constant index becomes the element, ConcatFromSequence a Concat, and SequenceLength a constant.
+    3. For SplitToSequence into single slices, with any index and length, SequenceAt becomes a Gather and SequenceLength
+       the size of the axis.
+    4. OptionalGetElement of a tensor, or of an Optional of it, becomes the tensor, and OptionalHasElement becomes true.
+
+    Nodes that are no longer read are removed by a later pass.
     """
     editor = Editor(model)
     known: Elements = {}
@@ -84,12 +87,12 @@ def _split(editor: Editor, node: ir.Node, known: Elements) -> list[Var] | None:
 
 
 def _needs_pieces(reader: ir.Node) -> bool:
-    """Whether ``reader`` needs known elements, and cannot work on a sequence of single slices."""
+    """Whether ``reader`` can only be replaced if the elements are known, even for a sequence of single slices."""
     return reader.op_type in _MAKERS or reader.op_type == "ConcatFromSequence" or _place(reader, 1) is not None
 
 
 def _piece_sizes(node: ir.Node) -> list[int] | None:
-    """The sizes of the pieces; None if they are unknown or more than MOST_PIECES."""
+    """Return the sizes of the pieces; None if they are unknown, or if there are more than ``MOST_PIECES``."""
     shape, axis = shapes.shape_of(node.inputs[0]), attributes(node).get("axis", 0)
     size = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
     split = shapes.constant_of(input_at(node, 1))
@@ -134,7 +137,7 @@ def _at(editor: Editor, node: ir.Node, known: Elements) -> Var | None:
 
 
 def _slices(sequence: ir.Value) -> ir.Node | None:
-    """The SplitToSequence into single slices that computes ``sequence``."""
+    """Return the SplitToSequence into single slices that computes ``sequence``, or None."""
     source = made_by(sequence, "SplitToSequence")
     return source if source is not None and input_at(source, 1) is None else None
 

@@ -1,1 +1,1 @@
-"""Validation: checks whether a model can be computed, and reports why not in one sentence. Nothing is changed."""
+"""Validation: check that a model can be computed, and report what is wrong in one sentence, without changing it."""

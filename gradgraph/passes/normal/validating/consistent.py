@@ -1,8 +1,8 @@
-"""Check that every node gets valid inputs, so that errors appear here in one sentence, and not later in a runtime.
+"""Check that every node has valid inputs, so that errors are reported here in one sentence, and not later by a runtime.
 
-Only what no runtime would accept is rejected: violations of ONNX's schema of that opset version, for known types, and
-of numeric sizes (``input_sizes``). Tensors of unknown type, symbolic dimensions, and operators of other domains pass.
-No weight is read.
+Only models that no runtime would accept are rejected: known types that violate ONNX's schema of the model's opset, and
+numeric sizes that do not match (``input_sizes``). Tensors of unknown type, symbolic dimensions, and operators of other
+domains are accepted. The numbers of weights are not read.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NAMES = {"FLOAT": "float32", "DOUBLE": "float64"}
 def check_forms(model: ir.Model) -> None:
     """Raise ModelError unless the nodes of ``model`` are well-formed calls of their operators (``graph.node_forms``).
 
-    Graph inputs must have types, too; an initializer has the type of its data.
+    Graph inputs must also have element types, and an initializer must have the type of its data.
     """
     refuse_any(itertools.chain(_input_findings(model.graph), _form_findings(model)))
 
@@ -47,15 +47,15 @@ def _form_findings(model: ir.Model) -> Iterator[Finding]:
 def check_consistent(model: ir.Model) -> None:
     """Raise ModelError unless the nodes of ``model``, whose types and shapes have been inferred, can be computed.
 
-    1. element types that the operator supports, and equal types where the schema requires them;
-    2. equal output types of both branches of an If; the declared type of a Cast;
-    3. matching sizes (``input_sizes.py``).
+    1. The operator must support the element types, and they must be equal where the schema requires it.
+    2. Both branches of an If must have equal output types, and the output of a Cast the type that it casts to.
+    3. Sizes must match (``input_sizes.py``).
     """
     refuse_any(itertools.chain(_type_findings(model), _size_findings(model)))
 
 
 def check_sizes(model: ir.Model) -> None:
-    """Raise ModelError unless sizes match, also of nodes written since ``check_consistent``."""
+    """Raise ModelError unless sizes match, also those of nodes added since ``check_consistent``."""
     refuse_any(_size_findings(model))
 
 
@@ -77,13 +77,13 @@ def _type_findings(model: ir.Model) -> Iterator[Finding]:
 
 
 def _standard_nodes(model: ir.Model) -> Iterator[tuple[ir.Node, int]]:
-    """Nodes of ONNX's own operators, each with its opset."""
+    """Return an iterator over the nodes of ONNX's own domain, each with its opset."""
     opset = model.opset_imports.get("", OPSET)
     return ((node, node.version or opset) for node in nodes_of(model) if node.domain == "")
 
 
 def _type_key(kind: ir.TypeProtocol | None) -> object:
-    """A cheap key that identifies the type."""
+    """Return a key that identifies the type; for tensors, without the cost of its text."""
     return kind.dtype if isinstance(kind, ir.TensorType) else kind and _text_in_schemas(kind)
 
 
@@ -91,7 +91,7 @@ def _type_key(kind: ir.TypeProtocol | None) -> object:
 
 
 def _text_in_schemas(kind: ir.TypeProtocol) -> str:
-    """``kind`` as schemas write it: ``seq(tensor(float))``."""
+    """Return the type as schemas write it, such as ``seq(tensor(float))``."""
     if isinstance(kind, ir.TensorType):
         return f"tensor({kind.dtype.name.lower()})"
     wrapper = _WRAPPERS.get(type(kind), ("sparse_tensor",))[0]
@@ -138,7 +138,7 @@ def _typed_wrongly(node: ir.Node, schema: Signature) -> Iterator[Finding]:
 
 
 def _of_another_type(node: ir.Node, value: ir.Value, kind: ir.TypeProtocol, formal: Formal, of_output: bool) -> Finding:
-    does, remedy = ("gives", "correct its declared type") if of_output else ("reads", "put a Cast before it")
+    does, remedy = ("outputs", "correct its declared type") if of_output else ("reads", "put a Cast before it")
     words = f"{does} '{shown(value.name)}' of type {_type_words(kind)} as its {formal.name}, which must be one of "
     return Finding(describe(node), words + _listed(formal.allowed), "", remedy)
 
@@ -149,15 +149,15 @@ def _mixture(
     if of_output:
         return Finding(
             describe(node),
-            f"gives '{shown(value.name)}', declared as {_type_words(other)}, from '{shown(first.name)}' of type "
+            f"outputs '{shown(value.name)}', declared as {_type_words(other)}, and '{shown(first.name)}' has type "
             f"{_type_words(kind)}",
-            "both must have one type",
-            "correct what is declared, or put a Cast between them",
+            "both must have the same type",
+            "correct the declared type, or put a Cast between them",
         )
     return Finding(
         describe(node),
         f"reads '{shown(first.name)}' of type {_type_words(kind)} and '{shown(value.name)}' of type "
-        f"{_type_words(other)}, which must have one type",
+        f"{_type_words(other)}, which must have the same type",
         "",
         "put a Cast before one of them",
     )
@@ -170,7 +170,7 @@ def _cast_differs(node: ir.Node) -> Iterator[Finding]:
             describe(node),
             f"casts to {_type_words(to)}",
             f"its output '{shown(node.outputs[0].name)}' is declared as {_type_words(kind)}",
-            "correct either",
+            "correct one of the two",
         )
 
 
@@ -180,7 +180,7 @@ def _branches_differ(node: ir.Node) -> Iterator[Finding]:
         if a.type is not None and b.type is not None and _type_key(a.type) != _type_key(b.type):
             yield Finding(
                 describe(node),
-                f"gives '{shown(a.name)}' of type {_type_words(a.type)} in one branch and '{shown(b.name)}' of type "
+                f"outputs '{shown(a.name)}' of type {_type_words(a.type)} in one branch and '{shown(b.name)}' of type "
                 f"{_type_words(b.type)} in the other",
                 "",
                 "put a Cast at the end of one of them",
@@ -195,9 +195,9 @@ def _input_findings(graph: ir.Graph) -> Iterator[Finding]:
         elif isinstance(value.type, ir.TensorType) and tensor is not None and tensor.dtype != value.dtype:
             yield Finding(
                 f"initializer '{shown(name)}'",
-                f"holds {_type_words(ir.TensorType(tensor.dtype))}",
+                f"contains {_type_words(ir.TensorType(tensor.dtype))}",
                 f"is declared as {_type_words(value.type)}",
-                "correct what is declared, or convert its data",
+                "correct the declared type, or convert its data",
             )
 
 
@@ -205,17 +205,17 @@ def _input_findings(graph: ir.Graph) -> Iterator[Finding]:
 
 
 def _size_findings(model: ir.Model) -> Iterator[Finding]:
-    """Findings about sizes, confirmed without the declared sizes of intermediate values.
+    """Yield findings about sizes that are wrong even without the declared sizes of intermediate values.
 
-    Exporters and tools leave wrong sizes there, and onnxruntime only warns about them. A finding in a branch of an If
-    is reported only if ONNX's own inference objects, too, because then no runtime loads the model; otherwise such sizes
-    may never reach the branch.
+    Exporters and tools may declare wrong sizes there, and onnxruntime only warns about them. A finding in a branch of
+    an If is reported only if ONNX's own inference objects as well, because then no runtime loads the model; otherwise
+    such sizes may never reach the branch.
     """
     opset = model.opset_imports.get("", OPSET)
     suspects = []
     for node, in_branch in _with_branches(model):
         if words := next((w for v in node.outputs if v.shape is not None and (w := beyond_limits(v.shape))), None):
-            yield Finding(describe(node), f"gives '{shown(node.outputs[0].name)}' with {words}", "", EXPORT)
+            yield Finding(describe(node), f"outputs '{shown(node.outputs[0].name)}' with {words}", "", EXPORT)
         elif node.domain == "" and complaint(node, [*map(recorded_shape, node.inputs)], node.version or opset):
             suspects.append((node, in_branch))
     if not suspects:
@@ -229,7 +229,7 @@ def _size_findings(model: ir.Model) -> Iterator[Finding]:
 
 
 def _with_branches(model: ir.Model) -> Iterator[tuple[ir.Node, bool]]:
-    """All nodes, and whether they are in a branch of an If."""
+    """Yield all nodes, and whether they are in a branch of an If."""
     stack = [(model.graph, False)]
     while stack:
         graph, in_branch = stack.pop()

@@ -1,7 +1,7 @@
 """Check the sizes of a node's inputs: one rule per operator, exact for numeric dimensions.
 
-A rule gets the node's inputs (shape and, for a small constant, data) and its attributes, and yields complaints as words
-that follow the node's name; the first one is used. An unknown rank, or a symbolic dimension, matches everything.
+A rule is called with the node's inputs (``Operand``) and attributes, and yields complaints: words that follow the
+node's name in a sentence, of which the first one is used. An unknown rank, or a symbolic dimension, matches everything.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gradgraph.passes.normal.edit import attributes
 
 @dataclass(frozen=True)
 class Operand:
-    """An input; ``shape`` is None if even the rank is unknown."""
+    """An input of a node; ``shape`` is None if even the rank is unknown."""
 
     value: ir.Value
     shape: Shape | None
@@ -36,7 +36,7 @@ class Operand:
 
     @property
     def data(self) -> np.ndarray | None:
-        """The numbers of a small constant; None for any other value, which is not read."""
+        """The numbers of a small constant; None for other values, whose data are not read."""
         return small_constant(self.value)
 
     def __getitem__(self, axis: int) -> Dim:
@@ -53,7 +53,7 @@ EXPORT = "correct the sizes, or export the model again"
 
 
 def complaint(node: ir.Node, shapes: Sequence[Shape | None], opset: int) -> str | None:
-    """Return what is wrong with the sizes of ``node`` if its inputs have these ``shapes``, or None."""
+    """Return in words what is wrong with the sizes of ``node`` for inputs of these ``shapes``; None if nothing is."""
     rule = _RULES.get(node.op_type)
     if rule is None and not ranks.is_ranked(node.op_type):
         return None
@@ -79,7 +79,7 @@ def _for(*op_types: str) -> Callable[[Rule], Rule]:
 
 
 def _clash(*operands: Operand | None) -> Words:
-    """Yield the shapes that do not broadcast against each other."""
+    """Yield complaints about shapes that do not broadcast against each other."""
     known = [o for o in operands if o is not None and o.shape is not None]
     if len({o.shape for o in known}) < 2:
         return
@@ -91,7 +91,7 @@ def _clash(*operands: Operand | None) -> Words:
 
 
 def _beyond(x: Operand | None, axes: Iterable[int], more: int = 0) -> Words:
-    """Yield the axis that ``x``, with ``more`` axes, does not have."""
+    """Yield a complaint about each of ``axes`` that ``x``, with ``more`` axes added, does not have."""
     if x is not None and x.rank is not None:
         rank = x.rank + more
         yield from (f"has axis {a}, but reads {x}" for a in axes if not -rank <= a < rank)
@@ -136,19 +136,19 @@ def _clip(x: Operand, *bounds: Operand | None, **_: Any) -> Words:
 def _quantized(
     x: Operand, scale: Operand, zero: Operand | None = None, *, axis: int = 1, block_size: int = 0, **_: Any
 ) -> Words:
-    """Scales: one, one per index of an axis, or, in blocks, one per block with equal rank."""
+    """Check the number of scales: one, one per index of ``axis``, or one per block, with the rank of ``x``."""
     if x.rank is None or scale.rank is None:
         return
     if block_size and scale.rank != x.rank:
-        yield f"reads {x} in blocks and the scale {scale}, which must have the same rank"
+        yield f"reads {x} in blocks, and the scale {scale} must have the same rank"
     if x.rank and is_number(scale.shape, 1):
         return
     if scale.rank > 1 and not block_size:
-        yield f"reads {x} and the scale {scale}, which must have one axis at most"
+        yield f"reads {x} and the scale {scale}, which must have at most one axis"
     if scale.rank == 1:
         yield from _beyond(x, [axis])
         if differ(scale[0], x[axis]):
-            yield f"reads {x} and the scale {scale}, one for each of {x[axis]} along axis {axis}"
+            yield f"reads {x} and the scale {scale}, which must have {x[axis]} elements, one per index of axis {axis}"
 
 
 @_for("Expand")
@@ -177,7 +177,7 @@ def _matmul(a: Operand, b: Operand, **_: Any) -> Words:
 def _gemm(a: Operand, b: Operand, c: Operand | None = None, *, transA: int = 0, transB: int = 0, **_: Any) -> Words:
     for operand in (a, b):
         if operand.rank not in (None, 2):
-            yield f"multiplies matrices, and reads {operand}"
+            yield f"multiplies matrices, but reads {operand}"
     inner = a[0 if transA else 1], b[1 if transB else 0]
     if differ(*inner):
         turned = " (transposed)" if transA or transB else ""
@@ -191,20 +191,20 @@ def _gemm(a: Operand, b: Operand, c: Operand | None = None, *, transA: int = 0, 
 
 @_for("Einsum")
 def _einsum(*operands: Operand, equation: str, **_: Any) -> Words:
-    """Match each input with its term: one axis per letter, more only with "...". Axes of 1 are broadcast."""
+    """Match each input with its term: one axis per letter, and more only with "...". Axes of size 1 broadcast."""
     sizes: dict[str, int] = {}
     for operand, term in zip(operands, equation.partition("->")[0].replace(" ", "").split(","), strict=False):
         letters, rest = term.replace("...", ""), "..." in term
         if operand.rank is not None and (operand.rank < len(letters) if rest else operand.rank != len(letters)):
             least = " or more" if rest else ""
-            yield f"reads {operand}, but its equation '{shown(equation)}' needs {len(letters)}{least} axes"
+            yield f"reads {operand}, but its equation '{shown(equation)}' requires {len(letters)}{least} axes"
         for letter, size in zip(letters, () if rest else operand.shape or (), strict=False):
             if isinstance(size, int) and size != 1 and sizes.setdefault(letter, size) != size:
-                yield f"reads {operand}, whose axis '{letter}' has {sizes[letter]} elements in an input before it"
+                yield f"reads {operand}, but an earlier input has {sizes[letter]} elements along axis '{letter}'"
 
 
 def words_of(shape: Shape) -> str:
-    """``[n, 3, ?]``, where ``?`` is an unknown size."""
+    """Return a shape as text such as ``[n, 3, ?]``, where ``?`` is an unknown size."""
     return f"[{', '.join('?' if d is None else shown(d) for d in shape)}]"
 
 
@@ -215,7 +215,7 @@ def words_of(shape: Shape) -> str:
 def _conv(x: Operand, w: Operand, b: Operand | None = None, *, group: int = 1, **rest: Any) -> Words:
     kernels, channels = w[0], w[1]
     if isinstance(channels, int) and differ(x[1], channels * group):
-        yield f"reads {x}, and its weights {w} in {group} group(s) take {channels * group} channels"
+        yield f"reads {x}, but its weights {w} in {group} group(s) expect {channels * group} channels"
     if isinstance(kernels, int) and group > 0 and kernels % group:
         yield f"has weights {w}, whose {kernels} kernels do not divide into {group} groups"
     yield from _kernels(x, w, kernels, b, **rest)
@@ -225,7 +225,7 @@ def _conv(x: Operand, w: Operand, b: Operand | None = None, *, group: int = 1, *
 @_for("ConvTranspose")
 def _conv_transpose(x: Operand, w: Operand, b: Operand | None = None, *, group: int = 1, **rest: Any) -> Words:
     if w.rank is not None and w.rank > 1 and differ(x[1], w[0]):
-        yield f"reads {x}, and its weights {w} take {w[0]} channels"
+        yield f"reads {x}, but its weights {w} expect {w[0]} channels"
     channels = w[1]
     yield from _kernels(x, w, channels * group if isinstance(channels, int) else None, b, **rest)
 
@@ -237,9 +237,9 @@ def _kernels(
         yield f"reads {x} and weights {w}, which must have the same number of axes, three or more"
     spatial = () if w.shape is None else w.shape[2:]
     if wide := next((d for d in known_sizes(spatial) if d > WIDEST), None):
-        yield f"has weights {w}, whose windows reach over {wide} elements, and {WIDEST:,} is the most"
+        yield f"has weights {w}, whose windows have {wide} elements along an axis; the limit is {WIDEST:,}"
     if kernel_shape and spatial and (len(kernel_shape) != len(spatial) or any(map(differ, kernel_shape, spatial))):
-        yield f"declares kernels of shape {kernel_shape}, and reads weights {w}"
+        yield f"declares kernels of shape {kernel_shape}, but reads weights {w}"
     if b is not None and b.rank == 1 and differ(b[0], channels):
         yield f"adds {b} to {channels} channels"
     yield from _lists(x, w.rank if x.rank is None else x.rank, kernel_shape=kernel_shape, **rest)
@@ -249,11 +249,11 @@ _PER_AXIS = {"kernel_shape": 1, "strides": 1, "dilations": 1, "output_padding": 
 
 
 def _lists(x: Operand, rank: int | None, auto_pad: str = "NOTSET", **given: Any) -> Words:
-    """Yield the attribute that does not have one entry per spatial axis."""
+    """Yield a complaint about each attribute that does not have one entry (two for pads) per spatial axis."""
     lists = {name: given[name] for name in _PER_AXIS if given.get(name) and (name != "pads" or auto_pad == "NOTSET")}
     counts = {name: len(numbers) / _PER_AXIS[name] for name, numbers in lists.items()}
     axes = next(iter(counts.values()), 0) if rank is None else rank - 2
-    yield from (f"has {n}={shown(lists[n])}, and reads {x}" for n, count in counts.items() if count != axes)
+    yield from (f"has {n}={shown(lists[n])}, but reads {x}" for n, count in counts.items() if count != axes)
 
 
 def _window(
@@ -264,7 +264,7 @@ def _window(
     auto_pad: str = "NOTSET",
     **_: Any,
 ) -> Words:
-    """Yield the window that is larger than its axis."""
+    """Yield a complaint about each axis that is shorter than its window, padding included."""
     axes = len(kernel)
     if auto_pad not in ("NOTSET", "VALID") or (pads and len(pads) != 2 * axes):
         return
@@ -273,7 +273,7 @@ def _window(
         around = 0 if not pads or auto_pad == "VALID" else pads[axis] + pads[axes + axis]
         if isinstance(size, int) and isinstance(length, int) and 0 < length + around < (size - 1) * reach + 1:
             padded = f" and {around} of padding" if around else ""
-            yield f"has a window of {(size - 1) * reach + 1} elements along axis {2 + axis} of {x}{padded}"
+            yield f"has a window of {(size - 1) * reach + 1} elements, more than axis {2 + axis} of {x}{padded}"
 
 
 @_for("Col2Im")
@@ -288,7 +288,7 @@ def _col2im(x: Operand, image: Operand, block: Operand, **lists: Any) -> Words:
 def _pool(x: Operand, *, kernel_shape: list[int], ceil_mode: int = 0, **rest: Any) -> Words:
     axes = len(kernel_shape)
     if differ(x.rank, 2 + axes):
-        yield f"has windows of {axes} axes, and reads {x}"
+        yield f"has windows of {axes} axes, but reads {x}"
     yield from _lists(x, 2 + axes, **rest)
     if not ceil_mode:
         yield from _window(x, kernel_shape, **rest)
@@ -299,7 +299,7 @@ def _grid_sample(x: Operand, grid: Operand, **_: Any) -> Words:
     if (x.rank or 3) < 3 or differ(x.rank, grid.rank):
         yield f"samples {x} at {grid}, which must have the same number of axes, three or more"
     if x.rank is not None and differ(grid[-1], x.rank - 2):
-        yield f"samples {x} at {grid}, whose last axis must hold {x.rank - 2} coordinates"
+        yield f"samples {x} at {grid}, whose last axis must have {x.rank - 2} elements, the coordinates"
 
 
 @_for("BatchNormalization", "InstanceNormalization")
@@ -311,7 +311,7 @@ def _norm_of_channels(x: Operand, *vectors: Operand, spatial: int = 1, **_: Any)
 
 @_for("LayerNormalization", "RMSNormalization")
 def _layer_norm(x: Operand, *vectors: Operand, axis: int = -1, **_: Any) -> Words:
-    """Compare only vectors of one axis; runtimes accept flattened ones for several axes."""
+    """Check the parameters of a norm of one axis; runtimes also accept flattened parameters for several axes."""
     for v in vectors:
         if v.rank is not None and x.rank is not None and v.rank > x.rank:
             yield f"reads {x} and {v}, which has more axes"
@@ -324,7 +324,7 @@ def _layer_norm(x: Operand, *vectors: Operand, axis: int = -1, **_: Any) -> Word
 def _rotary(x: Operand, *_operands: Any, num_heads: int = 0, **_: Any) -> Words:
     width = x[2]
     if x.rank == 3 and (num_heads <= 0 or (isinstance(width, int) and width % num_heads)):
-        yield f"has {num_heads} heads, and reads {x}, whose last axis must be a multiple of that"
+        yield f"has {num_heads} heads, but reads {x}, whose last axis must be a multiple of that"
 
 
 # --- shapes -----------------------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ def _reshape(x: Operand, target: Operand, *, allowzero: int = 0, **_: Any) -> Wo
     count, asked = math.prod(known_sizes(x.shape)), math.prod(known)
     fits = (asked != 0 and count % asked == 0) or (asked == 0 and count == 0) if -1 in copied else count == asked
     if not fits:
-        yield f"reads {x}, {count} elements, which do not fill {words_of(tuple(copied))}"
+        yield f"reads {x}, whose {count} elements cannot have the shape {words_of(tuple(copied))}"
 
 
 @_for("Concat")
@@ -374,7 +374,7 @@ def _split(
     if parts is None:
         return
     if len(parts) < outputs:
-        yield f"has {outputs} outputs, and {len(parts)} lengths"
+        yield f"has {outputs} outputs, but {len(parts)} lengths"
     if differ(x[axis], sum(parts)):
         yield f"splits axis {axis} of {x} into {parts}, which add up to {sum(parts)}"
 
@@ -416,14 +416,14 @@ def _pad(x: Operand, given: Operand | None = None, _value: Any = None, axes: Ope
     if axes is None:
         yield from _one_for_each(x, given, "pads", 2)
     elif given.rank == axes.rank == 1 and isinstance(count := axes[0], int) and differ(given[0], 2 * count):
-        yield f"has {given[0]} pads, and axes {axes}"
+        yield f"has {given[0]} pads, but axes {axes}"
 
 
 def _one_for_each(x: Operand, vector: Operand, what: str, times: int = 1) -> Words:
     count = vector[0] if vector.rank == 1 else None
     odd = isinstance(count, int) and count % times != 0
     if odd or (x.rank is not None and differ(count, times * x.rank)):
-        yield f"has {count} {what}, and reads {x}"
+        yield f"has {count} {what}, but reads {x}"
 
 
 # --- along axes -------------------------------------------------------------------------------------------
@@ -455,7 +455,7 @@ def _gather(x: Operand, places: Operand, *, axis: int = 0, **_: Any) -> Words:
     size = x[axis]
     for i in _ints(places) or ():
         if isinstance(size, int) and not -size <= i < size:
-            yield f"takes element {i} along axis {axis} of {x}"
+            yield f"reads element {i} along axis {axis} of {x}, which does not exist"
 
 
 @_for("GatherElements", "ScatterElements")
@@ -464,7 +464,7 @@ def _elements(x: Operand, places: Operand, updates: Operand | None = None, *, ax
         if other is not None and differ(x.rank, other.rank):
             yield f"reads {x} and {other}, which must have the same number of axes"
     if updates is not None and places.shape and updates.shape and any(map(differ, places.shape, updates.shape)):
-        yield f"reads {places} and {updates}, which must have one shape"
+        yield f"reads {places} and {updates}, which must have the same shape"
     yield from _beyond(x, [axis])
 
 
@@ -480,11 +480,11 @@ def _recurrent(
     if differ(w.rank, 3) or differ(r.rank, 3):
         yield f"has weights {w} and {r}, which must have three axes: directions, rows, features"
     if differ(x[2], w[2]):
-        yield f"reads {x}, and its weights {w} take {w[2]} features"
+        yield f"reads {x}, but its weights {w} expect {w[2]} features"
     if differ(w[1], r[1]):
-        yield f"has weights {w} and {r}, which must have equally many rows"
+        yield f"has weights {w} and {r}, which must have the same number of rows"
     if hidden_size and differ(r[2], hidden_size):
-        yield f"has recurrent weights {r}, and hidden_size is {hidden_size}"
+        yield f"has recurrent weights {r}, but hidden_size is {hidden_size}"
     rows = w[1]
     if b is not None and isinstance(rows, int) and differ(b[1], 2 * rows):
         yield f"adds {b} to {rows} rows of {w}"

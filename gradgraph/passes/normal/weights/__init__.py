@@ -1,1 +1,1 @@
-"""Decides which stored tensors are weights, and gives the reason."""
+"""Decide which stored tensors are weights, with a reason for each."""

@@ -1,13 +1,13 @@
-"""Stored tensors that are constants judging by their readers, in files that do not mark parameters.
+"""Find stored tensors that are constants, judging by how they are used, in files that do not mark parameters.
 
 1. Input normalisation: a model input, possibly reshaped, minus, divided by, times or plus a constant, before a layer.
    Constants that are added or multiplied vary along one axis and only feed layers, which can learn the same.
-2. Priors of a detector and scales of a target: after the last layer, outputs times and plus constants. The first vector
-   added after a layer without a bias is its bias.
-3. Masks, by their values: zeros and ones as a factor; zeros and one large negative number.
-4. Bin indices, 0, 1, 2 and so on, used to compute the expectation of a Softmax.
+2. Priors of a detector and scales of a target: after the last layer, constants that outputs are multiplied by and added
+   to. The first vector that is added after a layer without a bias is its bias.
+3. Masks, by their values: zeros and ones as a factor, or zeros and one large negative number as a summand.
+4. Bin indices 0, 1, 2 and so on, used to compute the expectation of a Softmax.
 
-A scale of ones and a shift of zeros change nothing: they are untrained weights.
+A scale of ones and a shift of zeros change nothing: they are weights that have not been trained yet.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _CARRIERS = MOVES | {"AveragePool", "Clip", "Concat", "MaxPool", "Resize", "Upsa
 _KEEP_SIZES = frozenset({"Abs", "Cast", "CastLike", "Clip", "Dropout", "Identity", "Where"})
 _LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _LAYERS = _LINEAR | {"BatchNormalization", "Einsum", "GRU", "LSTM", "RNN"}
-_RANGES = frozenset({"Clip", "Exp", "Pow", "Sigmoid", "Softplus", "Tanh"})  # which outputs of detectors pass through
-_BEHIND_LAYERS = (  # of nodes after the last layer: decoding and selection of results
+_RANGES = frozenset({"Clip", "Exp", "Pow", "Sigmoid", "Softplus", "Tanh"})  # functions that outputs of detectors have
+_BEHIND_LAYERS = (  # operators after the last layer: decoding and selection of results
     ARITHMETIC
     | _RANGES
     | MOVES
@@ -46,10 +46,10 @@ _BEHIND_LAYERS = (  # of nodes after the last layer: decoding and selection of r
     | {"LogSoftmax", "Max", "Min", "NonMaxSuppression", "NonZero", "Not", "Or", "ReduceMax", "Relu", "ScatterND"}
     | {"Shape", "Size", "Softmax", "TopK", "Where"}
 )
-_LARGEST = 1 << 20  # magnitude; larger values are neither a mean nor a prior
-_LARGEST_MASK = 1 << 24
-_NEGLIGIBLE = -100.0  # the least magnitude of an additive mask, such as Swin's
-_BINS = 4  # at least
+_LARGEST = 1 << 20  # the most elements of a tensor that is read; larger ones are neither a mean nor a prior
+_LARGEST_MASK = 1 << 24  # the most elements of a mask that is read
+_NEGLIGIBLE = -100.0  # the masking number of an additive mask, such as Swin's, is at most this
+_BINS = 4  # the least number of bins
 _SAME_SIZE = (
     "Abs",
     "Cast",
@@ -73,7 +73,7 @@ _FLOAT_FOLDS: dict[str, Callable[..., Any]] = {
 
 
 def find_fixed(model: ir.Model) -> dict[ir.Value, str]:
-    """The constant initializers of more than one element, with the reason in words."""
+    """Return the initializers of more than one element that are constants, each with the reason in words."""
     stored = _Stored(model)
     fed, before = _before_layers(model.graph, stored)
     after = _behind_layers(model.graph, stored, fed, before)
@@ -94,7 +94,13 @@ def find_fixed(model: ir.Model) -> dict[ir.Value, str]:
 
 
 class _Stored:
-    """Values computed from stored tensors only, and the readers that combine them with others."""
+    """The values computed from stored tensors only, and the nodes that combine them with other values.
+
+    Attributes:
+        readings: for each stored tensor, the inputs of nodes that read it, or a value computed from it, together with
+            values that are not stored.
+        outputs: the stored tensors from which outputs of the model are computed directly.
+    """
 
     def __init__(self, model: ir.Model) -> None:
         self._sources: dict[ir.Value, frozenset[ir.Value]] = {
@@ -120,7 +126,7 @@ class _Stored:
         return frozenset() if value is None else self._sources.get(value, frozenset())
 
     def array(self, value: ir.Value) -> Array | None:
-        """The numbers of a stored value; None if it is large or expensive to compute."""
+        """Return the numbers of a stored value; None if it is large or expensive to compute."""
         if value not in self._arrays:
             self._arrays[value] = self._computed(value)
         return self._arrays[value]
@@ -149,11 +155,11 @@ class _Stored:
 
 @dataclass(eq=False)
 class _Group:
-    """Uses of constants that belong together: of one input, or of concatenated outputs."""
+    """Uses of constants that belong together: of one input, or of outputs that are concatenated."""
 
     uses: list[_Constant] = field(default_factory=list)
     into: _Group | None = None  # the group that this one has merged into
-    has_residual: bool = False  # the input takes part in an addition, so that the last layer cannot learn the same
+    has_residual: bool = False  # an input is added to the output, so that the last layer cannot learn the same
 
     def whole(self) -> _Group:
         group = self
@@ -175,12 +181,12 @@ class _Constant:
 
     @property
     def axes(self) -> int:
-        """The number of axes along which the numbers vary, as far as sizes are known."""
+        """The number of axes whose size is above 1."""
         return sum(d > 1 for d in self.array.shape)
 
     @property
     def is_scale(self) -> bool:
-        """Whether it is a factor or a minuend, which a bias never is."""
+        """Whether the constant is a factor, divisor or minuend, which a bias never is."""
         return self.node.op_type in _FACTORS or self.is_minuend
 
     @property
@@ -189,12 +195,12 @@ class _Constant:
 
     @property
     def is_possible(self) -> bool:
-        """Whether it may be a deviation, width or stride, which are positive."""
+        """Whether the constant is positive or no factor, as a deviation, width or stride is a positive factor."""
         return self.node.op_type not in _FACTORS or bool((self.array > 0).all())
 
 
 def _constant(node: ir.Node, stored: _Stored) -> _Constant | None:
-    """The only stored operand of ``node``, if its numbers are known and it is not divided by the other."""
+    """Return the only stored operand of ``node`` if its numbers are known and it is not a dividend, else None."""
     at = [i for i, v in enumerate(node.inputs) if v in stored]
     if len(node.inputs) != 2 or len(at) != 1 or (node.op_type == "Div" and at == [0]):
         return None
@@ -208,14 +214,14 @@ def _constant(node: ir.Node, stored: _Stored) -> _Constant | None:
 
 @dataclass(frozen=True)
 class _Fed:
-    """A model input and values derived from it: its known sizes, and the constants applied so far."""
+    """A value derived from a model input before any layer: its known sizes, and the constants applied so far."""
 
     dims: Dims
     group: _Group | None = None
 
 
 def _before_layers(graph: ir.Graph, stored: _Stored) -> tuple[Collection[ir.Value], set[Reading]]:
-    """The values derived from inputs before any layer, and the places where a constant normalises one."""
+    """Return the values derived from inputs before any layer, and the uses of constants that normalise an input."""
     fed = {
         v: _Fed(None if v.shape is None else as_dims(v.shape))
         for v in graph.inputs
@@ -253,7 +259,7 @@ def _normalised(node: ir.Node, fed: dict[ir.Value, _Fed], stored: _Stored) -> _F
 
 
 def _fits(constant: _Constant, dims: Dims) -> bool:
-    """Whether the input keeps its shape. Centres that it is compared with are weights."""
+    """Whether the input keeps its shape. Otherwise the constant may be the centres of clusters, which are weights."""
     if dims is None:
         return constant.axes <= 1
     sizes = constant.array.shape
@@ -288,7 +294,7 @@ def _moved(node: ir.Node, dims: Dims, stored: _Stored) -> Dims:
 
 
 def _reach(fed: dict[ir.Value, _Fed], stored: _Stored) -> tuple[set[ir.Value], set[ir.Value]]:
-    """The values of ``fed`` from which some path ends in a layer, and those from which every path does."""
+    """Return the values of ``fed`` from which some path leads to a layer, and those from which every path does."""
     some: set[ir.Value] = set()
     every: set[ir.Value] = set()
     for value in reversed(fed):
@@ -306,7 +312,10 @@ def _reach(fed: dict[ir.Value, _Fed], stored: _Stored) -> tuple[set[ir.Value], s
 
 
 def _normalising(group: _Group, some: set[ir.Value], every: set[ir.Value]) -> Iterator[_Constant]:
-    """Yield constants that normalise by a difference or quotient, as a sum or product may be of weights."""
+    """Yield the constants of a group that normalise an input: by a difference or quotient, or along one axis.
+
+    Other sums and products may have weights as operands.
+    """
     is_plain = any(c.node.op_type in ("Div", "Sub") for c in group.uses)
     if not group.changes_something():
         return
@@ -322,16 +331,17 @@ def _normalising(group: _Group, some: set[ir.Value], every: set[ir.Value]) -> It
 
 @dataclass(frozen=True)
 class _Made:
-    """A value computed by a layer: whether it has its bias, and the outputs that it is joined with."""
+    """A value computed by a layer: whether the layer's bias is added already, and the group of its constants."""
 
     has_bias: bool
     group: _Group
 
 
 def _behind_layers(graph: ir.Graph, stored: _Stored, fed: Collection[ir.Value], before: set[Reading]) -> set[Reading]:
-    """The places where a constant scales or shifts an output after the last layer, if both occur.
+    """Return the uses of constants that scale and shift an output after the last layer.
 
-    Only one of them suffices if it undoes a change of an input, by a tensor that is read at ``before``.
+    Both a scale and a shift must occur, unless the constant undoes the normalisation of an input, with a tensor that is
+    read at ``before``.
     """
     normalising = {s for node, i in before for s in stored.sources_of(node.inputs[i])}
     last = _last_nodes(graph)
@@ -357,7 +367,7 @@ def _decodes(group: _Group) -> bool:
 
 
 def _last_nodes(graph: ir.Graph) -> set[ir.Node]:
-    """The nodes after the last layer."""
+    """Return the nodes after the last layer."""
     found: set[ir.Node] = set()
     for node in reversed(graph):
         if (
@@ -422,7 +432,7 @@ def _joined(groups: Sequence[_Group]) -> _Group:
 
 
 def _mask(value: ir.Value) -> str:
-    """The reason why this is a mask; empty if it is not."""
+    """Return the reason why ``value`` is a mask; empty if it is not."""
     tensor = value.const_value
     readers = list(_behind_moves(value))
     if tensor is None or tensor.size > _LARGEST_MASK or not readers:
@@ -430,17 +440,17 @@ def _mask(value: ir.Value) -> str:
     if all(_multiplies(node, i) for node, i in readers):
         array = tensor.numpy()
         is_mask = bool(((array == 0) | (array == 1)).all() and array.any() and not array.all())
-        return "it holds zeros and ones, as masks do" if is_mask else ""
+        return "it contains only zeros and ones, like a mask" if is_mask else ""
     if all(is_standard(node, "Add", "Where") or (i == 3 and node.op_type == "Attention") for node, i in readers):
         array = tensor.numpy()
         least = array.min()
         is_mask = bool(least <= _NEGLIGIBLE and ((array == 0) | (array == least)).all() and (array == 0).any())
-        return "it holds zeros and one large negative number, as masks do" if is_mask else ""
+        return "it contains only zeros and one large negative number, like a mask" if is_mask else ""
     return ""
 
 
 def _multiplies(node: ir.Node, i: int) -> bool:
-    """Whether it, or 1 minus it, is a factor."""
+    """Whether input ``i`` of ``node`` is a factor, or is subtracted from 1 to become one."""
     first = node.inputs[0]
     is_complement = is_standard(node, "Sub") and i == 1 and first is not None and is_single(first)
     return is_complement or is_standard(node, "Mul", "Where")
@@ -456,7 +466,7 @@ def _bins(value: ir.Value) -> str:
             return ""
     array = tensor.numpy().ravel()
     is_count = bool((array == np.arange(array.size)).all())
-    return "it holds bin indices, by which the expectation of a Softmax is computed" if is_count else ""
+    return "it contains bin indices, with which the expectation of a Softmax is computed" if is_count else ""
 
 
 def _is_softmax(value: ir.Value) -> bool:
@@ -467,7 +477,7 @@ def _is_softmax(value: ir.Value) -> bool:
 
 
 def _behind_moves(value: ir.Value) -> Iterator[Reading]:
-    """The readers of ``value``, after nodes that only move its numbers."""
+    """Yield the readers of ``value``, after nodes that only move its numbers."""
     for node, i in value.uses():
         if i == 0 and node.op_type in MOVES and not node.domain:
             for moved in node.outputs:

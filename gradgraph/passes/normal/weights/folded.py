@@ -1,9 +1,9 @@
-"""Find stored tensors that an exporter computed from a weight; they do not follow the weight in training.
+"""Find stored tensors that an exporter computed from a weight, and that would not change with the weight in training.
 
 An exporter that folds ``1 - w`` or the transpose of ``w`` stores the result separately from the weight, without a link
-between them. Their numbers reveal it. Candidates are found by fingerprints: the order of a few numbers, which monotone
-functions preserve or reverse, and the first numbers of rows, which survive a Concat. Only candidates are compared in
-full, so the search is linear in the number of tensors and rows.
+between the two, so it must be recognised by its numbers. Candidates are found by fingerprints: the order of a few
+numbers, which monotone functions preserve or reverse, and the first numbers of rows, which survive a Concat. Only
+candidates are compared in full, so the search is linear in the number of tensors and rows.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from gradgraph.graph.shapes import stored_sizes
 
 Array = np.ndarray[Any, Any]
 
-_SAMPLES, _DISTINCT = 16, 8  # numbers in a fingerprint, and how many of them must differ: zeros and ones do not help
-_COMPARED = 1 << 18  # numbers compared at most, evenly spaced in larger tensors
-_TRIES = 8  # weights compared in full with a tensor, at most
-_PROBE = 4  # numbers of a row that form its key
-_PARTS = 16  # parts that a weight is concatenated with, at most; much larger tensors are not read
-_FRACTIONS = np.arange(1, _SAMPLES + 1) * 0.6180339887 % 1  # a stride; even ones would hit one column again and again
+_SAMPLES, _DISTINCT = 16, 8  # numbers in a fingerprint, and how many of them must be distinct (zeros and ones are not)
+_COMPARED = 1 << 18  # the most numbers that are compared, evenly spaced in larger tensors
+_TRIES = 8  # the most weights that are compared in full with a tensor
+_PROBE = 4  # the first numbers of a row, which form its key
+_PARTS = 16  # the most parts of a concatenation; tensors that are larger relative to a weight are not compared with it
+_FRACTIONS = np.arange(1, _SAMPLES + 1) * 0.6180339887 % 1  # positions; evenly spaced ones might all be in one column
 _TURNED = ("{}", "the transpose of {}")
 _FLOATS = (ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
@@ -46,9 +46,10 @@ def find_copies(
     tensors: Sequence[ir.Value],
     group: Callable[[ir.Value], Hashable] = lambda value: value,
 ) -> list[Copy]:
-    """Find ``tensors`` that hold a weight, a transposed or concatenated one, or a simple function of one; each once.
+    """Find the ``tensors`` that are equal to a weight, transposed or concatenated, or to a simple function of a weight.
 
-    A tensor is read only if its shape allows a copy, and is never compared with one of the same ``group``.
+    A tensor is read only if its shape allows that, and is never compared with a weight of the same ``group``. Each
+    tensor is found at most once.
     """
     held = _arrays([w for w in weights if _is_comparable(w)], [t for t in tensors if _is_comparable(t)], group)
     by_order: dict[Hashable, list[_View]] = defaultdict(list)
@@ -76,7 +77,7 @@ def find_copies(
 def _arrays(
     weights: Sequence[ir.Value], tensors: Sequence[ir.Value], group: Callable[[ir.Value], Hashable]
 ) -> dict[ir.Value, Array]:
-    """Read the numbers of tensors whose shapes allow them to be copies of each other."""
+    """Return the numbers of those tensors and weights whose shapes allow one to be computed from the other."""
     dims = {v: stored_sizes(v) for v in {*weights, *tensors}}
     read: dict[ir.Value, None] = {}
     for one, others, sign in ((tensors, weights, 1), (weights, tensors, -1)):
@@ -94,7 +95,7 @@ def _arrays(
 
 
 class _Others:
-    """The shortest and second shortest shape of each width, from different groups."""
+    """For each row length, the shapes with the fewest and second fewest rows, of different groups."""
 
     def __init__(self) -> None:
         self._shortest: dict[int, list[tuple[int, Hashable]]] = defaultdict(list)
@@ -115,7 +116,7 @@ class _Others:
 
 
 def _keys(dims: Sequence[int], whole: bool) -> list[tuple[int, int]]:
-    """The pairs (numbers in a row, rows) of a tensor as stored and transposed; (size, 0) if ``whole``."""
+    """Return the pairs (row length, rows) of a tensor as stored and transposed; (size, 0) if ``whole``."""
     if whole:
         return [(math.prod(dims), 0)]
     return [(_row_length(dims), dims[0]), (dims[0], dims[1])] if len(dims) == 2 else [(_row_length(dims), dims[0])]
@@ -155,7 +156,10 @@ def _views(weight: ir.Value, array: Array, group: Hashable) -> Iterator[_View]:
 
 
 def _order_key(array: Array) -> Hashable | None:
-    """Return the size and the order of a few numbers, which monotone functions preserve or reverse."""
+    """Return the size and the order of a few numbers, which monotone functions preserve or reverse.
+
+    Returns None if too few of the numbers are distinct.
+    """
     places = (array.size * _FRACTIONS).astype(np.int64)
     distinct, ranks = np.unique(array.flat[places], return_inverse=True)
     if len(distinct) < _DISTINCT:
@@ -184,7 +188,7 @@ def _copy_of_whole(tensor: _View, by_order: Mapping[Hashable, Sequence[_View]]) 
 
 
 def _samples(x: Array, y: Array) -> tuple[Array, Array]:
-    """Take numbers of ``x`` and ``y`` at the same positions, in float64: all, or the maximum that is compared."""
+    """Return numbers of ``x`` and ``y`` at the same positions, in float64: all, or at most about ``_COMPARED``."""
     step = -(-x.size // _COMPARED) | 1
     if step == 1:
         return x.reshape(-1).astype(np.float64), y.reshape(-1).astype(np.float64)
@@ -193,7 +197,7 @@ def _samples(x: Array, y: Array) -> tuple[Array, Array]:
 
 
 def _function(x: Array, y: Array) -> str | None:
-    """The function that maps ``x`` to ``y``, in words with ``{}`` for ``x``; None if it is not known."""
+    """Return the function that maps ``x`` to ``y``, in words with ``{}`` for ``x``; None if none is known."""
     if np.array_equal(x, y):
         return "{}"
     with np.errstate(all="ignore"):
@@ -213,7 +217,7 @@ def _is_close(a: Array, b: Array) -> bool:
 
 
 def _copy_of_part(tensor: _View, lookup: Mapping[int, tuple[Sequence[_Probe], Array]]) -> Copy | None:
-    """Find a weight that was concatenated with others along the first axis, or along the second."""
+    """Find a weight that ``tensor`` contains along its first axis, or along its second, as in a concatenation."""
     array = tensor.array
     for whole, is_turned in ((array, False), (array.T, True)) if array.ndim == 2 else ((array, False),):
         every, keys = lookup.get(_row_length(whole.shape), ((), np.array([], np.uint64)))
@@ -232,12 +236,12 @@ def _copy_of_part(tensor: _View, lookup: Mapping[int, tuple[Sequence[_Probe], Ar
 
 
 def _row_length(dims: Sequence[int]) -> int:
-    """Numbers in a row; 0 for vectors, whose rows are short overlapping windows."""
+    """Return the numbers in a row; 0 for vectors, whose rows are short overlapping windows."""
     return math.prod(dims[1:]) if len(dims) > 1 else 0
 
 
 def _hashes(array: Array) -> Array:
-    """A hash of the first few numbers of each row."""
+    """Return a hash of the first few numbers of each row."""
     heads = sliding_window_view(array, _PROBE) if array.ndim == 1 else array.reshape(len(array), -1)[:, :_PROBE]
     bits = np.ascontiguousarray(heads, np.float32).view(np.uint32).astype(np.uint64)
     factors = np.array([1, 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)[: bits.shape[1]]
@@ -245,7 +249,7 @@ def _hashes(array: Array) -> Array:
 
 
 def _probe(view: _View) -> _Probe:
-    """Take a row from the middle, which is not padding."""
+    """Return a row from the middle of ``view``, which is unlikely to be padding, as its lookup key."""
     array = view.array
     rows = _PROBE if array.ndim == 1 else 1
     middle = min(len(array) // 2, len(array) - rows)

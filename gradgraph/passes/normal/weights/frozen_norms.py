@@ -1,7 +1,8 @@
 """Find weights that look like a norm with fixed statistics, such as torchvision's FrozenBatchNorm2d: ``conv(x)·s + t``.
 
-Its s and t are computed from four buffers, none of which is trained. An exporter with constant folding stores only s
-and t, like a learned scale and shift; but learned ones keep their parameter names.
+Such a norm computes the scale s and the shift t from four buffers, none of which is trained. An exporter with constant
+folding stores only s and t, which look like a learned scale and shift, except that learned ones keep their parameter
+names.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def find_frozen_norms(weights: Iterable[ir.Value]) -> Iterator[tuple[ir.Value, i
 
 
 def _is_by_channel(value: ir.Value, spatial: int) -> bool:
-    """Whether the shape is ``[C, 1, 1]`` or ``[1, C, 1, 1]`` before two ``spatial`` axes, with C above 1."""
+    """Whether ``value`` varies along channels only: ``[C, 1, 1]`` or ``[1, C, 1, 1]`` for two ``spatial`` axes."""
     shape = all_sizes(shape_of(value)) or []
     axes = [len(shape) - i for i, d in enumerate(shape) if d != 1]
     return axes == [spatial + 1]

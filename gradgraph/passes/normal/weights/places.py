@@ -1,4 +1,4 @@
-"""Where weights are used: the module of the source, and the parameter name."""
+"""Find the source module, and the parameter name in it, for a weight that a node reads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 import onnx_ir as ir
 
-_ROLES = {  # inputs of an operator, by PyTorch's names
+_ROLES = {  # PyTorch's parameter names for the inputs of an operator
     "Conv": ("", "weight", "bias"),
     "ConvTranspose": ("", "weight", "bias"),
     "Gemm": ("weight", "weight", "bias"),
@@ -23,18 +23,18 @@ _ROLES = {  # inputs of an operator, by PyTorch's names
     "GRU": ("", "weight_ih", "weight_hh", "bias"),
     "RNN": ("", "weight_ih", "weight_hh", "bias"),
 }
-_SCOPES = ("pkg.torch.onnx.name_scopes", "namespace")  # in which PyTorch's exporter records the modules
+_SCOPES = ("pkg.torch.onnx.name_scopes", "namespace")  # metadata in which PyTorch's exporter records the modules
 
 
 def place_of(node: ir.Node, position: int) -> tuple[str, str]:
-    """The module and parameter name of an input, such as ``encoder.query`` and ``weight``; either may be empty."""
+    """Return the module and parameter name of an input, such as ``encoder.query`` and ``weight``; each may be empty."""
     reader, at = behind_moves(node, position)
     roles = _ROLES.get(reader.op_type, ())
     return module_of(reader), roles[at] if at < len(roles) else ""
 
 
 def behind_moves(node: ir.Node, position: int) -> tuple[ir.Node, int]:
-    """The node that computes with a weight, after nodes that only transpose or cast it."""
+    """Return the node that computes with a weight, and the input, after nodes that only transpose or cast it."""
     while node.op_type in ("Transpose", "Cast", "Identity", "DequantizeLinear", "Reshape") and position == 0:
         uses = list(node.outputs[0].uses())
         if len(uses) != 1:
@@ -44,7 +44,7 @@ def behind_moves(node: ir.Node, position: int) -> tuple[ir.Node, int]:
 
 
 def module_of(node: ir.Node) -> str:
-    """The module that a node belongs to, from its metadata or otherwise its name."""
+    """Return the module that a node belongs to, from its metadata or else from its name."""
     for key in _SCOPES:
         if text := node.metadata_props.get(key):
             scopes = re.findall(r"'([^']*)'", text) or text.split("/")

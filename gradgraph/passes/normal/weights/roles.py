@@ -1,7 +1,7 @@
-"""Roles of stored tensors, derived from their readers.
+"""Derive the roles of stored tensors from the nodes that read them.
 
-A tensor is followed through nodes that only move, cast or negate it, in and out of bodies, to the operators that
-compute with it. One table lists the roles of operator inputs; an input that is not listed is an ordinary operand.
+A tensor is followed through nodes that only move, cast or negate it, into and out of bodies, to the operators that
+compute with it. Tables list the roles of operator inputs; an input that is not listed is an ordinary operand.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from gradgraph.passes.normal.edit import nodes_of
 
 
 class Role(enum.Enum):
-    """The role that a reader gives to a tensor."""
+    """The role of a tensor in an operator that reads it."""
 
-    FACTOR = "weight"  # of a product, a norm, a recurrence: learned by a layer
-    BIAS = "bias"  # added to a product with one column
-    SHAPED = "argument"  # of Exp and the like, which keep learned numbers in a range
-    OPERAND = "operand"  # of arithmetic, or of an operator outside the table
-    STATE = "first state"  # of a recurrence
-    SETTING = "setting"  # a setting: a bound, a scale, an exponent
+    FACTOR = "weight"  # a parameter of a product, a norm or a recurrence, which a layer learns
+    BIAS = "bias"  # a number added to a product with one column
+    SHAPED = "argument"  # the argument of Exp or a similar function, which keeps a learned number in a range
+    OPERAND = "operand"  # an operand of arithmetic, or of an operator outside the tables
+    STATE = "first state"  # the initial state of a recurrence
+    SETTING = "setting"  # a setting, such as a bound, a scale or an exponent
 
 
 @dataclass(frozen=True)
 class Use:
-    """A node that reads a tensor, and the role in words: ``the upper bound``."""
+    """A node that reads a tensor, and the tensor's role in words, such as ``the upper bound``."""
 
     node: ir.Node
     words: str
@@ -113,19 +113,19 @@ STATES = {
     "LinearAttention": (3,),
     "RNN": (5,),
 }
-_COLUMNS = {
+_COLUMNS = {  # axes of weights whose size is the number of columns or channels of the product
     "Conv": (0,),
     "ConvTranspose": (1,),
     "Einsum": (0, -1),
     "Gemm": (0, -1),
     "MatMul": (0, -1),
-}  # axes of weights
-_LIMITS = frozenset({"Max", "Min"})  # of one element
+}
+_LIMITS = frozenset({"Max", "Min"})  # operators for which an operand of one element is a bound
 _SHAPING = frozenset({"Exp", "Sigmoid", "Softplus", "Tanh"})
 ARITHMETIC = frozenset({"Add", "Div", "Mul", "Sub"})
-_MOST_MOVES = 8  # moves at most between a product and its summand
+_MOST_MOVES = 8  # the most moving nodes between a product and its summand
 _GROWS = frozenset({"Concat", "Expand", "Pad", "Tile"})
-MOVES = frozenset(  # of the first input
+MOVES = frozenset(  # operators that move, cast, negate or invert the numbers of their first input
     {"Cast", "CastLike", "DequantizeLinear", "Dropout", "Expand", "Flatten", "Gather", "GatherElements", "GatherND"}
     | {"Abs", "Identity", "Neg", "Pad", "QuantizeLinear", "Reciprocal", "Reshape", "Slice", "Split", "Sqrt"}
     | {"Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze"}
@@ -133,12 +133,13 @@ MOVES = frozenset(  # of the first input
 
 
 def roles(model: ir.Model) -> Mapping[ir.Value, Uses]:
-    """For each value that is read, the roles that its readers give it, with one example use each.
+    """Return, for each value that is read, its roles, with one use as an example of each.
 
-    Linear in the model: roles propagate from readers back to their inputs, and each value takes each role once.
+    Roles propagate from readers back to their inputs, and each value gets each role once, so the time is linear in the
+    size of the model.
     """
     found: dict[ir.Value, dict[Role, Use]] = defaultdict(dict)
-    sources: dict[ir.Value, list[ir.Value]] = defaultdict(list)  # of values that flow into a value
+    sources: dict[ir.Value, list[ir.Value]] = defaultdict(list)  # the values that flow into each value
     stored = _Stored(model)
     for node in nodes_of(model):
         for inside, outside in _flows(node):
@@ -163,7 +164,7 @@ def roles(model: ir.Model) -> Mapping[ir.Value, Uses]:
 
 
 def _role(node: ir.Node, i: int, stored: _Stored) -> tuple[Role, str] | None:
-    """The role that ``node`` gives its input ``i``; None if it only passes the input on."""
+    """Return the role of input ``i`` of ``node``, with words for it; None if ``node`` only passes the input on."""
     kind, value = f"{node.domain}.{node.op_type}".lstrip("."), node.inputs[i]
     assert value is not None
     if (words := SETTINGS.get(kind, {}).get(i)) is not None:
@@ -189,7 +190,7 @@ def _role(node: ir.Node, i: int, stored: _Stored) -> tuple[Role, str] | None:
 
 
 class _Stored:
-    """The values that are stored or computed from stored ones only, and which of them have one element."""
+    """The values that are stored, or computed from stored values only, and which of them have one element."""
 
     def __init__(self, model: ir.Model) -> None:
         self._single = {v: is_single(v) for v in model.graph.initializers.values()}
@@ -205,7 +206,7 @@ class _Stored:
         return self._single.get(value, False)
 
     def passes(self, node: ir.Node, i: int) -> bool:
-        """Whether input ``i`` is passed on; arithmetic on stored values only, such as 1 − w, counts as well."""
+        """Whether ``node`` only passes on its input ``i``; so does arithmetic on stored values only, such as 1 − w."""
         value = node.inputs[i]
         if node.domain or value is None or not node.outputs:
             return False
@@ -244,12 +245,12 @@ def _before_moves(value: ir.Value) -> ir.Value:
 
 
 def _entering(node: ir.Node) -> tuple[int, int]:
-    """The first input of a Loop or Scan that enters the body, and the first output of the body that leaves it."""
+    """Return the index of the first input of a Loop or Scan that enters the body, and of the body's first result."""
     return (2, 1) if node.op_type == "Loop" else (0, 0)
 
 
 def _flows(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:
-    """Pairs of values, the first of which becomes the second, in and out of the bodies of ``node``."""
+    """Yield the pairs of values of which the first becomes the second when it enters or leaves a body of ``node``."""
     pairs: list[tuple[ir.Value | None, ir.Value]] = []
     for body in subgraphs(node) if has_bodies(node) else ():
         first, left = _entering(node)

@@ -1,7 +1,7 @@
 """Find int8 weights that can saturate on x86 processors without VNNI, where onnxruntime multiplies them by 8-bit data.
 
-There the products of unsigned data and signed weights are added in pairs, and each sum saturates at 16 bits. Weights of
-7 bits (``gradgraph.graph.quantisers.SEVEN_BITS``) are safe, and so are unsigned weights, which use another kernel.
+These processors add products of unsigned data and signed weights in pairs, and each sum saturates at 16 bits. Weights
+of 7 bits (``gradgraph.graph.quantisers.SEVEN_BITS``) are safe, and so are unsigned weights, which another kernel reads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BYTES = (ir.DataType.INT8, ir.DataType.UINT8)
 
 
 def find_saturating(graph: Iterable[ir.Node]) -> list[ir.Value]:
-    """Find the weights, stored or rounded from floats, as values with the names of the weights."""
+    """Return the weights that can saturate: stored integers, or the floats that a QuantizeLinear rounds to integers."""
     return list(dict.fromkeys(v for node in graph if node.domain in _DOMAINS for v in _of_product(node)))
 
 
@@ -39,7 +39,7 @@ def _of_product(node: ir.Node) -> Iterator[ir.Value]:
 
 
 def _integers(value: ir.Value | None) -> ir.Value | None:
-    """The 8-bit integers that a DequantizeLinear reads for ``value``, which other nodes may have moved since."""
+    """Return the 8-bit integers from which a DequantizeLinear, and nodes that move its result, compute ``value``."""
     node = None if value is None else value.producer()
     while node is not None and node.op_type in _MOVES:
         node = None if node.inputs[0] is None else node.inputs[0].producer()
@@ -49,7 +49,7 @@ def _integers(value: ir.Value | None) -> ir.Value | None:
 
 
 def _too_wide(whole: ir.Value) -> ir.Value | None:
-    """Return the weight that ``whole`` stores or rounds, if it may exceed 7 bits."""
+    """Return the stored weight of the integers ``whole`` if they may exceed 7 bits, else None."""
     numbers, node = constant_of(whole), whole.producer()
     if numbers is not None:
         return whole if numbers.size and not within(SEVEN_BITS, (numbers.min(), numbers.max())) else None

@@ -1,7 +1,7 @@
-"""Find initially equal weights that an exporter merged: several modules read one, in the same way.
+"""Find weights that an exporter merged because their initial values were equal.
 
 PyTorch's exporters store equal tensors once. After training no two weights are equal, but in an untrained network all
-biases are zeros, all scales are ones, and copied layers are equal. They would be trained as one.
+biases are zeros, all scales are ones, and copied layers are equal. Merged weights would be trained as one weight.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import onnx_ir as ir
 from gradgraph.passes.normal.weights.places import behind_moves, place_of
 
 _NUMBER = re.compile(r"_\d+$")
-_SAMPLE = 256  # numbers that are compared first
+_SAMPLE = 256  # the numbers that are compared before all others
 
 
 def find_merged(weights: Iterable[ir.Value]) -> list[ir.Value]:
-    """Find weights that several modules read, and that may be separate, initially equal ones.
+    """Return the weights that several modules read, and that may be several weights with equal initial values.
 
-    Modules must read it as the same input of the same operator, or as anything if all its numbers are equal. Excluded
-    are embedding tables, which encoders and decoders share on purpose, and weights that a gradient in the model reads,
-    which must be that of the forward pass.
+    The modules must read a weight as the same input of the same operator; if all its numbers are equal, as any input.
+    Embedding tables are excluded, because encoders and decoders share them on purpose, and so are reads by a gradient
+    in the model, which must use the weight of the forward pass.
     """
     return [v for v in weights if len(v.uses()) > 1 and _is_merged(v)]
 
 
 def modules_of(value: ir.Value) -> dict[str, list[tuple[ir.Node, int]]]:
-    """The uses of a weight by module; each use is a module of its own if the file does not record modules."""
+    """Return the uses of a weight by module; each use counts as one module if the file does not record modules."""
     found: dict[str, list[tuple[ir.Node, int]]] = {}
     for i, (node, position, module, _) in enumerate(_places(value)):
         found.setdefault(module or f"/{i}", []).append((node, position))
@@ -38,9 +38,10 @@ def modules_of(value: ir.Value) -> dict[str, list[tuple[ir.Node, int]]]:
 
 
 def _places(value: ir.Value) -> list[tuple[ir.Node, int, str, str]]:
-    """The uses of a weight with module and role.
+    """Return the uses of a weight, each with its module and parameter name.
 
-    A module called in several branches of an If has one name, though exporters number the calls: ``l`` and ``l_1``.
+    A module that is called in several branches of an If has one name here, although exporters number the calls: ``l``
+    and ``l_1``.
     """
     found = [(node, position, *place_of(node, position)) for node, position in value.uses()]
     if all(node.graph is value.graph for node, *_ in found) or value.graph is None:
@@ -57,7 +58,7 @@ def _places(value: ir.Value) -> list[tuple[ir.Node, int, str, str]]:
 
 
 def _branches(graph: ir.Graph) -> dict[ir.Graph, ir.Node]:
-    """The If nodes by their branches."""
+    """Return the If node of each branch."""
     return {
         a.as_graph(): node
         for node in graph.all_nodes()
@@ -80,7 +81,7 @@ def _is_merged(value: ir.Value) -> bool:
 
 
 def _is_of_a_gradient(node: ir.Node) -> bool:
-    """Whether the node computes a gradient, by the naming of gradgraph: ``grad/net.2/Gemm/Gemm_1``."""
+    """Whether the node computes a gradient, judging by the names that gradgraph uses: ``grad/net.2/Gemm/Gemm_1``."""
     scope = node.name or ""
     if not scope.startswith("grad/") or node.graph is None:
         return False

@@ -1,8 +1,8 @@
 """Pass: decide for each stored tensor whether it is a weight, with the reason.
 
-A verdict is based on, in this order: the caller, who names a tensor in full; metadata of the exporter; the roles of its
-readers (``roles``). A number that the file does not mark as learned or constant is not trained, and the verdict is
-marked as doubtful.
+A verdict is based on, in this order: whether the caller names the tensor in full; metadata of the exporter; and the
+tensor's roles for its readers (``roles``). A single number that the file does not mark as learned or constant is not
+trained, and the verdict is marked as doubtful.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ class Verdict:
     """A verdict on whether a tensor is a weight.
 
     Attributes:
-        reason: why, or why not, as words after a colon; names in it are safe to show.
-        doubtful: it is a scalar that may have been learned.
-        is_taken_for_constant: it has many elements, and only its readers or its values suggest that it is not a weight.
+        is_weight: whether the tensor is a weight.
+        reason: why it is a weight or not, as words that follow a colon; names in it are safe to show.
+        doubtful: whether it is a scalar that is not trained but may have been learned.
+        is_taken_for_constant: whether only its readers or its values suggest that this tensor of several elements is
+            not a weight.
     """
 
     is_weight: bool
@@ -38,7 +40,7 @@ class Verdict:
     is_taken_for_constant: bool = False
 
 
-OURS = "gradgraph"  # the producer of files written by gradgraph, in which Dropout stays
+OURS = "gradgraph"  # the producer of files written by gradgraph, which contain Dropout if the network has it
 _VERDICTS, _EXPORTER = "gradgraph.verdicts", "gradgraph.exporter"  # in a graph's meta
 _TORCH, _OLDER_TORCH = "torch", "older torch"
 _WITHOUT_FOLDING = {
@@ -52,19 +54,22 @@ _FROZEN = "frozen"  # a role: a parameter that its module does not train
 
 
 def judge_weights(model: ir.Model, asked_for: Collection[str] = ()) -> None:
-    """Give every floating initializer its verdict, and mark those that are not weights, so that they are not trained.
+    """Record a verdict for every floating initializer, and mark those that are not weights as constants.
 
-    1. tensors in ``asked_for`` are weights, whatever they look like, and so are the numbers behind learned ranges;
-    2. so are those that PyTorch's exporter or the frontend calls parameters; buffers and frozen ones are not;
-    3. not weights: Constant nodes of a file that has its weights elsewhere; constants that ``graph.builder`` or an
-       exporter wrote into a formula; tensors that PyTorch's exporter folded from constants and shapes only; tensors
-       with nonfinite values, unless they are factors of products (masks of −∞, which JAX uses for missing results);
-    4. nor are settings (bounds, scales, zero points, exponents, paddings, coordinates), nor initial states of zeros;
-    5. a single number is a weight if a layer reads it as one (a slope, a bias, a norm of one channel), if Exp, Sigmoid,
-       Softplus or Tanh keeps it in its range, or if the file identifies it: a TensorFlow variable, a state entry named
-       by its path in PyTorch's older exporter, a PaddlePaddle parameter. Otherwise it is a constant of a formula;
-    6. nor are constants that normalise inputs, decode outputs or mask (``fixed_tensors``);
-    7. all others are weights.
+    1. Weights are the tensors in ``asked_for``, whatever they look like, and the numbers that learned ranges are
+       computed from.
+    2. Tensors that PyTorch's exporter or the frontend calls parameters are weights; buffers and frozen parameters are
+       not.
+    3. Not weights are Constant nodes of a file that has its weights elsewhere; constants that ``graph.builder`` or an
+       exporter wrote into a formula; tensors that PyTorch's exporter folded from constants and shapes only; and tensors
+       with nonfinite values, unless they are factors of products (masks of −∞, which JAX uses for missing results).
+    4. Not weights are settings (bounds, scales, zero points, exponents, paddings, coordinates) and initial states of
+       zeros.
+    5. A single number is a weight if a layer reads it as one (a slope, a bias, a norm of one channel), if Exp, Sigmoid,
+       Softplus or Tanh keeps it in a range, or if the file identifies it: a TensorFlow variable, a state entry named by
+       its path in PyTorch's older exporter, a PaddlePaddle parameter. Otherwise it is a constant of a formula.
+    6. Not weights are constants that normalise inputs, decode outputs or mask (``fixed_tensors``).
+    7. All other tensors are weights.
     """
     exporter = _exporter(model)
     judge = _Judge(model, exporter)
@@ -72,7 +77,7 @@ def judge_weights(model: ir.Model, asked_for: Collection[str] = ()) -> None:
     learned = set(learned_ranges(model.metadata_props))
     for name, value in model.graph.initializers.items():
         if name in asked_for or name in learned:
-            verdict = Verdict(True, "named in full" if name in asked_for else "a scale is made of it and learns")
+            verdict = Verdict(True, "named in full" if name in asked_for else "a trained scale is computed from it")
             mark_constant(value, False)
         elif value.is_graph_input():
             continue
@@ -87,13 +92,13 @@ def judge_weights(model: ir.Model, asked_for: Collection[str] = ()) -> None:
 
 
 def verdicts(graph: ir.Graph) -> Mapping[str, Verdict]:
-    """The verdicts on all tensors that the file stores, by name; the normal form may have dropped some of them."""
+    """Return the verdicts on all tensors that the file stores, by name; the normal form may have removed some."""
     found: Mapping[str, Verdict] = graph.meta.get(_VERDICTS, {})
     return found
 
 
 def is_named_state(graph: ir.Graph, value: ir.Value) -> bool:
-    """Whether the file marks this as a parameter or buffer itself, not computed from others."""
+    """Whether the file marks ``value`` as a parameter or buffer, so that it was not computed from other tensors."""
     name = value.name or ""
     return bool(
         _word_of_exporter(value)
@@ -103,22 +108,22 @@ def is_named_state(graph: ir.Graph, value: ir.Value) -> bool:
 
 
 def has_generated_name(value: ir.Value) -> bool:
-    """Whether an exporter generated the name."""
+    """Whether an exporter generated the name of ``value``."""
     return bool(_EXPORTERS_OWN.match(value.name or ""))
 
 
 def without_folding(graph: ir.Graph) -> str:
-    """Advice on how to disable constant folding in the exporter of this file."""
+    """Return advice on how to disable constant folding in the exporter of this file."""
     return _WITHOUT_FOLDING.get(graph.meta.get(_EXPORTER, ""), "export the model again without constant folding")
 
 
 def is_buffer(value: ir.Value) -> bool:
-    """Whether the frontend or PyTorch marks it as a buffer, which is not trained, such as a position table."""
+    """Whether the frontend or PyTorch marks ``value`` as a buffer, such as a position table, which is not trained."""
     return _word_of_exporter(value) == "buffer"
 
 
 def _word_of_exporter(value: ir.Value) -> str:
-    """The exporter's word for an initializer: ``parameter``, ``frozen`` or ``buffer``; empty if there is none."""
+    """Return the exporter's word for an initializer: ``parameter``, ``frozen`` or ``buffer``; empty without one."""
     role = "" if value.const_value is None else str(value.const_value.metadata_props.get(_ROLE, ""))
     kind = value.metadata_props.get(_KIND, "")
     return role or {"PARAMETER": "parameter", "BUFFER": "buffer", "CONSTANT_TENSOR": "buffer"}.get(kind, "")
@@ -163,12 +168,12 @@ def _exporter(model: ir.Model) -> str:
 
 
 def exporter_of(graph: ir.Graph) -> str:
-    """The program that wrote the file, if known, of a graph in normal form."""
+    """Return the program that wrote the file of ``graph``, which is in normal form; empty if unknown."""
     return str(graph.meta.get(_EXPORTER, ""))
 
 
 class _Judge:
-    """Judges initializers by a model's producer and readers."""
+    """Decides for each initializer of a model whether it is a weight, from the file's exporter and its readers."""
 
     def __init__(self, model: ir.Model, exporter: str) -> None:
         self._uses = roles(model)
@@ -191,7 +196,7 @@ class _Judge:
         if (reason := self._fixed.get(value)) is not None:
             return Verdict(False, reason, is_taken_for_constant=True)
         if _is_mask(value):
-            return Verdict(False, "it holds nonfinite numbers")
+            return Verdict(False, "it contains nonfinite numbers")
         uses = self._uses.get(value, {})
         if not uses or value.dtype is None or not value.dtype.is_floating_point():
             return Verdict(True, "nothing reads it" if not uses else f"{next(iter(uses.values()))}")
@@ -227,7 +232,10 @@ def _of_tensor(value: ir.Value, uses: Uses) -> Verdict:
 
 
 def _is_folded(value: ir.Value, computed: Collection[str | None]) -> bool:
-    """Whether no source can be a parameter. Only the shape of a value that is still ``computed`` can have been read."""
+    """Whether the exporter folded ``value`` from sources none of which can be a parameter.
+
+    A source that the model still computes (its name is in ``computed``) can only have contributed its shape.
+    """
     sources = re.findall(r"'([^']*)'", value.metadata_props.get(_FOLDED_FROM, ""))
     return bool(sources) and all(
         name in computed or _STEP_OF_TORCH.match(name) or _BUFFER_OF_TORCH.match(name) for name in sources
