@@ -1,7 +1,7 @@
-"""onnxruntime's CPU provider with our own C++ kernels (``kernels/``), which a user may build.
+"""The backend ``ort-cpu-native``: onnxruntime's CPU provider with optional C++ kernels (``kernels/``).
 
-They are additional forms, and never required. ``native_lowering`` is the room's list, ``library`` builds and finds the
-kernels, and ``kernels/kernel.h`` explains how to write one.
+The kernels are additional forms, and never required. ``native_lowering`` lists forms and rewrites, ``library`` builds
+and finds the kernels, and ``kernels/kernel.h`` explains how to write one.
 """
 
 from __future__ import annotations

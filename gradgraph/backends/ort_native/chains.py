@@ -1,8 +1,9 @@
 """Fuse connected elementwise nodes into one native node, which reads and writes each tensor once.
 
-A group has one shape. Its nodes read each other's results, or the same tensor of that shape, and no node outside the
-group is between them: on every path, each edge that leaves the elementwise nodes of one shape leads to the next stage,
-so nodes of one stage and one shape have nothing else between them.
+All nodes of a group have the same shape, and they are connected: they read each other's results, or the same tensor of
+that shape. They also belong to the same stage (``stages.py``): on a path, the stage increases with each edge from an
+elementwise node to a node that is not elementwise or has another shape. So no node outside the group is on a path
+between two of its nodes.
 
 Excluded are booleans that are read outside of the group, with their readers, and nodes that onnxruntime fuses into the
 product or convolution before them.
@@ -28,18 +29,19 @@ Shapes: TypeAlias = Mapping[ir.Node, Shape]  # types and shapes of eligible node
 Group: TypeAlias = Sequence[ir.Node]  # in graph order
 
 _PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
-_APPLIED = frozenset({"Add", "Clip", "HardSigmoid", "LeakyRelu", "Relu", "Sigmoid", "Softplus", "Tanh"})  # with them
+# nodes that onnxruntime fuses into a product before them
+_APPLIED = frozenset({"Add", "Clip", "HardSigmoid", "LeakyRelu", "Relu", "Sigmoid", "Softplus", "Tanh"})
 
 
 def fuse_chains(model: ir.Model) -> None:
-    """Fuse groups of elementwise nodes of the main graph to native nodes, in place."""
+    """Fuse groups of elementwise nodes of the main graph into native nodes, in place."""
     graph = model.graph
     shapes = {node: shape for node in graph if (shape := _chain_shape(node)) is not None}
     groups = [group for group in _whole_groups(graph, shapes) if len(group) > 1]
     for group in groups:
         _write(graph, group)
     if groups:
-        graph.remove([node for group in groups for node in group])  # each call scans all outputs
+        graph.remove([node for group in groups for node in group])  # one call, as each scans all graph outputs
         graph.sort()
         model.opset_imports.setdefault(DOMAIN, 1)
         prune(model)  # constants are in the programs now
@@ -49,7 +51,7 @@ def fuse_chains(model: ir.Model) -> None:
 
 
 def _chain_shape(node: ir.Node) -> Shape | None:
-    """The shape of the output of ``node``, if the kernel supports it."""
+    """Return the shape of the output of ``node`` if the kernel supports the node, else None."""
     if key_of(node) not in OPERATORS or _is_applied_before(node):
         return None
     shape = shape_of(node.outputs[0])
@@ -60,7 +62,7 @@ def _chain_shape(node: ir.Node) -> Shape | None:
 
 
 def _is_applied_before(node: ir.Node) -> bool:
-    """Whether onnxruntime fuses ``node`` into a product that it alone reads."""
+    """Return whether onnxruntime fuses ``node`` into a product whose only reader it is."""
     if node.domain != "" or node.op_type not in _APPLIED:
         return False
     before = [(x, x.producer()) for x in node.inputs if x is not None]
@@ -68,7 +70,7 @@ def _is_applied_before(node: ir.Node) -> bool:
 
 
 def _whole_groups(graph: ir.Graph, shapes: Shapes) -> list[Group]:
-    """Groups that neither read nor output a boolean."""
+    """Return groups that neither read nor output a boolean."""
     while True:
         groups = list(_groups(graph, shapes))
         torn = {node for group in groups for node in _tied_to_outside(group)}
@@ -78,7 +80,7 @@ def _whole_groups(graph: ir.Graph, shapes: Shapes) -> list[Group]:
 
 
 def _tied_to_outside(group: Group) -> Iterator[ir.Node]:
-    """Nodes that read a boolean from outside of the group, or output one that is read outside."""
+    """Yield nodes that read a boolean from outside of the group, or output one that is read outside."""
     own = set(group)
     for node in group:
         y = node.outputs[0]
@@ -92,9 +94,9 @@ def _is_read_outside(value: ir.Value, group: set[ir.Node]) -> bool:
 
 
 def _groups(graph: ir.Graph, shapes: Shapes) -> Iterator[Group]:
-    """Nodes of one stage that read or write the same tensor of their shape, joined by union-find."""
+    """Yield groups: nodes of one stage that read or write the same tensor of their shape, joined by union-find."""
     stage = stages(graph, lambda before, node: before in shapes and shapes[before] != shapes.get(node))
-    near: dict[object, object] = {}  # parent of a node, or of a tensor in a stage, in the forest of groups
+    near: dict[object, object] = {}  # the parent, in the forest of groups, of each node and of each tensor in a stage
 
     def root(x: object) -> object:
         while (further := near.get(x, x)) is not x:
@@ -116,7 +118,7 @@ def _groups(graph: ir.Graph, shapes: Shapes) -> Iterator[Group]:
 
 
 def _write(graph: ir.Graph, group: Group) -> None:
-    """Insert one node before ``group``, which becomes unread; its outputs are the values read elsewhere."""
+    """Insert one node before ``group`` that returns the values read elsewhere, and detach the nodes of the group."""
     own = set(group)
     program = Program()
     for node in group:

@@ -1,4 +1,4 @@
-"""The native backend with a user-selected precision of its tiled products."""
+"""The native backend with a user-selected precision of products that use AMX tiles."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from gradgraph.passes.rewrites import Rewrite
 
 
 def at_precision(precision: Precision) -> Backend:
-    """Return the backend with products of that precision."""
+    """Return the native backend with products of this precision."""
     if precision == HIGHEST:
         return ORT_NATIVE
-    told = Rewrite(partial(set_precision, precision=precision), "each node that multiplies by tiles stores the choice")
-    return replace(ORT_NATIVE, load=lambda: replace(LOWERING, after=(*LOWERING.after, told)))
+    choice = Rewrite(
+        partial(set_precision, precision=precision), "each node that multiplies by tiles stores the choice"
+    )
+    return replace(ORT_NATIVE, load=lambda: replace(LOWERING, after=(*LOWERING.after, choice)))

@@ -1,11 +1,11 @@
 """Compute scores over many classes in chunks of rows, so that [tokens, vocabulary] is never in memory at once.
 
-A language model's last product, the log-probabilities and the gradients of both are tensors of [tokens, vocabulary],
-and rows are independent. So the nodes that read and write such tensors are written once per chunk of rows, forward and
-backward, and a chunk begins after the previous one has ended (``After``).
+The last product of a language model, the log-probabilities, and the gradients of both are tensors of [tokens,
+vocabulary], whose rows are independent. So the nodes that read and write such tensors are written once per chunk of
+rows, forward and backward, and a chunk starts only after the previous one has finished (``After``).
 
-The product must have stored weights (``native_packed.py``): the gradient of a trained weight sums over all rows, and
-for other frozen weights onnxruntime keeps a copy per product.
+The weight of the product must be a stored one (``native_packed.py``): the gradient of a trained weight is a sum over
+all rows, and for other frozen weights onnxruntime would keep a copy per product.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ from gradgraph.passes.normal.edit import Editor, replace_value
 from gradgraph.rules.named_operators import DOMAIN
 from gradgraph.rules.registry import attributes, key_of
 
-PIECE = 1 << 24  # scores of a chunk, 64 MiB in float32
-LEAST_ROWS = 128  # rows of a chunk: each dequantizes the weight once, both ways, a tenth of its product
+PIECE = 1 << 24  # scores per chunk, 64 MiB in float32
+LEAST_ROWS = (
+    128  # rows per chunk: a chunk dequantizes the weight forward and backward, in a tenth of its product's time
+)
 
-# indices of inputs with a row for each row of the result; others are shared
+# supported operators, with the indices of inputs that have a row for each row of the result; others are shared
 _ROWS: dict[tuple[str, str], tuple[int, ...]] = {
     **{("", name): (0,) for name in ("LogSoftmax", "Reshape", "Cast", "Identity", "Tanh", "Neg")},
     **{("", name): (0,) for name in ("ArgMax", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceSum")},
@@ -42,7 +44,7 @@ _ELEMENTWISE = ("Add", "Sub", "Mul", "Div")
 
 
 def compute_scores_in_chunks(model: ir.Model) -> None:
-    """Apply the pass to the main graph, in place."""
+    """Divide the computation around each LogSoftmax of the main graph into chunks of rows, in place."""
     graph = model.graph
     for node in [n for n in graph if is_standard(n, "LogSoftmax")]:
         region = _Region.around(node) if node.graph is graph else None
@@ -52,20 +54,29 @@ def compute_scores_in_chunks(model: ir.Model) -> None:
 
 
 class _NotByRowsError(Exception):
-    """Raised if a node computes a row of its result from several rows, or is unknown."""
+    """Raised for a node that is not supported, or that computes a row of its result from several rows."""
 
 
 @dataclass
 class _Region:
-    """All nodes that read or write a tensor of ``rows`` x ``classes`` connected to a LogSoftmax."""
+    """The nodes, connected to a LogSoftmax, that read or write tensors of ``rows`` x ``classes``.
+
+    Attributes:
+        rows: the product of all axes but the last.
+        classes: the size of the last axis.
+        nodes: the nodes as keys, in the order of the graph.
+    """
 
     rows: int
     classes: int
-    nodes: dict[ir.Node, None] = field(default_factory=dict)  # in the order of the graph
+    nodes: dict[ir.Node, None] = field(default_factory=dict)
 
     @classmethod
     def around(cls, softmax: ir.Node) -> _Region | None:
-        """The region of a LogSoftmax; None if there is none, it is a single chunk, or sizes are unknown."""
+        """Return the region of a LogSoftmax; None if a node is not supported, or one chunk suffices.
+
+        It is also None if sizes are unknown.
+        """
         sizes = all_sizes(shape_of(softmax.outputs[0]))
         if not sizes or not math.prod(sizes):
             return None
@@ -76,9 +87,9 @@ class _Region:
             found._collect(softmax)
         except _NotByRowsError:
             return None
-        # a chunk ends with the last node in the graph, its gradient, so its scores are freed by then
+        # the last node in graph order computes the gradient; after it, the scores of a chunk are free
         own = dict.fromkeys(node for node in softmax.graph or () if node in found.nodes)
-        is_whole, found.nodes = len(own) == len(found.nodes), own  # a body may read scores, too
+        is_whole, found.nodes = len(own) == len(found.nodes), own  # not if a body of a node reads scores
         return found if is_whole else None
 
     @property
@@ -87,7 +98,7 @@ class _Region:
 
     @property
     def lengths(self) -> list[int]:
-        """The number of rows of each chunk, equal up to one."""
+        """The number of rows of each chunk; they differ by at most one."""
         each, more = divmod(self.rows, self.pieces)
         return [each + (i < more) for i in range(self.pieces)]
 
@@ -96,12 +107,12 @@ class _Region:
         return sizes is not None and sizes[-1:] == [self.classes] and math.prod(sizes) == self.rows * self.classes
 
     def by_rows(self, node: ir.Node) -> list[int]:
-        """The inputs of ``node`` that have rows of their own."""
+        """Return the indices of inputs of ``node`` that have rows of their own."""
         places = [i for i in _ROWS[key_of(node)] if i < len(node.inputs)]
         return [i for i in places if node.op_type not in _ELEMENTWISE or not self._is_for_all(node.inputs[i])]
 
     def _is_for_all(self, value: ir.Value | None) -> bool:
-        """A scalar, or one number per class."""
+        """Return whether ``value`` is shared by all rows: a scalar, or one number per class."""
         sizes = all_sizes(shape_of(value))
         return sizes is not None and math.prod(sizes) in (1, sizes[-1] if sizes else 1)
 
@@ -123,7 +134,7 @@ class _Region:
             waiting.extend(use.node for y in node.outputs if self.is_wide(y) for use in y.uses())
 
     def _check(self, node: ir.Node) -> None:
-        """Raise unless ``node`` computes each row of its result from one row."""
+        """Raise _NotByRowsError unless ``node`` is supported and computes each row of its result from one row."""
         if key_of(node) not in _ROWS or len(node.outputs) != 1 or node.outputs[0].is_graph_output():
             raise _NotByRowsError
         places, attrs = self.by_rows(node), attributes(node)
@@ -145,17 +156,17 @@ class _Region:
             raise _NotByRowsError
 
     def given(self) -> list[ir.Value]:
-        """The distinct values with rows that come from outside."""
+        """Return the distinct values with rows that are computed outside of the region."""
         found = (node.inputs[i] for node in self.nodes for i in self.by_rows(node))
         return list(dict.fromkeys(x for x in found if x is not None and x.producer() not in self.nodes))
 
     def results(self) -> list[ir.Value]:
-        """The values that are read outside."""
+        """Return the values that are read outside of the region."""
         values = (y for node in self.nodes for y in node.outputs)
         return [y for y in values if any(use.node not in self.nodes for use in y.uses())]
 
     def stands_alone(self) -> bool:
-        """Whether no outside input depends on a result of the region."""
+        """Return whether no input from outside depends on a result of the region."""
         seen, waiting = set[ir.Node](), [x.producer() for x in self.read_outside()]
         while waiting:
             node = waiting.pop()
@@ -199,14 +210,14 @@ def _write(editor: Editor, graph: ir.Graph, region: _Region) -> None:
 
 
 def _as_rows(op: Builder, value: ir.Value, region: _Region) -> Var:
-    """``value`` with one axis of rows before the last one."""
+    """Return ``value`` with its axes before the last one merged into an axis of rows."""
     sizes = all_sizes(shape_of(value))
     assert sizes is not None
     return op.wrap(value) if len(sizes) == 2 else op.Reshape(op.wrap(value), [region.rows, sizes[-1]])
 
 
 def _written_for(op: Builder, node: ir.Node, region: _Region, values: dict[ir.Value, Var], rows: int) -> Var:
-    """``node`` for that many rows, with two axes."""
+    """Write ``node`` for a chunk of ``rows`` rows, with two axes."""
     of_rows = region.by_rows(node)
     inputs: list[Var | None] = [
         values[x] if x is not None and i in of_rows else _for_all(op, node, x) for i, x in enumerate(node.inputs)
@@ -236,7 +247,7 @@ def _written_for(op: Builder, node: ir.Node, region: _Region, values: dict[ir.Va
 
 
 def _for_all(op: Builder, node: ir.Node, value: ir.Value | None) -> Var | None:
-    """The value that all rows of ``node`` share, with at most two axes, so that the result has two."""
+    """Return an input that all rows of ``node`` share, with at most two axes, so that the result has two."""
     sizes = all_sizes(shape_of(value)) or []
     is_deep = node.op_type in _ELEMENTWISE and len(sizes) > 2
     return op.Reshape(op.wrap(value), [sizes[-1]]) if is_deep else op.wrap(value)

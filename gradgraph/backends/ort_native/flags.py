@@ -1,6 +1,6 @@
-"""Compilation of native kernels: sources, options, and file names.
+"""How native kernels are compiled: sources, compiler options, and file names.
 
-``setup.py`` executes this file alone, so it imports nothing of the package.
+``setup.py`` executes this file by itself, so it imports nothing from the package.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ SOURCES = Path(__file__).parent / "kernels"
 COMPILERS = ("c++", "g++", "clang++")
 
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-fopenmp-simd", "-pthread",
-         # neither changes a result: errno of sqrt, and the order of independent operations
+         # these change no result: sqrt does not set errno, and independent operations may be reordered
          "-fno-math-errno", "-fno-trapping-math")  # fmt: skip
 
-# GCC prefers half of AVX512's width; polynomials take 0.6 to 0.7 of the time in full width
+# GCC uses half of AVX512's width by default; polynomials take 0.6 to 0.7 of the time in full width
 WIDE = "-mprefer-vector-width=512"
 NO_TILES = "-DGRADGRAPH_TILES=0"
 
@@ -30,13 +30,16 @@ _X86: dict[str, tuple[str, ...]] = {
     "avx512": ("-march=skylake-avx512", WIDE, NO_TILES),
     "amx": ("-march=sapphirerapids", WIDE),
 }
-# macros that a compiler defines for a processor of a level
+# a macro that compilers define for processors of a level
 MACROS = {"avx2": "__AVX2__", "avx512": "__AVX512VL__", "amx": "__AMX_BF16__", "arm64": "__aarch64__"}
 _ARM: dict[str, tuple[str, ...]] = {"arm64": ("-mcpu=apple-m1" if sys.platform == "darwin" else "-march=armv8-a",)}
 
 
 def shipped_levels() -> dict[str, tuple[str, ...]]:
-    """Return the levels of this architecture, each with the compiler's options; none on Windows."""
+    """Return the levels for which wheels contain libraries on this architecture, with compiler options.
+
+    There are none on Windows.
+    """
     if sys.platform == "win32":
         return {}
     return _ARM if platform.machine() in ("arm64", "aarch64") else _X86
@@ -48,30 +51,30 @@ def library_name(stem: str) -> str:
 
 
 def probe() -> list[str]:
-    """Return the compiler's options to list its macros for this processor, with C++ on stdin."""
+    """Return compiler options that list the macros for this processor, with C++ on stdin."""
     return [*([] if shipped_levels() is _ARM else ["-march=native"]), "-dM", "-E", "-x", "c++", "-"]
 
 
 def level_of(macros: str) -> str | None:
-    """Return the highest level in a compiler's ``macros``, or None."""
+    """Return the highest level that ``macros``, the output of a compiler, contains; None if there is none."""
     known = (level for level in reversed(shipped_levels()) if f"#define {MACROS[level]} " in macros)
     return next(known, None)
 
 
 def files(*patterns: str) -> list[Path]:
-    """Return the C++ files whose names match, in order."""
+    """Return the C++ files whose names match the patterns, sorted."""
     return sorted(path for pattern in patterns for path in SOURCES.glob(pattern))
 
 
 @functools.cache
 def sources() -> bytes:
-    """Return all C++ sources. Cached, as forms ask for the library hundreds of times while a step is opened."""
+    """Return the content of all C++ sources. Cached, as forms ask for the library hundreds of times per opened step."""
     return b"".join(f.name.encode() + b"\0" + f.read_bytes() + b"\0" for f in files("*.cc", "*.h"))
 
 
 @functools.cache
 def digest(*parts: str) -> str:
-    """Return a sixteen-digit hash of the sources and everything else that determines a library."""
+    """Return a sixteen-digit hash of the sources and ``parts``, everything else that determines a library."""
     known = hashlib.sha256()
     for part in parts:
         known.update(part.encode() + b"\0")
@@ -80,5 +83,5 @@ def digest(*parts: str) -> str:
 
 
 def shipped_name(level: str) -> str:
-    """Return the file name of the library that comes with the package for a level; it changes with the sources."""
+    """Return the file name of the packaged library for a level; it changes with the sources."""
     return library_name(f"{level}-{digest(*FLAGS, *shipped_levels()[level])}")

@@ -1,4 +1,4 @@
-"""The default for native kernels: used if a library exists and loads."""
+"""Decide whether native kernels are used by default: if a library exists and loads."""
 
 from __future__ import annotations
 
@@ -24,27 +24,32 @@ OFF, REQUIRED = "0", "1"
 
 @dataclass(frozen=True)
 class Found:
-    """The library for this machine, and a sentence why it does not run here; "" if it does."""
+    """The library for this machine.
+
+    Attributes:
+        library: the library, whether it exists or not.
+        why_not: why it does not run here, as a clause; empty if it does.
+    """
 
     library: Library
     why_not: str = ""
 
 
 def by_default() -> bool:
-    """Whether a Trainer on the CPU uses native kernels by default.
+    """Return whether a Trainer on the CPU uses native kernels by default.
 
     Raises:
-        RuntimeUnavailableError: the environment variable is neither 0 nor 1.
+        RuntimeUnavailableError: if the environment variable is set to something other than 0 and 1.
     """
     asked = _asked()
     return asked == REQUIRED or (asked != OFF and not found().why_not)
 
 
 def status() -> str:
-    """Describe whether they are used here by default, and which ones or why not.
+    """Return a description of whether native kernels are used here by default, and which ones or why not.
 
     Raises:
-        RuntimeUnavailableError: an environment variable has an invalid value.
+        RuntimeUnavailableError: if an environment variable has an invalid value.
     """
     if _asked() == OFF:
         return f"not in use: the environment variable {VARIABLE} is {OFF}"
@@ -56,7 +61,7 @@ def status() -> str:
 
 
 def found() -> Found:
-    """Find the library, and load it once."""
+    """Find the library for this machine, and check once whether it loads."""
     library = kernels.here()
     if not library.is_built:
         return Found(library, _why_there_is_none())
@@ -65,7 +70,7 @@ def found() -> Found:
 
 
 def level_of(library: Library) -> str:
-    """The processor features that a library was compiled for."""
+    """Return the level of processor features that a library was compiled for."""
     if library.came_with_package:
         return library.path.stem.partition("-")[0]
     return next(reversed(kernels.levels_here()), "native")
@@ -75,15 +80,15 @@ def _asked() -> str:
     asked = os.environ.get(VARIABLE, "")
     if asked not in ("", OFF, REQUIRED):
         raise RuntimeUnavailableError(
-            f"the environment variable {VARIABLE} is '{shown(asked)}'; set it to {OFF} (off) or {REQUIRED} (an error "
-            "if there are none), or unset it"
+            f"the environment variable {VARIABLE} is '{shown(asked)}'; set it to {OFF} (never use native kernels) or "
+            f"{REQUIRED} (require them), or unset it"
         )
     return asked
 
 
 @functools.cache
 def _why_it_does_not_load(library: Library, *_: int) -> str:
-    """Return why it does not load, or ""; cached by the file's time and size."""
+    """Return why the library does not load, or ""; cached by the time and size of its file."""
     try:
         library.add_to(ort.SessionOptions())
     except RuntimeUnavailableError as error:
@@ -108,7 +113,10 @@ def _available_libraries() -> str:
     if came:
         return f"the packaged kernels are for processors with {' or '.join(map(shown, came))}"
     if _others(cache_folder()):
-        return f"those built here are for another processor, onnxruntime (here {ort.__version__}) or gradgraph"
+        return (
+            "the kernels built here are for another processor, version of onnxruntime (now "
+            f"{ort.__version__}) or version of gradgraph"
+        )
     return "this install has none, and none were built"
 
 

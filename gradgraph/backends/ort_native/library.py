@@ -1,8 +1,8 @@
-"""The library of native kernels: its location, whether it exists, and how it is built.
+"""The library of native kernels: where it is, whether it exists, and how it is built.
 
-It is compiled for one processor and checked with one onnxruntime, so its name is derived from both and from the
-sources: a library that does not match is not found. Wheels may contain libraries for families of processors; one built
-for this machine takes precedence.
+It is compiled for one processor and checked with one version of onnxruntime, so its name depends on both and on the
+sources: a library that does not match is not found. Wheels may contain libraries for families of processors; a library
+built for this machine takes precedence.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from gradgraph.machine.caches import FILE_MODE, FOLDER_MODE, cache_folder, check
 from gradgraph.machine.hardware import LEVELS, hidden_above, instructions, levels_in_use, processor
 
 DOMAIN = "gradgraph.native"
-MOST_AXES = 8  # of a tensor in a kernel (``kMaxRank``)
-_BUILD = "run `gradgraph native build`, which needs a C++ compiler, or drop {}"
+MOST_AXES = 8  # the maximum rank of tensors in kernels (``kMaxRank``)
+_BUILD = "run `gradgraph native build`, which needs a C++ compiler, or remove {}"
 REMEDY, SHELL_REMEDY = _BUILD.format("native_kernels"), _BUILD.format("--native-kernels")
 
-BUILT = Path(__file__).parent / "built"  # part of the package
-_LIMIT = 600  # seconds
+BUILT = Path(__file__).parent / "built"  # the libraries in a wheel
+_LIMIT = 600  # seconds for the compiler, and for the check of its output
 _OLDER = {"x86-64-v2": "-march=nehalem", "avx2": "-march=haswell"}
 
 
 @dataclass(frozen=True)
 class Library:
-    """The library for this machine, whether it is built or not.
+    """The library for this machine, whether it has been built or not.
 
     Attributes:
-        path: its path, whether it exists or not.
-        came_with_package: whether it was installed with the package, and is trusted like it.
+        path: its path, whether the file exists or not.
+        came_with_package: whether it was installed with the package, and is trusted like the package.
     """
 
     path: Path
@@ -63,10 +63,10 @@ class Library:
         return self.path.is_file()
 
     def required(self) -> Path:
-        """The path of the library.
+        """Return the path of the library.
 
         Raises:
-            RuntimeUnavailableError: it is not built, or another user may have written it.
+            RuntimeUnavailableError: if the library is not built, or another user may have written it.
         """
         if not self.is_built:
             raise RuntimeUnavailableError(
@@ -81,19 +81,19 @@ class Library:
 
     @property
     def has_tiles(self) -> bool:
-        """Whether it is built, and its matrix products use the tiles of AMX (Intel, from Sapphire Rapids on) here.
+        """Whether the library exists, and its matrix products use AMX tiles (Intel, from Sapphire Rapids on) here.
 
         Raises:
-            RuntimeUnavailableError: another user may have written it.
+            RuntimeUnavailableError: if another user may have written it.
         """
         return self.is_built and _has_tiles(self.required())
 
     @property
     def has_fast_vectors(self) -> bool:
-        """Whether it is built, without tiles, for vectors (AVX2, AVX512) that make its products faster.
+        """Whether the library exists, without tiles, for vectors (AVX2, AVX512) that make its products faster.
 
         Raises:
-            RuntimeUnavailableError: somebody else may have written it.
+            RuntimeUnavailableError: if another user may have written it.
         """
         return self.is_built and "avx2" in levels_in_use() and not self.has_tiles
 
@@ -101,12 +101,12 @@ class Library:
         """Register the kernels in session options.
 
         Raises:
-            RuntimeUnavailableError: it is not built, does not load, or another user may have written it.
+            RuntimeUnavailableError: if the library is not built, does not load, or another user may have written it.
         """
         path = self.required()
         try:
             options.register_custom_ops_library(str(path))
-        except Exception as error:  # whatever the system's loader says
+        except Exception as error:  # any error of the system's loader
             reason = " ".join(shown(word) for word in str(error).split()[:40])
             raise RuntimeUnavailableError(
                 f"the native kernels in '{shown(path)}' do not load: {reason}", remedy=REMEDY, shell=SHELL_REMEDY
@@ -117,30 +117,30 @@ class Library:
 def _has_tiles(path: Path) -> bool:
     try:
         return bool(ctypes.CDLL(str(path)).gradgraph_has_tiles())
-    except OSError:  # it does not load, which sessions report
+    except OSError:  # the library does not load, which sessions report
         return False
 
 
 def here() -> Library:
-    """Return the library for this processor and onnxruntime: the one in the user's cache, or else the package's."""
+    """Return the library for this processor and onnxruntime: the one in the user's cache, or else the packaged one."""
     own = in_folder(cache_folder())
     return own if own.is_built else shipped() or own
 
 
 def shipped(folder: Path | None = None) -> Library | None:
-    """Return the package's library for the highest level of this processor; None if there is none."""
+    """Return the packaged library for the highest level of this processor; None if there is none."""
     paths = ((folder or BUILT) / shipped_name(level) for level in reversed(levels_here()))
     return next((Library(path, came_with_package=True) for path in paths if path.is_file()), None)
 
 
 def levels_here() -> list[str]:
-    """Return the levels of libraries that may run here, the highest last."""
+    """Return the levels of packaged libraries that run here, the highest last."""
     used = levels_in_use()
     return [level for level in shipped_levels() if level in used or level not in LEVELS]
 
 
 def in_folder(folder: Path) -> Library:
-    """The library for this processor and onnxruntime, in ``folder``."""
+    """Return the library for this processor and onnxruntime in ``folder``, whether it exists or not."""
     name = digest(processor(), instructions(), ort.__version__, *FLAGS, *_processor_options())
     return Library(folder.absolute() / library_name(f"native-{name}"))
 
@@ -150,20 +150,20 @@ def build(compiler: str | None = None, library: Library | None = None) -> Librar
 
     Args:
         compiler: name or path of a C++17 compiler with GCC's options; by default the environment variable CXX, or the
-            first of c++, g++ and clang++.
-        library: the one to build; by default that of this machine.
+            first of c++, g++ and clang++ that is found.
+        library: the library to build; by default the one for this machine.
 
     Raises:
-        RuntimeUnavailableError: there is no compiler, it fails, or its output does not run; or others may write to the
-            folder. The message gives the reason.
-        OutputError: the folder cannot be written.
+        RuntimeUnavailableError: if there is no compiler, it fails, or its output does not run; or if other users may
+            write to the folder.
+        OutputError: if the folder cannot be written.
     """
     library = library or in_folder(cache_folder())
     command = [_compiler(compiler), *FLAGS, *_processor_options(), *map(str, files("*.cc"))]
     try:
         open_private(library.path.parent)
         with tempfile.TemporaryDirectory(dir=library.path.parent) as folder:
-            Path(folder).chmod(FOLDER_MODE)  # whatever the umask
+            Path(folder).chmod(FOLDER_MODE)  # regardless of the umask
             made = Path(folder) / library.path.name
             _compile([*command, "-o", str(made)])
             _check_that_it_runs(made)
@@ -177,7 +177,7 @@ def build(compiler: str | None = None, library: Library | None = None) -> Librar
 
 
 def _processor_options() -> list[str]:
-    """Options for this processor, or for the features in GRADGRAPH_CPU."""
+    """Return compiler options for this processor, or for the level in GRADGRAPH_CPU."""
     level = hidden_above()
     if level in _OLDER:
         return [_OLDER[level], "-mtune=native"]
@@ -195,11 +195,11 @@ def _compiler(given: str | None) -> str:
         found = processes.program(name)
         if found:
             return found
-    what = f"no compiler '{shown(asked)}'" if asked else f"no C++ compiler ({', '.join(COMPILERS)})"
+    missing = f"no compiler '{shown(asked)}'" if asked else f"no C++ compiler ({', '.join(COMPILERS)})"
     raise RuntimeUnavailableError(
-        f"there is {what} on the PATH",
-        remedy="install g++ or clang, or give build the name of one",
-        shell="install g++ or clang, or name one with --compiler",
+        f"there is {missing} on the PATH",
+        remedy="install g++ or clang, or pass another compiler to build",
+        shell="install g++ or clang, or pass another --compiler",
     )
 
 
@@ -209,16 +209,16 @@ def _compile(command: list[str]) -> None:
     except (OSError, subprocess.SubprocessError) as error:
         raise RuntimeUnavailableError(
             f"the compiler '{shown(command[0])}' does not run: {shown(error)}",
-            remedy="give build the name of another one",
-            shell="name another one with --compiler",
+            remedy="pass another compiler to build",
+            shell="pass another --compiler",
         ) from None
     if ran.returncode:
         lines = [line.strip() for line in ran.stderr.splitlines() if line.strip()]
-        first = next((line for line in lines if "error" in line), (lines or ["it does not say why"])[0])
+        first = next((line for line in lines if "error" in line), (lines or ["it prints no reason"])[0])
         raise RuntimeUnavailableError(
             f"the compiler '{shown(command[0])}' fails: {shown(first)}",
-            remedy="give build the name of another one, which knows C++17 and GCC's options",
-            shell="name another one with --compiler, which knows C++17 and GCC's options",
+            remedy="pass another compiler to build, one that supports C++17 and GCC's options",
+            shell="pass another --compiler, one that supports C++17 and GCC's options",
         )
 
 
@@ -243,14 +243,14 @@ assert np.allclose(m, 4) and np.allclose(v, 7) and np.allclose(p, 1 + 0.5 * 4 / 
 
 
 def _check_that_it_runs(made: Path) -> None:
-    """Run one kernel in a subprocess, which a broken library may crash."""
+    """Run one kernel in a subprocess, as a broken library may crash it."""
     model = onnx.parser.parse_model(_TRIAL).SerializeToString()
     ran = processes.run_python(_RUN, str(made), input=model, timeout=_LIMIT)
     if ran.returncode:
         lines = ran.stderr.decode(errors="replace").strip().splitlines()
-        reason = lines[-1] if lines else f"the process ended with {ran.returncode}"
+        reason = lines[-1] if lines else f"the process ended with exit code {ran.returncode}"
         raise RuntimeUnavailableError(
             f"the native kernels were compiled but do not run in onnxruntime {ort.__version__}: {shown(reason)}",
-            remedy="give build the name of another compiler, or do without them",
-            shell="name another compiler with --compiler, or do without them",
+            remedy="pass another compiler to build, or train without native kernels",
+            shell="pass another --compiler, or train without native kernels",
         )

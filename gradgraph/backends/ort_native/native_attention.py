@@ -4,9 +4,10 @@ If only an ``AttentionGrad`` reads S and P, or recomputed copies of them, one ke
 
     S = scale·Q·Kᵀ + mask      P = Softmax(S)         O = P·V
 
-and another one the three gradients. Heads are read in place: from [batch, heads, length, size], or
-[batch, length, heads·size], or a slice of a tensor shared by queries, keys and values. Results are written likewise,
-and the three gradients into one tensor if they are concatenated. The factors of the scale may be anywhere in between.
+and another one the three gradients. Heads are read in place: from [batch, heads, length, size], from [batch, length,
+heads·size], or from a slice of a tensor that contains queries, keys and values. Results are written in the same
+layouts, and the three gradients into one tensor if they are concatenated. The factors of the scale may be anywhere
+between.
 """
 
 from __future__ import annotations
@@ -42,20 +43,21 @@ from gradgraph.rules.named_operators import DOMAIN
 from gradgraph.rules.patterns import MismatchError, need, some
 from gradgraph.rules.registry import attributes
 
-LEAST_ROWS, LEAST_HEAD_SIZE = 32, 16  # by tiles: queries and keys; head size
-LEAST_WORK = 1 << 20  # by tiles: multiplications in Q·Kᵀ, of all heads
-# By vectors, forward and backward, relative to the time of the other forms, on one thread of an AMD EPYC. With AVX512:
+# with tiles: the minimum numbers of queries and of keys, head size, and multiplications in Q·Kᵀ, of all heads
+LEAST_ROWS, LEAST_HEAD_SIZE = 32, 16
+LEAST_WORK = 1 << 20
+# With vectors, forward and backward, relative to the time of other forms, on one thread of an AMD EPYC. With AVX512:
 # 1024 x 1024 scores of heads of 8 numbers 0.55, 256 x 256 of 16 0.6, 128 x 128 of 64 0.72 to 0.9, 512 x 512 of 64,
 # causal, 0.68, 1500 x 1500 of 64 0.94, 4096 x 4096 1.0, 256 x 77 of 16 0.97; but 64 x 64 of 32 1.1, and 128 x 128 of
 # 256 1.15. With AVX2: 1024 x 1024 of 8 0.54, 256 x 256 of 16 0.89; but 1500 x 1500 of 64 1.3.
-LEAST_SCORES = 1 << 14  # by vectors: head size
-MOST_HEAD_SIZES = {"avx512": 128, "avx2": 16}  # by vectors: the first level that the processor supports decides
+LEAST_SCORES = 1 << 14  # with vectors: the minimum number of scores per head
+MOST_HEAD_SIZES = {"avx512": 128, "avx2": 16}  # with vectors: the maximum head size, by the processor's highest level
 
 _T = TypeVar("_T")
 
 
 def fold_attentions(model: ir.Model) -> None:
-    """Let native kernels compute every trained attention of the main graph, in place."""
+    """Replace every trained attention of the main graph by native kernels where they are faster, in place."""
     editor = Editor(model)
     written = False
     for node in [n for n in model.graph if n.domain == DOMAIN and n.op_type == "AttentionGrad"]:
@@ -77,7 +79,13 @@ def fold_attentions(model: ir.Model) -> None:
 
 @dataclass(frozen=True)
 class Mask:
-    """A mask ``value`` added to scores, or a condition that replaces them by ``hidden`` where it is not ``kept``."""
+    """A mask ``value`` that is added to scores, or a condition that replaces scores by a number.
+
+    Attributes:
+        value: the mask or condition, which broadcasts to the scores.
+        kept: for a condition, its value where scores are kept; None for an added mask.
+        hidden: the number that replaces other scores.
+    """
 
     value: ir.Value
     kept: bool | None = None
@@ -88,13 +96,13 @@ class Mask:
         return None if self.kept is None else behind_orders(self.value)
 
     def strides(self, rank: int) -> list[int]:
-        """The strides between elements along the axes of the scores."""
+        """Return the strides between elements along the axes of the scores; 0 where the mask broadcasts."""
         shape = some(sizes_of(self.value))
         own = [0 if d == 1 else s for d, s in zip(shape, Strided.whole(shape).strides, strict=True)]
         return [0] * (rank - len(own)) + own
 
     def written(self, editor: Editor) -> Var:
-        """The mask as a term of the scores."""
+        """Return the mask as a term of the scores."""
         op = editor.op
         value = op.wrap(self.value)
         if self.kept is None:
@@ -105,13 +113,18 @@ class Mask:
 
 @dataclass(frozen=True)
 class Gradient:
-    """A gradient product, up to the factor ``scale``."""
+    """A gradient of Q, K or V, before it is multiplied by the attention's scale.
+
+    Attributes:
+        value: the tensor.
+        scale: the factor that it already includes.
+    """
 
     value: ir.Value
     scale: float
 
     def place(self, scale: float) -> Destination:
-        """The last value that holds ``scale`` times the gradient in a supported layout."""
+        """Return the last value that is ``scale`` times the gradient and has a supported layout."""
         return _last(
             d
             for d in destinations(self.value)
@@ -121,19 +134,30 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Attention:
-    """The tensors and nodes of an attention."""
+    """The tensors and nodes of an attention.
 
-    sizes: Sizes  # of the scores
+    Attributes:
+        sizes: the shape of the scores.
+        scale: the factor of Q·Kᵀ.
+        mask: the mask, if any.
+        guarded: whether the output for a query without visible keys is 0 instead of NaN.
+        q, k, v, dy: the inputs of the kernels.
+        o: the output.
+        gradient: the node ``AttentionGrad``.
+        gradients: the gradients of q, k and v.
+    """
+
+    sizes: Sizes
     scale: float
     mask: Mask | None
-    guarded: bool  # a query that sees no key returns zeros
+    guarded: bool
     q: Source
     k: Source
     v: Source
     dy: Source
     o: ir.Value
     gradient: ir.Node
-    gradients: tuple[Gradient, Gradient, Gradient]  # of q, k and v
+    gradients: tuple[Gradient, Gradient, Gradient]
 
     @property
     def kernel_sizes(self) -> Sizes:
@@ -156,12 +180,13 @@ def _most_head_size() -> int:
 
 
 def _matched(gradient: ir.Node) -> Attention:
-    """The attention of ``AttentionGrad(dO, O, P, Q, Kᵀ, V, …)``: ``O = P·V``, ``P = Softmax(S)``, S as in ``_scores``.
+    """Match the attention whose gradient is ``AttentionGrad(dO, O, P, Q, Kᵀ, V, …)``.
 
-    The gradient may read a recomputed copy of P, as the kernel recomputes it itself.
+    ``O = P·V`` and ``P = Softmax(S)``, with S as in ``_scores``. The gradient may read a recomputed copy of P, as its
+    kernel recomputes P itself.
 
     Raises:
-        MismatchError: the kernels do not support it, or S or P have other readers.
+        MismatchError: if the kernels do not support the attention, or S or P have other readers.
     """
     dy, o, again, left, right, v = (some(x) for x in gradient.inputs[:6])
     spread, condition = (*gradient.inputs[6:], None, None)[:2]
@@ -189,7 +214,15 @@ def _matched(gradient: ir.Node) -> Attention:
 
 @dataclass(frozen=True)
 class Weights:
-    """``Softmax(mask(scale·product))``; ``guarded``: with NaN replaced by zeros."""
+    """The computation of attention weights: ``Softmax(mask(scale·product))``.
+
+    Attributes:
+        sizes: the shape of the scores.
+        product: the node that computes Q·Kᵀ.
+        scale: its factor.
+        mask: the mask, if any.
+        guarded: whether NaN is replaced by zeros.
+    """
 
     sizes: Sizes
     product: ir.Node
@@ -198,7 +231,7 @@ class Weights:
     guarded: bool
 
     def is_like(self, other: Weights) -> bool:
-        """Whether both are computed from the same tensors in the same way."""
+        """Return whether both are computed from the same tensors in the same way."""
         masks = [m and (behind_orders(m.value), m.kept, m.hidden) for m in (self.mask, other.mask)]
         mine, its = ([some(source(x, behind=True)) for x in w.product.inputs] for w in (self, other))
         are_same = all(a.is_like(b) and a.scale == b.scale for a, b in zip(mine, its, strict=True))
@@ -207,10 +240,10 @@ class Weights:
 
 
 def _weights(p: ir.Value, readers: Collection[ir.Node]) -> Weights:
-    """The computation of ``p``.
+    """Return how ``p`` is computed.
 
     Raises:
-        MismatchError: it is not a Softmax of scores, or has readers other than ``readers``.
+        MismatchError: if ``p`` is not a Softmax of scores, or has readers other than ``readers``.
     """
     need({node for node, _ in p.uses()} <= {*readers} and not p.is_graph_output())
     inside = _unguarded(p)
@@ -221,10 +254,10 @@ def _weights(p: ir.Value, readers: Collection[ir.Node]) -> Weights:
 
 
 def _unguarded(p: ir.Value) -> ir.Value:
-    """``p`` before fully masked rows were replaced by zeros, as PyTorch's exporter does.
+    """Return ``p`` before fully masked rows are replaced by zeros, as PyTorch's exporter does.
 
     Raises:
-        MismatchError: it has other readers.
+        MismatchError: if that value has other readers.
     """
     guard = p.producer()
     if guard is None or not is_standard(guard, "Where"):
@@ -238,7 +271,7 @@ def _unguarded(p: ir.Value) -> ir.Value:
 
 
 def _scores(value: ir.Value, sizes: Sizes) -> tuple[ir.Node, float, Mask | None]:
-    """The product of queries and keys behind ``value``, its factor, and the mask."""
+    """Return the product of queries and keys that computes ``value``, its factor, and the mask."""
     scale, mask = 1.0, None
     while True:
         node = some(value.producer())
@@ -254,7 +287,7 @@ def _scores(value: ir.Value, sizes: Sizes) -> tuple[ir.Node, float, Mask | None]
 
 
 def _masked(node: ir.Node, sizes: Sizes) -> Iterator[tuple[ir.Value, Mask]]:
-    """Scores and the mask that ``node`` may apply to them, for each interpretation."""
+    """Yield the scores and the mask that ``node`` may apply to them, for each interpretation of its inputs."""
     if is_standard(node, "Add"):
         for scores, mask in (node.inputs, node.inputs[::-1]):
             if scores is not None and _is_of_products(scores) and mask is not None and spreads(sizes_of(mask), sizes):
@@ -270,7 +303,7 @@ def _masked(node: ir.Node, sizes: Sizes) -> Iterator[tuple[ir.Value, Mask]]:
 
 
 def _is_of_products(value: ir.Value) -> bool:
-    """Whether it is a matrix product, possibly scaled."""
+    """Return whether ``value`` is a matrix product, possibly scaled."""
     while (node := value.producer()) is not None and (factor := scaled(node)) is not None:
         value = factor[0]
     return node is not None and is_standard(node, "MatMul")
@@ -282,8 +315,8 @@ def _is_of_products(value: ir.Value) -> bool:
 def _write(editor: Editor, attention: Attention) -> None:
     """Write one ``Attention`` instead of ``_scores``, Softmax and P·V, and one node for the gradients.
 
-    It returns O, in its final layout, and for each row of S the maximum and the inverse sum of exponentials [batch,
-    heads, queries, 2], from which the gradient recomputes P.
+    ``Attention`` returns O, in its final layout, and for each row of S the maximum and the inverse sum of exponentials,
+    [batch, heads, queries, 2], from which the gradient recomputes P.
     """
     op = editor.op
     y = _last(d for d in destinations(attention.o, [attention.gradient]) if d.scale == 1.0 and _view(d) is not None)
@@ -311,7 +344,7 @@ def _write(editor: Editor, attention: Attention) -> None:
 
 
 def _write_gradient(editor: Editor, attention: Attention, inputs: Sequence[Var], common: dict[str, Any]) -> None:
-    """dQ, dK and dV by one node: into one tensor if they are concatenated, else each in its final layout."""
+    """Write dQ, dK and dV by one node: into one tensor if they are concatenated, else each in its final layout."""
     places = [g.place(attention.scale if i < 2 else 1.0) for i, g in enumerate(attention.gradients)]
     packed = _side_by_side(places)
     values, views = packed or ([p.value for p in places], [some(_view(p)) for p in places])
@@ -322,14 +355,14 @@ def _write_gradient(editor: Editor, attention: Attention, inputs: Sequence[Var],
     made = kernel_of_several(editor.op, op_type, library.DOMAIN, inputs, shapes, **common, **layouts, **named)
     editor.place(attention.gradient)
     for old, new in zip(values, made, strict=True):
-        if old.producer() is attention.gradient:  # which is removed when nobody reads the other two
+        if old.producer() is attention.gradient:  # the old node is removed once its other outputs are unread
             editor.hand_over(old, new)
         else:
             editor.replace(some(old.producer()), new)
 
 
 def _view(place: Destination, whole: Strided | None = None) -> Strided | None:
-    """The layout of the value there, if the numbers of a head are contiguous."""
+    """Return the layout of the value at ``place``, if the numbers of a head are contiguous; else None."""
     view = place.view(whole)
     return view if view is not None and view.strides[-1] == 1 else None
 
@@ -340,7 +373,11 @@ def _last(items: Iterator[_T]) -> _T:
 
 
 def _side_by_side(places: Sequence[Destination]) -> tuple[list[ir.Value], list[Strided]] | None:
-    """The tensor that the values at these places are concatenated to, in its final layout, with their views."""
+    """Return the tensor in which the values at ``places`` are concatenated, in its final layout, and their views in it.
+
+    Returns:
+        None if they are not concatenated, or not in a supported layout.
+    """
     node = only_reader(places[0].value)
     if node is None or not is_standard(node, "Concat") or any(only_reader(p.value) is not node for p in places):
         return None
@@ -364,10 +401,10 @@ def _side_by_side(places: Sequence[Destination]) -> tuple[list[ir.Value], list[S
 
 
 def _layout(view: Strided) -> list[int]:
-    """The offset, and the strides of batch, head and row."""
+    """Return the offset, and the strides of batch, head and row."""
     return [view.offset, *_padded_strides(view.strides)[:3]]
 
 
 def _padded_strides(strides: Sequence[int]) -> list[int]:
-    """The strides of batch, head, row and column, with 0 for a missing head axis."""
+    """Return the strides of batch, head, row and column, with 0 for a missing head axis."""
     return [*strides] if len(strides) == 4 else [strides[0], 0, *strides[1:]]

@@ -15,14 +15,14 @@ in_blocks = WITH_NATIVE.add
 
 
 def _has_images_that_fit(call: Call) -> bool:
-    """Whether all inputs and outputs are blocked images, except filters, [C, 1, ...], and a bias."""
+    """Return whether all inputs and outputs can be blocked, except for filters, [C, 1, ...], and a bias."""
     shapes = {v: shape_of(v) or () for v in (*call.node.inputs, *call.node.outputs) if v is not None}
     images = [v for v, dims in shapes.items() if len(dims) == 4 and dims[1] != 1]
     return len(images) > 0 and all(map(fits, images))
 
 
 def _has_no_tiles(call: Call) -> bool:
-    """Whether images can be blocked, and there are no tiles, which need plain layout."""
+    """Return whether inputs can be blocked and there are no AMX tiles, whose kernels support only the plain layout."""
     return not library.here().has_tiles and all(fits(x.value) for x in inputs_of(call))
 
 
@@ -40,7 +40,7 @@ def _has_no_tiles(call: Call) -> bool:
     domain=library.DOMAIN,
 )
 def same_kernel(op: Builder, call: Call) -> Written:
-    """The same node on ``call.inputs``; kernels that distinguish channels get the block size."""
+    """Write the same node for the blocked ``call.inputs``; an attribute ``block`` is set to the block size."""
     attrs = {**call.attrs, "block": nchwc_block()} if "block" in call.attrs else call.attrs
     written = native_kernel(op, call.node.op_type, call.inputs, [op.wrap(y) for y in call.node.outputs], **attrs)
     assert written is not None

@@ -1,4 +1,4 @@
-"""Fusion of Clip by known bounds, and Relu, into native kernels next to them (``kernels/bounds.h``)."""
+"""Fuse Relu, and Clip by known bounds, into neighbouring native kernels (``kernels/bounds.h``)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from gradgraph.backends.ort_native import library
 from gradgraph.graph.signatures import attributes_without_schema
 
 ANY = math.inf
-NONE, CLOSED, OPEN = 0, 1, 2  # activations: cotangents pass at the bounds of a Clip, and not where Relu is 0
+# values of the attribute ``activation``: no activation; Clip, with gradients at its bounds; Relu, without one at 0
+NONE, CLOSED, OPEN = 0, 1, 2
 FREE = {"lower": -ANY, "upper": ANY, "activation": NONE}
 
 
 def activations(graph: ir.Graph) -> list[ir.Node]:
-    """The activations that kernels may take over, in graph order."""
+    """Return the activations that kernels may include, in graph order."""
     return [n for n in graph if n.domain == "" and n.op_type in ("Clip", "Relu")]
 
 
@@ -26,12 +27,12 @@ def is_native(node: ir.Node, *op_types: str) -> bool:
 
 
 def is_free(node: ir.Node) -> bool:
-    """Whether the kernel has no activation yet."""
+    """Return whether the kernel ``node`` does not include an activation yet."""
     return node.attributes["activation"].as_int() == NONE
 
 
 def bounds_of(node: ir.Node) -> dict[str, Any] | None:
-    """The attributes that describe a Clip or Relu; ``None`` if its bounds are not known."""
+    """Return the attributes that describe a Clip or Relu; None if its bounds are not known."""
     if node.op_type == "Relu":
         return {"lower": 0.0, "upper": ANY, "activation": OPEN}
     known = clip_bounds(node)
@@ -41,7 +42,7 @@ def bounds_of(node: ir.Node) -> dict[str, Any] | None:
 
 
 def is_gradient_of(node: ir.Node, activation: ir.Node) -> bool:
-    """Whether ``node`` is the native gradient of this Relu or Clip."""
+    """Return whether ``node`` is the native gradient of this Relu or Clip."""
     x, y = activation.inputs[0], activation.outputs[0]
     program, given = {"Clip": ("ClipGrad 0 1 2", [x, y]), "Relu": ("ReluGrad 0 1", [y])}[activation.op_type]
     is_this = is_native(node, "Elementwise") and node.attributes["program"].as_string() == program
@@ -49,5 +50,5 @@ def is_gradient_of(node: ir.Node, activation: ir.Node) -> bool:
 
 
 def bound(node: ir.Node, kind: dict[str, Any]) -> None:
-    """Fuse an activation into a kernel."""
+    """Make the kernel ``node`` apply the activation that ``kind`` describes."""
     node.attributes.update({a.name: a for a in attributes_without_schema(kind)})

@@ -1,10 +1,10 @@
 """Convolutions with AMX tiles (``kernels/conv.h``), if the processor has them and they are faster.
 
-Without tiles, weight gradients of small maps are computed by vectors (``kernels/conv_weight.h``), where the forms of
-``conv`` would write the im2col matrix.
+Without tiles, weight gradients of small maps are computed with vectors (``kernels/conv_weight.h``), where the forms of
+``ort_cpu/conv`` would write the im2col matrix.
 
-Their kernels read and write plain layout; groups, more than two spatial axes and strides beyond 2 are left to the forms
-of ``conv``.
+These kernels read and write the plain layout. Groups, more than two spatial axes and strides beyond 2 are left to the
+forms of ``ort_cpu/conv``.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ TILED = (
 )
 
 
-# What is computed by vectors: 16 channels on both sides fill them. CPU time relative to the best other form, one thread
-# of a Zen 4: 64 to 256 channels at 8 to 56 px 0.76 to 0.92, 512 channels at 7 px 1.2. Wider maps: not measured.
+# Layers that are computed with vectors: 16 channels on both sides fill a vector. CPU time relative to the best other
+# form, one thread of a Zen 4: 64 to 256 channels at 8 to 56 px 0.76 to 0.92, 512 channels at 7 px 1.2. Wider maps were
+# not measured.
 LEAST_CHANNELS = 16
-LEAST_WINDOWS, MOST_WINDOWS = 64, 3136  # pixels of an image
+LEAST_WINDOWS, MOST_WINDOWS = 64, 3136  # windows per image
 
 
 def _serves(conv: Layer) -> bool:
@@ -45,7 +46,7 @@ def _pays(conv: Layer) -> bool:
 
 @conv_form("Conv", (*CONVOLUTIONS, *TILED), serves=_serves, when=_pays, forms=FORMS)
 def by_tiles(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) -> Written | None:
-    """``Conv``; ``fuse_activations`` may set its bounds."""
+    """Compute ``Conv``; ``fuse_activations`` may set its bounds."""
     y = ir.Value(name="y", type=x.value.type, shape=ir.Shape((conv.batch, conv.m, *conv.count)))
     bounds = {"lower": -ANY, "upper": ANY}
     return native_kernel(op, "Conv", [x, w, b], [op.wrap(y)], **where_windows_lie(conv.seen), **bounds)
@@ -53,7 +54,7 @@ def by_tiles(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) -> 
 
 @conv_form("ConvGradInput", TILED, serves=_serves, when=_pays, forms=FORMS)
 def dx_by_tiles(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Written | None:
-    """``ConvGradInput``."""
+    """Compute ``ConvGradInput``."""
     return native_kernel(op, "ConvGradInput", [dy, w], [x], **where_windows_lie(conv.seen), size=conv.size)
 
 
@@ -66,7 +67,7 @@ def _pays_by_vectors(conv: Layer) -> bool:
     "ConvGradWeight", TILED, serves=_serves, when=lambda conv: _pays(conv) or _pays_by_vectors(conv), forms=FORMS
 )
 def dw_in_one_pass(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Written | None:
-    """``ConvGradWeight``; the kernel returns a matrix, which layout passes do not mistake for an image."""
+    """Compute ``ConvGradWeight``. The kernel returns a matrix, so that layout passes do not take it for an image."""
     matrix = ir.Value(name="dw", type=w.value.type, shape=ir.Shape((conv.m, conv.fan_in)))
     lie = {**where_windows_lie(conv.seen), "kernel": [k or 1 for k in conv.seen.kernel]}
     dw = native_kernel(op, "ConvGradWeight", [x, dy], [op.wrap(matrix)], **lie, block=1)
@@ -74,7 +75,7 @@ def dw_in_one_pass(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Written
 
 
 def fuse_activations(model: ir.Model) -> None:
-    """Fuse a Relu, or a Clip by known bounds, that alone reads such a Conv into it, in place: one pass less."""
+    """Fuse a Relu, or a Clip by known bounds, into a native Conv whose only reader it is, in place."""
     graph = model.graph
     for node in activations(graph):
         value = node.inputs[0]

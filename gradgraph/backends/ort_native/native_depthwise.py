@@ -1,12 +1,13 @@
 """Depthwise convolutions by native kernels (``kernels/depthwise.cc``), in both layouts.
 
-Their kernels process a map while it is in the cache, so neighbouring operations are free:
+The kernels process a map while it is in the cache, so neighbouring operations cost nothing:
 
-1. Clip by known bounds, or Relu, before one is applied when x is read, and its gradient when dx is written;
+1. a Relu, or a Clip by known bounds, before the convolution is applied when x is read, and its gradient when dx is
+written;
 2. both gradients are computed at once, and read dy once.
 
 Measured with onnxruntime 1.31 on two cores of an Intel Xeon (AVX512), float32: MobileNetV2's depthwise layers. At lower
-levels they are slower than onnxruntime's and not used (``native_table.LEAST_LEVEL``).
+levels the kernels are slower than onnxruntime's and not used (``native_table.LEAST_LEVEL``).
 """
 
 from __future__ import annotations
@@ -49,36 +50,36 @@ _PAYS = partial(pays_here, "depthwise convolution")
 
 
 def _serves(conv: Layer) -> bool:
-    """Whether it is a depthwise convolution over images, with supported strides."""
+    """Return whether the layer is a depthwise convolution over images with supported strides."""
     return conv.group > 1 and conv.c == conv.m == 1 and conv.seen.rank == 2 and max(conv.seen.strides) <= 2
 
 
 def _where(conv: Layer) -> dict[str, Any]:
-    """The attributes that define the windows; a block is one channel."""
+    """Return the attributes that define the windows; a block is one channel."""
     return {**where_windows_lie(conv.seen), "block": 1}
 
 
 def _sizes(conv: Layer) -> dict[str, Any]:
-    """The attributes for the sizes of dx and dw."""
+    """Return the attributes with the sizes of dx and dw."""
     return {"size": conv.size, "kernel": [k or 1 for k in conv.seen.kernel]}
 
 
 @conv_form("Conv", DEPTHWISE, serves=_serves, when=None, here=_PAYS, forms=FORMS)
 def depthwise(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) -> Written | None:
-    """``Conv``."""
+    """Compute ``Conv``."""
     y = ir.Value(name="y", type=x.value.type, shape=ir.Shape((conv.batch, conv.group, *conv.count)))
     return native_kernel(op, "DepthwiseConv", [x, w, b], [op.wrap(y)], **_where(conv), **FREE)
 
 
 @conv_form("ConvGradInput", DEPTHWISE, serves=_serves, when=None, here=_PAYS, forms=FORMS)
 def depthwise_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Written | None:
-    """``ConvGradInput``."""
+    """Compute ``ConvGradInput``."""
     return native_kernel(op, "DepthwiseConvGradInput", [dy, w], [x], **_where(conv), **_sizes(conv), **FREE)
 
 
 @conv_form("ConvGradWeight", DEPTHWISE, serves=_serves, when=None, here=_PAYS, forms=FORMS)
 def depthwise_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Written | None:
-    """``ConvGradWeight``."""
+    """Compute ``ConvGradWeight``."""
     return native_kernel(op, "DepthwiseConvGradWeight", [x, dy], [w], **_where(conv), **_sizes(conv), **FREE)
 
 
@@ -86,7 +87,7 @@ def depthwise_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Written |
 
 
 def fold_neighbours(model: ir.Model) -> None:
-    """Fuse activations before them, and merge both gradients into one node, in place."""
+    """Fuse activations into the depthwise kernels after them, and merge both gradients into one node, in place."""
     if not any(is_native(node, "DepthwiseConv", *GRADIENTS) for node in model.graph):
         return
     for node in activations(model.graph):
@@ -105,10 +106,17 @@ def fold_neighbours(model: ir.Model) -> None:
 
 @dataclass(frozen=True)
 class _Activation:
-    """``y``, x between bounds, read only by depthwise convolutions and its own gradient."""
+    """An activation whose output is read only by depthwise convolutions and by its own gradient.
+
+    Attributes:
+        node: the Relu or Clip.
+        readers: the kernels DepthwiseConv and DepthwiseConvGradWeight that read its output.
+        gradient: the gradient of the activation, if any.
+        kind: the attributes that describe the activation.
+    """
 
     node: ir.Node
-    readers: list[ir.Node]  # DepthwiseConv, DepthwiseConvGradWeight
+    readers: list[ir.Node]
     gradient: ir.Node | None
     kind: dict[str, Any]
 
@@ -130,7 +138,7 @@ class _Activation:
         return cls(node, readers, own[0] if own else None, kind)
 
     def fold(self, graph: ir.Graph) -> None:
-        """Make the kernels read x and clip it themselves, which removes y and its gradient."""
+        """Make the kernels read x and apply the activation themselves, which removes its output and its gradient."""
         x = self.node.inputs[0]
         for reader in self.readers:
             reader.replace_input_with(0, x)
@@ -148,7 +156,7 @@ class _Activation:
 
 
 def _is_alone(gradient: ir.Node) -> bool:
-    """Whether it is the only reader of one depthwise convolution's gradient."""
+    """Return whether ``gradient`` is the only reader of the input gradient of a depthwise convolution."""
     dy = gradient.inputs[0]
     maker = None if dy is None else dy.producer()
     if dy is None or maker is None or dy.is_graph_output() or maker.graph is not gradient.graph:
@@ -157,7 +165,7 @@ def _is_alone(gradient: ir.Node) -> bool:
 
 
 def _same_cotangent(node: ir.Node) -> Iterator[ir.Node]:
-    """Gradients by x with the same dy and activation as ``node``."""
+    """Yield the input gradients with the same dy and activation as ``node``."""
     x, dy = node.inputs
     for other, i in () if dy is None else dy.uses():
         beside = is_native(other, GRADIENTS[0]) and i == 0 and other.graph is node.graph
@@ -166,7 +174,7 @@ def _same_cotangent(node: ir.Node) -> Iterator[ir.Node]:
 
 
 def _merge(editor: Editor, by_weight: ir.Node, by_input: ir.Node) -> None:
-    """One ``DepthwiseConvGrad`` for both gradients."""
+    """Replace both gradients by one ``DepthwiseConvGrad``."""
     op, x = editor.op, by_weight.inputs[0]
     op.scope = by_input.name or ""
     inputs = [editor.op.wrap(v) for v in (*by_input.inputs[:2], x)]

@@ -1,6 +1,6 @@
 """Native kernels (``kernels/``): the first choice if a Trainer has them.
 
-A row writes one node of their domain, and supports float32 only; the kernel itself rejects what it does not support.
+A form writes one node of their domain, and supports float32 only; kernels reject sizes that they do not support.
 """
 
 from __future__ import annotations
@@ -29,14 +29,18 @@ LONG = 40_000  # elements: several chunks of work, the last one shorter
 
 
 def where_windows_lie(seen: Windows) -> dict[str, Sequence[int]]:
-    """The attributes that define the windows."""
+    """Return the attributes that define the windows."""
     return {"strides": seen.strides, "dilations": seen.dilations, "begins": seen.begins, "ends": seen.ends}
 
 
 def native_kernel(
     op: Builder, op_type: str, inputs: Sequence[Var | None], like: Sequence[Var], **attrs: Any
 ) -> Written | None:
-    """One node whose outputs are like ``like``; ``None`` if some of them are not float32, or have too many axes."""
+    """Write one node whose outputs are like ``like``.
+
+    Returns:
+        The output or outputs; None if an output is not float32, or a tensor has too many axes.
+    """
     if any(v.value.dtype != ir.DataType.FLOAT for v in like):
         return None
     if any(v is not None and (v.shape is None or v.rank > MOST_AXES) for v in (*inputs, *like)):
@@ -67,7 +71,7 @@ def adam_in_one_pass(
     *,
     takes: Sequence[float],
 ) -> Written | None:
-    """One pass over seven arrays, where other forms take 12 or 13."""
+    """Use one pass over seven arrays; other forms take 12 or 13."""
     return native_kernel(op, "AdamUpdate", [p, g, m, v, rate, floor, keep], [p, m, v], takes=takes)
 
 
@@ -78,7 +82,7 @@ def adam_in_one_pass(
 def momentum_in_one_pass(
     op: Builder, p: Var, g: Var, m: Var, rate: Var, keep: Var | None = None, **attrs: Any
 ) -> Written | None:
-    """One pass over five arrays, where the portable form takes 4 to 8."""
+    """Use one pass over five arrays; the portable form takes 4 to 8."""
     return native_kernel(op, "MomentumUpdate", [p, g, m, rate, keep], [p, m], **attrs)
 
 
@@ -90,7 +94,7 @@ TAILS = np.linspace(-20.0, 20.0, 8_001, dtype=np.float32)
 
 
 def _program(op: Builder, inputs: Sequence[Var], like: Var, *lines: str) -> Written | None:
-    """One node that runs a program (``kernels/elementwise.cc``) and returns the result of its last line."""
+    """Write one node that runs a program (``kernels/elementwise.cc``) and returns the result of its last line."""
     last = [len(inputs) + len(lines) - 1]
     program = {"program": "; ".join(lines), "arity": len(inputs), "outputs": last}
     return native_kernel(op, "Elementwise", inputs, [like], **program)
@@ -117,10 +121,10 @@ def silu_in_one_pass(op: Builder, dy: Var, y: Var, gate: Var) -> Written | None:
     case(real(8_001), TAILS, approximate="tanh"),
 )
 def gelu_in_one_pass(op: Builder, dy: Var, x: Var, *, approximate: str) -> Written | None:
-    """With exp and erf of our own, where the portable form takes 9 passes."""
+    """Compute the gradient in one pass, with exp and erf of the kernel; the portable form takes 9 passes."""
     if approximate == "tanh":
         return _program(op, [dy, x], x, "TanhGeluGrad 0 1")
-    root = written_number(0.5**0.5)  # as in the forward pass, so that a tangent shares lines with the value
+    root = written_number(0.5**0.5)  # as in the forward pass, so that values and tangents share lines
     return _program(op, [dy, x], x, f"Mul 1 {root}", "Erf 2", "HardSigmoid 3 #0.5 #0.5", "GeluGrad 0 1 4")
 
 
@@ -132,7 +136,7 @@ def gelu_in_one_pass(op: Builder, dy: Var, x: Var, *, approximate: str) -> Writt
     case(real(5, 77, 48), real(5, 77, 48), real(48), real(5, 77, 1), positive(5, 77, 1), axis=2),
 )
 def layer_norm_by_rows(op: Builder, dy: Var, x: Var, scale: Var, mean: Var, inv: Var, *, axis: int) -> Written | None:
-    """Two passes, the second over rows that are still in the cache."""
+    """Use two passes, the second over rows that are still in the cache."""
     sizes = None if x.shape is None else x.shape[axis:]
     if not sizes or sizes != scale.shape or not is_static(sizes):
         return None
@@ -143,14 +147,14 @@ def layer_norm_by_rows(op: Builder, dy: Var, x: Var, scale: Var, mean: Var, inv:
 def softmax_by_rows(
     op: Builder, dy: Var, y: Var, do: Var | None = None, o: Var | None = None, *, axis: int
 ) -> Written | None:
-    """``y·(dy − Σ dy·y)`` along the last axis, or with Σ do·o: one pass."""
+    """Compute ``y·(dy − Σ dy·y)`` along the last axis in one pass, or with Σ do·o instead of Σ dy·y."""
     if y.shape is None or axis % len(y.shape) != len(y.shape) - 1:
         return None
     return native_kernel(op, "SoftmaxGrad", [dy, y, do, o], [y])
 
 
 # --- per channel -----------------------------------------------------------------------------------------------------
-# Written for plain layout (blocks of 1); ``native_blocked.py`` has the blocked ones.
+# For the plain layout (blocks of 1 channel); ``native_blocked.py`` converts these nodes to blocks.
 
 
 NORMS = (
@@ -168,7 +172,7 @@ def _norms_pay(_: Call) -> bool:
 def _norm_gradient(
     op: Builder, op_type: str, dy: Var, x: Var, *rest: Var, vectors: int, **attrs: float
 ) -> Written | None:
-    """Return dx (or u) and that many vectors, one number per channel."""
+    """Return dx (or u) and as many vectors as ``vectors``, with one number per channel."""
     if x.shape is None or len(x.shape) < 3 or has_few(x):
         return None
     inputs, like = [dy, x, *rest], [x, *[rest[0]] * vectors]
@@ -177,13 +181,13 @@ def _norm_gradient(
 
 @form("BatchNormalizationGrad", *NORMS, when=_norms_pay)
 def batch_norm_backwards(op: Builder, *inputs: Var, epsilon: float) -> Written | None:
-    """Two passes, where the form without kernels takes 5."""
+    """Use two passes; the form without kernels takes 5."""
     return _norm_gradient(op, "BatchNormalizationGrad", *inputs, epsilon=epsilon, vectors=2)
 
 
 @form("UnscaledBatchNormalizationGrad", *NORMS, when=_norms_pay)
 def unscaled_batch_norm_backwards(op: Builder, *inputs: Var, epsilon: float) -> Written | None:
-    """The same without the factor of dx: ``u``, a, dscale and db."""
+    """Compute ``u``, a, dscale and db, where ``dx = a·u``, in two passes."""
     return _norm_gradient(op, "UnscaledBatchNormalizationGrad", *inputs, epsilon=epsilon, vectors=3)
 
 
@@ -199,7 +203,7 @@ OF_BATCH: dict[str, Any] = {"training_mode": 1, "momentum": 0.0, "epsilon": 1e-5
     when=_norms_pay,
 )
 def batch_norm(op: Builder, x: Var, scale: Var, bias: Var, *_: Var, **attrs: Any) -> Written | None:
-    """Statistics in one pass and the result in another, multithreaded; onnxruntime's is single-threaded."""
+    """Compute statistics in one pass and the result in another, multithreaded; onnxruntime's is single-threaded."""
     if not is_of_batch(attrs) or x.shape is None or len(x.shape) < 3:
         return None
     inputs, like = [x, scale, bias], [x, scale, scale]
@@ -213,7 +217,7 @@ def batch_norm(op: Builder, x: Var, scale: Var, bias: Var, *_: Var, **attrs: Any
     case(real(2, 3, 3, 3), distinct(2, 3, 6, 6), kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1),
 )
 def max_pool_backwards(op: Builder, dy: Var, x: Var, **attrs: Any) -> Written | None:
-    """Every window searches its maximum again: no Indices, whose kernel is slow, and no scattering."""
+    """Search the maximum of every window again: no Indices, whose kernel is slow, and no scattering."""
     seen = windows(**attrs)
     if seen.rank != 2 or None in seen.kernel or attrs.get("auto_pad", "NOTSET") not in ("NOTSET", ""):
         return None

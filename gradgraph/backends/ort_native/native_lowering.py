@@ -1,4 +1,4 @@
-"""The order of rewrites and forms with native kernels: those of the CPU provider, with kernels inserted."""
+"""The lowering with native kernels: that of the CPU provider, with kernels inserted."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ LOWERING = Lowering(
             may_take=WITH_NATIVE.knows,
             rewrites=(
                 Rewrite(fold_activations, "a norm's kernel applies the activation after it: fewer nodes for layouts"),
-                Rewrite(fold_neighbours, "so does a depthwise convolution's, and its two gradients are one kernel"),
+                Rewrite(
+                    fold_neighbours, "a depthwise kernel applies the activation before it, and computes both gradients"
+                ),
                 Rewrite(partial(write_blocked_forms, rows=WITH_NATIVE), "between convolutions, nodes stay in blocks"),
             ),
         ),

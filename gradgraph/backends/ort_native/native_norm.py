@@ -2,8 +2,8 @@
 
     y = Clip(z), z = BatchNormalization(v)        dz = ClipGrad(dy, z, y), dv = BatchNormalizationGrad(dz, v, ...)
 
-z and dz are never written: the norm's gradient recomputes z bit for bit from its inputs. Three passes and two tensors
-less.
+z and dz are never written: the norm's gradient recomputes z bit for bit from its inputs. This saves three passes and
+two tensors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GRADIENTS = ("BatchNormalizationGrad", "UnscaledBatchNormalizationGrad")
 
 
 def fold_activations(model: ir.Model) -> None:
-    """Rewrite the main graph, in place."""
+    """Fuse activations after native norms of the main graph into them, in place."""
     graph = model.graph
     for node in activations(graph):
         z, y, kind = node.inputs[0], node.outputs[0], bounds_of(node)
@@ -46,7 +46,7 @@ def fold_activations(model: ir.Model) -> None:
 
 
 def _leads_to(norm: ir.Node, dz: ir.Value) -> bool:
-    """Whether the gradient of ``norm`` is the only reader of ``dz``."""
+    """Return whether the gradient of ``norm`` is the only reader of ``dz``."""
     readers = [(n, i) for n, i in dz.uses() if i == 0 and is_native(n, *GRADIENTS) and n.graph is norm.graph]
     if dz.is_graph_output() or len(readers) != 1 or len(dz.uses()) != 1:
         return False
@@ -55,7 +55,7 @@ def _leads_to(norm: ir.Node, dz: ir.Value) -> bool:
 
 
 def _take_over(graph: ir.Graph, norm: ir.Node, gradient: ir.Node, kind: dict[str, Any]) -> None:
-    """Make the gradient of ``norm`` read dy, and the bias, from which it recomputes z."""
+    """Make the gradient of ``norm`` read dy instead of dz, and the bias, with which it recomputes z."""
     (reader,) = [n for n, _ in gradient.outputs[0].uses()]
     reader.resize_inputs(6)
     reader.replace_input_with(5, norm.inputs[2])

@@ -15,12 +15,12 @@ from gradgraph.graph.builder import Var
 from gradgraph.graph.shapes import shape_of
 from gradgraph.passes.normal.edit import Editor
 
-UNIT = 16  # numbers that must share a scale (``kUnit``)
+UNIT = 16  # the kernel requires a multiple of this many numbers per scale (``kUnit``)
 
 
 def multiply_stored(model: ir.Model) -> None:
-    """Replace supported products by the kernel's nodes, in the main graph, in place."""
-    if not library.here().has_fast_vectors:  # with tiles, floats of a few rows at a time are multiplied
+    """Replace supported products of the main graph by the kernel's nodes, in place."""
+    if not library.here().has_fast_vectors:  # with tiles, other forms multiply floats of a few rows at a time
         return
     products = [p for p in stored_products(model) if _fits(p)]
     writer = Writer(Editor(model))

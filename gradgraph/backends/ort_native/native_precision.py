@@ -1,8 +1,8 @@
-"""The precision of the products of native kernels: a user's choice, stored in each node that multiplies by tiles.
+"""The precision of products of native kernels: a choice of the user, stored in each node that uses AMX tiles.
 
-``highest`` is as accurate as float32: three bfloat16 parts per number, six tile products per product. ``high`` uses two
-parts and three products, with errors of at most 2⁻¹⁵ of the summands' magnitudes (``kernels/amx.h``). The names are
-those of ``torch.set_float32_matmul_precision``.
+``highest`` is as accurate as float32: it divides each number into three bfloat16 parts, and uses six tile products per
+product. ``high`` uses two parts and three products, with errors of at most 2⁻¹⁵ of the summands' magnitudes
+(``kernels/amx.h``). The names are those of ``torch.set_float32_matmul_precision``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TILED = frozenset({"MatMul", "Conv", "ConvGradInput", "ConvGradWeight", "LSTM", 
 
 
 def set_precision(model: ir.Model, precision: Precision) -> None:
-    """Set it in the nodes of ``model``, in place; nodes without it have the highest."""
+    """Store ``precision`` in the nodes of ``model``, in place; nodes without the attribute use the highest."""
     if precision == HIGHEST:
         return
     for node in nodes_of(model):

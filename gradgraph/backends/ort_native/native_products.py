@@ -1,11 +1,12 @@
-"""Matrix products by native kernels, if the processor has tiles (``kernels/amx.h``), and AVX512 with them.
+"""Matrix products by native kernels, with AMX tiles (``kernels/amx.h``) if the processor has them.
 
-Without tiles, large ones with a transposed left factor (``kernels/products.h``): gradients of weights. onnxruntime
-transposes such a factor again for every 128 columns. Measured with onnxruntime 1.31 on one core of an AMD EPYC (Zen 4),
-in GFLOP/s: 81 to 90, and 99 to 101 natively; untransposed 97 to 102 and 98 to 100, which stay with onnxruntime.
+Without tiles, they compute only large products with a transposed left factor (``kernels/products.h``), such as
+gradients of weights. onnxruntime transposes such a factor again for every 128 columns. Measured with onnxruntime 1.31
+on one core of an AMD EPYC (Zen 4), in GFLOP/s: 81 to 90 by onnxruntime, 99 to 101 natively; untransposed 97 to 102 and
+98 to 100, so such products stay with onnxruntime.
 
 With tiles, measured on two cores of an Intel Xeon with AMX, float32: 0.6 to 0.8 of the time of onnxruntime's products
-from 64 rows on, unless memory is shared with a busy neighbour, at equal accuracy.
+from 64 rows on, at equal accuracy, unless a busy neighbour uses the memory.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.shapes import all_sizes, broadcast
 from gradgraph.rules.registry import attributes, case, real
 
-LEAST_WORK = 1 << 22  # multiplications per product from which tiles pay; stacks of small products never do
-LEAST_ROWS = 64  # rows, and columns: with fewer, packing the other factor dominates
-FEW_ROWS = range(2, 49)  # rows up to which a matrix that may change is read unpacked, in 0.5 to 0.9 of the time
-LEAST_SIDE, LEAST_TURNED = 512, 1 << 29  # the minimum size, and work, from which a transposed left factor pays
-LARGE_WEIGHT = 1 << 16  # elements of that matrix, at least
+LEAST_WORK = 1 << 22  # multiplications per product from which tiles pay, also in a stack of products
+LEAST_ROWS = 64  # the minimum of rows and of columns: with fewer, packing the other factor dominates
+FEW_ROWS = range(2, 49)  # numbers of rows with which a weight that is not constant is read unpacked, 0.5 to 0.9 times
+LARGE_WEIGHT = 1 << 16  # the minimum number of elements of such a weight
+LEAST_SIDE, LEAST_TURNED = 512, 1 << 29  # minimum sizes and multiplications for a transposed left factor to pay
 
 
 def _has_few_rows(call: Call) -> bool:
-    """A few rows and a large fed weight, stored in the order in which the product reads it."""
+    """Return whether few rows are multiplied by a large weight that is not constant, and is read as it is stored."""
     a, b = all_sizes(call.shape(0)), all_sizes(call.shape(1))
     weight = call.inputs[1]
     if a is None or b is None or weight is None or len(a) < 2 or len(b) != 2:
@@ -45,7 +46,7 @@ def _has_few_rows(call: Call) -> bool:
 
 
 def _sizes(call: Call) -> tuple[int, int, int] | None:
-    """Rows, inner size and columns of each product, if known."""
+    """Return rows, inner size and columns of each product; None if they are unknown."""
     a, b = all_sizes(call.shape(0)), all_sizes(call.shape(1))
     if a is None or b is None or min(len(a), len(b)) < 2:
         return None
@@ -56,7 +57,7 @@ def _sizes(call: Call) -> tuple[int, int, int] | None:
 
 
 def _is_large(call: Call) -> bool:
-    """Whether sizes are known, and the product is large enough for tiles."""
+    """Return whether sizes are known, and the product is large enough for tiles."""
     sizes = _sizes(call)
     if sizes is None or min(sizes[0], sizes[2]) < LEAST_ROWS or math.prod(sizes) < LEAST_WORK:
         return False
@@ -64,7 +65,7 @@ def _is_large(call: Call) -> bool:
 
 
 def _turns_left(call: Call) -> bool:
-    """One large product with a transposed left factor, as in the gradient of a layer's weight."""
+    """Return whether this is one large product with a transposed left factor, as in the gradient of a weight."""
     sizes, left = _sizes(call), call.inputs[0]
     if sizes is None or left is None or max(len(call.shape(i) or ()) for i in (0, 1)) > 2:
         return False
@@ -77,7 +78,7 @@ def _is_worth_it(call: Call) -> bool:
 
 
 def _product(op: Builder, a: Var, b: Var, c: Var | None = None, **attrs: Any) -> Var | None:
-    """``alpha·op(a)·op(b) + beta·c`` by tiles; a preceding Transpose becomes the factor's other order."""
+    """Write ``alpha·op(a)·op(b) + beta·c``; a Transpose before the product becomes an attribute of its factor."""
     if a.shape is None or b.shape is None or min(a.rank, b.rank) < 2 or max(a.rank, b.rank) > library.MOST_AXES:
         return None
     if a.value.dtype != ir.DataType.FLOAT:
@@ -95,13 +96,13 @@ def _product(op: Builder, a: Var, b: Var, c: Var | None = None, **attrs: Any) ->
 
 
 def _as_it_lies(op: Builder, x: Var, turned: bool) -> tuple[Var, bool]:
-    """``x`` without its Transpose of the last two axes, and whether the kernel must transpose it."""
+    """Return ``x`` without its Transpose of the last two axes, and whether the kernel must transpose it."""
     source = _before_transpose(x)
     return (x, turned) if source is None else (op.wrap(source), not turned)
 
 
 def _before_transpose(x: Var) -> ir.Value | None:
-    """The value whose Transpose of the last two axes is ``x``."""
+    """Return the value whose Transpose of the last two axes is ``x``; None if ``x`` is no such Transpose."""
     node = x.value.producer()
     if node is None or node.op_type != "Transpose" or node.domain:
         return None
@@ -123,7 +124,7 @@ STACKS = (
 
 @form("MatMul", *STACKS, when=_is_worth_it)
 def matmul_by_tiles(op: Builder, a: Var, b: Var) -> Var | None:
-    """``a·b``."""
+    """Compute ``a·b``."""
     return _product(op, a, b)
 
 
@@ -137,7 +138,7 @@ def matmul_by_tiles(op: Builder, a: Var, b: Var) -> Var | None:
 def fused_matmul_by_tiles(
     op: Builder, a: Var, b: Var, *, transBatchA: int = 0, transBatchB: int = 0, **attrs: Any
 ) -> Var | None:
-    """``α·a·b``, each factor optionally transposed."""
+    """Compute ``α·a·b``, each factor optionally transposed."""
     return None if transBatchA or transBatchB else _product(op, a, b, **attrs)
 
 
@@ -153,12 +154,12 @@ def fused_matmul_by_tiles(
     when=_is_worth_it,
 )
 def gemm_by_tiles(op: Builder, a: Var, b: Var, c: Var | None = None, **attrs: Any) -> Var | None:
-    """``α·a·b + β·c``, each factor optionally transposed."""
+    """Compute ``α·a·b + β·c``, each factor optionally transposed."""
     return _product(op, a, b, c, **attrs)
 
 
 def _biased(*summands: Var | None) -> tuple[ir.Node, Var] | None:
-    """A product with a single reader, and the vector that is added to its rows."""
+    """Return a product with a single reader, and the vector that is added to its rows."""
     for product, bias in zip(summands, reversed(summands), strict=True):
         node = None if product is None else product.value.producer()
         if product is None or bias is None or node is None or node.op_type != "MatMul" or len(node.inputs) != 2:
@@ -182,7 +183,7 @@ def _gets_bias(call: Call) -> bool:
     when=_gets_bias,
 )
 def bias_in_product(op: Builder, a: Var, b: Var) -> Var | None:
-    """A bias, added while the product is written: separate passes were 4 % of a step of BERT."""
+    """Add a bias while the product is written: separate passes were 4 % of a step of BERT."""
     found = _biased(a, b)
     if found is None:
         return None

@@ -2,7 +2,7 @@
 
 The input's contribution to the gates of all steps is one product before the loop; the gradients of weights and inputs
 are products after it. The tables have forms for these products. The kernels (``kernels/lstm.cc``) multiply a state by
-the recurrent weight on tiles. They overwrite the input's contribution with gates, and gates with cotangents.
+the recurrent weight with tiles. They overwrite the input's contribution by the gates, and the gates by cotangents.
 
 Sizes: T steps, N sequences, I features, H units.
 """
@@ -24,25 +24,35 @@ from gradgraph.rules.recurrent_layer import Direction
 
 
 def run_of(gradient: ir.Node) -> WritesRun:
-    """The writer of the layer of this gradient node: the one with a kernel, if there is one."""
+    """Return the function that writes the layer of this gradient: the one with a kernel, if there is one."""
     return NativeRun.of if gradient.op_type == "LSTMGrad" and library.here().has_tiles else StockRun.of
 
 
 @dataclass(frozen=True)
 class NativeRun:
-    """One direction whose forward pass is written."""
+    """One direction of an LSTM whose forward pass has been written.
 
-    s: Direction  # without cotangents
-    tokens: Tokens | None  # the embedding behind X, if it is one of a small table
-    gates: Var  # [T, N, 4H]
-    after: Var  # h after each step, [T, N, H]
-    before: Var  # and before it
-    cells: Var  # c after each step
-    last: Sequence[Var]  # h and c, [N, H]
+    Attributes:
+        s: the direction, without cotangents.
+        tokens: the embedding that computes X, if its table is small.
+        gates: the gates of all steps, [T, N, 4H].
+        after: h after each step, [T, N, H].
+        before: h before each step.
+        cells: c after each step.
+        last: the last h and c, each [N, H].
+    """
+
+    s: Direction
+    tokens: Tokens | None
+    gates: Var
+    after: Var
+    before: Var
+    cells: Var
+    last: Sequence[Var]
 
     @classmethod
     def of(cls, s: Direction, gradient: ir.Node, tokens: Tokens | None) -> NativeRun:
-        """Write the forward pass."""
+        """Write the forward pass, and return the run."""
         op, bias = s.op, s.bias()
         assert bias is not None
         if tokens is not None:
@@ -55,11 +65,15 @@ class NativeRun:
         return cls(s, tokens, gates, after, before, cells, last)
 
     def outputs(self) -> list[Var]:
-        """The h after each step [T, N, H], and the last states, each [1, N, H]."""
+        """Return h after each step, [T, N, H], and the last states, each [1, N, H]."""
         return [self.after, *(self.s.op.Unsqueeze(v, [0]) for v in self.last)]
 
     def gradients(self, inputs: Sequence[Var | None]) -> list[Var]:
-        """The gradients of X (or the table), W, R, Wb, Rb and the initial states, from the operator's ``inputs``."""
+        """Return the gradients of X (or the table), W, R, Wb, Rb and the initial states.
+
+        Args:
+            inputs: the inputs of the gradient operator.
+        """
         s, op, tokens = self.s, self.s.op, self.tokens
         dh, dc, dY = inputs[-3:]
         shapes = [self.gates.shape, self.last[0].shape, self.last[1].shape, (self.gates.shape or (None,))[-1:]]

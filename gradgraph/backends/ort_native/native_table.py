@@ -1,4 +1,4 @@
-"""The table of forms of native kernels; each file of forms adds its rows."""
+"""The table of forms with native kernels; each file of forms adds its rows."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ LEAST_LEVEL = {"depthwise convolution": "avx512", "batch normalisation": "avx512
 
 
 def pays_here(family: str) -> bool:
-    """Whether kernels of this family are used on this processor by default."""
+    """Return whether kernels of this family are used on this processor by default."""
     return LEAST_LEVEL[family] in ("", *levels_in_use())

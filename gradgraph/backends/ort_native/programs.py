@@ -17,11 +17,16 @@ from gradgraph.graph.signatures import attributes_without_schema
 from gradgraph.rules.registry import attributes, key_of
 
 FLOAT, BOOL = ir.DataType.FLOAT, ir.DataType.BOOL
-Place: TypeAlias = tuple[str, int] | str  # ("input", which), ("line", which) or "#number"
+Place: TypeAlias = tuple[str, int] | str  # ("input", index), ("line", index) or "#number"
 
 
 class Program:
-    """A program under construction; ``node`` writes it as the attributes of a kernel."""
+    """A program under construction; ``node`` creates the kernel's node.
+
+    Attributes:
+        inputs: the tensors that the program reads.
+        lines: for each instruction with its operands, the index of its line.
+    """
 
     def __init__(self) -> None:
         self.inputs: list[ir.Value] = []
@@ -29,12 +34,16 @@ class Program:
         self._places: dict[ir.Value, Place] = {}
 
     def add(self, instruction: str, *operands: Place | float) -> Place:
-        """The result of a line, new unless there is an equal one; a number is an operand, too."""
+        """Return the place of the result of a line, which is added if it is new; operands may also be numbers."""
         line = instruction, tuple(p if isinstance(p, str | tuple) else written_number(p) for p in operands)
         return "line", self.lines.setdefault(line, len(self.lines))
 
     def append(self, program: str, operands: Sequence[Place]) -> list[Place]:
-        """Append the lines of a written program; return the places of its ``operands`` and of its lines' results."""
+        """Append the lines of ``program``, written as text.
+
+        Returns:
+            The places of ``operands`` and of the results of all lines.
+        """
         places = [*operands]
         for line in program.split(";"):
             name, *read = line.split()
@@ -42,11 +51,11 @@ class Program:
         return places
 
     def write(self, node: ir.Node) -> None:
-        """Append the computation of ``node``, one of ``OPERATORS``."""
+        """Append the computation of ``node``, whose operator must be in ``OPERATORS``."""
         self._places[node.outputs[0]] = OPERATORS[key_of(node)](self, node)
 
     def operand(self, value: ir.Value | None) -> Place:
-        """The place of ``value``: a result, a constant, or an input, which is added."""
+        """Return the place of ``value``: a result, a constant, or an input, which is added if it is new."""
         assert value is not None
         if value not in self._places:
             known = small_constant(value)
@@ -57,13 +66,13 @@ class Program:
         return self._places[value]
 
     def operands(self, node: ir.Node) -> list[Place]:
-        """The places of the inputs of ``node``."""
+        """Return the places of the inputs of ``node``."""
         return [self.operand(x) for x in node.inputs]
 
     def node(self, results: Sequence[ir.Value]) -> ir.Node:
-        """The native node that returns ``results``, which were appended before."""
+        """Return the native node that outputs ``results``, whose nodes have been written."""
         given: list[Place] = []
-        for place in (self._places[value] for value in results):  # a boolean and its Cast are one place
+        for place in (self._places[value] for value in results):  # a boolean and its Cast have the same place
             given.append(self.add("Identity", place) if place in given else place)
         attrs = {
             "program": "; ".join(" ".join([name, *map(self._written, operands)]) for name, operands in self.lines),
@@ -81,7 +90,7 @@ class Program:
 
 
 def written_number(x: float) -> str:
-    """``x`` as an operand: nine digits identify every float32."""
+    """Return ``x`` as an operand: nine digits identify every float32."""
     return f"#{np.float32(x):.9g}"
 
 
@@ -92,7 +101,7 @@ OPERATORS: dict[tuple[str, str], Write] = {}
 
 
 def written(op_type: str, domain: str = "") -> Callable[[Write], Write]:
-    """Register how an operator is written; its operands are all its inputs."""
+    """Register a function that writes the nodes of an operator, whose operands are all its inputs."""
 
     def register(write: Write) -> Write:
         OPERATORS[domain, op_type] = write
@@ -150,7 +159,7 @@ OPERATORS.update({("", name): _as_lines(program) for name, program in _LINES.ite
 @written("Cast")
 def _cast(p: Program, node: ir.Node) -> Place:
     (x,) = p.operands(node)
-    return p.add("NotEqual", x, 0.0) if node.outputs[0].dtype == BOOL else x  # it leaves booleans unchanged
+    return p.add("NotEqual", x, 0.0) if node.outputs[0].dtype == BOOL else x  # booleans are the floats 0 and 1
 
 
 @written("Clip")
@@ -180,6 +189,6 @@ def _gelu(p: Program, node: ir.Node) -> Place:
 
 @written("Elementwise", DOMAIN)
 def _program(p: Program, node: ir.Node) -> Place:
-    """A program of one result that a form has written."""
+    """Append the program of one result that a form has written."""
     last: int = attributes(node)["outputs"][0]
     return p.append(attributes(node)["program"], p.operands(node))[last]

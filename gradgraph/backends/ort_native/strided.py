@@ -1,7 +1,7 @@
-"""Strided views: nodes that only move data, read backwards or forwards as strides.
+"""Describe nodes that only move data (Transpose, Reshape, Split, …) as strided views of a tensor.
 
-``source`` returns a value's view of the tensor that it was moved from; ``destinations`` the values that it is moved to,
-with their layout. A scalar factor in between (Mul or Div) is returned separately.
+``source`` returns a value as a view of the tensor from which it was moved; ``destinations`` yields the values to which
+it is moved, with their layouts. Scalar factors in between (Mul or Div) are returned separately.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Sizes: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Strided:
-    """Element (i, j, …) is at ``offset + i·strides[0] + j·strides[1] + …``."""
+    """A view in which element (i, j, …) is at ``offset + i·strides[0] + j·strides[1] + …``."""
 
     offset: int
     shape: Sizes
@@ -30,7 +30,7 @@ class Strided:
 
     @classmethod
     def whole(cls, shape: Sizes) -> Strided:
-        """A contiguous view."""
+        """Return a contiguous view of this shape."""
         strides, step = [], 1
         for size in reversed(shape):
             strides.append(step)
@@ -41,7 +41,7 @@ class Strided:
         return Strided(self.offset, tuple(self.shape[a] for a in perm), tuple(self.strides[a] for a in perm))
 
     def turned(self) -> Strided:
-        """The same view with the last two axes swapped."""
+        """Return the same view with the last two axes swapped."""
         axes = range(len(self.shape))
         return self.transposed([*axes[:-2], axes[-1], axes[-2]])
 
@@ -50,11 +50,11 @@ class Strided:
         return Strided(self.offset + begin * self.strides[axis], shape, self.strides)
 
     def reshaped(self, shape: Sizes) -> Strided | None:
-        """The same numbers in order with another shape; ``None`` if they would have to be moved.
+        """Return a view of the same numbers in the same order with another shape; None if data would have to be moved.
 
-        Contiguous axes are merged to runs; each new axis must divide the rest of a run.
+        Contiguous axes are merged into runs; each new axis must divide the remaining size of a run.
         """
-        runs: list[tuple[int, int]] = []  # size and stride of each
+        runs: list[tuple[int, int]] = []  # size and stride of each run
         for size, stride in zip(self.shape, self.strides, strict=True):
             if runs and size != 1 and runs[-1][1] == size * stride:
                 runs[-1] = runs[-1][0] * size, stride
@@ -75,27 +75,27 @@ Move: TypeAlias = Callable[[Strided], "Strided | None"]
 
 
 def sizes_of(value: ir.Value | None) -> Sizes | None:
-    """The shape, if it is fully known and not empty."""
+    """Return the shape of ``value`` if it is fully known and has no axis of size 0; else None."""
     shape = shapes.shape_of(value)
     sizes = tuple(d for d in shapes.known_sizes(shape) if d > 0)
     return sizes if shape is not None and len(sizes) == len(shape) else None
 
 
 def spreads(given: shapes.Shape | None, sizes: shapes.Shape) -> bool:
-    """Whether the shape ``given`` broadcasts to these ``sizes``."""
+    """Return whether the shape ``given`` broadcasts to ``sizes``."""
     if given is None or len(given) > len(sizes):
         return False
     return all(d in (1, size) for d, size in zip(reversed(given), reversed(sizes), strict=False))
 
 
 def number(value: ir.Value | None) -> float | None:
-    """The only element of a constant."""
+    """Return the only element of a constant; None if ``value`` is not a constant with one element."""
     known = None if value is None else shapes.constant_of(value)
     return float(known.reshape(())) if known is not None and known.size == 1 else None
 
 
 def scaled(node: ir.Node) -> tuple[ir.Value, float] | None:
-    """The tensor that ``node`` multiplies or divides by a scalar, and the factor."""
+    """Return the tensor that ``node`` multiplies or divides by a constant scalar, and the factor; else None."""
     if node.domain != "" or node.op_type not in ("Mul", "Div") or len(node.inputs) != 2:
         return None
     for x, other in (node.inputs, node.inputs[::-1])[: 2 if node.op_type == "Mul" else 1]:
@@ -110,7 +110,7 @@ def scaled(node: ir.Node) -> tuple[ir.Value, float] | None:
 
 @dataclass(frozen=True)
 class Source:
-    """A value that is ``scale`` times this view of ``base``."""
+    """A value that is ``scale`` times the view ``view`` of ``base``."""
 
     base: ir.Value
     view: Strided
@@ -120,22 +120,23 @@ class Source:
         return Source(self.base, self.view.turned(), self.scale)
 
     def is_like(self, other: Source | None) -> bool:
-        """Whether both are equal up to the factor."""
+        """Return whether both are the same view of the same tensor; factors may differ."""
         return other is not None and self.base is other.base and self.view == other.view
 
 
 def behind_orders(value: ir.Value) -> ir.Value:
-    """``value`` without waits for other nodes (the same numbers)."""
+    """Return ``value`` without the nodes that only make it wait for other nodes."""
     while (node := value.producer()) is not None and is_order(node) and node.inputs[0] is not None:
         value = node.inputs[0]
     return value
 
 
 def source(value: ir.Value | None, behind: bool = False) -> Source | None:
-    """The earliest tensor that ``value`` is a moved view of; ``None`` if sizes are unknown.
+    """Return the earliest tensor that ``value`` is a view of, and the view; None if sizes are unknown.
 
     Args:
-        behind: continue through waits for other nodes. Only to compare values: a read would skip the wait.
+        behind: continue through nodes that wait for others. Only to compare values: reading the tensor would skip the
+            wait.
     """
     sizes = sizes_of(value)
     if value is None or sizes is None:
@@ -161,7 +162,7 @@ def source(value: ir.Value | None, behind: bool = False) -> Source | None:
 
 
 def _view_after(base: ir.Value, moves: Iterator[Move]) -> Strided | None:
-    """The view of ``base`` in its own memory after ``moves``."""
+    """Return the view of ``base`` after ``moves``; None if data would have to be moved."""
     sizes = sizes_of(base)
     view = None if sizes is None else Strided.whole(sizes)
     for move in moves:
@@ -170,7 +171,7 @@ def _view_after(base: ir.Value, moves: Iterator[Move]) -> Strided | None:
 
 
 def _forward_move(node: ir.Node, output: ir.Value) -> Move | None:
-    """The move from the input of ``node`` to ``output``, if it does nothing else."""
+    """Return the move from the input of ``node`` to ``output``; None if the node does not only move data."""
     sizes, given = sizes_of(output), sizes_of(node.inputs[0]) if node.inputs else None
     if node.domain != "" or sizes is None or given is None:
         return None
@@ -201,14 +202,14 @@ def _permutation(node: ir.Node, rank: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Destination:
-    """A ``value`` with ``scale`` times the moved tensor; ``back`` maps its layout to that of the tensor."""
+    """A ``value`` that is ``scale`` times a moved tensor; ``back`` maps the layout of the value to the tensor's."""
 
     value: ir.Value
     scale: float = 1.0
     back: tuple[Move, ...] = field(default=(), compare=False)
 
     def view(self, whole: Strided | None = None) -> Strided | None:
-        """The layout of the tensor in ``value``, or within a larger tensor that contains it."""
+        """Return the layout of the tensor in ``value``, or in ``whole``, a view of ``value`` in a larger tensor."""
         sizes = sizes_of(self.value)
         view = Strided.whole(sizes) if whole is None and sizes is not None else whole
         for move in reversed(self.back):
@@ -217,7 +218,11 @@ class Destination:
 
 
 def destinations(value: ir.Value, ignored: Sequence[ir.Node] = ()) -> Iterator[Destination]:
-    """``value`` itself, and the values it is moved to, as long as it has no other readers except ``ignored`` nodes."""
+    """Yield ``value`` itself, and the values to which it is moved, as long as each has only one reader.
+
+    Args:
+        ignored: nodes that do not count as readers of ``value``.
+    """
     at = Destination(value)
     while True:
         yield at
@@ -236,7 +241,7 @@ def destinations(value: ir.Value, ignored: Sequence[ir.Node] = ()) -> Iterator[D
 
 
 def _backward_move(node: ir.Node, given: Sizes) -> Move | None:
-    """The layout of an input of sizes ``given``, from that of the output of ``node``."""
+    """Return the map from the layout of the output of ``node`` to that of its input, which has the sizes ``given``."""
     if node.domain == "" and node.op_type == "Transpose":
         perm = _permutation(node, len(given))
         inverse = [perm.index(axis) for axis in range(len(perm))]

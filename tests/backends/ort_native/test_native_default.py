@@ -123,7 +123,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 REASONS = {
     text_in_its_place: "do not load: ",
     another_user_s: "other users may ",
-    another_processor: "those built here are for another processor, onnxruntime ",
+    another_processor: "the kernels built here are for another processor, version of onnxruntime ",
     another_level: "the packaged kernels are for processors with avx1024; ",
     other_sources: "the packaged kernels were compiled from other sources",
     no_avx2: "they are for processors with AVX2; ",

@@ -78,7 +78,7 @@ def test_a_trainer_says_that_it_is_not_built(empty_cache: Path) -> None:
 
 def test_another_provider_has_no_use_for_it() -> None:
     with pytest.raises(
-        RuntimeUnavailableError, match=r"CPU provider, and the first provider here is CUDA.*device='cpu'"
+        RuntimeUnavailableError, match=r"CPU provider, but the first provider here is CUDA.*device='cpu'"
     ):
         Placement(("CUDAExecutionProvider", "CPUExecutionProvider"), "cuda").trains_for(NATIVE)
 
@@ -94,9 +94,9 @@ def test_a_damaged_library_is_named(empty_cache: Path) -> None:
     ("script", "says"),
     [
         ("echo 'In file included' >&2; echo 'kernel.h:3: error: too old' >&2; exit 1", "fails: kernel.h:3: error: too"),
-        ("exit 1", "fails: it does not say why"),
+        ("exit 1", "fails: it prints no reason"),
         ("echo text > $out", "compiled but do not run in onnxruntime"),
-        ("exec 2>&1; kill -9 $$", "fails: it does not say why"),
+        ("exec 2>&1; kill -9 $$", "fails: it prints no reason"),
     ],
 )
 def test_a_compiler_that_fails(empty_cache: Path, tmp_path: Path, script: str, says: str) -> None:

@@ -41,7 +41,7 @@ LEAST_PARTS = 16  # pieces of work per image from which two threads share it eve
 
 @dataclass(frozen=True)
 class _Plan:
-    """Which side (x or dy) is the kernel, and the sizes of both sides.
+    """The roles of x and dy, one as the kernel and one as the image, and the sizes of both.
 
     Attributes:
         dy_is_kernel: whether dy is the kernel, and x the image; else the other way round.
