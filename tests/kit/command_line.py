@@ -29,7 +29,7 @@ Cli = Callable[..., Ran]
 
 
 def mlp() -> onnx.ModelProto:
-    """4 inputs, 8 hidden units, 3 classes."""
+    """Return a classifier with 4 inputs, 8 hidden units and 3 classes."""
     rng = np.random.default_rng(0)
     text = MLP
     for i, name in enumerate(SHAPES):
@@ -44,6 +44,6 @@ def mlp() -> onnx.ModelProto:
 
 
 def arrays(rows: int, seed: int = 1) -> dict[str, np.ndarray]:
-    """Points of four dimensions; the class is the largest of the first three."""
+    """Return random points of four dimensions; the class is the index of the largest of the first three numbers."""
     x = np.random.default_rng(seed).normal(size=(rows, 4)).astype(np.float32)
     return {"x": x, "target": x[:, :3].argmax(axis=1)}

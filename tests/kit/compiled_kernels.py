@@ -1,6 +1,6 @@
-"""Native kernels for the tests: compiled once for an environment, and found where a user's would be.
+"""Native kernels for the tests: compiled once per environment, into a folder that stands for the user's cache.
 
-All processes of a run, and all runs with this environment, share what one of them has compiled.
+All processes of a test run, and all runs in this environment, share the compiled library.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ CACHE = HOME / "share" / "gradgraph-tests"  # stands for the cache folder of a u
 
 
 def compiled() -> Path:
-    """Return the library for this machine, compiled if it is not there yet.
+    """Return the path of the library for this machine, and compile it if it does not exist yet.
 
     Raises:
-        RuntimeUnavailableError: if there is no compiler, or it fails.
+        RuntimeUnavailableError: if there is no compiler, or compilation fails.
         OutputError: if the folder cannot be written.
     """
     folder = CACHE / "gradgraph"
@@ -38,9 +38,10 @@ def compiled() -> Path:
 
 
 def use() -> str | None:
-    """Let this process, and those that it starts, find a library, that of the installation if it has one.
+    """Make this process and its subprocesses use native kernels: those of the installation, or else compiled ones.
 
-    Returns what stands in the way where there is a compiler.
+    Returns:
+        Why there are no native kernels although there is a compiler; None if there are, or without a compiler.
     """
     if os.environ.get(in_use.VARIABLE) == in_use.OFF or not any(map(shutil.which, COMPILERS)):
         return None
@@ -55,7 +56,7 @@ def use() -> str | None:
 
 @contextlib.contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """One process at a time: the others wait, and find what the first has made."""
+    """Run this context in one process at a time; the others wait for the lock."""
     if sys.platform == "win32":
         yield
         return

@@ -1,4 +1,4 @@
-"""Models whose weights are Constant nodes, made of models that keep them as initializers."""
+"""Models whose weights are Constant nodes, converted from models that store them as initializers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import onnx
 
 
 def with_constants(model: onnx.ModelProto, but: Iterable[str] = ()) -> onnx.ModelProto:
-    """A copy in which each initializer, of bodies as well, is a Constant node of its name; those named ``but`` stay."""
+    """Return a copy with each initializer, also in bodies, replaced by a Constant node, except those named ``but``."""
     copy = onnx.ModelProto.FromString(model.SerializeToString())
     _write_constants(copy.graph, set(but))
     return copy

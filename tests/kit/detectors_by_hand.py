@@ -1,4 +1,4 @@
-"""Losses of boxes and detectors as people write them by hand in torch: loops over pictures, scipy's assignment."""
+"""Reference losses of boxes and detectors, written in torch with loops over pictures and scipy's assignment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def corners(boxes: Any, fmt: str = "cxcywh") -> Any:
 
 
 def measures(a: Any, b: Any) -> tuple[Any, Any, Any]:
-    """IoU, union and hull; corners are broadcast."""
+    """Return IoU, area of the union, and area of the hull of boxes given by corners, with broadcasting."""
     sides = F.relu(torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2]))
     both = sides.prod(-1)
     union = (a[..., 2:] - a[..., :2]).prod(-1) + (b[..., 2:] - b[..., :2]).prod(-1) - both
@@ -64,7 +64,7 @@ def ciou_loss(x: Any, t: Any, fmt: str = "xyxy") -> Any:
 
 def detr(logits: Any, boxes: Any, labels: Any, truth: Any, no_object: float = 0.1,
          costs: Sequence[float] = (1, 5, 2), weights: Sequence[float] = (1, 5, 2)) -> Any:  # fmt: skip
-    """As facebookresearch/detr has it, on padded targets."""
+    """Compute DETR's loss as facebookresearch/detr does, on padded targets."""
     from scipy.optimize import linear_sum_assignment
 
     nothing = logits.shape[-1] - 1
@@ -95,7 +95,10 @@ def focal(x: Any, t: Any, alpha: float = 0.25, gamma: float = 2.0) -> Any:
 
 
 def retinanet(logits: Any, deltas: Any, labels: Any, truth: Any, beta: float = 1 / 9, **laid: Any) -> Any:
-    """As torchvision matches (with low-quality matches of an overlap above 0), on padded targets."""
+    """Compute RetinaNet's loss on padded targets, with torchvision's matching.
+
+    Low-quality matches are allowed, but only with an overlap above 0.
+    """
     anchor = torch.tensor(anchors(**laid), dtype=logits.dtype)
     total = 0.0 * deltas.sum()
     for i in range(len(logits)):
@@ -124,7 +127,10 @@ def retinanet(logits: Any, deltas: Any, labels: Any, truth: Any, beta: float = 1
 
 def ssd(logits: Any, deltas: Any, labels: Any, truth: Any, priors: Any, variances: Sequence[float] = (0.1, 0.2),
         negatives: float = 3.0) -> Any:  # fmt: skip
-    """As torchvision's SSD.compute_loss with its SSDMatcher, on padded targets whose boxes all meet a prior."""
+    """Compute SSD's loss as torchvision's SSD.compute_loss with SSDMatcher, on padded targets.
+
+    Every box must overlap a prior.
+    """
     laid = torch.tensor(priors, dtype=logits.dtype)
     named, placed, count = 0.0, 0.0 * deltas.sum(), 0
     for i in range(len(logits)):
@@ -153,7 +159,7 @@ def ssd(logits: Any, deltas: Any, labels: Any, truth: Any, priors: Any, variance
 
 def fcos(logits: Any, distances: Any, centerness: Any, labels: Any, truth: Any, image_size: Sequence[int],
          strides: Sequence[int]) -> Any:  # fmt: skip
-    """As torchvision has it, on padded targets."""
+    """Compute FCOS' loss as torchvision does, on padded targets."""
     at = torch.tensor(points(image_size, strides), dtype=logits.dtype)
     centre, stride = at[:, :2], at[:, 2:]
     height, width = image_size
@@ -184,7 +190,7 @@ def fcos(logits: Any, distances: Any, centerness: Any, labels: Any, truth: Any, 
 
 
 def drawn_boxes(seed: int, *shape: int) -> np.ndarray:
-    """Boxes (centre, sides) inside the picture."""
+    """Return random boxes (centre, sides) inside the picture."""
     rng = np.random.default_rng(seed)
     sides = rng.uniform(0.1, 0.5, (*shape, 2))
     return np.concatenate([rng.uniform(sides / 2, 1 - sides / 2), sides], -1)

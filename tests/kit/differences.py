@@ -17,14 +17,14 @@ Feeds = Mapping[str, np.ndarray]
 def wrong_gradients(
     model: onnx.ModelProto, forward: onnx.ModelProto, feeds: Feeds, wrt: Sequence[str], tolerance: float = 1e-6
 ) -> list[str]:
-    """What the gradients of ``model`` with respect to the inputs ``wrt`` get wrong, one sentence each.
+    """Return one sentence for each wrong gradient of ``model`` with respect to the inputs ``wrt``.
 
     Args:
-        model: is differentiated.
-        forward: computes the same, and is evaluated in float64 (the normal form, whose values other tests check).
+        model: the model to differentiate.
+        forward: a model that computes the same, for evaluation in float64: the normal form, which other tests check.
         feeds: the point.
         wrt: floating inputs.
-        tolerance: relative.
+        tolerance: the largest accepted relative error.
     """
     rng = np.random.default_rng(0)
     wide = {k: v.astype(np.float64) if v.dtype == np.float32 else v for k, v in feeds.items()}

@@ -1,4 +1,4 @@
-"""What random graphs are drawn with: choices, names and nodes."""
+"""The base class of random graphs under construction: random choices, names and nodes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from onnx import helper
 
 @dataclass
 class Drawing:
-    """A graph under construction.
+    """A random graph under construction.
 
     Attributes:
-        nodes: so far, in order.
-        count: of the names so far.
+        nodes: the nodes so far, in order.
+        count: the number of names so far.
     """
 
     rng: np.random.Generator
@@ -35,7 +35,7 @@ class Drawing:
         return f"{of}_{self.count}"
 
     def node(self, op_type: str, *inputs: str, outputs: int = 1, **attrs: Any) -> Any:
-        """Return its output, or a list of as many as it has."""
+        """Append a node; return its output, or a list of outputs if there are several."""
         names = [self.name(op_type.lower()) for _ in range(outputs)]
         self.nodes.append(helper.make_node(op_type, inputs, names, name=names[0], **attrs))
         return names[0] if outputs == 1 else names

@@ -1,4 +1,4 @@
-"""Pictures of drawn shapes, with their boxes and outlines in the layouts that people have."""
+"""Pictures of drawn shapes, with their boxes, outlines and masks in common layouts of data sets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CLASSES = ("circle", "square", "triangle")
 
 
 def picture(rng: np.random.Generator, size: tuple[int, int], most: int) -> tuple[Image.Image, list[tuple[int, Any]]]:
-    """Return a picture of this (width, height), and its shapes: class, and the corners of an outline."""
+    """Return a picture of size (width, height), and its shapes as pairs of class and corners of the outline."""
     image = Image.fromarray(rng.integers(0, 60, (size[1], size[0], 3), np.uint8))
     pen, shapes, taken = ImageDraw.Draw(image), list[tuple[int, Any]](), list[tuple[float, ...]]()
     for _ in range(rng.integers(1, most + 1)):
@@ -36,7 +36,7 @@ def picture(rng: np.random.Generator, size: tuple[int, int], most: int) -> tuple
 
 
 def coco(folder: Path, count: int, size: tuple[int, int] = (64, 64), most: int = 3, seed: int = 0) -> Path:
-    """Return the annotations of ``count`` pictures in ``folder/images``."""
+    """Write ``count`` pictures to ``folder/images``; return the path of their annotations."""
     rng = np.random.default_rng(seed)
     (folder / "images").mkdir(parents=True, exist_ok=True)
     images, annotations = list[dict[str, Any]](), list[dict[str, Any]]()
@@ -59,7 +59,10 @@ def coco(folder: Path, count: int, size: tuple[int, int] = (64, 64), most: int =
 
 
 def masks(folder: Path, mode: str = "P") -> Path:
-    """Three pictures with masks of classes 0 to 2, and a row of 255, in ``folder/images`` and ``folder/masks``."""
+    """Write three pictures to ``folder/images`` and their masks to ``folder/masks``.
+
+    Masks have the classes 0 to 2, and a row of 255.
+    """
     for name in ("images", "masks"):
         (folder / name).mkdir()
     rng = np.random.default_rng(0)

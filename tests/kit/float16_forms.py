@@ -1,9 +1,9 @@
 """A rule's case in float16 in onnxruntime, in three forms, against its gradient in float64.
 
-onnxruntime's CPU provider has few kernels for float16: it computes the other operators in float32 and leaves out
-roundings between two of them, so that of one tensor one reader sees more digits than another. The forms: as it is; with
-outputs moved, which rounds them for their readers; with inputs computed, which leaves them unrounded for some. Shapes
-are known in the first and open in the others.
+onnxruntime's CPU provider has few float16 kernels: it computes other operators in float32 and omits roundings between
+two of them, so that two readers of one tensor may see different digits. The forms are ``plain``, the gradient as it is;
+``moved``, in which an operator with a float16 kernel rounds the forward outputs; and ``computed``, in which inputs are
+computed, and so are unrounded for some readers. Shapes are known in the first form, and unknown in the others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Feeds = dict[str, np.ndarray]
 
 
 def reason_to_skip(rule: Rule, case: Case) -> str:
-    """Why a case is not tried in float16; "" if it is."""
+    """Return why a case cannot be tested in float16; "" if it can."""
     if case.onnxruntime:
         return case.onnxruntime
     if rule.op_type == "Det":
@@ -38,12 +38,12 @@ def reason_to_skip(rule: Rule, case: Case) -> str:
 
 
 def disagreements(rule: Rule, case: Case) -> list[str]:
-    """Where float16 differs from float64 by more than a few roundings; a sentence each."""
+    """Return one sentence for each gradient in float16 that differs from float64 by more than a few roundings."""
     half, exact = (cases.trial(rule, case, dtype=dtype) for dtype in (np.float16, np.float64))
     ys, rng = run(half.model, half.feeds), np.random.default_rng(0)
     drawn = {f"{y}.cotangent": np.asarray(rng.uniform(-1, 1, ys[y].shape), np.float16) for y in half.read}
     round_literals(exact.model)
-    # onnxruntime takes an open size that turns out to be 1 for the size of the label, and reuses a buffer of that size
+    # if a symbolic size of an Einsum is 1 at run time, onnxruntime takes it for the label's, and reuses a small buffer
     unknown = not case.known_shapes and rule.op_type != "Einsum"
     open_sizes = cases.trial(rule, case, dtype=np.float16, unknown=unknown)
     gradient, of_open, judge = (gradient_of(t) for t in (half, open_sizes, exact))
@@ -66,13 +66,13 @@ def gradient_of(t: cases.Trial) -> onnx.ModelProto:
 
 
 def typed(model: onnx.ModelProto, feeds: Feeds) -> Feeds:
-    """Return each array in the type of its input; some operators give float32 whatever they are given."""
+    """Return each array in the element type of its input; some operators return float32 for any input type."""
     types = {x.name: helper.tensor_dtype_to_np_dtype(x.type.tensor_type.elem_type) for x in model.graph.input}
     return {name: array.astype(types[name]) for name, array in feeds.items()}
 
 
 def round_literals(model: onnx.ModelProto) -> None:
-    """To what float16 has of them."""
+    """Round the float64 initializers of ``model`` to float16, in place."""
     for tensor in model.graph.initializer:
         if tensor.data_type == TensorProto.DOUBLE:
             rounded = numpy_helper.to_array(tensor).astype(np.float16).astype(np.float64)
@@ -83,7 +83,7 @@ def in_float64(feeds: Mapping[str, np.ndarray]) -> Feeds:
     return {k: v.astype(np.float64) if v.dtype.kind == "f" else v for k, v in feeds.items()}
 
 
-# --- forms: a model, what it is fed, and what its operator then sees ----------------------------------------
+# --- forms: return a model, its feeds, and the values that its operator then reads --------------------------
 
 Form = Callable[[onnx.ModelProto, cases.Trial], tuple[onnx.ModelProto, Feeds, Feeds]]
 
@@ -93,7 +93,7 @@ def plain(gradient: onnx.ModelProto, trial: cases.Trial) -> tuple[onnx.ModelProt
 
 
 def moved(gradient: onnx.ModelProto, trial: cases.Trial) -> tuple[onnx.ModelProto, Feeds, Feeds]:
-    """What the forward pass gives is read by an operator that has a kernel for float16, and so is rounded."""
+    """Append an operator with a float16 kernel (Unsqueeze) to the forward outputs, so that they are rounded."""
     model = copy_of(gradient)
     graph = model.graph
     graph.initializer.append(numpy_helper.from_array(np.array([0]), "front"))
@@ -106,7 +106,7 @@ def moved(gradient: onnx.ModelProto, trial: cases.Trial) -> tuple[onnx.ModelProt
 
 
 def computed(gradient: onnx.ModelProto, trial: cases.Trial) -> tuple[onnx.ModelProto, Feeds, Feeds]:
-    """Inputs are three times what is fed, and stay unrounded for those that read float32; outputs are moved."""
+    """Compute each input as three times its feed, unrounded for readers in float32; outputs are as in ``moved``."""
     model, _, _ = moved(gradient, trial)
     feeds, seen = {**trial.feeds}, {**trial.feeds}
     products = []

@@ -1,4 +1,4 @@
-"""Forms of a lowering table against the portable form: the same numbers, whatever is fastest."""
+"""Checks that each form of a lowering table computes the same numbers as the portable form."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Feeds = dict[str, np.ndarray]
 
 
 def problems_of_form(backend: Backend, form: Form) -> list[str]:
-    """Problems of one row of the table, a sentence each; a row must serve at least one of its cases."""
+    """Return the problems of one form, one sentence each; a form must be applicable to at least one of its cases."""
     own = OPERATORS[form.op_type].cases if form.domain == DOMAIN else ()
     found, served = [], 0
     for i, case in enumerate((*form.cases, *own)):
@@ -45,9 +45,9 @@ def problems_of_form(backend: Backend, form: Form) -> list[str]:
 
 
 def differences(reference: onnx.ModelProto, lowered: onnx.ModelProto, feeds: Feeds) -> list[str]:
-    """Where the outputs of two models differ in onnxruntime by more than float32 rounding.
+    """Return one sentence for each output of two models that differs in onnxruntime by more than float32 rounding.
 
-    A model with native kernels needs the library: it must be built.
+    A model with native kernels requires the compiled library.
     """
     rows = zip(reference.graph.output, _run(reference, feeds), _run(lowered, feeds), strict=True)
     return [f"{y.name} is {b}, not {a}" for y, a, b in rows if not _close(a, b)]
@@ -89,7 +89,7 @@ def portable(model: ir.Model) -> onnx.ModelProto:
 
 
 def lowered_with(model: ir.Model, backend: Backend, form: Form) -> onnx.ModelProto | None:
-    """Return ``model`` lowered with ``form`` wherever it can serve; None if it serves nowhere."""
+    """Return ``model`` lowered with ``form`` wherever it is applicable; None if it is applicable nowhere."""
     key = (form.domain, form.op_type)
     served: list[bool] = []
 
@@ -104,7 +104,7 @@ def lowered_with(model: ir.Model, backend: Backend, form: Form) -> onnx.ModelPro
 
 
 def one_call(domain: str, op_type: str, case: Case, unknown: bool) -> tuple[ir.Model, Feeds]:
-    """A model of one node: a named operator, or a standard one; literals are initializers. Or of a case's graph."""
+    """Return the model of a case and its feeds: the case's graph, or one node with literals as initializers."""
     if case.graph:
         trial = cases.trial(RULES[domain, op_type], case, unknown=unknown, dtype=np.float32)
         return normalise(trial.model, parameters=trial.wrt), trial.feeds
@@ -141,7 +141,7 @@ def one_call(domain: str, op_type: str, case: Case, unknown: bool) -> tuple[ir.M
 def gradient_of(
     rule: Rule, case: Case, dtype: type[np.floating[Any]] = np.float32, unknown: bool = False
 ) -> tuple[cases.Trial, ir.Model]:
-    """Return a rule's gradient before it is lowered, and what it was made from."""
+    """Return the trial of a case, and its gradient model before lowering."""
     trial = cases.trial(rule, case, dtype=dtype, unknown=unknown and not case.known_shapes)
     forward = normalise(trial.model, parameters=trial.wrt)
     return trial, append_vjp(forward, trial.read, trial.wrt, allow_unused=True, named_operators=True)
@@ -155,12 +155,14 @@ def problems_of_rule(
     dtype: type[np.floating[Any]] = np.float32,
     unknown: bool = False,
 ) -> list[str]:
-    """Return a rule's gradient, lowered for ``backend``, against its portable form.
+    """Return one sentence for each difference of a rule's gradient, lowered for ``backend``, from its portable form.
 
     Args:
-        every: ask every form that can serve in turn, whether it is worth it or not.
-        dtype: of the numbers; in float64 what onnxruntime has no kernels for counts as right.
-        unknown: the sizes of the inputs are left open, unless the case needs them.
+        rule, case: the rule and its case.
+        backend: the backend to lower for.
+        every: test each applicable form in turn, not only the one that the backend selects.
+        dtype: the element type; in float64, a gradient for which onnxruntime has no kernels counts as right.
+        unknown: make the sizes of inputs unknown, unless the case requires known ones.
     """
     trial, model = gradient_of(rule, case, dtype, unknown)
     count = max((len(backend.forms_of(n)) for n in model.graph), default=0)
@@ -182,6 +184,9 @@ def problems_of_rule(
 
 
 def _sizes(model: ir.Model, name: str, like: np.ndarray) -> list[int]:
-    """The sizes of an input; ``like`` tells those that are open. (A loop of no steps gives 0 for the others, too.)"""
+    """Return the sizes of an input, with unknown ones from ``like``.
+
+    Known ones are not taken from ``like``, because the outputs of a loop without iterations have sizes of 0.
+    """
     declared = next(x.shape for x in model.graph.inputs if x.name == name)
     return [d if isinstance(d, int) else n for d, n in zip(declared or like.shape, like.shape, strict=True)]

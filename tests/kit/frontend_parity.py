@@ -1,4 +1,4 @@
-"""Running frontend networks in onnxruntime, beside PyTorch where it is installed."""
+"""Runs frontend networks in onnxruntime, to compare them with PyTorch if it is installed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OPTIONS.log_severity_level = 3
 
 
 def model_of(net, arrays, dynamic=(0,), **options) -> onnx.ModelProto:
-    """Export with the shapes of ``arrays``, the axes in ``dynamic`` under names; the checker must agree with it."""
+    """Export a network for inputs like ``arrays``, with symbolic sizes on the axes ``dynamic``, and check the model."""
     specs = {}
     for name, a in arrays.items():
         dims = tuple(f"n{i}" if i in dynamic else n for i, n in enumerate(a.shape))
@@ -31,7 +31,7 @@ def run_model(model, arrays) -> dict[str, np.ndarray]:
 
 
 def declared_shapes_hold(model, arrays) -> None:
-    """Every shape written into the model is the one a run gives, equal names standing for equal sizes."""
+    """Assert that all shapes recorded in the model are those of a run, and that equal names mean equal sizes."""
     extended = onnx.ModelProto()
     extended.CopyFrom(model)
     outputs = {y.name for y in model.graph.output}
@@ -52,7 +52,10 @@ def declared_shapes_hold(model, arrays) -> None:
 
 
 def drawn(shape, seed=0, kind="real"):
-    """Numbers for a test: real, positive, unit (in (0, 1)), mask (booleans) or classes below ``kind`` (an int)."""
+    """Return random numbers of a kind: real, positive, unit (in (0, 1)) or mask (booleans).
+
+    If ``kind`` is an int, they are class indices below it.
+    """
     rng = np.random.default_rng([seed, *shape])
     if isinstance(kind, int):
         return rng.integers(0, kind, shape)

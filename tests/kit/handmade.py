@@ -1,7 +1,7 @@
-"""Steps written by hand, so that the runtime is tested on its own.
+"""Steps whose graphs are written by hand, to test the runtime without the builder.
 
-``regression``: one linear layer and plain SGD. ``classifier``: two inputs, two outputs, a hidden layer, a frozen
-scale, a running mean, a counter, SGD with momentum; the backward pass is spelt out.
+``regression`` has one linear layer and plain SGD. ``classifier`` has two inputs, two outputs, a hidden layer, a frozen
+scale, a running mean, a counter and SGD with momentum.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def initial(values: dict[str, np.ndarray]) -> onnx.ModelProto:
 
 
 def regression(features: int = 3, batch: int | str = "batch") -> Step:
-    """Mean squared error: loss = mean((x w - t)²), w ← w - lr dloss/dw; output ``y``."""
+    """Return a step with loss = mean((x w - t)²) and the update w ← w - lr dloss/dw; the output is ``y``."""
 
     def forward(s: Sketch) -> tuple[Var, Var, Var, Var]:
         x, t = s.input("x", "float32", (batch, features)), s.input("t", "float32", (batch, 1))
@@ -176,7 +176,7 @@ def classifier(ignore_index: int | None = None) -> Step:
 
 
 def points(n: int = 96, seed: int = 0) -> dict[str, np.ndarray]:
-    """Three well separated clouds in four dimensions, split into two summands."""
+    """Return random points of three well separated classes in four dimensions, each split into two summands."""
     random = np.random.default_rng(seed)
     target = random.integers(0, CLASSES, n)
     x = 0.7 * random.normal(size=(n, FEATURES)) + 3.0 * np.eye(CLASSES, FEATURES)[target]

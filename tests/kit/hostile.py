@@ -1,4 +1,4 @@
-"""Hostile contents of files, and hostile values in documents: what anybody may have written."""
+"""Hostile contents of files, and hostile values of fields in documents, which readers must reject or survive."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _pickled() -> bytes:
 HUGE = "{'descr': '<f4', 'fortran_order': False, 'shape': (%s,), }" % (1 << 60)
 FAR = b'{"w": {"dtype": "F32", "shape": [%d], "data_offsets": [0, %d]}}'
 
-# whatever is to be read, none of these is it
+# contents that are not valid for any reader
 CONTENTS: dict[str, bytes] = {
     "empty": b"",
     "a letter": b"Dear reader,\nthis is no file of yours.\n",
@@ -113,7 +113,7 @@ CONTENTS: dict[str, bytes] = {
     "nested protobuf": b"\x3a\x7f" * 10_000,
 }
 
-# things of a file's name that are no regular file
+# things at a path that are not regular files
 PLACES: dict[str, Callable[[Path], object]] = {
     "nothing": lambda path: None,
     "a folder": lambda path: path.mkdir(),
@@ -123,7 +123,7 @@ PLACES: dict[str, Callable[[Path], object]] = {
     "a link to nothing": lambda path: path.symlink_to(path.with_name("missing")),
 }
 
-# in a document that is well formed, in place of any field
+# values that replace any field of a well formed document
 VALUES: dict[str, str] = {
     "null": "null",
     "true": "true",
@@ -158,7 +158,7 @@ def fields_of(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
-    """Return a copy of a document with another value in one place."""
+    """Return a copy of a document with ``new`` at ``path``."""
     if not path:
         return new
     copy = dict(value) if isinstance(value, dict) else list(value)

@@ -1,4 +1,4 @@
-"""Pages in Chromium: what a test asks of one, on a phone or on a screen, light or dark."""
+"""Runs scripts on pages in Chromium, in the width of a phone or of a screen."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BROWSER = next((b for b in (os.environ.get("CHROMIUM", ""), *BROWSERS) if b and 
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
          "--disable-background-networking", "--disable-component-update", "--hide-scrollbars")  # fmt: skip
 in_a_browser = pytest.mark.skipif(not BROWSER, reason="Chromium is not installed: apt-get install chromium")
-WIDTHS = (360, 1400)  # of a phone, and of a screen
+WIDTHS = (360, 1400)  # pixels: a phone, and a screen
 
 
 def chromium(page: Path, *options: str, fragment: str = "") -> str:
@@ -32,7 +32,10 @@ def chromium(page: Path, *options: str, fragment: str = "") -> str:
 
 
 def in_a_frame(page: Path, width: int, script: str) -> Any:
-    """A script's answer about the page, its document being ``d``, in a frame so wide: a window has at least 500."""
+    """Run a script on a page in a frame of this width, and return its result; ``d`` is the page's document.
+
+    A frame is used because a window has at least 500 pixels.
+    """
     framed = page.with_name("framed.html")
     framed.write_text(
         f"""<iframe id="f" src="{page.name}" width="{width}" height="900"></iframe><script>

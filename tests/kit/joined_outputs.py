@@ -1,4 +1,4 @@
-"""A model whose outputs have their samples on any axis, or none: what several batches give is put together."""
+"""A model whose outputs have samples on different axes, or no samples, for tests of joining outputs of batches."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 import onnx.parser
 
-# a row per sample, samples on the second axis, on an axis of unknown size, a sum and a vector of sums, a weight, some
-# of the numbers
+# outputs: a row per sample, samples on the second axis, samples on an axis of unknown size, a sum, a vector of sums, a
+# weight, and a selection of numbers
 MODEL = """<ir_version: 10, opset_import: ["": 21]> g (float[N, 3] x) => (float[N, 2] rows, float[3, N] turned,
     float[2, M, 3] guessed, float total, float[3] sums, float[3, 2] weight, float[k] some)
 <float[3, 2] w = {0.1, 0.2, 0.3, 0.4, 0.5, 0.6}> {
@@ -29,7 +29,7 @@ X = np.random.default_rng(0).normal(size=(11, 3)).astype(np.float32)
 
 
 def model(*outputs: str) -> onnx.ModelProto:
-    """Return the one with these outputs."""
+    """Return the model with only these outputs."""
     whole = onnx.parser.parse_model(MODEL)
     kept = [o for o in whole.graph.output if o.name in outputs]
     del whole.graph.output[:]

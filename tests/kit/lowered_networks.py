@@ -1,4 +1,4 @@
-"""Small networks of every kind that lowering has forms for, with steps and data."""
+"""Small networks of each kind for which lowering has forms, with steps and data."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Separable(Module):
 
 
 class UNet(Module):
-    """Down, up again by a transposed convolution, and across by concatenation."""
+    """A small U-Net: downsampling, upsampling by a transposed convolution, and a skip connection by concatenation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Recurrent(Module):
 
 
 IMAGE, SEQUENCE = (3, 32, 32), (9, 12)
-# network, sizes of a sample, of its labels
+# network, sizes of a sample, sizes of its labels
 NETWORKS: Mapping[str, tuple[Callable[[], Module], tuple[int, ...], tuple[int, ...]]] = {
     "residual": (Residual, IMAGE, ()),
     "separable": (Separable, IMAGE, ()),
@@ -112,7 +112,7 @@ def batches(name: str, rows: int, count: int) -> list[dict[str, np.ndarray]]:
 
 def exported(name: str, rows: int | str) -> onnx.ModelProto:
     make, sample, _ = NETWORKS[name]
-    gg.frontend.manual_seed(0)  # a value beside the kink of a Relu, rounded to its other side, would be a difference
+    gg.frontend.manual_seed(0)  # a fixed seed, as a value near the kink of a Relu might be rounded to its other side
     spec = Input((rows, *sample), "int64") if name == "transformer" else (rows, *sample)
     return gg.frontend.export(make(), {"x": spec})
 

@@ -1,11 +1,11 @@
-"""Shows that a move of code changes no byte of what is written.
+"""Checks that moving code does not change a byte of written models.
 
     python -m tests.kit.moves record before.json      # before the change (networks need torch; exports stay in build/)
-    python -m tests.kit.moves compare before.json     # after it: what differs, by name; exit code 1 if anything does
+    python -m tests.kit.moves compare before.json     # after it: prints differences by name; exit code 1 if any
 
-Digests are taken of the saved steps of the benchmark's eight networks for every backend, of their lowered training and
-evaluation graphs (sizes known and open; with tiles and without), of the gradients and tangents of every rule case for
-every backend, and of every form of a backend where it can serve.
+It compares digests of the saved steps of the benchmark's eight networks for every backend, of their lowered training
+and evaluation graphs (with known and unknown sizes, with and without tiles), of the gradients and tangents of every
+rule case for every backend, and of every form of a backend where it is applicable.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def digest(model: onnx.ModelProto) -> str:
 
 
 def outcome(make: Callable[[], onnx.ModelProto | None]) -> str:
-    """Return the digest of what ``make`` gives, or its refusal."""
+    """Return the digest of the model that ``make`` returns, or the error that it raises."""
     try:
         made = make()
     except GradgraphError as error:
@@ -60,7 +60,7 @@ def outcome(make: Callable[[], onnx.ModelProto | None]) -> str:
 
 @contextlib.contextmanager
 def tiles(there: bool) -> Iterator[None]:
-    """Lower as on a processor with AMX, or without; nothing of this is run."""
+    """Lower in this context as for a processor with AMX (``there``) or without it; the models are not run."""
     with mock.patch.object(Library, "has_tiles", there):
         yield
 
@@ -69,7 +69,7 @@ def tiles(there: bool) -> Iterator[None]:
 
 
 def export(name: str) -> dict[str, Path]:
-    """Return the network with fixed sizes and with an open batch, exported once."""
+    """Return the paths of a network with fixed sizes and with a symbolic batch size, exported once."""
     import torch
 
     from benchmarks import networks
@@ -92,7 +92,7 @@ def of_network(name: str) -> Iterator[tuple[str, str]]:
             key = f"{name} {kind} {optimizer} {backend}"
             try:
                 step = gg.build(path, "cross_entropy", optimizer, backend=backend)
-            except GradgraphError as refused:  # a runtime that does not take the network
+            except GradgraphError as refused:  # the backend does not support the network
                 yield key, str(refused)
                 continue
             yield from ((f"{key}: {file}", value) for file, value in saved(step))

@@ -1,4 +1,4 @@
-"""One native node in a session of its own."""
+"""Runs a single node with a native kernel in a session of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gradgraph.backends.ort_native import library as native
 
 
 def opened(op_type: str, attributes: str, outputs: int, *inputs: np.ndarray, threads: int = 2) -> ort.InferenceSession:
-    """Return a session with inputs ``x0``, … and outputs ``y0``, …."""
+    """Return a session of a node with inputs ``x0``, … and outputs ``y0``, …."""
     kinds = {np.dtype(np.uint8): "uint8"}
     types = ", ".join(f"{kinds.get(x.dtype, 'float')}{list(x.shape)} x{i}" for i, x in enumerate(inputs))
     given = ", ".join(f"x{i}" for i in range(len(inputs)))
@@ -23,7 +23,7 @@ def opened(op_type: str, attributes: str, outputs: int, *inputs: np.ndarray, thr
     )
     for value in model.graph.output:
         value.type.tensor_type.ClearField("shape")
-    options = ort.SessionOptions()  # a Trainer's options make numbers below the smallest normal one zero
+    options = ort.SessionOptions()  # not a Trainer's options, which flush denormals to zero
     options.intra_op_num_threads = threads
     options.log_severity_level = 4
     native.here().add_to(options)
@@ -31,6 +31,6 @@ def opened(op_type: str, attributes: str, outputs: int, *inputs: np.ndarray, thr
 
 
 def run(op_type: str, attributes: str, outputs: int, *inputs: np.ndarray, threads: int = 2) -> list[np.ndarray]:
-    """What it gives."""
+    """Return the outputs of the node."""
     session = opened(op_type, attributes, outputs, *inputs, threads=threads)
     return session.run(None, {f"x{i}": x for i, x in enumerate(inputs)})

@@ -1,7 +1,7 @@
-"""Graphs that differ from a composite's case in one place: what is still taken for the composite must be it.
+"""Graphs that differ from a composite's case in one place: if the composite is still recognised, it must be right.
 
-In each a node is of another type, reads another value, has its inputs swapped, a number or an attribute changed. Where
-the composite is found all the same, the gradient by its rule must equal the gradient by the rules of its parts.
+In each graph, one node has another operator, reads another value, or has its inputs swapped, or a constant or attribute
+is changed. If the composite is still recognised, the gradient by its rule must equal that by the rules of its parts.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from gradgraph.rules.composites.table import calls
 from gradgraph.rules.registry import Case, Rule
 from gradgraph.verify.cases import Trial, trial
 
-OTHERS = {"PickedLogProbability": 6}  # the last cases are of nodes that look like it, and go by the rules of each
-ALIKE = (  # operators that take one another's inputs
+OTHERS = {"PickedLogProbability": 6}  # the number of last cases that only resemble the composite and are not recognised
+ALIKE = (  # groups of operators that accept the same inputs
     {"Mul", "Div", "Add", "Sub", "Pow", "MatMul", "Max"},
     {"Erf", "Tanh", "Sigmoid", "Sqrt", "Reciprocal", "Exp", "Neg"},
     {"Softmax", "LogSoftmax"},
     {"ReduceMean", "ReduceSum", "ReduceMax"},
 )
 TOLERANCE = 1e-9
-LARGEST = 1e9  # gradients: of larger ones, as by a scale of 1e30, rounding is all that is left
+LARGEST = 1e9  # larger gradients, as with a scale of 1e30, are dominated by rounding and not compared
 
 
 def found(model: onnx.ModelProto, wrt: Collection[str]) -> Counter[str]:
-    """How often each composite is found."""
+    """Return how often each composite is recognised."""
     work = normalise(model, parameters=list(wrt))
     values = {v.name: v for v in (*work.graph.inputs, *work.graph.initializers.values())}
     values |= {y.name: y for node in work.graph for y in node.outputs}
@@ -47,25 +47,25 @@ def found(model: onnx.ModelProto, wrt: Collection[str]) -> Counter[str]:
 
 
 def is_missed(rule: Rule, case: Case) -> bool:
-    """Is the composite not found in a case of its own?"""
+    """Whether the composite is not recognised in one of its own cases."""
     t = trial(rule, case)
     is_one = rule.cases.index(case) < len(rule.cases) - OTHERS.get(rule.op_type, 0)
     return found(t.model, t.wrt)[rule.op_type] != is_one
 
 
 def disagreements(rule: Rule, case: Case) -> list[str]:
-    """Of the gradients of the graphs that differ in one place from ``case`` and have the composite."""
+    """Return one sentence for each wrong gradient of a graph that differs from ``case`` and has the composite."""
     t = trial(rule, case)
     return [said for what, model in edits(t.model) if (said := _disagreement(rule.op_type, what, model, t))]
 
 
 def _disagreement(name: str, what: str, model: onnx.ModelProto, t: Trial) -> str:
-    with np.errstate(all="ignore"), contextlib.suppress(GradgraphError):  # some are no valid models
+    with np.errstate(all="ignore"), contextlib.suppress(GradgraphError):  # some graphs are not valid models
         if not found(model, t.wrt)[name]:
             return ""
         try:
             outputs = ReferenceEvaluator(model).run(None, t.feeds)
-        except Exception:  # whatever NumPy says of sizes that do not fit
+        except Exception:  # any error of NumPy about sizes that do not match
             return ""
         feeds = dict(t.feeds)
         for y, value in zip(model.graph.output, outputs, strict=True):
@@ -94,7 +94,7 @@ def _gradients(model: onnx.ModelProto, t: Trial, feeds: dict[str, np.ndarray]) -
 
 
 def edits(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.ModelProto]]:
-    """What was changed, and the graph with it, of unknown output shapes."""
+    """Yield descriptions of single changes, each with the changed graph, whose output shapes are unknown."""
     bare = onnx.ModelProto()
     bare.CopyFrom(model)
     del bare.graph.value_info[:]

@@ -1,13 +1,13 @@
 """Random graphs over the whole operator table: their gradients in three element types against central differences.
 
-A graph is made of the cases that stand beside the rules: a few are drawn, and what one computes moves the inputs of
-the next, a little: ``x + width · tanh(t)``, so that every input stays in the domain of its case and away from kinks and
-ties. The judge is the central difference of the *forward* graph in float64, along one random direction a tensor;
-onnxruntime's forward values are compared, too, so that a reference that computes something else is found. Where
-rounding alone moves a gradient, which is seen by rounding the point, onnxruntime's may differ by as much.
+A graph consists of a few random test cases of rules. The result t of one case moves an input x of a later one a little,
+``x + width · tanh(t)``, so that every input stays in the domain of its case, and away from kinks and ties. Gradients
+are compared with central differences of the *forward* graph in float64, along one random direction per tensor. Forward
+values in onnxruntime are compared, too, to find wrong kernels of the reference. If rounding the point changes a
+gradient, onnxruntime's gradient may differ by as much.
 
-    python -m tests.kit.operator_graphs --count 20000 --jobs 2         # says what disagrees, with the seed
-    python -m tests.kit.operator_graphs --seed 4711 --show             # one graph: the model, and what disagrees
+    python -m tests.kit.operator_graphs --count 20000 --jobs 2         # prints disagreements with their seeds
+    python -m tests.kit.operator_graphs --seed 4711 --show             # one graph: the model, and its disagreements
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ Feeds = dict[str, np.ndarray]
 DTYPES = {"float32": np.float32, "float64": np.float64, "float16": np.float16}
 DOMAINS = ("", "ai.onnx.ml")
 MOST_NODES = 7
-# forward passes of onnxruntime that round more than they must, which is no fault of a gradient
+# operators whose forward pass in onnxruntime is inexact, which is not an error of the gradient
 INEXACT = {"GroupNormalization": "onnxruntime takes variances as E[x²] - E[x]² in float32"}
-# onnxruntime takes the open size of a label of an Einsum from one operand, also where that broadcasts its 1, and plans
-# too little memory for the result; it depends on what else is in the graph, and a forward Einsum can fail so, too
+# For a symbolic size of an Einsum, onnxruntime reads the size of a label from one operand, even if that is a broadcast
+# 1, and plans too little memory for the result. This depends on the rest of the graph, and also affects forward graphs.
 PLANNED = "Shape mismatch attempting to re-use buffer"
 REFUSALS = {"Einsum": PLANNED}
-LARGEST = 2e4  # of a result: float16 ends at 65,504
-MARGINS = {"float32": 2e-4, "float64": 1e-7, "float16": 6e-2}  # of the largest entry, for rounding between two nodes
-DIFFERENCES = {"float32": 1e-6, "float64": 1e-6, "float16": 5e-3}  # a rule's own constants are rounded to the type
-MOVED = 50  # how many times the change that rounding the point makes is allowed
+LARGEST = 2e4  # largest entry of a result, as float16 ends at 65,504
+MARGINS = {"float32": 2e-4, "float64": 1e-7, "float16": 6e-2}  # accepted rounding error, relative to the largest entry
+DIFFERENCES = {"float32": 1e-6, "float64": 1e-6, "float16": 5e-3}  # tolerances: constants of rules are rounded, too
+MOVED = 50  # accepted error as a multiple of the change caused by rounding the point
 
 
 @functools.cache
 def trials() -> list[tuple[Rule, list[Case]]]:
-    """Rules with the cases that onnxruntime can run, too, in an order that no import changes."""
+    """Return the rules with their cases that onnxruntime can run, in an order that does not depend on imports."""
     rules = sorted((r for r in rules_with_cases() if r.domain in DOMAINS), key=lambda r: (r.domain, r.op_type))
     able = [(r, [c for c in r.cases if not c.onnxruntime and _movable(c)]) for r in rules]
     return [(r, c) for r, c in able if c]
@@ -67,13 +67,14 @@ def _movable(case: Case) -> bool:
 
 @dataclass
 class Drawn:
-    """A graph under construction, in one element type.
+    """A random graph under construction, in one element type.
 
     Attributes:
-        feeds: the point, in float64 (its numbers are those of ``dtype``).
-        values: floating results so far by name, in float64: their sizes are known from them.
-        outputs: results that are differentiated, with their element types.
-        operators: what was drawn, for the report.
+        dtype: the element type.
+        feeds: the point, in float64 (with numbers that ``dtype`` can represent).
+        values: the floating results so far by name, in float64.
+        outputs: the results to differentiate, with their element types.
+        operators: the drawn operators, for the report.
     """
 
     dtype: type[np.floating]
@@ -98,7 +99,7 @@ class Drawn:
 
 
 def drawn(seed: int, dtype: type[np.floating]) -> Drawn:
-    """Return the graph of a seed; it is the same one, at the same point, in every element type."""
+    """Return the graph of a seed, which is the same graph at the same point in every element type."""
     rng = np.random.default_rng(seed)
     graph = Drawn(dtype)
     for place in range(int(rng.integers(2, MOST_NODES + 1))):
@@ -129,7 +130,7 @@ def _append(graph: Drawn, prefix: str, rule: Rule, case: Case, rng: np.random.Ge
 
 
 def _typed_outputs(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Outputs have the types of the standard: the reference evaluator gives a norm's statistics in others."""
+    """Correct the types of outputs to those of ONNX; the reference evaluator returns a norm's statistics in others."""
     bare = onnx.ModelProto()
     bare.CopyFrom(model)
     for output in bare.graph.output:
@@ -141,7 +142,7 @@ def _typed_outputs(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _prefix(graph: onnx.GraphProto, prefix: str, moved: dict[str, str]) -> None:
-    """Give values, nodes and open sizes names of their own, in bodies too; what was ``moved`` is read there."""
+    """Prefix names of values, nodes and symbolic sizes, also in bodies; replace inputs by their ``moved`` values."""
     for value in (*graph.input, *graph.output):
         value.name = prefix + value.name
         for dim in value.type.tensor_type.shape.dim:
@@ -159,14 +160,17 @@ def _prefix(graph: onnx.GraphProto, prefix: str, moved: dict[str, str]) -> None:
 
 
 def _rounded(value: np.ndarray) -> np.ndarray:
-    """Return the numbers that float16 has, in float64, so that the point is the same in every element type."""
+    """Return ``value`` rounded to float16, as float64, so that the point is the same in every element type."""
     return value.astype(np.float16).astype(np.float64) if value.dtype.kind == "f" else value
 
 
 def _moved(
     graph: Drawn, name: str, spec: Draw, shape: tuple[int, ...] | None, size: int, rng: np.random.Generator
 ) -> str:
-    """``name + width · tanh(t)``, where t are ``size`` elements of an earlier result; ``name`` where there is none."""
+    """Append ``name + width · tanh(t)``, where t are ``size`` random elements of an earlier result; return its name.
+
+    Returns ``name`` itself if there is no earlier result.
+    """
     element = helper.np_dtype_to_tensor_dtype(np.dtype(graph.dtype))
     able = [y for y, value in graph.values.items() if value.size and graph.outputs[y] == element]
     if not size or not able:
@@ -190,9 +194,10 @@ def _moved(
 
 
 def _evaluate(graph: Drawn, part: onnx.GraphProto, found: Sequence[str]) -> None:
-    """Learn the values of new results: those that float16 can hold may move others, and are differentiated.
+    """Compute the values of new results; those within float16's range are differentiated, and may move other inputs.
 
-    The reference evaluator gives empty results other shapes than onnxruntime; rules have cases for those.
+    Empty results are skipped, as the reference evaluator gives them other shapes than onnxruntime; rules have cases for
+    these.
     """
     kinds = {y.name: y.type.tensor_type.elem_type for y in part.output}
     before, graph.outputs = graph.outputs, {name: kinds[name] for name in found}
@@ -214,12 +219,12 @@ def _typed(feeds: Feeds, dtype: type[np.floating]) -> Feeds:
 
 
 def disagreements(seed: int, name: str) -> tuple[str, list[str]]:
-    """What is wrong with the gradients of the graph of ``seed`` in an element type, and what was tried.
+    """Check the gradients of the graph of ``seed`` in an element type.
 
     Returns:
-        ("right", []), ("wrong", sentences), ("not run: …", []) where onnxruntime cannot run the forward graph in that
-        type, or where nothing can be judged, or ("not compared: …", []) where central differences agree and the
-        forward pass of onnxruntime is known to be inexact.
+        A verdict, and sentences if it is "wrong": "right"; "wrong"; "not run: …" if onnxruntime cannot run the forward
+        graph in this type, or there is no result to check; "not compared: …" if central differences agree, but the
+        forward pass in onnxruntime is known to be inexact.
     """
     try:
         graph = drawn(seed, DTYPES[name])
@@ -262,14 +267,17 @@ def disagreements(seed: int, name: str) -> tuple[str, list[str]]:
             wrong += _apart(got, wanted, (exact({**p, **added}) for p in near), MARGINS[name])
         elif any(op in graph.operators and why in got for op, why in REFUSALS.items()) and not wrong:
             return "not compared: onnxruntime plans too little memory for an Einsum", []
-        elif name != "float64" or "NOT_IMPLEMENTED" not in got:  # it has no MaxUnpool in float64, for one
+        elif name != "float64" or "NOT_IMPLEMENTED" not in got:  # onnxruntime lacks kernels in float64, as of MaxUnpool
             wrong.append(f"the gradient does not run: {got}")
     operators = " ".join(graph.operators)
     return ("wrong", [f"({operators}) {w}" for w in wrong]) if wrong else ("right", [])
 
 
 def _nudged(value: np.ndarray, dtype: type[np.floating], seed: int, sign: int) -> np.ndarray:
-    """``value`` rounded otherwise. Norms of float64 compute in float32, as the standard says (``stash_type``)."""
+    """Return ``value`` changed by one rounding error in random directions, or in the opposite ones (``sign`` −1).
+
+    The error is at least that of float32, as norms of float64 compute in float32 by the standard (``stash_type``).
+    """
     if value.dtype.kind != "f":
         return value
     ways = np.random.default_rng(seed).choice([-1.0, 1.0], value.shape)
@@ -277,7 +285,10 @@ def _nudged(value: np.ndarray, dtype: type[np.floating], seed: int, sign: int) -
 
 
 def _apart(got: Feeds, wanted: Feeds, near: Iterable[Feeds], margin: float) -> list[str]:
-    """Which of ``got`` are not ``wanted``, beyond ``margin`` and what rounding the point either way makes of it."""
+    """Return one sentence for each of ``got`` that differs from ``wanted`` by more than the allowed rounding errors.
+
+    ``near`` are results at rounded points; a difference is allowed if it is explained by ``margin`` and one of these.
+    """
     wrong: list[str] = []
     for moved in near:
         wrong = _beyond(got, wanted, moved, margin)
@@ -308,7 +319,7 @@ def _fed(model: onnx.ModelProto, feeds: Feeds) -> Feeds:
 
 
 def _values(model: onnx.ModelProto, feeds: Feeds) -> Feeds | str:
-    """What onnxruntime computes, or why it does not."""
+    """Return the outputs in onnxruntime, or its error message."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
@@ -330,7 +341,7 @@ def judged(job: tuple[int, str]) -> tuple[int, str, str, list[str]]:
     seed, name = job
     try:
         verdict, sentences = disagreements(seed, name)
-    except Exception as error:  # whatever happens is a finding, and names its seed
+    except Exception as error:  # any exception is a finding, reported with its seed
         verdict, sentences = "wrong", [f"{type(error).__name__}: {str(error)[:500]}"]
     return seed, name, verdict, sentences
 

@@ -1,7 +1,7 @@
-"""Cases of every optimizer: its arguments, and the class of torch.optim or the NumPy function that it should follow.
+"""Test cases of every optimizer: its arguments, and the class of torch.optim or the NumPy function to compare it with.
 
-A NumPy reference is written from the paper: ``reference(t, gradient, weight, memory) -> new weight``, one tensor at a
-time, in float64.
+A NumPy reference follows the paper: ``reference(t, gradient, weight, memory) -> new weight``, for one tensor at a time,
+in float64.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ Reference = Callable[[int, np.ndarray, np.ndarray, dict[str, Any]], np.ndarray]
 
 @dataclass(frozen=True)
 class OptimizerCase:
-    """``recipe(**arguments)``; the same and ``torch_arguments`` go to ``torch_class``, or ``reference`` knows them."""
+    """A test case of the optimizer ``recipe(**arguments)``.
+
+    It is compared with ``torch_class``, called with the same arguments and ``torch_arguments``, or with ``reference``,
+    whose code contains the arguments.
+    """
 
     recipe: str
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -32,7 +36,7 @@ class OptimizerCase:
     torch_arguments: dict[str, Any] = field(default_factory=dict)
     only_matrices: bool = False
     full_batch: bool = False
-    fits_float16: bool = False  # it squares no gradients
+    fits_float16: bool = False  # whether it works in float16, as it does not square gradients
     rtol: float = 1e-4
 
     def optimizer(self) -> optim.Optimizer:
@@ -70,7 +74,7 @@ def muon_by_hand(t: int, g: np.ndarray, w: np.ndarray, memory: dict[str, Any]) -
 
 
 def schedule_free_adamw_by_hand(t: int, g: np.ndarray, y: np.ndarray, memory: dict[str, Any]) -> np.ndarray:
-    """As in the authors' code: y, z and v are kept, x is not."""
+    """Compute schedule-free AdamW as the authors' code does, whose state is y, z and v, but not x."""
     z = memory.get("z", y)
     rate = 0.05 * min(t / 10, 1)
     memory["largest"] = max(memory.get("largest", 0), rate)
@@ -125,7 +129,7 @@ OPTIMIZERS: dict[str, OptimizerCase] = {
     "adafactor-options": OptimizerCase(
         "adafactor", {"lr": 0.5, "beta2_decay": -0.5, "eps": (1e-6, 0.05), "d": 2.0}, "Adafactor"
     ),
-    # torch orthogonalises in bfloat16, which has three digits; our products are float32
+    # torch orthogonalises in bfloat16, with about three digits, and gradgraph in float32
     "muon": OptimizerCase("muon", {"lr": 0.02}, "Muon", only_matrices=True, rtol=2e-2,
                           fits_float16=True),
     "muon-float32": OptimizerCase("muon", {"lr": 0.02}, reference=muon_by_hand, only_matrices=True),
@@ -157,7 +161,7 @@ BATCHES = [{"x": x, "target": y} for x, y in zip(X, Y, strict=True)]
 
 
 def network() -> onnx.ModelProto:
-    """Return ``tanh(x·w1 + b1)·w2 + b2``."""
+    """Return the model ``tanh(x·w1 + b1)·w2 + b2``."""
     nodes = [
         helper.make_node("MatMul", ["x", "w1"], ["h1"]),
         helper.make_node("Add", ["h1", "b1"], ["h2"]),
@@ -186,7 +190,7 @@ def gradients_by_hand(w: dict[str, np.ndarray], x: np.ndarray, y: np.ndarray) ->
 
 
 def batches(full: bool = False) -> list[dict[str, np.ndarray]]:
-    """Return one for each step; ``full``: the same each time."""
+    """Return a batch for each step; with ``full``, all batches are the same."""
     return [{"x": X[0 if full else i], "target": Y[0 if full else i]} for i in range(STEPS)]
 
 

@@ -1,4 +1,4 @@
-"""The messages of the package: every ``raise``, with ``<name>`` for what is filled in."""
+"""A list of all error messages of the package, read from its source, with ``<name>`` for values that are filled in."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ CLASSES = {n: c for n, c in vars(errors).items() if isinstance(c, type) and issu
 
 @dataclass(frozen=True)
 class Message:
-    """One ``raise``, or one call of a function that makes an error.
+    """The message of a ``raise``, or of a call of a function that creates an error.
 
     Attributes:
         kind: the class of the error.
-        file, line: where it stands.
-        problem, remedy, shell: its sentence, with ``<name>`` for what is filled in; "" for a remedy that it has not.
+        file, line: the location in the source.
+        problem, remedy, shell: the parts of the sentence, with ``<name>`` for filled-in values; "" for absent parts.
     """
 
     kind: str
@@ -37,7 +37,7 @@ class Message:
 
 @functools.cache
 def messages() -> list[Message]:
-    """Return all of the package, in the order of files and lines."""
+    """Return all messages of the package, in the order of files and lines."""
     found = []
     for room in ROOMS:
         for path in sorted((ROOT / room).rglob("*.py")):
@@ -90,7 +90,7 @@ class _File:
                 yield Message(kind, self.name, call.lineno, error.problem, error.remedy or "", shell)
 
     def _texts(self, node: ast.expr, scope: ast.AST) -> list[str]:
-        """What ``node`` may be as text: several if it is chosen, or made in several places."""
+        """Return the possible texts of ``node``; several if it is a choice, or is assigned in several places."""
         if isinstance(node, ast.Constant):
             return [str(node.value)]
         if isinstance(node, ast.JoinedStr):
@@ -117,7 +117,7 @@ class _File:
         return [f"<{_name_of(node)}>"]
 
     def _handed_in(self, name: str, scope: ast.AST) -> list[ast.expr]:
-        """What the function ``scope`` is called with for its parameter ``name``, in this file."""
+        """Return the expressions that calls in this file pass as parameter ``name`` of the function ``scope``."""
         if not isinstance(scope, ast.FunctionDef):
             return []
         names = [a.arg for a in scope.args.args]
@@ -143,7 +143,7 @@ class _File:
 
 
 def _own_calls(scope: ast.AST) -> Iterator[ast.Call]:
-    """Calls in ``scope`` that stand in no function within it."""
+    """Yield the calls in ``scope``, without those in nested functions."""
     stack = list(ast.iter_child_nodes(scope))
     while stack:
         node = stack.pop()
@@ -155,7 +155,7 @@ def _own_calls(scope: ast.AST) -> Iterator[ast.Call]:
 
 
 def _name_of(node: ast.expr) -> str:
-    """Return the word that tells most about a value: ``path`` of ``shown(path)``, ``dtype`` of ``spec.dtype``."""
+    """Return the most telling name in an expression: ``path`` for ``shown(path)``, ``dtype`` for ``spec.dtype``."""
     if isinstance(node, ast.Attribute):
         owner = _name_of(node.value)
         return owner if node.attr in ("name", "strerror", "shape") and owner != "self" else node.attr.strip("_")

@@ -1,8 +1,9 @@
-"""Random graphs of If, Loop, Scan and SequenceMap: values of outer graphs are read at any depth, loops make any number
-of iterations, which numbers may decide, states and rows come alone or together, some states change their shapes, and
-some branches differ in rank.
+"""Random graphs of If, Loop, Scan and SequenceMap.
 
-All is smooth where random numbers are likely to lie, and of moderate size.
+Bodies read values of outer graphs at any depth. Loops have any number of iterations, which may be computed. There are
+states and scan outputs, alone or together; some states change their shapes, and some branches differ in rank.
+
+All functions are smooth where random numbers are likely to be, and all values have moderate sizes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from onnx import TensorProto, helper
 
 from tests.kit.drawing import Drawing
 
-SIZE = 3  # of vectors
+SIZE = 3  # elements of a vector
 VECTOR, MATRIX = (SIZE,), (SIZE, SIZE)
 DEPTH = 3
 Shape = tuple[int, ...]
@@ -26,11 +27,13 @@ Output = tuple[str, int, Any]  # name, element type, dims
 
 @dataclass
 class Flow(Drawing):
-    """A graph under construction.
+    """A random graph under construction.
 
     Attributes:
-        scopes: the values that can be read, by graph, the outermost first: names by shape.
-        counters: the iteration numbers that can be read.
+        weights, feeds: the initializers and inputs by name.
+        scopes: the names and shapes of readable values, one list per nested graph, the outermost first.
+        counters: the names of iteration numbers that can be read.
+        terms: the names of values that are part of the loss.
     """
 
     weights: dict[str, np.ndarray] = field(default_factory=dict)
@@ -45,13 +48,13 @@ class Flow(Drawing):
         return name
 
     def fresh(self, shape: Shape) -> str:
-        """Return a new weight or input."""
+        """Return the name of a new weight or input."""
         name, array = self.name("w"), self.rng.uniform(-1, 1, shape).astype(np.float32)
         (self.weights if self.flag() else self.feeds)[name] = array
         return name
 
     def pick(self, shape: Shape) -> str:
-        """Return a value of that shape, those of inner graphs first."""
+        """Return a random readable value of this shape, preferably of an inner graph, or a new one."""
         for scope in reversed(self.scopes):
             own = [name for name, s in scope if s == shape]
             if own and self.flag(0.6):
@@ -68,7 +71,7 @@ class Flow(Drawing):
         return name
 
     def condition(self) -> str:
-        """Return a scalar that numbers decide."""
+        """Return a boolean scalar computed from random numbers."""
         total = self.node("ReduceSum", self.pick(VECTOR), keepdims=0)
         bound = self.constant(self.rng.uniform(-1, 1), np.float32)
         condition: str = self.node(self.choose(["Greater", "Less"]), total, bound)
@@ -81,7 +84,7 @@ class Flow(Drawing):
         write: Callable[[], list[Output]],
         counter: str = "",
     ) -> onnx.GraphProto:
-        """Return a graph, in which the values ``shown`` of its inputs can be read; ``write`` gives its outputs."""
+        """Return a body with the outputs that ``write`` returns; ``shown`` are the inputs that its nodes can read."""
         outer, self.nodes = self.nodes, []
         self.scopes.append(list(shown))
         self.counters += [counter] if counter else []
@@ -93,7 +96,7 @@ class Flow(Drawing):
         return helper.make_graph(nodes, self.name("body"), list(inputs), infos)
 
     def dims(self, shape: Shape) -> list[int | None] | None:
-        """What a body says of a shape: all, or nothing but the rank."""
+        """Return the declared sizes of a value in a body: the true sizes, or only the rank."""
         return list(shape) if self.flag(0.6) else [None] * len(shape)
 
     def info(self, name: str, shape: Shape) -> onnx.ValueInfoProto:
@@ -113,7 +116,7 @@ class Flow(Drawing):
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
-# --- what stands in a graph -----------------------------------------------------------------------------------
+# --- statements -----------------------------------------------------------------------------------------------
 
 
 def arithmetic(f: Flow) -> None:
@@ -132,7 +135,7 @@ def product(f: Flow) -> None:
 
 
 def gathering(f: Flow) -> None:
-    """A row by the iteration's number."""
+    """Gather a row or column of a matrix, by the iteration number inside a loop."""
     place = f.node("Mod", f.choose(f.counters), f.constant(SIZE)) if f.counters else f.constant(f.choose([0, -1]))
     f.keep(f.node("Gather", f.pick(MATRIX), place, axis=f.choose([0, 1])), VECTOR)
 
@@ -143,7 +146,7 @@ def slicing(f: Flow) -> None:
 
 
 def choice(f: Flow) -> None:
-    """If of one or two outputs; numbers decide, or the number of the iteration."""
+    """Append an If with one or two outputs, whose condition depends on values or on the iteration number."""
     count = f.choose([1, 2])
 
     def write() -> list[Output]:
@@ -161,7 +164,7 @@ def choice(f: Flow) -> None:
 
 
 def choice_of_ranks(f: Flow) -> None:
-    """If whose branches give tensors of two ranks; what follows reads it at any, or chooses by it."""
+    """Append an If whose branches have results of different ranks, and nodes that accept any rank or depend on it."""
     vector = f.flag()
 
     def write() -> list[Output]:
@@ -179,7 +182,7 @@ def choice_of_ranks(f: Flow) -> None:
 
 
 def by_its_rank(f: Flow, y: str) -> str:
-    """Return a branch that onnxruntime runs for matrices only, and one for vectors."""
+    """Append an If with one branch for matrices and one for vectors, which onnxruntime runs only for these ranks."""
     matrix = f.node("Equal", f.node("Size", f.node("Shape", y)), f.constant(2))
 
     def write_matrix() -> list[Output]:
@@ -208,7 +211,7 @@ AT_ANY_RANK: list[Callable[[Flow, str], str]] = [
 
 
 def trips(f: Flow) -> str:
-    """Return how many iterations: none given, a constant, an input, or what numbers say."""
+    """Return the number of iterations: a constant, an input, or computed from values."""
     way = f.choose(["constant", "input", "computed"])
     if way == "constant":
         return f.constant(f.choose([0, 1, 2, 3]))
@@ -222,7 +225,7 @@ def trips(f: Flow) -> str:
 
 
 def loop(f: Flow) -> None:
-    """States and rows, of which any may be unused; it may end early."""
+    """Append a Loop with states and scan outputs, any of which may be unused; it may end early."""
     states, rows = [(1, 0), (0, 1), (2, 1), (1, 2), (3, 0)][f.rng.integers(5)]
     grows = f.flag(0.2)
     first = [f.pick(VECTOR) for _ in range(states)]
@@ -241,7 +244,7 @@ def loop(f: Flow) -> None:
         block(f, f.choose([1, 2, 3]))
         after = [f.node(f.choose(["Tanh", "Sin", "Identity"]), f.pick(VECTOR)) for _ in inner]
         if states > 1 and f.flag(0.3):
-            after[:2] = [f.node("Identity", s) for s in (inner[1], inner[0])]  # they change places
+            after[:2] = [f.node("Identity", s) for s in (inner[1], inner[0])]  # swap two states
         again = f.node("And", go, f.condition()) if early else f.node("Identity", go)
         more = [f.node("Concat", growing, f.pick(VECTOR), axis=0)] if grows else []
         given = [f.node("Identity", f.pick(VECTOR)) for _ in range(rows)]
@@ -263,7 +266,7 @@ def loop(f: Flow) -> None:
     for y in results[:states]:
         f.keep(y, VECTOR)
     for y in results[states:]:
-        if f.flag(0.7):  # [n, 3] or [n], with n open
+        if f.flag(0.7):  # [n, 3] or [n], with unknown n
             summed = f.node("ReduceSum", f.node("Sin", y), f.constant([0]), keepdims=0)
             f.keep(f.node("Expand", summed, f.constant([SIZE])) if grows and y == results[states] else summed, VECTOR)
 
@@ -296,7 +299,7 @@ def scan(f: Flow) -> None:
 
 
 def mapping(f: Flow) -> None:
-    """SequenceMap over rows, beside a tensor or a second sequence; onnxruntime runs it in no body."""
+    """Append a SequenceMap over rows, with a tensor or a second sequence; onnxruntime cannot run it inside a body."""
     if len(f.scopes) > 1:
         return
     sequence = f.node("SplitToSequence", f.pick(MATRIX), axis=0, keepdims=0)
@@ -317,7 +320,7 @@ def mapping(f: Flow) -> None:
 
 
 def sequence_state(f: Flow) -> None:
-    """A Loop that makes a sequence longer."""
+    """Append a Loop whose state is a growing sequence."""
     i, go, s = f.name("i"), f.name("go"), f.name("s")
     kind = helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, None))
     rows: list[str] = []

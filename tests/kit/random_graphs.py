@@ -1,7 +1,7 @@
-"""Random graphs for property tests: up to 30 operators, broadcasting, dimensions known or symbolic.
+"""Random graphs for property tests: up to 30 operators, broadcasting, known and symbolic dimensions.
 
-Every step writes one or a few nodes and says the same in PyTorch. Steps keep their numbers of moderate size, and their
-slopes, too: what grows is damped first (``Exp(Tanh(x))``), so that central differences stay exact.
+Every step appends one or a few nodes and records the same function in PyTorch. Values and slopes stay of moderate size:
+the argument of a growing function is bounded first (``Exp(Tanh(x))``), so that central differences are exact.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from gradgraph.graph.shapes import IR_VERSION, OPSET
 
 SIZES = (1, 2, 3, 4)
-LARGEST = 200  # elements of a tensor
+LARGEST = 200  # largest number of elements of a tensor
 Shape = tuple[int, ...]
 
 
@@ -35,10 +35,11 @@ class Tensor:
 
 @dataclass(repr=False)
 class Graph:
-    """A graph under construction: ``draw`` is Hypothesis's.
+    """A random graph under construction.
 
     Attributes:
-        steps: the same in PyTorch, one ``(outputs, function, inputs)`` per step; functions return a tuple.
+        draw: Hypothesis' function that draws from a strategy.
+        steps: the same graph in PyTorch, one ``(outputs, function, inputs)`` per step; functions return a tuple.
     """
 
     draw: Callable[[Any], Any]
@@ -67,18 +68,18 @@ class Graph:
         return self.draw(st.booleans())
 
     def pick(self, fits: Callable[[Tensor], bool] = lambda t: True) -> Tensor | None:
-        """Return one of the tensors so far, the latest being the simplest choice."""
+        """Return one of the tensors so far that ``fits``; Hypothesis shrinks the choice towards the latest tensor."""
         fitting = [t for t in reversed(self.tensors) if fits(t)]
         return self.choose(fitting) if fitting else None
 
     def axis(self, x: Tensor) -> int:
-        """Any axis, counted from either end."""
+        """Return a random axis of ``x``, which may be negative."""
         return self.number(-x.rank, x.rank - 1)
 
     # --- what is written ---
 
     def input(self) -> Tensor:
-        """Return an input whose dimensions are known, named for themselves, or named for their size."""
+        """Return a new input; each dimension is known, has a name of its own, or a name shared by equal sizes."""
         shape = tuple(self.choose(SIZES) for _ in range(self.number(0, 4)))
         name = f"x{len(self.inputs)}"
         dims = [self.choose([n, f"{name}_{axis}", f"n{n}"]) for axis, n in enumerate(shape)]
@@ -87,14 +88,14 @@ class Graph:
         return self._new(name, shape)
 
     def weight(self, shape: Shape) -> Tensor:
-        """Return a floating initializer, which is differentiated, too."""
+        """Return a new floating initializer, which is differentiated, too."""
         values = self.rng.uniform(-1, 1, shape).astype(np.float32)
         name = self.constant(values)
         self.weights[name] = values.astype(np.float64)
         return Tensor(name, shape)
 
     def constant(self, values: Any) -> str:
-        """Return an initializer, its name; Python integers are int64, Python floats float32."""
+        """Append an initializer and return its name; Python integers are int64, Python floats float32."""
         array = np.asarray(values)
         array = array.astype(np.float32) if array.dtype == np.float64 else array
         name = f"c{len(self.initializers)}"
@@ -107,7 +108,7 @@ class Graph:
         return names
 
     def add(self, f: Callable[..., Any], inputs: Sequence[Tensor], outputs: Sequence[str], *shapes: Shape) -> None:
-        """Say what the nodes just written compute, from which tensors, and the shapes of the results."""
+        """Record what the nodes just written compute: ``f(*inputs)``, with the names and shapes of its results."""
         self.steps.append((list(outputs), f, [x.name for x in inputs]))
         for name, shape in zip(outputs, shapes, strict=True):
             self._new(name, shape)
@@ -117,7 +118,7 @@ class Graph:
         return self.tensors[-1]
 
     def model(self) -> onnx.ModelProto:
-        """With one to three outputs, the last tensor among them."""
+        """Return the model with one to three outputs, among them the last tensor."""
         rest = [t.name for t in self.tensors[:-1]]
         chosen = [self.tensors[-1].name, *(self.choose(rest) for _ in range(self.number(0, 2)) if rest)]
         ends = [self.node("Identity", [name])[0] for name in dict.fromkeys(chosen)]
@@ -130,12 +131,12 @@ class Graph:
 
 @st.composite
 def graphs(draw: Any) -> Graph:
-    """Return a graph of at most 30 operators."""
+    """Draw a graph of at most 30 operators."""
     graph = Graph(draw, np.random.default_rng(draw(st.integers(0, 2**16))))
     for _ in range(graph.number(1, 3)):
         graph.input()
     for _ in range(graph.number(1, 30)):
-        if len(graph.nodes) < 27:  # a step writes at most three
+        if len(graph.nodes) < 27:  # a step appends at most three nodes
             graph.choose(STEPS)(graph)
     return graph
 
@@ -181,7 +182,7 @@ def unary(g: Graph) -> None:
 
 
 def damped(g: Graph) -> None:
-    """Functions that grow, or are not defined everywhere, of a number that is moderate."""
+    """Append a function that grows, or is not defined everywhere, of a bounded argument."""
     x = g.pick()
     kind = g.choose(["Exp", "Sqrt", "Log", "Reciprocal", "Pow", "Asin", "Sinh", "Tan"])
     shift = 1.5 if kind in ("Sqrt", "Log", "Reciprocal", "Pow") else 0.0
@@ -237,7 +238,7 @@ def binary(g: Graph) -> None:
 
 
 def divide(g: Graph) -> None:
-    """X / (1.2 + sin y)"""
+    """Append ``x / (1.2 + sin y)``."""
     x = g.pick()
     y = _partner(g, x)
     shape = _broadcast(x.shape, y.shape)
@@ -396,7 +397,7 @@ def transpose(g: Graph) -> None:
 
 
 def reshape(g: Graph) -> None:
-    """To two axes, one of which is left to the runtime; or to the same sizes with an axis of 1 more or fewer."""
+    """Append a Reshape to two axes, of which one is -1, or to the same sizes with one axis of size 1 more or fewer."""
     x = g.pick()
     size = math.prod(x.shape)
     first = g.choose([n for n in range(1, size + 1) if size % n == 0])
@@ -552,7 +553,7 @@ def convolve(g: Graph) -> None:
 
 
 STEPS = [
-    unary, unary, unary, unary, damped, damped, reduce, along,  # these stand for many operators
+    unary, unary, unary, unary, damped, damped, reduce, along,  # repeated, as they draw one of many operators
     binary, binary, divide, where, clip, matmul, gemm, concat, reduce, along, layer_normalization, transpose,
     reshape, unsqueeze, squeeze, expand, tile, slice_, split, pad, gather, scatter, top_k, convolve,
 ]  # fmt: skip

@@ -1,6 +1,6 @@
 """Random recurrent networks as ONNX models: layers with every attribute, tokens, attention, bodies.
 
-A network is a scalar: the sum of the means of a smooth function of every output that anybody reads.
+The output of a network is a scalar: the sum of the means of a smooth function of each value in ``terms``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.kit.drawing import Drawing
 
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 FUNCTIONS = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
-# those with numbers of their own, and how many; none has a kink where random numbers are likely to fall on it
+# activations, each with its parameters a (alpha) and b (beta); none has a kink that random numbers are likely to hit
 OTHERS = {"Sigmoid": "", "Tanh": "", "Softsign": "", "Affine": "ab", "ScaledTanh": "ab", "Softplus": "", "Elu": "a"}
 OTHERS |= {"HardSigmoid": "ab", "LeakyRelu": "a"}
 UNITS = [1, 2, 3, 5, 8, 16, 16, 17, 32, 48]
@@ -25,7 +25,7 @@ UNITS = [1, 2, 3, 5, 8, 16, 16, 17, 32, 48]
 
 @dataclass(frozen=True)
 class Sequences:
-    """[T, N, F]."""
+    """A value of shape [T, N, F]: steps, sequences, features."""
 
     name: str
     features: int
@@ -33,13 +33,13 @@ class Sequences:
 
 @dataclass
 class Graph(Drawing):
-    """A network under construction.
+    """A random network under construction.
 
     Attributes:
-        steps, sequences: T and N, or their names where the model leaves them open.
-        units: what layers choose from.
-        rows: of the table that tokens choose from.
-        terms: values that are part of the loss.
+        steps, sequences: the sizes T and N, or their names if they are symbolic.
+        units: the hidden sizes from which layers choose.
+        rows: the number of rows of the embedding table.
+        terms: the names of values that are part of the loss.
         layers: the weights of layers so far, by kind and sizes, for layers that share them.
     """
 
@@ -76,14 +76,14 @@ class Graph(Drawing):
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
     def within(self, write: Callable[[], Any]) -> tuple[list[onnx.NodeProto], Any]:
-        """Return the nodes that ``write`` appends, for a body of its own, and what it gives."""
+        """Return the nodes that ``write`` appends, for a body, and its result."""
         outer, self.nodes = self.nodes, []
         results = write()
         inner, self.nodes = self.nodes, outer
         return inner, results
 
 
-# --- where sequences come from ----------------------------------------------------------------------------------
+# --- inputs -----------------------------------------------------------------------------------------------------
 
 
 def numbers(g: Graph) -> Sequences:
@@ -93,13 +93,13 @@ def numbers(g: Graph) -> Sequences:
 
 
 def tokens(g: Graph) -> Sequences:
-    """Rows of a table, few or many; the table may be read elsewhere, and so may its rows."""
+    """Append an embedding: rows of a small or large table by token; table and rows may be read elsewhere, too."""
     g.rows, features = int(g.choose([2, 3, 7, 40])), int(g.choose([1, 4, 8, 16, 32]))
     turned, kind = g.flag(), g.choose([onnx.TensorProto.INT64, onnx.TensorProto.INT32])
     g.inputs["ids"] = (kind, [g.sequences, g.steps] if turned else [g.steps, g.sequences])
     read = table = g.weight(g.rows, features, scale=1.0)
     if g.flag(0.15):
-        read = g.node("Mul", table, table)  # what is read is computed
+        read = g.node("Mul", table, table)  # a computed table
     x = g.node("Gather", read, "ids", **({"axis": 0} if g.flag() else {}))
     if turned:
         x = g.node("Transpose", x, perm=[1, 0, 2])
@@ -112,13 +112,18 @@ def tokens(g: Graph) -> Sequences:
     return Sequences(x, features)
 
 
-# --- what becomes of them ---------------------------------------------------------------------------------------
+# --- layers -----------------------------------------------------------------------------------------------------
 
 
 def layer(g: Graph, x: Sequences, plain: float = 0.5, units: int = 0, inner: bool = False) -> Sequences:
-    """RNN, GRU or LSTM; ``plain`` is the share of layers with a named operator.
+    """Append an RNN, GRU or LSTM.
 
-    ``units`` are chosen where they are 0; an ``inner`` layer, in a body, adds nothing to the loss itself.
+    Args:
+        g: the network.
+        x: the input.
+        plain: the share of layers in a form that has a named operator.
+        units: the hidden size; 0 for a random one.
+        inner: whether the layer is in a body, and so cannot add terms to the loss.
     """
     kind = g.choose(list(GATES))
     direction = g.choose(["forward", "forward", "reverse", "bidirectional"]) if not units else "forward"
@@ -177,7 +182,7 @@ def layer(g: Graph, x: Sequences, plain: float = 0.5, units: int = 0, inner: boo
 
 
 def functions(g: Graph, kind: str, D: int) -> dict[str, Any]:
-    """Any activations, gates bounded or not; numbers for those that have them."""
+    """Return the attributes of random activations, with their parameters."""
     names = [g.choose(list(OTHERS)) for _ in range(D * len(FUNCTIONS[kind]))]
     taken = "".join(OTHERS[n] for n in names)
     shown = [n if g.flag(0.8) else n.upper() for n in names]
@@ -190,7 +195,7 @@ def functions(g: Graph, kind: str, D: int) -> dict[str, Any]:
 
 
 def initial(g: Graph, x: Sequences, D: int, H: int) -> str:
-    """[D, N, H]: none, a weight, one that every sequence shares, or what the first step is."""
+    """Return an initial state [D, N, H]: "" for none, a weight, one shared by all sequences, or a computed one."""
     way = g.choose(["", "", "weight", "shared", "computed"])
     if way == "weight" and isinstance(g.sequences, int):
         return g.weight(D, g.sequences, H, scale=0.5)
@@ -223,13 +228,13 @@ def residual(g: Graph, x: Sequences) -> Sequences:
 
 
 def concatenation(g: Graph, x: Sequences) -> Sequences:
-    """Return two layers side by side."""
+    """Append two layers and concatenate their outputs."""
     a, b = layer(g, x), layer(g, x)
     return Sequences(g.node("Concat", a.name, b.name, axis=-1), a.features + b.features)
 
 
 def attention(g: Graph, x: Sequences) -> Sequences:
-    """Return every step looks at every step of its sequence."""
+    """Append self-attention over the steps of each sequence."""
     rows = g.node("Transpose", x.name, perm=[1, 0, 2])
     q, k = (g.node("MatMul", rows, g.weight(x.features, 4)) for _ in range(2))
     scores = g.node("Softmax", g.node("MatMul", q, g.node("Transpose", k, perm=[0, 2, 1])), axis=-1)
@@ -241,7 +246,7 @@ def value(name: str, kind: int = onnx.TensorProto.FLOAT, dims: Sequence[Any] | N
 
 
 def branches(g: Graph, x: Sequences) -> Sequences:
-    """Return a layer in one branch, something else in the other; which one, the numbers decide."""
+    """Append an If with a recurrent layer in one branch and a product in the other."""
     units = int(g.choose([2, 3, 16]))
     ahead = g.node("Squeeze", g.node("Greater", g.node("ReduceSum", x.name, keepdims=0), g.weight()))
     ways: list[Callable[[], str]] = [
@@ -258,7 +263,7 @@ def branches(g: Graph, x: Sequences) -> Sequences:
 
 
 def repeated(g: Graph, x: Sequences) -> Sequences:
-    """Return the same layer over and over, in a Loop."""
+    """Append a Loop that applies the same layer repeatedly."""
     if x.features > 32:
         return linear(g, x)
     state, i, go = g.name("state"), g.name("i"), g.name("go")
@@ -285,7 +290,7 @@ def repeated(g: Graph, x: Sequences) -> Sequences:
 
 
 def cell(g: Graph, x: Sequences) -> Sequences:
-    """Return a layer written by hand as a Scan; sometimes the cell itself is a layer, of one step."""
+    """Append a recurrent layer written as a Scan; its cell may itself be a layer with one step."""
     H = int(g.choose([1, 3, 8, 16]))
     h, s = g.name("h"), g.name("s")
     own = g.flag(0.3)

@@ -1,4 +1,4 @@
-"""Models put together field by field, so that any of them can be wrong."""
+"""Models assembled field by field, so that tests can make any field invalid."""
 
 from onnx import TensorProto, helper
 

@@ -1,4 +1,4 @@
-"""What several tests need: running a model in onnxruntime, a step in the plainest possible loop, a run in two parts."""
+"""Helpers of several tests: run a model in onnxruntime, train a step in a minimal loop, stop and resume a run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(model: onnx.ModelProto, feeds: Mapping[str, Any] | None = None) -> dict[
 
 
 class Loop:
-    """Trains with nothing but "run a model": init.onnx once, then train.onnx, its ``.next`` outputs fed back."""
+    """A minimal training loop, which only runs models: init.onnx once, then train.onnx with its outputs fed back."""
 
     def __init__(self, step: Step) -> None:
         self.step = step
@@ -39,7 +39,7 @@ class Loop:
 
     def __call__(self, feeds: Mapping[str, Any], **rates: float) -> dict[str, np.ndarray]:
         scalars = {k: np.array(v, np.float32) for k, v in {**self.step.manifest.hyperparameters, **rates}.items()}
-        copies = {k: v.copy() for k, v in self.state.items()}  # some kernels write over the tensors they are fed
+        copies = {k: v.copy() for k, v in self.state.items()}  # some kernels overwrite their inputs
         results = dict(zip(self._names, self._train.run(None, {**feeds, **scalars, **copies}), strict=True))
         self.state = {s.name: results.pop(s.next) for s in self.step.manifest.state}
         return results
@@ -50,7 +50,10 @@ class Loop:
 
 
 def resumed(step: Step, data: Any, folder: Path, stop: int, **fit: Any) -> tuple[gg.Trainer, History]:
-    """Trainer and history of a run that stopped after ``stop`` steps and went on, which are those of one in one go."""
+    """Return trainer and history of a run that was stopped after ``stop`` steps and resumed.
+
+    They must be those of a run without interruption.
+    """
     checkpoint = folder / "run.ckpt"
     whole, half = (gg.Trainer(step, device="cpu", seed=1) for _ in range(2))
     history = whole.fit(data, progress=False, **fit)

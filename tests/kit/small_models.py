@@ -1,4 +1,4 @@
-"""Small models, and what they compute."""
+"""Helpers that create small models, and run them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Feeds = Mapping[str, np.ndarray]
 
 
 def parsed(graph: str, **weights: np.ndarray) -> onnx.ModelProto:
-    """Return ``(float[n] x) => (float[n] y) { … }`` in ONNX's text form, with its weights in float32."""
+    """Parse a model in ONNX's text form, such as ``(float[n] x) => (float[n] y) { … }``, with weights in float32."""
     model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> g {graph}')
     model.graph.initializer.extend(onnx.numpy_helper.from_array(w.astype(np.float32), n) for n, w in weights.items())
     return model
@@ -33,7 +33,7 @@ def model_of(
     functions: Sequence[onnx.FunctionProto] = (),
     domains: Mapping[str, int] | None = None,
 ) -> onnx.ModelProto:
-    """Return a checked model; ``inputs`` are arrays (their type and shape count) or (dtype, dims)."""
+    """Return a checked model; each of ``inputs`` is an array, whose type and shape are used, or (dtype, dims)."""
     infos = [helper.make_tensor_value_info(n, *_type_and_dims(v)) for n, v in inputs.items()]
     results = [helper.make_value_info(name, onnx.TypeProto()) for name in outputs]
     tensors = [onnx.numpy_helper.from_array(a, n) for n, a in (weights or {}).items()]
@@ -50,7 +50,7 @@ def _type_and_dims(value: Any) -> tuple[int, list[int | str | None]]:
 
 
 def normal_form(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the normal form; also asserts what every test wants: valid, opset 21, idempotent, original unchanged."""
+    """Return the normal form; assert that it is valid, idempotent and of opset 21, and the original unchanged."""
     before = model.SerializeToString()
     result = normalise(ir.from_proto(model))
     proto = ir.to_proto(result)
@@ -86,7 +86,7 @@ def op_types(model: onnx.ModelProto) -> list[str]:
 
 
 def every_node(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Yield those in bodies, too."""
+    """Yield all nodes of ``graph``, including those in bodies."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:

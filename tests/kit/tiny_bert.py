@@ -31,7 +31,7 @@ def tokenizer(path: Path, left: bool = False) -> Path:
 
 
 def sentences(count: int, seed: int = 0) -> tuple[list[str], list[str]]:
-    """Texts of different lengths, and whether more is said for or against."""
+    """Return texts of different lengths, and their labels, "good" or "bad" by the words that they contain."""
     rng = np.random.default_rng(seed)
     texts, labels = [], []
     for is_good in rng.integers(0, 2, count):

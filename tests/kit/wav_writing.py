@@ -26,7 +26,7 @@ def riff(*chunks: bytes) -> bytes:
 
 
 def write_wav(path: Path, samples: np.ndarray, rate: int = 8000) -> Path:
-    """Write float samples [count] or [channels, count] as PCM of 16 bits."""
+    """Write float samples, [count] or [channels, count], as a WAV file with 16-bit PCM."""
     each = np.atleast_2d(samples)
     content = np.round(each.T * 32767).astype("<i2").tobytes()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -35,7 +35,7 @@ def write_wav(path: Path, samples: np.ndarray, rate: int = 8000) -> Path:
 
 
 def sounds(root: Path, counts: int, seed: int = 0, rate: int = 8000) -> Path:
-    """Write tones, chirps and noises of half a second to one and a half, a folder for each."""
+    """Write tones, chirps and noises of 0.5 to 1.5 seconds, in a folder for each class."""
     rng = np.random.default_rng(seed)
     for kind in ("chirp", "noise", "tone"):
         for i in range(counts):

@@ -1,7 +1,7 @@
 """Random networks on sequences, as exporters write them: transformers, mixtures of experts, gates, recurrences.
 
-Every block can be written in several ways: with one operator or taken apart, in the manner of PyTorch's exporters or of
-tf2onnx. Activations are smooth, so that central differences are exact and rounding tips nothing.
+Every block can be written in several ways: as one operator or in several nodes, as PyTorch's exporters or tf2onnx do.
+Activations are smooth, so that central differences are exact and rounding does not change a choice.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.kit.random_sequences.sequence_draft import Draft
 
 
 class Network(Draft):
-    """A model drawn from ``seed``; see ``Draft`` for its attributes."""
+    """A random model of ``seed``; see ``Draft`` for its attributes."""
 
     def __init__(self, seed: int, large: bool = False) -> None:
         super().__init__(seed, large)

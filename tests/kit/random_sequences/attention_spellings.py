@@ -1,4 +1,4 @@
-"""Attention: heads, rotations and masks, in pieces or as one operator."""
+"""Attention with heads, rotary positions and masks, in several nodes or as one operator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def attention(net: Draft, x: str) -> str:
     d = net.width
     y = norm(net, x) if net.chance(0.6) else x
     heads = net.one_of([h for h in (1, 2, 4) if d % h == 0])
-    shared = net.one_of([g for g in (1, 2, 4) if heads % g == 0]) if net.chance(0.3) else heads  # heads of keys
+    shared = net.one_of([g for g in (1, 2, 4) if heads % g == 0]) if net.chance(0.3) else heads  # heads of keys, values
     size = d // heads
     memory = net.op("Add", y, net.weight(d, name="memory")) if net.chance(0.15) else y
     q, k, v = projections(net, y, memory, heads, shared, size)
@@ -32,7 +32,7 @@ def attention(net: Draft, x: str) -> str:
 
 
 def projections(net: Draft, y: str, memory: str, heads: int, shared: int, size: int) -> list[str]:
-    """Queries, keys and values, [B, heads, S, size]."""
+    """Append projections to queries, keys and values, each of shape [B, heads, S, size]."""
     d = net.width
     how = net.one_of(["apart", "split", "five", "same"])
     if how == "same":  # q = k = v
@@ -66,7 +66,7 @@ def split_heads(net: Draft, x: str, heads: int, size: int) -> str:
 
 
 def repeated(net: Draft, x: str, shared: int, heads: int, size: int) -> str:
-    """[B, shared, S, size], every head several times."""
+    """Repeat the heads of keys or values, [B, shared, S, size], to the number of query heads."""
     if net.chance(0.3):
         places = np.repeat(np.arange(shared), heads // shared)
         return net.op("Gather", x, places, axis=1)
@@ -76,7 +76,7 @@ def repeated(net: Draft, x: str, shared: int, heads: int, size: int) -> str:
 
 
 def rotary(net: Draft, x: str, size: int) -> str:
-    """Positions as rotations, of halves or of neighbours."""
+    """Append rotary positions, which rotate pairs of halves or of neighbouring features."""
     t = np.arange(LONGEST)[:, None] * 10.0 ** -np.arange(size // 2)
     halves = net.chance(0.6)
     t = np.concatenate([t, t], 1) if halves else np.repeat(t, 2, 1)
@@ -100,7 +100,7 @@ def rotary(net: Draft, x: str, size: int) -> str:
 
 
 def weighed(net: Draft, q: str, k: str, v: str, heads: int, size: int) -> str:
-    """Softmax(q kᵀ + mask) v."""
+    """Append Softmax(q kᵀ + mask) v, or a variant of it."""
     how = net.one_of(["plain", "plain", "plain", "flat", "linear", "sigmoid", "einsum"])
     if how == "linear":  # (elu(q) + 1)((elu(k) + 1)ᵀ v), normalised
         q, k = (net.op("Add", net.op("Elu", t), 1.0) for t in (q, k))
@@ -136,7 +136,7 @@ def weighed(net: Draft, q: str, k: str, v: str, heads: int, size: int) -> str:
         return net.op("MatMul", net.op("Sigmoid", scores), v)
     scores, allowed = masked(net, scores)
     weights = net.op("Softmax", scores, axis=net.one_of([-1, 3]))
-    if allowed is not None:  # a row without anything is NaN
+    if allowed is not None:  # a fully masked row is NaN
         if net.chance(0.5):
             weights = net.op("Where", net.op("IsNaN", weights), 0.0, weights)
         else:
@@ -148,7 +148,7 @@ def weighed(net: Draft, q: str, k: str, v: str, heads: int, size: int) -> str:
 
 
 def masked(net: Draft, scores: str) -> tuple[str, str | None]:
-    """Scores with what must not be seen, and the mask if rows of it may be empty."""
+    """Append a mask to scores; return the masked scores, and the mask if it may have fully masked rows."""
     emptied: str | None = None
     if net.causal:
         scores = net.op(*causal(net, scores))
@@ -163,7 +163,7 @@ def masked(net: Draft, scores: str) -> tuple[str, str | None]:
         else:
             outside = net.op("Sub", 1.0, net.op("Cast", wide, to=TensorProto.FLOAT))
             scores = net.op("Add", scores, net.op("Mul", outside, {"add": -1e9}.get(how, -1e4)))
-    if net.chance(0.15) and "S" not in net.open:  # rows that may see nothing
+    if net.chance(0.15) and "S" not in net.open:  # a mask with fully masked rows
         mask = net.rng.random((net.length, net.length)) < 0.6
         mask[0] = False
         emptied = net.constant(mask)
@@ -172,7 +172,7 @@ def masked(net: Draft, scores: str) -> tuple[str, str | None]:
 
 
 def padding_mask(net: Draft) -> str:
-    """Boolean [B, S]."""
+    """Return the padding mask, boolean [B, S]."""
     if "inside" not in net._masks:
         if net.is_ids and net.chance(0.6):
             net._masks["inside"] = net.op("Not", net.op("Equal", "ids", np.int64(0)))
@@ -210,7 +210,7 @@ def causal(net: Draft, scores: str) -> list[Any]:
 
 
 def new_attention(net: Draft, x: str) -> str:
-    """ONNX's own operators of opset 23."""
+    """Append attention with ONNX's own operators of opset 23."""
     net.opset = max(net.opset, 23)
     d = net.width
     heads = net.one_of([h for h in (1, 2, 4) if d % h == 0])

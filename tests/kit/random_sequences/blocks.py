@@ -1,4 +1,4 @@
-"""Mixtures of experts, recurrences, mixers; and what a network chooses its blocks from."""
+"""Mixtures of experts, recurrences and mixers, and the list of all blocks from which a network is drawn."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.kit.random_sequences.sequence_draft import Draft
 
 
 def mixture(net: Draft, x: str) -> str:
-    """Experts chosen by a router."""
+    """Append a mixture of experts that a router selects."""
     experts, chosen = net.one_of([2, 3, 4]), net.one_of([1, 2])
     p = net.op("Softmax", linear(net, x, net.width, experts), axis=-1)
     gates, places = net.op("TopK", p, np.array([chosen]), outputs=2, axis=-1)
@@ -33,7 +33,7 @@ def zeros_like(net: Draft, x: str) -> str:
 
 
 def every_expert(net: Draft, x: str, gates: str, places: str, experts: int) -> str:
-    """Return all of them compute, and gates are scattered into zeros."""
+    """Compute all experts for each token, and weight them by the gates, with 0 for the others."""
     d = net.width
     w = net.weight(d, experts * d, name="experts")
     each = activation(net, net.reshape(net.op("MatMul", x, w), "B", "S", experts, d), d)
@@ -43,7 +43,7 @@ def every_expert(net: Draft, x: str, gates: str, places: str, experts: int) -> s
 
 
 def weights_of_tokens(net: Draft, x: str, gates: str, places: str, experts: int) -> str:
-    """Return each token gathers the weights of its experts."""
+    """Gather the weights of the selected experts for each token."""
     w = net.weight(experts, net.width, net.width, spread=net.width**-0.5, name="experts")
     each = net.op("MatMul", net.op("Unsqueeze", x, np.array([2, 3])), net.op("Gather", w, places, axis=0))
     return gated_sum(net, net.op("Squeeze", each, np.array([3])), gates)
@@ -55,7 +55,7 @@ def one_hot_experts(net: Draft, x: str, gates: str, places: str, experts: int) -
 
 
 def tokens_of_experts(net: Draft, x: str, gates: str, places: str, experts: int) -> str:
-    """Return the tokens of each expert are gathered, and what it makes of them is put back."""
+    """Gather the tokens of each expert, apply the expert, and scatter the results."""
     flat = net.op("Reshape", x, np.array([-1, net.width]))
     gates, places = (
         net.op("Reshape", t, net.op("Concat", LAST, net.op("Shape", t, start=2), axis=0)) for t in (gates, places)
@@ -90,7 +90,7 @@ def recurrence(net: Draft, x: str) -> str:
 
 
 def mixer(net: Draft, x: str) -> str:
-    """Return a network along the sequence (MLP-Mixer), if its length is known; else a gated sum so far."""
+    """Append a network along the sequence (MLP-Mixer) if the length is known, else a gated cumulative sum."""
     d = net.width
     if "S" in net.open:
         seen = net.op("CumSum", x, np.int64(1))
@@ -101,7 +101,7 @@ def mixer(net: Draft, x: str) -> str:
 
 
 def shift(net: Draft, x: str) -> str:
-    """Return the token before, as RWKV reads it: by Pad and Slice or by Concat."""
+    """Append a mix of each token with the one before, as in RWKV: by a Pad with a negative pad, or by Concat."""
     if net.chance(0.5):
         y = net.op("Pad", x, np.array([0, 1, 0, 0, -1, 0]))
     else:

@@ -1,4 +1,4 @@
-"""What a network begins with, tokens or features, and what it ends with, logits or a loss."""
+"""The first layers of a network, for tokens or features, and its last ones: logits, or a loss of its own."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def embedding(net: Draft) -> str:
         end = net.dim("S")
         end = end if isinstance(end, str) else np.array([end])
         x = net.op("Add", x, net.op("Slice", table, np.array([0]), end, np.array([0])))
-    elif how == "gather":  # positions are counted among what is no padding, as RoBERTa does
+    elif how == "gather":  # positions are counted without padding, as in RoBERTa
         seen = net.op("Cast", net.op("Not", net.op("Equal", "ids", np.int64(0))), to=TensorProto.INT64)
         place = net.op("Mul", net.op("CumSum", seen, np.int64(1)), seen)
         x = net.op("Add", x, net.op("Gather", table, place))
@@ -79,7 +79,7 @@ def pooled(net: Draft, x: str) -> str:
         return net.op("Gather", x, np.int64(0), axis=1)
     if how == "slice":
         return net.op("Squeeze", net.op("Slice", x, np.array([-1]), np.array([2**63 - 1]), one), one)
-    if how == "last":  # of each sequence, by its length
+    if how == "last":  # the last token of each sequence, by its length
         count = net.op("ReduceSum", net.op("Cast", padding_mask(net), to=TensorProto.INT64), one, keepdims=1)
         place = net.op("Sub", count, np.int64(1))
         return net.op("GatherND", x, place, batch_dims=1)
@@ -90,7 +90,7 @@ def pooled(net: Draft, x: str) -> str:
 
 
 def contrastive(net: Draft, x: str) -> str:
-    """Return every sample against all others, as CLIP has it."""
+    """Append a contrastive loss of each sample against all others, as in CLIP."""
     a, b = (linear(net, pooled(net, x), net.width, 6, rank=2) for _ in range(2))
     a, b = (
         net.op("Div", t, net.op("ReduceL2", t, np.array([1]), keepdims=1))
@@ -111,7 +111,7 @@ def contrastive(net: Draft, x: str) -> str:
 
 
 def own_loss(net: Draft, x: str) -> str:
-    """Return the model compares with its own labels."""
+    """Append a loss that the model computes from an input with labels."""
     net.inputs.append(("labels", TensorProto.INT64, ["B"]))
     scores = linear(net, pooled(net, x), net.width, CLASSES, rank=2)
     how = net.one_of(["softmax", "weights", "nll", "hot", "kl", "margin"])

@@ -1,4 +1,4 @@
-"""Linear layers, norms and activations, each in several spellings."""
+"""Linear layers, normalizations and activations, each written in several ways."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.kit.random_sequences.sequence_draft import Draft
 
 
 def linear(net: Draft, x: str, n: int, m: int, bias: bool | None = None, rank: int = 3) -> str:
-    """[.., n] to [.., m]."""
+    """Append a linear layer from [.., n] to [.., m]."""
     bias = net.chance(0.7) if bias is None else bias
     how = net.one_of(["matmul", "matmul", "transposed", "gemm", "einsum", "normed", "lora"])
     if how == "gemm" and rank == 3:
@@ -47,7 +47,7 @@ LAST = np.array([-1])
 
 
 def norm(net: Draft, x: str, width: int | None = None) -> str:
-    """Over the last axis, or none of those that fit; of heads where a width is given."""
+    """Append a normalization of the last axis, of ``width`` features per head if given; or, at random, another one."""
     how, eps = net.one_of(NORMS), net.one_of([1e-5, 1e-3, 0.1])
     if width is not None and how in OF_SEQUENCES:
         return x
@@ -68,7 +68,7 @@ def layer_norm(net: Draft, x: str, d: int, eps: float) -> str:
 
 
 def sequence_norm(net: Draft, x: str, d: int, eps: float) -> str | None:
-    """Over two axes, with parameters that broadcast or not."""
+    """Append a normalization over two axes, with parameters that broadcast or not."""
     if "S" in net.open:
         return None
     shape = net.one_of([(net.length, d), (net.length, d), (1, d), (net.length, 1)])
@@ -77,7 +77,7 @@ def sequence_norm(net: Draft, x: str, d: int, eps: float) -> str | None:
 
 
 def norm_in_pieces(net: Draft, x: str, d: int, eps: float) -> str:
-    """As TorchScript writes it."""
+    """Append a layer normalization in several nodes, as TorchScript's exporter writes it."""
     centred = net.op("Sub", x, net.op("ReduceMean", x, LAST))
     square = net.op("Pow", centred, 2.0) if net.chance(0.5) else net.op("Mul", centred, centred)
     below = net.op("Sqrt", net.op("Add", net.op("ReduceMean", square, LAST), eps))
@@ -114,7 +114,7 @@ def mean_variance_norm(net: Draft, x: str, d: int, eps: float) -> str:
 
 
 def group_norm(net: Draft, x: str, d: int, eps: float) -> str | None:
-    """As TorchScript writes it."""
+    """Append a group normalization as TorchScript's exporter writes it."""
     if d % 2:
         return None
     flat = net.op("Reshape", net.op("Transpose", x, perm=[0, 2, 1]), np.array([0, 2, -1]))
@@ -139,7 +139,7 @@ NORMS: list[Normalised] = [
     layer_norm, layer_norm, norm_in_pieces, norm_of_tensorflow, rms_norm, rms_norm, simplified_norm, unit_norm,
     mean_variance_norm, sequence_norm, group_norm, batch_norm,
 ]  # fmt: skip
-OF_SEQUENCES = (sequence_norm, group_norm, batch_norm)  # these want three axes
+OF_SEQUENCES = (sequence_norm, group_norm, batch_norm)  # normalizations that require three axes
 
 
 def activation(net: Draft, x: str, width: int) -> str:
@@ -169,7 +169,7 @@ def gelu_by_tanh(net: Draft, x: str, width: int) -> str:
 
 
 def fused_gelu(net: Draft, x: str, width: int) -> str:
-    """As onnxruntime's optimizer writes it."""
+    """Append a Gelu as onnxruntime's optimizer writes it."""
     op_type = net.one_of(["Gelu", "BiasGelu", "FastGelu", "QuickGelu"])
     biased = op_type == "BiasGelu" or (op_type == "FastGelu" and net.chance(0.5))
     bias = [net.weight(width, spread=0.1, name="bias")] if biased else []
@@ -177,7 +177,7 @@ def fused_gelu(net: Draft, x: str, width: int) -> str:
 
 
 def silu(net: Draft, x: str, width: int) -> str:
-    """Also with a factor, fixed or learnt."""
+    """Append a SiLU, perhaps with a constant or trained factor."""
     beta = net.one_of([None, None, 1.702, "learnt"])
     beta = net.weight(around=1.0, spread=0.2, name="beta") if beta == "learnt" else beta
     gate = net.op("Sigmoid", x if beta is None else net.op("Mul", x, beta))

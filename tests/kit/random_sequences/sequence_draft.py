@@ -1,4 +1,4 @@
-"""A model under construction, and how its nodes and numbers are written."""
+"""The base class of a random sequence model under construction: choices, nodes, constants and shapes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Array = np.ndarray[Any, Any]
 
 
 class Draft:
-    """A model under construction.
+    """A random model under construction.
 
     Attributes:
-        batch, length: sizes of the first batch.
-        open: which of "B" and "S" the model leaves open.
-        ids: does it read ids (int64) or features?
-        own_loss: whether its first output is a loss of its own; else ``rank`` is that of its logits.
-        random: does it draw masks in training?
+        batch, length: the sizes of the first batch.
+        open: the sizes among "B" and "S" that are symbolic.
+        ids: whether the input is ids (int64) or features.
+        own_loss: whether the first output is a loss of the model's own; otherwise ``rank`` is the rank of its logits.
+        random: whether the model draws masks in training.
     """
 
     def __init__(self, seed: int, large: bool = False) -> None:
@@ -56,16 +56,16 @@ class Draft:
     # --- what is written ---
 
     def op(self, op_type: str, *inputs: Any, outputs: int = 1, domain: str = "", **attrs: Any) -> Any:
-        """Return a node, the name of its output (or names, of several); inputs are names, ``None`` or constants."""
+        """Append a node; return the name of its output, or a list of names; inputs are names, None or constants."""
         names = [f"{op_type.lower()}_{len(self.nodes)}" + (f".{i}" if i else "") for i in range(outputs)]
         given = ["" if x is None else x if isinstance(x, str) else self.constant(x) for x in inputs]
         self.nodes.append(helper.make_node(op_type, given, names, name=names[0], domain=domain, **attrs))
         return names[0] if outputs == 1 else names
 
     def constant(self, value: Any) -> str:
-        """Return an initializer or a Constant; Python integers are int64, Python floats float32.
+        """Append an initializer or a Constant; return its name. Python integers are int64, Python floats float32.
 
-        Floats of several elements are Constants, so that they are no weights.
+        Floats of several elements are Constants, so that they are not trained.
         """
         array = np.asarray(value)
         array = array.astype(np.float32) if array.dtype == np.float64 else array
@@ -85,7 +85,7 @@ class Draft:
         return name
 
     def dim(self, d: Dim) -> Any:
-        """Return a size, as a number or the name of a tensor of one element."""
+        """Return a size as a number, or the name of a tensor with one element if it is symbolic."""
         if not isinstance(d, str):
             return d
         if d not in self.open:
@@ -96,14 +96,14 @@ class Draft:
         return self._dims[d]
 
     def sizes(self, dims: Sequence[Dim]) -> Any:
-        """Return a shape as a constant, or by Concat of what is read at run time."""
+        """Return a shape as a constant, or by a Concat of sizes that are read at run time."""
         known = [self.dim(d) for d in dims]
         if not any(isinstance(d, str) for d in known):
             return np.array(known, np.int64)
         return self.op("Concat", *(d if isinstance(d, str) else np.array([d]) for d in known), axis=0)
 
     def reshape(self, x: str, *dims: Dim) -> str:
-        """To these sizes, one of which may be left to the runtime."""
+        """Append a Reshape to these sizes, of which one may be -1."""
         if sum(isinstance(d, str) and d in self.open for d in dims) <= 1 and self.chance(0.6):
             known = [-1 if isinstance(d, str) and d in self.open else self.dim(d) for d in dims]
             return self.op("Reshape", x, np.array(known, np.int64))
@@ -127,11 +127,11 @@ class Draft:
         graph = helper.make_graph(self.nodes, "random", inputs, output, tensors)
         opsets = [helper.make_opsetid("", self.opset), helper.make_opsetid("com.microsoft", 1)]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-        # onnx 1.23 gives the output of Attention no width where dimensions are open
+        # onnx 1.23 does not infer the width of Attention's output if dimensions are symbolic
         return onnx.shape_inference.infer_shapes(model) if self.opset < 23 else model
 
     def feeds(self, seed: int, batch: int | None = None, length: int | None = None) -> dict[str, Array]:
-        """Return a batch of inputs: ids repeat, the last of some sequences are padding (0)."""
+        """Return a random batch of inputs: ids may repeat, and some sequences end with padding (0)."""
         rng = np.random.default_rng((seed, 1))
         batch = batch if batch and "B" in self.open else self.batch
         length = length if length and "S" in self.open else self.length
