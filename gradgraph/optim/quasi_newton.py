@@ -25,7 +25,7 @@ CURVED = 1e-10  # steps with sᵀy up to this are not stored, as in PyTorch
 
 
 def _quasi_newton_steps(lr: Rate, m: int, tolerance_grad: float, tolerance_change: float) -> Transform:
-    """The update of L-BFGS, computed from dot products of vectors.
+    """Return the transform of L-BFGS, which is computed from dot products of vectors.
 
     The direction is a linear combination of the last m steps ``s``, the last m gradient changes ``y``, and ``g``. So
     the two loops of L-BFGS run over 2m + 1 coefficients, and need only the dot products of these vectors with each

@@ -35,10 +35,11 @@ def _averaged_steps(
     r: float,
     weight_lr_power: float,
 ) -> Transform:
-    """The update of a schedule-free optimizer: ``z ← z − γd``, ``x ← x + w/Σw·(z − x)``, ``y ← z + β₁(x − z)``.
+    """Return the transform of a schedule-free optimizer.
 
-    γ is the learning rate, and d the direction: ``g/(√(v/c₂) + ε) + λy`` for AdamW and ``g + λy`` for SGD, with the
-    weight decay λ. The weight of a step is ``w = tʳ·(the largest γ so far)^weight_lr_power``.
+    It computes ``z ← z − γd``, ``x ← x + w/Σw·(z − x)``, ``y ← z + β₁(x − z)``. γ is the learning rate, and d the
+    direction: ``g/(√(v/c₂) + ε) + λy`` for AdamW and ``g + λy`` for SGD, with the weight decay λ. The weight of a step
+    is ``w = tʳ·(the largest γ so far)^weight_lr_power``.
     """
     is_adam = len(betas) > 1
 

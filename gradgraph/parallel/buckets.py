@@ -27,7 +27,9 @@ RANK_STRIDE = 1 << 16  # times the rank, added to the first word of a random-num
 
 @dataclass(frozen=True)
 class Bucket:
-    """One array of a message: gradients and running statistics of one type, and, in the first array, the numbers.
+    """One array of a message: gradients and running statistics of one type.
+
+    The first array ends with the team's numbers and with this rank's loss, metrics and sums.
 
     Attributes:
         array: the whole array.

@@ -115,7 +115,7 @@ class SixteenBits(Compression):
 
 
 class TopK(Compression):
-    """Sends only the largest gradients of each rank, with indices (Stich et al., arXiv 1809.07599, algorithm 1)."""
+    """Sparsification: a rank sends its largest gradients with indices (Stich et al., arXiv 1809.07599, algorithm 1)."""
 
     remembers = True
 
@@ -141,10 +141,10 @@ class TopK(Compression):
 
 
 class PowerSGD(Compression):
-    """Sends a low-rank approximation of each gradient matrix (Vogels et al., arXiv 1905.13727, algorithms 1 and 2).
+    """Low-rank compression of each gradient matrix (Vogels et al., arXiv 1905.13727, algorithms 1 and 2).
 
-    It is computed by one step of power iteration, which starts from the result of the previous step. Gradients that
-    this would not make smaller are sent uncompressed.
+    The approximation is computed by one step of power iteration, which starts from the result of the previous step.
+    Gradients that this would not make smaller are sent uncompressed.
     """
 
     remembers = True

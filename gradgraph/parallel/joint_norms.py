@@ -125,7 +125,7 @@ _GRADIENTS = ("BatchNormalizationGrad", "UnscaledBatchNormalizationGrad")
 
 
 class _Joining:
-    """Rewrites the norms of a gradient graph and their gradients, in place.
+    """A rewriter of norms and their gradients in a gradient graph, in place.
 
     Attributes:
         messages: the messages of the norms rewritten so far.

@@ -136,7 +136,7 @@ def _stored_weight(value: ir.Value | None) -> StoredWeight | None:
 
 
 class Writer:
-    """Writes products in these forms, and shares nodes between them."""
+    """A writer of products in these forms, which shares nodes between them."""
 
     def __init__(self, editor: Editor) -> None:
         self.editor, self.op = editor, editor.op

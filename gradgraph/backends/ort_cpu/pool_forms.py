@@ -28,7 +28,7 @@ TIES = np.array([[[[1, 1, 0, 0, 0, 2], [1, 1, 0, 0, 2, 2]]]], np.float32)
     case(real(1, 1, 1, 3), TIES, kernel_shape=[2, 2], strides=[2, 2]),
 )
 def without_indices(op: Builder, dy: Var, x: Var, **attrs: Any) -> Var | None:
-    """For adjacent windows, spread the maxima over their windows and compare: twice as fast as pooling with Indices.
+    """Spread the maxima over their windows and compare, for adjacent windows: twice as fast as pooling with Indices.
 
     Of equal maxima the first gets the gradient: numbers that decrease along the window are compared in the same way.
     """

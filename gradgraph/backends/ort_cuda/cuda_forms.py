@@ -116,7 +116,7 @@ def cropped(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> 
     case(real(2, 5, 3), [1, 1, 3, 0, 1], real(2, 4, 3), axis=1),
 )
 def added(op: Builder, dy: Var, where: Var, x: Var, *, axis: int) -> Var | None:
-    """Add by atomic operations at the positions.
+    """Add rows of dy to zeros at their positions, by atomic operations.
 
     The portable form sorts positions, and the CPU waits for the number of distinct ones.
     """

@@ -214,7 +214,10 @@ def scattered_columns(
     pads: Sequence[int] | None = None,
     dilations: Sequence[int] | None = None,
 ) -> Var | None:
-    """Add by atomic operations at constant positions; an extra position after the image receives the padding."""
+    """Add columns to an image of zeros by atomic operations at constant positions.
+
+    One extra position after the image receives the padding.
+    """
     if image_shape.const is None or block_shape.const is None or x.shape is None:
         return None
     image, block = image_shape.const.tolist(), block_shape.const.tolist()
@@ -255,7 +258,7 @@ def _crossed(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     case(real(1, 2, 3), [1, 1, 1, 3], align_corners=1),
 )
 def moved_places(op: Builder, theta: Var, size: Var, *, align_corners: int = 0) -> Var | None:
-    """Use constant pixel positions, and one sum of products per coordinate, whose factors are not rounded."""
+    """Multiply constant pixel positions by theta, as a sum of products per coordinate without rounded factors."""
     if size.const is None or not is_static(theta.shape):
         return None
     batch, _, *space = size.const.tolist()

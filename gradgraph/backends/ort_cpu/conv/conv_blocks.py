@@ -59,15 +59,18 @@ def _depthwise(conv: Layer) -> bool:
 
 @conv_form("Conv", serves=_forward, when=_many_windows)
 def blocked(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) -> Var:
-    """Convolve in blocks: 0.8 to 1.0 times PyTorch's time from 8 px on, where a plain Conv takes 1.2 to 1.7."""
+    """Convolve in blocks of channels.
+
+    It takes 0.8 to 1.0 times PyTorch's time from 8 px on, where a plain Conv takes 1.2 to 1.7.
+    """
     return _convolve(op, x, blocked_weights(op, w, conv), b, conv.seen, conv.group)
 
 
 @conv_form("ConvGradInput", serves=_backward, when=_many_windows)
 def blocked_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var | None:
-    """For stride 1: 0.8 to 1.1 times PyTorch's time from 8 px on; a Conv with flipped weights takes 1.1 to 1.9.
+    """Convolve dy in blocks, with flipped weights and mirrored padding; for stride 1.
 
-    It convolves dy with flipped weights and mirrored padding.
+    It takes 0.8 to 1.1 times PyTorch's time from 8 px on, where a plain Conv with flipped weights takes 1.1 to 1.9.
     """
     pads = conv.seen.mirrored
     if pads is None:
@@ -79,9 +82,9 @@ def blocked_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var | None:
 
 @conv_form("ConvGradInput", serves=_depthwise, when=always)
 def blocked_spread_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var | None:
-    """For depthwise 3x3 with stride 2: 0.45 to 0.55 of the time of ``blocked_phases_dx``, from 6 to 112 px.
+    """Insert zeros between the pixels of dy, and convolve the result in blocks as for stride 1; for depthwise layers.
 
-    Zeros are inserted between the pixels of dy, which is then convolved as with stride 1.
+    For 3x3 with stride 2 it takes 0.45 to 0.55 of the time of ``blocked_phases_dx``, from 6 to 112 px.
     """
     block, seen = nchwc_block(), conv.seen
     size = [n * s for n, s in zip(conv.count, seen.strides, strict=True)]
@@ -101,10 +104,10 @@ def blocked_spread_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var 
 
 @conv_form("ConvGradInput", serves=_backward, when=_many_windows)
 def blocked_phases_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var | None:
-    """For 3x3 with stride 2: half the time of ConvTranspose if the convolution is depthwise.
+    """Compute the pixels of x in s² phases, their remainders modulo the stride s, and interleave the results.
 
-    The pixels of x are divided into s² phases by their remainders modulo the stride s. Each phase is a convolution of
-    dy with stride 1, and the results are interleaved.
+    Each phase is a convolution of dy in blocks with stride 1. For depthwise 3x3 with stride 2 it takes half the time of
+    ConvTranspose.
 
     Along one axis, tap t of window i reads pixel s·q + a if s·i + t = s·q + a + p, with padding p. So phase a has every
     s-th tap, and the window index i decreases by one from tap to tap.
@@ -161,10 +164,10 @@ def _phase(conv: Layer, axis: int, a: int) -> _Phase | None:
 
 @conv_form("ConvGradWeight", serves=lambda conv: _depthwise(conv) and conv.images > 0, when=always)
 def blocked_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Var | None:
-    """For depthwise layers at 56 px: 1.1 times PyTorch's time; other ways take 5 to 9.
+    """Convolve every channel of every image by its own dy, in blocks, and sum over images; for depthwise layers.
 
-    It is a Conv of every channel of every image by its own dy, summed over images. Forward and input-gradient
-    convolutions use the same blocks.
+    Forward and input-gradient convolutions use the same blocks. At 56 px it takes 1.1 times PyTorch's time, where other
+    ways take 5 to 9.
     """
     channels, seen = conv.images * conv.group, conv.seen
     images = op.Reshape(reordered(op, x), [1, channels, *conv.size])

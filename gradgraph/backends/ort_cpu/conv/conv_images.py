@@ -54,9 +54,10 @@ def _some_windows(conv: Layer) -> bool:
 
 @conv_form("Conv", when=_few_windows)
 def images_innermost(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) -> Var:
-    """Forward pass: 0.7 to 1.2 times PyTorch's time.
+    """Compute y as one product of the weights and the im2col matrix with images innermost.
 
-    512 channels at 7 px: 1.2 (blocked 1.3); 256 at 4 px: 1.1 (1.5); 512 at 2 px: 0.7 (2.7).
+    Times relative to PyTorch (blocked in parentheses): 512 channels at 7 px: 1.2 (1.3); 256 at 4 px: 1.1 (1.5); 512 at
+    2 px: 0.7 (2.7).
     """
     y = _stack(op, w, conv, conv.m, conv.fan_in) @ _columns(op, x, conv)
     if b is not None:
@@ -66,9 +67,10 @@ def images_innermost(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = N
 
 @conv_form("ConvGradInput", when=_few_windows)
 def images_innermost_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var | None:
-    """Input gradient: 0.8 to 1.5 times PyTorch's time.
+    """Compute dx as the product of the transposed weights and dy, whose rows S adds to pixels.
 
-    512 channels at 7 px: 1.5 (blocked 1.7); 256 at 4 px: 1.5 (2.5); 512 at 2 px: 0.8 (4.7).
+    Times relative to PyTorch (blocked in parentheses): 512 channels at 7 px: 1.5 (1.7); 256 at 4 px: 1.5 (2.5); 512 at
+    2 px: 0.8 (4.7).
     """
     reads = conv.reads().reshape(-1)
     channels = conv.group * conv.c
@@ -85,10 +87,11 @@ def images_innermost_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Va
 
 @conv_form("ConvGradWeight", when=_some_windows)
 def images_innermost_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Var:
-    """Weight gradient: 0.4 to 1.5 times PyTorch's time, best for small maps.
+    """Compute dw as the product of dy and the transposed im2col matrix.
 
-    A gather with channels innermost takes 1.5 to 15. If y has few channels, the transposed gradient is computed:
-    onnxruntime packs the right factor, which should be the smaller one.
+    It takes 0.4 to 1.5 times PyTorch's time, least for small maps; a gather with channels innermost takes 1.5 to 15. If
+    y has few channels, the transposed gradient is computed: onnxruntime packs the right factor, which should be the
+    smaller one.
     """
     dys, shape = _stack(op, _images_last(op, dy), conv, conv.m, -1), w.shape
     if conv.m >= LEAST_CHANNELS_UNTURNED:

@@ -47,7 +47,7 @@ def _larger_than_its_sums(conv: Layer) -> bool:
 
 @form("ConvTranspose", *PATCHES)
 def blocked_patches(op: Builder, y: Var, w: Var, b: Var | None = None, **attrs: Any) -> Var | None:
-    """Compute ConvTranspose: for 64 to 32 channels, 2x2, from 64 px on, half its time."""
+    """Compute ConvTranspose by ``blocked_patches_dx``: for 64 to 32 channels, 2x2, from 64 px on, half its time."""
     seen, count = windows(**{**attrs, "kernel_shape": (w.shape or ())[2:]}), (y.shape or ())[2:]
     if seen.rank != 2 or any(attrs.get("output_padding") or ()) or attrs.get("output_shape"):
         return None
@@ -62,7 +62,7 @@ def blocked_patches(op: Builder, y: Var, w: Var, b: Var | None = None, **attrs: 
 
 @conv_form("ConvGradInput", serves=_serves, when=always)
 def blocked_patches_dx(op: Builder, conv: Layer, y: Var, w: Var, x: Var, b: Var | None = None) -> Var | None:
-    """Compute the input gradient like ConvTranspose, which also uses this function; b is a bias per channel of x."""
+    """Compute patches of x by a blocked 1x1 convolution of y, and gather them to images; ``b`` is a bias of x."""
     if not fits_blocks(1, conv.c, conv.m):
         return None
     block = nchwc_block()
@@ -77,7 +77,10 @@ def blocked_patches_dx(op: Builder, conv: Layer, y: Var, w: Var, x: Var, b: Var 
 
 @conv_form("ConvGradWeight", serves=_serves, when=_larger_than_its_sums)
 def blocked_patches_dw(op: Builder, conv: Layer, x: Var, y: Var, w: Var) -> Var | None:
-    """For 2x2 with stride 2, 64 and 32 channels at 64 px: a third of the time of ``scan_both_sides_dw``."""
+    """Gather patches of x, and sum their products with y over images.
+
+    For 2x2 with stride 2, 64 and 32 channels at 64 px it takes a third of the time of ``scan_both_sides_dw``.
+    """
     if not fits_blocks(1, conv.c, conv.c):
         return None
     order = _order(conv)

@@ -43,9 +43,9 @@ def _wide_and_narrow(conv: Layer) -> bool:
 
 @conv_form("ConvGradWeight", serves=_serves, when=lambda conv: _wide(conv) and conv.c >= LEAST_CHANNELS_AS_ROWS)
 def scan_channels_innermost_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Var:
-    """64 channels at 64 px, 128 at 32 px: 1.1 to 1.2 times PyTorch's time (for all images at once 1.5 to 1.9).
+    """Gather pixels with all their channels, and multiply them by dy, image by image. Sums are [m, taps, c].
 
-    Sums are [m, taps, c].
+    64 channels at 64 px, 128 at 32 px: 1.1 to 1.2 times PyTorch's time (for all images at once 1.5 to 1.9).
     """
     total = over_images(op, x, dy, conv, [conv.m, conv.fan_in], _add_channels_innermost)
     return _weights(op, op.Reshape(total, [conv.m, conv.taps, conv.c]), (0, 2, 1), w)
@@ -53,9 +53,9 @@ def scan_channels_innermost_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var
 
 @conv_form("ConvGradWeight", serves=_serves, when=lambda conv: _wide(conv) and is_worth_a_turn(conv))
 def scan_columns_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Var:
-    """1 channel at 128 px: 0.7 times PyTorch's time (the portable form 2.7).
+    """Copy x for horizontal taps, gather the copies for vertical ones, and multiply them by dy, image by image.
 
-    Sums are [taps across, c, taps down, m].
+    1 channel at 128 px: 0.7 times PyTorch's time (the portable form 2.7). Sums are [taps across, c, taps down, m].
     """
     down, across = _kernel(conv)
     total = over_images(op, x, dy, conv, [across * conv.c * down, conv.m], _add_columns)
@@ -64,9 +64,10 @@ def scan_columns_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Var:
 
 @conv_form("ConvGradWeight", serves=lambda conv: _serves(conv) and conv.seen.strides[0] == 1, when=_wide_and_narrow)
 def scan_both_sides_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Var:
-    """32 channels at 128 px: 1.0 to 1.3 times PyTorch's time (im2col 1.7, a gather with channels innermost 2.1 to 2.5).
+    """Copy x for horizontal taps and dy for vertical ones, and multiply the copies, image by image.
 
-    128 channels at 56 px: 1.2 times PyTorch (with channels innermost 1.4). Sums are [taps across, c, m, taps down].
+    32 channels at 128 px: 1.0 to 1.3 times PyTorch's time (im2col 1.7, a gather with channels innermost 2.1 to 2.5).
+    128 channels at 56 px: 1.2 (with channels innermost 1.4). Sums are [taps across, c, m, taps down].
     """
     down, across = _kernel(conv)
     total = over_images(op, x, dy, conv, [across * conv.c, conv.m * down], _add_both_sides)

@@ -85,7 +85,10 @@ def pays(conv: Layer, backwards: bool = False) -> bool:
 
 @conv_form("Conv", serves=serves, when=pays)
 def blocked_tiles(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) -> Var:
-    """3x3, 128 channels at 32 px: 0.75 of the time of ``blocked``; 256 at 16 px: 0.6; 64 at 64 px: 0.93."""
+    """Convolve in tiles of rows of y.
+
+    3x3, 128 channels at 32 px: 0.75 of the time of ``blocked``; 256 at 16 px: 0.6; 64 at 64 px: 0.93.
+    """
     return _convolve(op, x, blocked_weights(op, w, conv), b, conv.seen, conv.m)
 
 
