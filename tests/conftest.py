@@ -14,6 +14,7 @@ import os
 import zlib
 
 import pytest
+from hypothesis import settings
 
 from gradgraph.backends.ort_native import in_use
 from tests.kit import compiled_kernels
@@ -27,6 +28,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Have native kernels compiled by the process that starts the others, which find them."""
+    settings.register_profile("tests", max_examples=150 if config.getoption("whole") else 50)
+    settings.load_profile("tests")
     if hasattr(config, "workerinput"):
         return
     stands_in_the_way = compiled_kernels.use()

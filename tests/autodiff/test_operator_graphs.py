@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from itertools import count, islice
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ def test_a_wrong_rule_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Off by a thousandth by one input of one operator."""
     right = RULES["", "Mul"]
     wrong = Rule(**{**vars(right), "emit": lambda op, dz, z, x, y: (dz * y * 1.001, dz * x)})
-    seeds = [s for s in range(400) if "Mul" in drawn(s, np.float32).operators][:3]
+    seeds = list(islice((s for s in count() if "Mul" in drawn(s, np.float32).operators), 3))
     assert [disagreements(s, "float32")[0] for s in seeds] == ["right"] * 3
     monkeypatch.setitem(RULES, ("", "Mul"), wrong)
     assert [disagreements(s, "float32")[0] for s in seeds] == ["wrong"] * 3

@@ -22,9 +22,8 @@ from tests.conformance.central_differences import (
 from tests.conformance.node_cases import NodeCase
 from tests.kit.random_graphs import Graph, graphs
 
-# the same examples on every machine
+# the same examples on every machine; how many, tests/conftest.py decides
 fixed = settings(
-    max_examples=150,
     derandomize=True,
     database=None,
     deadline=None,

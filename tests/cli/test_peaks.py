@@ -35,6 +35,7 @@ BOUNDS = {
 ONCE = {"cli int8 data"}  # with weights beside the model alone: onnxruntime's quantiser takes 8 s
 
 
+@pytest.mark.sweep(0)  # sixteen processes for each of two folders
 def test_no_whole_copy_of_the_weights(folder: Path) -> None:
     """Of memory that no file backs, as a copy is; how many pages of files stay in memory is the system's choice, and
     differs from run to run. One stage after the other: some read what others have written.

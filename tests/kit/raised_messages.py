@@ -7,13 +7,11 @@ import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from gradgraph import errors
 from gradgraph.errors import GradgraphError
+from tests.kit.package_trees import trees
 
-ROOT = Path(__file__).parents[2]
-ROOMS = ("gradgraph", "frontend", "export", "cli")
 CLASSES = {n: c for n, c in vars(errors).items() if isinstance(c, type) and issubclass(c, GradgraphError)}
 
 
@@ -38,13 +36,7 @@ class Message:
 @functools.cache
 def messages() -> list[Message]:
     """Return all messages of the package, in the order of files and lines."""
-    found = []
-    for room in ROOMS:
-        for path in sorted((ROOT / room).rglob("*.py")):
-            file = path.relative_to(ROOT).as_posix()
-            if not any((ROOT / room / part).is_symlink() for part in path.relative_to(ROOT / room).parts[:1]):
-                found += sorted(_File(file, ast.parse(path.read_text("utf-8"))).messages(), key=lambda m: m.line)
-    return found
+    return [m for file, tree in trees().items() for m in sorted(_File(file, tree).messages(), key=lambda m: m.line)]
 
 
 class _File:

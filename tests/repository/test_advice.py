@@ -20,10 +20,8 @@ import gradgraph as gg
 from gradgraph.cli.app import COMMANDS, cli, run
 from gradgraph.errors import BuildError, DifferentiationError
 from tests.kit.command_line import mlp
-from tests.kit.raised_messages import ROOMS
+from tests.kit.package_trees import ROOT, trees
 from tests.kit.small_models import parsed, real
-
-ROOT = Path(__file__).parents[2]
 
 
 @cache
@@ -33,12 +31,11 @@ def texts() -> dict[str, str]:
 
 
 def _texts() -> Iterator[tuple[str, str]]:
-    for file in (path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))):
-        tree = ast.parse(file.read_text("utf-8"))
+    for file, tree in trees().items():
         parts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
         parts |= {id(v) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for v in node.values}
         for node in ast.walk(tree):
-            place = f"{file.relative_to(ROOT).as_posix()}:{getattr(node, 'lineno', 0)}"
+            place = f"{file}:{getattr(node, 'lineno', 0)}"
             if isinstance(node, ast.JoinedStr):
                 yield place, "".join(str(v.value) if isinstance(v, ast.Constant) else "<…>" for v in node.values)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
@@ -189,10 +186,10 @@ class Calls:
     def __init__(self) -> None:
         self.callers: dict[Function, set[Function]] = {}
         self.remedies: list[tuple[Function, str]] = []
-        for file in (path for room in ROOMS[:3] for path in sorted((ROOT / room).rglob("*.py"))):
-            parts = file.relative_to(ROOT).with_suffix("").parts
-            module = ".".join(parts if parts[0] == "gradgraph" else ("gradgraph", *parts))
-            self._read(module, ast.parse(file.read_text("utf-8")))
+        for file, tree in trees().items():
+            parts = Path(file).with_suffix("").parts
+            if parts[0] != "cli":
+                self._read(".".join(parts if parts[0] == "gradgraph" else ("gradgraph", *parts)), tree)
 
     def _read(self, module: str, tree: ast.Module) -> None:
         known: dict[str, Function] = {}

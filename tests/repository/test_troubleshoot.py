@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from tests.kit.raised_messages import CLASSES, ROOT, Message, messages
+from tests.kit.package_trees import ROOT
+from tests.kit.raised_messages import CLASSES, Message, messages
 
 # what only Python has: keyword arguments, calls, our modules
 PYTHON = re.compile(

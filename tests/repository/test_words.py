@@ -11,9 +11,8 @@ import click
 import pytest
 
 from gradgraph.cli import app
+from tests.kit.package_trees import ROOMS, ROOT, trees
 
-ROOT = Path(__file__).parents[2]
-ROOMS = ("gradgraph", "frontend", "export", "cli")
 # words that stand for something which the reader does not know yet
 BEFORE_ITS_SUBJECT = {"What", "Those", "Of", "That", "Its", "It", "Which", "Likewise"}
 RIDDLES = re.compile(r"\b(tells|told|what becomes of|those that)\b", re.IGNORECASE)
@@ -21,13 +20,12 @@ RIDDLES = re.compile(r"\b(tells|told|what becomes of|those that)\b", re.IGNORECA
 
 def documented(room: str) -> Iterator[tuple[str, ast.AST, str]]:
     """Yield the place, the node and the first word of every docstring."""
-    for path in sorted((ROOT / room).rglob("*.py")):  # rglob does not follow the links in gradgraph
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for path, tree in trees().items():
+        for node in ast.walk(tree) if path.startswith(f"{room}/") else ():
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 text = ast.get_docstring(node)
                 if text:
-                    place = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
-                    yield place, node, text.split(maxsplit=1)[0].strip(",.:;")
+                    yield f"{path}:{getattr(node, 'lineno', 1)}", node, text.split(maxsplit=1)[0].strip(",.:;")
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -124,6 +124,7 @@ def test_bytes_in_the_order_of_opencv(photos: Path, mean: Any, tmp_path: Path) -
     np.testing.assert_allclose(t.predict(photos), t.predict(expected.astype(np.float32)), rtol=1e-4, atol=1e-4)
     shown = np.asarray(Image.open(io.BytesIO(image_form.picture_of(found[0][0], form))).convert("RGB"))
     np.testing.assert_array_equal(shown, plain[0].transpose(1, 2, 0).astype(np.uint8))
+    pytest.importorskip("pandas", reason="tables are an extra: onnx-gradgraph[tables]")
     (tmp_path / "t.csv").write_text("path\n" + "\n".join(map(str, found.files)))
     table = gg.image_table(tmp_path / "t.csv", **form)
     np.testing.assert_array_equal(table[3][0], found[3][0])

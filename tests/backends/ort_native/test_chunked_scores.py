@@ -89,6 +89,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
 }
 
 
+@pytest.mark.sweep(0.4)
 @pytest.mark.usefixtures("by_vectors")
 @pytest.mark.parametrize("name", CASES)
 def test_losses_and_gradients_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
