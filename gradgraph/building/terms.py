@@ -169,7 +169,7 @@ def _term(graph: ir.Graph, loss: Loss, output: Any, target: str, free: Builder, 
     """
     if loss.arguments.get("reduction") == "none":
         raise BuildError(
-            f"{loss.name} with reduction='none' returns a number per element, but a step needs a scalar loss; use "
+            f"{loss.name} with reduction 'none' returns a number per element, but a step needs a scalar loss; use "
             "'mean' or 'sum'"
         )
     read = _outputs_read(graph, loss, output)

@@ -277,7 +277,7 @@ def factor_of(work: ir.Model, adapter: Adapter, number: float) -> tuple[ir.Value
     if factor is None or held is None:
         raise BuildError(
             f"the nodes of the adapter of '{shown(adapter.module)}' were changed, so its scale cannot be found; use "
-            "the model returned by gg.lora"
+            "the model as the adapters were added to it"
         )
     return factor, np.asarray(number, held.dtype.numpy())
 

@@ -20,6 +20,7 @@ ONLY_PYTHON = (
     "gradgraph/arguments.py",
     "gradgraph/building/loss_function.py",
     "gradgraph/sklearn/",
+    "gradgraph/sound/log_mel.py",
     "gradgraph/compat/",
     "gradgraph/runtime/data/padded.py",
 )
