@@ -174,7 +174,7 @@ class Table:
         if row is None:
             if self.complete or domain:
                 return self._refusal(f"it has no operator {op_type}" + (f" of the domain {domain}" if domain else ""))
-            return Verdict("untried", f"{op_type} was not tried in it")
+            return Verdict("untried", f"{op_type} was not tested in it")
         known = facts_of(node) if facts is None else facts
         for condition in row.wrong:
             if condition.holds(known):
@@ -194,7 +194,7 @@ class Table:
             if variable in row.types and type_ not in row.types[variable]:
                 if self.complete:
                     return self._refusal(f"it has no {op_type} of {type_}")
-                return Verdict("untried", f"{op_type} of {type_} was not tried in it")
+                return Verdict("untried", f"{op_type} of {type_} was not tested in it")
         return RIGHT
 
     def _refusal(self, reason: str) -> Verdict:

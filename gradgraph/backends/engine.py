@@ -103,7 +103,7 @@ def opset_for(backend: Backend, asked: int | None) -> int:
         return min(OPSET, newest)
     check_opset(asked)
     if table is not None and not oldest <= asked <= newest:
-        raise BuildError(f"{table.title} supports opsets {oldest} to {newest}, not {asked}")
+        raise BuildError(f"{table.title} supports opsets {oldest} to {newest}, not {asked}; pass one of these")
     return asked
 
 
@@ -149,7 +149,9 @@ def _refuse(fatal: Sequence[tuple[ir.Node, Verdict]], cannot: str, file: str, sp
     more = f" (and {len(fatal) - 1} more such nodes)" if len(fatal) > 1 else ""
     if not spare or any(v.kind == "wrong" for _, v in fatal):
         raise BuildError(f"{findings[0].problem}{more}", findings, remedy=_REMEDY, shell=_SHELL_REMEDY)
-    log.warning("%s%s; the other files can: train there, and run %s elsewhere", findings[0].problem, more, file)
+    log.warning(
+        "%s%s; train there with the other files, and run %s in another runtime", findings[0].problem, more, file
+    )
 
 
 def verdicts(model: ir.Model, backend: Backend) -> Iterator[tuple[ir.Node, Verdict]]:

@@ -337,7 +337,7 @@ LARGEST_TABLE = 10_000_000
 def _increasing(name: str, values: Sequence[float]) -> list[float]:
     points = list(values)
     if any(p < 1 for p in points) or any(a >= b for a, b in itertools.pairwise(points)):
-        raise BuildError(f"{name} must be numbers of steps that increase, not {shown(points)}")
+        raise BuildError(f"{name} must be increasing numbers of steps, from 1 on, not {shown(points)}")
     return points
 
 

@@ -70,7 +70,9 @@ def _value(node: ast.expr, known: Mapping[str, float]) -> Any:
             try:
                 return _ARITHMETIC[type(op)](_number(left, known), _number(right, known))
             except ArithmeticError:
-                raise BuildError(f"'{shown(ast.unparse(node))}' in a schedule has no value") from None
+                raise BuildError(
+                    f"'{shown(ast.unparse(node))}' in a schedule has no value (division by zero or overflow)"
+                ) from None
         case ast.List(elts=items) | ast.Tuple(elts=items):
             return [_value(item, {}) for item in items]  # the length of each part of a sequence is unknown
         case ast.Name(id=name):
@@ -129,7 +131,7 @@ def imported(place: Any) -> Callable[..., Any]:
     """
     where, colon, name = place.rpartition(":") if isinstance(place, str) else ("", "", "")
     if not colon or not where:
-        raise BuildError(f"'{shown(place)}' is not the place of a function; write 'file.py:name' or "
+        raise BuildError(f"'{shown(place)}' names no module or file with the function; write 'file.py:name' or "
                          "'package.module:name'")  # fmt: skip
     try:
         found = getattr(_module(where), name)

@@ -63,7 +63,7 @@ def world() -> Any:
     comm = library().COMM_WORLD
     if comm.size == 1 and (started := started_ranks()) > 1:
         raise RuntimeUnavailableError(
-            f"a launcher started {started} processes, but MPI sees each of them alone",
+            f"a launcher started {started} processes, but MPI does not connect them: each is a job of its own",
             remedy="launch them with the mpiexec of the MPI that mpi4py uses (with Slurm's srun, set its option mpi)",
         )
     if comm.size > 1 and not _installed:

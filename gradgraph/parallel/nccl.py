@@ -120,5 +120,5 @@ def _libraries() -> tuple[Any, Any]:
     except ImportError as error:
         raise RuntimeUnavailableError(
             f"nccl4py, which sums gradients on GPUs, is not installed ({shown(str(error))})",
-            remedy="pip install 'nccl4py[cu12]' (or [cu13], as this onnxruntime-gpu has it), or train on the CPU",
+            remedy="pip install 'nccl4py[cu12]' (or [cu13], like this onnxruntime-gpu), or train on the CPU",
         ) from None

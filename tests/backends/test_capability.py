@@ -90,8 +90,8 @@ TOY = Table(
     ("text", "inputs", "verdict"),
     [
         ("y = Relu(x)", "float[2] x", Verdict("right")),
-        ("y = Relu(x)", "double[2] x", Verdict("untried", "Relu of float64 was not tried in it")),
-        ("y = Exp(x)", "float[2] x", Verdict("untried", "Exp was not tried in it")),
+        ("y = Relu(x)", "double[2] x", Verdict("untried", "Relu of float64 was not tested in it")),
+        ("y = Exp(x)", "float[2] x", Verdict("untried", "Exp was not tested in it")),
         ("y = Add(x, x)", "uint32[2] x", Verdict("wrong", "it computes Add with uint32 wrong")),
         ("y = Add(x, z)", "float[2] x, float z",
          Verdict("refused", "it does not support Add with inputs of different shapes and not open sizes")),

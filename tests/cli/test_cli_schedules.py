@@ -75,7 +75,7 @@ def test_train_reduces_the_rate_on_a_plateau(cli: Cli, folder: Path) -> None:
         ("cosine(0.1, x.y)", "arguments of a schedule are numbers, lists or schedules"),
         ("cosine('a', 10)", "lr is 'a'; it should be a finite number"),
         ("function('nowhere.py:f', 10)", "cannot be imported"),
-        ("function('f', 10)", "is not the place of a function"),
+        ("function('f', 10)", "names no module or file with the function"),
         ("reduce_on_plateau", "pass it to `gradgraph train`"),
     ],
 )

@@ -145,7 +145,7 @@ def test_a_launcher_that_mpi_does_not_know_is_named(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "64")
     monkeypatch.setitem(sys.modules, "mpi4py", Single())
     assert started_ranks() == 64
-    with pytest.raises(RuntimeUnavailableError, match="started 64 processes, but MPI sees each of them alone"):
+    with pytest.raises(RuntimeUnavailableError, match="started 64 processes, but MPI does not connect them"):
         world()
 
 
