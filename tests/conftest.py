@@ -1,8 +1,9 @@
 """Which cases of a sweep run, and native kernels for all tests.
 
-A test marked ``sweep(share)`` runs that share of its cases, always the same ones, and with ``--whole`` all of them, as
-continuous integration does. Shares follow from what a case costs: no test takes more than some two seconds of a
-processor by default. A single slow test whose subject others test, too, has a share of 0.
+A test marked ``sweep(share)`` runs that share of its cases, always the same ones. ``--sweeps 0.3`` runs at least three
+tenths of every sweep, as continuous integration does, and ``--sweeps 1`` all cases. Shares follow from what a case
+costs: no test takes more than some two seconds of a processor by default. A single slow test whose subject others test,
+too, has a share of 0, and runs with any ``--sweeps``.
 
 Trainers use native kernels as they do where a user has installed them with a compiler at hand. Without a compiler the
 tests run without, and so they do with GRADGRAPH_NATIVE_KERNELS=0.
@@ -23,12 +24,13 @@ os.environ["GRADGRAPH_OPENINGS"] = "off"  # what an earlier run has left decides
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--whole", action="store_true", help="run every case of every sweep, not a sample")
+    parser.addoption("--sweeps", type=float, default=0.0, metavar="SHARE",
+                     help="run at least this share of the cases of every sweep; 1 for all")  # fmt: skip
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Have native kernels compiled by the process that starts the others, which find them."""
-    settings.register_profile("tests", max_examples=150 if config.getoption("whole") else 50)
+    settings.register_profile("tests", max_examples=150 if config.getoption("sweeps") else 50)
     settings.load_profile("tests")
     if hasattr(config, "workerinput"):
         return
@@ -38,21 +40,25 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    cases = "every case" if config.getoption("whole") else "a sample; --whole runs every case"
+    share = config.getoption("sweeps")
+    cases = f"at least {100 * share:.0f} % of the cases" if share else "a sample; --sweeps 1 runs every case"
     return [f"native kernels: {in_use.status()}", f"sweeps: {cases}"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect what is not in the sample of its sweep; tests that are named one by one run always."""
-    if config.getoption("whole") or any("::" in argument for argument in config.args):
+    if any("::" in argument for argument in config.args):
         return
-    left_out = [item for item in items if not _sampled(item)]
+    least = config.getoption("sweeps")
+    left_out = [item for item in items if not _sampled(item, least)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if _sampled(item)]
+        items[:] = [item for item in items if _sampled(item, least)]
 
 
-def _sampled(item: pytest.Item) -> bool:
-    """Is this case in the sample? Decided by its name, so that it is the same one in every process and run."""
+def _sampled(item: pytest.Item, least: float) -> bool:
+    """Whether this case is in the sample: decided by its name, so that it is the same in every process and run."""
     mark = item.get_closest_marker("sweep")
-    return mark is None or zlib.crc32(item.name.encode()) % 1000 < 1000 * mark.args[0]
+    if mark is None or (least and "[" not in item.name):
+        return True
+    return zlib.crc32(item.name.encode()) % 1000 < 1000 * max(mark.args[0], least)

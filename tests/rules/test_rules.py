@@ -13,7 +13,7 @@ from gradgraph.verify.kit import WAYS
 CASES = [pytest.param(r, c, id=f"{r.op_type}-{i}") for r in rules_with_cases() for i, c in enumerate(r.cases)]
 POINTS = [pytest.param(r, p, id=f"{r.op_type}-{i}") for r in rules_with_cases() for i, p in enumerate(r.points)]
 
-# `make test` tries a sample of the cases in each way, and `--whole` all of them
+# `make test` tries a sample of the cases in each way, and `--sweeps 1` all of them
 SHARES = {
     "first order": 0.6,
     "shapes unknown": 0.25,
