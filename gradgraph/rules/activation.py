@@ -1,7 +1,8 @@
-"""Activations. Derivatives at kinks are PyTorch's: the left one for Relu and similar, 0 at the ends of HardSigmoid.
+"""Gradient rules of activations.
 
-Where the output determines the side of the kink as well as the input does, rules read the output, so that a forward
-pass may fuse or overwrite the activation's input. No formula overflows at large inputs.
+Derivatives at kinks are those of PyTorch: the left one for Relu and similar functions, 0 at the ends of HardSigmoid. If
+the output shows the side of the kink as well as the input does, the rule reads the output, so that a forward pass may
+fuse or overwrite the input. No formula overflows at large inputs.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def hard_sigmoid(op: Builder, dy: Var, y: Var, x: Var, *, alpha: float, beta: fl
     producer = x.value.producer()
     is_erf = producer is not None and key_of(producer) == ("", "Erf")
     if is_erf and abs(alpha) <= min(beta, 1.0 - beta):
-        return (dy * alpha,)  # never outside the ramp
+        return (dy * alpha,)  # Erf is in [-1, 1], so x is never outside the ramp
     y = op.HardSigmoid(wide(op, x), alpha=alpha, beta=beta)
     return (dy * op.cast(y > y * y, dy.dtype) * alpha,)  # 0 < y < 1
 
@@ -131,7 +132,7 @@ def hard_sigmoid(op: Builder, dy: Var, y: Var, x: Var, *, alpha: float, beta: fl
 )
 def hard_swish(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
     u = x * (1.0 / 6.0)
-    inside = op.cast(op.Abs(x) < 3.0, dy.dtype)  # like the Clip's own bounds, rounded or not
+    inside = op.cast(op.Abs(x) < 3.0, dy.dtype)  # where the Clip below does not saturate
     return (dy * (op.Clip(u + 0.5, 0.0, 1.0) + u * inside),)  # one Where costs as much as four of these nodes
 
 
@@ -232,7 +233,7 @@ def gelu_gradient(op: Builder, dy: Var, x: Var, *, approximate: str) -> Var:
 
 
 def normal_cdf(op: Builder, x: Var) -> Var:
-    """The normal distribution function Φ(x)."""
+    """Return Φ(x), the cumulative distribution function of the standard normal distribution."""
     erf = op.Erf(x * math.sqrt(0.5))
     if x.dtype == ir.DataType.FLOAT:  # one pass with the same accuracy; onnxruntime has no HardSigmoid for doubles
         return op.HardSigmoid(erf, alpha=0.5, beta=0.5)
@@ -240,7 +241,7 @@ def normal_cdf(op: Builder, x: Var) -> Var:
 
 
 def _tanh_gelu_slope(op: Builder, x: Var) -> Var:
-    """The slope of x·σ(v), v = 2√(2/π)·(x + 0.044715·x³): σ + x·v'·σ·(1 - σ)."""
+    """Return the derivative of x·σ(v) for v = 2√(2/π)·(x + 0.044715·x³): σ + x·v'·σ·(1 - σ)."""
     if x.dtype != ir.DataType.DOUBLE:
         x = op.Clip(x, -20.0, 20.0)  # x³ overflows; the slope is 0 or 1 well before that
     k = 2.0 * math.sqrt(2.0 / math.pi)
@@ -251,5 +252,5 @@ def _tanh_gelu_slope(op: Builder, x: Var) -> Var:
 
 @named_operator("SiluGrad", case(real(2, 3), real(2, 3), uniform(0.1, 0.9, 2, 3)), like=[1])
 def silu_gradient(op: Builder, dy: Var, y: Var, gate: Var) -> Var:
-    """The slope of y = x·σ(x) in terms of y and σ(x): y·(1 − σ) + σ."""
+    """Return the gradient of y = x·σ(x) from y and ``gate`` = σ(x): dy·(y·(1 − σ) + σ)."""
     return dy * (y * (1.0 - gate) + gate)

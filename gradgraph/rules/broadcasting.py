@@ -1,4 +1,4 @@
-"""The only place that undoes broadcasting: sum a gradient shaped like the output down to an input's shape."""
+"""Undo broadcasting, for all rules: sum a gradient that has the output's shape to the shape of an input."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def unbroadcast(op: Builder, dx: Var, y: Var, x: Var) -> Var:
     if not axes:
         return dx
     total = op.ReduceSum(dx, axes, keepdims=int(not lead))
-    if len(axes) > lead > 0:  # size-1 axes of x were summed with the leading ones: restore them
+    if len(axes) > lead > 0:  # axes of size 1 in x were removed together with the leading axes: restore them
         total = op.Reshape(total, op.shape(x), allowzero=1)
     return total
 
 
 def _at_run_time(op: Builder, dx: Var, x: Var) -> Var:
-    """Sum over axes of size 1 in ``x`` (padded with leading ones), which is a no-op if ``dx`` has size 1, too."""
+    """Sum over the axes of size 1 in ``x``, padded with leading ones; if ``dx`` also has size 1, nothing changes."""
     size = op.shape(x)
     missing = op.Sub(op.Shape(op.Shape(dx)), op.Shape(size))
     padded = op.Concat(op.full(missing, 1, size.dtype), size, axis=0)

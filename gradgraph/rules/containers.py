@@ -1,6 +1,6 @@
 """Helpers for gradients of sequences and optionals.
 
-The gradient of a sequence is a sequence of gradients; that of an optional is that of its content.
+The gradient of a sequence is a sequence of gradients; the gradient of an optional is the gradient of its content.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def cotangent_type(x: ir.Value) -> ir.TypeProtocol | None:
 
 
 def typed(x: Var, like: Var) -> Var:
-    """Return ``x`` with the type of ``like`` (a sequence's shape is that of its elements, if they share one)."""
+    """Return ``x`` with the type and shape of ``like``; the shape of a sequence is that of its elements, if equal."""
     x.value.type, x.value.shape = like.value.type, like.value.shape
     return x
 
 
 def element(op: Builder, sequence: Var, place: Var) -> Var:
-    """Return one element, with its type."""
+    """Return the element of ``sequence`` at index ``place``, with its type."""
     x = op.SequenceAt(sequence, place)
     x.value.type, x.value.shape = ir.TensorType(sequence.dtype), sequence.value.shape
     return x
@@ -49,19 +49,19 @@ def erased(op: Builder, sequence: Var, place: Var | int) -> Var:
 
 
 def empty(op: Builder, like: Var) -> Var:
-    """An empty sequence of tensors with the element type of ``like``."""
+    """Return an empty sequence of tensors with the element type of ``like``."""
     sequence = op.SequenceEmpty(dtype=int(like.dtype))
     sequence.value.type = ir.SequenceType(ir.TensorType(like.dtype))
     return sequence
 
 
 def counters(number: str) -> list[ir.Value]:
-    """The first inputs of a Loop's body: the iteration number, under this name, and the condition."""
+    """Return the first two inputs of a Loop's body: the iteration number, named ``number``, and the condition."""
     return [ir.Value(name=number, type=INT64, shape=ir.Shape([])), ir.Value(name="go", type=BOOL, shape=ir.Shape([]))]
 
 
 def extended(op: Builder, start: Var, count: Var, write: Callable[[Var], Var]) -> Var:
-    """The sequence ``start``, extended by ``write(place)`` for each of ``count`` indices."""
+    """Return the sequence ``start``, extended by ``write(place)`` for each index from 0 to ``count`` − 1."""
     body = op.graph(
         [*counters("place"), ir.Value(name="done", type=start.value.type)],
         lambda place, go, done: [go, inserted(op, done, write(place))],
@@ -72,26 +72,26 @@ def extended(op: Builder, start: Var, count: Var, write: Callable[[Var], Var]) -
 
 
 def mapped(op: Builder, sequence: Var, write: Callable[[Var], Var]) -> Var:
-    """The sequence of ``write(place)`` for every index of ``sequence``; its elements have the same type."""
+    """Return the sequence of ``write(place)`` for every index of ``sequence``; its elements must have the same type."""
     return typed(extended(op, empty(op, sequence), op.SequenceLength(sequence), write), sequence)
 
 
 def zeros(op: Builder, x: Var) -> Var:
-    """Zeros for each element of a sequence, for the content of an optional, or for a tensor."""
+    """Return zeros shaped like a tensor, like the content of an optional, or like each element of a sequence."""
     if is_sequence(x):
         return mapped(op, x, lambda place: op.zeros_like(element(op, x, place)))
     return op.zeros_like(content(op, x) if is_optional(x) else x)
 
 
 def joined(op: Builder, sequence: Var, axis: int, new_axis: bool) -> Var:
-    """The elements concatenated along ``axis``, or stacked along a new one."""
+    """Return the elements of ``sequence``, concatenated along ``axis`` or stacked along a new axis."""
     x = op.ConcatFromSequence(sequence, axis=axis, new_axis=int(new_axis))
     x.value.type = ir.TensorType(sequence.dtype)
     return x
 
 
 def sizes(op: Builder, sequence: Var, axis: int) -> Var:
-    """The size of every element of a sequence along ``axis``, as an int64 vector."""
+    """Return the size of every element of a sequence along ``axis``, as an int64 vector."""
     body = op.graph(
         counters("place"),
         lambda place, go: [go, op.Gather(op.Shape(element(op, sequence, place)), axis)],
@@ -110,7 +110,7 @@ def content(op: Builder, optional: Var) -> Var:
 
 
 def added(op: Builder, a: Var, b: Var) -> Var:
-    """The sum of two cotangents, elementwise for sequences."""
+    """Return the sum of two cotangents; for sequences, element by element."""
     if is_sequence(a):
         return mapped(op, a, lambda place: op.Add(element(op, a, place), element(op, b, place)))
     return op.sum_of([a, b])

@@ -1,9 +1,10 @@
-"""Gradients of control flow: that of a branch is a branch, that of a loop is a loop run backwards.
+"""Gradients of control flow: the gradient of an If is an If, the gradient of a loop is a loop run backwards.
 
-The backward body recomputes the forward pass of an iteration from the state that entered it. The forward loop saves
-these states as scan outputs (only those that the gradient reads). So the cost is linear in the number of iterations,
-and only one iteration's intermediate values are in memory. Cotangents of states are states of the backward loop, and so
-are sums of cotangents of captured values. Cotangents of scanned tensors are scanned.
+The body of the backward loop recomputes the forward pass of an iteration from the state that entered the iteration. The
+forward loop saves these states as scan outputs (only those that the gradient reads). So the cost is linear in the
+number of iterations, and only one iteration's intermediate values are in memory. The states of the backward loop are
+the cotangents of the forward states, and the sums of cotangents of captured values. Cotangents of scan inputs and
+outputs are scanned.
 """
 
 from __future__ import annotations
@@ -70,7 +71,10 @@ def if_(
     else_branch: ir.Graph,
     bodies: Bodies,
 ) -> Gradients:
-    """An If with the same condition: the backward pass of the branch taken, and zeros for values of the other one."""
+    """Write an If with the same condition: each branch is the backward pass of the forward branch.
+
+    Values that only the other branch captures get zeros.
+    """
     captured = bodies.captured
 
     def backward(branch: ir.Graph) -> ir.Graph:
@@ -133,7 +137,7 @@ y0, y1 = Scan <num_scan_inputs = 1, body = b (int64 k, real x) => (int64 l, real
 }> (two, x0)
 """
 
-# the state that enters an iteration is an output: in reverse, then in the order that the gradient needs
+# the state that enters an iteration is a scan output, twice: in reverse order, and in the order that the gradient needs
 _SHOWN = """
 y0, y1, y2 = Scan <
     num_scan_inputs = 1, scan_output_axes = [0, 0], scan_output_directions = [1, 0],
@@ -173,13 +177,13 @@ def scan(
     bodies: Bodies,
     **along: Sequence[int],
 ) -> Gradients:
-    """A Scan that reads in reverse what the forward one reads and writes, and writes gradients likewise."""
+    """Write a Scan that reads the inputs and output cotangents of the forward Scan in reverse, and writes gradients."""
     n = len(inputs) - num_scan_inputs
     _refuse_sequences(bodies.captured, ys)
     back = Backward(op, dys, ys, inputs[:n], body, bodies)
     read = _along(inputs[n:], along.get("scan_input_axes"), along.get("scan_input_directions"))
     written = _along(dys[n:], along.get("scan_output_axes"), along.get("scan_output_directions"))
-    places = back.used or [n]  # the length of a Scan is that of its sequences, so it needs one
+    places = back.used or [n]  # a Scan needs at least one scan input, which determines its length
     others = [*read, *(written[j - n] for j in back.rows)]
     rows = [others[k - n] if k >= n else (saved(op, ys[0], body, body.inputs[k], n), 0, 0) for k in places]
     back.step.inputs[:] = [*back.entering, *(back.slices[k] for k in places)]
@@ -205,7 +209,7 @@ def _along(
 
 
 def _refuse_sequences(captured: Sequence[Var], ys: Sequence[Var]) -> None:
-    """Reject captured sequences: states of a Scan, including sums of gradients, are tensors."""
+    """Reject captured sequences: the states of a Scan, which sums of gradients are, must be tensors."""
     node = ys[0].value.producer()
     found = next((x for x in captured if is_sequence(x)), None)
     if found is not None and node is not None:
@@ -276,7 +280,7 @@ y0 = Loop <body = b (int64 i, bool c) => (bool d, real[n] y) {
 }> (x0, yes)
 """
 
-# a row is read by the iteration number, and in another way, too
+# a captured value is read by a Gather at the iteration number, and by another operator
 _READ_TWICE = """
 one = Constant <value_int = 1> ()
 yes = Cast <to = 9> (one)
@@ -303,7 +307,7 @@ k, y0 = Loop <body = b (int64 i, bool c, int64[n] k) => (bool d, int64[m] l, rea
 }> (x0, , zero)
 """
 
-# the state that enters an iteration is an output, after another one
+# the state that enters an iteration is the second scan output
 _STACKED = """
 y0, y1, y2 = Loop <body = b (int64 i, bool c, real[n] s) => (bool d, real[n] t, real[n] y, real[n] z) {
     d = Identity(c) t = Mul(s, s) y = Sin(s) z = Identity(s)
@@ -354,7 +358,10 @@ def loop(
     body: ir.Graph,
     bodies: Bodies,
 ) -> Gradients:
-    """A Loop of as many iterations as the forward one, each from the state that entered its counterpart."""
+    """Write a Loop with as many iterations as the forward Loop, in reverse order.
+
+    Each iteration starts from the state that entered the same iteration of the forward Loop.
+    """
     back = Backward(op, dys, ys, states, body, bodies, lead=1)
     rows = {k: dy for k, j in enumerate(back.rows, len(body.inputs)) if k in back.used and (dy := dys[j]) is not None}
     needed = [k for k in back.used if 2 <= k < len(body.inputs)]
@@ -381,5 +388,5 @@ def loop(
 
 
 def _as_number(op: Builder, x: Var, number: ir.Value) -> Var:
-    """Reshape the scalar ``x`` like the body's iteration number, which is a vector in PyTorch's legacy exports."""
+    """Reshape the scalar ``x`` like the body's iteration number, a vector in PyTorch's legacy exports."""
     return op.Unsqueeze(x, [0]) if number.shape is not None and len(number.shape) == 1 else x

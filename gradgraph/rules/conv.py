@@ -1,8 +1,10 @@
-"""Convolution: bilinear, so {Conv, its input gradient, its weight gradient} are one another's derivatives.
+"""Gradient rules of Conv and ConvTranspose.
 
-Notation: windows read ``x`` (Conv's input, ConvTranspose's output), ``y`` has one element per window; ``w`` is
-[channels of y, channels of x / group, *kernel] for both operators. Only ``input_gradient`` and ``weight_gradient``
-choose the ONNX nodes of the two gradients, those that onnxruntime runs fast; the mathematics is the same.
+Convolution is bilinear, so Conv, its input gradient and its weight gradient are derivatives of each other.
+
+Notation: windows read ``x`` (the input of Conv, the output of ConvTranspose), and ``y`` has one element per window;
+``w`` is [channels of y, channels of x / group, *kernel] for both operators. ``input_gradient`` and ``weight_gradient``
+choose the ONNX nodes that onnxruntime runs fastest; all choices compute the same.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from gradgraph.rules.registry import Gradients, case, point, real, vjp
 from gradgraph.rules.windows import Windows, crop, flat, positions, ranked, sizes, space, spatial, windows
 
 # measured in onnxruntime on x86-64; both forms are correct at any size
-LEAST_CHANNELS_GATHERED = 4  # channels per group from which gathered windows beat a Conv for the weight gradient
-LEAST_CHANNELS_TURNED = 16  # channels of x from which a Conv with flipped weights beats ConvTranspose
+LEAST_CHANNELS_GATHERED = 4  # from this many channels per group on, gathered windows beat a Conv as weight gradient
+LEAST_CHANNELS_TURNED = 16  # from this many channels of x on, a Conv with flipped weights beats ConvTranspose
 
 
 @vjp(
@@ -30,7 +32,7 @@ LEAST_CHANNELS_TURNED = 16  # channels of x from which a Conv with flipped weigh
     case(real(2, 3, 8, 7), real(4, 3, 3, 3), real(4), kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
     case(real(1, 9, 9, 8), real(2, 9, 3, 2), strides=[3, 2], pads=[0, 2, 1, 0], dilations=[2, 3]),
     case(real(2, 3, 9), real(2, 3, 2), strides=[4]),  # the last three elements are never read
-    case(real(2, 3, 10), real(2, 3, 2), strides=[4], dilations=[2], pads=[2, 1]),  # two
+    case(real(2, 3, 10), real(2, 3, 2), strides=[4], dilations=[2], pads=[2, 1]),  # the last two are never read
     case(real(2, 4, 6, 6), real(6, 2, 3, 3), real(6), group=2, pads=[1, 1, 1, 1]),
     case(real(1, 4, 7, 6), real(6, 2, 3, 3), group=2, strides=[2, 2], dilations=[1, 2], pads=[0, 2, 1, 1]),
     case(real(1, 16, 4, 4), real(4, 8, 3, 2), group=2, strides=[1, 2], pads=[1, 0, 1, 0]),
@@ -105,19 +107,19 @@ def conv_transpose(
     seen, dy = _seen(w, attrs), ranked(dy, x)
     dx = op.Conv(dy, w, group=group, **seen.attrs)
     if any(more >= stride for more, stride in zip(output_padding or [], seen.strides, strict=False)):
-        dx = crop(op, dx, x)  # room for windows that x does not have
+        dx = crop(op, dx, x)  # output_padding made room for more windows than x has elements
     dw = weight_gradient(op, dy, x, w, **_where(attrs | {"group": group}))
     return dx, dw, None if b is None else bias_gradient(op, dy)
 
 
 def _where(attrs: dict[str, Any]) -> dict[str, Any]:
-    """The attributes that define the windows."""
+    """Return the attributes that define the windows."""
     return {name: attrs.get(name) for name in ("group", "kernel_shape", "strides", "pads", "dilations")}
 
 
 def _seen(w: Var, attrs: dict[str, Any]) -> Windows:
-    """The windows, with the kernel's sizes as far as known, from the attribute or the weight's shape."""
-    dims = (w.shape or ())[2 : w.rank]  # an error, if the rank is unknown
+    """Return the windows, with the kernel's sizes as far as known from the attribute or the weight's shape."""
+    dims = (w.shape or ())[2 : w.rank]  # w.rank raises an error if the rank is unknown
     return windows(**{**attrs, "kernel_shape": attrs.get("kernel_shape") or sizes_or(dims, None)})
 
 
@@ -125,22 +127,25 @@ def _seen(w: Var, attrs: dict[str, Any]) -> Windows:
 
 
 def bias_gradient(op: Builder, dy: Var) -> Var:
-    """Sum over space, then over the batch: in onnxruntime twice as fast as both at once."""
+    """Sum over space, and then over the batch: in onnxruntime twice as fast as one sum over both."""
     return op.ReduceSum(op.ReduceSum(dy, spatial(dy), keepdims=0), [0], keepdims=0)
 
 
 @named_operator("ConvGradInput", like=[2], shape_only=[2])
 def input_gradient(op: Builder, dy: Var, w: Var, x: Var, *, group: int = 1, **attrs: Any) -> Var:
-    """Scatter every window's cotangent to the elements it read: ``dx[i·s + t·d - p] += dy[i] · w[t]``."""
+    """Add each window's cotangent to the elements that the window read: ``dx[i·s + t·d - p] += dy[i] · w[t]``.
+
+    Here i is a window, t a tap of the kernel, s the stride, d the dilation and p the begin padding.
+    """
     return hand_back(op, dy, w, x, _seen(w, attrs), group)
 
 
 def hand_back(op: Builder, dy: Var, w: Var, x: Var, seen: Windows, group: int) -> Var:
-    """The input gradient; only the spatial sizes of ``x`` matter.
+    """Write the input gradient; of ``x`` only the spatial sizes matter.
 
-    Stride 1 is a Conv with flipped weights (with many channels a third faster than ConvTranspose). Otherwise, and for
-    few channels, a ConvTranspose with room for elements that the last window did not read: exact for known sizes, else
-    as much as a stride allows, cropped at run time.
+    With stride 1 and many channels it is a Conv with flipped weights, a third faster than ConvTranspose. Otherwise it
+    is a ConvTranspose whose output has room for elements that no window read: exactly as many as there are if sizes are
+    known; otherwise as many as the stride allows, and the result is cropped at run time.
     """
     c = _channels(w)[1] or LEAST_CHANNELS_TURNED
     if seen.mirrored is not None and c * group >= LEAST_CHANNELS_TURNED:
@@ -156,10 +161,11 @@ def hand_back(op: Builder, dy: Var, w: Var, x: Var, seen: Windows, group: int) -
 
 @named_operator("ConvGradWeight", like=[2], shape_only=[2])
 def weight_gradient(op: Builder, x: Var, dy: Var, w: Var, *, group: int = 1, **attrs: Any) -> Var:
-    """``dw[t] = Σ dy[i] · x[i·s + t·d - p]``, summed over batch and windows.
+    """Compute ``dw[t] = Σ dy[i] · x[i·s + t·d - p]``, summed over the batch and all windows i.
 
-    With enough channels per group, a matrix product over gathered windows (in onnxruntime 2 to 4 times faster than a
-    Conv); with few channels or unknown kernels, a Conv with image x and kernel dy.
+    Here t is a tap of the kernel, s the stride, d the dilation and p the begin padding. With enough channels per group
+    it is a matrix product with gathered windows, in onnxruntime 2 to 4 times faster than a Conv. With few channels or
+    an unknown kernel it is a Conv with image x and kernel dy.
     """
     seen, c = _seen(w, attrs), _channels(w)[1]
     by_matmul = (seen.pointwise and c) or (c >= LEAST_CHANNELS_GATHERED and sizes(w))
@@ -170,14 +176,14 @@ def weight_gradient(op: Builder, x: Var, dy: Var, w: Var, *, group: int = 1, **a
 
 
 def _turned(op: Builder, w: Var, seen: Windows, group: int) -> Any:
-    """The weights for the map from y back to x: channels swapped within each group, taps flipped."""
+    """Return the weights of a Conv from y back to x: channels swapped within each group, and taps flipped."""
     turned = _channels_traded(op, w, group)
     back = [axis for axis, k in zip(spatial(w), seen.kernel, strict=True) if k != 1]
     return op.Slice(turned, [-1] * len(back), [-(2**31)] * len(back), back, [-1] * len(back)) if back else turned
 
 
 def _channels_traded(op: Builder, w: Var, group: int) -> Any:
-    """[group·m, c, *kernel] -> [group·c, m, *kernel]."""
+    """Swap channels within each group: [group·m, c, *kernel] -> [group·c, m, *kernel]."""
     axes = spatial(w)
     if group == 1:
         return op.Transpose(w, perm=[1, 0, *axes])
@@ -189,31 +195,34 @@ def _channels_traded(op: Builder, w: Var, group: int) -> Any:
 
 
 def by_conv(op: Builder, x: Var, dy: Var, w: Var, seen: Windows, group: int) -> Var:
-    """Swap batch and channels, and stride and dilation; each group is a slice of the batch."""
+    """Compute the weight gradient by a Conv with batch and channels swapped, and with stride and dilation swapped.
+
+    Each group is a slice of the batch.
+    """
     axes = spatial(x)
     rest = seen.rest(x, dy)
     cut = [min(r or 0, end) for r, end in zip(rest, seen.ends, strict=True)]
     pads = seen.padded_by([-c for c in cut]).pads
-    if any(pads):  # separate: onnxruntime never returns from a padded Conv without channels, here an empty batch
+    if any(pads):  # a separate Pad: onnxruntime hangs in a padded Conv without channels, here an empty batch
         x = op.Pad(x, pads, None, axes)
     swapped = _groups_in_batch(op, x, w, group) if group > 1 else op.Transpose(x, perm=[1, 0, *axes])
     kernel = op.Transpose(dy, perm=[1, 0, *axes])
     dw = op.Conv(swapped, kernel, group=group, strides=seen.dilations, dilations=seen.strides)
     unread = [s - 1 if r is None else r - c for r, c, s in zip(rest, cut, seen.strides, strict=True)]
     if any(u >= d for u, d in zip(unread, seen.dilations, strict=True)):
-        dw = crop(op, dw, w)  # drop taps that w does not have
+        dw = crop(op, dw, w)  # remove taps that w does not have
     return op.Transpose(dw, perm=[1, 0, *axes])
 
 
 def _groups_in_batch(op: Builder, x: Var, w: Var, group: int) -> Any:
-    """[N, group·c, *space] -> [c, group·N, *space]."""
+    """Move groups to the batch axis: [N, group·c, *space] -> [c, group·N, *space]."""
     split = op.Reshape(x, op.Concat([0, group], op.dim(w, 1), space(op, x), axis=0))
     outside = op.Transpose(split, perm=[2, 1, 0, *(a + 1 for a in spatial(x))])
     return op.Reshape(outside, op.Concat(op.dim(w, 1), [-1], space(op, x), axis=0))
 
 
 def _by_matmul(op: Builder, x: Var, dy: Var, w: Var, seen: Windows, group: int) -> Any:
-    """The product of dy [N, group, m, windows] and gathered windows [N, group, windows, taps·c], summed over N."""
+    """Multiply dy [N, group, m, windows] by gathered windows [N, group, windows, taps·c], and sum over N."""
     m, c = _channels(w)
     per_window = flat(op, dy, 0, group, m // group)
     total = op.ReduceSum(op.MatMul(per_window, _columns(op, x, dy, w, seen, group)), [0], keepdims=0)
@@ -224,7 +233,7 @@ def _by_matmul(op: Builder, x: Var, dy: Var, w: Var, seen: Windows, group: int) 
 
 
 def _columns(op: Builder, x: Var, dy: Var, w: Var, seen: Windows, group: int) -> Any:
-    """The im2col matrix with channels last, so that a gather copies runs: [N, group, windows, taps·c]."""
+    """Return the im2col matrix [N, group, windows, taps·c]; channels are last, so that the Gather copies whole runs."""
     _, run = _channels(w)
     if any(seen.pads):
         x = op.Pad(x, seen.pads, None, spatial(x))
@@ -238,7 +247,7 @@ def _columns(op: Builder, x: Var, dy: Var, w: Var, seen: Windows, group: int) ->
 
 
 def _offsets(op: Builder, x: Var, dy: Var, seen: Windows, axis: int) -> Any:
-    """One axis' contribution to the flat index [*windows, *taps] into the padded ``x``, ready to broadcast."""
+    """Return one axis' contribution to the flat index [*windows, *taps] into the padded ``x``, ready to broadcast."""
     along = positions(op, dy, seen, axis)
     if axis < seen.rank - 1:
         along = op.Mul(along, op.ReduceProd(op.Concat(*(op.dim(x, a) for a in spatial(x)[axis + 1 :]), axis=0)))
@@ -246,6 +255,6 @@ def _offsets(op: Builder, x: Var, dy: Var, seen: Windows, axis: int) -> Any:
 
 
 def _channels(w: Var) -> tuple[int, int]:
-    """The number of channels of y, and of x per group; zeros if unknown."""
+    """Return the number of channels of y, and of x per group; zeros if unknown."""
     m, c = all_sizes((w.shape or ())[:2]) or (0, 0)
     return m, c

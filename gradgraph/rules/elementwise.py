@@ -1,7 +1,7 @@
-"""Elementwise operators: arithmetic, elementary functions, and choices such as Max, Where and Clip.
+"""Gradient rules of elementwise operators: arithmetic, elementary functions, and choices such as Max, Where and Clip.
 
-Notation: ``z = f(x, y)``; ``dz`` is the cotangent of ``z``. Kinks and ties follow PyTorch: 0 for Abs at 0,
-pass-through for Clip on the closed interval, equal shares among the ties of Min and Max.
+Notation: ``z = f(x, y)``; ``dz`` is the cotangent of ``z``. Kinks and ties follow PyTorch: the gradient is 0 for Abs at
+0, passes through Clip on the closed interval, and is shared equally among the ties of Min and Max.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ no_gradient("it reads the bits of a number, not the number", "BitCast")
 
 
 def fixed(x: Var) -> np.ndarray | None:
-    """The array if ``x`` is a constant; the value of an initializer, which may be trained, decides nothing."""
+    """Return the array if ``x`` is a marked constant; None for others, also for initializers, which may be trained."""
     return x.const if is_marked_constant(x.value) else None
 
 
@@ -110,9 +110,10 @@ def abs_(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
 
 
 def stepped_sign(op: Builder, x: Var) -> Var:
-    """``Sign(x)``: clipped to [-½, ½], ``x`` rounds up to [x > 0] and down to -[x < 0].
+    """Compute ``Sign(x)`` with Clip, Ceil, Floor and Add.
 
-    onnxruntime's CPU kernels vectorise these four operators, but not Sign, which would be a single pass elsewhere.
+    Clipped to [-½, ½], ``x`` rounds up to 1 where x > 0 (else 0), and down to -1 where x < 0 (else 0). onnxruntime's
+    CPU kernels vectorise these four operators, but not Sign, which would be a single pass in other runtimes.
     """
     near = op.Clip(x, -0.5, 0.5)
     return op.Ceil(near) + op.Floor(near)
@@ -138,7 +139,7 @@ def mean(op: Builder, dz: Var, z: Var, *xs: Var) -> Gradients:
     broadcasts=True,
 )
 def mod(op: Builder, dz: Var, z: Var, x: Var, y: Var, **_: int) -> Gradients:
-    quotient = op.Round((x - z) / y)  # x = quotient * y + z, whichever way the quotient, x and z were rounded
+    quotient = op.Round((x - z) / y)  # the integer in x = quotient * y + z, however x and z were rounded
     return dz, -(dz * quotient)
 
 
@@ -181,7 +182,7 @@ def pow(op: Builder, dz: Var, z: Var, x: Var, y: Var) -> Gradients:
 
 
 def _power_slope(op: Builder, dz: Var, x: Var, e: Var, known: np.ndarray | None) -> Var:
-    """The gradient of the base: dz * e * x**(e - 1)."""
+    """Return the gradient of the base of a power: dz * e * x**(e - 1)."""
     if known is not None and known.size == 1:
         c = float(known.item())
         if c in (0.0, 1.0):
@@ -287,7 +288,7 @@ def atanh(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
     point([0.0, 100.0, -200.0], gives=[[2.0 / math.sqrt(math.pi), 0.0, 0.0]]),
 )
 def erf(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
-    return (dy * op.Exp(math.log(2.0 / math.sqrt(math.pi)) - x * x),)  # the factor 2/√π inside
+    return (dy * op.Exp(math.log(2.0 / math.sqrt(math.pi)) - x * x),)  # the factor 2/√π is inside the exponential
 
 
 # --- choices -------------------------------------------------------------------------------------------------
@@ -369,7 +370,7 @@ def where(op: Builder, dz: Var, z: Var, condition: Var, x: Var, y: Var) -> Gradi
     point([-2.0, -1.0, 0.0, 1.0, 2.0], -1.0, 1.0, gives=[[0.0, 1.0, 1.0, 1.0, 0.0], 1.0, 1.0]),
     point([-2.0, -1.0, 0.0], -1.0, gives=[[0.0, 1.0, 1.0], 1.0]),
     point([0.0, 1.0, 2.0], None, 1.0, gives=[[1.0, 1.0, 0.0], None, 1.0]),
-    # NaN in x passes no gradient, and with a NaN bound only values beyond the other bound do
+    # a NaN in x gets no gradient, and neither does x if a bound is NaN; then only the other bound gets one
     point([NAN, -2.0, 0.0, 2.0], -1.0, 1.0, gives=[[0.0, 0.0, 1.0, 0.0], 1.0, 1.0]),
     point([NAN, -2.0, 0.0, 2.0], NAN, 1.0, gives=[[0.0] * 4, 0.0, 1.0]),
     point([0.0, 1.0, 2.0], 1.0, 1.0, gives=[[0.0, 1.0, 0.0], 0.0, 1.0]),  # min = max: nothing below counts as min
@@ -408,7 +409,7 @@ def _clip_gradients(op: Builder, dy: Var, x: Var, low: Var | None, high: Var | N
     like=[1],
 )
 def clip_gradient(op: Builder, dy: Var, x: Var, y: Var) -> Var:
-    """``dy`` where Clip, with its bounds in order, passed x through."""
+    """Return ``dy`` where y = Clip(x) equals x, and 0 elsewhere; the bounds must be in order (min ≤ max)."""
     return dy * op.cast(op.Equal(x, y), dy.dtype)
 
 

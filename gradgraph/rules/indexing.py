@@ -1,7 +1,7 @@
-"""Operators that read or write elements at positions: each is the other's derivative.
+"""Gradient rules of operators that read or write elements at positions; the gradient of a read is a write.
 
-A data-dependent choice is never recomputed: the forward operator is applied to the elements' own positions
-(``positions``), which shows where each element went.
+A data-dependent choice of elements is never recomputed by formulas. Instead, the forward operator is applied to a
+tensor of the elements' positions (``positions``), so that its result shows which element went where.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gradgraph.rules.shape import flat, reshaped
 # --- Slice -------------------------------------------------------------------------------------------
 
 
-MOST_ELEMENTS = 2**62  # of an axis of unknown length
+MOST_ELEMENTS = 2**62  # the assumed size of an axis of unknown length
 
 
 @vjp(
@@ -71,7 +71,7 @@ def slice_(
 
 
 def _along(x: Var, starts: Var, axes: Var | None) -> list[int] | None:
-    """The sliced axes, nonnegative; None if they are known at run time only."""
+    """Return the sliced axes, nonnegative; None if they are known at run time only."""
     if axes is not None:
         if axes.const is None or (x.shape is None and (axes.const < 0).any()):
             return None
@@ -81,7 +81,7 @@ def _along(x: Var, starts: Var, axes: Var | None) -> list[int] | None:
 
 
 def _within(x: Var, along: Sequence[int], stride: np.ndarray) -> np.ndarray:
-    """Limit steps to the size of their axis: a longer one takes one element, too, but needs more room around it."""
+    """Limit each step to the size of its axis: a longer step also reads one element, but would need more padding."""
     sizes = [MOST_ELEMENTS if x.shape is None or not isinstance(d := x.shape[a], int) else max(d, 1) for a in along]
     return np.array([max(-size, min(int(step), size)) for step, size in zip(stride, sizes, strict=True)], np.int64)
 
@@ -94,7 +94,7 @@ def _constant(steps: Var | None, starts: Var) -> np.ndarray | None:
 
 
 def _lowest(op: Builder, size: Var, taken: Var, starts: Var, stride: np.ndarray) -> Var:
-    """The lowest position taken along each axis: the clamped start, or the end if the step is negative."""
+    """Return the lowest position that is read along each axis: the clamped start, or the end for a negative step."""
     back = (stride < 0).astype(np.int64)
     if starts.const is not None and not starts.const.any() and not back.any():
         return op.const(np.zeros(len(stride), np.int64))
@@ -106,7 +106,7 @@ def _lowest(op: Builder, size: Var, taken: Var, starts: Var, stride: np.ndarray)
 
 
 def _placed(op: Builder, dx: Var, low: Var, size: Var, taken: Var, along: Sequence[int], stride: np.ndarray) -> Var:
-    """Place ``dx`` at position ``low`` of each axis among zeros (the gap after the last element may be cropped)."""
+    """Pad ``dx`` with zeros so that it begins at position ``low`` of each axis (a gap after its end may be cropped)."""
     rest = size - (taken if (abs(stride) == 1).all() else taken * abs(stride))
     if low.const is None or low.const.any():
         rest = rest - low
@@ -166,7 +166,7 @@ def gather(op: Builder, dy: Var, y: Var, x: Var, indices: Var, *, axis: int = 0)
 
 
 def _single(op: Builder, dy: Var, index: int, x: Var, axis: int, rank: int) -> Var:
-    """The vjp of a constant index: its slice among zeros."""
+    """Return the vjp of a Gather with one constant index: the slice ``dy`` among zeros."""
     if rank != 1:
         dy = op.Unsqueeze(dy, [axis]) if rank == 0 else op.Squeeze(dy, np.arange(axis, axis + rank - 1))
     size, one = op.dim(x, axis), op.const([1])
@@ -236,7 +236,10 @@ def compress(op: Builder, dy: Var, y: Var, x: Var, condition: Var, *, axis: int 
     case(np.zeros(0, np.int64), 2, real(2)),
 )
 def one_hot(op: Builder, dy: Var, y: Var, indices: Var, depth: Var, values: Var, *, axis: int = -1) -> Gradients:
-    """An index out of range selects nothing: its row is all ``off``."""
+    """Sum the cotangent where the output is ``off``, and where it is ``on``.
+
+    The row of an index out of range is all ``off``.
+    """
     masks = (op.OneHot(indices, depth, op.const(v, dy.dtype), axis=axis) for v in ([1, 0], [0, 1]))
     off, on = (op.ReduceSum(dy * mask, keepdims=0) for mask in masks)
     return None, None, op.Concat(op.Unsqueeze(off, [0]), op.Unsqueeze(on, [0]), axis=0)
@@ -268,9 +271,9 @@ Write = Callable[[Var, Var, str], Var]
 
 
 def _written(op: Builder, dy: Var, data: Var, updates: Var, read: Read, write: Write, reduction: str) -> Gradients:
-    """The gradients of ``data`` and ``updates``, given how positions are read and written.
+    """Return the gradients of ``data`` and ``updates`` of a scatter, given functions that read and write its positions.
 
-    Without a reduction, positions must not repeat (by the specification): each update gets its cotangent.
+    Without a reduction, positions must not repeat (by the specification), and each update gets its cotangent.
     """
     if reduction == "none":
         return write(dy, op.zeros_like(updates), "none"), None, read(dy)
@@ -283,9 +286,10 @@ def _written(op: Builder, dy: Var, data: Var, updates: Var, read: Read, write: W
 
 
 def _product(op: Builder, dy: Var, data: Var, updates: Var, read: Read, write: Write, how: str) -> Gradients:
-    """The product of the other factors without division by zero: zeros are counted, and are ones in ``rest``.
+    """Return the gradients of a scatter with reduction "mul": dy times the product of the other factors.
 
-    Its derivative is exact unless two or more factors of one position are zero.
+    To avoid a division by zero, the zeros among the factors are counted, and replaced by ones in the product ``rest``.
+    The derivative of this formula is exact unless two or more factors of one position are zero.
     """
     zero = op.Equal(updates, 0.0)
     nonzero, one = op.Where(zero, 1.0, updates), op.cast(zero, dy.dtype)
@@ -297,7 +301,10 @@ def _product(op: Builder, dy: Var, data: Var, updates: Var, read: Read, write: W
 
 
 def _extreme(op: Builder, dy: Var, data: Var, updates: Var, read: Read, write: Write, how: str) -> Gradients:
-    """Max or min: elements that attain it share the cotangent equally, as in ReduceMax."""
+    """Return the gradients of a scatter with reduction "max" or "min".
+
+    Elements that attain the extremum share the cotangent equally, as in ReduceMax.
+    """
     y = write(data, updates, how)
     d_data = op.cast(op.Equal(data, y), dy.dtype)
     d_updates = op.cast(op.Equal(updates, read(y)), dy.dtype)

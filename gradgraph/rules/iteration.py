@@ -1,4 +1,4 @@
-"""The shared parts of the gradients of Loop and Scan: the backward pass of one iteration, and the values it reads."""
+"""Shared parts of the gradients of Loop and Scan: the backward pass of one iteration, and the values that it reads."""
 
 from __future__ import annotations
 
@@ -33,17 +33,27 @@ from gradgraph.rules.shape import flat, reshaped
 
 
 class Backward:
-    """The backward pass of one iteration, as a graph (``step``) that is not yet a body.
+    """The backward pass of one iteration, as a graph (``step``) that becomes the body of the backward loop.
 
-    Its first inputs (``entering``) are the cotangents of the states listed in ``states`` and the running sums for
-    captured values, as they are after this iteration. Then come ``slices``: the inputs of the forward body, and the
-    cotangents of this iteration's rows of scan outputs (``rows``).
+    The first inputs of ``step`` (``entering``) are the cotangents of the states after this iteration and the running
+    sums of cotangents of captured values. Then come ``slices``: the inputs of the forward body, and the cotangents of
+    this iteration's rows of scan outputs.
 
-    Its outputs are the cotangents and sums before the iteration, and then cotangents as rows: of the slices of scan
-    inputs (``sliced``, by their place in the forward body), and of rows gathered from captured values (``gathered``),
-    which are put together at the end.
+    The first outputs of ``step`` are the cotangents of the states before the iteration and the new sums. Then come
+    cotangents as rows: of the slices of scan inputs, and of rows gathered from captured values, which are combined
+    after the loop.
 
-    ``used`` are the places of the slices that it reads: no others need be at hand.
+    Attributes:
+        step: the graph.
+        states: the indices of the states that have a gradient.
+        rows: the indices of the scan outputs that have a cotangent, among the outputs of the node.
+        sliced: the indices of the scan inputs that have a gradient, among the inputs of the forward body.
+        gathered: the captured values of which each iteration reads other rows, with the Gathers that read them.
+        captured: the other captured values.
+        initial: the initial states of the backward loop.
+        entering: the inputs of ``step`` for the states of the backward loop.
+        slices: the other inputs of ``step``.
+        used: the indices of the ``slices`` that ``step`` reads; only these must be provided.
     """
 
     def __init__(
@@ -56,7 +66,7 @@ class Backward:
         bodies: Bodies,
         lead: int = 0,
     ) -> None:
-        """Build it; ``lead`` is 1 if the body has iteration number and condition (Loop), and 0 if not (Scan)."""
+        """Build the graph; ``lead`` is 1 if the body has an iteration number and a condition (Loop), else 0 (Scan)."""
         self.op, self.body, self.bodies, self.lead, self.first = op, body, bodies, lead, 2 * lead
         outputs, n = body.outputs[lead:], len(states)
         self.ys, self.count = ys, n
@@ -96,14 +106,14 @@ class Backward:
         ]
 
     def _as_state(self, x: Var, dx: Var) -> Var:
-        """``dx`` as a loop state: flattened if its rank is unknown, as onnxruntime's Scan needs it."""
+        """Return ``dx`` as a state of the loop: flattened if its rank is unknown, as onnxruntime's Scan needs."""
         return flat(self.op, dx) if self._is_flat(x) else dx
 
     def _is_flat(self, x: Var) -> bool:
         return self.lead == 0 and x.shape is None and isinstance(x.value.type, ir.TensorType)
 
     def _models(self, states: Sequence[Var], dys: Sequence[Var]) -> list[Var]:
-        """Tensors with the shapes of the states: their cotangents, unless iterations change a shape."""
+        """Return a tensor with the shape of each state: its cotangent, or the state if iterations change its shape."""
         changing = [changes(self.body.inputs[self.first + i], self.body.outputs[self.lead + i]) for i in self.states]
         return [x if c else dy for c, x, dy in zip(changing, states, dys, strict=True)]
 
@@ -113,7 +123,12 @@ class Backward:
         return len(self.sliced) + sum(map(len, self.gathered.values()))
 
     def gradients(self, results: Var | Sequence[Var], inputs: Sequence[Var]) -> list[Var | None]:
-        """The gradients of ``inputs`` (the node's, from the first state on) and captured values, from ``results``."""
+        """Return the gradients of ``inputs`` and of captured values.
+
+        Args:
+            results: the outputs of the backward loop.
+            inputs: the inputs of the forward node, from the first state on.
+        """
         results = all_of(results)
         d_states, sums, d_slices, rows = parts(results, len(self.states), len(self.captured), len(self.sliced))
         places = [*self.states, *(k - self.first for k in self.sliced)]
@@ -126,7 +141,7 @@ class Backward:
         return [*(found.get(i) for i in range(len(inputs))), *(outside[x] for x in self.bodies.captured)]
 
     def _put_together(self, x: Var, node: ir.Node, rows: Var) -> Var:
-        """The gradient of ``x``, from the cotangents of rows that ``node`` gathered, last iteration first."""
+        """Return the gradient of ``x`` from the cotangents of rows that ``node`` gathered, last iteration first."""
         op, chosen, axis = self.op, node.inputs[1], node.attributes["axis"].as_int() % x.rank
         assert chosen is not None
         places = saved(op, self.ys[0], self.body, chosen, self.count)
@@ -147,10 +162,11 @@ class Backward:
 
 
 def gathers_by_counting(x: Var, body: ir.Graph, bodies: Bodies, lead: int, states: int) -> list[ir.Node]:
-    """The Gathers that are the only readers of ``x`` in ``body``, if each iteration takes other rows.
+    """Return the Gathers that read ``x`` in ``body`` if they are its only readers and each iteration reads other rows.
 
-    Then the cotangents of the rows are as large as the gradient of ``x``, and one accumulation at the end costs as much
-    as reading the rows. A sum as large as ``x`` per iteration would make the cost quadratic.
+    Then the cotangents of the rows are together as large as the gradient of ``x``, and one accumulation at the end
+    costs as much as reading the rows. Adding a gradient as large as ``x`` in each iteration would make the cost
+    quadratic.
     """
     nodes = bodies.readers(x)
     alone = all(n.op_type == "Gather" and n.graph is body and n.inputs[0] is x.value for n in nodes)
@@ -160,7 +176,7 @@ def gathers_by_counting(x: Var, body: ir.Graph, bodies: Bodies, lead: int, state
 
 
 def _counts(place: ir.Value | None, body: ir.Graph, lead: int, states: int) -> bool:
-    """Whether ``place`` differs in every iteration: it derives from the iteration number, or from a counter state."""
+    """Whether ``place`` differs in every iteration, as it is computed from the iteration number or a counter state."""
     if place is None or place.shape is None or not place.shape.is_static():
         return False
     inputs = list(body.inputs)
@@ -189,7 +205,7 @@ def _varies(value: ir.Value, body: ir.Graph) -> bool:
 
 
 def _steps(entering: ir.Value, leaving: ir.Value) -> bool:
-    """Whether the state, an integer, is incremented by a constant."""
+    """Whether the state is an integer that each iteration increments by a nonzero constant."""
     node = leaving.producer()
     if (
         node is None
@@ -214,7 +230,10 @@ def changes(entering: ir.Value, leaving: ir.Value) -> bool:
 
 
 def saved(op: Builder, y: Var, body: ir.Graph, value: ir.Value, states: int) -> Var:
-    """Return a scan output of ``value`` as it enters each iteration, added to the loop that computes ``y``."""
+    """Return a scan output that stacks ``value``, a value in ``body``, of all iterations.
+
+    It is added to the loop that computes ``y`` unless the loop has one already.
+    """
     node = y.value.producer()
     assert node is not None
     if (stack := _already_saved(node, body, value, states)) is not None:
@@ -234,7 +253,7 @@ def saved(op: Builder, y: Var, body: ir.Graph, value: ir.Value, states: int) -> 
 
 
 def _already_saved(node: ir.Node, body: ir.Graph, value: ir.Value, states: int) -> ir.Value | None:
-    """The scan output that stacks ``value`` along axis 0 in iteration order, if there is one."""
+    """Return the scan output that stacks ``value`` along axis 0 in iteration order, or None."""
     lead = len(body.outputs) - len(node.outputs)
     copies = [n.outputs[0] for n in value.consumers() if n.op_type == "Identity" and n.outputs[0].is_graph_output()]
     for place in (list(body.outputs).index(c) - lead for c in copies if c in body.outputs):
@@ -255,12 +274,19 @@ def _named(value: ir.Value, name: str, like: ir.Value) -> ir.Value:
 def replayed(
     op: Builder, trips: Var, states: Sequence[Var], body: ir.Graph, places: Sequence[int]
 ) -> dict[int, Callable[[Var], Var]]:
-    """Run the forward Loop again for states whose shape changes; return how to read the value entering an iteration.
+    """Run the forward Loop again for states whose shape changes, and store their values in sequences.
 
-    Sequences store the values; the values of a state that is itself a sequence are concatenated in one.
+    The values of a state that is itself a sequence are concatenated to one sequence.
 
     Args:
-        places: indices of the states in the body's inputs.
+        op: the builder.
+        trips: the number of iterations.
+        states: the initial states.
+        body: the forward body.
+        places: the indices of the states to store, among the inputs of the body.
+
+    Returns:
+        For each of ``places``, a function that returns the value that entered an iteration, by its number.
     """
     lists = [k for k in places if is_sequence(states[k - 2])]
 
@@ -289,11 +315,11 @@ def replayed(
 
 
 def _history(op: Builder, state: Var, entering: ir.Value) -> Var:
-    """An empty sequence for the values of a state, with the shape that all of them share, as far as known."""
+    """Return an empty sequence for the values of a state, with the shape that all of them share, as far as known."""
     if isinstance(state.value.type, ir.OptionalType):
         raise UnsupportedOperatorError(
-            f"a Loop starts with the optional '{shown(state.value.name)}', and its gradient needs its later values; "
-            "let the Loop carry a tensor"
+            f"the optional '{shown(state.value.name)}' is a state of a Loop, whose gradient needs to store its values; "
+            "use a tensor as the state"
         )
     history = empty(op, state)
     if entering.shape is not None:
@@ -308,7 +334,7 @@ def _remembered(op: Builder, history: Var, x: Var) -> Var:
 
 
 def _list_at(op: Builder, state: Var, history: Var, lengths: Var, at: Var) -> Var:
-    """The sequence that entered iteration ``at``."""
+    """Return the sequence that entered iteration ``at``."""
     start = op.Gather(op.CumSum(lengths, 0, exclusive=1), at)
     taken = extended(op, empty(op, state), op.Gather(lengths, at), lambda place: element(op, history, start + place))
     return typed(taken, state)
@@ -318,28 +344,28 @@ def _list_at(op: Builder, state: Var, history: Var, lengths: Var, at: Var) -> Va
 
 
 def twin(x: ir.Value) -> ir.Value:
-    """A new value with the type and shape of ``x``."""
+    """Return a new value with the type and shape of ``x``."""
     return ir.Value(name=_last(x.name), type=x.type, shape=x.shape)
 
 
 def cotangent(x: ir.Value) -> ir.Value:
-    """A new value for the gradient of ``x``."""
+    """Return a new value for the gradient of ``x``."""
     return ir.Value(name=f"d_{_last(x.name)}", type=cotangent_type(x), shape=x.shape)
 
 
 def _last(name: str | None) -> str:
-    """A name without its scopes, as the scope of the new node is prepended."""
+    """Return a name without its scopes, because the scope of the new node is prepended."""
     return (name or "x").rsplit("/", 1)[-1]
 
 
 def parts(items: Sequence[Any], *counts: int) -> tuple[list[Any], ...]:
-    """Split ``items`` into pieces of these lengths, and the rest."""
+    """Split ``items`` into lists of these lengths, and a list of the rest."""
     cuts = [*itertools.accumulate(counts, initial=0), len(items)]
     return tuple(list(items[a:b]) for a, b in itertools.pairwise(cuts))
 
 
 def total(op: Builder, terms: Sequence[Var | None], model: Var) -> Var:
-    """The sum of the terms that are not None; zeros shaped like ``model`` if all are."""
+    """Return the sum of the terms that are not None; zeros shaped like ``model`` if all are None."""
     known = [t for t in terms if t is not None]
     result = known[0] if known else zeros(op, model)
     for term in known[1:]:
@@ -348,7 +374,7 @@ def total(op: Builder, terms: Sequence[Var | None], model: Var) -> Var:
 
 
 def described(results: Var | Sequence[Var], models: Sequence[Var]) -> list[Var]:
-    """The outputs of a control-flow node, with the types and shapes of ``models``, whose gradients they are."""
+    """Return the outputs of a control-flow node with the types and shapes of ``models``, whose gradients they are."""
     found = all_of(results)
     for result, model in zip(found, models, strict=True):
         result.value.type, result.value.shape = cotangent_type(model.value), model.value.shape

@@ -1,4 +1,4 @@
-"""Products of matrices and tensors: bilinear, so every gradient is a product again."""
+"""Gradient rules of matrix and tensor products: they are multilinear, so every gradient is a product again."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def mat_mul(op: Builder, dz: Var, z: Var, x: Var, y: Var) -> Gradients:
 
 
 def product_gradients(op: Builder, dz: Var, x: Var, y: Var) -> tuple[Var, Var]:
-    """The gradients of both factors of ``x @ y``."""
+    """Return the gradients of both factors of ``x @ y``."""
     if x.shape is None and y.rank <= 2:
         return _linear_layer(op, dz, x, y) if y.rank == 2 else _by_vector(op, dz, x, y)
     if x.rank == 1 or y.rank == 1:
@@ -55,12 +55,12 @@ def product_gradients(op: Builder, dz: Var, x: Var, y: Var) -> tuple[Var, Var]:
 
 
 def _linear_layer(op: Builder, dz: Var, x: Var, y: Var) -> tuple[Var, Var]:
-    """The gradients for ``x`` of any rank and a matrix ``y``, by flat products instead of a batch and a sum."""
+    """Return the gradients for ``x`` of any rank and a matrix ``y``, with flat products instead of batches and sums."""
     return dz @ transposed(op, y), op.Gemm(op.Flatten(x, axis=-1), op.Flatten(dz, axis=-1), transA=1)
 
 
 def _vector_product(op: Builder, dz: Var, x: Var, y: Var) -> tuple[Var, Var]:
-    """The gradients of a product with a vector, which is a row on the left and a column on the right."""
+    """Return the gradients of a product with a vector, which is a row on the left and a column on the right."""
     if x.rank == y.rank == 1:
         return dz * y, dz * x
     if y.rank == 1:
@@ -71,12 +71,12 @@ def _vector_product(op: Builder, dz: Var, x: Var, y: Var) -> tuple[Var, Var]:
 
 
 def _by_vector(op: Builder, dz: Var, x: Var, y: Var) -> tuple[Var, Var]:
-    """The gradients for ``x`` of any rank and a vector ``y``."""
+    """Return the gradients for ``x`` of any rank and a vector ``y``."""
     return op.Unsqueeze(dz, [-1]) * y, op.Reshape(dz, [-1]) @ op.Flatten(x, axis=-1)
 
 
 def transposed(op: Builder, x: Var) -> Var:
-    """Swap the last two axes, merged with the Transpose that x may come from."""
+    """Swap the last two axes of ``x``; if a Transpose computes ``x``, merge both into one Transpose."""
     axes = list(range(x.rank))
     perm = [*axes[:-2], axes[-1], axes[-2]]
     node = x.value.producer()
@@ -170,9 +170,9 @@ def einsum(op: Builder, dz: Var, z: Var, *xs: Var, equation: str) -> Gradients:
 
 
 def _einsum_gradient(op: Builder, i: int, dz: Var, xs: tuple[Var, ...], terms: list[str], out: str) -> Var:
-    """The cotangent times the other operands, with the labels of operand ``i`` as output.
+    """Return the gradient of operand ``i``: an Einsum of the cotangent and the other operands, with its labels.
 
-    A diagonal (``iij``) uses an identity matrix: a fresh label replaces the repeated ``i``.
+    For a diagonal (``iij``), a new label replaces the repeated ``i``, and an identity matrix is a further operand.
     """
     x, term = xs[i], terms[i]
     target, eyes = _without_repeats(op, x, term, "".join(terms))
@@ -189,7 +189,7 @@ def _einsum_gradient(op: Builder, i: int, dz: Var, xs: tuple[Var, ...], terms: l
 
 
 def _without_repeats(op: Builder, x: Var, term: str, taken: str) -> tuple[str, list[tuple[str, Var]]]:
-    """Rewrite ``iij`` as ``iaj`` and the identity matrix ``ia``."""
+    """Rewrite a term such as ``iij`` as ``iaj``, with an identity matrix ``ia`` for each repeated label."""
     fresh = (c for c in string.ascii_letters if c not in taken)
     target, eyes = "", []
     for label in term:
@@ -201,7 +201,7 @@ def _without_repeats(op: Builder, x: Var, term: str, taken: str) -> tuple[str, l
 
 
 def _lone_labels(term: str, x: Var, covered: str, others: list[tuple[str, Var]]) -> str:
-    """The labels of ``x`` that neither ``covered`` nor another operand is known to have at full size."""
+    """Return the labels of ``x`` that are neither in ``covered`` nor known to have full size in another operand."""
     dims = dict(zip(term, x.shape or (), strict=True))
     for labels, v in others:
         covered += "".join(c for c, d in zip(labels, v.shape or (), strict=True) if d is not None and d == dims.get(c))
@@ -209,13 +209,13 @@ def _lone_labels(term: str, x: Var, covered: str, others: list[tuple[str, Var]])
 
 
 def _without_ones(op: Builder, term: str, x: Var, labels: str) -> tuple[str, Var]:
-    """Drop axes of ``x`` that are known to broadcast: onnxruntime reads their 1 as the label's size."""
+    """Remove axes of ``x`` that are known to broadcast: onnxruntime takes their size 1 for the size of the label."""
     ones = [i for i, (c, d) in enumerate(zip(term, x.shape or (), strict=True)) if c in labels and d == 1]
     return "".join(c for i, c in enumerate(term) if i not in ones), op.Squeeze(x, ones) if ones else x
 
 
 def _sizes(terms: list[str], xs: tuple[Var, ...]) -> dict[str, shapes.Dim]:
-    """The size of every label; size-1 axes broadcast."""
+    """Return the size of every label; axes of size 1 broadcast."""
     sizes: dict[str, shapes.Dim] = {}
     for term, x in zip(terms, xs, strict=True):
         for label, dim in zip(term, x.shape or (), strict=True):
@@ -225,7 +225,10 @@ def _sizes(terms: list[str], xs: tuple[Var, ...]) -> dict[str, shapes.Dim]:
 
 
 def subscripts(equation: str, ranks: list[int]) -> tuple[list[str], str]:
-    """One label per axis for every operand and the output, with blanks, ``...`` and the implicit output resolved."""
+    """Return the labels of each operand and of the output, one per axis.
+
+    Blanks are removed, ``...`` is replaced by new labels, and an implicit output is made explicit.
+    """
     left, arrow, out = equation.replace(" ", "").partition("->")
     terms = left.split(",")
     widths = [
@@ -243,7 +246,7 @@ def subscripts(equation: str, ranks: list[int]) -> tuple[list[str], str]:
 
 
 def _eye(op: Builder, n: Var, like: Var) -> Var:
-    """The n × n identity matrix; ``n`` is a vector of length 1."""
+    """Return the n × n identity matrix; ``n`` is a vector of length 1."""
     return op.EyeLike(op.full(op.Concat(n, n, axis=0), 0, like.dtype))
 
 

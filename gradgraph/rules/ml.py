@@ -1,4 +1,4 @@
-"""Operators of ai.onnx.ml without a derivative; ``gradgraph.passes.normal.dialects.ml_models`` rewrites the others."""
+"""Operators of ai.onnx.ml without a derivative; ``passes.normal.dialects.ml_models`` rewrites the other operators."""
 
 from gradgraph.rules.registry import no_gradient
 

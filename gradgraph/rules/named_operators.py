@@ -1,15 +1,15 @@
 """Named operators: computations of a backward pass or an optimizer, as operators of the domain ``gradgraph``.
 
-A rule calls one like a function of the builder::
+A rule calls a named operator like a function of the builder::
 
     @named_operator("ConvGradWeight", like=[2], shape_only=[2])
     def weight_gradient(op, x, dy, w, *, group=1, strides=None, pads=None, dilations=None): ...
 
 The decorated function is its *portable form*: standard ONNX nodes that run in every runtime. Transforms (``gg.vjp``, …)
 write that form directly. A training step (``Builder(named_operators=True)``) keeps a single node
-``gradgraph.ConvGradWeight``, which ``backends.functions`` turns into a call of a model-local function with the portable
-form as its body, and which ``backends`` replace by the fastest form for a machine. Performance is decided there, the
-mathematics here.
+``gradgraph.ConvGradWeight``. ``backends.functions`` turns it into a call of a model-local function with the portable
+form as its body, and ``backends`` replaces it by the fastest form for a machine. So rules define the mathematics, and
+backends the performance.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gradgraph.rules.registry import Case
 Write = Callable[..., Any]  # (op, *inputs, **attributes) -> Var, or a tuple of them
 Portable = TypeVar("Portable", bound=Write)
 
-_SHAPE = "shape_of_"  # attribute: the known shape of an input that is not passed
+_SHAPE = "shape_of_"  # prefix of an attribute: the known shape of an input that is not passed
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class NamedOperator:
     """A named operator: its portable form, and the signature of its nodes.
 
     Attributes:
-        name: in the domain ``gradgraph``.
-        portable: writes it in standard ONNX.
-        like: for each output, the input with the same type and shape.
-        shape_only: inputs of which only the shape is read; if it is known they are not passed, so that the runtime can
-            free them.
-        parameters: names of the inputs.
-        cases: inputs and attributes for the tests of its forms.
+        name: the name in the domain ``gradgraph``.
+        portable: the function that writes the operator in standard ONNX nodes.
+        like: for each output, the index of an input with the same type and shape.
+        shape_only: the indices of inputs of which only the shape is read. If it is known, they are not passed, so that
+            the runtime can free them.
+        parameters: the names of the inputs.
+        cases: inputs and attributes for the tests of the operator's forms.
     """
 
     name: str
@@ -65,10 +65,16 @@ OPERATORS: dict[str, NamedOperator] = {}
 def named_operator(
     name: str, *cases: Case, like: Sequence[int] = (0,), shape_only: Sequence[int] = (), inputs: str = ""
 ) -> Callable[[Portable], Portable]:
-    """Register the portable form of a named operator; the decorated function calls the operator.
+    """Register the decorated function as the portable form of a named operator; the result calls the operator.
 
-    Attributes are passed by keyword and are numbers, text, or lists of numbers; ``None`` is an absent one. ``inputs``
-    names the inputs of a function with ``*inputs``.
+    Attributes are passed by keyword; they are numbers, text or lists of numbers, and ``None`` is an absent attribute.
+
+    Args:
+        name: the name in the domain ``gradgraph``.
+        cases: inputs and attributes for the tests of the operator's forms.
+        like: see ``NamedOperator``.
+        shape_only: see ``NamedOperator``.
+        inputs: the names of the inputs, if the function has ``*inputs``.
     """
 
     def register(portable: Portable) -> Portable:
@@ -87,7 +93,7 @@ def _named(op: Builder, operator: NamedOperator, inputs: Sequence[Var | None], a
     """Write one node of the domain ``gradgraph``."""
     passed: list[ir.Value | None] = []
     for i, x in enumerate(inputs):
-        found = None if x is None else x.shape  # infer all inputs' shapes now: forms see recorded ones only
+        found = None if x is None else x.shape  # infers the shape now: forms read recorded shapes only
         dims = found if i in operator.shape_only else None
         known = shapes.all_sizes(dims) or []
         if known:  # an empty list has no type
@@ -108,12 +114,12 @@ def _named(op: Builder, operator: NamedOperator, inputs: Sequence[Var | None], a
 
 
 def operator_of(node: ir.Node) -> NamedOperator | None:
-    """The named operator that ``node`` calls, if any."""
+    """Return the named operator that ``node`` calls, or None."""
     return OPERATORS.get(node.op_type) if node.domain == DOMAIN else None
 
 
 def arguments(op: Builder, node: ir.Node) -> tuple[list[Var | None], dict[str, Any]]:
-    """Inputs and attributes of a call, as its forms accept them; an input that was not passed has only a shape."""
+    """Return the inputs and attributes of a call as its forms accept them; inputs not passed have only a shape."""
     operator = OPERATORS[node.op_type]
     attrs = {a.name: list(a.value) if isinstance(a.value, tuple | list) else a.value for a in node.attributes.values()}
     floats = (v.type for v in node.inputs if v is not None and v.dtype is not None and v.dtype.is_floating_point())
@@ -129,7 +135,7 @@ def arguments(op: Builder, node: ir.Node) -> tuple[list[Var | None], dict[str, A
 
 
 def describe(node: ir.Node) -> None:
-    """Record the types and shapes of a call's outputs, from the inputs that they are like."""
+    """Record the shapes of a call's outputs, which are those of the inputs listed in ``like``."""
     for out, source in zip(node.outputs, OPERATORS[node.op_type].like, strict=True):
         model = node.inputs[source] if source < len(node.inputs) else None
         if model is not None and model.shape is not None:
@@ -137,7 +143,7 @@ def describe(node: ir.Node) -> None:
 
 
 def write_portable(op: Builder, node: ir.Node) -> tuple[Var, ...]:
-    """The portable form of a call, written with ``op``."""
+    """Write the portable form of a call with ``op``, and return its outputs."""
     inputs, attrs = arguments(op, node)
     written = OPERATORS[node.op_type].portable(op, *inputs, **attrs)
     results = written if isinstance(written, tuple) else (written,)

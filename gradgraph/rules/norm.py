@@ -1,7 +1,7 @@
-"""Normalization: subtract a mean, divide by a deviation, scale.
+"""Gradient rules of normalization: subtract a mean, divide by a deviation, scale.
 
-Notation: ``x̂ = (x − mean(x)) · inv`` with ``inv = 1/√(var(x) + ε)``. Gradients of scales use the centred x: Σ dy·x −
-mean·Σ dy would lose digits by cancellation.
+Notation: ``x̂ = (x − mean(x)) · inv`` with ``inv = 1/√(var(x) + ε)``. Gradients of scales are computed from the centred
+x: the equivalent Σ dy·x − mean·Σ dy would lose digits by cancellation.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from gradgraph.rules.named_operators import named_operator
 from gradgraph.rules.registry import Gradients, case, point, positive, real, vjp
 from gradgraph.rules.rounding import all_wide, back
 
-# for two numbers, a fraction ε/(var + ε) of the cotangent is left, and must keep all its digits
+# test points: for two numbers only a fraction ε/(var + ε) of the cotangent remains, which must keep all its digits
 _TINY, _APART = "epsilon = 1.1641532182693481e-10", 0.7  # ε = 2⁻³³
 _LEFT = (_APART**2 + 2.0**-33) ** -1.5
 
 _VECTORS = "s = Cast<to = 1>(x1)  b = Cast<to = 1>(x2)  m = Cast<to = 1>(x3)  v = Cast<to = 1>(x4)"
 
-# numbers that share a mean and a deviation: for more, enough is left after projection to outweigh rounding
+# if at most this many numbers share a mean and a deviation, projections leave so little that rounding matters
 MOST_NUMBERS_PROJECTED_OUT = 4
 
 
@@ -33,7 +33,7 @@ def inverse_deviation(op: Builder, variance: Var, epsilon: float) -> Var:
 
 
 def _standardized(op: Builder, x: Var, axes: Sequence[int], epsilon: float) -> tuple[Var, Var]:
-    """``x̂`` and ``inv``, over ``axes``."""
+    """Return ``x̂`` and ``inv`` for the mean and variance over ``axes``."""
     centred = x - op.ReduceMean(x, axes, keepdims=1)
     inv = inverse_deviation(op, op.ReduceMean(centred * centred, axes, keepdims=1), epsilon)
     return centred * inv, inv
@@ -42,7 +42,7 @@ def _standardized(op: Builder, x: Var, axes: Sequence[int], epsilon: float) -> t
 def _standardized_vjp(
     op: Builder, g: Var, xhat: Var, inv: Var, axes: Sequence[int], epsilon: float | None = None
 ) -> Var:
-    """The cotangent of x from ``g``, that of ``x̂``; accurate even for few numbers if ``epsilon`` is given."""
+    """Return the cotangent of x from ``g``, the cotangent of ``x̂``; with ``epsilon``, accurate even for few numbers."""
     k = op.ReduceMean(g * xhat, axes, keepdims=1)
     u = g - op.ReduceMean(g, axes, keepdims=1) - xhat * k
     if epsilon is not None and _are_few([(xhat.shape or ())[axis] for axis in axes]):
@@ -54,19 +54,19 @@ def _standardized_vjp(
 def _are_few(sizes: Sequence[int | str | None]) -> bool:
     """Whether so few numbers share a mean and a deviation that projections remove nearly all of their cotangent.
 
-    For two numbers a fraction ε/(var + ε) is left, which may be 1e-5, no more than the rounding error.
+    For two numbers only a fraction ε/(var + ε) remains. It may be 1e-5, which is as small as the rounding error.
     """
     return 1 < math.prod(d if isinstance(d, int) else math.inf for d in sizes) <= MOST_NUMBERS_PROJECTED_OUT
 
 
 def channel_sums(op: Builder, x: Var) -> Var:
-    """Sum over all axes except channels: contiguous space first, twice as fast as both at once."""
+    """Sum over all axes except channels: first over space, which is contiguous. That is twice as fast as one sum."""
     of_sample = op.ReduceSum(x, list(range(2, x.rank)), keepdims=0) if x.rank > 2 else x
-    return op.ReduceSum(of_sample, [0], keepdims=int(x.rank == 1))  # one axis: the samples of one channel
+    return op.ReduceSum(of_sample, [0], keepdims=int(x.rank == 1))  # x of rank 1 has one channel
 
 
 def columns(op: Builder, v: Var, x: Var) -> Var:
-    """A vector over channels, shaped [C, 1, …] to be broadcast against ``x``."""
+    """Reshape a vector over channels to [C, 1, …], so that it broadcasts against ``x``."""
     return op.Unsqueeze(v, list(range(1, x.rank - 1))) if x.rank > 2 else v
 
 
@@ -83,12 +83,12 @@ def _by_channel(op: Builder, scale: Var, *vs: Var) -> list[Var]:
 
 
 def _as_given(op: Builder, dx: Var, x: Var) -> Var:
-    """Undo ``_by_channel``: ``dx`` in the shape of ``x``."""
+    """Undo ``_by_channel``: return ``dx`` in the shape of ``x``."""
     return dx if x.shape is not None else op.Reshape(dx, op.shape(x), allowzero=1)
 
 
 def _size(op: Builder, x: Var, axes: Sequence[int]) -> Var:
-    """The number of elements of one mean over ``axes``, as a floating scalar."""
+    """Return the number of elements of ``x`` along ``axes``, as a floating scalar."""
     dims = op.Concat(*(op.dim(x, axis) for axis in axes), axis=0)
     count = op.ReduceProd(dims, keepdims=0)
     return op.cast(count, x.dtype) if count.const is None else op.const(count.const, x.dtype)
@@ -184,7 +184,7 @@ def _with_given_statistics(op: Builder, dy: Var, x: Var, scale: Var, mean: Var, 
 
 
 def _batch_statistics(op: Builder, x: Var) -> list[Var]:
-    """Mean and (biased) variance of each channel; with momentum 0 they are the node's own second and third outputs."""
+    """Return the mean and (biased) variance of each channel, as the node with momentum 0 outputs them."""
     n = batch_size(op, x)
     mean = channel_sums(op, x) / n
     centred = x - columns(op, mean, x)
@@ -201,10 +201,10 @@ def _batch_statistics(op: Builder, x: Var) -> list[Var]:
 def batch_normalization_gradient(
     op: Builder, dy: Var, x: Var, scale: Var, mean: Var, var: Var, *, epsilon: float
 ) -> tuple[Var, Var, Var]:
-    """The gradients of x, scale and bias; ``mean`` and (biased) ``var`` are those of each channel of ``x``.
+    """Return the gradients of x, scale and bias; ``mean`` and (biased) ``var`` are those of each channel of ``x``.
 
-    ``dx = a·(dy − k·centred − s)``, with a, k and s per channel: few passes over large tensors. For few numbers the
-    bracket cancels almost completely, so it is projected twice.
+    ``dx = a·(dy − k·centred − s)``, with a, k and s per channel, needs few passes over large tensors. If few numbers
+    share a channel, the terms in the bracket cancel almost completely, so the projection is applied twice.
     """
     u, a, dscale, db = _unscaled(op, dy, x, scale, mean, var, epsilon)
     return u * columns(op, a, x), dscale, db
@@ -234,12 +234,12 @@ def _unscaled(
 
 
 def has_few(x: Var) -> bool:
-    """Whether only few numbers share a channel of ``x``, as far as sizes are known."""
+    """Whether few numbers are known to share a channel of ``x`` (see ``_are_few``)."""
     return x.shape is not None and _are_few([*x.shape[:1], *x.shape[2:]])
 
 
 def _projected_again(op: Builder, u: Var, centred: Var, var: Var, along: Var, epsilon: float) -> Var:
-    """Project ``u`` again to remove rounding along 1 and ``centred``, so that ``Σ u·centred = along·ε/(var + ε)``."""
+    """Project ``u`` again to remove rounding errors: so that Σ u = 0 and Σ u·centred = along·ε/(var + ε)."""
     n, wide = batch_size(op, u), var + epsilon
     k = (channel_sums(op, u * centred) - along * (epsilon / wide)) / (wide * n)
     mean = channel_sums(op, u) / n
@@ -249,7 +249,10 @@ def _projected_again(op: Builder, u: Var, centred: Var, var: Var, along: Var, ep
 def batch_normalization_factors(
     op: Builder, x: Var, scale: Var, var: Var, db: Var, along: Var, epsilon: float
 ) -> tuple[Var, Var, Var, Var]:
-    """``dscale``, a, k and s of each channel, from ``db = Σ dy`` and ``along = Σ dy·centred``."""
+    """Return ``dscale``, and the factors a, k and s of each channel, from ``db = Σ dy`` and ``along = Σ dy·centred``.
+
+    The factors are those in ``dx = a·(dy − k·centred − s)``.
+    """
     n = batch_size(op, x)
     inv = inverse_deviation(op, var, epsilon)
     dscale = along * inv
@@ -257,9 +260,9 @@ def batch_normalization_factors(
 
 
 def _from_running_statistics(op: Builder, running: Sequence[Var | None], x: Var, mean: Var, momentum: float) -> Var:
-    """The cotangent of x from those of the running mean and variance.
+    """Return the cotangent of x from the cotangents of the new running mean and variance.
 
-    These are momentum · running + (1 − momentum) · batch statistic.
+    The new statistics are momentum · running + (1 − momentum) · batch statistic.
     """
     dmean, dvar = running
     n, share = batch_size(op, x), 1 - momentum
@@ -270,7 +273,7 @@ def _from_running_statistics(op: Builder, running: Sequence[Var | None], x: Var,
 
 
 def batch_size(op: Builder, x: Var) -> Var | float:
-    """The number of values that share a channel."""
+    """Return the number of values that share a channel."""
     return _size(op, x, [axis for axis in range(x.rank) if axis != 1])
 
 
@@ -333,7 +336,7 @@ def layer_normalization(
 def layer_normalization_gradient(
     op: Builder, dy: Var, x: Var, scale: Var, mean: Var, inv: Var, *, axis: int
 ) -> tuple[Var, Var]:
-    """The gradients of x and scale; ``mean`` and ``inv`` have size 1 along the axes from ``axis`` on."""
+    """Return the gradients of x and scale; ``mean`` and ``inv`` have size 1 along the axes from ``axis`` on."""
     return _layer_gradients(op, dy, x, scale, mean, inv, list(range(axis, x.rank)))
 
 
@@ -345,7 +348,10 @@ def _layer_gradients(
 
 
 def _from_statistics(op: Builder, dys: Sequence[Var | None], x: Var, xhat: Var, inv: Var, axes: list[int]) -> Var:
-    """The cotangent of x from those of mean and inv, or one that broadcasts: ∂mean/∂x = 1/n, ∂inv/∂x = −inv² x̂/n."""
+    """Return the cotangent of x, or a tensor that broadcasts to it, from the cotangents of mean and inv.
+
+    ∂mean/∂x = 1/n and ∂inv/∂x = −inv²·x̂/n.
+    """
     dmean, dinv = (None if d is None else op.cast(d, x.dtype) for d in dys)
     terms = [] if dmean is None else [dmean]
     terms += [] if dinv is None else [-dinv * inv * inv * xhat]
@@ -478,7 +484,7 @@ def lrn(op: Builder, dy: Var, y: Var, x: Var, *, alpha: float, beta: float, bias
 
 
 def channel_mean(op: Builder, x: Var, size: int, before: int, after: int) -> Var:
-    """The mean over a window of ``size`` channels, with zeros beyond the ends: pooling with channels as space."""
+    """Return the mean over a window of ``size`` channels, with zeros beyond the ends, by pooling along channels."""
     space = x.rank - 2
     pads = [before, *[0] * space, after, *[0] * space]
     image = op.Unsqueeze(x, [1])

@@ -1,4 +1,4 @@
-"""Pad: the gradient of the border is cut off (constant), or added where it was copied from (other modes)."""
+"""The gradient rule of Pad: the border of dy is cut off (mode "constant"), or added to the elements that it copies."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def pad(
 
 
 def _cut(op: Builder, dy: Var, pads: Var, axes: Var | None) -> Var:
-    """Crop the border from ``dy``; by Slice if Pad cropped nothing, as its kernel is faster than Pad's."""
+    """Crop the border from ``dy``: by a Slice, whose kernel is faster, or by a Pad if the forward Pad cropped, too."""
     if pads.const is None or (pads.const < 0).any():
         return op.Pad(dy, -pads, None, axes)
     if not pads.const.any():
@@ -69,12 +69,12 @@ def _cut(op: Builder, dy: Var, pads: Var, axes: Var | None) -> Var:
 def _border(op: Builder, dy: Var, x: Var, pads: Var, value: Var | None, axes: Var | None) -> Var | None:
     if value is None:
         return None
-    border = op.Pad(op.zeros_like(x), pads, op.const(1, x.dtype), axes)  # not Σdy - Σdx, which cancels
+    border = op.Pad(op.zeros_like(x), pads, op.const(1, x.dtype), axes)  # Σdy - Σdx would lose digits
     return reshaped(op, op.ReduceSum(dy * border, keepdims=0), value)
 
 
 def _widths(x: Var, pads: Var, axes: Var | None) -> dict[int, tuple[int, int]] | None:
-    """The padding (before, after) of each padded axis; None if it is known at run time only, or negative."""
+    """Return the padding (before, after) of each padded axis; None if it is negative or known at run time only."""
     if pads.const is None or (axes is not None and axes.const is None) or (pads.const < 0).any():
         return None
     chosen = range(x.rank) if axes is None else [int(a) % x.rank for a in axes.const or ()]
@@ -83,9 +83,9 @@ def _widths(x: Var, pads: Var, axes: Var | None) -> dict[int, tuple[int, int]] |
 
 
 def _folds(mode: str, x: Var, axis: int, before: int, after: int) -> bool:
-    """Whether each border is one contiguous copy.
+    """Whether each border of the axis is one contiguous copy of elements, or one repeated element ("edge").
 
-    For an unknown size reflect is assumed to be narrower than the axis, as onnxruntime and PyTorch require.
+    If the size is unknown, "reflect" is assumed to be narrower than the axis, as onnxruntime and PyTorch require.
     """
     size, widest = x.dim(axis), max(before, after)
     if not isinstance(size, int):
@@ -94,7 +94,7 @@ def _folds(mode: str, x: Var, axis: int, before: int, after: int) -> bool:
 
 
 def _folded(op: Builder, dy: Var, size: Var, axis: int, before: int, after: int, mode: str) -> Var:
-    """The vjp of padding one axis: the inner part, plus each border at the place it was copied from."""
+    """Return the vjp of padding one axis: the inner part of ``dy``, plus each border where it was copied from."""
 
     def placed(start: int, stop: int, step: int, left: Var, right: Var) -> Var:
         run = op.Slice(dy, [start], [stop], [axis], [step])

@@ -1,4 +1,4 @@
-"""Pattern matching on nodes: a backward walk that raises ``MismatchError`` if the nodes differ."""
+"""Pattern matching on nodes: a backward walk that raises ``MismatchError`` if a node does not match."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def need(condition: bool) -> None:
 
 
 class Walk:
-    """A backward walk from the last node of a composite; ``passed`` are the nodes on the way, including the last."""
+    """A backward walk from the last node of a composite; ``passed`` are the nodes visited, beginning with the last."""
 
     def __init__(self, last: ir.Node) -> None:
         self.last = last
         self.passed = [last]
 
     def to(self, value: ir.Value | None, *op_types: str) -> ir.Node:
-        """The producer of ``value``, which must be one of these operators in the same graph."""
+        """Return the producer of ``value``, which must be one of these operators, in the same graph."""
         node = some(made_by(value, *op_types))
         need(node.graph is self.last.graph)
         self.passed.append(node)
         return node
 
     def first(self, finds: Callable[[_T], _Result], choices: Iterable[_T]) -> _Result:
-        """The result of ``finds`` for the first choice that matches; failed choices are undone."""
+        """Return the result of ``finds`` for the first of ``choices`` that matches; failed attempts are undone."""
         before = len(self.passed)
         for choice in choices:
             try:
@@ -57,7 +57,7 @@ class Walk:
 
 
 def number_of(value: ir.Value | None) -> float | None:
-    """The only element of ``value`` if it is a constant; a weight may change."""
+    """Return the only element of ``value`` if it is a marked constant, else None; weights are not constants."""
     producer = None if value is None else value.producer()
     if producer is not None and is_for_precision(producer):
         value = producer.inputs[0]
@@ -76,14 +76,14 @@ def is_number(value: ir.Value | None, expected: float) -> bool:
 
 
 def epsilon(dtype: ir.DataType) -> float:
-    """The distance from 1 to the next number of a floating type."""
+    """Return the distance from 1 to the next larger number of a floating type."""
     return {ir.DataType.DOUBLE: 2.0**-52, ir.DataType.FLOAT: 2.0**-23, ir.DataType.FLOAT16: 2.0**-10}.get(
         dtype, 2.0**-7
     )
 
 
 def with_number(node: ir.Node) -> tuple[ir.Value, float]:
-    """``x`` and the constant ``c`` of a node that computes ``x·c`` or ``c·x``; for ``x/c``, ``x`` and ``1/c``."""
+    """Return ``x`` and the constant ``c`` if ``node`` computes ``x·c`` or ``c·x``; for ``x/c``, ``x`` and ``1/c``."""
     x, c = node.inputs
     if is_standard(node, "Mul") and number_of(c) is None:
         x, c = c, x
@@ -93,5 +93,5 @@ def with_number(node: ir.Node) -> tuple[ir.Value, float]:
 
 
 def need_one_rank(walk: Walk, x: ir.Value | None) -> None:
-    """Raise MismatchError unless the output has the rank of ``x``, as a constant may add axes."""
+    """Raise MismatchError unless the last node's output has the rank of ``x``: a constant may have added axes."""
     need(len(some(shapes.shape_of(some(x)))) == len(some(shapes.shape_of(walk.last.outputs[0]))))

@@ -1,8 +1,8 @@
-"""Writing cotangents back to the places where elements were read: helpers for indexing, padding and shape.
+"""Write cotangents back to the places where elements were read: helpers for rules of indexing, padding and sampling.
 
-None of them adds with ScatterND: onnxruntime's kernel is multithreaded and loses concurrent updates of one place (seen:
-wrong sums in most runs). Its ScatterElements is single-threaded, so it adds correctly, but element by element; whole
-rows use a faster method, by sorting.
+None of them adds with ScatterND: onnxruntime's kernel is multithreaded and loses concurrent updates of one place (wrong
+sums in most runs were observed). Its ScatterElements is single-threaded, so it adds correctly, but element by element.
+Whole rows are added by a faster method, with sorting.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from gradgraph.rules.shape import flat, reshaped, total
 
 FLOAT, DOUBLE, INT64 = ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT64
 FIRST, LAST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
-MOST_PLACES = 128  # number of places
+MOST_PLACES = 128  # the most places for which a matrix product adds up faster than sorting
 
 
 def positions(op: Builder, x: Var) -> Var:
-    """The row-major position of each element of ``x``, in the shape of ``x``."""
+    """Return the row-major position of each element of ``x``, in the shape of ``x``."""
     return reshaped(op, op.Range(0, total(op, x), 1), x)
 
 
 def put(op: Builder, dy: Var, where: Var, x: Var, reduction: str = "none") -> Var:
-    """Zeros in the shape of ``x``, with ``dy`` written (or added) at the row-major positions ``where``."""
+    """Return zeros in the shape of ``x`` with ``dy`` written (or added) at the row-major positions ``where``."""
     zeros = op.full(op.Reshape(total(op, x), [1]), 0, dy.dtype)
     return reshaped(op, scattered(op, zeros, flat(op, where), flat(op, dy), 0, reduction), x)
 
 
 def scattered(op: Builder, data: Var, indices: Var, updates: Var, axis: int, reduction: str) -> Var:
-    """ScatterElements; onnxruntime does not reduce half precision, so that is done in float32."""
+    """Apply ScatterElements; reductions in half precision, which onnxruntime does not support, are done in float32."""
     dtype = data.dtype
     if reduction != "none" and dtype in HALF:
         data, updates = op.cast(data, FLOAT), op.cast(updates, FLOAT)
@@ -53,11 +53,15 @@ def as_block(op: Builder, x: Var, axis: int) -> Var:
 
 
 def add_slices(op: Builder, dy: Var, where: Var, x: Var, axis: int, distinct: bool = False) -> Var:
-    """Zeros in the shape of ``x``, with slice i of ``dy`` along ``axis`` added at ``where[i]``.
+    """Return zeros in the shape of ``x`` with slice i of ``dy`` along ``axis`` added at position ``where[i]``.
 
     Args:
-        where: int32 or int64 vector; negative positions count from the end.
-        distinct: no position repeats, so nothing is accumulated.
+        op: the builder.
+        dy: the slices to add.
+        where: an int32 or int64 vector of positions; negative positions count from the end.
+        x: the tensor whose shape the result has.
+        axis: the axis of the slices.
+        distinct: whether no position repeats, so that slices can be written instead of added.
     """
     where = as_int64(op, where)
     if not distinct and not _differ(where):
@@ -68,7 +72,10 @@ def add_slices(op: Builder, dy: Var, where: Var, x: Var, axis: int, distinct: bo
 
 @named_operator("GatherGrad", like=[2], shape_only=[2])
 def gather_gradient(op: Builder, dy: Var, where: Var, x: Var, *, axis: int) -> Var:
-    """Add slice i of ``dy`` along ``axis`` at ``where[i]``, an int64 position that may repeat."""
+    """Return zeros in the shape of ``x`` with slice i of ``dy`` along ``axis`` added at ``where[i]``.
+
+    Positions are int64 and may repeat.
+    """
     front = [axis, *(i for i in range(x.rank) if i != axis)]
     rows, back = turned(op, dy, front), np.argsort(front).tolist()
     if few := few_places(x, axis):
@@ -80,7 +87,7 @@ def gather_gradient(op: Builder, dy: Var, where: Var, x: Var, *, axis: int) -> V
 
 
 def few_places(x: Var, axis: int) -> int:
-    """The number of places along ``axis`` if a matrix product adds up fastest because they are few; else 0."""
+    """Return the number of places along ``axis`` if they are so few that a matrix product adds fastest; else 0."""
     size = x.shape[axis] if x.shape is not None and x.rank <= 2 else None
     return size if isinstance(size, int) and size <= MOST_PLACES else 0
 
@@ -96,10 +103,10 @@ def _differ(where: Var) -> bool:
 
 
 def _summed(op: Builder, where: Var, rows: Var) -> tuple[Var, Var]:
-    """Each distinct position, and the sum of its rows.
+    """Return each distinct position, and the sum of its rows.
 
-    Rows are sorted by position; the sums are differences of one running sum, taken at the last row of each position, in
-    float64 against cancellation.
+    Rows are sorted by position. The sums are differences of one running sum, taken at the last row of each position,
+    in float64 to limit cancellation.
     """
     places, order = op.TopK(where, op.Shape(where), outputs=2, largest=0)
     following = op.Concat(op.Slice(places, [1], [LAST], [0]), [-1], axis=0)

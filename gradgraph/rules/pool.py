@@ -1,6 +1,7 @@
-"""Pooling. Maxima pass their cotangent to the chosen element: the first of equals, as in onnxruntime and PyTorch.
+"""Gradient rules of pooling.
 
-Averages and norms spread theirs over the window; only ``spread`` chooses how.
+A maximum passes its cotangent to the chosen element: the first of equal ones, as in onnxruntime and PyTorch. Averages
+and norms spread their cotangent over the window; ``spread`` chooses the nodes for that.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from gradgraph.rules.windows import Windows, flat, positions, ranked, sizes, spa
 
 
 def _seen(x: Var, y: Var, ceil_mode: int = 0, **attrs: Any) -> tuple[Windows, Var]:
-    """The windows, and ``y`` with its rank known."""
+    """Return the windows of a pool, and ``y`` with the rank of ``x`` recorded."""
     seen, y = windows(**attrs), ranked(y, x)
     if ceil_mode:
         _refuse_windows_behind_the_end(x, y, seen)
@@ -32,12 +33,12 @@ def _seen(x: Var, y: Var, ceil_mode: int = 0, **attrs: Any) -> tuple[Windows, Va
 
 
 def _refuse_windows_behind_the_end(x: Var, y: Var, seen: Windows) -> None:
-    """Raise ModelError if ONNX's rules count a window that runtimes drop, and the normal form could not remove it."""
+    """Raise ModelError if ONNX's inference counts a window that runtimes drop and the normal form could not remove."""
     for size, count, stride, begin in zip(seen.spatial(x), seen.spatial(y), seen.strides, seen.begins, strict=True):
         if isinstance(size, int) and isinstance(count, int) and (count - 1) * stride >= size + begin:
             raise ModelError(
-                f"ONNX shape inference gives '{shown(y.value.name)}' {count} windows along an axis of {size}, the last "
-                "of which would start beyond the end; write this pool with ceil_mode=0 and explicit pads"
+                f"ONNX shape inference counts {count} windows of '{shown(y.value.name)}' along an axis of size {size}, "
+                "but the last one would start beyond the end; use ceil_mode=0 and explicit pads for this pool"
             )
 
 
@@ -79,13 +80,13 @@ def max_pool(op: Builder, dys: Sequence[Var], ys: Sequence[Var], x: Var, **attrs
     like=[1],
 )
 def max_pool_gradient(op: Builder, dy: Var, x: Var, **attrs: Any) -> Var:
-    """Add each cotangent at the largest element of its window, the first of equals."""
+    """Add each cotangent to the largest element of its window, the first of equal ones."""
     _, winners = op.MaxPool(x, outputs=2, **{**attrs, "storage_order": 0})
     return _to_winners(op, dy, winners, x, windows(**attrs))
 
 
 def _to_winners(op: Builder, dy: Var, winners: Var, x: Var, seen: Windows) -> Var:
-    """Add ``dy`` at the row-major positions ``winners``."""
+    """Add ``dy`` at the row-major positions ``winners``, the indices of maxima in ``x``."""
     if tiles(seen, x, dy):
         return op.MaxUnpool(dy, winners, kernel_shape=seen.taps, strides=seen.strides)
     size = op.ReduceProd(op.shape(x), keepdims=1)
@@ -97,7 +98,7 @@ def _to_winners(op: Builder, dy: Var, winners: Var, x: Var, seen: Windows) -> Va
 
 
 def tiles(seen: Windows, x: Var, y: Var) -> bool:
-    """Whether the windows are known to cover every element once, so that MaxUnpool knows its output size."""
+    """Whether the windows are known to cover every element exactly once, so that MaxUnpool infers its output size."""
     return seen.side_by_side and not any(r is None or r for r in seen.rest(x, y))
 
 
@@ -109,7 +110,7 @@ def tiles(seen: Windows, x: Var, y: Var) -> bool:
     case(real(1, 1, 1), integers(1, 2, 1, 1, 1), kernel_shape=[2], strides=[2]),
 )
 def max_unpool(op: Builder, dy: Var, y: Var, x: Var, indices: Var, size: Var | None = None, **_: Any) -> Gradients:
-    # a repeated index keeps an undefined one of its values in the output: all of them get its cotangent
+    # of several values with one index, the output has an undefined one: all of them get its cotangent
     dx = op.GatherElements(op.Reshape(dy, [-1]), op.Reshape(indices, [-1]))
     return (reshaped(op, dx, x),)
 
@@ -155,7 +156,7 @@ def global_max_pool(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
         ceil_mode=1,
         count_include_pad=1,
     ),
-    # the last window along an axis would start beyond its end: it does not count
+    # the last window along an axis would start beyond its end, so it does not count
     case(real(1, 2, 4, 7), kernel_shape=[2, 3], strides=[2, 3], pads=[0, 0, 1, 0], ceil_mode=1),
     case(real(1, 2, 5, 4), kernel_shape=[2, 2], strides=[2, 2], pads=[1, 0, 1, 1], ceil_mode=1, count_include_pad=1),
     case(real(2, 2, 9, 8), kernel_shape=[3, 2], dilations=[2, 3]),
@@ -183,10 +184,10 @@ def average_pool(op: Builder, dy: Var, y: Var, x: Var, **attrs: Any) -> Gradient
 def average_pool_gradient(
     op: Builder, dy: Var, x: Var, *, ceil_mode: int = 0, count_include_pad: int = 0, **attrs: Any
 ) -> Var:
-    """Spread each cotangent over the counted taps of its window."""
+    """Spread each cotangent over the taps of its window that the average counts."""
     seen, dy = _seen(x, dy, ceil_mode=ceil_mode, **attrs)
     axes = [a for a in range(seen.rank) if _may_lack_taps(x, dy, a, seen, bool(count_include_pad), bool(ceil_mode))]
-    if axes:  # a mean over fewer elements gives each more weight
+    if axes:  # in a mean over fewer elements each has more weight
         counts = functools.reduce(op.Mul, [_counts(op, x, dy, a, seen, bool(count_include_pad)) for a in axes])
         whole = math.prod(seen.taps[a] for a in axes)
         known = counts.const
@@ -240,7 +241,7 @@ def global_average_pool(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
     return (dy / op.cast(op.ReduceProd(space(op, x), keepdims=1), dy.dtype) * op.full(ones, 1, dy.dtype),)
 
 
-# y = (Σ|x|ᵖ)^(1/p):  dx = dy · y^(1-p) · |x|^(p-1) · sign x, and 0 where all of a window is 0
+# y = (Σ|x|ᵖ)^(1/p):  dx = dy · y^(1-p) · |x|^(p-1) · sign x, and 0 if all elements of a window are 0
 
 
 def _norm_cotangent(op: Builder, dy: Var, y: Var, p: int) -> Any:
@@ -260,10 +261,11 @@ def _norm_slope(op: Builder, x: Var, p: int) -> Any:
 
 
 def spread(op: Builder, dy: Var, x: Var, seen: Windows) -> Var:
-    """``dx[i·s + t·d - p] += dy[i] / (number of taps)``: the transpose of averaging over whole windows.
+    """Add each cotangent, divided by the number of taps, to all elements that its window read.
 
-    For adjacent windows, repeat each number; at stride 1, average with mirrored windows; otherwise use a ConvTranspose
-    with one channel (channels are merged into the batch, as their number may be unknown).
+    ``dx[i·s + t·d - p] += dy[i] / (number of taps)`` for windows i, taps t, stride s, dilation d and begin padding p.
+    For adjacent windows each number is repeated; with stride 1 it is an average over mirrored windows; otherwise a
+    ConvTranspose with one channel (channels are merged into the batch, because their number may be unknown).
     """
     rest = [r for r in seen.rest(x, dy) if r is not None and r >= 0]
     if seen.side_by_side and len(rest) == seen.rank:
@@ -277,7 +279,7 @@ def spread(op: Builder, dy: Var, x: Var, seen: Windows) -> Var:
 
 
 def _repeated(op: Builder, dy: Var, seen: Windows, rest: Sequence[int]) -> Var:
-    """Repeat every number ``kernel`` times along each axis, with zeros for elements that no window reads."""
+    """Repeat every number as often as the kernel is long along each axis; elements that no window reads get zeros."""
     scales = op.const(np.array([1, 1, *seen.taps], np.float32))
     nearest: dict[str, Any] = {
         "mode": "nearest",
@@ -289,14 +291,14 @@ def _repeated(op: Builder, dy: Var, seen: Windows, rest: Sequence[int]) -> Var:
 
 
 def _may_lack_taps(x: Var, y: Var, axis: int, seen: Windows, pads_count: bool, ceil: bool) -> bool:
-    """Whether some window may have uncounted taps along the axis: in the padding, or beyond the end."""
+    """Whether some window may have taps along ``axis`` that do not count: in the padding, or beyond the end."""
     rest = seen.rest(x, y)[axis]
     overhang = ceil and (rest is None or rest < 0)
     return overhang or (not pads_count and (seen.begins[axis] > 0 or seen.ends[axis] > 0))
 
 
 def _counts(op: Builder, x: Var, y: Var, axis: int, seen: Windows, pads_count: bool) -> Any:
-    """The number of counted taps of each window along one axis: int64, ready to broadcast."""
+    """Return the number of taps that count, of each window along one axis: int64, ready to broadcast."""
     begin, end = seen.begins[axis], seen.ends[axis]
     taps, size = positions(op, y, seen, axis), op.dim(x, axis + 2)
     low, high = (0, op.Add(size, begin + end)) if pads_count else (begin, op.Add(size, begin))

@@ -48,14 +48,14 @@ def dequantize_linear(
     axis: int = 1,
     block_size: int = 0,
 ) -> Gradients:
-    """``y = (x - zero_point) · scale``, so each scale sums ``dy · (x - zero_point)`` over its block."""
+    """Sum ``dy · (x - zero_point)`` over the elements that share a scale, as ``y = (x - zero_point) · scale``."""
     wide_dy, steps = all_wide(op, dy, scale)  # float16 overflows before 70,000
     terms = wide_dy * op.DequantizeLinear(x, op.ones_like(steps), zero_point, axis=axis, block_size=block_size)
     return None, op.cast(_sums(op, terms, x, steps, axis, block_size), scale.dtype)
 
 
 def _sums(op: Builder, terms: Var, x: Var, scale: Var, axis: int, block: int) -> Var:
-    """The sums of the terms that share a scale."""
+    """Return the sums of the terms that share a scale, in the shape of ``scale``."""
     if block:
         return _block_sums(op, terms, scale, axis % scale.rank, block)
     if scale.rank == 0:

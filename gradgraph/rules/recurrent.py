@@ -1,9 +1,9 @@
-"""RNN, GRU and LSTM without unrolling: any length, at linear cost.
+"""Gradient rules of RNN, GRU and LSTM without unrolling: for any length, at linear cost.
 
-The states of the forward pass are its output Y, so everything outside the recurrence is computed for all steps at once,
-in large products: gates and their slopes before the loop, gradients of weights after it. Only the cotangents of the
-states run through a Scan, from the last step to the first; for LSTM, a Scan before it recomputes the cell state, which
-is not an output. Sizes: T steps, N sequences, I features, G gates of H units.
+The output Y of the forward pass contains the states, so everything outside the recurrence is computed for all steps at
+once, in large products: gates and their slopes before the loop, gradients of weights after it. Only the cotangents of
+the states are computed in a Scan, from the last step to the first. For LSTM, another Scan before it recomputes the cell
+state, which is not an output. Sizes: T steps, N sequences, I features, G gates of H units.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gradgraph.rules.registry import Case, Draw, Gradients, Point, case, point, 
 
 # --- cases ----------------------------------------------------------------------------------------------------
 
-LENGTHS = np.array([5, 2, 0, 1], np.int32)  # an odd number of steps after an end, too: two sign errors cancel
+LENGTHS = np.array([5, 2, 0, 1], np.int32)  # also odd numbers of steps after an end, as two sign errors would cancel
 HIDDEN_SIZE = "onnxruntime requires hidden_size, which follows only from a known shape of R"
 NO_BATCH = "onnxruntime's GRU and LSTM crash on an empty batch"
 OPEN_SIZES = "a loop without steps returns outputs whose unknown sizes are 0"
@@ -35,20 +35,20 @@ def _weights(gates: int, directions: int, features: int = 3, units: int = 2) -> 
 
 
 def _case(*inputs: Any, hidden_size: int = 2, **options: Any) -> Case:
-    """A case with the attribute that onnxruntime requires."""
+    """Return a case with ``hidden_size``, which onnxruntime requires."""
     return case(*inputs, hidden_size=hidden_size, **options)
 
 
 def _inputs(
     gates: int, states: int, directions: int, lengths: np.ndarray | None = None
 ) -> list[Draw | np.ndarray | None]:
-    """All inputs of a node: 5 steps, 4 sequences, 3 features, 2 units."""
+    """Return all inputs of a node: 5 steps, 4 sequences, 3 features, 2 units."""
     bias = uniform(-0.9, 0.9, directions, gates * 4)
     return [real(5, 4, 3), *_weights(gates, directions), bias, lengths, *[real(directions, 4, 2)] * states]
 
 
 def _cases(gates: int, states: int) -> list[Case]:
-    """The cases shared by all three operators: directions, padding, absent inputs and outputs, sizes."""
+    """Return the cases shared by all three operators: directions, padding, absent inputs and outputs, sizes."""
     outputs, counts = 1 + states, {"forward": 1, "reverse": 1, "bidirectional": 2}
     full = {d: _inputs(gates, states, n) for d, n in counts.items()}
     padded = {d: _inputs(gates, states, n, LENGTHS) for d, n in counts.items()}
@@ -78,7 +78,7 @@ def _cases(gates: int, states: int) -> list[Case]:
 
 
 def _one(x: Sequence[float], slope: Sequence[float], **attrs: Any) -> Point:
-    """An RNN of one unit and one step with weight 1, so that x is the input of its activation."""
+    """Return a point for an RNN of one unit and one step with weight 1, so that x is the input of its activation."""
     columns = [[[v] for v in row] for row in (x, slope)]
     return point([columns[0]], [[[1.0]]], [[[1.0]]], gives=[[columns[1]], None, None], hidden_size=1, **attrs)
 
@@ -89,7 +89,7 @@ def _one(x: Sequence[float], slope: Sequence[float], **attrs: Any) -> Point:
 def _operands(
     gates: int, states: int, steps: int = 2, sequences: int = 4, features: int = 3, units: int = 2
 ) -> list[Draw]:
-    """Inputs of a gradient operator, except dY."""
+    """Return the inputs of a gradient operator, except dY."""
     rows, state = gates * units, [real(sequences, units)] * states
     weights = [uniform(-0.9, 0.9, rows, features), uniform(-0.9, 0.9, rows, units), real(rows), real(rows)]
     return [real(steps, sequences, features), *weights, *state, uniform(-0.9, 0.9, steps, sequences, units), *state]
@@ -140,7 +140,7 @@ def rnn(op: Builder, dys: tuple[Var | None, ...], ys: tuple[Var, ...], *inputs: 
     like=range(6),
 )
 def rnn_gradient(op: Builder, *inputs: Any, backwards: int, activation: str) -> tuple[Var, ...]:
-    """The gradients of one direction with tanh or relu."""
+    """Return the gradients of one direction of an RNN with tanh or relu."""
     return _rnn(op, of_operands(op, inputs, backwards, activation.lower()))
 
 
@@ -202,7 +202,7 @@ def gru(
     like=range(6),
 )
 def gru_gradient(op: Builder, *inputs: Any, backwards: int, linear_before_reset: int) -> tuple[Var, ...]:
-    """The gradients of one direction with sigmoid and tanh."""
+    """Return the gradients of one direction of a GRU with sigmoid and tanh."""
     return _gru(op, of_operands(op, inputs, backwards, "sigmoid", "tanh"), linear_before_reset)
 
 
@@ -211,7 +211,10 @@ def _gru(op: Builder, s: Direction, linear_before_reset: int) -> tuple[Var, ...]
 
 
 def _gru_reset_after(op: Builder, s: Direction) -> tuple[Var, ...]:
-    """For n = g(W x + Wb + r q), q = R h + Rb: one product computes the contribution of h to all gates."""
+    """Return the gradients for n = g(W x + Wb + r q) with q = R h + Rb.
+
+    One product computes the contribution of h to all gates.
+    """
     f, g = s.act
     Wb, Rb = s.biases or (None, None)
     h = s.before(s.Y)
@@ -221,7 +224,7 @@ def _gru_reset_after(op: Builder, s: Direction) -> tuple[Var, ...]:
     z, r = f.value(op, az), f.value(op, ar)
     an = xn + r * q
     n = g.value(op, an)
-    slope = s.mask((1.0 - z) * g.slope(op, an, n))  # of dn to dh
+    slope = s.mask((1.0 - z) * g.slope(op, an, n))  # the factor from dh to the cotangent of an
     others = [s.mask((h - n) * f.slope(op, az, z)), slope * q * f.slope(op, ar, r)]
     K = op.Concat(*others, slope * r, axis=-1)
 
@@ -236,7 +239,7 @@ def _gru_reset_after(op: Builder, s: Direction) -> tuple[Var, ...]:
 
 
 def _gru_reset_before(op: Builder, s: Direction) -> tuple[Var, ...]:
-    """For n = g(W x + R (r h) + b): a second product in each step."""
+    """Return the gradients for n = g(W x + R (r h) + b), which needs a second product in each step."""
     f, g = s.act
     h = s.before(s.Y)
     units = op.dim(s.R, 1)
@@ -312,7 +315,7 @@ def lstm(
     like=range(7),
 )
 def lstm_gradient(op: Builder, *inputs: Any, backwards: int) -> tuple[Var, ...]:
-    """The gradients of one direction with sigmoid and tanh."""
+    """Return the gradients of one direction of an LSTM with sigmoid and tanh."""
     return _lstm(op, of_operands(op, inputs, backwards, "sigmoid", "tanh", "tanh"), coupled=False)
 
 
@@ -333,7 +336,10 @@ def _lstm(op: Builder, s: Direction, coupled: bool) -> tuple[Var, ...]:
 
 
 class _CellState:
-    """The cell state c before and after each step, and its gates: i = f(ai + pi c), o = f(ao + po c'), …"""
+    """The cell state of an LSTM before each step (c) and after it (c'), and the gates: i = f(ai + pi c), …
+
+    ``coupled`` means that the forget gate is 1 − i; ``pre`` are the arguments of the gates without peepholes.
+    """
 
     def __init__(self, op: Builder, s: Direction, coupled: bool, pre: Sequence[Var]) -> None:
         self.op, self.s, self.coupled = op, s, coupled
@@ -346,7 +352,10 @@ class _CellState:
         self.before = s.before(self.after, 1)
 
     def _run(self) -> Var:
-        """The c after each step; without peepholes the gates are known in advance, and the loop has two operators."""
+        """Return c' of each step.
+
+        Without peepholes the gates are known before the loop, whose body then has two operators.
+        """
         ai, af, n, s = self.ai, self.af, self.n, self.s
         if self.peepholes is None:
             i, forget = self._gates(ai, af, n)
@@ -366,7 +375,10 @@ class _CellState:
         return a if self.peepholes is None else a + self.peepholes[gate] * c
 
     def slopes(self) -> tuple[Var, Var, Var]:
-        """The factors of the cotangent of h' at c', of those of c', h', c', c' at the gates, and of c' at c."""
+        """Return the factors between cotangents: from h' to c'; to the gates i, o, f, g; and from c' to c.
+
+        The gates i, f and g get theirs from c', and o gets its cotangent from h'.
+        """
         op, f, before, after = self.op, self.f, self.before, self.after
         ai, ao, af = self._peep(self.ai, 0, before), self._peep(self.ao, 1, after), self._peep(self.af, 2, before)
         i, forget = self._gates(self.ai, self.af, before)
@@ -382,7 +394,7 @@ class _CellState:
         return Kh, op.Concat(Ki, Ko, Kf, Kg, axis=-1), Kc
 
     def peephole_gradients(self, d: Var) -> list[Var]:
-        """The gradient of P, if there is one, from the cotangents of the gates."""
+        """Return the gradient of the peepholes P, from the cotangents ``d`` of the gates; empty without peepholes."""
         op = self.op
         if self.peepholes is None:
             return []
@@ -392,5 +404,5 @@ class _CellState:
 
 
 def _gates(op: Builder, a: Var, count: int) -> list[Var]:
-    """The gates, which are concatenated along the last axis."""
+    """Split the gates, which are concatenated along the last axis."""
     return all_of(op.Split(a, axis=-1, num_outputs=count, outputs=count))

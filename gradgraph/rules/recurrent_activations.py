@@ -17,7 +17,7 @@ from gradgraph.rules.rounding import wide
 
 @dataclass(frozen=True)
 class Kind:
-    """An activation function: value(op, x, α, β), its derivative from x and y, and the defaults of α and β."""
+    """An activation function ``value(op, x, α, β)``, its derivative ``slope(op, x, y, α, β)``, and defaults of both."""
 
     value: Callable[[Builder, Var, float, float], Var]
     slope: Callable[[Builder, Var, Var, float, float], Var]
@@ -30,7 +30,7 @@ def _either(op: Builder, condition: Var, yes: float, no: float, like: Var) -> Va
     return op.Where(condition, op.const(yes, like.dtype), op.const(no, like.dtype))
 
 
-_UNSAID = math.nan  # the specification and the runtimes disagree on this default
+_UNSAID = math.nan  # no default, because the specification and the runtimes disagree on it
 
 KINDS = {
     "tanh": Kind(lambda op, x, a, b: op.Tanh(x), lambda op, x, y, a, b: 1.0 - y * y, reads_input=False),
@@ -53,7 +53,7 @@ KINDS = {
     ),
     "hardsigmoid": Kind(
         lambda op, x, a, b: op.HardSigmoid(x, alpha=a, beta=b),
-        # would need x, recomputed; half a rounding unit from an end of the ramp is as exact as float16 gets
+        # comparing y can be wrong only within rounding of an end of the ramp; comparing x would need to recompute it
         lambda op, x, y, a, b: _either(op, (y > 0.0) & (y < 1.0), a, 0.0, x),
         0.2,
         0.5,
@@ -66,7 +66,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Activation:
-    """A function with its parameters, after the clip (pass-through on the closed interval)."""
+    """An activation function with its parameters, applied after the clip (pass-through on the closed interval)."""
 
     kind: Kind
     alpha: float
@@ -89,10 +89,12 @@ class Activation:
 
 
 def activations(node: ir.Node, names: Sequence[str], attrs: dict[str, Any]) -> list[Activation]:
-    """The functions called ``names``, in any case; α and β are assigned in order, to functions that have them.
+    """Return the functions called ``names`` (case does not matter), with parameters from the attributes.
+
+    The numbers in activation_alpha and activation_beta are assigned, in order, to the functions that have α and β.
 
     Raises:
-        ModelError: the function is unknown, or runtimes disagree on its defaults.
+        ModelError: a function is unknown, or omits parameters for which runtimes have different defaults.
     """
     alphas, betas = iter(attrs.get("activation_alpha", [])), iter(attrs.get("activation_beta", []))
     found = []
@@ -100,14 +102,14 @@ def activations(node: ir.Node, names: Sequence[str], attrs: dict[str, Any]) -> l
         kind = KINDS.get(name.lower())
         if kind is None:
             raise ModelError(
-                f"{describe(node)} has the activation '{shown(name)}', which ONNX does not have; use one of "
+                f"{describe(node)} has the activation '{shown(name)}', which ONNX does not define; use one of "
                 f"{', '.join(KINDS)}"
             )
         alpha, beta = (d if d is None else next(rest, d) for d, rest in ((kind.alpha, alphas), (kind.beta, betas)))
         if math.isnan(alpha or 0.0) or math.isnan(beta or 0.0):
             raise ModelError(
                 f"{describe(node)} omits parameters of the activation {shown(name)}, for which runtimes have "
-                "different defaults; write activation_alpha and activation_beta on the node"
+                "different defaults; set activation_alpha and activation_beta on the node"
             )
         found.append(Activation(kind, alpha or 0.0, beta or 0.0, attrs.get("clip")))
     return found

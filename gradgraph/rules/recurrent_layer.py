@@ -1,7 +1,8 @@
 """One direction of a recurrent layer: its operands, loops over time, and products over all steps at once.
 
-The reverse direction reverses no tensors: its loops run from the last step to the first. A step beyond a sequence's end
-keeps the state, so in both directions the state before a sequence's first own step is the initial one.
+The reverse direction reverses no tensors: its loops run from the last step to the first. A step beyond the end of a
+sequence does not change the state, so in both directions the state before the first step of a sequence is the initial
+state.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ MATRIX: shapes.Shape = (None, None)  # inputs and outputs of one step of a loop
 
 @dataclass(frozen=True)
 class Direction:
-    """One direction, without the direction axis. T steps, N sequences, I features, G gates of H units."""
+    """The operands of one direction, without a direction axis: T steps, N sequences, I features, G gates of H units."""
 
     op: Builder
     backwards: bool
@@ -42,11 +43,11 @@ class Direction:
     inside: Var | None  # boolean [T, N, 1]: whether the step is inside its sequence; None if all are
 
     def bias(self) -> Var | None:
-        """Wb + Rb."""
+        """Return Wb + Rb; None without biases."""
         return None if self.biases is None else self.biases[0] + self.biases[1]
 
     def before(self, states: Var, k: int = 0) -> Var:
-        """The state entering each step, from ``states``, the states after it; ``k`` is 0 for h and 1 for c."""
+        """Return the state that enters each step, from ``states``, those after each step; k is 0 for h and 1 for c."""
         first = self.op.Unsqueeze(self.first[k], [0])
         if self.inside is not None:  # Y is zero beyond the ends, where the reverse direction begins
             states = self.op.Where(self.inside, states, first) if self.backwards else states
@@ -56,16 +57,18 @@ class Direction:
         return self.op.like(self.op.Slice(joined, [start], [end], [0]), states)
 
     def mask(self, x: Var, outside: float = 0.0) -> Var:
-        """``x`` with ``outside`` at steps beyond the sequences' ends."""
+        """Return ``x`` with the number ``outside`` at steps beyond the ends of sequences."""
         return x if self.inside is None else self.op.like(self.op.Where(self.inside, x, outside), x)
 
     def back(self, step: Callable[..., Sequence[Var]], slopes: Sequence[Var], keeps: bool = True) -> Any:
         """Loop backwards in time: return the cotangents of the initial states, then the outputs of each step.
 
         Args:
-            step: ``step(dh, kept, *other states' cotangents, *slopes)`` returns the cotangents of the previous states,
-                and further outputs of the step. ``kept(d)``: ``d``, or all of dh where the step keeps the state.
-            keeps: False if the slopes determine where a step keeps the state.
+            step: ``step(dh, kept, *cotangents of the other states, *slopes)`` returns the cotangents of the previous
+                states, and then further outputs of the step. ``kept(d)`` returns ``d``, plus dh at steps beyond the end
+                of a sequence, which keep the state.
+            slopes: tensors of which each step reads a slice.
+            keeps: False if ``kept`` is not needed, because the slopes account for steps that keep the state.
         """
         op, count = self.op, len(self.dlast) - 1 + len(slopes)
 
@@ -78,7 +81,7 @@ class Direction:
         return self.scan(write, self.dlast, [*slopes, *arriving, *kept], against=True)
 
     def run(self, write: Callable[..., Var], first: Var, steps: Sequence[Var]) -> Var:
-        """The states [T, N, H] after each step, where ``write(state, *slices)`` is the next one."""
+        """Return the states [T, N, H] after each step, where ``write(state, *slices)`` returns the next state."""
         op, inside = self.op, self.inside
 
         def step(state: Var, *slices: Var) -> list[Var]:
@@ -93,7 +96,7 @@ class Direction:
     def scan(
         self, write: Callable[..., Sequence[Var]], states: Sequence[Var], steps: Sequence[Var], against: bool
     ) -> Any:
-        """Loop over time, ``against`` the direction or along it; return final states, then the outputs of each step.
+        """Loop over time, along the direction or ``against`` it; return final states, then the outputs of each step.
 
         ``write(*states, *slices)`` returns the next states and the outputs of one step.
         """
@@ -101,7 +104,7 @@ class Direction:
         carried = [_value(s, s.shape) for s in states]
         slices = [_value(s, None if s.shape is None else s.shape[1:]) for s in steps]
         body = op.graph([*carried, *slices], write)
-        for y in body.outputs:  # onnxruntime requires their ranks
+        for y in body.outputs:  # onnxruntime requires the ranks of these
             shapes.record_shape(y, shapes.shape_of(y) or MATRIX)
         flip = int(self.backwards != against)
         results = op.Scan(
@@ -132,15 +135,15 @@ def _value(x: Var, shape: shapes.Shape | None) -> ir.Value:
 
 @dataclass(frozen=True)
 class Cell:
-    """A recurrent operator: where RNN, GRU and LSTM differ.
+    """The properties in which the operators RNN, GRU and LSTM differ.
 
     Attributes:
-        activations: defaults of one direction.
-        formula: ``(op, direction)`` returns the gradients of X, W, R, both biases and the first states (and P).
+        activations: the default activations of one direction.
+        formula: ``formula(op, direction)`` returns the gradients of X, W, R, both biases and the first states (and P).
         named: the formula as a named operator, for an ordinary direction: with biases, but without peepholes, clip and
             lengths.
-        usual: the activations that ``named`` supports, with its attributes.
-        states: 1 for h, 2 for h and c.
+        usual: the activations that ``named`` supports → its attributes for them.
+        states: the number of states: 1 for h, 2 for h and c.
     """
 
     activations: tuple[str, ...]
@@ -157,12 +160,13 @@ class Cell:
         inputs: Sequence[Var | None],
         attrs: dict[str, Any],
     ) -> list[Var | None]:
-        """The gradients of a node's inputs.
+        """Return the gradients of a node's inputs.
 
         Args:
+            op: the builder.
             dys, ys: cotangents and values of Y, Y_h (and Y_c).
             inputs: X, W, R, B, sequence_lens, initial_h (and initial_c, P); trailing ones may be omitted.
-            attrs: the attributes shared by all three operators.
+            attrs: the attributes that all three operators have.
         """
         layers = [self._of_direction(op, s) for s in self._directions(op, dys, ys, inputs, attrs)]
         dX, *others = ([layer[i] for layer in layers] for i in range(len(layers[0])))
@@ -226,7 +230,7 @@ class Cell:
 
 
 def of_operands(op: Builder, operands: Sequence[Any], backwards: int, *activations: str) -> Direction:
-    """The direction of a gradient operator's inputs."""
+    """Return the direction that the inputs of a gradient operator describe."""
     X, W, R, Wb, Rb, *rest = operands
     n = (len(rest) - 1) // 2
     first, Y, dlast, dY = tuple(rest[:n]), rest[n], tuple(rest[n + 1 : 2 * n + 1]), rest[2 * n + 1]
@@ -234,14 +238,14 @@ def of_operands(op: Builder, operands: Sequence[Any], backwards: int, *activatio
 
 
 def _plain(names: Sequence[str]) -> tuple[Activation, ...]:
-    """Activations without parameters or clip."""
+    """Return activations by name, without parameters or clip."""
     return tuple(Activation(KINDS[name], 0.0, 0.0, None) for name in names)
 
 
 def _activations(
     ys: Sequence[Var], default: Sequence[str], count: int, attrs: dict[str, Any]
 ) -> list[tuple[Activation, ...]]:
-    """The activations of each direction."""
+    """Return the activations of each direction."""
     node = ys[0].value.producer()
     assert node is not None
     n = len(default)
@@ -258,19 +262,19 @@ def _stacked(op: Builder, row: Sequence[Var]) -> Var:
 
 
 def times(op: Builder, x: Var, weight: Var, bias: Var | None = None) -> Var:
-    """``x weightᵀ + bias`` of every step."""
+    """Compute ``x weightᵀ + bias`` for all steps at once."""
     turned = op.Transpose(weight, perm=[1, 0])
-    if x.dtype == ir.DataType.FLOAT16:  # see passes/half_products.py, which does not look into functions
+    if x.dtype == ir.DataType.FLOAT16:  # as passes/half_products.py, which does not rewrite nodes in functions
         turned = op.Unsqueeze(turned, [0])
     product = op.MatMul(x, turned)
     return product if bias is None else product + bias
 
 
 def outer(op: Builder, d: Var, x: Var) -> Var:
-    """The gradient of a weight: the sum over steps and sequences of d xᵀ."""
+    """Return the gradient of a weight: the sum of d xᵀ over steps and sequences."""
     return op.Gemm(op.Flatten(d, axis=2), op.Flatten(x, axis=2), transA=1)
 
 
 def total(op: Builder, d: Var) -> Var:
-    """The gradient of a bias: the sum over steps and sequences."""
+    """Return the gradient of a bias: the sum of d over steps and sequences."""
     return op.ReduceSum(d, [0, 1], keepdims=0)

@@ -1,11 +1,11 @@
-"""Reductions: many numbers to one, along axes that are absent (all), constant, or known only at run time.
+"""Gradient rules of reductions, along axes that are absent (all axes), constant, or known only at run time.
 
 ``_kept`` restores the rank of ``x`` in ``dy`` and ``y``, so that they broadcast against it. Without axes, or with an
 empty list, every axis is reduced, or none if ``noop_with_empty_axes`` is set: then the operator still applies to each
 element (ReduceSumSquare squares, ReduceL1 is ``|x|``), as in onnxruntime.
 
-Conventions: the ties of ReduceMax and ReduceMin share the gradient equally; ReduceL1 and ReduceL2 give 0 at 0, as
-PyTorch's norms do; an all-``-inf`` slice of ReduceLogSumExp gets 0.
+Conventions: the ties of ReduceMax and ReduceMin share the gradient equally; the gradient of ReduceL1 and ReduceL2 is 0
+at 0, as for PyTorch's norms; the gradient of ReduceLogSumExp is 0 in a slice whose numbers are all ``-inf``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gradgraph.rules.rounding import all_wide, wide
 
 
 def _calls(draw: Callable[..., Draw]) -> tuple[Case, ...]:
-    """Every way to specify the axes."""
+    """Return cases with every way to specify the axes."""
     return (
         case(draw(2, 3)),
         case(draw(2, 3), keepdims=0),
@@ -48,12 +48,12 @@ def _empty_axes(axes: Var | None) -> bool:
 
 
 def _kept(op: Builder, y: Var, axes: Var | None, keepdims: int, **_: int) -> Var:
-    """``y`` with its reduced axes of size 1; a scalar, if all were reduced, broadcasts as it is."""
+    """Return ``y`` with its reduced axes restored, with size 1; a scalar needs no axes to broadcast."""
     return y if keepdims or axes is None or _empty_axes(axes) else op.Unsqueeze(y, axes)
 
 
 def _spread(op: Builder, dy: Var, x: Var, axes: Var | None, keepdims: int, noop_with_empty_axes: int) -> Var:
-    """``dy`` repeated along the reduced axes."""
+    """Return ``dy`` repeated along the reduced axes, in the shape of ``x``."""
     return dy if noop_with_empty_axes and _empty_axes(axes) else op.Expand(_kept(op, dy, axes, keepdims), op.shape(x))
 
 
@@ -75,7 +75,7 @@ def reduce_mean(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, *
 
 
 def _weight(op: Builder, y: Var, x: Var, axes: Var | None, noop: int) -> Var | float:
-    """One over the number of reduced elements; float16 represents 1 / 100000, but not 100000."""
+    """Return 1 / (the number of reduced elements): float16 can represent 1 / 100000, but not 100000."""
     if noop and _empty_axes(axes):
         return 1.0
     reduced = x.shape
@@ -114,7 +114,7 @@ def reduce_log_sum(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None
     ),
     point([[-math.inf, -math.inf], [-math.inf, 0.0]], [-1], gives=[[[0.0, 0.0], [0.0, 1.0]], None], keepdims=0),
     point([[math.inf, 0.0]], [-1], gives=[[[math.nan, 0.0]], None]),
-    point([[1e17, 1e17, 1e17]], [1], gives=[[[1 / 3, 1 / 3, 1 / 3]], None]),  # which is all that remains of y
+    point([[1e17, 1e17, 1e17]], [1], gives=[[[1 / 3, 1 / 3, 1 / 3]], None]),  # y is rounded to 1e17, without log(3)
 )
 def reduce_log_sum_exp(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, **how: int) -> Gradients:
     level = wide(op, y)
@@ -141,7 +141,7 @@ def reduce_l1(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, **h
 )
 def reduce_l2(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, **how: int) -> Gradients:
     wide_dy, wide_x, norm = all_wide(op, dy, x, y)
-    scale = wide_dy / op.Where(op.Equal(norm, 0.0), 1.0, norm)  # x is 0 there: 0 / 1 is 0
+    scale = wide_dy / op.Where(op.Equal(norm, 0.0), 1.0, norm)  # where the norm is 0, x is 0, and so is the gradient
     return (op.cast(wide_x * _kept(op, scale, axes, **how), x.dtype),)
 
 
@@ -180,7 +180,7 @@ def _extremum(op: Builder, dy: Var, x: Var, axes: Var | None, choose: Callable[.
 @vjp(
     "ReduceProd",
     *_calls(real),
-    # one zero, and two: up to second order
+    # slices with one zero and with two, also for the second derivative
     *(
         case(
             uniform(0.0, 0.0, 2, zeros),
@@ -209,10 +209,11 @@ def reduce_prod(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, *
 
 
 def _others(op: Builder, x: Var, axes: Var | None, noop: int) -> Var:
-    """The product of the other elements: that of the nonzero ones, times that of the zeros among them.
+    """Return, for each element, the product of the other elements along the axes, without division by zero.
 
-    The second is 1 without zeros, 0 with two or more, and with one it is that element itself: 0, with slope 1, which
-    makes the second derivative right, too. (The third, at two zeros of one slice, is 0.)
+    It is the product of the nonzero others, times the product of the zeros among the others. The latter is 1 without
+    zeros, and 0 with two or more. With exactly one zero it is that element itself, whose value is 0 and whose slope is
+    1, so that the second derivative is right, too. (The third derivative at two zeros of one slice is 0.)
     """
     is_zero = op.Equal(x, 0.0)
     one_for_zero = op.Where(is_zero, 1.0, x)

@@ -1,22 +1,23 @@
-"""The gradient rules: one table, three explicit states per operator.
+"""The table of gradient rules, and the test cases of rules as data.
 
-An operator has a rule (``@vjp``), or is declared to have none (``no_gradient``, with the mathematical reason), or is
-absent. If it is absent, its schema's function body is differentiated. If it has no body either, the caller gets an
-error that says how to register a rule.
+An operator has a rule (``@vjp``), or is declared to have no gradient (``no_gradient``, with the mathematical reason),
+or is absent from the table. If it is absent, the function body of its schema is differentiated. If it has no body
+either, an error says how to register a rule.
 
-A rule is its formula. It receives the builder, the cotangent and value of the first output (parameters named
-``dy, y``, or any names but ``dys, ys``) or of all outputs (parameters named ``dys, ys``: tuples, with ``None`` where
-no cotangent arrives), the inputs as in the ONNX specification and the attributes by keyword (defaults included). It
-returns one gradient per input, ``None`` where there is none; trailing ``None`` may be left out::
+A rule is a function with these parameters: the builder; the cotangent and value of the first output (named ``dy, y``,
+or any names but ``dys, ys``), or the cotangents and values of all outputs (named ``dys, ys``: tuples, with ``None`` for
+an output without a cotangent); the inputs as in the ONNX specification; and the attributes by keyword (defaults
+included). It returns one gradient per input, ``None`` for an input without a gradient; trailing ``None`` may be
+omitted::
 
     @vjp("Mul", case(real(2, 3), real(2, 3)), case(real(2, 1, 3), real(4, 1)), broadcasts=True)
     def mul(op, dz, z, x, y):
         return dz * y, dz * x
 
-Rules emit every gradient and never ask which one is wanted: unread nodes are pruned. They emit only operators that have
-rules themselves, so second order is "apply again". They mention no opset (see ``gradgraph.passes.normal``). With
-``broadcasts=True`` gradients may have the shape of the output: they are summed down to each input in one place.
-Cases are inert data beside the rule; drawing numbers and running them is the business of ``gradgraph.verify``.
+Rules emit every gradient, whether it is wanted or not: unread nodes are pruned later. They emit only operators that
+have rules themselves, so second derivatives need no other rules. They do not depend on the opset (see
+``gradgraph.passes.normal``). With ``broadcasts=True``, gradients may have the shape of the output: the caller sums them
+to the shape of each input. Cases are only data; ``gradgraph.verify`` draws numbers and runs them.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ Key = tuple[str, str]  # domain, op_type
 
 @dataclass(frozen=True)
 class Draw:
-    """A random input: its distribution and shape. Floating draws are differentiated."""
+    """A random input of a case: its distribution and shape. Floating draws are differentiated."""
 
     kind: str
     shape: tuple[int, ...]
@@ -55,43 +56,43 @@ class Draw:
 
 
 def real(*shape: int) -> Draw:
-    """Uniform on ±[0.2, 2]: both signs, away from the kink at zero."""
+    """Return a draw, uniform on ±[0.2, 2]: both signs, away from the kink at zero."""
     return Draw("real", shape, 0.2, 2.0)
 
 
 def positive(*shape: int) -> Draw:
-    """Uniform on [0.5, 2]."""
+    """Return a draw, uniform on [0.5, 2]."""
     return Draw("uniform", shape, 0.5, 2.0)
 
 
 def uniform(low: float, high: float, *shape: int) -> Draw:
-    """Uniform on [low, high]."""
+    """Return a draw, uniform on [low, high]."""
     return Draw("uniform", shape, low, high)
 
 
 def distinct(*shape: int) -> Draw:
-    """Values at least 0.05 apart in random order: no ties, for max, min, sorting and pooling."""
+    """Return a draw of values at least 0.05 apart in random order: no ties, for max, min, sorting and pooling."""
     return Draw("distinct", shape)
 
 
 def integers(low: int, high: int, *shape: int) -> Draw:
-    """int64 in [low, high)."""
+    """Return a draw of int64 numbers in [low, high)."""
     return Draw("integers", shape, low, high)
 
 
 def boolean(*shape: int) -> Draw:
-    """Booleans, equally likely."""
+    """Return a draw of booleans, equally likely."""
     return Draw("boolean", shape)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A call of the operator. Inputs are draws, literals (constants, not differentiated) or ``None``."""
+    """A test case: a call of an operator. Inputs are draws, literals (constants, not differentiated) or ``None``."""
 
     inputs: tuple[Any, ...]
     attrs: dict[str, Any]
     outputs: int = 1
-    read: tuple[int, ...] | None = None  # which outputs get a cotangent; all floating ones by default
+    read: tuple[int, ...] | None = None  # the outputs that get a cotangent; all floating ones by default
     first_order_only: str = ""  # the reason to skip second order, if any
     constant_literals: str = ""  # the reason why literals cannot be run-time inputs, if any
     known_shapes: str = ""  # the reason why shapes must be known, if any
@@ -110,14 +111,14 @@ def case(
     graph: str = "",
     **attrs: Any,
 ) -> Case:
-    """A case for the rule kit: ``case(real(2, 3), [1], keepdims=0)``; keyword arguments are ONNX attributes.
+    """Return a case for the rule kit: ``case(real(2, 3), [1], keepdims=0)``; keyword arguments are ONNX attributes.
 
     An operator with subgraphs, or one that needs other nodes, is tested in a graph, written in ONNX's text form with
     ``real`` for the floating type: ``case(real(3), graph="s = SequenceConstruct(x0, x0) y0 = SequenceAt(s, x1)")``.
 
-    The kit compares with central differences in float64: with shapes known, unknown, and every other axis known, and
-    with the literals as run-time inputs; then for the second-order gradient; then in onnxruntime in float32. Each of
-    these can be skipped only with a reason.
+    The kit compares gradients with central differences in float64: with all shapes known, with unknown shapes, with
+    every other axis known, and with the literals as run-time inputs; then the second-order gradient; and then in
+    onnxruntime in float32. Each of these can be skipped only with a reason.
     """
     chosen = None if read is None else tuple(read)
     return Case(inputs, attrs, outputs, chosen, first_order_only, constant_literals, known_shapes, onnxruntime, graph)
@@ -140,9 +141,10 @@ class Point:
 
 
 def point(*inputs: Any, gives: Sequence[Any], outputs: int = 1, graph: str = "", **attrs: Any) -> Point:
-    """``point([0.0, -0.0], gives=[[0.0, 0.0]])``: one entry of ``gives`` per input, ``None`` where not checked.
+    """Return a point such as ``point([0.0, -0.0], gives=[[0.0, 0.0]])``.
 
-    Like a case, it may be a graph of several nodes.
+    ``gives`` has the expected gradient of each input, or ``None`` if it is not checked. Like a case, a point may be a
+    graph of several nodes.
     """
     return Point(inputs, tuple(gives), attrs, outputs, graph)
 
@@ -152,15 +154,15 @@ class Bodies(Protocol):
 
     @property
     def captured(self) -> Sequence[Var]:
-        """The outer values that the subgraphs read and whose gradients are wanted."""
+        """The outer values that the subgraphs read and that need a gradient."""
         ...
 
     def active(self, value: ir.Value) -> bool:
-        """Whether ``value``, of the node or inside, is on the gradient path."""
+        """Whether ``value``, of the node or in a subgraph, is on the gradient path."""
         ...
 
     def readers(self, value: Var) -> list[ir.Node]:
-        """The nodes inside, including nested bodies, through which the gradient of a captured value flows."""
+        """Return the nodes on the path, in subgraphs and nested ones, that read a captured value."""
         ...
 
     def gradients(
@@ -168,8 +170,8 @@ class Bodies(Protocol):
     ) -> list[Var | None]:
         """Copy a subgraph, applied to ``inputs``, with its backward pass; return the gradient of each of ``wrt``.
 
-        These are ``inputs``, captured values, or values of ``graph``, which refer to their copies. Unread forward nodes
-        are left for pruning.
+        ``wrt`` are among ``inputs``, captured values, and values of ``graph``, which stand for their copies. Unread
+        forward nodes are left for pruning.
         """
         ...
 
@@ -183,17 +185,17 @@ class Rule:
     domain: str
     emit: Emit
     broadcasts: bool
-    whole: bool  # accepts the cotangents of all outputs
+    whole: bool  # the rule accepts the cotangents of all outputs
     cases: tuple[Case, ...]
     points: tuple[Point, ...]
     family: str
     settings: frozenset[int] = frozenset()  # floating inputs that select a behaviour and have no gradient
-    captures: bool = False  # accepts ``bodies``, and also returns the gradients of captured values
+    captures: bool = False  # the rule accepts ``bodies``, and also returns the gradients of captured values
 
     def __call__(
         self, op: Builder, node: ir.Node, dys: Sequence[Var | None], bodies: Bodies | None = None
     ) -> list[Var | None]:
-        """The gradients of every input of ``node``, not yet summed over broadcast axes, then of captured values."""
+        """Return the gradients of every input of ``node``, not summed over broadcast axes, then of captured values."""
         ys = tuple(op.wrap(y) for y in node.outputs)
         first = (tuple(dys), ys) if self.whole else (dys[0], ys[0])
         inputs = [op.wrap(x) for x in node.inputs]
@@ -219,13 +221,13 @@ def vjp(
     """Register the vector-Jacobian product of an operator; see the module's docstring.
 
     Args:
-        op_type, domain: the operator.
+        op_type, domain: the name and domain of the operator.
         trials: cases and points of the rule kit.
-        broadcasts: gradients may have the shape of the output.
+        broadcasts: whether gradients may have the shape of the output.
         settings: indices of floating inputs that select a behaviour (Dropout's ratio, Resize's scales) and therefore
             never have a gradient.
-        captures: the operator has subgraphs; the rule accepts ``bodies`` (see ``Bodies``) by keyword, and returns one
-            gradient for each of ``bodies.captured`` after those of the inputs.
+        captures: whether the operator has subgraphs. Then the rule accepts ``bodies`` (see ``Bodies``) by keyword, and
+            returns one gradient for each of ``bodies.captured`` after those of the inputs.
     """
 
     def register(emit: Emit) -> Emit:
@@ -243,7 +245,7 @@ def vjp(
 
 
 def no_gradient(reason: str, *op_types: str, domain: str = "") -> None:
-    """Declare that the derivative is zero or undefined by nature; gradients stop there without an error."""
+    """Declare that operators have no derivative, or a zero one, and why; gradients stop there without an error."""
     for op_type in op_types:
         NO_GRADIENT[domain, op_type] = reason
 
@@ -253,7 +255,7 @@ def rule_of(node: ir.Node) -> Rule | None:
 
 
 def is_own(node: ir.Node) -> bool:
-    """Whether the rule of ``node`` belongs to the package, not to a user."""
+    """Whether the rule of ``node`` belongs to this package, and not to a user."""
     rule = rule_of(node)
     return rule is not None and rule.emit.__module__.startswith("gradgraph.rules.")
 
@@ -263,7 +265,7 @@ def stops_gradient(node: ir.Node) -> bool:
 
 
 def why_it_stops(node: ir.Node) -> str:
-    """The reason why ``node`` has no gradient."""
+    """Return the reason why ``node`` has no gradient."""
     return "the model detaches it" if is_detached(node) else NO_GRADIENT[key_of(node)]
 
 
@@ -273,7 +275,7 @@ def key_of(node: ir.Node) -> Key:
 
 
 def attributes(node: ir.Node) -> dict[str, Any]:
-    """The attributes of a node, including schema defaults, as Python values (tensors and graphs unchanged)."""
+    """Return the attributes of a node, including schema defaults, as Python values (tensors and graphs unchanged)."""
     known = known_signature(node.op_type, key_of(node)[0])
     defaults = {} if known is None else known.defaults
     own = {a.name: list(a.value) if isinstance(a.value, tuple) else a.value for a in node.attributes.values()}

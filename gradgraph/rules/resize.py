@@ -1,8 +1,9 @@
-"""Resize is linear and separable: along each axis a matrix W from input to output, so dx = Wᵀ dy, axis by axis.
+"""The gradient rule of Resize.
 
-W is not computed from coordinate formulas: Resize is applied to the identity matrix, so W has the rounding of the
-forward kernel at any run-time size. (``resize_tied`` is used if an aspect ratio couples the axes.) Scales, sizes and
-the region of interest determine coordinates and have no gradient.
+Resize is linear and separable: along each axis it multiplies by a matrix W [outputs, inputs], so dx = Wᵀ dy, axis by
+axis. W is not computed from coordinate formulas: Resize is applied to the identity matrix, so W has the rounding of the
+forward kernel at any run-time size. (If an aspect ratio couples the axes, ``resize_tied`` computes W.) Scales, sizes
+and the region of interest determine coordinates and have no gradient.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _CENTRED = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
 
 
 def _coordinates(mode: str, **attrs: Any) -> list[Case]:
-    """Every coordinate transformation, for upsampling and downsampling."""
+    """Return cases with every coordinate transformation, for upsampling and downsampling."""
     modes = (*_CENTRED, "align_corners", "asymmetric")
     return [
         case(real(1, 2, 4, 5), None, None, [1, 2, 7, 3], mode=mode, coordinate_transformation_mode=m, **attrs)
@@ -40,7 +41,7 @@ def _rounding() -> list[Case]:
 
 
 def _tied() -> list[Case]:
-    """One aspect ratio for all axes: kernels that read beyond the edges, then a region of interest."""
+    """Return cases with one aspect ratio for all axes: kernels that read beyond the edges, then regions of interest."""
     wide: list[dict[str, Any]] = [
         {"mode": "cubic"},
         {"mode": "cubic", "cubic_coeff_a": -0.5, "exclude_outside": 1},
@@ -162,7 +163,7 @@ def resize(
     tied = sizes is not None and keep_aspect_ratio_policy != "stretch"
     factors = None if tied else _repeats(x, y, along, scales, how)
     if factors is not None:
-        count = float(np.prod(factors))  # block sums: AveragePool is twice as fast as ReduceSum over a 6-D view
+        count = float(np.prod(factors))  # for sums of blocks, AveragePool is twice as fast as ReduceSum in 6 axes
         return (dy if count == 1.0 else op.AveragePool(dy, kernel_shape=factors, strides=factors) * count,)
     for axis, j in sorted(zip(along, range(len(along)), strict=True), reverse=True):
         if sizes is not None and tied:
@@ -177,7 +178,7 @@ def resize(
 
 
 def _given(x: Var | None) -> Var | None:
-    """``x``, or None if it is empty, as old exporters write for an absent input."""
+    """Return ``x``, or None if it is empty: old exporters write an empty tensor for an absent input."""
     return None if x is None or (x.const is not None and x.const.size == 0) else x
 
 
@@ -197,7 +198,7 @@ def _stays(x: Var, y: Var, axis: int, j: int, scales: Var | None, roi: Var | Non
 
 
 def _copied(x: Var, sizes: Var | None) -> set[int]:
-    """The axes whose size ``sizes`` copies from x, as ``normal.scales`` writes it: Where(others, …, Shape(x))."""
+    """Return the axes whose size ``sizes`` copies from x, as in ``resize_scales``: Where(other axes, …, Shape(x))."""
     where = None if sizes is None else sizes.value.producer()
     shape = where.inputs[2].producer() if where is not None and where.op_type == "Where" and where.inputs[2] else None
     if where is None or shape is None or shape.op_type != "Shape" or shape.inputs[0] is not x.value:
@@ -210,7 +211,7 @@ def _copied(x: Var, sizes: Var | None) -> set[int]:
 
 
 def _repeats(x: Var, y: Var, along: list[int], scales: Var | None, how: dict[str, Any]) -> list[int] | None:
-    """The factor of each spatial axis if Resize repeats every element that many times; else None."""
+    """Return the factor of each spatial axis if Resize only repeats every element that many times; else None."""
     centre = how.get("coordinate_transformation_mode", "half_pixel")
     rounding = how.get("nearest_mode", "round_prefer_floor")
     blocks = (centre == "asymmetric" and rounding == "floor") or (centre in _CENTRED and rounding.startswith("round"))
@@ -224,7 +225,7 @@ def _repeats(x: Var, y: Var, along: list[int], scales: Var | None, how: dict[str
 
 
 def _ratio(x: Var, y: Var, axis: int, scale: tuple[Var, int] | None) -> float:
-    """Output size divided by input size; 0 if it is known at run time only."""
+    """Return the output size divided by the input size; 0 if it is known at run time only."""
     if scale is not None:
         return 0.0 if scale[0].const is None else float(scale[0].const[scale[1]])
     before, after = (None if v.shape is None else v.shape[axis] for v in (x, y))
@@ -239,7 +240,7 @@ def _ratio(x: Var, y: Var, axis: int, scale: tuple[Var, int] | None) -> float:
 def _matrix(
     op: Builder, x: Var, axis: int, roi: Var | None, scale: Var | None, size: Var | None, how: dict[str, Any]
 ) -> Var:
-    """W[output, input]: the identity, resized along its first axis (rows beyond the region of interest are 0)."""
+    """Return W[output, input]: the identity, resized along its first axis (rows outside a region of interest are 0)."""
     n = op.dim(x, axis)
     identity = op.EyeLike(op.full(op.Concat(n, n, axis=0), 0, ir.DataType.FLOAT), dtype=int(ir.DataType.FLOAT))
     return op.Resize(op.cast(identity, x.dtype), roi, scale, size, axes=[0], **{**how, "extrapolation_value": 0.0})

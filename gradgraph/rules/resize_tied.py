@@ -1,7 +1,8 @@
-"""Resize with keep_aspect_ratio_policy: one scale couples all axes, so no axis can be resized separately.
+"""The matrix W of one axis for Resize with keep_aspect_ratio_policy.
 
-The scale s is not rounded, while the resulting sizes are. Each output o of an axis has a coordinate c(o) in the input,
-and W[o, i] is the weight of input i at its distance from there.
+One scale s couples all axes, so no axis can be resized separately. The scale is not rounded, while the resulting sizes
+are. Each output o of an axis has a coordinate c(o) in the input, and W[o, i] is the weight of input i, by its distance
+from c(o).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def tied_matrix(
     policy: str,
     how: dict[str, Any],
 ) -> Var:
-    """W[output, input] of ``axis``, one of the axes ``along`` which Resize works; ``roi`` is given if it matters."""
+    """Return W[output, input] of ``axis``, one of the axes ``along`` which Resize works; ``roi`` is None if unused."""
     return op.cast(_matrix(op, x, y, axis, along, roi, sizes, {**how, "keep_aspect_ratio_policy": policy}), x.dtype)
 
 
@@ -50,7 +51,7 @@ def _matrix(
 
 
 def _common_scale(op: Builder, x: Var, along: Sequence[int], sizes: Var, how: dict[str, Any]) -> Var:
-    """The smallest of the axes' own scales, or the largest."""
+    """Return the scale of all axes: by the policy, the smallest or the largest of the axes' own scales."""
     before = op.Concat(*(op.dim(x, a) for a in along), axis=0)
     scales = op.cast(sizes, _wide(x)) / op.cast(before, _wide(x))
     reduce = op.ReduceMin if how["keep_aspect_ratio_policy"] == "not_larger" else op.ReduceMax
@@ -63,9 +64,9 @@ def _common_scale(op: Builder, x: Var, along: Sequence[int], sizes: Var, how: di
 def _read_off(
     op: Builder, x: Var, axis: int, along: Sequence[int], roi: Var | None, sizes: Var, how: dict[str, Any]
 ) -> Var:
-    """Resize's own coordinates: resizing a ramp 0, 1, 2, … returns c wherever outputs interpolate two neighbours.
+    """Return the coordinates c of Resize itself, by resizing a ramp 0, 1, 2, …: linear interpolation returns c.
 
-    c is rounded already for nearest, never beyond the edges, and -1 outside of the region of interest.
+    For nearest, c is rounded already. It is never beyond the edges, and -1 outside of the region of interest.
     """
     others = [a for a in range(x.rank) if a != axis]
     shape = op.Concat(*(op.dim(x, a) if a in along else op.const([1]) for a in range(x.rank)), axis=0)
@@ -76,13 +77,13 @@ def _read_off(
 
 
 def _region(op: Builder, roi: Var, j: int, count: int) -> Var:
-    """The region of interest along axis ``j``, and the full range of the others."""
+    """Return the region of interest along axis ``j``, with the full range along the other axes."""
     choices = op.Concat(op.Gather(wide(op, roi), [j, j + count]), [0.0, 1.0], axis=0)  # of the ramp's type
     return op.Gather(choices, [k if i == j else k + 2 for k in (0, 1) for i in range(count)])
 
 
 def _written(op: Builder, x: Var, y: Var, axis: int, s: Var, how: dict[str, Any]) -> Var:
-    """The specification's formulas for c, also beyond the edges."""
+    """Return the coordinates c by the specification's formulas, also beyond the edges."""
     n, count = (op.cast(op.Squeeze(op.dim(v, axis), [0]), _wide(x)) for v in (x, y))
     o = _steps(op, y, axis)
     half = (o + 0.5) / s - 0.5
@@ -100,12 +101,12 @@ def _written(op: Builder, x: Var, y: Var, axis: int, s: Var, how: dict[str, Any]
 
 
 def _steps(op: Builder, x: Var, axis: int) -> Var:
-    """The ramp 0, 1, 2, … along an axis."""
+    """Return the ramp 0, 1, 2, … along an axis."""
     return op.cast(op.Range(0, op.Squeeze(op.dim(x, axis), [0]), 1), _wide(x))
 
 
 def _wide(x: Var) -> ir.DataType:
-    """The type of coordinates: float16 has too few digits for large images."""
+    """Return the type of coordinates: at least float32, because float16 has too few digits for large images."""
     return x.dtype if x.dtype.bitwidth >= 32 else ir.DataType.FLOAT
 
 
@@ -113,12 +114,12 @@ def _wide(x: Var) -> ir.DataType:
 
 
 def _weights(op: Builder, x: Var, axis: int, c: Var, shrunk: Var | None, how: dict[str, Any]) -> Var:
-    """W for a kernel that also reads beyond the edges, and is widened by ``shrunk``.
+    """Return W for a kernel that also reads beyond the edges, and is widened by 1 / ``shrunk`` (antialias).
 
-    A pixel beyond an edge has the edge's value; with exclude_outside it does not count.
+    A pixel beyond an edge has the value at the edge; with exclude_outside it does not count.
     """
     n, reach = op.dim(x, axis), _REACH[how["mode"]]
-    # the coordinates themselves are less than 1 beyond the edges
+    # coordinates are less than 1 beyond the edges
     margin = op.const([reach + 1]) if shrunk is None else op.cast(op.Ceil(reach / op.Reshape(shrunk, [1])), INT64) + 1
     taps = op.Range(op.Squeeze(op.Neg(margin), [0]), op.Squeeze(n + margin, [0]), 1)
     gaps = _gaps(op, c, op.cast(taps, c.dtype))
@@ -135,12 +136,12 @@ def _weights(op: Builder, x: Var, axis: int, c: Var, shrunk: Var | None, how: di
 
 
 def _gaps(op: Builder, c: Var, taps: Var) -> Var:
-    """The distances c[o] - i as [outputs, taps]."""
+    """Return the distances c[o] - i as [outputs, taps]."""
     return op.Unsqueeze(c, [1]) - taps
 
 
 def _kernel(op: Builder, mode: str, gaps: Var, a: float = -0.75) -> Var:
-    """A triangle, or cubic convolution (Keys, 1981)."""
+    """Return the weights at these distances: a triangle (linear), or cubic convolution (Keys, 1981)."""
     u = op.Abs(gaps)
     if mode == "linear":
         return op.Relu(1.0 - u)

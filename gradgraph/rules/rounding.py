@@ -1,15 +1,16 @@
-"""Consistent rounding of numbers that are compared: helpers for rules that choose by a comparison.
+"""Helpers for rules that compare numbers, so that all comparisons see the same rounding.
 
-A runtime that lacks an operator in float16 computes it in float32 and rounds the result. onnxruntime drops such a
-rounding between two of them, so one reader of a tensor may see float32 numbers and another the rounded float16:
-``Equal(x, y)`` is false everywhere although y was chosen from x, and ``Where(Equal(y, 0), 1, y)`` may contain a 0. So
-in the rules
+A runtime without a float16 kernel for an operator computes it in float32 and rounds the result. onnxruntime removes
+the rounding between two such operators, so one reader of a tensor may see float32 numbers, and another the numbers
+rounded to float16. Then ``Equal(x, y)`` may be false everywhere although y was chosen from x, and
+``Where(Equal(y, 0), 1, y)`` may contain a 0. So in the rules
 
-- masks depend on inputs and bounds: an output is compared only if it is recomputed from copies of these;
-- a number and the comparison that guards it read one copy.
+- masks are computed from inputs and bounds; an output is compared only if it is recomputed from copies of these;
+- a number and the comparison that guards it are computed from the same copy.
 
-``wide`` makes such copies: a Cast to float32 is one tensor, rounded or not, and everything after it is float32. In
-float32 and float64 it returns the tensor itself, and recomputed nodes merge with those of the forward pass.
+``wide`` makes such a copy: a Cast to float32 is one tensor, whether rounded or not, and everything computed from it is
+float32. For float32 and float64 it returns the tensor itself, and recomputed nodes merge with those of the forward
+pass.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def wide(op: Builder, x: Var) -> Var:
-    """``x`` in at least float32."""
+    """Return ``x`` in at least float32."""
     return op.like(op.cast(x, ir.DataType.FLOAT), x) if x.dtype in HALF else x
 
 
 def all_wide(op: Builder, *xs: Var | None) -> list[Any]:
-    """Every tensor in at least float32; None stays None."""
+    """Return each tensor in at least float32; None stays None."""
     return [x if x is None else wide(op, x) for x in xs]
 
 

@@ -1,7 +1,7 @@
-"""Sequences and optionals on the gradient path.
+"""Gradient rules of sequences and optionals.
 
-If indices are known, the normal form has replaced sequences by tensors; the others are decided at run time, and so are
-their gradients: sequences of gradients of equal length, element by element.
+If indices are constant, the normal form has replaced sequences by tensors. Other sequences are built at run time, and
+so are their gradients: sequences of equal length with the gradient of each element.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from gradgraph.rules.registry import Gradients, case, integers, no_gradient, rea
 
 no_gradient("it has no elements", "SequenceEmpty")
 no_gradient("a count", "SequenceLength")
-no_gradient("a question", "OptionalHasElement")
+no_gradient("a truth value", "OptionalHasElement")
 
 
 def from_the_front(op: Builder, place: Var, length: Var) -> Var:
-    """Convert a negative index, which counts from the end."""
+    """Convert an index that may be negative, and then counts from the end, to a nonnegative one."""
     if place.const is not None and (place.const >= 0).all():
         return place
     place = op.cast(place, length.dtype)
@@ -186,5 +186,5 @@ y0 = OptionalGetElement(o)
     "OptionalGetElement", case(real(3), graph=_PRESENT), case(real(3), graph="e = OptionalGetElement(x0)  y0 = Exp(e)")
 )
 def same(op: Builder, dy: Var, y: Var, x: Var | None = None) -> Gradients:
-    """The gradient of an optional is that of its content."""
+    """Return ``dy``: the gradient of an optional is the gradient of its content."""
     return (dy,)

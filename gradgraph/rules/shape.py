@@ -1,6 +1,6 @@
-"""Operators that move, repeat or drop elements: the derivative moves the cotangent back.
+"""Gradient rules of operators that move, repeat or drop elements: they move the cotangent back.
 
-All of them are linear; repeated elements are summed in the gradient.
+All of these operators are linear; cotangents of repeated elements are summed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gradgraph.rules.registry import Gradients, case, no_gradient, real, uniform
 
 
 def reshaped(op: Builder, y: Var, x: Var) -> Var:
-    """``y`` in the shape of ``x``, with the same elements in the same order."""
+    """Reshape ``y`` to the shape of ``x``."""
     known = x.shape
     if known is None or known.count(0) or len(known) > len(shapes.known_sizes(known)) + 1:
         moved = op.Reshape(y, op.shape(x), allowzero=1)
@@ -32,7 +32,7 @@ def flat(op: Builder, x: Var) -> Var:
 
 
 def total(op: Builder, x: Var) -> Var:
-    """The number of elements, an int64 scalar."""
+    """Return the number of elements, an int64 scalar."""
     return op.ReduceProd(op.shape(x), keepdims=0)
 
 
@@ -234,7 +234,10 @@ def split(
 
 @vjp("Range", case(uniform(0.1, 0.2), 3.0, uniform(0.5, 0.52)), case(uniform(2.0, 2.1), 0.0, uniform(-0.55, -0.5)))
 def range_(op: Builder, dy: Var, y: Var, start: Var, limit: Var, delta: Var) -> Gradients:
-    """The number of elements is piecewise constant, so ``limit`` has no gradient."""
+    """Sum the cotangent for ``start``, and its products with 0, 1, 2, … for ``delta``.
+
+    ``limit`` has no gradient, because the number of elements is piecewise constant.
+    """
     steps = op.cast(op.Range(0, op.Squeeze(op.dim(dy, 0), [0]), 1), dy.dtype)
     return op.ReduceSum(dy, keepdims=0), None, op.ReduceSum(dy * steps, keepdims=0)
 

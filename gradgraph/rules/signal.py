@@ -1,6 +1,6 @@
-"""Spectra and columns: DFT, STFT and Col2Im are linear, so each derivative is the adjoint.
+"""Gradient rules of DFT, STFT and Col2Im: they are linear, so each gradient is the adjoint.
 
-Conjugation flips the sign of a Fourier transform's exponent: the adjoint of the sum over e^(-iφ) is the sum over
+Conjugation flips the sign of the exponent in a Fourier transform: the adjoint of the sum over e^(-iφ) is the sum over
 e^(+iφ), which is the inverse transform without its factor 1/n, and vice versa.
 """
 
@@ -72,18 +72,18 @@ def dft(
 
 
 def _size(op: Builder, x: Var, axis: Var) -> Var:
-    """The size of ``x`` along a run-time axis, int64 [1]."""
+    """Return the size of ``x`` along an axis that may be known at run time only, int64 [1]."""
     return op.dim(x, int(axis.const)) if axis.const is not None else op.Gather(op.Shape(x), op.Reshape(axis, [1]))
 
 
 def _adjoint(op: Builder, dy: Var, n: Var, axis: Var, inverse: int) -> Var:
-    """The adjoint of the complex transform of length ``n``, or of the inverse one."""
+    """Apply the adjoint of the complex Fourier transform of length ``n``, or of its inverse, to ``dy``."""
     count, turned = op.cast(n, dy.dtype), op.like(op.DFT(dy, None, axis, inverse=1 - inverse), dy)
     return turned / count if inverse else turned * count
 
 
 def _resized(op: Builder, x: Var, size: Var, wanted: Var, axis: Var) -> Var:
-    """Pad with zeros or drop elements at the end of an axis of length ``size``."""
+    """Change the length of an axis from ``size`` to ``wanted``, by zeros or by dropping elements at its end."""
     more = op.Sub(wanted, size)
     if more.const is not None and not more.const.any():
         return x
@@ -94,7 +94,7 @@ def _resized(op: Builder, x: Var, size: Var, wanted: Var, axis: Var) -> Var:
 
 
 def _multiplicity(op: Builder, n: Var, bins: Var, x: Var, axis: Var) -> Var:
-    """The weights of a one-sided spectrum in a real signal: 2 for each bin, but 1 for those that mirror themselves."""
+    """Return the weight of each bin of a one-sided spectrum in a real signal: 2, or 1 for a bin that mirrors itself."""
     k = op.Range(0, op.Squeeze(bins), 1)
     alone = op.Or(op.Equal(k, 0), op.Equal(op.Mul(k, 2), n))
     along = op.Equal(np.arange(x.rank), op.Mod(axis, x.rank))
@@ -125,7 +125,7 @@ def stft(
     *,
     onesided: int = 1,
 ) -> Gradients:
-    """The adjoint of frames ``window · signal[f · step :]``, transformed; overlapping frames add up."""
+    """Apply the adjoint of the transform of frames ``window · signal[f · step :]``; overlapping frames add up."""
     given, signal = signal, op.Unsqueeze(signal, [2]) if signal.rank == 2 else signal  # as in onnxruntime
     if dy.shape is None:  # ONNX does not infer it without a window and a length
         record_shape(dy.value, (None,) * 4)
@@ -173,7 +173,7 @@ def col2im(
     pads: Sequence[int] | None = None,
     dilations: Sequence[int] | None = None,
 ) -> Gradients:
-    """The adjoint gathers columns, axis by axis: ``dy[n, c, k·dilation + window·stride]``."""
+    """Gather columns, axis by axis, ``dy[n, c, k·dilation + window·stride]``, which is the adjoint of Col2Im."""
     axes = _axes(image_shape, strides, dilations, [0] * (len(pads or ()) // 2))
     ones, pads = [1] * axes, list(pads or [0] * 2 * axes)
     columns = op.Pad(dy, [0, 0, *pads[:axes], 0, 0, *pads[axes:]]) if any(pads) else dy
@@ -190,12 +190,12 @@ def col2im(
 
 
 def _axes(image_shape: Var, *lists: Sequence[int] | None) -> int:
-    """The number of spatial axes, from whatever determines it."""
+    """Return the number of spatial axes, from the length of ``image_shape`` or of an attribute."""
     count = (image_shape.shape or (None,))[0]
     known = [count] if isinstance(count, int) else [len(v) for v in lists if v]
     if not known:
         raise ModelError(
-            f"the number of image axes of Col2Im, the length of '{image_shape.value.name}', is unknown; give that "
-            "input a shape, or the node its strides"
+            f"the number of image axes of Col2Im, the length of '{image_shape.value.name}', is unknown; declare the "
+            "shape of that input, or set strides on the node"
         )
     return known[0]

@@ -1,7 +1,7 @@
-"""Softmax and the losses on top of it.
+"""Gradient rules of Softmax, LogSoftmax and the losses of classification.
 
-Every formula uses the output (a probability, or its logarithm), which is finite where scores of ±200 would overflow an
-exponential.
+Every formula uses the output (a probability, or its logarithm), which is finite even where the exponential of a score
+of ±200 would overflow.
 """
 
 from __future__ import annotations
@@ -51,12 +51,15 @@ def softmax(op: Builder, dy: Var, y: Var, x: Var, *, axis: int) -> Gradients:
     like=[1],
 )
 def softmax_gradient(op: Builder, dy: Var, y: Var, do: Var | None = None, o: Var | None = None, *, axis: int) -> Var:
-    """``y·(dy − Σ dy·y)``; with ``do`` and ``o``, of an attention with the probabilities y, the sum is Σ do·o."""
+    """Compute ``y·(dy − Σ dy·y)``.
+
+    If y are attention probabilities, the sum is computed as Σ do·o from the attention's output o and its cotangent do.
+    """
     weighed = dy * y if do is None or o is None else do * o
     return y * (dy - op.ReduceSum(weighed, [axis], keepdims=1))
 
 
-# the cotangent is scattered, too: zeros where others were written
+# the cotangent of LogSoftmax is the result of a scatter: zeros where other elements were written
 _OVERWRITTEN = "h = LogSoftmax(x0)  s = ScatterElements<axis=1>(h, x1, x2)  y0 = Exp(s)"
 
 
@@ -86,7 +89,7 @@ def log_softmax_gradient(op: Builder, dy: Var, y: Var, *, axis: int) -> Var:
     case(uniform(-3.0, -0.1, 2, 3, 4), [[[1, 2, 0, 0]], [[0, 1, 2, 1]]], real(2, 1, 4), axis=1),
 )
 def cross_entropy_gradient(op: Builder, log_p: Var, places: Var, d: Var, *, axis: int) -> Var:
-    """``d·(onehot(places) − p)``: the gradient of scores, where ``d`` is that of log p at one place per row."""
+    """Compute the gradient of scores, ``d·(onehot(places) − p)``; d is the gradient of log p at one place per row."""
     return scattered(op, op.Exp(log_p) * -d, places, d, axis, "add")
 
 
@@ -95,7 +98,7 @@ def cross_entropy_gradient(op: Builder, log_p: Var, places: Var, d: Var, *, axis
 
 @dataclass(frozen=True)
 class Targets:
-    """The class of every sample, ready for indexing: ignored ones read class 0 and are not ``counted``."""
+    """The class labels, ready for indexing: ignored samples have the label 0 and are not ``counted``."""
 
     labels: Var  # [N, d1, …]
     places: Var  # [N, 1, d1, …]: indices along the class axis
@@ -113,14 +116,14 @@ class Targets:
         return x if self.counted is None else op.Where(self.counted, x, 0.0)
 
     def weights(self, op: Builder, w: Var | None, dtype: ir.DataType) -> Var | None:
-        """The weight of every sample; None if all are 1."""
+        """Return the weight of every sample; None if all weights are 1."""
         if w is not None:
             return self.where_counted(op, op.Gather(w, self.labels))
         return None if self.counted is None else op.cast(self.counted, dtype)
 
 
 def _total(op: Builder, targets: Targets, weights: Var | None, dtype: ir.DataType, reduction: str) -> Var | None:
-    """The divisor of a mean, which is the sum of the weights; None for a sum."""
+    """Return the divisor of a mean, which is the sum of the weights; None for other reductions."""
     if reduction != "mean":
         return None
     return _count(op, targets.labels, dtype) if weights is None else op.ReduceSum(weights, keepdims=0)
@@ -135,7 +138,7 @@ def _count(op: Builder, x: Var, dtype: ir.DataType) -> Var:
 def _weight_gradient(
     op: Builder, dloss: Var, total: Var | None, loss: Var, log_p: Var, targets: Targets, w: Var
 ) -> Var:
-    # L = Σ w nll / Σ w  gives  ∂L/∂w = (nll − L) / Σ w; without the division only nll remains
+    # for L = Σ w nll / Σ w, ∂L/∂w = (nll − L) / Σ w; without the division it is nll
     nll = -op.Squeeze(op.GatherElements(log_p, targets.places, axis=1), [1])
     terms = targets.where_counted(op, dloss * nll if total is None else dloss / total * (nll - loss))
     labels, terms = op.Reshape(targets.labels, [-1]), op.Reshape(terms, [-1])
@@ -145,9 +148,9 @@ def _weight_gradient(
 def _sample_cotangents(
     op: Builder, dloss: Var, total: Var | None, weights: Var | None, targets: Targets, reduction: str
 ) -> Var:
-    """∂loss/∂nll, with the class axis kept: [N, 1, d1, …].
+    """Return ∂loss/∂nll, the cotangent of each sample's loss, with a class axis of size 1: [N, 1, d1, …].
 
-    Ignored samples get 0, also if all are ignored and the mean is 0/0 (as in PyTorch).
+    Ignored samples get 0, also if all samples are ignored and the mean is 0/0 (as in PyTorch).
     """
     if weights is None:
         shared = dloss if total is None else dloss / total
@@ -244,7 +247,7 @@ def labels_gradient(
     reduction: str,
     ignore_index: int | None = None,
 ) -> tuple[Var, None, Var | None]:
-    """The gradients of the scores behind ``log_p``, and of the class weights."""
+    """Return the gradients of the scores that ``log_p`` is computed from, the target (None), and the class weights."""
     targets = Targets.of(op, target, ignore_index)
     weights = targets.weights(op, w, log_p.dtype)
     total = _total(op, targets, weights, dloss.dtype, reduction)

@@ -1,7 +1,7 @@
-"""Sampling at computed positions: GridSample, AffineGrid and DeformConv.
+"""Gradient rules of sampling at computed positions: GridSample, AffineGrid and DeformConv.
 
-``spatial_taps`` reads the pixels and adds cotangents back; this file computes coordinates. All three are linear in the
-image, and the loss is linear in W, B and the mask; grids and offsets move the points.
+``spatial_taps`` reads the pixels and adds cotangents back; this file computes coordinates. GridSample and DeformConv
+are linear in the image, and DeformConv in its weight, bias and mask; grids and offsets move the points.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _every_mode(x: Any, grid: Any, modes: Sequence[str]) -> list[Case]:
 
 
 def _edge(at: float, dx: list[float], dg: float, padding_mode: str = "border") -> Point:
-    """One point of a row of three pixels at -1, 0 and 1: a kink, or beyond the image."""
+    """Return a case of one sample at ``at``, on a kink or beyond the image, in a row of three pixels at -1, 0 and 1."""
     row, grid = [[[[1.0, 5.0, 2.0]]]], [[[[at, 0.0]]]]
     return point(row, grid, gives=[[[[dx]]], [[[[dg, 0.0]]]]], padding_mode=padding_mode, align_corners=1)
 
@@ -98,7 +98,10 @@ def _points(op: Builder, grid: Var) -> Var:
     case(real(1, 2, 3), [1, 1, 1, 3], align_corners=1),
 )
 def affine_grid(op: Builder, dy: Var, y: Var, theta: Var, size: Var, *, align_corners: int = 0) -> Gradients:
-    """The identity's grid contains each point's position b, and ``y[n, p] = theta[n] @ [b[p], 1]``."""
+    """Sum ``dy[n, p]`` times ``[b[p], 1]`` over points p, as ``y[n, p] = theta[n] @ [b[p], 1]``.
+
+    The positions b are the grid of the identity.
+    """
     axes = op.dim(theta, 1)
     identity = op.EyeLike(op.full(op.dims(theta, 1, 3), 0, theta.dtype))
     once = op.Concat([1], op.Slice(size, [1], [LAST], [0]), axis=0)
@@ -156,9 +159,10 @@ def deform_conv(
     offset_group: int = 1,
     **attrs: Any,
 ) -> Gradients:
-    """A matrix product with the columns ``v = mask · sampled x``, [N, C·taps, places] as in im2col.
+    """Differentiate a matrix product with the columns ``v = mask · sampled x``, [N, C·taps, places], as in im2col.
 
-    Images and points are split by offset group: N·og images of C/og channels, taps·places points each.
+    Images and points are split by offset group (og of them): N·og images of C/og channels, with taps·places points
+    each.
     """
     images, dy = _grouped(op, x, offset_group), ranked(dy, x)
     seen = taps(op, _offset_places(op, offset, w, **attrs), images)
@@ -195,7 +199,7 @@ def _offset_places(
     pads: Sequence[int] | None = None,
     **_: Any,
 ) -> Var:
-    """The pixel coordinates [N·og, axes, taps·places] from the offsets [N, og·taps·axes, *places]."""
+    """Return the pixel coordinates [N·og, axes, taps·places] of samples, from offsets [N, og·taps·axes, *places]."""
     axes = w.rank - 2
     ones = [1] * axes
     lattice = op.Mul(_lattice(op, op.dims(w, 2, w.rank)), _column(op, dilations or ones))
@@ -209,7 +213,7 @@ def _offset_places(
 
 
 def _lattice(op: Builder, shape: Var) -> Var:
-    """Every index of a tensor of that shape, in row-major order: int64 [axes, elements]."""
+    """Return every index of a tensor of this shape, in row-major order: int64 [axes, elements]."""
     return op.NonZero(op.full(shape, 1, INT64))
 
 
@@ -218,12 +222,12 @@ def _column(op: Builder, numbers: Sequence[int]) -> Var:
 
 
 def _count(op: Builder, x: Var) -> Var:
-    """The number of spatial positions, int64 [1]."""
+    """Return the number of spatial positions of ``x``, int64 [1]."""
     return op.ReduceProd(op.dims(x, 2, x.rank), keepdims=1)
 
 
 def _product(op: Builder, dy: Var, w: Var, v: Var, group: int) -> tuple[Var, Var]:
-    """The gradients of ``y = w @ v`` for ``w`` and the columns ``v`` [N·og, C/og, taps·places], group by group."""
+    """Return the gradients of w and of the columns v [N·og, C/og, taps·places] for ``y = w @ v``, group by group."""
     rows = op.Reshape(dy, op.Concat([0, group, -1], _count(op, dy), axis=0))  # [N, g, M/g, places]
     matrix = op.Reshape(w, op.Concat([group, -1], op.ReduceProd(op.dims(w, 1, w.rank), keepdims=1), axis=0))
     columns = op.Reshape(v, op.Concat(op.Shape(dy, end=1), [group, -1], _count(op, dy), axis=0))

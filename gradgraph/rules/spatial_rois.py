@@ -1,8 +1,9 @@
-"""Pooling over regions of interest: RoiAlign and MaxRoiPool.
+"""Gradient rules of pooling over regions of interest: RoiAlign and MaxRoiPool.
 
-A region's samples form a lattice, so the mean over a bin is separable: ``y[r, c] = A[r] · x[batch[r], c] · B[r]ᵀ`` with
-one matrix per axis, and all gradients of RoiAlign are matrix products. A maximum passes its cotangent to the chosen
-pixel, the first of equals. Notation: R regions, [R, bins, samples] along one axis.
+The samples of a region form a lattice, so the mean over a bin is separable: ``y[r, c] = A[r] · x[batch[r], c] · B[r]ᵀ``
+with one matrix per axis, for region r and channel c. So all gradients of RoiAlign's means are matrix products. A
+maximum passes its cotangent to the chosen pixel, the first of equal ones. R is the number of regions; tensors of
+samples along one axis are [R, bins, samples].
 """
 
 from __future__ import annotations
@@ -22,16 +23,19 @@ from gradgraph.rules.rounding import wide
 from gradgraph.rules.shape import flat
 from gradgraph.rules.windows import flat as flat_space
 
-Move = tuple[Var, Var]  # the gradient of the samples' coordinates, and the same times the samples' relative position
+Move = tuple[Var, Var]  # the gradient of the samples' coordinates; this gradient times the samples' relative position
 
 
 @dataclass(frozen=True)
 class Samples:
-    """The samples of a region along one axis.
+    """The samples of all regions along one axis.
 
-    ``at``: pixel coordinates [R, bins, samples]; ``counted``: which samples exist, if regions differ in their number;
-    ``share``: one over that number, 0 for a sample too far outside; ``along``: the relative position between the
-    region's start (0) and end (1); ``free`` [R, 1, 1]: 1 if the length follows the corners, 0 if it is clamped.
+    Attributes:
+        at: their pixel coordinates, [R, bins, samples].
+        counted: whether each sample exists, as regions may differ in their number of samples.
+        share: 1 / (the number of samples of a bin), or 0 for a sample too far outside of the image.
+        along: their relative position between the start (0) and the end (1) of the region.
+        free: [R, 1, 1], 1 if the length of the region follows its corners, 0 if it is clamped to the minimum.
     """
 
     at: Var
@@ -51,7 +55,7 @@ class Geometry:
     half_pixel: bool
 
     def samples(self, op: Builder, rois: Var, size: Var, axis: int) -> Samples:
-        """The samples along the rows (``axis`` 0) or columns (1) of images with that many pixels."""
+        """Return the samples along rows (``axis`` 0) or columns (1) of images with ``size`` pixels along that axis."""
         bins, offset = self.bins[axis], 0.5 if self.half_pixel else 0.0
         start, end = (op.Gather(rois, [[corner]], axis=1) * self.scale - offset for corner in (1 - axis, 3 - axis))
         length = end - start
@@ -102,7 +106,7 @@ _BOXES = [
 
 
 def _on_edges() -> list[Point]:
-    """One sample of three pixels, exactly where another formula begins: from left to right."""
+    """Return points with one sample in a row of three pixels, exactly where another formula begins."""
     pixels, ends = [[[[1.0, 5.0, 2.0]]]], "output_half_pixel"
     rows: list[tuple[float, float, int, float, dict[str, Any]]] = [
         (-1.5, 0.5, 0, 0.0, {}),  # one pixel before the first, as far out as a sample counts
@@ -174,7 +178,7 @@ def roi_align(
 
 
 def _ends(op: Builder, moved: Var, turned: Var, free: Var) -> tuple[Var, Var]:
-    """The gradients of a region's start and end, [R, 1] each, from those of its samples' coordinates."""
+    """Return the gradients of a region's start and end, [R, 1] each, from the gradients of its samples' coordinates."""
     total, far = (op.ReduceSum(d, [1, 2], keepdims=1) for d in (moved, turned))
     far = far * free
     start, end = (op.Squeeze(d, [2]) for d in (total - far, far))
@@ -187,9 +191,10 @@ def _ends(op: Builder, moved: Var, turned: Var, free: Var) -> tuple[Var, Var]:
 def _mean(
     op: Builder, dy: Var, x: Var, batch: Var, rows: Samples, columns: Samples, sizes: Sequence[Var]
 ) -> tuple[Var, Move, Move]:
-    """The gradients of the image and of the samples' coordinates along both axes.
+    """Return the gradients of the image and of the samples' coordinates along both axes, for the mean of each bin.
 
-    All images form one matrix [N·H, C·W], which is multiplied by A, scattered by image, [R·bins, N·H].
+    All images form one matrix [N·H, C·W]. It is multiplied by the matrix [R·bins, N·H] that has A[r] in the columns of
+    the region's image.
     """
     (a, a_slope), (b, b_slope) = (_hats(op, s, size) for s, size in ((rows, sizes[0]), (columns, sizes[1])))
     n, c, h, w = (op.dim(x, axis) for axis in range(4))
@@ -211,9 +216,10 @@ def _mean(
 
 
 def _hats(op: Builder, samples: Samples, size: Var) -> tuple[Var, Var]:
-    """The weight of each pixel in a bin [R, bins, size], and its slope by each sample [R, bins, samples, size].
+    """Return the weight of each pixel in a bin [R, bins, size], and its derivative by the coordinate of each sample.
 
-    A sample distributes its weight linearly between its two neighbours; at a pixel, slopes are those to the right.
+    The derivatives are [R, bins, samples, size]. A sample distributes its weight linearly between its two neighbouring
+    pixels; at a pixel, the derivatives are the right-hand ones.
     """
     held = op.Clip(samples.at, 0.0, size - 1.0)
     away = op.Unsqueeze(held, [3]) - op.cast(op.Range(0, op.cast(size, INT64), 1), held.dtype)
@@ -229,7 +235,15 @@ def _hats(op: Builder, samples: Samples, size: Var) -> tuple[Var, Var]:
 
 @dataclass(frozen=True)
 class Reach:
-    """The pixels that each bin reads along one axis, [R, bins, K] each; ``turned`` is slope times ``along``."""
+    """The K pixels that each bin reads along one axis; all tensors are [R, bins, K].
+
+    Attributes:
+        pixel: the index of the pixel.
+        counted: whether its sample exists.
+        weight: its weight.
+        slope: the derivative of the weight by the coordinate of the sample.
+        turned: ``slope`` times the relative position of the sample in the region.
+    """
 
     pixel: Var
     counted: Var
@@ -241,7 +255,10 @@ class Reach:
 def _largest(
     op: Builder, dy: Var, x: Var, batch: Var, rows: Samples, columns: Samples, sizes: Sequence[Var]
 ) -> tuple[Var, Move, Move]:
-    """The gradients of a maximum over single pixels times their weights, not interpolated values, as in onnxruntime."""
+    """Return the gradients of the image and of the samples' coordinates along both axes, for the maximum of each bin.
+
+    As in onnxruntime, the maximum is over single pixels times their weights, not over interpolated values.
+    """
     i, j = (_neighbours(op, s, size) for s, size in ((rows, sizes[0]), (columns, sizes[1])))
     weight = _crossed(op, i.weight, j.weight, op.Mul)
     winner, at = _winners(op, x, batch, i.pixel, j.pixel, _crossed(op, i.counted, j.counted, op.And), weight)
@@ -263,7 +280,7 @@ def _largest(
 
 
 def _neighbours(op: Builder, samples: Samples, size: Var) -> Reach:
-    """The two neighbouring pixels of each sample."""
+    """Return the two neighbouring pixels of each sample."""
     held = op.Clip(samples.at, 0.0, size - 1.0)
     low = op.Floor(held)
     share, t = op.cast(samples.share > 0.0, held.dtype), held - low
@@ -276,7 +293,7 @@ def _neighbours(op: Builder, samples: Samples, size: Var) -> Reach:
 
 
 def _crossed(op: Builder, p: Var, q: Var, combine: Callable[..., Var]) -> Var:
-    """Every pair of a row [R, bins, K] and a column [R, bins, K], as [R, bins·bins, K·K]."""
+    """Combine every pair of a row in p [R, bins, K] and a column in q [R, bins, K]: [R, bins·bins, K·K]."""
     pairs = combine(op.Unsqueeze(p, [2, 4]), op.Unsqueeze(q, [1, 3]))
     ends = [op.ReduceProd(op.dims(pairs, k, k + 2), keepdims=1) for k in (1, 3)]
     return op.Reshape(pairs, op.Concat(op.Shape(pairs, end=1), *ends, axis=0), allowzero=1)
@@ -285,7 +302,7 @@ def _crossed(op: Builder, p: Var, q: Var, combine: Callable[..., Var]) -> Var:
 def _winners(
     op: Builder, x: Var, batch: Var, rows: Var, columns: Var, counted: Var, weight: Var | None = None
 ) -> tuple[Var, Var]:
-    """The largest pixel of every bin and channel [R, bins·bins, C], and its position in flat x."""
+    """Return which pixel is the largest of every bin and channel [R, bins·bins, C], and its position in flat x."""
     where = _crossed(op, op.Mul(rows, op.dim(x, 3)), columns, op.Add)
     count, batch = op.ReduceProd(op.dims(x, 2, 4), keepdims=1), op.Unsqueeze(batch, [1, 2])
     table = op.Reshape(op.Transpose(flat_space(op, x, 0, 0), perm=[0, 2, 1]), op.Concat([-1], op.dim(x, 1), axis=0))
@@ -322,7 +339,7 @@ def max_roi_pool(
 
 
 def _whole_pixels(op: Builder, rois: Var, size: Var, axis: int, bins: int, scale: float) -> tuple[Var, Var]:
-    """The pixels of each bin along one axis, int64 [R, bins, K], and which of them exist."""
+    """Return the pixels of each bin along one axis, int64 [R, bins, K], and which of them exist."""
     corners = (op.Gather(rois, [[corner]], axis=1) * scale for corner in (2 - axis, 4 - axis))
     first, last = (op.Sign(c) * op.Floor(op.Abs(c) + 0.5) for c in corners)
     length, bin_ = (

@@ -1,8 +1,9 @@
-"""Interpolated reads of images: helpers for GridSample, DeformConv and regions of interest.
+"""Interpolated reads of images: helpers for GridSample and DeformConv.
 
-A point reads K pixels (taps), each with a weight that depends on the point's position: ``y[n, c, p] = Σ_k weight[n, k,
-p] · x[n, c, where[n, k, p]]``. Both derivatives follow: the cotangent is added where pixels were read, and points get
-theirs from the slopes of the weights. Points are the last axis, as products of long rows are fast.
+Point p reads K pixels (taps), each with a weight that depends on the point's position:
+``y[n, c, p] = Σ_k weight[n, k, p] · x[n, c, where[n, k, p]]``. So the cotangent is added to the pixels that were read,
+times their weights, and the gradient of the point's position follows from the slopes of the weights. Points are the
+last axis, because products of long rows are fast.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gradgraph.graph.builder import Builder, Var
 from gradgraph.rules.placement import INT64, put
 from gradgraph.rules.windows import flat as flat_space
 
-# weights of the taps as polynomials of the fraction t, one row per power: nearest, linear, Keys' cubic (a = -3/4)
+# weights of the taps as polynomials of the fraction t, one row per power of t: nearest, linear, Keys' cubic (a = -3/4)
 _A = -0.75
 _POWERS: dict[str, list[list[float]]] = {
     "nearest": [[1.0], [0.0]],
@@ -37,8 +38,10 @@ _POWERS: dict[str, list[list[float]]] = {
 class Taps:
     """The pixels that each of P points reads of its image.
 
-    ``where`` int64 [N, K, P] (positions in the flat image), ``weight`` [N, K, P], and ``slopes`` [N, axes, K, P], the
-    derivatives of the weights by the pixel coordinates.
+    Attributes:
+        where: the positions of the pixels in the flat image, int64 [N, K, P].
+        weight: the weights of the pixels, [N, K, P].
+        slopes: the derivatives of the weights by the pixel coordinates of the point, [N, axes, K, P].
     """
 
     where: Var
@@ -47,10 +50,10 @@ class Taps:
 
 
 def taps(op: Builder, u: Var, x: Var, mode: str = "linear", padding: str = "zeros", aligned: bool = True) -> Taps:
-    """The taps of points with pixel coordinates ``u`` [N, axes, P] in images ``x`` [N, C, *sizes].
+    """Return the taps of points with pixel coordinates ``u`` [N, axes, P] in images ``x`` [N, C, *sizes].
 
-    At a pixel, where linear weights have a kink, slopes are those to its right; they are zero, as in PyTorch, at the
-    first and last pixel of an axis with border or reflection padding.
+    At a pixel, where linear weights have a kink, slopes are the right-hand ones. With border or reflection padding they
+    are zero at the first and last pixel of an axis, as in PyTorch.
     """
     powers, n, u = _POWERS[mode], sizes(op, x, u.dtype), op.Unsqueeze(u, [2])
     base = op.Round(u) if mode == "nearest" else op.Floor(u)
@@ -70,7 +73,7 @@ def taps(op: Builder, u: Var, x: Var, mode: str = "linear", padding: str = "zero
 
 
 def sizes(op: Builder, x: Var, dtype: ir.DataType) -> Var:
-    """The spatial sizes of ``x``, [axes, 1, 1]."""
+    """Return the spatial sizes of ``x``, [axes, 1, 1]."""
     column = op.Unsqueeze(op.dims(x, 2, x.rank), [1, 2])
     static = column.const
     return op.cast(column, dtype) if static is None else op.const(static, dtype)
@@ -83,16 +86,17 @@ def _polynomial(t: Var, powers: Sequence[Any]) -> Any:
 
 
 def _mirrored(op: Builder, i: Var, n: Var, aligned: bool) -> Var:
-    """Coordinates reflected at the ends of the axis: at outer pixels' centres (``aligned``) or outer edges."""
+    """Reflect coordinates at the ends of the axis: the centres (if ``aligned``) or outer edges of the outer pixels."""
     low, span = (0.0, n - 1.0) if aligned else (-0.5, n)
     far = op.Mod(op.Abs(i - low), span * 2.0, fmod=1)
     return op.Min(far, span * 2.0 - far) + low
 
 
 def positions(op: Builder, at: Var, x: Var) -> Var:
-    """Row-major positions in the flat image from int64 ``at`` [N, axes, T, P], for all combinations of taps: [N, K, P].
+    """Return the row-major positions in the flat image [N, K, P], from indices along each axis.
 
-    A point outside the image is clamped to its edge.
+    ``at``, int64 [N, axes, T, P], are the indices of T taps along each axis; K counts all combinations of them. Indices
+    outside the image are clamped to its edge.
     """
     n = sizes(op, x, INT64)
     inside = op.Max(op.Min(at, op.Sub(n, 1)), op.const(0))
@@ -102,7 +106,7 @@ def positions(op: Builder, at: Var, x: Var) -> Var:
 
 
 def unstacked(op: Builder, v: Var, axes: int) -> list[Var]:
-    """The slice of each spatial axis of ``v`` [N, axes, T, P]: [N, T, P]."""
+    """Return the slice [N, T, P] of each spatial axis of ``v`` [N, axes, T, P]."""
     return [op.Gather(v, a, axis=1) for a in range(axes)]
 
 
@@ -111,7 +115,7 @@ def stacked(op: Builder, parts: Sequence[Var], axis: int) -> Var:
 
 
 def outer(op: Builder, parts: Sequence[Var], combine: Callable[..., Var]) -> Var:
-    """All combinations of the taps of several axes, [N, T, P] each: [N, T^axes, P]."""
+    """Combine the taps of several axes, [N, T, P] each, in all ways: [N, T^axes, P]."""
     spread = [op.Unsqueeze(p, [1 + b for b in range(len(parts)) if b != a]) for a, p in enumerate(parts)]
     combined = functools.reduce(combine, spread)
     count = op.ReduceProd(op.dims(combined, 1, len(parts) + 1), keepdims=1)
@@ -123,19 +127,19 @@ def outer(op: Builder, parts: Sequence[Var], combine: Callable[..., Var]) -> Var
 
 
 def read(op: Builder, x: Var, where: Var) -> Var:
-    """The pixels of ``x`` [N, C, *sizes] at ``where`` [N, K, P]: [N, K, P, C]."""
+    """Return the pixels of ``x`` [N, C, *sizes] at ``where`` [N, K, P], as [N, K, P, C]."""
     rows = op.Transpose(flat_space(op, x, 0, 0), perm=[0, 2, 1])
     return op.GatherND(rows, op.Unsqueeze(where, [-1]), batch_dims=1)
 
 
 def add_back(op: Builder, dy: Var, seen: Taps, x: Var) -> Var:
-    """The gradient of ``x``: the cotangent ``dy`` [N, C, P] is added at the pixels that each point read."""
+    """Return the gradient of ``x``: add the cotangent ``dy`` [N, C, P], times weights, at the pixels of each point."""
     weight = op.cast(op.Unsqueeze(seen.weight, [1]), dy.dtype)
     return add_at(op, op.Unsqueeze(dy, [2]) * weight, seen.where, x)
 
 
 def add_at(op: Builder, updates: Var, where: Var, x: Var) -> Var:
-    """Zeros in the shape of ``x``, with ``updates`` [N, C, K, P] added at the pixels ``where`` [N, K, P]."""
+    """Return zeros in the shape of ``x`` with ``updates`` [N, C, K, P] added at the pixels ``where`` [N, K, P]."""
     planes = op.Range(0, op.ReduceProd(op.dims(x, 0, 2), keepdims=0), 1)
     first = op.Mul(planes, op.ReduceProd(op.dims(x, 2, x.rank), keepdims=0))
     first = op.Reshape(first, op.Concat(op.dims(x, 0, 2), [1, 1], axis=0))
@@ -143,11 +147,11 @@ def add_at(op: Builder, updates: Var, where: Var, x: Var) -> Var:
 
 
 def along(op: Builder, pixels: Var, dy: Var) -> Var:
-    """The derivative of the loss by each tap's weight: ``pixels`` [N, K, P, C] times ``dy`` [N, C, P], as [N, K, P]."""
+    """Return the derivative of the loss by each tap's weight [N, K, P], from ``pixels`` [N, K, P, C] and ``dy``."""
     rows = op.Unsqueeze(op.Transpose(dy, perm=[0, 2, 1]), [1])
     return op.ReduceSum(pixels * rows, [3], keepdims=0)
 
 
 def moved(op: Builder, q: Var, seen: Taps) -> Var:
-    """The gradient of the pixel coordinates [N, axes, P], from the derivatives by each tap's weight."""
+    """Return the gradient of the pixel coordinates [N, axes, P], from ``q``, the derivatives by each tap's weight."""
     return op.ReduceSum(op.cast(op.Unsqueeze(q, [1]), seen.slopes.dtype) * seen.slopes, [2], keepdims=0)

@@ -17,7 +17,10 @@ Ints = Sequence[int]
 
 @dataclass(frozen=True)
 class Windows:
-    """One entry per spatial axis; ``begins`` and ``ends`` are the padding, ``None`` an unknown kernel size."""
+    """The windows of a convolution or pool, with one entry per spatial axis.
+
+    ``begins`` and ``ends`` are the padding; a kernel size is ``None`` if it is unknown.
+    """
 
     kernel: tuple[int | None, ...]
     strides: tuple[int, ...]
@@ -40,25 +43,25 @@ class Windows:
 
     @property
     def taps(self) -> list[int]:
-        """The kernel's sizes, if known; those of a pool always are."""
+        """The kernel's sizes that are known; all sizes of a pool are."""
         return [k for k in self.kernel if k is not None]
 
     @property
     def extents(self) -> list[int | None]:
-        """The distance from a window's first tap to its last."""
+        """The number of elements from a window's first tap to its last one, both included."""
         pairs = zip(self.kernel, self.dilations, strict=True)
         return [(k - 1) * d + 1 if isinstance(k, int) else None for k, d in pairs]
 
     @property
     def mirrored(self) -> list[int] | None:
-        """The pads of mirrored windows of stride 1; ``None`` if there are no such pads."""
+        """The pads with which mirrored windows map y back to x at stride 1; ``None`` if there are no such pads."""
         pairs = list(zip(self.pads, self.extents * 2, strict=True))
         pads = [e - 1 - p for p, e in pairs if e is not None and e > p]
         return pads if len(pads) == len(pairs) and set(self.strides) == {1} else None
 
     @property
     def pointwise(self) -> bool:
-        """Whether every window is one element, and every element one window."""
+        """Whether every window reads exactly one element, and every element is read by exactly one window."""
         return set(self.kernel) == set(self.strides) == {1} and not any(self.pads)
 
     @property
@@ -67,16 +70,19 @@ class Windows:
         return self.kernel == self.strides and set(self.dilations) == {1} and not any(self.pads)
 
     def spatial(self, x: Var) -> Sequence[Dim]:
-        """The spatial sizes of ``x``, one per axis of a window even if ``x`` is unknown."""
+        """Return the spatial sizes of ``x``; if its shape is unknown, None for each axis."""
         return (x.shape or ())[2:] or (None,) * self.rank
 
     def rest(self, x: Var, y: Var) -> list[int | None]:
-        """The number of trailing elements of the padded input in no window; negative if the last window exceeds it."""
+        """Return, per axis, how many elements at the end of the padded input no window reads.
+
+        The number is negative if the last window exceeds the padded input, and None if sizes are unknown.
+        """
         rows = zip(self.spatial(x), self.spatial(y), self.extents, self.strides, self.begins, self.ends, strict=True)
         return [_rest(*row) for row in rows]
 
     def count(self, size: Ints) -> list[int]:
-        """The number of windows of known extent that fit into an image of that size."""
+        """Return the number of windows that fit into an image of this size; the kernel must be known."""
         rows = zip(size, self.extents, self.strides, self.begins, self.ends, strict=True)
         return [(n + begin + end - (extent or 1)) // stride + 1 for n, extent, stride, begin, end in rows]
 
@@ -99,7 +105,7 @@ def windows(
     dilations: Ints | None = None,
     **_: Any,
 ) -> Windows:
-    """The windows of a Conv's or pool's attributes, with ONNX's defaults."""
+    """Return the windows that the attributes of a convolution or pool define, with ONNX's defaults."""
     n = len(kernel_shape)
     ones, pads = (1,) * n, tuple(pads or (0,) * (2 * n))
     return Windows(tuple(kernel_shape), tuple(strides or ones), tuple(dilations or ones), pads[:n], pads[n:])
@@ -109,7 +115,7 @@ def windows(
 
 
 def ranked(y: Var, x: Var) -> Var:
-    """``y`` with the rank of ``x``, as shape inference may find nothing for unknown sizes."""
+    """Record the rank of ``x`` for ``y`` if it has no shape: shape inference may find nothing for unknown sizes."""
     if y.shape is None:
         record_shape(y.value, (None,) * x.rank)
     return y
@@ -120,12 +126,12 @@ def spatial(x: Var) -> list[int]:
 
 
 def sizes(x: Var) -> list[int] | None:
-    """The spatial sizes, if all are known."""
+    """Return the spatial sizes if all are known, else None."""
     return all_sizes(None if x.shape is None else x.shape[2:])
 
 
 def space(op: Builder, x: Var) -> Var:
-    """The spatial sizes as an int64 vector; a constant if they are known."""
+    """Return the spatial sizes as an int64 vector; a constant if they are known."""
     static = sizes(x)
     return op.Shape(x, start=2) if static is None else op.const(np.array(static, np.int64))
 
@@ -138,7 +144,7 @@ def flat(op: Builder, x: Var, *lead: int) -> Var:
 
 
 def positions(op: Builder, y: Var, seen: Windows, axis: int) -> Var:
-    """The positions of the windows' taps along one axis of the padded input: int64 [windows, taps]."""
+    """Return the positions of the windows' taps along one axis of the padded input: int64 [windows, taps]."""
     count = op.Squeeze(op.dim(y, axis + 2), [0])
     first = op.Unsqueeze(op.Mul(op.Range(0, count, 1), seen.strides[axis]), [1])
     return op.Add(first, np.arange(seen.taps[axis]) * seen.dilations[axis])

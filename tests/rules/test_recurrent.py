@@ -222,8 +222,8 @@ def test_activations_in_any_case() -> None:
 @pytest.mark.parametrize(
     ("attrs", "words"),
     [
-        ({"activations": ["Sine"]}, "activation 'Sine', which ONNX does not have; use one of tanh"),
-        ({"activations": ["ScaledTanh"]}, "different defaults; write activation_alpha and activation_beta"),
+        ({"activations": ["Sine"]}, "activation 'Sine', which ONNX does not define; use one of tanh"),
+        ({"activations": ["ScaledTanh"]}, "different defaults; set activation_alpha and activation_beta"),
         ({"activations": ["ThresholdedRelu"]}, "omits parameters of the activation ThresholdedRelu"),
         ({"activations": ["Affine"], "activation_alpha": [2.0]}, "omits parameters of the activation Affine"),
     ],

@@ -1,1 +1,1 @@
-"""Composites: functions that exporters write as several nodes. Each file defines how they are found, and their rule."""
+"""Composites: functions that exporters write as several nodes. Each file defines how one is found, and its rule."""

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention: softmax(mask(c·Q·Kᵀ))·V, and its second half if the scores are computed otherwise."""
+"""Scaled dot-product attention, softmax(mask(c·Q·Kᵀ))·V; if scores are computed otherwise, only softmax(S)·V."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_STEPS = 8  # nodes between the product and its last mask
 
 
 def find_weighed(walk: Walk) -> Found:
-    """Find P·V with P = Softmax(S), possibly with NaN replaced by zeros; its inputs are S and V."""
+    """Find P·V with P = Softmax(S), in which NaN may be replaced by zeros. The inputs are S and V."""
     p, v = walk.last.inputs
     softmax = walk.to(_unguarded(walk, some(p)), "Softmax")
     rank = len(some(shape_of(some(p))))
@@ -28,7 +28,7 @@ def find_weighed(walk: Walk) -> Found:
 
 
 def _unguarded(walk: Walk, p: ir.Value) -> ir.Value:
-    """Return ``p`` before PyTorch's zeros for fully masked rows (0/0 is NaN)."""
+    """Return ``p`` before the Where by which PyTorch replaces NaN (0/0) in fully masked rows by zeros, if any."""
     node = p.producer()
     if node is None or not is_standard(node, "Where"):
         return p
@@ -40,7 +40,7 @@ def _unguarded(walk: Walk, p: ir.Value) -> ir.Value:
 
 
 def find_attention(walk: Walk) -> Found:
-    """Find softmax(mask(c·Q·Kᵀ))·V: before the softmax an optional Where, then sums, then factors, then Q·Kᵀ."""
+    """Find softmax(mask(c·Q·Kᵀ))·V: backwards from the softmax an optional Where, sums, factors, and Q·Kᵀ."""
     weighed = find_weighed(walk)
     (scores, v), (p,) = weighed.inputs, weighed.kept
     condition, kept, scores = _split_where(walk, some(scores))
@@ -54,7 +54,11 @@ def find_attention(walk: Walk) -> Found:
 
 
 def _split_where(walk: Walk, scores: ir.Value) -> tuple[ir.Value | None, int, ir.Value]:
-    """The condition of a Where that replaces scores by a constant, whether true keeps them, and the scores."""
+    """Split off a Where that replaces some scores by a constant.
+
+    Returns:
+        The condition (None without a Where), 1 if scores are kept where it is true (else 0), and the scores.
+    """
     node = scores.producer()
     if node is None or not is_standard(node, "Where"):
         return None, 1, scores
@@ -75,7 +79,7 @@ def _split_masks(walk: Walk, scores: ir.Value) -> tuple[list[ir.Value], ir.Value
 
 
 def _split_sum(node: ir.Node) -> tuple[ir.Value, ir.Value]:
-    """The operands of an Add: the one computed from the product of Q and K, then the mask."""
+    """Return the operands of an Add: first the one computed from the product of Q and K, then the mask."""
     for scores, mask in (node.inputs, node.inputs[::-1]):
         if scores is not None and mask is not None and _has_product(scores):
             return scores, mask
@@ -83,7 +87,7 @@ def _split_sum(node: ir.Node) -> tuple[ir.Value, ir.Value]:
 
 
 def _has_product(scores: ir.Value) -> bool:
-    """Whether ``scores`` is a matrix product, apart from sums and factors."""
+    """Whether ``scores`` is computed from a matrix product by sums and factors only."""
     waiting: list[ir.Value | None] = [scores]
     for _ in range(MOST_STEPS):
         node = None if not waiting or (x := waiting.pop()) is None else x.producer()
@@ -193,10 +197,11 @@ def attention_gradient(
     *,
     kept: int = 1,
 ) -> tuple[Var, Var, Var, Var]:
-    """The gradients of Q, K, V, and of the masked scores S = Q·Kᵀ; ``p`` are the weights.
+    """Return the gradients of Q, K, V, and of the masked scores S = Q·Kᵀ, given the probabilities P (``p``).
 
-    dP = dY·Vᵀ, dV = Pᵀ·dY, dS = P·(dP − Σ dP·P) where the scores are ``kept``; dQ = dS·K, dK = dSᵀ·Q. ``spread`` is
-    Q·Kᵀ if a mask may be larger than it.
+    dP = dY·Vᵀ, dV = Pᵀ·dY, dS = P·(dP − Σ dP·P), dQ = dS·K, dK = dSᵀ·Q. If there is a ``condition``, dS is 0 except
+    where the condition equals ``kept``. ``spread`` is Q·Kᵀ if a mask may be larger than Q·Kᵀ: dS is summed to its
+    shape.
     """
     dp, dv = product_gradients(op, dy, p, v)
     ds = weights_gradient(op, dp, p, dy, y)
@@ -222,7 +227,10 @@ def weighed_values(op: Builder, dy: Var, y: Var, s: Var, v: Var, p: Var) -> Grad
 
 
 def weights_gradient(op: Builder, dp: Var, p: Var, dy: Var, y: Var) -> Var:
-    """The gradient of the scores: with y = P·V and dP = dY·Vᵀ, the row sum Σ dP·P is Σ dY·y, which may be shorter."""
+    """Return the gradient of the scores, P·(dP − Σ dP·P), for y = P·V and dP = dY·Vᵀ.
+
+    The row sum Σ dP·P equals Σ dY·y, which is used if its rows are not longer.
+    """
     keys, size = (None if x.shape is None else x.shape[-1] for x in (p, y))
     longer = isinstance(keys, int) and isinstance(size, int) and size > keys
     rows = None if p.shape is None or y.shape is None else (p.shape[:-1], y.shape[:-1])
@@ -231,5 +239,5 @@ def weights_gradient(op: Builder, dp: Var, p: Var, dy: Var, y: Var) -> Var:
 
 
 def _same(a: Shape | None, b: Shape | None) -> bool:
-    """Whether both are known to be equal."""
+    """Whether both shapes are known to be equal."""
     return a is not None and a == b and None not in a

@@ -1,4 +1,4 @@
-"""Gated activations, a number times a function of it: SiLU and both forms of GELU."""
+"""Gated activations, x times a function of x: SiLU and both forms of GELU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gradgraph.rules.patterns import Walk, is_number, need, need_one_rank, numbe
 from gradgraph.rules.registry import Gradients, case, point, real, uniform
 
 FAR = [[40.0, -40.0, 0.0]]
-MOST_FACTORS = 3  # nested products that make up a GELU
+MOST_FACTORS = 3  # the most nested products of a GELU
 
 
 # --- SiLU: x·σ(x) ------------------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ def silu(op: Builder, dy: Var, y: Var, x: Var, gate: Var) -> Gradients:
 
 
 def find_gelu(walk: Walk) -> Found:
-    """Find factors in any order: x, a sum 1 + g (or ½ + ½·g), and constants."""
+    """Find a GELU: in any order, the factors x, a sum 1 + g (or ½ + ½·g), and constants."""
 
     def gelu_by(gate: ir.Node) -> Found:
         walk.passed.append(gate)
@@ -66,7 +66,7 @@ def find_gelu(walk: Walk) -> Found:
 
 
 def _sums_below(last: ir.Node) -> Iterator[ir.Node]:
-    """The Add nodes that are factors of ``last``."""
+    """Yield the Add nodes that are factors of ``last``."""
     level = [last]
     for _ in range(MOST_FACTORS):
         producers = [x.producer() for node in level for x in node.inputs if x is not None]
@@ -75,7 +75,7 @@ def _sums_below(last: ir.Node) -> Iterator[ir.Node]:
 
 
 def _one_and(walk: Walk, gate: ir.Node) -> tuple[float, ir.Value]:
-    """``c`` and ``g`` of a sum ``c + c·g``."""
+    """Return c and g if ``gate`` computes ``c + c·g`` with c = 1 or ½."""
     for one, term in (gate.inputs, gate.inputs[::-1]):
         c = number_of(one)
         if c == 1.0:
@@ -88,7 +88,7 @@ def _one_and(walk: Walk, gate: ir.Node) -> tuple[float, ir.Value]:
 
 
 def _erf_argument(walk: Walk, erf: ir.Node) -> ir.Value:
-    """The x of erf(x/√2)."""
+    """Return x if ``erf`` computes erf(x/√2)."""
     node = walk.to(erf.inputs[0], "Mul", "Div")
     x, _ = with_number(node)
     root = math.sqrt(0.5) if node.op_type == "Mul" else math.sqrt(2.0)
@@ -97,7 +97,7 @@ def _erf_argument(walk: Walk, erf: ir.Node) -> ir.Value:
 
 
 def _tanh_argument(walk: Walk, tanh: ir.Node) -> ir.Value:
-    """The x of tanh(√(2/π)·(x + 0.044715·x³))."""
+    """Return x if ``tanh`` computes tanh(√(2/π)·(x + 0.044715·x³))."""
     node = walk.to(tanh.inputs[0], "Mul")
     inner, _ = with_number(node)
     need(any(is_number(v, math.sqrt(2.0 / math.pi)) for v in node.inputs))
@@ -126,7 +126,7 @@ def _is_cube(walk: Walk, cube: ir.Value, x: ir.Value) -> bool:
 
 
 def _factors(walk: Walk, last: ir.Node, x: ir.Value) -> tuple[float, list[ir.Value]]:
-    """The constant factor of a product, and its other factors; ``x`` counts as one factor."""
+    """Return the constant factor of a product, and its other factors; ``x`` is not split into factors."""
     number, others = 1.0, []
     level = [last.outputs[0]]
     for _ in range(MOST_FACTORS + 1):

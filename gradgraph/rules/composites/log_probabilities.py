@@ -1,4 +1,4 @@
-"""One log-probability per row, which a loss on labels reads: the gradient of all others is never written."""
+"""One log-probability per row, which a loss on labels reads: the rule never writes gradients of the other ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradgraph.rules.softmax import cross_entropy_gradient, labels_gradient
 
 
 def find_picked(walk: Walk) -> Found:
-    """Find a GatherElements of a LogSoftmax at one place per row along its axis."""
+    """Find a GatherElements that reads one place per row of a LogSoftmax, along the axis of the LogSoftmax."""
     log_p, places = walk.last.inputs
     softmax = walk.to(log_p, "LogSoftmax")
     size, chosen = shapes.shape_of(some(log_p)), shapes.shape_of(some(places))

@@ -13,7 +13,7 @@ from gradgraph.rules.registry import Gradients, attributes, case, positive, real
 
 
 def find_rms_norm(walk: Walk) -> Found:
-    """Find x/r, or x·i with i = 1/r: r = √(mean(x²) + ε)."""
+    """Find x/r, or x·i with i = 1/r, where r = √(mean(x²) + ε)."""
 
     def by_factor(pair: tuple[ir.Value | None, ir.Value | None]) -> Found:
         x, inverse = pair
@@ -35,7 +35,7 @@ def _axes_of_root(walk: Walk, root: ir.Value | None, x: ir.Value | None) -> list
 
 
 def _axes_of_mean(walk: Walk, wide: ir.Value | None, x: ir.Value | None) -> list[int]:
-    """The axes of ``mean(x²) + ε``."""
+    """Return the axes of the mean if ``wide`` is ``mean(x²) + ε``."""
     total = walk.to(wide, "Add")
     term = next((v for v in total.inputs if (n := some(v).producer()) is not None and n.op_type == "ReduceMean"), None)
     mean = walk.to(term, "ReduceMean")
@@ -47,7 +47,7 @@ def _axes_of_mean(walk: Walk, wide: ir.Value | None, x: ir.Value | None) -> list
     need(axes is not None and axes.size > 0)
     need_one_rank(walk, x)
     epsilon = some(next((v for v in total.inputs if v is not term), None))
-    need(all(d == 1 for d in some(shape_of(epsilon))))  # a larger one would make the output larger than x
+    need(all(d == 1 for d in some(shape_of(epsilon))))  # a larger epsilon would make the output larger than x
     return [int(a) for a in some(axes).reshape(-1)]
 
 
@@ -96,5 +96,5 @@ def rms_normalization(
     like=[1],
 )
 def rms_normalization_gradient(op: Builder, dy: Var, y: Var, inverse: Var, *, axes: list[int]) -> Var:
-    """The gradient of x: ``(dy − y·mean(dy·y))·i``, where ``y = x·i`` and ``i = 1/√(mean(x²) + ε)``."""
+    """Return the gradient of x, ``(dy − y·mean(dy·y))·i``, where ``y = x·i`` and ``i = 1/√(mean(x²) + ε)``."""
     return (dy - y * op.ReduceMean(dy * y, axes, keepdims=1)) * inverse

@@ -1,14 +1,14 @@
 """The table of composites: groups of nodes that compute one well-known function, found before differentiation.
 
-Each is registered in a file of this folder; ``calls`` finds them in a graph. A composite is found from its last node
-backwards, and has a rule of its own::
+Each composite is registered in a file of this folder; ``calls`` finds composites in a graph. A composite is found from
+its last node backwards, and has a rule of its own::
 
     @composite("Silu", ["Mul"], find_silu, case(real(2, 3), graph="s = Sigmoid(x0)  y0 = Mul(x0, s)"))
     def silu(op, dy, y, x, gate): ...
 
-The cotangent of the last output goes directly to the function's inputs. The nodes in between stay, and get cotangents
-from their other readers only. So neither their rules nor a backend need to recognise the function in the gradients of
-its parts.
+The rule maps the cotangent of the last output directly to the inputs of the function. The nodes in between stay in the
+graph, and get cotangents only from readers outside the composite. So a backend need not recognise the function in the
+gradients of its parts.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from gradgraph.rules.registry import RULES, Case, Emit, Point, Rule, is_own
 
 @dataclass(frozen=True)
 class Found:
-    """The inputs of a composite.
+    """The arguments of a composite's rule.
 
     Attributes:
-        inputs: the rule returns a gradient for each of them.
-        kept: other values that the rule reads, of inner nodes or without a gradient.
-        attributes: keyword arguments of the rule.
+        inputs: the inputs of the function; the rule returns a gradient for each of them.
+        kept: other values that the rule reads: outputs of inner nodes, or inputs without a gradient.
+        attributes: the keyword arguments of the rule.
     """
 
     inputs: tuple[ir.Value | None, ...]
@@ -43,22 +43,22 @@ class Found:
 
 @dataclass(frozen=True)
 class Composite:
-    """A function of several nodes: how to find it, and its rule (with cases, which are graphs)."""
+    """A function of several nodes: how to find it, and its rule, whose cases are graphs."""
 
     find: Callable[[Walk], Found]
     rule: Rule
-    elementwise: bool  # elementwise with one input, so that tangents pass like cotangents
+    elementwise: bool  # an elementwise function of one input, whose rule maps tangents like cotangents
 
 
 @dataclass(frozen=True)
 class Call:
-    """A composite in a graph."""
+    """An occurrence of a composite in a graph."""
 
     composite: Composite
     found: Found
 
     def gradients(self, op: Builder, dy: Var, y: Var) -> list[Var | None]:
-        """The gradient of each of ``found.inputs``."""
+        """Return the gradient of each of ``found.inputs``."""
         given = [op.wrap(x) for x in (*self.found.inputs, *self.found.kept)]
         gradients = list(self.composite.rule.emit(op, dy, y, *given, **self.found.attributes))
         count = len(self.found.inputs)
@@ -72,15 +72,15 @@ _BY_LAST: dict[str, list[Composite]] = defaultdict(list)
 def composite(
     name: str, last: Sequence[str], find: Callable[[Walk], Found], *trials: Case | Point, elementwise: bool = False
 ) -> Callable[[Emit], Emit]:
-    """Register the rule of a composite: from ``(op, dy, y, *inputs, *kept, **attributes)`` to gradients of the inputs.
+    """Register the rule of a composite: a function ``(op, dy, y, *inputs, *kept, **attributes)`` → gradients of inputs.
 
     Args:
-        name: its name in tests.
-        last: operators of its last node.
-        find: a function that walks from there and returns the inputs; raises ``MismatchError`` (by ``some`` and
-            ``need``).
-        trials: cases and points of the rule kit; their graphs are those of exporters.
-        elementwise: a function of one input whose rule maps tangents like cotangents.
+        name: the name of the composite in tests.
+        last: the operators that its last node may have.
+        find: a function that walks backwards from the last node and returns the arguments of the rule, or raises
+            ``MismatchError`` (by ``some`` and ``need``).
+        trials: cases and points of the rule kit, with graphs as exporters write them.
+        elementwise: whether the function is elementwise with one input, so that its rule maps tangents like cotangents.
     """
 
     def register(emit: Emit) -> Emit:
@@ -97,16 +97,16 @@ def composite(
 
 
 def rules_with_cases() -> list[Rule]:
-    """The rules of operators and of composites."""
+    """Return the rules of operators and of composites."""
     return [*RULES.values(), *(c.rule for c in COMPOSITES.values())]
 
 
 def calls(nodes: Iterable[ir.Node], active: Collection[ir.Value], wrt: Collection[ir.Value]) -> dict[ir.Node, Call]:
-    """The composites among the nodes of a path, by their last node.
+    """Return the composites among the nodes of a path, by their last node.
 
     Args:
-        nodes: of the path.
-        active: values with a gradient.
+        nodes: the nodes of the path.
+        active: the values that have a gradient.
         wrt: the values to differentiate with respect to.
     """
     found = ((node, _call(node, active, wrt)) for node in nodes if node.op_type in _BY_LAST and node.domain == "")
@@ -126,7 +126,7 @@ def _call(last: ir.Node, active: Collection[ir.Value], wrt: Collection[ir.Value]
 
 
 def _is_whole(walk: Walk, found: Found, active: Collection[ir.Value], wrt: Collection[ir.Value]) -> bool:
-    """Whether all gradients through its nodes end at its inputs, and their rules are the package's own."""
+    """Whether all gradients through the composite's nodes end at its inputs, and the rules of its nodes are our own."""
     between = {y for node in walk.passed[1:] for y in node.outputs}
     read = {x for node in walk.passed for x in node.inputs if x is not None and x not in between}
     return (
