@@ -1,6 +1,6 @@
 """Train any ONNX model, anywhere ONNX runs.
 
-Models in, models out::
+Most functions take an ONNX model and return one::
 
     import gradgraph as gg
 
@@ -10,7 +10,7 @@ Models in, models out::
     trainer.fit({"x": x, "target": labels}, epochs=10)
     trainer.export("trained.onnx")
 
-Names are loaded on first use, so that ``import gradgraph`` is fast.
+Names are imported on first use, so that ``import gradgraph`` is fast.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ if TYPE_CHECKING:
     from gradgraph.verify.check_backend import check_backend
     from gradgraph.verify.check_gradients import check_gradients
 
-# a checkout without symbolic links (a zip download, Windows) has cli/, export/ and frontend/ one folder up
+# cli/, export/ and frontend/ are symbolic links here; without links (a zip download, Windows), they are one folder up
 if not (_Path(__path__[0]) / "cli").is_dir():
     __path__.append(str(_Path(__path__[0]).parent))
 
-# read by onnxruntime on import; without it, onnxruntime stores an identifier of the machine and events to be sent
+# onnxruntime reads this on import; otherwise it stores an identifier of the machine and collects events to send
 _os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-# onnx-ir imports sympy, which steps do not need: it is loaded on demand
+# onnx-ir imports sympy, which most code does not need; this makes sympy load on demand
 _import_module(f"{__name__}.machine.light_imports")
 
 # onnx-ir logs warnings about files; without logging configuration, Python would print them on stderr
@@ -117,7 +117,7 @@ _HOMES = {
     "value_and_grad": "transforms",
     "vjp": "transforms",
 }
-__version__: str  # of the package; "0" in a checkout that is not installed
+__version__: str  # the version of the package; "0" in a checkout that is not installed
 _MODULES = (
     "augment",
     "chat",
@@ -206,7 +206,8 @@ def _module(name: str) -> ModuleType:
     """Import a module of this package.
 
     Raises:
-        ImportError: it does not exist. If another project with the same import name is installed, the message names it.
+        ImportError: if the module does not exist. If another project with the same import name is installed, the
+            message names it.
     """
     try:
         return _import_module(f"{__name__}.{name}")

@@ -1,7 +1,8 @@
 """Losses by name.
 
-Names, arguments and defaults are those of ``torch.nn.functional``; ``axis`` (the classes, default 1) is ours, so that
-models with classes on the last axis need no transpose. They are defined in ``gradgraph/frontend/losses_*.py``.
+Names, arguments and defaults are those of ``torch.nn.functional``. An additional argument, ``axis``, is the class axis
+(default 1), so that models with classes on the last axis need no transpose. The losses are defined in
+``gradgraph/frontend/losses_*.py``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from gradgraph.frontend.loss import LOSSES, REMEDIES, Loss
 from gradgraph.frontend.losses_classes import class_axis
 
 __all__ = ["LOSSES", "REMEDIES", "Loss", "by_name", "class_axis"]
-assert functional  # the import fills the table
+assert functional  # importing it registers the losses
 
 if TYPE_CHECKING:
 

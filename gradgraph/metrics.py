@@ -1,8 +1,8 @@
-"""Metrics by name, also as text: ``f1``, ``top_k(k=3)``.
+"""Metrics by name, or as text such as ``f1`` or ``top_k(k=3)``.
 
-A metric is a few sums that a step computes in its graph; they are added up over all batches and finished at the end
-(``gradgraph.step.finishes``), so that a metric is exact over all samples. Ranking metrics keep a row of each sample
-instead. ``frontend/metric_sums.py`` and ``metrics_sequences.py`` have the formulas.
+A metric consists of a few sums that a step computes in its graph. They are added over all batches, and the metric is
+computed from the totals at the end (``gradgraph.step.finishes``), so it is exact over all samples. Ranking metrics keep
+one row per sample instead. The formulas are in ``frontend/metric_sums.py`` and ``frontend/metrics_sequences.py``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gradgraph.frontend import metrics_sequences
 from gradgraph.frontend.metric_sums import METRICS, Metric, Sums, share
 
 __all__ = ["METRICS", "Metric", "Sums", "by_name", "share", "typed"]
-assert metrics_sequences  # the import fills the table
+assert metrics_sequences  # importing it registers its metrics
 
 if TYPE_CHECKING:
 

@@ -1,11 +1,11 @@
-"""The public transforms: a model in, a model out, written for one backend.
+"""The public transforms: functions that take a model and return one that also computes derivatives.
 
 Reverse mode (``autodiff/append.py``), forward mode (``autodiff/forward.py``) and Hessian-vector products
-(``autodiff/higher.py``) work on the normal form; a backend (``gradgraph.backends``) defines the operators of the
+(``autodiff/higher.py``) work on the normal form; the backend (``gradgraph.backends``) determines the operators of the
 result.
 
-Inputs and outputs have the names given in the docstrings, or, if the model already uses that name (a second derivative
-of the result of a transform), the next free one: ``x.grad``, then ``x.grad_1``, ``x.grad_2``, …
+New inputs and outputs have the names in the docstrings. If the model already uses such a name (as in a second
+derivative of the result of a transform), the next free name is used: ``x.grad``, then ``x.grad_1``, ``x.grad_2``, …
 """
 
 from __future__ import annotations
@@ -59,11 +59,12 @@ _KINDS = {
 
 
 def _transform(**kinds: Kind) -> Callable[[Callable[P, Append]], Callable[P, Result]]:
-    """Make a transform of a function that returns how nodes are appended to a model in normal form.
+    """Return a decorator that makes a public transform from a function that selects how nodes are appended.
 
-    The transform does the common work: it checks its arguments (``kinds``, in addition to ``_KINDS``), brings the model
-    into normal form, appends to it in standard nodes or in the forms of ``backend``, and returns the kind of model that
-    it got, or writes it to ``out``.
+    The decorated function takes the arguments of the transform, and returns an ``Append`` function. The transform
+    checks its arguments (``kinds``, in addition to ``_KINDS``), converts the model to normal form, calls the ``Append``
+    function on it, and writes the result in standard nodes or in the forms of ``backend``. It returns the same kind of
+    model as it was given, or writes the model to ``out``.
     """
 
     def decorate(choose: Callable[P, Append]) -> Callable[P, Result]:
@@ -122,36 +123,37 @@ def value_and_grad(
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
-        output: the floating output (or any inner value) to differentiate, with exactly one element; by default the
-            first output that depends on an input.
-        wrt: names and globs (``"head.*"``) of inputs and initializers; by default every trainable initializer:
-            floating, on the way to ``output``, neither running statistic nor buffer.
-        allow_unused: return zeros for names that ``output`` does not depend on, instead of raising. backend: the
-            runtime of the result. ``"portable"``: standard nodes, which run anywhere and can be transformed again.
-            ``"ort-cpu"``, ``"ort-cuda"``: the fastest forms in onnxruntime on a processor like this one, or on CUDA;
-            ``"ort-cpu-native"`` with the kernels of ``gradgraph native build``, for sessions with
-            ``RuntimeOptions(native_kernels=True).session_options()``. Or ``"auto"``, ``"web"``, ``"openvino"``, as for
-            ``gradgraph.build``.
-        opset: of the result, 17 to 21, with a matching IR version; by default 21, or the newest that the runtime
-            supports.
+        output: name of the floating output (or any inner tensor) to differentiate, with exactly one element; by default
+            the first output that depends on an input.
+        wrt: names and globs (``"head.*"``) of inputs and initializers; by default every trainable initializer: a
+            floating one that ``output`` depends on, except running statistics and buffers.
+        allow_unused: return zeros for names that ``output`` does not depend on, instead of raising an error.
+        backend: the runtime of the result. ``"portable"`` writes standard nodes, which run anywhere and can be
+            transformed again. ``"ort-cpu"`` and ``"ort-cuda"`` write the fastest forms for onnxruntime on a processor
+            like this one, or on CUDA. ``"ort-cpu-native"`` uses the kernels of ``gradgraph native build``, for sessions
+            with ``RuntimeOptions(native_kernels=True).session_options()``. ``"auto"``, ``"web"`` and ``"openvino"`` are
+            as for ``gradgraph.build``.
+        opset: opset of the result, from 17 to 21, with a matching IR version; by default 21, or the newest that the
+            runtime supports.
         recompute: recompute activations instead of storing them, as for ``gradgraph.build``; a number of bytes includes
             weights, inputs and outputs.
-        out: write the result to this path; weights that exceed 1.5 GB in all, and external ones of 64 MiB or more, are
-            copied to ``<out>.data``. Required for models of more than 2 GB, the limit of a ``ModelProto``.
+        out: path to write the result to. If the weights exceed 1.5 GB in total, they are copied to ``<out>.data``, as
+            are external weights of 64 MiB or more. Required for models of more than 2 GB, the limit of a
+            ``ModelProto``.
 
     Returns:
-        The same kind of model (a path gives a ``ModelProto``; with ``out``, an ``onnx_ir.Model``) with outputs
-        ``output``, then ``"<name>.grad"`` for each name, in the order of ``wrt``: shape and element type are those of
-        the tensor. (Of a name that the model has already, as in a second derivative, the next free one:
-        ``"<name>.grad_1"``, ``"<name>.grad_2"``, …)
+        The same kind of model as ``model`` (for a path, a ``ModelProto``; with ``out``, an ``onnx_ir.Model``). Its
+        outputs are ``output``, then ``"<name>.grad"`` for each name in the order of ``wrt``, with shape and element
+        type of that tensor. (If the model already uses this name, as in a second derivative, the next free one is
+        used: ``"<name>.grad_1"``, ``"<name>.grad_2"``, …)
 
     Raises:
-        UnknownNameError: ``output`` or a name or glob in ``wrt`` matches nothing.
-        DifferentiationError: the output is not a floating scalar, or does not depend on a name.
-        UnsupportedOperatorError: operators on the path have no rule; the message lists all of them.
-        BuildError: there is no such backend, or an operator needs a newer opset.
-        ModelError: a ``ModelProto`` cannot hold the result.
-        OutputError: ``out`` cannot be written.
+        UnknownNameError: if ``output``, or a name or glob in ``wrt``, matches nothing.
+        DifferentiationError: if the output is not a floating scalar, or does not depend on a name.
+        UnsupportedOperatorError: if operators on the path have no rule; the message lists all of them.
+        BuildError: if there is no such backend, or an operator needs a newer opset.
+        ModelError: if the result is too large for a ``ModelProto``.
+        OutputError: if ``out`` cannot be written.
     """
     return partial(append_gradients, recompute=as_recompute(recompute))
 
@@ -168,19 +170,21 @@ def vjp(
     recompute: Keep = None,
     out: str | os.PathLike[str] | None = None,
 ) -> Append:
-    """Return a model that also computes the vector-Jacobian product: ``<name>.grad = Σ J(output, name)ᵀ · cotangent``.
+    """Return a model that also computes the vector-Jacobian product of its outputs.
+
+    ``<name>.grad = Σ J(output, name)ᵀ · <output>.cotangent``, summed over all ``outputs``.
 
     Args:
         model, backend, opset, recompute, out: as for ``value_and_grad``.
         outputs: names and globs of floating outputs; all of them by default. For each, the result has a new input
-            ``"<output>.cotangent"`` of the output's shape and type.
-        wrt: names and globs of inputs and initializers; by default the trainable initializers, or, in a model
-            without any, every floating input.
-        allow_unused: return zeros for names that no output depends on, instead of raising.
+            ``"<output>.cotangent"`` with the output's shape and type.
+        wrt: names and globs of inputs and initializers; by default the trainable initializers, or every floating input
+            if the model has none.
+        allow_unused: return zeros for names that no output depends on, instead of raising an error.
 
     Returns:
-        The same kind of model: the original outputs, then ``"<name>.grad"`` for each name (or the next free one, as
-        for ``value_and_grad``).
+        The same kind of model as ``model``, with the original outputs, then ``"<name>.grad"`` for each name (or the
+        next free name, as for ``value_and_grad``).
 
     Raises:
         UnknownNameError, DifferentiationError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
@@ -199,21 +203,22 @@ def jvp(
     opset: int | None = None,
     out: str | os.PathLike[str] | None = None,
 ) -> Append:
-    """Return a model that also computes the Jacobian-vector product: ``<output>.tangent = Σ J(output, name) ·
-    tangent``.
+    """Return a model that also computes the Jacobian-vector product of its outputs.
+
+    ``<output>.tangent = Σ J(output, name) · <name>.tangent``, summed over all names in ``wrt``.
 
     Args:
         model, backend, opset, out: as for ``value_and_grad``.
         outputs: names and globs of floating outputs; all of them by default.
-        wrt: names and globs of inputs and initializers; by default the trainable initializers, or, in a model
-            without any, every floating input. For each, the result has a new input ``"<name>.tangent"`` of the
-            tensor's shape and type.
+        wrt: names and globs of inputs and initializers; by default the trainable initializers, or every floating input
+            if the model has none. For each, the result has a new input ``"<name>.tangent"`` with the tensor's shape and
+            type.
         allow_unused: accept names that no output depends on; their tangents are ignored.
 
     Returns:
-        The same kind of model (a path gives a ``ModelProto``): the original outputs, then ``"<output>.tangent"`` for
-        each output, in its shape and type; zeros for an output that depends on none of the names. (Or the next free
-        names, as for ``value_and_grad``.)
+        The same kind of model as ``model`` (for a path, a ``ModelProto``), with the original outputs, then
+        ``"<output>.tangent"`` for each output, with its shape and type. The tangent of an output that depends on none
+        of the names is zero. (If a name is already used, the next free one, as for ``value_and_grad``.)
 
     Raises:
         UnknownNameError, DifferentiationError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
@@ -232,20 +237,22 @@ def hvp(
     opset: int | None = None,
     out: str | os.PathLike[str] | None = None,
 ) -> Append:
-    """Return a model that also computes the Hessian-vector product of a scalar: ``<name>.hvp = Σ H(name, other) ·
-    tangent``.
+    """Return a model that also computes the Hessian-vector product of a scalar.
+
+    ``<name>.hvp = Σ H(name, other) · <other>.tangent``, summed over all tensors ``other`` in ``wrt``.
 
     Args:
         model, backend, opset, out: as for ``value_and_grad``.
         output: the floating output (or any inner value) to differentiate twice, with exactly one element; by default
             the first output that depends on an input.
-        wrt: names and globs of inputs and initializers, as for ``value_and_grad``. The sum runs over all of them; for
-            each the result has a new input ``"<name>.tangent"`` of the tensor's shape and type.
-        allow_unused: return zeros for names that ``output`` does not depend on, instead of raising.
+        wrt: names and globs of inputs and initializers, as for ``value_and_grad``. For each, the result has a new input
+            ``"<name>.tangent"`` with the tensor's shape and type.
+        allow_unused: return zeros for names that ``output`` does not depend on, instead of raising an error.
 
     Returns:
-        The same kind of model (a path gives a ``ModelProto``): the original outputs, then ``"<name>.hvp"`` for each
-        name, in its tensor's shape and type (or the next free names, as for ``value_and_grad``).
+        The same kind of model as ``model`` (for a path, a ``ModelProto``), with the original outputs, then
+        ``"<name>.hvp"`` for each name, with the tensor's shape and type (or the next free names, as for
+        ``value_and_grad``).
 
     Raises:
         UnknownNameError, DifferentiationError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
@@ -266,34 +273,35 @@ def jacobian(
     opset: int | None = None,
     out: str | os.PathLike[str] | None = None,
 ) -> Append:
-    """Return a model that also computes the Jacobian of an output: ``<name>.jacobian[i…, k…] = ∂ output[i…] / ∂
-    name[k…]``.
+    """Return a model that also computes the Jacobian of an output.
 
-    A Scan over unit vectors: the forward pass runs once, then the backward pass once for each element of ``output``
-    (or forward mode once for each element of ``wrt``). Memory holds the matrix once or twice. If only products with
-    vectors are needed, ``vjp`` and ``jvp`` cost one pass.
+    ``<name>.jacobian[i…, k…] = ∂ output[i…] / ∂ name[k…]``, where i… and k… are the indices of the output and of the
+    tensor. The result contains a Scan over unit vectors: the forward pass runs once, then the backward pass once for
+    each element of ``output`` (or forward mode once for each element of ``wrt``). Memory must hold the Jacobian once or
+    twice. If only products with vectors are needed, ``vjp`` and ``jvp`` take one pass.
 
     Args:
         model, backend, opset, out: as for ``value_and_grad``.
         output: the floating output (or any inner value) to differentiate, of any shape; by default the first output
             that depends on an input.
-        wrt: names and globs of inputs and initializers; by default the trainable initializers, or, in a model
-            without any, every floating input.
+        wrt: names and globs of inputs and initializers; by default the trainable initializers, or every floating input
+            if the model has none.
         mode: ``"reverse"`` (a backward pass for each element of ``output``), ``"forward"`` (a tangent for each element
             of ``wrt``), or ``"auto"``: forward mode if ``wrt`` is known to have fewer elements.
         per_sample: differentiate each sample of ``output`` with respect to the same sample of inputs only, for all
-            samples at once: a pass for each element of one sample. Rows of ``output`` and of ``wrt`` are samples;
-            raises if samples are mixed on the way, or might be.
-        allow_unused: return zeros for names that ``output`` does not depend on, instead of raising.
+            samples at once, with one pass for each element of a sample. Rows of ``output`` and of ``wrt`` are samples.
+            A model that mixes samples, or might, raises DifferentiationError.
+        allow_unused: return zeros for names that ``output`` does not depend on, instead of raising an error.
 
     Returns:
-        The same kind of model (a path gives a ``ModelProto``): the original outputs, then ``"<name>.jacobian"`` for
-        each name, of the shape of ``output`` followed by that of the tensor (``per_sample``: of a row of it). (Or
-        the next free names, as for ``value_and_grad``.)
+        The same kind of model as ``model`` (for a path, a ``ModelProto``), with the original outputs, then
+        ``"<name>.jacobian"`` for each name. Its shape is the shape of ``output`` followed by the shape of the tensor
+        (with ``per_sample``, of a row of it). (If a name is already used, the next free one, as for
+        ``value_and_grad``.)
 
     Raises:
         UnknownNameError, DifferentiationError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
-        ArgumentError: there is no such mode.
+        ArgumentError: if there is no such mode.
     """
     return partial(append_jacobian, mode=mode, per_sample=bool(per_sample))
 
@@ -309,24 +317,25 @@ def hessian(
     opset: int | None = None,
     out: str | os.PathLike[str] | None = None,
 ) -> Append:
-    """Return a model that also computes the Hessian of a scalar: ``<name>.hessian[i…, k…] = ∂²output / ∂name[i…]
-    ∂name[k…]``.
+    """Return a model that also computes the Hessian of a scalar, the second derivatives with respect to ``wrt``.
 
-    A Scan over unit vectors: the gradient is computed once, then its tangent (as in ``hvp``) once for each element of
-    ``wrt``. With n elements in total this takes n Hessian-vector products and returns n² numbers, so restrict ``wrt``;
-    ``hvp`` computes single products.
+    ``<name>.hessian[i…, k…] = ∂²output / ∂name[i…] ∂name[k…]``, where i… and k… are indices of elements of the tensor.
+    The result contains a Scan over unit vectors: the gradient is computed once, then its tangent (as in ``hvp``) once
+    for each element of ``wrt``. For n elements in total, this takes n Hessian-vector products and returns n² numbers,
+    so restrict ``wrt``. ``hvp`` computes single products.
 
     Args:
         model, backend, opset, out: as for ``value_and_grad``.
         output: the floating output (or any inner value) to differentiate twice, with exactly one element; by default
             the first output that depends on an input.
         wrt: names and globs of inputs and initializers, as for ``value_and_grad``.
-        allow_unused: return zeros for names that ``output`` does not depend on, instead of raising.
+        allow_unused: return zeros for names that ``output`` does not depend on, instead of raising an error.
 
     Returns:
-        The same kind of model (a path gives a ``ModelProto``): the original outputs, then, for each name and each
-        other, ``"<name>.<other>.hessian"``, of the shape of the first tensor followed by that of the second; that of a
-        name and itself is ``"<name>.hessian"``. (Or the next free names, as for ``value_and_grad``.)
+        The same kind of model as ``model`` (for a path, a ``ModelProto``), with the original outputs, then one for each
+        pair of names: ``"<name>.<other>.hessian"``, with the shape of the first tensor followed by the shape of the
+        second. The output for a name paired with itself is ``"<name>.hessian"``. (If a name is already used, the next
+        free one, as for ``value_and_grad``.)
 
     Raises:
         UnknownNameError, DifferentiationError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
@@ -349,30 +358,32 @@ def per_sample_gradients(
 ) -> Append:
     """Return a model that computes the loss and the gradients of each sample of a batch, as ``vmap(grad)`` does.
 
-    The result for a sample is that of ``value_and_grad`` for a batch of that sample alone. A Scan over the samples
-    takes the time and memory of single samples, plus the stacked gradients. A model that mixes samples on the way to
-    ``output`` (BatchNormalization in training mode, a contrastive loss) is rejected, as a sample alone has another
-    gradient than in its batch; so are operators that might mix samples. Sums and means at the end, weighted ones
-    included, are split into samples. The ``jacobian`` of a vector of losses is right for every model, at the cost of a
-    pass over the whole batch for each sample.
+    The result for a sample equals that of ``value_and_grad`` for a batch of that sample alone. The model contains a
+    Scan over the samples, which needs the time and memory of single samples, plus the stacked gradients. A model that
+    mixes samples before ``output`` (BatchNormalization in training mode, a contrastive loss) is rejected, since the
+    gradient of a sample alone differs from its gradient in the batch; so are operators that might mix samples. Sums and
+    means at the end, including weighted ones, are split into samples. The ``jacobian`` of a vector of losses is correct
+    for every model, at the cost of a pass over the whole batch for each sample.
 
     Args:
         model, backend, opset, out: as for ``value_and_grad``.
         output: the floating output (or any inner value) to differentiate: one element, or one for each sample; by
             default the first output that depends on an input.
         wrt: names and globs of inputs and initializers, as for ``value_and_grad``.
-        inputs: names and globs of the inputs whose first axis, of symbolic size, is the batch; by default those whose
-            first size has the same symbolic name as that of the first such input.
-        independent: assume that samples are not mixed; skips the check.
-        allow_unused: return zeros for names that ``output`` does not depend on, instead of raising.
+        inputs: names and globs of the inputs whose first axis is the batch, with a symbolic size; by default all inputs
+            whose first dimension has the same symbolic name as the first dimension of the first such input.
+        independent: assume that samples are not mixed, and skip the check.
+        allow_unused: return zeros for names that ``output`` does not depend on, instead of raising an error.
 
     Returns:
-        The same kind of model (a path gives a ``ModelProto``) with outputs ``"<output>.per_sample"``, of shape (n,),
-        and ``"<name>.per_sample_grad"`` for each name: n times the shape of a tensor, or that of an input that holds
-        samples. (Or the next free names, as for ``value_and_grad``.)
+        The same kind of model as ``model`` (for a path, a ``ModelProto``), with outputs ``"<output>.per_sample"`` of
+        shape [n], and ``"<name>.per_sample_grad"`` for each name: of shape [n, …] with the shape of the tensor, or the
+        shape of the input itself if its rows are the samples. (If a name is already used, the next free one, as for
+        ``value_and_grad``.)
 
     Raises:
         UnknownNameError, UnsupportedOperatorError, BuildError: as for ``value_and_grad``.
-        DifferentiationError: likewise; or samples are mixed, or no input has a symbolic batch axis.
+        DifferentiationError: as for ``value_and_grad``; also if samples are mixed, or no input has a symbolic batch
+            axis.
     """
     return partial(append_per_sample, inputs=inputs, independent=bool(independent))

@@ -1,4 +1,4 @@
 """Running steps with stock onnxruntime: sessions, bound state, data, the loop, checkpoints; entry point ``trainer``.
 
-This room reads a step's manifest, and knows nothing of how the step was built.
+This room reads a step's manifest, and does not depend on the code that built the step.
 """

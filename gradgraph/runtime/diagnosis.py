@@ -33,19 +33,19 @@ class Diagnosis:
 
     @synchronized
     def find_nonfinite(self, name: Any = None, batch: Any = None, **hyperparameters: float) -> NonFinite | None:
-        """Find the node of the step that first produces NaN or infinity on this batch, in the current state.
+        """Find the node of the step that first produces NaN or infinity on a batch, in the current state.
 
-        Nothing is trained. After a DivergedError: ``trainer.find_nonfinite(error.batch, **error.hyperparameters)``.
+        The state does not change. After a DivergedError, call ``trainer.find_nonfinite(error.batch,
+        **error.hyperparameters)``.
 
         Args:
             name, batch, hyperparameters: as for :meth:`step`.
 
         Returns:
-            The node, its inputs and its place in the model; print it. None if the loss and the next state
-            are finite.
+            The node with its inputs and its part of the step; print it. None if the loss and the next state are finite.
 
         Raises:
-            DataError: the batch does not match.
+            DataError: if the batch does not match the step.
         """
         part, batch = self._executor.named_batch(name, batch)
         return self._executor.find_nonfinite(self._executor.batch_of(part, batch), hyperparameters, part)
@@ -62,30 +62,33 @@ class Diagnosis:
         step: str | None = None,
         accumulate: int | None = None,
     ) -> RateCurve:
-        """Find a learning rate: a sweep in which it grows step by step from ``start`` to ``end`` until the loss
-        diverges, then short runs at constant rates, whose loss is lowest near the suggestion.
+        """Find a learning rate by a sweep and short runs. State and progress are restored afterwards.
 
-        A schedule in the graph is suspended: the suggestion is for its peak. For an optimizer with groups, it is for
-        the weights outside all groups; groups with ``lr_factor``, or a number of their own, keep their proportion to
-        it, and groups with a schedule of their own follow that. If one group is fed a rate and others follow a
-        schedule, it is for the fed one. State and progress are restored afterwards.
+        In the sweep, the rate grows step by step from ``start`` to ``end`` until the loss diverges. Then short runs at
+        constant rates are compared; their loss is lowest near the suggestion.
+
+        If the learning rate follows a schedule in the graph, the schedule is suspended, and the suggestion is for its
+        peak. For an optimizer with groups, the suggestion is for the weights outside all groups. Groups with
+        ``lr_factor``, or with a number of their own, keep their ratio to this rate; groups with a schedule of their own
+        follow that schedule. If one group has a rate that is an input and others follow a schedule, the suggestion is
+        for that input.
 
         Args:
             data, batch_size: as for :meth:`fit`; batches are shuffled.
-            start, end: the range, swept on a logarithmic scale.
+            start, end: the range of rates, swept on a logarithmic scale.
             steps: number of steps of the sweep; each of about five short runs has twice as many.
             step: with several named steps, the one to try; the others are not trained.
-            accumulate: as for :meth:`fit`; a step is then an update from this many batches.
+            accumulate: as for :meth:`fit`; each step of the sweep is then one update from this many batches.
 
         Returns:
-            The curve, with ``suggestion``; ``plot()`` draws it.
+            The curve, with the suggested rate as ``suggestion``; ``plot()`` draws it.
 
         Raises:
-            BuildError: the optimizer has no learning rate, or no weight uses it; the step does not accumulate
-                gradients; or ``step`` is missing.
-            UnknownNameError: the step does not exist.
-            DataError: the data do not match.
-            BusyError: ``fit`` is running.
+            BuildError: if the optimizer has no learning rate, or no weight uses it; if the step does not accumulate
+                gradients; or if ``step`` is missing.
+            UnknownNameError: if the step does not exist.
+            DataError: if the data do not match the step.
+            BusyError: if ``fit`` is running.
         """
         check_counts(steps=steps, accumulate=accumulate)
         with self._trial("find_lr", data, batch_size, step, accumulate, shuffle=True, feeds_rate=True) as trial:
@@ -101,7 +104,7 @@ class Diagnosis:
         step: str | None = None,
         **hyperparameters: Rate,
     ) -> Overfit:
-        """Overfit the first batch of the data: a step that cannot memorise it has a bug.
+        """Train on the first batch of the data only; a step that cannot memorize one batch has a bug.
 
         State and progress are restored afterwards.
 
@@ -109,18 +112,18 @@ class Diagnosis:
             data, batch_size: as for :meth:`fit`.
             steps: number of steps.
             step: as for :meth:`find_lr`.
-            hyperparameters: as for :meth:`fit`: numbers, or functions of the number of steps done here; a schedule that
-                follows the history stays at its initial value.
+            hyperparameters: as for :meth:`fit`: numbers, or functions of the number of steps done in this call. A
+                ``reduce_on_plateau`` stays at its initial value, since there is no history.
 
         Returns:
             The losses, and whether they fell to a tenth (``learned``); print it.
 
         Raises:
-            BuildError: there are several steps, and ``step`` is missing.
-            UnknownNameError: a step or hyperparameter does not exist.
-            DataError: the data do not match.
-            DivergedError: the loss is NaN or infinite.
-            BusyError: ``fit`` is running.
+            BuildError: if there are several steps, and ``step`` is missing.
+            UnknownNameError: if a step or hyperparameter does not exist.
+            DataError: if the data do not match the step.
+            DivergedError: if the loss is NaN or infinite.
+            BusyError: if ``fit`` is running.
         """
         check_counts(steps=steps)
         with self._trial("overfit", data, batch_size, step, shuffle=False) as trial:
@@ -128,7 +131,7 @@ class Diagnosis:
             return overfit(trial, steps, hyperparameters)
 
     def find_batch_size(self, data: Any, memory: str | None = None, *, drop_last: bool = False) -> BatchSize:
-        """Find the largest power of two as batch size that fits in memory, by estimate and by trial (on the CPU).
+        """Find the largest power of two as batch size that fits in memory, by estimates and trial steps (CPU only).
 
         State and progress are restored afterwards.
 
@@ -138,11 +141,11 @@ class Diagnosis:
             drop_last: as for :meth:`fit`.
 
         Returns:
-            ``samples``, and the memory of a step of this size; print it.
+            The batch size (``samples``), and the memory of a step with it; print it.
 
         Raises:
-            DataError: the data are batched already; not even one sample fits; or free memory is unknown.
-            BusyError: ``fit`` is running.
+            DataError: if the data are already batched, a step on one sample does not fit, or free memory is unknown.
+            BusyError: if ``fit`` is running.
         """
         executor = self._executor
         limit = limit_of("auto" if memory is None else f"auto:{memory}")
@@ -163,8 +166,8 @@ class Diagnosis:
             Seconds by operator and by layer, for forward pass, backward pass and update; print it.
 
         Raises:
-            DataError: the batch does not match.
-            BusyError: ``fit`` is running.
+            DataError: if the batch does not match the step.
+            BusyError: if ``fit`` is running.
         """
         check_counts(steps=steps)
         executor = self._executor
@@ -187,10 +190,13 @@ class Diagnosis:
         shuffle: bool,
         feeds_rate: bool = False,
     ) -> Iterator[Trial]:
-        """Yield a step and its data for a trial, whose training is undone afterwards.
+        """Yield a step and its data for a diagnostic run, while the trainer is locked.
 
         Args:
-            feeds_rate: whether the trial feeds the learning rate, even if the graph has a schedule.
+            what: name of the calling method, for error messages.
+            data, batch_size, step, accumulate: as for :meth:`find_lr`.
+            shuffle: whether to shuffle the data.
+            feeds_rate: whether the learning rate must be an input, even if the graph has a schedule.
         """
         executor = self._executor
         prepared = isinstance(data, Columns | Samples)
@@ -198,13 +204,13 @@ class Diagnosis:
         if step is None and executor.manifest.steps:
             names = list(executor.manifest.steps)
             raise BuildError(
-                f"{what} tries one step, but this step folder has several ({listed(names)})",
+                f"{what} needs one step, but this step folder has several ({listed(names)})",
                 remedy=f"name one: step={names[0]!r}",
-                shell="try it in Python, where it can be named",
+                shell="use Python, where one can be named",
             )
         if executor.team.ranks > 1:
             raise BuildError(
-                f"{what} runs in one process, but this trainer is one of several",
+                f"{what} does not support several ranks, and this trainer is one of several",
                 remedy="use a Trainer without parallel for it, in a separate process",
                 shell="omit --ranks",
             )
@@ -229,20 +235,20 @@ class Diagnosis:
     ) -> ClassTable:
         """Compute precision, recall and F1 of each class on held-out data, and the confusions between classes.
 
-        Requires a step that counts classes: one with a metric such as ``"f1"`` or ``"confusion_matrix"``.
+        The step must have a metric that counts classes, such as ``"f1"`` or ``"confusion_matrix"``.
 
         Args:
             data, batch_size, averaged: as for :meth:`evaluate`.
-            classes: class names; by default those of the data or of training, or numbers.
-            metric: the metric whose counts are shown, if there are several.
+            classes: class names; by default those of the data or of the training data, or else class indices.
+            metric: the metric whose counts are used, if there are several.
 
         Raises:
-            DataError: the data do not match, or the step does not count classes.
+            DataError: if the data do not match, or the step does not count classes.
         """
         source = self._executor.held_out(data, batch_size)
         counts = self._evaluator.class_counts(source, metric, averaged)
         names: Sequence[object] | None = classes
-        if names is None:  # numbers for classes that the data do not have
+        if names is None:  # class indices, where the data have no names
             known = next(iter(self._executor.names.updated(source.names).classes.values()), ())
             names = [*known[: len(counts)], *range(len(known), len(counts))]
         return ClassTable.of(counts, names)
@@ -261,8 +267,8 @@ class Diagnosis:
     ) -> Confusions:
         """Find the samples of held-out data that a classifier confuses, and those with the largest losses.
 
-        One pass over the data, for any step with class numbers or class probabilities as target. In a notebook,
-        and on the page of :func:`gradgraph.export.save_mistakes`, with the pictures.
+        This takes one pass over the data, for any step with class indices or class probabilities as target. In a
+        notebook, and on the page of :func:`gradgraph.export.save_mistakes`, the samples are shown with their pictures.
 
         Args:
             data, batch_size, averaged: as for :meth:`evaluate`.
@@ -271,7 +277,7 @@ class Diagnosis:
             k: number of samples with the largest losses overall.
 
         Raises:
-            DataError: the data do not match, or the step is not a classifier.
+            DataError: if the data do not match, or the step is not a classifier.
         """
         check_counts(pairs=pairs, examples=examples, k=k)
         source = self._executor.one_after_another(data, batch_size)
@@ -280,10 +286,10 @@ class Diagnosis:
     @checked(k=WHOLE, by=TEXT.or_none(), averaged=FLAG)
     @synchronized
     def worst(self, data: Any, k: int = 10, *, by: str | None = None, averaged: bool = True) -> WorstSamples:
-        """Find the samples of held-out data with the largest losses: wrong labels, or samples not learnt yet.
+        """Find the samples of held-out data with the largest losses: wrong labels, or samples not learned yet.
 
-        Each sample is evaluated as a batch of its own, which takes longer than :meth:`evaluate`; a loss that compares
-        samples of a batch is meaningless here. Samples whose labels are all ignored are skipped.
+        Each sample is evaluated as a batch of its own, which takes longer than :meth:`evaluate`; for a loss that
+        compares samples of a batch, the result is meaningless. Samples whose labels are all ignored are skipped.
 
         Args:
             data: as for :meth:`fit`; batches of an iterable are split.
@@ -292,11 +298,11 @@ class Diagnosis:
             averaged: as for :meth:`evaluate`.
 
         Returns:
-            A list with the largest loss first: the index, the loss (``value``), the arrays of the sample, the
-            outputs of the model, and the names of its file and classes, if any. In a notebook, with pictures.
+            A list of samples, largest loss first, each with its index, loss (``value``), arrays, model outputs, and the
+            names of its file and classes, if any. A notebook shows it with pictures.
 
         Raises:
-            DataError: the data do not match, or the model has a fixed batch size.
+            DataError: if the data do not match, or the model has a fixed batch size.
         """
         check_counts(k=k)
         return self._evaluator.worst(self._executor.one_after_another(data), k, by, averaged)

@@ -23,7 +23,7 @@ log = logging.getLogger("gradgraph")
 class Exports(Diagnosis):
     """The export methods of a Trainer. None of them changes the result of a run."""
 
-    _unread: str | os.PathLike[str] | None  # the checkpoint of the run that the step belongs to, until it is loaded
+    _unread: str | os.PathLike[str] | None  # the checkpoint of the step's run, if it has not been loaded
 
     @checked(outputs=NAMES.or_none(), averaged=FLAG, mixed=FLAG, preprocess=FLAG)
     def export(
@@ -38,22 +38,22 @@ class Exports(Diagnosis):
         """Export the trained model as plain ONNX: without loss, labels and optimizer, with layers in evaluation mode.
 
         Args:
-            path: output file, written piece by piece. Weights of more than 1.5 GB, and frozen ones of 8 MiB and more
-                from external data, go to ``<name>.data`` next to it, and the returned model refers to them there.
-                The returned model contains the others: :meth:`export_file` uses less memory.
-            outputs: model outputs to keep, in this order; nodes that only others need are removed. By
+            path: output file, written piece by piece. If the weights exceed 1.5 GB, they go to ``<name>.data`` next to
+                it, as do frozen weights of 8 MiB or more from external data; the returned model refers to that file.
+                Other weights are inside the returned model, so :meth:`export_file` uses less memory.
+            outputs: model outputs to keep, in this order; nodes that only other outputs need are removed. By
                 default all, except for a loss that the model computes from labels.
             averaged: as for :meth:`evaluate`.
-            mixed: for a step in mixed precision, keep low-precision computation, and store in low precision the weights
-                that are only used there. By default the model is float32 throughout, like the one that was built.
+            mixed: for a step in mixed precision, keep its low-precision computation, and store weights that are only
+                used in low precision in that type. By default the model is float32 throughout, like the original.
             preprocess: if the data were preprocessed (``gradgraph.preprocess``), make the columns of a
                 table, each [rows], the model's inputs, and add the class names as outputs.
 
         Raises:
-            BuildError: ``mixed`` for a step that is not in mixed precision.
-            ModelError: the step keeps no output of the model; or its weights exceed 2 GB without a ``path``.
-            UnknownNameError: the model has no such output.
-            OutputError: ``path`` cannot be written, or has the extension of another format.
+            BuildError: if ``mixed`` is True and the step is not in mixed precision.
+            ModelError: if the step kept no output of the model, or its weights exceed 2 GB and ``path`` is None.
+            UnknownNameError: if the model does not have one of ``outputs``.
+            OutputError: if ``path`` cannot be written, or has the extension of another format.
         """
         if path is not None:
             check_suffix(path, ".onnx")
@@ -93,10 +93,10 @@ class Exports(Diagnosis):
         return Exported(self._executor, None if outputs is None else as_names(outputs), averaged, mixed, preprocess)
 
     def _warn_if_untrained(self) -> None:
-        """Warn once if the weights are the initial ones although a run has trained others."""
+        """Warn once if the weights are the initial ones although a run of this step has a checkpoint."""
         if self._unread is not None and self._executor.progress.steps == 0:
             log.warning(
-                "these are the weights before training; gradgraph.Trainer.resume(step, '%s') loads those of the run",
+                "these are the weights before training; gradgraph.Trainer.resume(step, '%s') loads the trained weights",
                 shown(self._unread),
             )
             self._unread = None

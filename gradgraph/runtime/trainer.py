@@ -1,4 +1,4 @@
-"""The trainer, the public interface for running a step; the work is done in ``execution`` and ``loop``."""
+"""The Trainer, the public interface for training a step; implemented by ``execution`` and ``loop``."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ class Trainer(Exports):
         parallel: ``gg.DataParallel()`` for several processes that train together, each on a part of every batch.
 
     Raises:
-        ModelError: the step folder is damaged, or onnxruntime rejects its models.
-        RuntimeUnavailableError: the device, a provider or the native kernels are not available.
+        ModelError: if the step folder is damaged, or onnxruntime rejects its models.
+        RuntimeUnavailableError: if the device, a provider or the native kernels are not available.
     """
 
     @checked(seed=WHOLE, check_loss=FLAG, check_inputs=FLAG, tune=instance(bool | Tuner, "True, False or a Tuner"),
@@ -115,7 +115,7 @@ class Trainer(Exports):
         self._evaluator = Evaluator(self._executor)
         self.turns = self._executor.turns
         self._resumed_at: int | None = None  # a fit that begins at this step continues the one of a checkpoint
-        self._unread = None if isinstance(step, Step) else checkpoint_of(step)  # of the run that it belongs to
+        self._unread = None if isinstance(step, Step) else checkpoint_of(step)  # see Exports._unread
         log.info("training on %s", self.described)
         if not isinstance(step, Step) and kind_of(step) is Place.RUN:
             self.load(weights_of(step))
@@ -144,7 +144,7 @@ class Trainer(Exports):
 
     @property
     def described(self) -> str:
-        """A description of where it trains, with native kernels or without, and of any reduced precision."""
+        """The device, with native kernels and reduced precision if they are used, such as "cpu with native kernels"."""
         options = self._executor.opened.options
         kernels = " with native kernels" if options.native_kernels else ""
         precision = "" if options.matmul_precision == HIGHEST else f" at matmul_precision {options.matmul_precision}"
@@ -157,9 +157,9 @@ class Trainer(Exports):
 
     @property
     def names(self) -> DataNames:
-        """The column and class names of the training data, by which later data are matched.
+        """The column and class names of the training data, which later data must match.
 
-        ``fit`` takes them from tables, image folders and datasets. Set them for arrays, which
+        ``fit`` reads them from tables, image folders and datasets. Set them yourself for arrays, which
         have none: ``trainer.names = gradgraph.DataNames(classes={"target": ["cat", "dog"]})``.
         """
         return self._executor.names
@@ -196,14 +196,13 @@ class Trainer(Exports):
             ``{"loss": …}`` and the metrics, as 0-d arrays.
 
         Raises:
-            DataError: the batch does not match. Nothing has changed.
-            UnknownNameError: a hyperparameter or the step does not exist.
-            BuildError: there are several steps, and ``name`` is missing.
-            DataError: a hyperparameter is not finite. Nothing has changed.
-            DivergedError: the loss is NaN or infinite. The state is that before this step; the error contains the
-                batch.
-            ModelError: onnxruntime failed. The state is that before this step.
-            BusyError: ``fit`` is running in another thread.
+            DataError: if the batch does not match the step, or a hyperparameter is not finite. Nothing has changed.
+            UnknownNameError: if a hyperparameter or the step does not exist.
+            BuildError: if there are several steps, and ``name`` is missing.
+            DivergedError: if the loss is NaN or infinite. The state is the one before this step (unless
+                ``in_place=True``); the error contains the batch.
+            ModelError: if onnxruntime fails. The state is the one before this step.
+            BusyError: if ``fit`` is running in another thread.
         """
         executor = self._executor
         part, batch = executor.named_batch(name, batch)
@@ -213,9 +212,9 @@ class Trainer(Exports):
 
     @synchronized
     def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Declare the usual batch shapes, for which the training session is created.
+        """Set the usual shapes of a batch by input name, for which the training session is created.
 
-        By default they are those of the first batch. Batches of other shapes run in a second session.
+        By default they are the shapes of the first batch. Batches of other shapes run in a second session.
         """
         self._executor.expect(shapes)
 
@@ -266,13 +265,14 @@ class Trainer(Exports):
                 power of two that fits in free memory; ``"auto:4GB"``: with this memory limit for the process
                 (:meth:`find_batch_size`).
             validation: data to evaluate after each epoch (columns ``val_loss`` and so on).
-            shuffle: a new order in each epoch, a function of the trainer's seed and the epoch (not for iterables).
-            drop_last: drop a last, smaller batch.
+            shuffle: shuffle the samples in each epoch, in an order that depends only on the trainer's seed and the
+                epoch (not for iterables).
+            drop_last: drop an incomplete last batch.
             learning_rate: a number, a function of the number of steps done, or
                 ``gradgraph.optim.reduce_on_plateau(…)``, which follows the history of this fit.
             callbacks: objects with any of ``on_step(trainer, results)``, ``on_epoch(trainer, row)`` and
                 ``on_end(trainer, history)``, called in this order; the first two stop training by returning True.
-            progress: None draws a bar on a terminal and prints plain lines elsewhere; False is silent.
+            progress: None shows a progress bar on a terminal and prints plain lines elsewhere; False is silent.
             checkpoint: file to save at the end, after each epoch, and when training is interrupted.
             checkpoint_every: save every N steps instead of after each epoch.
             max_steps, max_time: stop after this many steps of this fit, or seconds of this call.
@@ -283,33 +283,34 @@ class Trainer(Exports):
             min_delta: minimum change that counts as an improvement.
             limit: use only this many batches of each epoch and of the validation data.
             resume: continue an unfinished fit; by default if the trainer was loaded from a checkpoint.
-            accumulate: update the weights after this many batches, and after the last one of an epoch, as one batch of
-                all their samples would; requires a step built with ``accumulate=True``. (For an iterable whose
-                length is unknown, the rest waits for the next epoch.)
-            log: a path, an object with ``write(record)``, or a list of them, which receive a record of every
-                ``log_every`` steps and of each epoch: ``.jsonl``, ``.csv``, or a folder for TensorBoard.
+            accumulate: update the weights after this many batches, and after the last batch of an epoch, with the
+                gradient of all their samples; requires a step built with ``accumulate=True``. (For an iterable whose
+                length is unknown, remaining gradients are kept for the next epoch.)
+            log: where to write a record every ``log_every`` steps and after each epoch: a path (``.jsonl``, ``.csv``,
+                or a folder for TensorBoard), an object with ``write(record)``, or a list of them.
             log_every: number of steps between records.
-            eval_every: evaluate ``validation`` every N steps, and at the end, instead of after each epoch: the
-                history has a row for each evaluation, and everything else per epoch (``patience``, the best state,
-                ``on_epoch``, checkpoints) follows.
-            steps: with several steps, those that train on each batch, in this order; by default all of them. One may
-                occur twice.
+            eval_every: evaluate ``validation`` every N steps, and at the end, instead of after each epoch. The history
+                then has a row for each evaluation, and what otherwise happens after each epoch (``patience``, the best
+                state, ``on_epoch``, checkpoints) happens after each evaluation.
+            steps: with several named steps, the steps that train on each batch, in this order; by default all of them.
+                A step may occur twice.
             every: steps that train only on every N-th batch: ``{"generator": 5}``.
             y: labels, if ``data`` only contains the inputs: an array for the only target, a table, or a dict by name.
-                It may be the second argument; the others are passed by keyword then.
+                It may be the second positional argument; pass all others by keyword then.
             hyperparameters: other scalar inputs of the step, like ``learning_rate``. With several steps, a dict by
                 step.
 
         Returns:
-            One row per epoch (or ``eval_every`` steps); an incomplete last one has a row, too, over the batches
-            it used.
+            The history, with one row per epoch (or per ``eval_every`` steps). An incomplete last epoch has a row, too,
+            over the batches done.
 
         Raises:
-            DataError: the data do not match, reported before the first step if possible.
-            DivergedError: the loss is NaN or infinite.
-            OutputError: the last checkpoint could not be written, or another run saves to the same path.
-            BusyError: another thread runs ``fit``, or this is called in a callback of ``fit``.
-            KeyboardInterrupt: Ctrl-C; the step was finished and the checkpoint saved before. (SIGTERM: SystemExit.)
+            DataError: if the data do not match the step; raised before the first step if possible.
+            DivergedError: if the loss is NaN or infinite.
+            OutputError: if the last checkpoint cannot be written, or another run saves to the same path.
+            BusyError: if another thread runs ``fit``, or this is called in a callback of ``fit``.
+            KeyboardInterrupt: after Ctrl-C, when the current step is finished and the checkpoint is saved. (After
+                SIGTERM, SystemExit.)
         """
         given = hyperparameters if learning_rate is None else {**hyperparameters, "learning_rate": learning_rate}
         rates, pattern = self._rates_and_pattern(given, steps, every)
@@ -357,7 +358,7 @@ class Trainer(Exports):
     def _rates_and_pattern(
         self, given: Mapping[str, Any], steps: str | Sequence[str] | None, every: Mapping[str, int] | None
     ) -> tuple[Mapping[str, Any], Pattern | None]:
-        """Return hyperparameters and steps of a fit, validated before it begins."""
+        """Return the hyperparameters and the pattern of steps of a fit, after validating them."""
         executor = self._executor
         pattern = pattern_of(list(self.manifest.steps), steps, every)
         if pattern is not None:
@@ -365,7 +366,7 @@ class Trainer(Exports):
         executor.part.rates.check_names(given, self.fit)
         for name, rate in given.items():
             if isinstance(rate, Mapping):
-                raise ArgumentError(f"{name} is a dict by step, but this step is the only one; pass a number")
+                raise ArgumentError(f"{name} is a dict by step, but there is only one step; pass a number")
         return given, None
 
     def prepare(
@@ -377,7 +378,7 @@ class Trainer(Exports):
             data, batch_size, shuffle, drop_last: as for :meth:`fit`.
 
         Raises:
-            DataError: the data do not match.
+            DataError: if the data do not match the step.
         """
         executor = self._executor
         order = executor.order(self._samples(data, batch_size, drop_last), shuffle, drop_last, executor.team)
@@ -385,12 +386,12 @@ class Trainer(Exports):
             return executor.to_train_on(data, order)
 
     def _samples(self, data: Any, given: int | str | None, drop_last: bool) -> int | None:
-        """Return the batch size that ``given`` stands for; a resumed run keeps its own."""
+        """Return the batch size for the argument ``given``, such as "auto"; a resumed run keeps its batch size."""
         if not isinstance(given, str):
             return given
         limit_of(given)
         if self._executor.team.ranks > 1:
-            raise DataError("the batch size 'auto' is for one process, but several share a batch; give a number")
+            raise DataError("batch_size='auto' is not supported with several ranks; give a number")
         known = self.progress.order.get("batch_size")
         if known is not None and self._resumed_at == self.progress.steps:
             return int(known)
@@ -415,19 +416,20 @@ class Trainer(Exports):
     ) -> dict[str, Any]:
         """Compute loss and metrics on held-out data: means over the samples, or over the labels that are not ignored.
 
-        Batches of unequal size are weighted correctly. (Class weights are not counted, and a sum loss is averaged.)
+        Batches of different sizes are weighted by their samples or labels. (Class weights do not enter these counts,
+        and a loss with ``reduction="sum"`` is averaged over batches, too.)
         Metrics computed from sums (``gradgraph.metrics``) are exact over all data; per-class metrics are arrays.
 
         Args:
-            data: as for :meth:`fit`, or a result of :meth:`prepare`, in its batches.
+            data: as for :meth:`fit`, or a result of :meth:`prepare`, which keeps its batch size.
             batch_size: samples per run, which affects the result only by rounding.
             limit: use only this many batches.
             stop: called before each batch; True ends the evaluation early.
-            averaged: evaluate the averages of the weights, if the optimizer keeps some (``gradgraph.optim.ema``).
+            averaged: evaluate with averaged weights, if the optimizer keeps averages (``gradgraph.optim.ema``).
             y: as for :meth:`fit`.
 
         Raises:
-            DataError: the data do not match.
+            DataError: if the data do not match the step.
         """
         data = paired(data, y, self.manifest, self.names)
         self._warn_if_untrained()
@@ -438,14 +440,13 @@ class Trainer(Exports):
     def predict(self, x: Any, batch_size: int | None = None, *, averaged: bool = True, per_batch: bool = False) -> Any:
         """Compute the model's outputs in evaluation mode for any number of samples, even for a fixed batch size.
 
-        Batches are joined along the sample axis, wherever it is (as in [time, batch, …]). An
-        output without one, such as a sum over the batch, has one entry per batch, on a new first axis; one that
-        depends on no input is returned once. For a single batch, all outputs are unchanged.
+        The outputs of several batches are concatenated along the sample axis, wherever it is (as in [time, batch, …]).
+        An output without a sample axis, such as a sum over the batch, is stacked, with one entry per batch on a new
+        first axis; if it depends on no input, it is returned once. For a single batch, all outputs are unchanged.
 
         Args:
-            x: an array (for the only input), a tuple, a dict by name, or anything that :meth:`fit` accepts; targets in
-                a dict, a file, a table, or a result of :meth:`prepare`, are ignored. Results are in the order of the
-                samples.
+            x: an array (for the only input), a tuple, a dict by name, or anything that :meth:`fit` accepts. Targets in
+                it are ignored. Results are in the order of the samples.
             batch_size: samples per run.
             averaged: as for :meth:`evaluate`.
             per_batch: return a list with the outputs of each batch, which may have different shapes.
@@ -454,7 +455,7 @@ class Trainer(Exports):
             An array if the model has one output, else a dict by name.
 
         Raises:
-            DataError: the data do not match, or outputs of different shapes cannot be joined.
+            DataError: if the data do not match the step, or outputs have different shapes in different batches.
         """
         self._warn_if_untrained()
         if isinstance(x, Columns | Samples):
@@ -470,7 +471,7 @@ class Trainer(Exports):
     @property
     @synchronized
     def state(self) -> State:
-        """The state tensors, in the device's memory."""
+        """The state tensors, in the memory of the device."""
         return self._executor.state
 
     @property
@@ -494,19 +495,19 @@ class Trainer(Exports):
         """Replace the state, or some of its weights.
 
         Args:
-            values: arrays by name, or a file: safetensors (such as a checkpoint), ``.npz``, or an ``.onnx`` with
-                its weights. A checkpoint and a model also provide the names of columns and classes.
-            strict: require the whole state, and nothing else. Otherwise, weights and running statistics whose name and
-                shape match are loaded (floating types are converted), and copies in the optimizer, such
-                as averages and master weights, are reset to them; everything else is unchanged.
+            values: arrays by name, or the path of a file: safetensors (such as a checkpoint), ``.npz``, or an ``.onnx``
+                with its weights. A checkpoint or a model also provides the names of columns and classes.
+            strict: require exactly the tensors of the state. Otherwise, weights and running statistics whose name and
+                shape match are loaded (floating types are converted), and the optimizer's copies of them, such
+                as averages and master weights, are reset to the loaded values; everything else is unchanged.
 
         Returns:
-            The names loaded, missing, unexpected and mismatched; print it.
+            The names of tensors that were loaded, missing, unexpected or mismatched; print it.
 
         Raises:
-            CheckpointError: a tensor is missing, unknown, or of another shape or dtype; with ``strict=False``, none
-                matches. Nothing was changed then.
-            BusyError: ``fit`` is running in another thread.
+            CheckpointError: if a tensor is missing, unknown, or of another shape or dtype; with ``strict=False``, if
+                no tensor matches. The state is unchanged.
+            BusyError: if ``fit`` is running in another thread.
         """
         stored = Stored(values) if isinstance(values, Mapping) else read_values(values)
         given, names = stored.values, stored.names
@@ -519,15 +520,15 @@ class Trainer(Exports):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a Trainer can be neither pickled nor copied, as it contains onnxruntime sessions; save() a checkpoint "
-            "and call Trainer.resume(step, checkpoint) where another one is needed (a Step can be pickled)"
+            "a Trainer cannot be pickled or copied, since it contains onnxruntime sessions; save() a checkpoint and "
+            "create another one with Trainer.resume(step, checkpoint) (a Step can be pickled)"
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint, atomically.
 
         Raises:
-            OutputError: ``path`` cannot be written; an older checkpoint there is intact.
+            OutputError: if ``path`` cannot be written. An older checkpoint at ``path`` stays intact.
         """
         self._executor.save(path)
 
@@ -535,29 +536,30 @@ class Trainer(Exports):
     def resume(
         cls, step: Step | str | os.PathLike[str], path: str | os.PathLike[str] | None = None, **options: Any
     ) -> Trainer:
-        """Restore a trainer from the checkpoint written by :meth:`save`; the next :meth:`fit` continues from there.
+        """Create a trainer from a checkpoint written by :meth:`save`; the next :meth:`fit` continues from there.
 
         Args:
-            step: the same step; or the folder of a run.
-            path: the checkpoint, or the folder of a run, for its last one; optional if ``step`` is the folder of a run.
+            step: the same step as before, or the folder of a run.
+            path: the checkpoint, or the folder of a run to load its last checkpoint; optional if ``step`` is the folder
+                of a run.
             options: as for :class:`Trainer`; the seed is read from the checkpoint.
 
         Raises:
-            CheckpointError: the checkpoint is missing, damaged, or of another step.
+            CheckpointError: if the checkpoint is missing, damaged, or of another step.
         """
         if path is None and (isinstance(step, Step) or (path := last_checkpoint_of(step)) is None):
-            raise CheckpointError("there is nothing to resume from; pass the checkpoint, or the folder of a run")
+            raise CheckpointError("there is no checkpoint to resume from; pass a checkpoint, or the folder of a run")
         PATH.check("the checkpoint", path)
         trainer = cls(step if isinstance(step, Step) else Step.load(step), **options)
         trainer.load(weights_of(path, last=True))
         return trainer
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Load state and progress from a checkpoint, or from the best or last one in a run's folder.
+        """Load state and progress from a checkpoint, or from a run's folder (its best checkpoint, else its last one).
 
         Raises:
-            CheckpointError: the checkpoint is missing, damaged, or of another step; nothing was changed then.
-            BusyError: ``fit`` is running in another thread, or this is called in a callback of it.
+            CheckpointError: if the checkpoint is missing, damaged, or of another step. Nothing is changed.
+            BusyError: if ``fit`` is running in another thread, or this is called in a callback of ``fit``.
         """
         values, progress = self._executor.team.from_first(lambda: load_newest(path, self.manifest.state))
         with self.turns.trained("load", in_callbacks=False):

@@ -1,4 +1,4 @@
-"""The classifier."""
+"""A scikit-learn classifier that trains an ONNX model."""
 
 from __future__ import annotations
 
@@ -25,30 +25,32 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
     """A scikit-learn classifier for two or more classes, or for multilabel data.
 
     Args:
-        model: an ONNX model with one input, whose first output has a score per class or label; its weights are
-            the initial ones. By default a multilayer perceptron with ReLU.
-        hidden: the sizes of its hidden layers.
-        loss, optimizer: names of ``gg.losses`` and ``gg.optim``; the loss is cross-entropy by default, for multilabel
-            data ``bce_with_logits``. With a binary loss, two classes may have one score.
+        model: an ONNX model with one input, whose first output has one score per class or label. Training starts from
+            its weights. By default a multilayer perceptron with ReLU.
+        hidden: the sizes of the hidden layers of the default model.
+        loss, optimizer: names of ``gg.losses`` and ``gg.optim``. The default loss is cross-entropy, or
+            ``bce_with_logits`` for multilabel data. With a binary loss, the model may have a single score for two
+            classes.
         learning_rate, optimizer_options: arguments of the optimizer.
         epochs, batch_size: as for ``Trainer.fit``.
-        class_weight: a dict of label weights, or "balanced": inversely proportional to class frequencies.
+        class_weight: a dict of weights by label, or "balanced" for weights inversely proportional to class frequencies.
         early_stopping: stop after ``n_iter_no_change`` epochs in which the validation score
             (on a stratified ``validation_fraction``) has not improved by more than ``tol``, and restore the
             best weights.
         validation_fraction, n_iter_no_change, tol: see ``early_stopping``.
-        warm_start: continue the previous ``fit``.
+        warm_start: let ``fit`` continue training the fitted model instead of starting anew.
         train: names or globs of the weights of ``model`` to train.
         fit_options: further arguments of ``Trainer.fit``.
         device: as for ``Trainer``.
-        threads: intra-op threads; 1 is best for a search with several processes (``n_jobs``).
+        threads: threads within one operator; 1 is best for a search with several processes (``n_jobs``).
         random_state: seed of weights, sample order and random operators.
 
     Attributes:
-        classes_: the labels, sorted; for multilabel data, their indices.
+        classes_: the labels, sorted; for multilabel data, the indices of the labels.
         n_iter_: number of epochs so far.
-        loss_curve_, loss_, best_loss_: the loss of each epoch, of the last one, and the lowest.
-        validation_scores_, best_validation_score_: the accuracy of each epoch with ``early_stopping``, and the highest.
+        loss_curve_, loss_, best_loss_: the losses of all epochs, the loss of the last epoch, and the lowest loss.
+        validation_scores_, best_validation_score_: with ``early_stopping``, the validation accuracies of all epochs,
+            and the highest.
         history_: the history of the last fit.
         trained_: the step (``trained_.step``) and its trainer (``trained_.trainer``).
     """
@@ -87,9 +89,13 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         self.class_weight = class_weight
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Classifier:
-        """Train from scratch on X [samples, features] and labels y [samples] of any type, with optional sample weights.
+        """Train from scratch (with ``warm_start``, further).
 
-        For multilabel data, y is a matrix [samples, labels] of 0 and 1, dense or sparse.
+        Args:
+            X: inputs [samples, features].
+            y: labels of any type, [samples]; for multilabel data, a matrix [samples, labels] of 0 and 1, dense or
+                sparse.
+            sample_weight: weights of the samples; None for equal weights.
         """
         anew = not self._goes_on
         X, labels = self._labelled(X, y, reset=anew)
@@ -100,12 +106,12 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         """Train for one more epoch; the first call requires ``classes`` unless y contains all of them."""
         self._refuse_early_stopping()
         if self.class_weight == "balanced":
-            raise ValueError("partial_fit cannot know how often a class occurs; give class_weight as a dict, such as "
-                             "sklearn.utils.class_weight.compute_class_weight finds it of all data")  # fmt: skip
+            raise ValueError("partial_fit does not support class_weight='balanced', since it gets only a part of the "
+                             "data; pass a dict (sklearn.utils.class_weight.compute_class_weight)")  # fmt: skip
         first = not hasattr(self, "trained_")
         X, labels = self._labelled(X, y, first, classes)
         if not first and classes is not None and not np.array_equal(np.unique(classes), self.classes_):
-            raise ValueError("classes are not those of the first call of partial_fit")
+            raise ValueError("classes differ from the first call of partial_fit; pass the same classes, or None")
         return self._fit(X, labels, self._weights(X, labels, sample_weight), 1, first)
 
     def _labelled(self, X: Any, y: Any, reset: bool, classes: Any = None) -> tuple[Any, Array]:
@@ -120,15 +126,16 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
                 np.arange(y.shape[1]) if is_multilabel else np.unique(labels if classes is None else classes)
             )
         if is_multilabel != self._is_multilabel or (is_multilabel and labels.shape[1] != len(self.classes_)):
-            raise ValueError("y has another form than in the first call; give as many labels")
+            raise ValueError("y has another form than in the first call (multilabel or not, or the number of labels); "
+                             "pass y in the same form")  # fmt: skip
         if not is_multilabel and len(unknown := np.setdiff1d(labels, self.classes_)):
             raise ValueError(f"y has labels that are not among the classes: {list(unknown[:9])}")
         if not is_multilabel and len(self.classes_) < 2:
-            raise ValueError(f"y has one class only, {self.classes_[0]!r}; a classifier needs two")
+            raise ValueError(f"y has one class only, {self.classes_[0]!r}; a classifier needs at least two")
         return X, labels
 
     def _weights(self, X: Any, labels: Array, weights: Any) -> Any:
-        """Return the sample weights multiplied by their class weights."""
+        """Return the sample weights, multiplied by the class weights of the samples."""
         if self.class_weight is None:
             return weights
         of_classes = compute_sample_weight(self.class_weight, labels)
@@ -156,17 +163,17 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         self._has_one_score = not by_class and not self._is_multilabel
         width = target.classes if by_class else target.shape[-1] if len(target.shape) == 2 else 1
         if by_class and self._is_multilabel:
-            raise BuildError("y has several labels for a sample, and the loss takes one; choose bce_with_logits")
+            raise BuildError("y has several labels per sample, but the loss expects one; use loss='bce_with_logits'")
         if self._has_one_score and outputs == 2 and width == 1:
             return
         if (width is not None and width != outputs) or self._has_one_score:
-            raise BuildError(f"the model has {width} classes, but y has {outputs}; give it a head of that size")
+            raise BuildError(f"the model has {width} classes, but y has {outputs}; use a model with {outputs} outputs")
 
     def predict_proba(self, X: Any) -> Array:
-        """Return probabilities [samples, classes]: the Softmax of the model's scores, or for multilabel data their
-        Sigmoid.
+        """Return class probabilities [samples, classes].
 
-        If the model ends in a Softmax or a Sigmoid, its outputs are returned.
+        They are the Softmax of the model's scores, or the Sigmoid for multilabel data. If the model itself ends in a
+        Softmax or a Sigmoid, its outputs are used directly.
         """
         scores = self._outputs(X).astype(np.float64)
         if self._is_multilabel or self._has_one_score:

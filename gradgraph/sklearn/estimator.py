@@ -1,4 +1,4 @@
-"""The common part of both estimators: building the step, training and prediction."""
+"""The common base of both estimators: it builds the step, trains it and predicts."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from gradgraph.step.step import Step
 
 
 class Estimator(BaseEstimator):  # type: ignore[misc]
-    """Base class of both estimators. :class:`gradgraph.sklearn.Classifier` documents the arguments and attributes."""
+    """The base class of both estimators; arguments and attributes are documented in :class:`Classifier`."""
 
-    _are_labels = False  # whether targets are class numbers
+    _are_labels = False  # whether targets are class indices
 
     def __init__(
         self,
@@ -99,27 +99,28 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         m = self.trained_.step.manifest
         data = {m.inputs[0].name: X, m.targets[0].name: y.view(ClassNumbers) if self._are_labels else y}
         if SAMPLE_WEIGHT in {t.name for t in m.targets}:
-            data[SAMPLE_WEIGHT] = _check_sample_weight(weights, X, dtype=np.float32)  # ones, if there are none
+            data[SAMPLE_WEIGHT] = _check_sample_weight(weights, X, dtype=np.float32)  # None becomes ones
         elif weights is not None:
-            raise ValueError("the first call of partial_fit had no sample_weight, or that of fit with warm_start; give "
-                             "it one, too, such as ones")  # fmt: skip
+            raise ValueError("sample_weight is given, but was not in the first call of partial_fit (or of fit with "
+                             "warm_start); pass it in the first call, too, such as ones")  # fmt: skip
         return data
 
     # --- training --------------------------------------------------------------------------------------------
 
     @property
     def _goes_on(self) -> bool:
-        """Whether ``fit`` continues the previous one."""
+        """Whether ``fit`` continues training the fitted model, because of ``warm_start``."""
         return self.warm_start and hasattr(self, "trained_")
 
     def _begin(self, X: Any, outputs: int, weighs: bool, loss: str, metric: str) -> None:
-        """Build a step for a new model, or for the given one.
+        """Build the step, for a new multilayer perceptron or for the model of the user.
 
         Args:
-            outputs: number of outputs of a new model.
+            X: the inputs, for the number of features.
+            outputs: number of classes or values.
             weighs: whether samples have weights.
-            loss: default loss.
-            metric: metric for early stopping.
+            loss: name of the default loss.
+            metric: name of the metric for early stopping.
         """
         seed = int(check_random_state(self.random_state).randint(1 << 31))
         model, self._probable = self.model, ""
@@ -136,20 +137,21 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
                      metrics=metric if self.early_stopping else None,
                      optimizer=by_name(self.optimizer, lr=self.learning_rate, **options))  # fmt: skip
         if len(step.manifest.inputs) != 1 or len(step.manifest.targets) != 1 + weighs:
-            raise BuildError("an estimator requires a model with one input, and a loss with one target; use gg.Trainer")
+            raise BuildError("an estimator requires a model with one input, and a loss with one target; use gg.Trainer "
+                             "for others")  # fmt: skip
         self._check_head(step, outputs)
         self.trained_ = KeptStep(step, seed, self.device, RuntimeOptions(threads=self.threads), self._names(step))
         self.n_iter_, self.loss_curve_ = 0, list[float]()
         self.validation_scores_ = list[float]() if self.early_stopping else None
 
     def _check_head(self, step: Step, outputs: int) -> None:
-        """Raise an error unless the model has this many outputs, if known."""
+        """Raise BuildError if the model does not have this number of outputs; regressors accept any model."""
 
     def _names(self, step: Step) -> DataNames:
-        """Return the names of columns and classes, for the exported model.
+        """Return the names of columns and classes, which the exported model will contain.
 
         Raises:
-            ValueError: the model was trained on these columns in another order.
+            ValueError: if the user's model was trained on these columns in another order.
         """
         x, target = step.manifest.inputs[0].name, step.manifest.targets[0]
         columns = tuple(map(str, getattr(self, "feature_names_in_", ())))
@@ -162,11 +164,15 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         return DataNames({x: columns} if columns else {}, {target.name: classes} if are_names else {})
 
     def _train(self, X: Any, y: Array, weights: Any, epochs: int, metric: str = "", stratify: Any = None) -> None:
-        """Train on targets in the form of the step.
+        """Train the step and update the attributes about losses and scores.
 
         Args:
-            metric: metric for early stopping, if enabled.
-            stratify: labels by which validation data are stratified.
+            X: the inputs.
+            y: the targets in the type and shape of the step's target.
+            weights: sample weights; None for equal weights.
+            epochs: number of epochs.
+            metric: metric for early stopping, if enabled; "" for ``partial_fit``.
+            stratify: labels by which validation data are stratified; None for a random split.
         """
         data, options = self._data(X, y, weights), {"progress": False, "resume": False, **dict(self.fit_options or {})}
         stops = bool(metric) and self.early_stopping
@@ -185,7 +191,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         self.best_validation_score_ = max(self.validation_scores_) if self.validation_scores_ else None
 
     def _held_out(self, data: Mapping[str, Any], stratify: Any) -> tuple[dict[str, Any], Any]:
-        """Split off validation data for early stopping."""
+        """Split the data into training data and validation data for early stopping."""
         seed = check_random_state(self.random_state).randint(1 << 31)
         parts = train_test_split(*data.values(), test_size=self.validation_fraction, stratify=stratify,
                                  random_state=seed)  # fmt: skip
@@ -193,14 +199,15 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
     def _refuse_early_stopping(self) -> None:
         if self.early_stopping:
-            raise ValueError("partial_fit sees only part of the data, so it cannot stop early; omit early_stopping")
+            raise ValueError("partial_fit does not support early_stopping, since it gets only a part of the data; "
+                             "remove early_stopping")  # fmt: skip
 
     # --- outputs ---------------------------------------------------------------------------------------------
 
     def _outputs(self, X: Any) -> Array:
         check_is_fitted(self)
         X = self._checked(X, None, reset=False)
-        alone = X.shape[0] == 1  # a matrix of one row is multiplied by another kernel, which rounds differently
+        alone = X.shape[0] == 1  # doubled below: for a single row, another kernel is used, which rounds differently
         X = X[[0, 0]] if alone else X
         rows = SparseRows({self.trained_.step.manifest.inputs[0].name: X}) if issparse(X) else X
         found = self.trained_.trainer.predict(rows, max(self.batch_size, 256))
@@ -221,7 +228,7 @@ def _as_data(arrays: Mapping[str, Any]) -> Any:
 
 
 def present(y: Any) -> Any:
-    """Return ``y``, or raise ValueError for None."""
+    """Return ``y``; raise ValueError if it is None."""
     if y is None:
         raise ValueError("this estimator requires y to be passed, but the target y is None")
     return y

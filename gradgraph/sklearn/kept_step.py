@@ -1,4 +1,4 @@
-"""A step with its training state, which unlike a Trainer can be pickled and copied."""
+"""A step with its trainer that can be pickled and copied, unlike a Trainer itself."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gradgraph.step.step import Step
 
 
 class KeptStep:
-    """A step with its trainer, which is opened on first use, and again in a copy.
+    """A step with its trainer, which is created on first use; copies and pickles contain the state instead.
 
     Args:
         step: the step.
         seed, device, options: as for ``Trainer``.
-        names: names of the data.
+        names: column and class names of the data.
     """
 
     def __init__(self, step: Step, seed: int, device: Any, options: RuntimeOptions, names: DataNames) -> None:
@@ -27,6 +27,7 @@ class KeptStep:
 
     @property
     def trainer(self) -> Trainer:
+        """The trainer, with the current state."""
         if self._trainer is None:
             self._trainer = Trainer(self.step, device=self._device, seed=self._seed, options=self._options)
             self._trainer.names = self._names

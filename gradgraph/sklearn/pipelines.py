@@ -1,5 +1,6 @@
-"""Export of a scikit-learn pipeline that ends in one of our estimators as one ONNX file; skl2onnx converts the other
-steps.
+"""Export of a scikit-learn pipeline that ends in one of our estimators as a single ONNX file.
+
+The other steps of the pipeline are converted by skl2onnx.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from gradgraph.sklearn.classifier import Classifier
 from gradgraph.sklearn.estimator import Estimator
 from gradgraph.step.data_names import DataNames
 
-LARGEST_DIFFERENCE = 1e-4  # of outputs from those of predict, relative to a maximum of 1; float32 has 1e-7
+LARGEST_DIFFERENCE = 1e-4  # allowed difference from predict, relative to the largest output (at least 1)
 
 
 def export(estimator: Any, path: str | os.PathLike[str] | None = None, X: Any = None) -> onnx.ModelProto:
@@ -36,22 +37,23 @@ def export(estimator: Any, path: str | os.PathLike[str] | None = None, X: Any = 
     Args:
         estimator: a ``Classifier`` or ``Regressor``, a ``Pipeline`` whose last step is one, a fitted search over
             these, or a ``TransformedTargetRegressor`` around one.
-        path: output file.
-        X: some input rows of ``predict``. They define the input columns and types, and the file is verified
-            against ``predict`` on them before it is written. Without them, columns that an encoder has seen as text are
-            text, and all others float64. Steps that do not support float64 compute in float32.
+        path: output file; None to only return the model.
+        X: some input rows for ``predict``. They determine the input columns and types, and the file is verified against
+            ``predict`` on them before it is written. Without ``X``, columns that an encoder has seen as text are text,
+            and all others are float64. Steps that do not support float64 compute in float32.
 
     Returns:
-        A model with an input ``X`` [rows, features], or for a pipeline fitted on a table, an input
-        [rows, 1] per column, under its name. Its outputs are those of ``predict`` and ``predict_proba``:
-        ``label`` [rows] and ``probabilities`` [rows, classes] (multilabel: both [rows, labels]), or for a
-        regressor ``variable``; if a column has such a name, ``label_1`` and so on.
+        A model with an input ``X`` [rows, features]; for a pipeline fitted on a table, one input [rows, 1] per column,
+        named like the column. Its outputs are the results of ``predict`` and ``predict_proba``: ``label`` [rows] and
+        ``probabilities`` [rows, classes] (for multilabel data, both [rows, labels]), or for a regressor ``variable``.
+        If a column already has such a name, the output is ``label_1`` and so on.
 
     Raises:
-        ArgumentError: ``estimator`` does not end in one of ours, or a target transform is not supported.
-        ModelError: skl2onnx cannot convert a step, or the file differs from ``predict`` on ``X``.
-        RuntimeUnavailableError: the pipeline has other steps, and skl2onnx is not installed.
-        OutputError: ``path`` cannot be written, or has the extension of another format.
+        ArgumentError: if ``estimator`` does not end in an estimator of gradgraph, or a target transform is not
+            supported.
+        ModelError: if skl2onnx cannot convert a step, or the file differs from ``predict`` on ``X``.
+        RuntimeUnavailableError: if the pipeline has other steps, and skl2onnx is not installed.
+        OutputError: if ``path`` cannot be written, or has the extension of another format.
     """
     if path is not None:
         check_suffix(path, ".onnx")
@@ -71,7 +73,7 @@ _Kinds: TypeAlias = Mapping[str, "np.dtype[Any]"]
 
 
 class _Parts(NamedTuple):
-    """The preceding steps, the estimator itself, and the target transforms, outermost first."""
+    """The parts of a pipeline: the preceding steps, our estimator, and the target transforms, outermost first."""
 
     steps: list[Any]
     last: Estimator
@@ -92,7 +94,7 @@ def _parts(estimator: Any) -> _Parts:
             estimator = estimator.regressor_
         else:
             raise ArgumentError("export requires an estimator of gradgraph.sklearn, or a pipeline that ends in one, "
-                                f"but this ends in {described(estimator)}; skl2onnx exports others")  # fmt: skip
+                                f"but this ends in {described(estimator)}; use skl2onnx for others")  # fmt: skip
     check_is_fitted(estimator)
     return _Parts(steps, estimator, targets)
 
@@ -101,13 +103,13 @@ def _parts(estimator: Any) -> _Parts:
 
 
 def _scores(estimator: Estimator) -> onnx.ModelProto:
-    """Return the model with its first output only, which ``predict`` reads."""
+    """Return the trained model with only its first output, which ``predict`` uses."""
     trainer = estimator.trained_.trainer
     return trainer.export(outputs=[trainer.manifest.outputs[0]])
 
 
 class _Nodes:
-    """Nodes and constants appended to a graph, whose outputs avoid the names of ``columns``."""
+    """A writer that appends nodes and constants to a graph; its outputs do not have the names of ``columns``."""
 
     def __init__(self, model: onnx.ModelProto, columns: Collection[str]) -> None:
         self._graph, self._columns = model.graph, columns
@@ -119,7 +121,7 @@ class _Nodes:
         return out
 
     def output(self, name: str, op_type: str, *inputs: str, shape: Sequence[Any], kind: int, **attributes: Any) -> None:
-        """Append a node whose output is a graph output, of this shape and element type."""
+        """Append a node whose output is a graph output with this shape and element type."""
         taken = {*self._columns, *(o.name for o in self._graph.output)}
         others = (f"{name}_{i}" for i in range(1, len(taken) + 2))
         free = next(n for n in itertools.chain([name], others) if n not in taken)
@@ -140,7 +142,7 @@ class _Nodes:
 
 
 def _with_results(parts: _Parts, model: onnx.ModelProto, columns: Collection[str]) -> onnx.ModelProto:
-    """Return ``model`` with the outputs of ``predict`` and ``predict_proba``."""
+    """Return ``model`` with the results of ``predict`` and ``predict_proba`` as outputs."""
     op, out, last = _Nodes(model, columns), model.graph.output[0].name, parts.last
     del model.graph.output[:], model.metadata_props[:]
     if isinstance(last, Classifier):
@@ -159,7 +161,7 @@ def _with_results(parts: _Parts, model: onnx.ModelProto, columns: Collection[str
 
 
 def renamed(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    """Rename inputs of a graph in place; another value with such a name is renamed, too."""
+    """Rename inputs of a graph in place; another tensor that already has one of the new names is renamed, too."""
     taken = {name for node in graph.node for name in node.output} | {t.name for t in graph.initializer}
     every = {name: f"{name}/inner" for name in names.values() if name in taken} | dict(names)
     for value in graph.input:
@@ -172,7 +174,7 @@ def renamed(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
 
 
 def _labels(op: _Nodes, last: Classifier, scores: str) -> None:
-    """Write the label and the class probabilities, or the labels and their probabilities for multilabel data."""
+    """Append the label and the class probabilities; for multilabel data, the labels and their probabilities."""
     scores, width = op("Cast", scores, to=TensorProto.FLOAT), len(last.classes_)
     if last._is_multilabel or last._has_one_score:
         flat = op("Reshape", scores, op.constant(np.array([-1, width if last._is_multilabel else 1])))
@@ -195,7 +197,7 @@ def _labels(op: _Nodes, last: Classifier, scores: str) -> None:
 
 
 def _inverse(op: _Nodes, transformer: Any, value: str) -> str:
-    """Write the inverse of a target transform; raise ArgumentError if it is unsupported."""
+    """Append the inverse of a target transform; raise ArgumentError if it is unsupported."""
     kind, f = type(transformer).__name__, getattr(transformer, "inverse_func", None)
 
     def of(array: Any) -> str:
@@ -216,16 +218,16 @@ def _inverse(op: _Nodes, transformer: Any, value: str) -> str:
 
 
 def _with_steps(parts: _Parts, model: onnx.ModelProto, estimator: Any, X: Any, kinds: _Kinds) -> onnx.ModelProto:
-    """Return ``model`` after the preceding steps, equal to ``estimator`` on ``X``."""
+    """Return a model of the preceding steps followed by ``model``, verified against ``estimator`` on ``X``."""
     words: dict[str, str] = {}
     for name in kinds:
         if (other := words.setdefault(re.sub(r"\W", "_", name, flags=re.ASCII), name)) != name:
-            raise ArgumentError(f"the columns '{shown(other)}' and '{shown(name)}' differ in signs alone, which "
-                                "skl2onnx takes for one; rename one of them")  # fmt: skip
+            raise ArgumentError(f"the columns '{shown(other)}' and '{shown(name)}' differ only in special characters, "
+                                "so skl2onnx cannot distinguish them; rename one of them")  # fmt: skip
     try:
         found = _behind(_before(parts, kinds), model)
         _check_equal(found, estimator, X, kinds)
-    except ModelError:  # of steps that only support float32
+    except ModelError:  # some steps support only float32
         narrow = {name: np.dtype(np.float32) if kind.kind in "fiu" else kind for name, kind in kinds.items()}
         found = _behind(_taking(kinds, _before(parts, narrow)), model)
         _check_equal(found, estimator, X, kinds)
@@ -233,7 +235,7 @@ def _with_steps(parts: _Parts, model: onnx.ModelProto, estimator: Any, X: Any, k
 
 
 def _taking(kinds: _Kinds, before: onnx.ModelProto) -> onnx.ModelProto:
-    """Change a model in place to accept inputs of these types and cast them."""
+    """Change a model in place to accept inputs of these types, which it casts to its own; return it."""
     for value in before.graph.input:
         had, taken = value.type.tensor_type.elem_type, _element(kinds[value.name])
         if had != taken:
@@ -257,7 +259,7 @@ def _element(kind: np.dtype[Any]) -> int:
 
 
 def _kinds(parts: _Parts, X: Any) -> _Kinds:
-    """Return the inputs of the file with their types: the columns that steps read, or a matrix."""
+    """Return the inputs of the exported model with their types: the columns of a table, or one matrix ``X``."""
     if not parts.steps:
         return {"X": np.dtype(np.float32) if X is None else np.asarray(X).dtype}
     if hasattr(X, "columns"):
@@ -271,7 +273,7 @@ def _kinds(parts: _Parts, X: Any) -> _Kinds:
 
 
 def _before(parts: _Parts, kinds: _Kinds) -> onnx.ModelProto:
-    """Return the preceding steps as a model with these inputs."""
+    """Convert the preceding steps to a model with these inputs, by skl2onnx."""
     try:
         from skl2onnx import to_onnx
     except ImportError:
@@ -283,11 +285,11 @@ def _before(parts: _Parts, kinds: _Kinds) -> onnx.ModelProto:
     try:
         written = to_onnx(steps, initial_types=_types(kinds, parts.steps[0].n_features_in_),
                           target_opset={"": opset, "ai.onnx.ml": 3})  # fmt: skip
-    except Exception as error:  # of many classes of its own
+    except Exception as error:  # skl2onnx raises exceptions of many classes
         raise ModelError(f"skl2onnx cannot convert the steps before the estimator ({shown(_first_line(error))}); "
                          "export the estimator only, or choose other steps") from None  # fmt: skip
     model = cast("onnx.ModelProto", written)  # its annotation allows five other types
-    if [i.name for i in model.graph.input] != list(kinds):  # it replaces other characters by _
+    if [i.name for i in model.graph.input] != list(kinds):  # skl2onnx replaces special characters by _
         renamed(model.graph, dict(zip([i.name for i in model.graph.input], kinds, strict=True)))
     read = {name for node in model.graph.node for name in node.input}
     for unread in [i for i in model.graph.input if i.name not in read]:
@@ -301,7 +303,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _types(kinds: _Kinds, features: int) -> list[tuple[str, Any]]:
-    """Return these inputs in skl2onnx's types; a matrix by its number of columns."""
+    """Return the inputs with skl2onnx's types; a single input is a matrix with ``features`` columns."""
     from skl2onnx.common import data_types as of
 
     types: dict[int, Any] = {TensorProto.FLOAT: of.FloatTensorType, TensorProto.DOUBLE: of.DoubleTensorType,
@@ -312,7 +314,7 @@ def _types(kinds: _Kinds, features: int) -> list[tuple[str, Any]]:
 
 
 def _texts(step: Any, columns: Sequence[Any]) -> dict[Any, list[Any]]:
-    """Return the columns of a fitted step that it has seen as text, each with its known values."""
+    """Return the columns that a fitted step has seen as text, each with its known values."""
     if hasattr(step, "transformers_"):
         found = dict[Any, list[Any]]()
         for name, inner, _ in step.transformers_:
@@ -327,10 +329,10 @@ def _texts(step: Any, columns: Sequence[Any]) -> dict[Any, list[Any]]:
 
 
 def _taking_gaps(before: onnx.ModelProto, texts: Mapping[Any, Sequence[Any]]) -> onnx.ModelProto:
-    """In place, treat "" and the other GAP_WORDS as missing in text columns of a step that knows NaN or None."""
+    """Replace "" and the other GAP_WORDS in text columns by the missing value that a step knows, in place."""
     taken = {value.name for value in before.graph.input}
     for name, values in ((str(name), values) for name, values in texts.items()):
-        gap = next((str(value) for value in values if is_gap(value)), None)  # as skl2onnx writes it
+        gap = next((str(value) for value in values if is_gap(value)), None)  # the text that skl2onnx writes for it
         if gap is None or name not in taken:
             continue
         words = "|".join(re.escape(word) for word in GAP_WORDS if word not in values)
@@ -357,7 +359,7 @@ def _behind(before: onnx.ModelProto, model: onnx.ModelProto) -> onnx.ModelProto:
     cast = helper.make_node("Cast", [out.name], [features], to=TensorProto.FLOAT)
     out.name, out.type.tensor_type.elem_type = features, TensorProto.FLOAT
     first.graph.node.append(cast)
-    # skl2onnx writes for the requested opset, but declares the lowest that suffices
+    # skl2onnx writes nodes of the requested opset, but declares the lowest opset that has them
     opsets = {o.domain: o.version for o in (*first.opset_import, *second.opset_import)}
     for part in (first, second):
         part.ir_version = model.ir_version
@@ -369,7 +371,7 @@ def _behind(before: onnx.ModelProto, model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _check_equal(model: onnx.ModelProto, estimator: Any, X: Any, kinds: _Kinds) -> None:
-    """Raise ModelError unless onnxruntime runs the file and agrees with the estimator on ``X``, if given."""
+    """Raise ModelError if onnxruntime cannot run the model, or its predictions on ``X`` differ from the estimator's."""
     with explained("the file does not run in onnxruntime"):
         session = create_session(model, Placement.choose("cpu"))
         if X is None:
@@ -380,12 +382,12 @@ def _check_equal(model: onnx.ModelProto, estimator: Any, X: Any, kinds: _Kinds) 
     scale = max(1.0, float(np.abs(wanted).max(initial=0)))
     if not np.allclose(given, wanted, rtol=0, atol=LARGEST_DIFFERENCE * scale):
         worst = float(np.abs(given - wanted).max())
-        raise ModelError(f"the file would differ from the pipeline by {worst:.2g}, since skl2onnx converts a step "
-                         "differently; drop that step, or choose another one")  # fmt: skip
+        raise ModelError(f"outputs of the exported model differ from the pipeline by {worst:.2g}, since skl2onnx "
+                         "converts a step differently; remove that step, or choose another one")  # fmt: skip
 
 
 def _feeds(X: Any, kinds: _Kinds) -> dict[str, Any]:
-    """Return the columns of a table, or a matrix, as feeds of the file."""
+    """Return the columns of a table, or a matrix, as inputs of the exported model."""
     columns = {"X": X, **{str(name): X[name] for name in getattr(X, "columns", ())}}
     types = {name: helper.tensor_dtype_to_np_dtype(_element(kind)) for name, kind in kinds.items()}
     arrays = {name: _filled(np.asarray(columns[name])).astype(kind) for name, kind in types.items()}
@@ -393,7 +395,7 @@ def _feeds(X: Any, kinds: _Kinds) -> dict[str, Any]:
 
 
 def _filled(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Fill missing text; numbers are unchanged."""
+    """Replace missing values in a text column by ""; other arrays are returned unchanged."""
     if values.dtype.kind != "O" or values.ndim > 1:
         return values
     return np.fromiter(("" if is_gap(value) else value for value in values.tolist()), object, len(values))

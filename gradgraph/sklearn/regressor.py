@@ -1,4 +1,4 @@
-"""The regressor."""
+"""A scikit-learn regressor that trains an ONNX model."""
 
 from __future__ import annotations
 
@@ -19,8 +19,12 @@ class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
     """
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Regressor:
-        """Train from scratch on X [samples, features] and y [samples] or [samples, values], with optional sample
-        weights.
+        """Train from scratch (with ``warm_start``, further).
+
+        Args:
+            X: inputs [samples, features].
+            y: target values [samples] or [samples, values].
+            sample_weight: weights of the samples; None for equal weights.
         """
         anew = not self._goes_on
         X, y = self._checked(X, present(y), reset=anew)

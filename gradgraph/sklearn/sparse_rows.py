@@ -1,4 +1,4 @@
-"""Samples in a sparse SciPy matrix, converted to dense batches."""
+"""A dataset of SciPy's sparse matrices, whose rows are converted to dense batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradgraph.step.manifest import TensorSpec
 
 
 class SparseRows(Loadable):
-    """Arrays by name, some of them sparse (CSR), with one row per sample."""
+    """A dataset of arrays by name, some of them sparse (CSR), with one row per sample."""
 
     def __init__(self, arrays: Mapping[str, Any]) -> None:
         self._arrays = arrays

@@ -161,7 +161,7 @@ def test_a_run_resumed_within_a_group_is_the_same_to_the_bit(stop: int, tmp_path
 
 def test_a_step_that_does_not_accumulate_says_so() -> None:
     trainer = gg.Trainer(gg.build(network(), "mse", "sgd"), device="cpu")
-    with pytest.raises(BuildError, match=r"moves the weights after each batch; build it with gradgraph.build"):
+    with pytest.raises(BuildError, match=r"updates the weights after each batch; build it with gradgraph.build"):
         trainer.fit(DATA, accumulate=2, progress=False)
     with pytest.raises((ArgumentError, DataError)):
         trainer.fit(DATA, accumulate=0, progress=False)

@@ -435,7 +435,8 @@ def test_patience_reports_the_epoch_whose_weights_are_kept(cli: Cli, folder: Pat
     assert int(printed["epoch"]) == report["restored_epoch"]
     assert float(printed["val_loss"]) == pytest.approx(min(losses), rel=1e-5)
     assert (
-        f"stopped early, no better val_loss for 2 epochs: the weights are those of epoch {printed['epoch']}" in ran.err
+        f"stopped early, since val_loss did not improve for 2 epochs: restored the weights of epoch {printed['epoch']}"
+        in ran.err
     )
 
 
@@ -444,7 +445,7 @@ def test_monitor_and_the_next_command(cli: Cli, folder: Path) -> None:
              "--patience", "2", "--lr", "1.5", "-o", "step", "--monitor", "val_accuracy", "--min-delta", "0.5",
              "--checkpoint", "run.ckpt"]  # fmt: skip
     ran = cli(*words)
-    assert "no better val_accuracy for 2 epochs" in ran.err
+    assert "val_accuracy did not improve for 2 epochs" in ran.err
     assert "will not be saved" not in ran.err
     follows = ran.err.splitlines()[-1].removeprefix("next: gradgraph ")
     assert follows == "export step --checkpoint run.best.ckpt -o trained.onnx"
@@ -465,7 +466,7 @@ def test_trials_write_nothing(cli: Cli, folder: Path) -> None:
     words = ["train", "model.onnx", "--data", "train.npz", "--checkpoint", "run.ckpt", "-o", "step"]
     ran = cli(*words, "--find-lr")
     assert 1e-7 <= float(ran.out) <= 10
-    assert "the loss falls fastest at" in ran.err and f"least near {ran.out.strip()}" in ran.err
+    assert "the loss falls fastest at" in ran.err and f"lowest near {ran.out.strip()}" in ran.err
     facts = json.loads(ok(cli, *words, "--find-lr", "--overfit", "--json"))
     assert len(facts["rates"]) == len(facts["losses"])
     assert len(facts["overfit"]) == 200
@@ -500,7 +501,7 @@ def test_weights_from_a_file(cli: Cli, folder: Path) -> None:
     assert "loaded 4 tensors; not used: " in cli(*words, "--weights", "run.ckpt", "--export", "other.onnx").err
     ran = cli(*words, "--weights", "train.npz")
     assert (ran.code, ran.out) == (1, "")
-    assert "none of the 2 values fits this step" in ran.err
+    assert "none of the 2 values matches a weight of this step" in ran.err
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,24 @@ def test_figures_and_what_differs(runs: Cli) -> None:
     assert table[0].split()[:5] == ["run", "epochs", "steps", "time", "loss"] and len(table) == 4
 
 
+def recipe(name: str, text: str) -> None:
+    """Write the folder of a run that has not begun, with these options."""
+    folder = Path("made", name)
+    folder.mkdir(parents=True)
+    (folder / "recipe.toml").write_text(text, encoding="utf-8")
+
+
+def test_columns_of_options_have_the_table_in_their_names_where_the_key_alone_is_unclear(cli: Cli) -> None:
+    """A column `name` was that of the loss in one comparison, and of the optimizer in the next."""
+    rest = '[optimizer]\nname = "adamw"\nlr = {}\n[training]\nepochs = 2\n'
+    recipe("a", '[model]\npath = "a.onnx"\n[loss]\nname = "mse"\n' + rest.format(0.1))
+    recipe("b", '[model]\npath = "b.onnx"\n[loss]\nname = "mae"\noptions = { beta = 2 }\n' + rest.format(0.2))
+    ran = cli("runs", "made", "--json")
+    assert ran.code == 0, ran.err
+    assert json.loads(ran.out)["differ"] == ["model.path", "loss.name", "lr", "loss.options.beta"]
+    assert cli("runs", "made").out.splitlines()[0].split()[4:] == ["model.path", "loss.name", "lr", "loss.options.beta"]
+
+
 @pytest.mark.parametrize(("column", "sign"), [(None, 1), ("val_loss", 1), ("val_accuracy", -1), ("steps", 1)])
 def test_the_better_one_comes_first(runs: Cli, column: str | None, sign: int) -> None:
     found = facts(runs, *(() if column is None else ("--sort", column)))

@@ -59,11 +59,11 @@ def test_other_commands_read_it(cli: Cli, step: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--lr", "0.1"], "several steps have a learning_rate each; leave --lr out"),
-        (["--find-lr"], "find_lr tries one step"),
+        (["--lr", "0.1"], "a single learning_rate was given, but each step has its own; remove --lr"),
+        (["--find-lr"], "find_lr needs one step"),
         (["--every", "tail=2"], "there is no step 'tail'"),
         (["--every", "body"], "'body' should be STEP=N, such as generator=5"),
-        (["--every", "body=x"], "whole number above zero"),
+        (["--every", "body=x"], "should be a whole number above zero"),
         (["--every", "body=2", "--every", "head=2"], "no step trains on every batch"),
     ],
 )
@@ -76,4 +76,4 @@ def test_what_is_refused(cli: Cli, step: Path, words: list[str], says: str) -> N
 def test_a_model_has_one_step(cli: Cli, folder: Path) -> None:
     ran = cli("train", "model.onnx", "--data", "train.npz", "--every", "a=2")
     assert ran.code != 0
-    assert "--every chooses among several; leave it out" in " ".join(ran.err.split())
+    assert "this one has a single step; remove it" in " ".join(ran.err.split())

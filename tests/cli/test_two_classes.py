@@ -135,7 +135,7 @@ def test_losses_of_signs_take_no_names(loss: str, shape: str, cli: Cli) -> None:
     """The numbers of classes are 0 and 1, of which 0 would teach nothing."""
     onnx.save(network(shape), "m.onnx")
     ran = train(cli, loss)
-    assert ran.code == 1 and f"are the numbers 0 and 1, but the loss {loss} expects −1 and 1; add --loss" in ran.err
+    assert ran.code == 1 and f"become the numbers 0 and 1, but the loss {loss} expects −1 and 1; add --loss" in ran.err
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -163,7 +163,7 @@ def test_a_folder_of_pictures(classes: int, shape: str, tmp_path: Path) -> None:
     }}""")
     trainer = gg.Trainer(gg.build(model, "bce_with_logits"), device="cpu")
     if classes == 3:
-        with pytest.raises(DataError, match="has 3 classes, but 'target' is one number per image"):
+        with pytest.raises(DataError, match="has 3 classes, but 'target' is one number per sample"):
             trainer.fit(tmp_path / "photos", 1, progress=False)
         return
     trainer.fit(tmp_path / "photos", 1, progress=False)

@@ -109,16 +109,16 @@ def spoken() -> dict[str, np.ndarray[Any, Any]]:
 
 
 WRONG_IN_A_BATCH = {
-    "a length beyond the input": ("input_lengths", 2, 7, "contains 7 in row 2, but its numbers must be from 0 to 6"),
+    "a length beyond the input": ("input_lengths", 2, 7, "contains 7 in row 2, but numbers must be from 0 to 6"),
     "a length below zero": ("input_lengths", 1, -1, "contains -1 in row 1"),
-    "more labels than there are": ("target_lengths", 3, 4, "contains 4 in row 3, but its numbers must be from 0 to 3"),
+    "more labels than there are": ("target_lengths", 3, 4, "contains 4 in row 3, but numbers must be from 0 to 3"),
     "fewer than no labels": ("target_lengths", 0, -2, "contains -2 in row 0"),
     "a label below zero": ("target", (0, 1), -1, r"contains -1 in row 0 at \[1\]"),
     "a label that is no class": (
         "target",
         (3, 1),
         5,
-        r"contains 5 in row 3 at \[1\], but its numbers must be from 0 to 4",
+        r"contains 5 in row 3 at \[1\], but numbers must be from 0 to 4",
     ),
 }
 

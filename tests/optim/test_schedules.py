@@ -213,7 +213,7 @@ def test_training_at_rate_0_is_said_once(how: str, tmp_path: Path, caplog: pytes
                 trainer.step({"x": x["x"][:1]})
         else:
             trainer.fit(x, count // 6, 1, progress=False)
-        return sum("schedule of the learning rate has ended" in message for message in caplog.messages)
+        return sum("the learning rate schedule ended after" in message for message in caplog.messages)
 
     assert train(6) == 0
     if how == "resumed":
@@ -221,7 +221,7 @@ def test_training_at_rate_0_is_said_once(how: str, tmp_path: Path, caplog: pytes
         trainer = gg.Trainer.resume(step, tmp_path / "run.ckpt")
         trainer.progress.fit_epoch = trainer.progress.epoch
     assert train(12) == 1
-    assert "after 6 updates it is 0" in caplog.text
+    assert "ended after 6 updates: the rate is now 0" in caplog.text
     assert train(12) == 0
 
 
@@ -246,13 +246,13 @@ def test_a_fit_that_is_longer_than_its_schedule_says_so_before_it_begins(caplog:
         gg.Trainer(step, device="cpu").fit(x, batch_size=1, progress=False, **arguments)
         said = [message for message in caplog.messages if "schedule" in message]
         assert len(said) == (last is not None), arguments
-        assert last is None or f"ends after 9 updates, and this fit goes on to {last}" in said[0]
+        assert last is None or f"ends after 9 updates, but this fit makes {last}" in said[0]
 
 
 @pytest.mark.parametrize(
     ("rate", "says"),
     [
-        (lambda s: 0.1 if s < 3 else 0.0, ["gives 0 after 4 steps, where the weights no longer move"]),
+        (lambda s: 0.1 if s < 3 else 0.0, ["returned 0 after 4 steps, so the weights no longer change"]),
         (lambda s: 0.1 * s, []),
         (lambda s: 0.1 * abs(s - 3), []),
         (optim.reduce_on_plateau(0.1), []),
@@ -272,7 +272,9 @@ def test_a_function_that_gives_odd_rates_is_told_of_once(
 @pytest.mark.parametrize("how", ["fit", "overfit"])
 def test_a_function_that_gives_no_rate_is_refused(value: Any, how: str) -> None:
     trainer = gg.Trainer(gg.build(line(), None, "sgd"), device="cpu")
-    with pytest.raises(gg.errors.DataError, match=r"the function of learning_rate gives .* after 2 steps; it should"):
+    with pytest.raises(
+        gg.errors.DataError, match=r"the function of learning_rate returned .* after 2 steps; it should"
+    ):
         call = getattr(trainer, how)
         call({"x": np.ones((8, 2), np.float32)}, batch_size=1, learning_rate=lambda s: 0.1 if s < 2 else value,
              **({"progress": False} if how == "fit" else {}))  # fmt: skip

@@ -46,7 +46,7 @@ def run(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
         ("sums_alone", ["build the step without accumulate"], 1),
         ("loss_scale", ["compression with error feedback does not support float16"], 1),
         ("compares_samples", ["'info_nce' compares the samples of a batch with each other", "train in one process"], 1),
-        ("ignored_by_one_of_several", ["'h_target' holds the ignored label -100", "give each sample a label"], 1),
+        ("ignored_by_one_of_several", ["'h_target' has the ignored label -100", "give each sample a label"], 1),
         ("no_norms", ["so there is nothing to synchronise; remove sync_batch_norm"], 1),
         ("norms_of_local_steps", ["local steps train different ones; remove sync_batch_norm or compress"], 1),
         ("other_norms", ["rank 1 differs from rank 0 in its parallel options"], 1),

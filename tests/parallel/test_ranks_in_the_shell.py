@@ -124,7 +124,7 @@ def _is_rank(process: Path, folder: Path) -> bool:
 @pytest.mark.parametrize(
     ("words", "said", "code"),
     [
-        (["--data", "few.npz", "--ranks", "4"], "fewer than there are ranks (4)", 1),
+        (["--data", "few.npz", "--ranks", "4"], "fewer than the 4 ranks", 1),
         (["--batch-size", "3", "--ranks", "4"], "fewer --ranks", 1),
         (["--batch-size", "auto", "--ranks", "2"], "give a number", 1),
         (["--ranks", "2", "--find-lr"], "--find-lr runs in one process", 2),

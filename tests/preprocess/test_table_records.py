@@ -412,8 +412,8 @@ def test_floats_in_lines_of_json_are_exact(tmp_path: Path) -> None:
         ("t.csv", "a;b\n1,5;2\n2,5;3\n", "separated by semicolons, but commas are expected"),
         ("t.csv", "a\tb\n1\t2\n", "separated by tabs, but commas"),
         ("t.tsv", "a,b\n1,2\n", "separated by commas, but tabs"),
-        ("t.csv", "a,a,b\n1,2,3\n", "2 of them called 'a'"),
-        ("t.csv", "a,b\n1,2\n3\n", "1 cells in row 1, and 2 columns"),
+        ("t.csv", "a,a,b\n1,2,3\n", "t.csv' have the name 'a'"),
+        ("t.csv", "a,b\n1,2\n3\n", "has 1 cell, but the table 2 columns"),
     ],
 )
 def test_files_whose_cells_would_be_parted_wrongly_are_refused(

@@ -279,7 +279,7 @@ TABLE = {"train": DATA, "test": DATA}
         (lambda: gg.build(mlp(), foreign("torch", "Module")), "the loss is a MyModule"),
         (lambda: gg.build(mlp(), metrics=foreign("torchmetrics", "Accuracy")), "the metric is a MyAccuracy"),
         (lambda: gg.build(mlp(), metrics="AUROC"), "did you mean 'roc_auc'"),
-        (lambda: fit(TABLE), "which look like splits; pass one of them, such as data['train']"),
+        (lambda: fit(TABLE), "not of inputs; pass one split, such as data['train']"),
         (lambda: fit({"x": DATA["x"], "labels": DATA["target"]}),
          "has no input 'labels', and 'target' is missing; rename it, or build the step with target_name='labels'"),
         (lambda: fit({"x": DATA["x"], "y": DATA["target"]}), "target_name='y'"),

@@ -61,7 +61,7 @@ def test_a_file_that_is_cut_while_training_is_an_error(
                 os.truncate(tmp_path / "x.npy", 4096)
 
     t = Trainer(handmade.classifier(), device="cpu", options=RuntimeOptions(threads=1))
-    with pytest.raises(DataError, match="cut while it was read; write it again"):
+    with pytest.raises(DataError, match="truncated while it was read; write it again"):
         t.fit(
             tmp_path if where == "ours" else mapped, batch_size=64, shuffle=shuffle, callbacks=[Cut()], progress=False
         )
@@ -76,7 +76,7 @@ def test_a_mapped_file_that_was_cut_before_is_an_error(call: str, how: str, tmp_
     mapped = {**columns, "x": MAPPED[how](tmp_path / "x.npy", columns["x"])}
     os.truncate(tmp_path / "x.npy", 4096)
     t = Trainer(handmade.classifier(), device="cpu", options=RuntimeOptions(threads=1))
-    with pytest.raises(DataError, match="'x' is mapped from was cut"):
+    with pytest.raises(DataError, match="'x' is mapped from was truncated"):
         if call == "step":
             t.step({name: array[-8:] for name, array in mapped.items()})  # a part of a mapped array is one, too
         else:
@@ -105,7 +105,7 @@ def test_damaged_headers_of_npy_files_are_said_to_be_damaged(tmp_path: Path) -> 
     for what, content in damaged.items():
         assert content != whole, what
         (tmp_path / "x.npy").write_bytes(content)
-        with pytest.raises(DataError, match=r"x.npy' (cannot be read|ends before)"):
+        with pytest.raises(DataError, match=r"x.npy' (cannot be read|is shorter than)"):
             load_arrays(tmp_path)
 
 
@@ -168,8 +168,8 @@ BAD_FILES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "twice": (duplicate, "two arrays called 'x'"),
     "bomb": (lambda p: zipped(p, x__npy=npy(np.zeros(2_000_000))), "unpacks to 16,000,000 bytes, more than the"),
     "flipped bit": (crc, "cannot be read"),
-    "empty folder": (lambda p: p, "holds no .npy file"),
-    "truncated npy": (truncated, "ends before the 160 bytes"),
+    "empty folder": (lambda p: p, "contains no .npy files"),
+    "truncated npy": (truncated, "is shorter than its array of 160 bytes"),
     "fifo": (lambda p: (os.mkfifo(p / "f"), p / "f")[1], "is not a regular file"),
 }
 

@@ -55,10 +55,10 @@ BAD: dict[str, tuple[Any, str]] = {
     "float labels": (batch(target=DATA["target"] * 1.0), "'target' is float64, but the step expects int64"),
     "complex": (batch(x=DATA["x"] * 1j), "'x' is complex64, but the step expects float32"),
     "text": (batch(x=np.array(["a"] * 10)), "'x' is <U1, but the step expects float32"),
-    "object": (batch(x=object()), "'x' is a object, which NumPy cannot read"),
+    "object": (batch(x=object()), "'x' is a object, which NumPy cannot convert"),
     "label": (
         batch(target=LABELS),
-        "contains the label 12 in row 3, but labels range from 0 to 2; number classes from 0, or name",
+        "contains the label 12 in row 3, but labels must be from 0 to 2; number classes from 0, or name",
     ),
     "negative label": (batch(target=DATA["target"] * 0 - 1), "contains the label -1 in row 0"),
     "too large": (batch(x=np.full((10, 4), 1e300)), "'x' has values too large for float32"),
@@ -127,7 +127,7 @@ def test_integers_that_do_not_fit() -> None:
 
 
 def test_text_cannot_be_bound() -> None:
-    with pytest.raises(DataError, match="'x' is text, which a Trainer cannot bind"):
+    with pytest.raises(DataError, match="'x' is text, which a Trainer does not support"):
         BatchChecker([TensorSpec("x", "str", ("N",))])({"x": np.array(["a", "b"])})
 
 

@@ -145,7 +145,10 @@ def test_resuming_in_the_middle_needs_the_same_batches(tmp_path: Path) -> None:
     t = trainer()
     t.fit(DATA, max_steps=2, **FIT)
     t.save(tmp_path / "a.ckpt")
-    with pytest.raises(DataError, match=r"batch_size 16, and now it is 20; fit with batch_size=16, or with resume=F"):
+    with pytest.raises(
+        DataError,
+        match=r"batch_size is 20, but the run was stopped .* with 16; fit with batch_size=16 to finish",
+    ):
         resumed(tmp_path / "a.ckpt").fit(DATA, **{**FIT, "batch_size": 20})
     other = resumed(tmp_path / "a.ckpt")
     other.fit(DATA, resume=False, **{**FIT, "batch_size": 20})
@@ -168,7 +171,7 @@ def test_failed_saves_do_not_stop_training(tmp_path: Path, caplog: pytest.LogCap
 
     t.fit(DATA, checkpoint=folder / "run.ckpt", callbacks=[Vanish()], **FIT)
     assert resumed(folder / "run.ckpt").progress.steps == 20
-    assert sum("training goes on" in r.getMessage() for r in caplog.records) == 2
+    assert sum("training continues" in r.getMessage() for r in caplog.records) == 2
     with pytest.raises(OutputError):
         t.fit(DATA, checkpoint=tmp_path / "nowhere" / "run.ckpt", **FIT)
 
@@ -199,11 +202,11 @@ def test_the_best_one_of_a_keeper_stays_after_a_resume(tmp_path: Path) -> None:
 
 def test_a_keeper_in_the_folder_of_another_run_keeps_its_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trainer().fit(DATA, callbacks=[CheckpointKeeper(tmp_path, keep=2)], **{**FIT, "epochs": 5})
-    assert "more steps" not in caplog.text
+    assert "later steps" not in caplog.text
     history = trainer().fit(DATA, callbacks=[CheckpointKeeper(tmp_path, keep=2)], learning_rate=1e-3, **FIT)
     last = FIT["epochs"] * 5
     assert (tmp_path / f"step-{last:08d}.ckpt").is_file() and (tmp_path / "step-00000025.ckpt").is_file()
-    assert "has checkpoints of more steps (step-00000025.ckpt), of another run" in caplog.text
+    assert "contains checkpoints of later steps (step-00000025.ckpt), from another run" in caplog.text
     assert resumed(tmp_path / "best.ckpt").history["val_loss"][-1] == min(history["val_loss"])
 
 
@@ -235,13 +238,13 @@ def edit_record(path: Path, **changes: object) -> None:
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (lambda p: p.unlink(), "cannot read"),
-    "folder": (lambda p: (p.unlink(), p.mkdir()), "not a regular file"),
+    "folder": (lambda p: (p.unlink(), p.mkdir()), "is a folder without checkpoints"),
     "fifo": (lambda p: (p.unlink(), os.mkfifo(p)), "not a regular file"),
     "empty": (lambda p: os.truncate(p, 0), "is damaged"),
     "text": (lambda p: p.write_text("not a checkpoint at all"), "is damaged"),
     "truncated": (lambda p: os.truncate(p, p.stat().st_size - 9), "is damaged"),
     "header length": (lambda p: p.write_bytes(b"\xff" * 8 + p.read_bytes()[8:]), "is damaged"),
-    "no record": (lambda p: edit_header(p, lambda h: h["__metadata__"].clear()), "no gradgraph checkpoint"),
+    "no record": (lambda p: edit_header(p, lambda h: h["__metadata__"].clear()), "not a gradgraph checkpoint"),
     "newer": (lambda p: edit_record(p, version=3), "has version 3, but this gradgraph reads up to 2"),
     "odd version": (lambda p: edit_record(p, version="x"), "is damaged"),
     "unknown field": (lambda p: edit_record(p, library="evil.so"), "is damaged"),
@@ -271,7 +274,7 @@ def test_damaged_checkpoints_are_refused(damage: str, tmp_path: Path) -> None:
 
 def test_checkpoint_of_another_step(tmp_path: Path) -> None:
     trainer().save(tmp_path / "run.ckpt")
-    with pytest.raises(CheckpointError, match="which this step does not know"):
+    with pytest.raises(CheckpointError, match="which this step does not have"):
         Trainer.resume(handmade.regression(), tmp_path / "run.ckpt", device="cpu")
 
 
@@ -292,5 +295,5 @@ def test_a_run_that_goes_on_with_other_batches_says_so(
     t.save(tmp_path / "a.ckpt")
     caplog.clear()
     resumed(tmp_path / "a.ckpt").fit(DATA, **{**FIT, "epochs": 2, **other})
-    told = [message for message in caplog.messages if "goes on with" in message]
+    told = [message for message in caplog.messages if "continues with" in message]
     assert len(told) == bool(says) and all(says in message for message in told)

@@ -264,7 +264,7 @@ def test_a_run_that_begins_may_have_other_columns_than_its_model(caplog: pytest.
     with pytest.raises(DataError, match="lacks the columns 'width'"):
         trainer.evaluate(other)
     trainer.fit(other, 1, progress=False)
-    assert any("lacks the columns 'width', " in m and "begins with new names" in m for m in caplog.messages)
+    assert any("lacks the columns 'width', " in m and "starts with the new names" in m for m in caplog.messages)
     assert trainer.names.columns == {"x": tuple(f"{name} in cm" for name in FEATURES)}
     with pytest.raises(DataError, match="lacks the columns 'width in cm'"):
         trainer.fit(_frame(COLUMNS), 1, progress=False)

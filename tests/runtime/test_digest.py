@@ -219,8 +219,8 @@ def test_the_checkpoint_before_serves_when_the_last_is_damaged(
     assert rest.progress.steps == 9
     said = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
     assert len(said) == 1
-    assert "run.ckpt' is damaged" in said[0] and "going on from" in said[0]
-    assert "run.previous.ckpt' of step 9" in said[0]
+    assert "run.ckpt' is damaged" in said[0] and "continuing from" in said[0]
+    assert "run.previous.ckpt' (step 9)" in said[0]
     rest.fit(DATA, epochs=4, checkpoint=path, **FIT)
     assert image(rest) == image(run)
     assert previous_path(path).exists()
@@ -260,7 +260,7 @@ def test_of_kept_checkpoints_the_newest_whole_one_serves(tmp_path: Path, caplog:
         spoil(tmp_path / f"step-{steps:08d}.ckpt")
     assert Trainer.resume(STEP, tmp_path, device="cpu").progress.steps == 6
     assert Trainer.resume(STEP, tmp_path / "step-00000009.ckpt", device="cpu").progress.steps == 6
-    assert sum("of step 6" in r.getMessage() for r in caplog.records) == 2
+    assert sum("(step 6)" in r.getMessage() for r in caplog.records) == 2
 
 
 def test_a_checkpoint_without_a_digest_is_loaded_with_a_note(
@@ -276,7 +276,7 @@ def test_a_checkpoint_without_a_digest_is_loaded_with_a_note(
     path.write_bytes(struct.pack("<Q", len(text)) + text + whole[start:])
     values, progress = load_checkpoint(path, STEP.manifest.state)
     assert b"".join(checkpoint_pieces(values, progress))[data_start(whole) :] == whole[start:]
-    assert "before checkpoints had digests" in caplog.text
+    assert "without checkpoint digests" in caplog.text
 
 
 def of_another_epoch(path: Path) -> None:
@@ -291,7 +291,7 @@ BEST: dict[str, tuple[Callable[[Path], object], int, str]] = {
     "damaged": (lambda path: spoil(path), 7, "run.best.ckpt' is damaged"),
     "damaged, and the checkpoint before has it": (lambda path: spoil(path), 6, ""),
     "missing": (Path.unlink, 7, "cannot read"),
-    "of another epoch": (of_another_epoch, 7, "'[^']*run.best.ckpt' is of step 3"),
+    "of another epoch": (of_another_epoch, 7, "'[^']*run.best.ckpt' is from step 3"),
     "missing, and the checkpoint before has it": (Path.unlink, 4, ""),
     "missing, and the checkpoint has it": (Path.unlink, 3, ""),
 }
@@ -314,10 +314,12 @@ def test_the_best_state_comes_back_after_a_resume_or_is_said_to_be_lost(
     caplog.clear()
     history = rest.fit(DATA, checkpoint=path, **options)
     if not says:
-        assert "is lost" not in caplog.text
+        assert "were not found" not in caplog.text
         assert all(np.array_equal(value, rest.state_dict()[name]) for name, value in whole.state_dict().items())
         return
-    assert re.search(rf"the state of epoch {best}, the best so far with loss [0-9.]+, is lost \(.*{says}", caplog.text)
+    assert re.search(
+        rf"the weights of the best epoch so far \(epoch {best}, loss [0-9.]+\) were not found \(.*{says}", caplog.text
+    )
     kept = history["loss"][history.restored if history.restored is not None else -1]
     assert kept == min(history["loss"][best + 1 :])  # of the epochs since
 

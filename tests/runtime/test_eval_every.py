@@ -139,7 +139,7 @@ def test_patience_counts_evaluations_and_the_best_of_them_is_kept(
     history = t.fit(DATA, 9, 16, eval_every=3, validation=HELD_OUT, patience=2, learning_rate=rate,
                     checkpoint=tmp_path / "run.ckpt")  # fmt: skip
     assert history["step"][-1] == 12 and history.restored == 1
-    assert "no better val_loss for 2 evaluations: the weights are those of step 6" in capsys.readouterr().err
+    assert "val_loss did not improve for 2 evaluations: restored the weights of step 6" in capsys.readouterr().err
     best = Trainer.resume(handmade.classifier(), tmp_path / "run.best.ckpt", device="cpu")
     assert best.progress.steps == 6
     for name, value in best.state_dict().items():

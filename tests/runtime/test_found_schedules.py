@@ -181,7 +181,7 @@ def test_beside_a_rate_that_is_fed_a_schedule_goes_on() -> None:
         ),
         (optim.chain(optim.clip_by_value(1.0)), {}, "its optimizer has none"),
         (optim.rprop(0.1), {}, "its optimizer has none"),  # a number that its first step alone reads
-        (optim.sgd(0.1), {"accumulate": 3}, "moves the weights after each batch"),
+        (optim.sgd(0.1), {"accumulate": 3}, "updates the weights after each batch"),
         (optim.sgd(0.1), {"accumulate": 0}, "accumulate"),
     ],
 )

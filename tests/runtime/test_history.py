@@ -53,9 +53,9 @@ def test_plot(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="plots are drawn by matplotlib")
     history().plot(tmp_path / "h.png")
     assert (tmp_path / "h.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(DataError, match="no image format"):
+    with pytest.raises(DataError, match="not an image format"):
         history().plot(tmp_path / "h.wat")
-    with pytest.raises(DataError, match="no curve yet"):
+    with pytest.raises(DataError, match="the history is empty"):
         History().plot(tmp_path / "h.png")
 
 
@@ -90,7 +90,7 @@ def test_a_drawing_without_matplotlib(tmp_path: Path) -> None:
     for shape in root.iter("{http://www.w3.org/2000/svg}polyline"):
         xs, ys = zip(*(map(float, at.split(",")) for at in shape.attrib["points"].split()), strict=True)
         assert min(xs) >= LEFT and max(xs) <= WIDTH and min(ys) >= TOP and max(ys) <= HEIGHT
-    with pytest.raises(DataError, match="no curve yet"):
+    with pytest.raises(DataError, match="the history is empty"):
         History().to_svg()
 
 
@@ -254,8 +254,8 @@ def test_patience_says_that_it_stopped_and_where_the_weights_are_from(
     assert len(history) == 3
     assert history.restored == 0
     said = capsys.readouterr().err.splitlines()[-1]
-    best = f"epoch 1 with loss {history['loss'][0]:.6g}"
-    assert said == f"stopped early, no better loss for 2 epochs: the weights are those of {best}, the best"
+    best = f"epoch 1, with the best loss ({history['loss'][0]:.6g})"
+    assert said == f"stopped early, since loss did not improve for 2 epochs: restored the weights of {best}"
     first, _ = patient(tmp_path, False, epochs=1)
     assert all(np.array_equal(value, first.state_dict()[name]) for name, value in t.state_dict().items())
 
@@ -263,7 +263,7 @@ def test_patience_says_that_it_stopped_and_where_the_weights_are_from(
 def test_going_back_at_the_end_is_said_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, history = patient(tmp_path, None, epochs=2)
     assert history.restored == 0
-    assert capsys.readouterr().err.splitlines()[-1].startswith("the weights are those of epoch 1 with loss")
+    assert capsys.readouterr().err.splitlines()[-1].startswith("restored the weights of epoch 1, with the best loss")
     _, history = patient(tmp_path, None, epochs=1)
     assert history.restored is None
     assert "weights" not in capsys.readouterr().err

@@ -133,11 +133,11 @@ def test_bytes_in_the_order_of_opencv(photos: Path, mean: Any, tmp_path: Path) -
 def test_grey_images_and_bytes_have_no_order_and_no_scale(photos: Path) -> None:
     grey = TensorSpec("x", "float32", ("n", 1, 12, 12))
     for spec, form, says in (
-        (grey, {"order": "BGR"}, "accepts grey images, to which the order of channels does not apply"),
+        (grey, {"order": "BGR"}, "order has no effect, since the images for 'x' have a single channel"),
         (
             TensorSpec("x", "uint8", ("n", 3, 12, 12)),
             {"scale": 2.0},
-            "accepts bytes, to which mean, std and scale do not apply",
+            "mean, std and scale have no effect, since the input 'x' is uint8",
         ),
     ):
         with pytest.raises(DataError, match=says):
@@ -268,14 +268,14 @@ def test_a_broken_image_is_named(photos: Path, kind: str) -> None:
         (lambda p: gg.image_folder(p, size=(0, 3)), "it should be a height and a width above zero"),
         (lambda p: gg.image_folder(p, layout="CHW"), 'it should be "NCHW" or "NHWC"'),
         (lambda p: trainer(classifier("height")).fit(gg.image_folder(p, shorter=8), progress=False),
-         "requires a crop size, but that of 'x' is dynamic"),
+         "requires a crop size, but the size of 'x' is dynamic"),
         (lambda p: gg.image_folder(p, order="GBR"), 'it should be "RGB" or "BGR"'),
         (lambda p: gg.image_folder(p, scale=0), "it should be a number above zero"),
         (lambda p: trainer().fit(gg.image_folder(p, size=(8, 8)), progress=False), "do not match"),
         (lambda p: trainer().fit(gg.image_folder(p, mean=(0.5,)), progress=False), "mean has 1 numbers"),
         (lambda p: trainer(classifier("height")).fit(p, progress=False), "resize all images, as image_folder"),
         (lambda p: trainer(classifier(classes=2)).fit(p, progress=False), "labels range from 0 to 1"),
-        (lambda p: trainer().fit(p / "dog", progress=False), "has no class subfolders"),
+        (lambda p: trainer().fit(p / "dog", progress=False), "has no subfolders of classes"),
         (lambda p: trainer().fit(gg.image_folder(p, augment=lambda image, rng: image / 255), progress=False),
          "augment returned float64"),
     ],
@@ -369,7 +369,7 @@ def test_from_a_recipe(cli: Cli, photos: Path) -> None:
     ("words", "says"),
     [
         (["--data", "photos", "--image", "sise=[8,8]"], "--image has no 'sise'; did you mean 'size'?"),
-        (["--data", "photos", "--image", "size=8"], "it should be a height and a width"),
+        (["--data", "photos", "--image", "size=8"], "it should be a height and a width above zero"),
         (["--data", "model.onnx", "--image", "size=[8,8]"], "contains no images"),
     ],
 )

@@ -257,10 +257,10 @@ def test_a_failed_step_loses_the_state_and_says_so() -> None:
     batch = handmade.points(8)
     t.step(batch)
     before = t.state_dict()
-    with pytest.raises(DivergedError, match="was written over, as in_place=True has it: load a checkpoint"):
+    with pytest.raises(DivergedError, match="was overwritten, since in_place=True: load a checkpoint"):
         t.step({**batch, "x": batch["x"] * np.float32(np.nan)})
     for use in (t.state_dict, lambda: t.step(batch), lambda: t.predict(batch), lambda: t.evaluate(batch)):
-        with pytest.raises(ModelError, match="the last step failed while it wrote over the state"):
+        with pytest.raises(ModelError, match="the last step failed while it overwrote the state"):
             use()
     t.load_state_dict(before)
     assert np.isfinite(t.step(batch)["loss"])

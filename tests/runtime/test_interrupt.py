@@ -47,7 +47,7 @@ def test_first_signal_finishes_the_step_and_saves(number: signal.Signals, code: 
     path = str(tmp_path / "run.ckpt")
     done = run(SCRIPT.format(root=str(ROOT), signal=int(number), checkpoint=path))
     assert done.returncode == code, done.stderr
-    assert f"stopped after step 7 and saved to {path}; go on with gg.Trainer.resume(" in done.stderr
+    assert f"stopped after step 7 and saved to {path}; continue with gg.Trainer.resume(" in done.stderr
     step, options = handmade.classifier(), RuntimeOptions(threads=1)
     rest = Trainer.resume(step, path, device="cpu", options=options)
     assert rest.progress.steps == 7

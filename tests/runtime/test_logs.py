@@ -98,12 +98,12 @@ def test_an_object_of_the_users(caplog: pytest.LogCaptureFixture) -> None:
     t = trainer()
     fit(t, log=types.SimpleNamespace(write=full), log_every=1)
     assert t.progress.steps == 3
-    assert [r.levelname for r in caplog.records if "training goes on" in r.message] == ["ERROR"]
+    assert [r.levelname for r in caplog.records if "training continues" in r.message] == ["ERROR"]
 
 
 def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     t = trainer()
-    with pytest.raises(OutputError, match=r"ends neither in \.jsonl nor in \.csv"):
+    with pytest.raises(OutputError, match=r"should end in \.jsonl or \.csv"):
         fit(t, log=tmp_path / "m.txt")
     with pytest.raises(OutputError):
         fit(t, log=tmp_path / "missing" / "m.jsonl")

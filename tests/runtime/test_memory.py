@@ -206,7 +206,7 @@ def test_the_largest_power_of_two_that_fits(
 
 
 def test_not_even_one_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DataError, match="one sample takes more than"):
+    with pytest.raises(DataError, match="one sample needs more than"):
         searched(monkeypatch, 50, 40)
 
 
@@ -227,14 +227,14 @@ def test_fit_with_batches_of_the_size_that_is_found(tmp_path: Path, caplog: pyte
 
 def test_what_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = gg.Trainer(gg.build(mlp()), device="cpu")
-    with pytest.raises(DataError, match="come in batches already"):
+    with pytest.raises(DataError, match="the data are already batched"):
         trainer.find_batch_size([arrays(4)])
-    with pytest.raises(DataError, match=r"takes .* already; allow more"):
+    with pytest.raises(DataError, match=r"already uses .*; give a larger"):
         trainer.find_batch_size(arrays(8), "1MB")
     with pytest.raises(DataError, match="should be a whole number, 'auto'"):
         trainer.fit(arrays(8), batch_size="many")
     monkeypatch.setattr(sizing, "free_memory", lambda: None)
-    with pytest.raises(DataError, match="does not say how much memory is free"):
+    with pytest.raises(DataError, match="the free memory of this system is unknown"):
         trainer.find_batch_size(arrays(8))
 
 

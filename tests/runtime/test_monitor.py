@@ -75,7 +75,7 @@ def test_a_resumed_run_that_monitors_something_else_begins_to_look_anew(
         caplog.clear()
         again = Trainer.resume(handmade.classifier(), path, device="cpu", options=QUIET)
         fit(again, epochs=4, patience=5, monitor=monitor, checkpoint=tmp_path / "run.ckpt")
-        assert ("not that of 'val_accuracy'" in caplog.text) is warned
+        assert ("another column than 'val_accuracy'" in caplog.text) is warned
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,9 @@ def test_wrong_kinds(options: dict[str, Any]) -> None:
 
 
 def test_names_that_say_nothing_need_a_mode(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"'val_score' should be high or low; pass mode='max'"):
+    with pytest.raises(
+        DataError, match=r"'val_score' does not imply whether higher or lower values are better; pass mode='max'"
+    ):
         CheckpointKeeper(tmp_path, monitor="val_score")
     CheckpointKeeper(tmp_path, monitor="val_score", mode="max")
 

@@ -169,7 +169,7 @@ def test_a_step_that_fails_while_it_writes_says_so(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(session.session, "run_with_iobinding", fails)
     with pytest.raises(ModelError):
         t.step(batch)
-    with pytest.raises(ModelError, match="failed while it wrote over the state; load a checkpoint"):
+    with pytest.raises(ModelError, match="failed while it overwrote the state; load a checkpoint"):
         t.state_dict()
 
 

@@ -102,7 +102,7 @@ BAD = {
     "no dict": ([(1, 2)], {"ids": 0}, "a sample is .*, but the step expects 'ids'"),
     "a part that is missing": ([{"x": [1]}], {"ids": 0}, "a sample has 'x', but the step expects 'ids'"),
     "two ranks": ([{"ids": [1]}, {"ids": [[1]]}], {"ids": 0}, r"different shapes \(\(1,\) and \(1, 1\)\)"),
-    "no fill": ([{"ids": [1]}, {"ids": [1, 2]}], {}, r"set its padding value: fill=\{'ids': 0\}"),
+    "no fill": ([{"ids": [1]}, {"ids": [1, 2]}], {}, r"set a padding value: fill=\{'ids': 0\}"),
     "a fraction": ([{"ids": [1]}, {"ids": [1, 2]}], {"ids": 0.5}, r"'ids' is int64, which cannot represent 0\.5"),
 }
 

@@ -48,7 +48,7 @@ def test_a_head_trained_alone_and_then_everything() -> None:
     assert report.loaded == ("head.weight",)
     assert report.missing == ("body.weight",)
     assert "step" in report.unexpected
-    assert "loaded 1 tensors; no values came for 'body.weight'; not used:" in str(report)
+    assert "loaded 1 tensors; missing: 'body.weight'; not used:" in str(report)
     assert second.evaluate(DATA)["loss"] == pytest.approx(first.evaluate(DATA)["loss"], rel=1e-6)
 
 
@@ -56,7 +56,7 @@ def test_another_head_and_frozen_weights_are_told() -> None:
     other = trainer(model(classes=5, seed=1)).parameters
     report = trainer(model()).load_state_dict(other, strict=False)
     assert report.loaded == ("body.weight",)
-    assert report.mismatched == {"head.weight": "is float32[8, 5] there and float32[8, 3] here"}
+    assert report.mismatched == {"head.weight": "is float32[8, 5], but float32[8, 3] in this step"}
     frozen = trainer(model(), freeze="body.*")
     assert frozen.load_state_dict(trainer(model(seed=1)).parameters, strict=False).frozen == ("body.weight",)
     assert frozen.load_state_dict(trainer(model()).parameters, strict=False).frozen == ()
@@ -66,7 +66,7 @@ def test_nothing_that_fits_is_an_error_and_changes_nothing() -> None:
     t = trainer(model())
     before = t.state_dict()
     for values in ({}, {"module.body.weight": np.zeros((4, 8), np.float32)}, {"body.weight": np.zeros((8, 4))}):
-        with pytest.raises(CheckpointError, match=r"none of the \d values fits this step"):
+        with pytest.raises(CheckpointError, match=r"none of the \d values matches a weight of this step"):
             t.load_state_dict(values, strict=False)
     assert all(np.array_equal(value, t.state_dict()[name]) for name, value in before.items())
 

@@ -406,7 +406,7 @@ def test_a_batch_that_was_begun_is_finished_after_a_resume(gan: Step, tmp_path: 
         return train(*given)
 
     executor.train = failing  # type: ignore[method-assign]
-    with pytest.raises(DivergedError, match=r"batch 1 of epoch 1.*resumed.*meets it first"):
+    with pytest.raises(DivergedError, match=r"batch 1 of epoch 1.*resume from .* to repeat this batch"):
         trainer.fit(IMAGES, checkpoint=tmp_path / "run.ckpt", **arguments)
     assert calls[-2:] == ["discriminator", "generator"]
     again = gg.Trainer.resume(gan, tmp_path / "run.diverged.ckpt")
@@ -469,7 +469,7 @@ def test_the_pattern() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
-        (lambda t: t.step(IMAGES), BuildError, "has several steps ('discriminator', 'generator'); say which"),
+        (lambda t: t.step(IMAGES), BuildError, "has several steps ('discriminator', 'generator'); name one of them"),
         (
             lambda t: t.step("generater", IMAGES),
             UnknownNameError,
@@ -479,19 +479,27 @@ def test_the_pattern() -> None:
         (lambda t: t.step("generator", {"x": 1}), DataError, "the step has no input 'x'"),
         (lambda t: t.step("generator", IMAGES, learning_rate=1.0), UnknownNameError, "has no hyperparameter"),
         (lambda t: t.fit(IMAGES, steps="gan"), UnknownNameError, "there is no step 'gan'"),
-        (lambda t: t.fit(IMAGES, every={"generator": 0}), DataError, "whole number above zero, but is 0"),
+        (lambda t: t.fit(IMAGES, every={"generator": 0}), DataError, "should be a whole number above zero"),
         (
             lambda t: t.fit(IMAGES, steps="generator", every={"generator": 2}),
             DataError,
             "no step trains on every batch",
         ),
-        (lambda t: t.fit(IMAGES, steps="generator", every={"discriminator": 2}), DataError, "not among the steps"),
-        (lambda t: t.fit(IMAGES, learning_rate=0.1), BuildError, "several steps have a learning_rate each"),
+        (
+            lambda t: t.fit(IMAGES, steps="generator", every={"discriminator": 2}),
+            DataError,
+            "which this fit does not train",
+        ),
+        (
+            lambda t: t.fit(IMAGES, learning_rate=0.1),
+            BuildError,
+            "a single learning_rate was given, but each step has its own",
+        ),
         (lambda t: t.fit(IMAGES, learning_rate={"generator": 0.1}), UnknownNameError, "has no hyperparameter"),
-        (lambda t: t.fit(IMAGES, learning_rate={"gan": 0.1}), DataError, "names the step 'gan'"),
-        (lambda t: t.fit(IMAGES, accumulate=2), BuildError, "moves the weights after each batch"),
-        (lambda t: t.find_lr(IMAGES), BuildError, "find_lr tries one step"),
-        (lambda t: t.overfit(IMAGES), BuildError, "overfit tries one step"),
+        (lambda t: t.fit(IMAGES, learning_rate={"gan": 0.1}), DataError, "has a value for the step 'gan'"),
+        (lambda t: t.fit(IMAGES, accumulate=2), BuildError, "updates the weights after each batch"),
+        (lambda t: t.find_lr(IMAGES), BuildError, "find_lr needs one step"),
+        (lambda t: t.overfit(IMAGES), BuildError, "overfit needs one step"),
         (lambda t: t.find_lr(IMAGES, step="gan"), UnknownNameError, "there is no step 'gan'"),
         (lambda t: t.overfit(IMAGES, step="generator", learning_rate=0.1), UnknownNameError, "no hyperparameter"),
         (lambda t: t.fit(IMAGES, patience=1, monitor="loss"), DataError, "no column 'loss'"),
@@ -535,7 +543,7 @@ def test_a_step_without_names_has_none() -> None:
     trainer = gg.Trainer(gg.build(two_heads(), output="left"))
     with pytest.raises(UnknownNameError, match="there is no step 'left': this is a single step"):
         trainer.step("left", LABELLED)
-    with pytest.raises(BuildError, match="has one step"):
+    with pytest.raises(BuildError, match="has a single step"):
         trainer.fit(LABELLED, steps=["left"])
     assert set(trainer.step(batch=LABELLED)) == {"loss", "accuracy"}
 

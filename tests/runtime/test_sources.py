@@ -183,7 +183,7 @@ PINNED = [2, 4, 6, 5, 1, 7, 0, 3]
 NO_DATA: dict[str, tuple[Any, str]] = {
     "lengths": ({**DATA, "z": DATA["z"][:5]}, "'x' has 10 rows but 'z' has 5"),
     "nothing": ({n: a[:0] for n, a in DATA.items()}, "the data are empty"),
-    "scalar": ({**DATA, "z": np.float32(1)}, "'z' has no axis of samples"),
+    "scalar": ({**DATA, "z": np.float32(1)}, "'z' is a scalar without a sample axis"),
     "names": ({n: DATA[n] for n in ("z", "target")}, "'x' is missing"),
     "labels": ({**DATA, "target": np.where(np.arange(10) == 3, 12, DATA["target"])}, "label 12 in row 3"),
     "number": (42, "42 is not training data"),
@@ -199,7 +199,7 @@ def test_data_are_checked_before_the_first_step(case: str) -> None:
 
 
 def test_less_than_one_batch() -> None:
-    with pytest.raises(DataError, match="10 samples, less than one batch of 16"):
+    with pytest.raises(DataError, match="10 samples, fewer than one batch of 16"):
         as_source(DATA, checker(), Order(16, drop_last=True))
     with pytest.raises(DataError, match="batch_size must be a whole number above zero, but is 0"):
         Order(0)
@@ -208,14 +208,14 @@ def test_less_than_one_batch() -> None:
 
 
 def test_a_step_for_batches_of_nothing() -> None:
-    with pytest.raises(DataError, match=re.escape("batches of 0 samples (x float32[0, 3])")):
+    with pytest.raises(DataError, match=re.escape("a fixed batch size of 0 (x float32[0, 3])")):
         as_source({"x": np.ones((4, 3), np.float32)}, BatchChecker([TensorSpec("x", "float32", (0, 3))]), Order(4))
 
 
 def test_a_generator_lasts_one_epoch() -> None:
     source = as_source((b for b in batches_of_four()), checker(), Order(4))
     assert len(list(source.batches(0))) == 3
-    with pytest.raises(DataError, match="exhausted after one epoch"):
+    with pytest.raises(DataError, match="a generator can be used for one epoch only"):
         source.batches(1)
 
 

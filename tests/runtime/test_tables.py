@@ -114,7 +114,7 @@ def test_of_many_columns_none_may_have_the_name_of_another(suffix: str, separato
     pytest.importorskip("pandas", reason="an extra: onnx-gradgraph[tables]")
     path = tmp_path / f"wide{suffix}"
     path.write_text("\n" + separator.join(["first", *(str(i // 2) for i in range(200_000))]) + "\n")
-    with pytest.raises(DataError, match=rf"wide{suffix}' has 200,001 columns, 2 of them called '0'"):
+    with pytest.raises(DataError, match=rf"2 of the 200,001 columns of .*wide{suffix}' have the name '0'"):
         trainer().fit(path, epochs=1, progress=False)
     path.write_text(separator.join(map(str, range(10_001))) + "\n")
     with pytest.raises(DataError, match="the table has the columns '0', '1'"):

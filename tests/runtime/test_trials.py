@@ -90,7 +90,7 @@ def test_a_rate_that_trains() -> None:
     assert curve.rates[0] == pytest.approx(1e-7)
     assert curve.steepest is not None and f"falls fastest at {curve.steepest:.2g}" in str(curve)
     lowest = min(dict(curve.tried), key=dict(curve.tried).__getitem__)
-    assert lowest / 3 < curve.suggestion < lowest * 3 and f"least near {curve.suggestion:.2g}" in str(curve)
+    assert lowest / 3 < curve.suggestion < lowest * 3 and f"lowest near {curve.suggestion:.2g}" in str(curve)
     before = t.evaluate(DATA)["loss"]
     t.fit(DATA, epochs=3, learning_rate=curve.suggestion, progress=False)
     assert t.evaluate(DATA)["loss"] < 0.5 * before
@@ -105,8 +105,12 @@ def test_no_rate_that_trains() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
-        (lambda t: t.find_lr(DATA, start=1.0, end=0.1), DataError, "one above the other"),
-        (lambda t: t.find_lr(DATA, start=0.0), DataError, "one above the other"),
+        (
+            lambda t: t.find_lr(DATA, start=1.0, end=0.1),
+            DataError,
+            "should be positive learning rates, with start below end",
+        ),
+        (lambda t: t.find_lr(DATA, start=0.0), DataError, "should be positive learning rates, with start below end"),
         (lambda t: t.find_lr(DATA, steps=0), DataError, "steps"),
         (lambda t: t.find_lr({"x": DATA["x"]}), DataError, "target"),
         (lambda t: t.overfit(DATA, momentum=0.5), GradgraphError, "momentum"),
@@ -122,10 +126,10 @@ def test_one_batch_learnt_by_heart() -> None:
     t = trainer()
     found = t.overfit(DATA, batch_size=8, steps=150, learning_rate=0.05)
     assert found.learned
-    assert "can learn it by heart" in str(found)
+    assert "can memorize the batch" in str(found)
     assert not t.overfit(DATA, steps=3, learning_rate=1e-6).learned
     still = t.overfit(DATA, steps=2, learning_rate=lambda step: 0.0 * step)
-    assert "should fall" in str(still) or "does not move" in str(still)
+    assert "should fall" in str(still) or "stays at" in str(still)
 
 
 @pytest.mark.sweep(0)

@@ -72,13 +72,17 @@ def test_a_table_is_read_at_a_glance() -> None:
 
 
 REFUSED = {
-    "no counts": ({}, {}, r"the step counts no classes; build it with metrics=\['confusion_matrix'\]"),
+    "no counts": (
+        {},
+        {},
+        r"the step was built without a metric that counts classes; build it with metrics=\['confusion_matrix'\]",
+    ),
     "another metric": (
         {"metrics": ["f1", "top_k(k=2)"]},
         {"metric": "top_2"},
-        "'top_2' counts no classes; choose 'f1'",
+        "'top_2' is not a metric that counts classes; choose 'f1'",
     ),
-    "two names": ({"metrics": "f1"}, {"classes": ["a", "b"]}, "2 names for 3 classes"),
+    "two names": ({"metrics": "f1"}, {"classes": ["a", "b"]}, "2 class names for 3 classes"),
 }
 
 
@@ -130,7 +134,9 @@ def test_samples_without_labels_are_left_out() -> None:
 def test_the_loss_of_one_of_several_steps() -> None:
     steps = {name: gg.StepOptions("cross_entropy", gg.optim.sgd(lr)) for name, lr in (("one", 0.1), ("two", 0.2))}
     t = gg.Trainer(gg.build(network(), steps=steps), device="cpu")
-    with pytest.raises(DataError, match="there are several losses; say by which: by='one'"):
+    with pytest.raises(
+        DataError, match="several steps, each with its own loss; choose the step whose loss ranks the samples: by='one'"
+    ):
         t.worst(DATA)
     with pytest.raises(DataError, match="there is no step 'tow'"):
         t.worst(DATA, by="tow")
@@ -140,7 +146,7 @@ def test_the_loss_of_one_of_several_steps() -> None:
 def test_a_model_for_batches_of_one_size_is_refused() -> None:
     model = export(nn.Linear(4, 3), {"x": (8, 4)})
     t = gg.Trainer(gg.build(model, "cross_entropy"), device="cpu")
-    with pytest.raises(DataError, match="'x' takes 8 at a time; export the model with an open batch axis"):
+    with pytest.raises(DataError, match="'x' has a fixed batch size of 8; export the model with a dynamic batch axis"):
         t.worst({name: a[:56] for name, a in DATA.items()})
 
 

@@ -444,7 +444,7 @@ def test_masks_move_with_their_picture(tmp_path: Path) -> None:
 
 def test_masks_that_are_refused(tmp_path: Path) -> None:
     data = gg.vision.masks(drawn_shapes.masks(tmp_path, "RGB"))
-    with pytest.raises(DataError, match=r"has colours \(RGB\), and no class numbers"):
+    with pytest.raises(DataError, match=r"is a colour image \(RGB\), but should contain class numbers"):
         loaded(data, IMAGE, MAP)
     with pytest.raises(DataError, match="has no folders 'images' and 'masks'"):
         gg.vision.masks(tmp_path / "images")

@@ -1,1 +1,1 @@
-"""Conversion of users' data to batches."""
+"""Conversion of user data to batches: arrays, tables, images, shards and datasets."""

@@ -1,4 +1,4 @@
-"""Arrays from disk: an ``.npz``, or a folder of ``.npy`` files, of which large ones are not loaded."""
+"""Reading arrays from an ``.npz``, or from a folder of ``.npy`` files; large ``.npy`` files stay on disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gradgraph.runtime.data.stored import StoredArray
 
 Arrays = dict[str, np.ndarray[Any, Any] | StoredArray]
 
-# bytes: smaller .npy files are loaded at once, in a tenth of a second, so that no batch waits for them
+# bytes; smaller .npy files are loaded into memory, which takes a tenth of a second, so that batches need not wait
 IN_MEMORY = 256 << 20
 
 
@@ -30,7 +30,7 @@ def load_arrays(path: str | os.PathLike[str], limit: int | None = None) -> Array
         limit: the maximum unpacked size of an ``.npz`` in bytes; by default the machine's memory.
 
     Raises:
-        DataError: the path does not exist, is damaged, contains pickled objects, or is larger than ``limit``.
+        DataError: if the path does not exist, is damaged, contains pickled objects, or is larger than ``limit``.
     """
     path = Path(path)
     check_exists(path)
@@ -62,7 +62,7 @@ def _load_folder(path: Path) -> Arrays:
         except (ValueError, OSError, EOFError, OverflowError) as error:
             raise DataError(f"'{shown(file)}' cannot be read ({reason_of(error)}); save it again as .npy") from None
     if not arrays:
-        raise DataError(f"the folder '{shown(path)}' holds no .npy file; save one array per input there")
+        raise DataError(f"the folder '{shown(path)}' contains no .npy files; save one array per input there")
     return arrays
 
 
@@ -71,7 +71,7 @@ def _load_npy(path: Path) -> np.ndarray[Any, Any] | StoredArray:
         shape, is_fortran, dtype = npy_header(file)
         start = file.tell()
         if dtype.hasobject:
-            raise ValueError("it holds pickled objects, which are never loaded")
+            raise ValueError("it contains pickled objects, which are never loaded")
         stored = StoredArray(path, start, shape or (1,), dtype)
         if shape and stored.nbytes > IN_MEMORY and not is_fortran:
             return stored
@@ -80,7 +80,7 @@ def _load_npy(path: Path) -> np.ndarray[Any, Any] | StoredArray:
 
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turn errors of reading an ``.npz`` into DataError with a remedy."""
+    """Convert errors of reading an ``.npz`` in a block to DataError with a remedy."""
     try:
         with archive_errors():
             yield

@@ -21,10 +21,9 @@ from gradgraph.step.manifest import Manifest, TargetSpec, TensorSpec, numpy_dtyp
 
 log = logging.getLogger("gradgraph")
 
-SPLITS = frozenset(
-    {"dev", "eval", "test", "train", "val", "valid", "validation"}
-)  # the keys of Hugging Face's DatasetDict
-LABELS = frozenset({"class", "label", "labels", "y"})  # names for the target in other libraries
+# usual keys of Hugging Face's DatasetDict
+SPLITS = frozenset({"dev", "eval", "test", "train", "val", "valid", "validation"})
+LABELS = frozenset({"class", "label", "labels", "y"})  # usual names of the target in other libraries
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Feed: TypeAlias = Array | ort.OrtValue
@@ -32,10 +31,10 @@ Batch: TypeAlias = Mapping[str, Any] | Sequence[Any] | Any
 
 
 class Known(dict[str, Array]):
-    """A batch known to be valid without checks, as all batches like it have been checked.
+    """A batch that needs no checks, since the whole columns that it comes from were checked.
 
     Attributes:
-        counts: number of samples, and the denominator of a mean over the batch.
+        counts: the numbers of samples and of loss terms, as returned by ``BatchChecker.counts``.
     """
 
     __slots__ = ("counts",)
@@ -46,10 +45,10 @@ class Known(dict[str, Array]):
 
 
 class FromTables(dict[str, Feed]):
-    """A checked batch that was given as tables.
+    """A checked batch that the user passed as one or several tables.
 
     Attributes:
-        names: names of the columns of its arrays.
+        names: names of the columns that its arrays were made from.
     """
 
     __slots__ = ("names",)
@@ -60,19 +59,19 @@ class FromTables(dict[str, Feed]):
 
 
 class BatchChecker:
-    """Validation and conversion of batches: names, C-contiguous arrays, dtypes, shapes, label ranges.
+    """A validator of batches: it checks names, dtypes, shapes and label ranges, and makes arrays C-contiguous.
 
     Args:
         specs: the tensors of a batch, in the order of positional batches.
-        finite: also check floating inputs for NaN and Inf (a pass over every batch).
-        known: returns the names by which the columns of tables are matched.
+        finite: whether to check floating inputs for NaN and Inf, too (one pass over every batch).
+        known: returns the names of the training data, which columns and classes must match.
     """
 
     def __init__(
         self, specs: Iterable[TensorSpec], finite: bool = False, known: Callable[[], DataNames] = lambda: NO_NAMES
     ) -> None:
         self.known = known
-        self.some_count = True  # reject batches in which all labels are ignored
+        self.some_count = True  # whether batches in which all labels are ignored are rejected
         self.specs = {s.name: s for s in specs}
         self._dtypes = {name: numpy_dtype(s.dtype) for name, s in self.specs.items()}
         self._finite = finite
@@ -80,39 +79,40 @@ class BatchChecker:
         self._classes = {s.name: s.classes or 0 for s in labels}
         targets = [s for s in self.specs.values() if isinstance(s, TargetSpec)]
         bounded = [s for s in targets if s.most is not None]
-        self._bounded = sorted(bounded, key=lambda s: s.counted_by is not None)  # counts before what they count
-        # with an unknown number of classes
+        self._bounded = sorted(bounded, key=lambda s: s.counted_by is not None)  # lengths before the labels they count
+        # targets with an unknown number of classes
         self._open = {s.name for s in targets if s.ignore_index is not None and s.classes is None}
         self._ignorable = [s for s in targets if s.ignore_index is not None and not s.padded]
-        # an ignored label within the range may be the only label of a batch, which only a full check sees
+        # if the ignored label is itself within the range of classes, only a full check finds batches of ignored labels
         looked_at = finite or self._bounded or self._open
         self._quick = not looked_at and not any(s.ignore_index in range(s.classes or 0) for s in labels)
         self._noted: set[str] = set()
         self._seen: tuple[DataNames | None, bool] = (None, False)  # the known names, and whether numbers may be names
-        self._usual: dict[str, _Usual] = {}  # the last batch that passed all checks
-        self._usual_size = -1  # the number of arrays in that batch; -1 if there was none, or one with other values
-        self._usual_counts: tuple[int, int] | None = None  # of batches that look the same, where nothing is ignored
-        self._last_usual: Mapping[str, Feed] | None = None  # the last of these
+        self._usual: dict[str, _Usual] = {}  # the arrays of the last batch that passed all checks
+        self._usual_size = -1  # the number of arrays in that batch; -1 if not all of its values were arrays
+        self._usual_counts: tuple[int, int] | None = None  # counts of batches of the same shapes without ignored labels
+        self._last_usual: Mapping[str, Feed] | None = None  # the last batch that was recognized as usual
 
     @property
     def kind(self) -> tuple[dict[str, TensorSpec], bool]:
-        """The checks made here: a batch that passed one checker need not be checked by another of the same kind."""
+        """The checks of this object: data that passed another checker of the same kind need not be checked again."""
         return self.specs, self._finite
 
     @property
     def fixed_rows(self) -> int | None:
-        """The batch size that the step is fixed to, if any."""
+        """The step's fixed batch size; None if it is not fixed."""
         return fixed_rows(self.specs.values())
 
     def __call__(self, batch: Batch, raw: bool = False) -> Mapping[str, Feed]:
-        """Return the checked batch by name; matching arrays are passed on without a copy.
+        """Return the checked batch by name; arrays that need no conversion are not copied.
 
         Args:
-            batch: from a source, whose labels are class numbers.
-            raw: whether it comes from the user, so integers may be class names.
+            batch: the batch, in any supported form.
+            raw: whether the batch comes directly from the user, so that integers may be class names. Labels in batches
+                of a source are class indices.
 
         Raises:
-            DataError: names, shapes, dtypes, labels or values do not match.
+            DataError: if names, shapes, dtypes, labels or values do not match the step.
         """
         if type(batch) is Known:
             return batch
@@ -142,8 +142,9 @@ class BatchChecker:
         return FromTables(checked, names) if names else checked
 
     def counts(self, checked: Mapping[str, Feed]) -> tuple[int, int]:
-        """Return the number of samples of a checked batch, and the denominator of a mean over it: the labels that are
-        not ignored, or else the samples.
+        """Return the number of samples of a checked batch, and the number of loss terms, by which a mean divides.
+
+        The loss terms are the labels that are not ignored; without an ignored label, the samples.
         """
         if type(checked) is Known:
             return checked.counts
@@ -155,7 +156,7 @@ class BatchChecker:
 
     @contextlib.contextmanager
     def any_may_be_ignored(self) -> Iterator[None]:
-        """Accept batches in which all labels are ignored, which contribute nothing."""
+        """Accept batches in which all labels are ignored during a block."""
         before, self.some_count = self.some_count, False
         try:
             yield
@@ -163,36 +164,39 @@ class BatchChecker:
             self.some_count = before
 
     def counts_of_all(self, columns: Mapping[str, Array], rows: int) -> tuple[int, int] | None:
-        """Return :meth:`counts` of every batch of ``rows`` rows of ``columns`` if no batch needs checks: the first one
-        matches, and all labels are in range. None if batches must be checked one by one.
+        """Return the common :meth:`counts` of all batches of ``rows`` rows of ``columns``, if none needs checks.
+
+        This is so if the first batch is valid, and all labels in the columns are in range. Otherwise, return None:
+        batches must be checked one by one.
         """
         try:
             self({name: array[:rows] for name, array in columns.items()})
         except DataError:
-            return None  # reported with the first batch
+            return None  # training on the first batch raises the error
         labels = [(columns[n], self._classes[n]) for n, usual in self._usual.items() if usual.labels]
         fits = self._quick and all(_in_range(a.view(_UNSIGNED[a.itemsize]), classes) for a, classes in labels)
         return self._usual_counts if fits else None
 
     def forget(self) -> None:
-        """Release all arrays."""
+        """Drop references to all arrays."""
         self._last_usual = None
         for usual in self._usual.values():
             usual.forget()
 
     def _is_usual(self, batch: Batch) -> TypeGuard[dict[str, Array]]:
-        """Whether this is a dict of arrays with the dtypes of the specs, the shapes of the previous batch, and labels
-        in range, so that no checks are needed. It runs at every step and is kept minimal.
+        """Whether a batch needs no checks: a dict of arrays like those of the previous batch, with labels in range.
+
+        This runs in every step, so it is kept minimal.
         """
         if not self._quick or type(batch) is not dict or len(batch) != self._usual_size:
             return False
-        for name, usual in self._usual.items():  # noqa: SIM110 (a generator takes longer than what it asks)
+        for name, usual in self._usual.items():  # noqa: SIM110 (a generator would take longer than the check)
             if not usual.fits(batch.get(name)):
                 return False
         return True
 
     def _remember(self, checked: Mapping[str, Feed]) -> None:
-        """Remember a checked batch: others like it need no further checks. Labels in range all count."""
+        """Remember the arrays of a checked batch, so that similar batches need no checks."""
         self._usual = {n: _Usual(v, self._classes.get(n)) for n, v in checked.items() if isinstance(v, np.ndarray)}
         self._usual_size = len(self.specs) if len(self._usual) == len(self.specs) else -1
         rows, labels = rows_of(checked), [self._usual.get(s.name) for s in self._ignorable]
@@ -202,13 +206,16 @@ class BatchChecker:
     def arrays_by_name(
         self, data: Batch, known: DataNames, raw: bool = True, whole: bool = True
     ) -> tuple[Mapping[str, Any], DataNames]:
-        """Return :meth:`named` data with tables converted to arrays and labels to class numbers, and the names of the
-        columns and classes.
+        """Return data by name, with tables converted to arrays and labels to class indices; and their names.
 
-        Numbers that are not ``raw`` are class numbers already; data that are not ``whole`` are a batch.
+        Args:
+            data: the data in any form that :meth:`named` accepts, or a table.
+            known: the names of the training data.
+            raw: whether the data come directly from the user; otherwise integers are class indices already.
+            whole: whether these are the whole data, not a batch.
 
         Raises:
-            DataError: names or columns do not match.
+            DataError: if names or columns do not match the step.
         """
         if is_table(data):
             return columns_of(data, self.specs, known, whole=whole)
@@ -231,7 +238,7 @@ class BatchChecker:
 
     @property
     def looks_at_numbers(self) -> bool:
-        """Whether integers must be matched with known classes."""
+        """Whether integer labels may be class names, so that they must be matched with the known classes."""
         known = self.known()
         if known is not self._seen[0]:
             found = ((Classes.known(known, name), spec) for name, spec in self.specs.items() if takes_labels(spec))
@@ -239,7 +246,7 @@ class BatchChecker:
         return self._seen[1]
 
     def numbered(self, batch: Batch, but: Collection[str] = ()) -> Batch:
-        """Replace integers that are class names by class numbers in a user's batch, except for the targets ``but``."""
+        """Replace integer class names by class indices in a user's batch, except for the targets in ``but``."""
         if is_table(batch) or not self.looks_at_numbers:
             return batch
         made = dict(self.named(batch))
@@ -250,7 +257,11 @@ class BatchChecker:
         return made
 
     def named(self, batch: Batch) -> Mapping[str, Any]:
-        """Return ``batch`` as a mapping with exactly the expected names; positions follow the order of the specs."""
+        """Return ``batch`` as a dict with the names of the specs; a tuple or list has the order of the specs.
+
+        Raises:
+            DataError: if an entry is missing or unknown.
+        """
         if not isinstance(batch, Mapping):
             values = list(batch) if isinstance(batch, tuple | list) else [batch]
             if len(values) != len(self.specs):
@@ -263,14 +274,15 @@ class BatchChecker:
         return batch
 
     def check_names(self, names: Iterable[str]) -> None:
+        """Raise DataError unless ``names`` are exactly the names of the specs."""
         present = set(names)
         if present == self.specs.keys():
             return
         extra = sorted(map(str, present - self.specs.keys()))
         missing = [n for n in self.specs if n not in present]
         if extra and SPLITS.issuperset(extra):
-            raise DataError(f"the step has no inputs {listed(extra)}, which look like splits; pass one of them, such "
-                            f"as data['{extra[-1]}'], and another one as validation")  # fmt: skip
+            raise DataError(f"the data look like a dict of splits ({listed(extra)}), not of inputs; pass one split, "
+                            f"such as data['{extra[-1]}'], and another one as validation")  # fmt: skip
         if len(missing) == 1 and (called := next((name for name in extra if name.lower() in LABELS), None)):
             raise DataError(
                 f"the step has no input '{shown(called)}', and {listed(missing)} is missing",
@@ -283,16 +295,18 @@ class BatchChecker:
         raise DataError(f"{missed}; the step expects {listed(self.specs)}")
 
     def typed(self, spec: TensorSpec, array: Array) -> Array:
-        """Convert ``array`` to the dtype of ``spec`` if its values are preserved; logged once per name, except for
-        booleans.
+        """Convert ``array`` to the dtype of ``spec``; log this once per name, except for booleans.
+
+        Raises:
+            DataError: if the conversion would change the kind of the values, or they do not fit the dtype.
         """
         wanted = self._dtypes[spec.name]
         if array.dtype == wanted:
             return array
         if wanted.kind == "O":
             raise DataError(
-                f"'{shown(spec.name)}' is text, which a Trainer cannot bind; replace the input by the numbers that "
-                "the text stands for (train.onnx itself runs on text)"
+                f"the input '{shown(spec.name)}' is text, which a Trainer does not support; replace the input by the "
+                "numbers that the text is encoded as (train.onnx itself runs on text)"
             )
         if array.dtype.kind not in _CONVERTIBLE["f" if wanted.kind == "V" else wanted.kind]:
             raise DataError(
@@ -309,15 +323,15 @@ class BatchChecker:
             raise DataError(f"'{shown(spec.name)}' has values that {wanted.name} cannot represent; check the data")
         if spec.name not in self._noted and array.dtype != np.bool_:
             self._noted.add(spec.name)
-            log.warning("'%s' is %s and is converted to %s", shown(spec.name), array.dtype, wanted)
+            log.warning("'%s' is converted from %s to %s", shown(spec.name), array.dtype, wanted)
         return converted
 
     def check_bounds(self, arrays: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> None:
-        """Check that lengths and labels are within their bounds, if ``arrays`` contains both.
+        """Raise DataError if lengths or labels exceed their bounds, as far as ``arrays`` contains them.
 
         Args:
-            arrays: of a batch, or whole columns.
-            sizes: dimensions by name; by default those of ``arrays``.
+            arrays: the arrays of a batch, or whole columns, by name.
+            sizes: sizes of the symbolic dimensions; by default the sizes in ``arrays``.
         """
         found: dict[str, int] = dict(sizes or {})
         if sizes is None and self._bounded:
@@ -335,7 +349,7 @@ class BatchChecker:
             _check_bound(spec, array, most, counted)
 
     def check_values(self, spec: TensorSpec, array: Array) -> None:
-        """Check that labels are in range and, if requested, that floats are finite."""
+        """Raise DataError if labels are out of range or, if ``finite`` was requested, floats are not finite."""
         if isinstance(spec, TargetSpec) and array.dtype.kind in "iu":
             if spec.classes is not None:
                 _check_labels(spec, array, self.some_count)
@@ -347,12 +361,12 @@ class BatchChecker:
 
 
 class _Usual:
-    """The usual array of a batch: dtype, shape, and labels in range.
+    """The properties of an array in the last checked batch, for a quick check of later arrays.
 
-    A buffer that is refilled is the same object, and is recognised by that.
+    A buffer that its owner refills for each batch is recognized as the same object.
 
     Attributes:
-        labels: number of labels to check; 0 if it contains none.
+        labels: number of labels to check; 0 if the array does not contain labels.
     """
 
     __slots__ = ("_array", "_classes", "_dtype", "_shape", "_unsigned", "labels")
@@ -370,7 +384,7 @@ class _Usual:
     def fits(self, array: Any) -> bool:
         if type(array) is not np.ndarray or array.shape != self._shape:
             return False
-        if array.dtype is not self._dtype and array.dtype != self._dtype:  # usually it is the same object
+        if array.dtype is not self._dtype and array.dtype != self._dtype:  # dtypes are usually the same object
             return False
         if array is not self._array:
             if not array.flags.c_contiguous:
@@ -382,7 +396,7 @@ class _Usual:
 
 _NO_ARRAY = object()
 _NO_LABELS = np.zeros(0, np.uint8)
-# kinds of numbers by allowed conversions: floats, integers and booleans become floats, floats never integers
+# dtype kind → kinds that may be converted to it: integers and booleans may become floats, but floats never integers
 _CONVERTIBLE = {"f": "fiub", "i": "iub", "u": "iub", "b": "b"}
 
 
@@ -392,17 +406,18 @@ def batch_specs(manifest: Manifest, targets: bool = True) -> list[TensorSpec]:
 
 
 def fixed_rows(specs: Iterable[TensorSpec]) -> int | None:
-    """Return the batch size that one of these tensors is fixed to, if any."""
+    """Return the fixed batch size of these tensors; None if it is not fixed."""
     return next((s.shape[0] for s in specs if s.shape and isinstance(s.shape[0], int)), None)
 
 
 def rows_of(batch: Mapping[str, Feed]) -> int:
-    """Return the number of samples: the length of the first tensor that has an axis."""
+    """Return the number of samples: the length of the first tensor with an axis; 1 if none has one."""
     shapes = (tuple(v.shape()) if isinstance(v, ort.OrtValue) else v.shape for v in batch.values())
     return next((int(s[0]) for s in shapes if s), 1)
 
 
 def on_host(feed: Feed) -> Array:
+    """Return an input as a NumPy array; OrtValues are copied from their device."""
     return feed.numpy() if isinstance(feed, ort.OrtValue) else feed
 
 
@@ -410,7 +425,7 @@ def to_array(name: str, value: Any) -> Array:
     """Return a NumPy view of an array, a list, or anything with DLPack or ``__array__``, without a copy if possible.
 
     Raises:
-        DataError: NumPy cannot read it, or a mask hides values; or its mapped file was truncated.
+        DataError: if NumPy cannot convert it, a mask hides some of its values, or its mapped file was truncated.
     """
     if type(value) is np.ndarray or isinstance(value, np.memmap):
         if value.base is not None:
@@ -429,32 +444,33 @@ def to_array(name: str, value: Any) -> Array:
 
 
 def as_column(spec: TensorSpec, array: Array) -> Array:
-    """Return ``array`` with or without an axis of length 1 after its samples, as in ``spec``."""
+    """Return ``array`` with a second axis of length 1 added or removed if ``spec`` requires it."""
     if array.ndim == 1 and len(spec.shape) == 2 and spec.shape[1] == 1:
         return array.reshape(-1, 1)
     return array.reshape(-1) if array.ndim == 2 and array.shape[1] == 1 and len(spec.shape) == 1 else array
 
 
 def check_uncut(name: str, array: Array) -> None:
-    """Raise DataError if ``array`` is mapped from a file truncated since: accessing a page behind its end would kill
-    the process.
+    """Raise DataError if ``array`` is mapped from a file that has been truncated since.
+
+    Accessing memory beyond the end of the file would kill the process.
     """
     if is_cut(array):
         raise DataError(
-            f"the file that '{shown(name)}' is mapped from was cut while it was read; write it again (while something "
-            "reads it, to another path, and rename that)"
+            f"the file that '{shown(name)}' is mapped from was truncated while it was read; write it again (to replace "
+            "a file while it is read, write another one and rename it)"
         )
 
 
 def _check_nothing_hidden(name: str, value: Any) -> None:
-    """Raise DataError for masked arrays with masked values, also in a list, and for masked tensors of PyTorch."""
+    """Raise DataError for a masked array with masked values (also in a list), or a masked tensor of PyTorch."""
     if isinstance(value, list | tuple):
         for part in value:
             _check_nothing_hidden(name, part)
     elif hasattr(value, "get_mask") or (isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value)):
         raise DataError(
-            f"'{shown(name)}' is a masked array whose mask hides values, but a step has no masks; fill them, as "
-            "x.filled(0) does, or drop these samples"
+            f"'{shown(name)}' is a masked array with masked values, which are not supported; fill them, such as by "
+            "x.filled(0), or drop these samples"
         )
 
 
@@ -472,7 +488,7 @@ def _on_device(name: str, value: Any) -> Any:
         return ort.OrtValue.from_dlpack(value)
     except (AttributeError, TypeError, ValueError, RuntimeError, BufferError):
         raise DataError(
-            f"'{shown(name)}' lies on a device that this onnxruntime cannot take tensors from; move it to the CPU"
+            f"'{shown(name)}' is on a device that this onnxruntime cannot read tensors from; move it to the CPU"
         ) from None
 
 
@@ -481,7 +497,7 @@ def _from_dlpack(name: str, value: Any) -> Array:
         return np.from_dlpack(value)
     except (TypeError, AttributeError, ValueError, RuntimeError, BufferError):
         raise DataError(
-            f"'{shown(name)}' is a {type(value).__name__}, which NumPy cannot read; give an array of numbers"
+            f"'{shown(name)}' is a {type(value).__name__}, which NumPy cannot convert; pass an array of numbers"
         ) from None
 
 
@@ -489,7 +505,13 @@ def _from_dlpack(name: str, value: Any) -> Array:
 
 
 def _check_shape(spec: TensorSpec, shape: tuple[int, ...], symbols: dict[str, tuple[str, int]]) -> None:
-    """Check that fixed dimensions agree, and that a symbol has one size throughout a batch."""
+    """Raise DataError if a fixed dimension differs, or a symbolic dimension has several sizes in the batch.
+
+    Args:
+        spec: the expected tensor.
+        shape: its shape in the batch.
+        symbols: symbolic dimension → the first tensor that has it, and its size there; updated.
+    """
     if len(shape) != len(spec.shape):
         raise _wrong_shape(spec, shape)
     for size, dim in zip(shape, spec.shape, strict=True):
@@ -499,8 +521,8 @@ def _check_shape(spec: TensorSpec, shape: tuple[int, ...], symbols: dict[str, tu
             other, known = symbols.setdefault(dim, (spec.name, size))
             if known != size:
                 raise DataError(
-                    f"'{shown(dim)}' is {known} in '{shown(other)}' but {size} in '{shown(spec.name)}'; give all "
-                    "entries of a batch the same size"
+                    f"the dimension '{shown(dim)}' is {known} in '{shown(other)}' but {size} in '{shown(spec.name)}'; "
+                    "it must be the same in all inputs of a batch"
                 )
     if any(size == 0 and dim != 0 for size, dim in zip(shape, spec.shape, strict=True)):
         raise DataError(f"'{shown(spec.name)}' is empty (shape {list(shape)}); give at least one sample")
@@ -523,14 +545,20 @@ def _check_labels(spec: TargetSpec, labels: Array, some_count: bool) -> None:
     counts = some_count and not spec.padded and spec.ignore_index is not None
     if counts and first == spec.ignore_index and (labels == first).all():
         raise DataError(
-            f"every label of '{shown(spec.name)}' is the ignored {spec.ignore_index}, so the loss is a mean over "
-            "nothing; drop this batch"
+            f"every label of '{shown(spec.name)}' is the ignored label {spec.ignore_index}, so the mean loss is "
+            "undefined; drop this batch"
         )
     check_range(spec, labels)
 
 
 def check_range(spec: TargetSpec, labels: Array, first: int = 0) -> None:
-    """Raise DataError for a label that is neither a class nor ignored; ``first`` is the number of the first row."""
+    """Raise DataError for a label that is neither a class index nor ignored.
+
+    Args:
+        spec: the target.
+        labels: the labels.
+        first: index of the first row in the data, for the message.
+    """
     if spec.classes is None or not labels.size or _in_range(labels.view(_UNSIGNED[labels.itemsize]), spec.classes):
         return
     wrong = (labels < 0) | (labels >= spec.classes)
@@ -541,13 +569,13 @@ def check_range(spec: TargetSpec, labels: Array, first: int = 0) -> None:
         label = labels[tuple(where)]
         raise DataError(
             f"'{shown(spec.name)}' contains the label {label} {_position(where, first)}, "
-            f"but labels range from 0 to {spec.classes - 1}",
+            f"but labels must be from 0 to {spec.classes - 1}",
             **for_label(spec, int(label) if labels.ndim == 1 else -1),
         )
 
 
 def _check_bound(spec: TargetSpec, array: Array, most: int | None, counted: Array | None) -> None:
-    """Raise DataError for a number below 0 or above ``most`` among those ``counted``."""
+    """Raise DataError if a number is below 0 or above ``most``; if ``counted`` is a mask, only where it is true."""
     wrong = (array < 0) if most is None else (array < 0) | (array > most)
     if counted is not None:
         wrong &= counted
@@ -555,19 +583,21 @@ def _check_bound(spec: TargetSpec, array: Array, most: int | None, counted: Arra
         where = np.argwhere(wrong)[0]
         wanted = "0 or above" if most is None else f"from 0 to {most}"
         raise DataError(
-            f"'{shown(spec.name)}' contains {array[tuple(where)]} {_position(where)}, but its numbers must be "
-            f"{wanted}; correct it"
+            f"'{shown(spec.name)}' contains {array[tuple(where)]} {_position(where)}, but numbers must be "
+            f"{wanted}; correct the data"
         )
 
 
 def _in_range(unsigned: Array, classes: int) -> bool:
-    """Whether 0 <= label < ``classes`` for labels viewed as unsigned: negative ones become large, so that one pass
-    (NumPy's fast argmax) finds both kinds.
+    """Whether all labels are at least 0 and below ``classes``.
+
+    The labels are viewed as unsigned integers, in which negative labels are large, so that one pass (NumPy's fast
+    argmax) checks both bounds.
     """
     return bool(unsigned.item(unsigned.argmax()) < classes)
 
 
 def _position(where: Array, first: int = 0) -> str:
-    """Return ``in row 3``, with the inner position for tensors of more axes."""
+    """Return a text such as ``in row 3`` or, with several axes, ``in row 3 at [0, 2]``."""
     inner = f" at {where[1:].tolist()}" if len(where) > 1 else ""
     return f"in row {first + where[0]}{inner}" if len(where) else "as its only element"

@@ -1,4 +1,4 @@
-"""Data fingerprints, by which ranks verify that they have the same data, and the usual denominator of a batch."""
+"""Fingerprints of data, by which ranks verify that they have the same data; and the usual loss terms of a batch."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 from gradgraph.runtime.data.batch import BatchChecker
 from gradgraph.runtime.data.sources import Columns, Samples, Source
 
-ROWS = 64  # rows that are compared
+ROWS = 64  # number of rows in a fingerprint
 
 
 def seen(source: Source | None) -> str:
-    """Return rows, names, types and shapes of data, and a digest of some rows of arrays or of the file names."""
+    """Return a fingerprint: the number of samples, and a digest of names, types, shapes and some rows or file names."""
     if source is None:
         return "none"
     digest = hashlib.sha256()
@@ -29,9 +29,7 @@ def seen(source: Source | None) -> str:
 
 
 def usual_terms(source: Source, checker: BatchChecker, batch_size: int) -> int:
-    """Return the denominator of a mean over this rank's share of a batch, judged by the first one; else the number of
-    samples.
-    """
+    """Return the number of loss terms in this rank's share of the first batch; ``batch_size`` if that is unknown."""
     if not isinstance(source, Columns):
         return batch_size
     return checker.counts(checker(dict(next(iter(source.batches(0))))))[1]

@@ -1,5 +1,6 @@
-"""Decoding of image files: the only place where a file becomes an upright 8-bit image, or the class numbers of a
-mask.
+"""Decoding of image files to upright 8-bit images, and of mask files to class indices.
+
+All other code decodes images through this module.
 """
 
 from __future__ import annotations
@@ -20,52 +21,52 @@ LARGE_PIXELS = 8_000_000  # larger images are decoded one at a time
 BYTES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV")  # Pillow's modes of at most 8 bits
 NUMBERS = ("P", "L", "1", "I", "I;16", "I;16B", "I;16L")
 ORIENTATION = 0x0112  # the EXIF tag of the orientation
-PHOTOMETRIC, WHITE_IS_ZERO = 0x0106, 0  # the TIFF tag for which level is white
-FAINTEST = 1 / 16  # fraction of white; if all levels are below, the sensor had fewer bits
+PHOTOMETRIC, WHITE_IS_ZERO = 0x0106, 0  # the TIFF tag that determines whether 0 is white or black
+FAINTEST = 1 / 16  # if all levels are below this fraction of white, the image has fewer bits than its file
 UPRIGHT = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}  # from EXIF orientations to Pillow's transpositions
 _large = threading.Lock()
 
 
 def opened(content: Any, name: str, stated: tuple[int, int] | None = None) -> Any:
-    """Decode a picture: upright, in 8 bits.
+    """Decode an image: upright, with 8 bits per channel.
 
-    Every reader of pictures calls this, so that all of them agree with each other and with their annotations:
+    All readers of images call this function, so that they treat the same file in the same way:
 
-    1. The picture is turned and mirrored as its EXIF orientation says, unless its annotations state a size that it
-       has only without that.
-    2. Levels of 16 bits are scaled from 0–65535 to 0–255, and floating grey levels from 0–1; levels of an unknown range
-       are refused, among them those of 12 bits in a file of 16, and those of a TIFF whose white is 0.
-    3. A file of several pages or frames is refused.
+    1. The image is rotated and mirrored according to its EXIF orientation, unless its annotations state a size that it
+       only has without this.
+    2. 16-bit levels are scaled from 0–65535 to 0–255, and floating grey levels from 0–1. Levels of an unknown range
+       are rejected, including 12-bit levels in a 16-bit file, and a TIFF with more than 8 bits in which 0 is white.
+    3. A file with several pages or frames is rejected.
 
     Args:
-        content: an open file, or bytes.
-        name: of the file, in messages.
-        stated: the width and height that its annotations state.
+        content: an open file, or its bytes.
+        name: name of the file, for messages.
+        stated: width and height according to its annotations, if any.
 
     Raises:
-        DataError: it cannot be read, is too large, is one of several in its file, has another size than is stated, or
-            levels of an unknown range; Pillow is not installed.
+        DataError: if the image cannot be read, is too large, has several pages, has another size than ``stated``, or
+            has levels of an unknown range; or if Pillow is not installed.
     """
     image = _decoded(content, name, stated)
     return image if image.mode in BYTES else _in_bytes(image, name)
 
 
 def picture_at(path: str | os.PathLike[str], stated: tuple[int, int] | None = None) -> Any:
-    """Decode the image in a file, as :func:`opened`."""
+    """Decode an image file; ``stated`` and errors as for :func:`opened`."""
     return _at(path, lambda file: opened(file, str(path), stated))
 
 
 def numbers_at(path: str | os.PathLike[str]) -> Any:
-    """Decode a mask, upright, as an image of 32-bit integers: palette indices or levels.
+    """Decode a mask file to an upright image of 32-bit integers: palette indices or grey levels.
 
     Raises:
-        DataError: it cannot be read, or is a colour image.
+        DataError: if the file cannot be read, or is a colour image.
     """
     mask, bits = _at(path, lambda file: (_decoded(file, str(path)), _grey_bits(file)))
     if mask.mode not in NUMBERS:
         raise DataError(
-            f"the mask '{shown(path)}' has colours ({mask.mode}), and no class numbers; save it as a picture with a "
-            "palette, or of one channel"
+            f"the mask '{shown(path)}' is a colour image ({mask.mode}), but should contain class numbers; save it with "
+            "a palette, or with a single channel"
         )
     from PIL import Image
 
@@ -74,7 +75,7 @@ def numbers_at(path: str | os.PathLike[str]) -> Any:
 
 
 def _grey_bits(file: Any) -> int:
-    """The bits of a grey level of a PNG, whose 2 and 4 bits Pillow scales up to 255; 0 of any other file."""
+    """Return the bits per level of a grey PNG, since Pillow scales 2- and 4-bit levels to 255; 0 for other files."""
     file.seek(0)
     head = file.read(26)
     return int(head[24]) if head.startswith(b"\x89PNG") and head[25] == 0 else 0
@@ -89,7 +90,7 @@ def _at(path: str | os.PathLike[str], read: Any) -> Any:
 
 
 def _decoded(content: Any, name: str, stated: tuple[int, int] | None = None) -> Any:
-    """Return the upright image with the original levels."""
+    """Return the upright image with its original levels."""
     try:
         from PIL import Image
     except ImportError:
@@ -109,7 +110,7 @@ def _decoded(content: Any, name: str, stated: tuple[int, int] | None = None) -> 
             else:
                 with _large:
                     image.load()
-    except Exception as error:  # of any class, from decoders of many formats
+    except Exception as error:  # decoders raise exceptions of many classes
         first = str(error).split("\n", 1)[0] or type(error).__name__
         raise DataError(f"'{shown(name)}' is not a readable image ({shown(first)}); replace or remove it") from None
     if pixels > MOST_PIXELS:
@@ -117,12 +118,12 @@ def _decoded(content: Any, name: str, stated: tuple[int, int] | None = None) -> 
             f"'{shown(name)}' has {image.width} × {image.height} pixels, more than {MOST_PIXELS:,}; scale it down"
         )
     if several:
-        raise DataError(f"'{shown(name)}' has several pages or frames; save each as an image of its own")
+        raise DataError(f"'{shown(name)}' has several pages or frames; save each as a separate file")
     if is_inverted:
         raise DataError(
-            f"'{shown(name)}' is a TIFF of more than 8 bits whose white is 0 (WhiteIsZero); save it with black as 0"
+            f"'{shown(name)}' is a TIFF of more than 8 bits in which 0 is white (WhiteIsZero); save it with 0 as black"
         )
-    if is_deep and image.mode in BYTES:  # Pillow has kept the upper 8 bits
+    if is_deep and image.mode in BYTES:  # Pillow has kept only the upper 8 bits
         _check_bright(256 * int(np.asarray(image.convert("RGB")).max(initial=0)), 65535, name)
     if (turn := UPRIGHT.get(_orientation(image))) is not None:
         upright = image.transpose(Image.Transpose(turn))
@@ -131,7 +132,7 @@ def _decoded(content: Any, name: str, stated: tuple[int, int] | None = None) -> 
     if stated is not None and image.size != stated:
         raise DataError(
             f"'{shown(name)}' has {image.width} × {image.height} pixels, but its annotations state {stated[0]} × "
-            f"{stated[1]}, so boxes would be misplaced; provide the annotated image"
+            f"{stated[1]}, so boxes would be misplaced; provide the image that was annotated"
         )
     return image
 
@@ -140,12 +141,12 @@ def _orientation(image: Any) -> Any:
     """Return the EXIF orientation of an image; 1 if it is missing or damaged."""
     try:
         return image.getexif().get(ORIENTATION, 1)
-    except Exception:  # of any class, from parsing untrusted data
+    except Exception:  # parsing damaged data raises exceptions of many classes
         return 1
 
 
 def _is_one_of_several(image: Any) -> bool:
-    """Whether a file has several images of the same size; the second one of an MPO from a phone does not count."""
+    """Whether a file has several frames or pages; additional images in a JPEG (MPO, from phones) do not count."""
     if image.format != "TIFF":
         return image.format in ("PNG", "WEBP") and getattr(image, "n_frames", 1) > 1
     size = image.size
@@ -153,27 +154,27 @@ def _is_one_of_several(image: Any) -> bool:
         image.seek(1)
     except EOFError:
         return False
-    is_page = bool(image.size == size)  # and not a smaller version of the first
+    is_page = bool(image.size == size)  # otherwise it is a thumbnail of the first image
     image.seek(0)
     return is_page
 
 
 def _is_inverted(image: Any) -> bool:
-    """Whether white is 0 in a TIFF of more than 8 bits, which Pillow reads as black."""
+    """Whether 0 is white in a TIFF of more than 8 bits, which Pillow would read as black."""
     return image.format == "TIFF" and image.mode not in BYTES and image.tag_v2.get(PHOTOMETRIC) == WHITE_IS_ZERO
 
 
 def _check_bright(largest: float, white: float, name: str) -> None:
-    """Raise DataError if a 16-bit image would be almost black."""
+    """Raise DataError if a 16-bit image would be almost black, because its levels have fewer bits."""
     if 0 < largest < white * FAINTEST:
         raise DataError(
-            f"'{shown(name)}' has levels up to {largest:g} in 16 bits, where {white:g} is white, so it would be almost "
-            "black; scale its levels (those of 12 bits by 16) and save it again, or give arrays"
+            f"'{shown(name)}' has 16-bit levels up to {largest:g} only, where {white:g} is white, so it would be "
+            "almost black; scale its levels (12-bit levels by 16) and save it again, or pass arrays"
         )
 
 
 def _in_bytes(image: Any, name: str) -> Any:
-    """Convert a grey image of more than 8 bits to 8; raise DataError if its white level is unknown."""
+    """Convert a grey image of more than 8 bits to 8 bits; raise DataError if its white level is unknown."""
     from PIL import Image
 
     levels = np.asarray(image)
@@ -186,7 +187,7 @@ def _in_bytes(image: Any, name: str) -> Any:
     else:
         between = f"levels from {levels.min():g} to {levels.max():g}" if image.mode in ("I", "F") else "channels"
         raise DataError(
-            f"'{shown(name)}' has {between} of Pillow's mode {image.mode}, whose range is unknown; save it as 8- or "
+            f"'{shown(name)}' has {between} in Pillow's mode {image.mode}, whose range is unknown; save it as 8- or "
             "16-bit grey or RGB, or pass arrays"
         )
     return Image.fromarray(np.rint(levels * (255.0 / white)).astype(np.uint8))

@@ -1,4 +1,4 @@
-"""Conversion of images to arrays: size, channels, layout and normalisation."""
+"""Conversion of images to arrays with the size, channels, layout and normalization that a model expects."""
 
 from __future__ import annotations
 
@@ -29,13 +29,16 @@ Augment = Any  # an augmentation, its name or call, a function, or a list of the
 
 @dataclass(frozen=True)
 class ImageForm:
-    """Image conversion options; None is decided by the model.
+    """Options for converting images to arrays; None means that the model's input decides.
 
     Attributes:
-        letterbox: keep the aspect ratio and pad with grey; set only by data with boxes and masks, and by models trained
+        size, mean, std, layout, shorter, resample, order, scale: as for :func:`gradgraph.image_folder`.
+        letterbox: keep the aspect ratio and pad with grey; set only by data with boxes or masks, and by models trained
             on them.
         crop: rounding of an odd margin in a centre crop: "round", as in torchvision, or "floor", as in
-            transformers; set only by files next to a model.
+            transformers; set only by preprocessing files next to a model.
+        channels: number of channels.
+        raw: whether the model's input is uint8, so pixel values are not scaled.
     """
 
     size: tuple[int, int] | None = None
@@ -52,7 +55,11 @@ class ImageForm:
     raw: bool = False
 
     def of(self, spec: TensorSpec) -> ImageForm:
-        """Complete the options from the input ``spec``; raises DataError."""
+        """Return these options completed for a model's input.
+
+        Raises:
+            DataError: if they do not match the input.
+        """
         if len(spec.shape) != 4:
             raise DataError(f"'{shown(spec.name)}' is not an image input: {spec} does not have four axes; pass arrays")
         layout: Layout = self.layout or ("NHWC" if spec.shape[3] in MODES and spec.shape[1] not in MODES else "NCHW")
@@ -68,7 +75,7 @@ class ImageForm:
         for what, value in (("mean", form.mean), ("std", form.std)):
             if value is not None and len(value) != form.channels:
                 raise DataError(
-                    f"{what} has {len(value)} numbers, but an image {form.channels} channels; pass one per channel"
+                    f"{what} has {len(value)} numbers, but images have {form.channels} channels; pass one per channel"
                 )
         if form.channels not in MODES or (fixed is not None and form.size != fixed):
             raise DataError(
@@ -76,27 +83,28 @@ class ImageForm:
                 f"{spec}; pass the size and layout of the model"
             )
         if form.raw and (form.mean or form.std or form.scale):
-            raise DataError(f"'{shown(spec.name)}' accepts bytes, to which mean, std and scale do not apply; omit them")
+            raise DataError(
+                f"mean, std and scale have no effect, since the input '{shown(spec.name)}' is uint8; remove them"
+            )
         if form.order == "BGR" and form.channels == 1:
             raise DataError(
-                f"'{shown(spec.name)}' accepts grey images, to which the order of channels does not apply; omit it"
+                f"order has no effect, since the images for '{shown(spec.name)}' have a single channel; remove it"
             )
         if form.shorter is not None and form.size is None:
             raise DataError(
-                f"resizing the shorter side to {form.shorter} requires a crop size, but that of '{shown(spec.name)}' "
-                "is dynamic",
-                remedy="pass it, such as size=(224, 224)",
-                shell="add it, such as --image size=224",
+                f"shorter={form.shorter} requires a crop size, but the size of '{shown(spec.name)}' is dynamic",
+                remedy="pass one, such as size=(224, 224)",
+                shell="add one, such as --image size=224",
             )
         return form
 
     @property
     def given(self) -> dict[str, Any]:
-        """All options that are set."""
+        """The options that are set, by name."""
         return {name: value for name in ARGUMENTS if (value := getattr(self, name)) is not None}
 
     def like(self, known: Mapping[str, Any]) -> ImageForm:
-        """Fill options that are not set with those ``known`` from training."""
+        """Return these options, with unset ones replaced by those ``known`` from training."""
         cut = self.size is None and self.shorter is None
         open_ = {name: value for name, value in known.items() if getattr(self, name) is None}
         return replace(self, **{n: value for n, value in open_.items() if cut or n not in ("size", "shorter", "crop")})
@@ -106,8 +114,8 @@ class ImageForm:
 
         Args:
             image: the image.
-            augmented: augmentations to apply, seeded by ``seed``.
-            seed: numbers below 2^64.
+            augmented: augmentations to apply; None for none.
+            seed: the seed of the augmentations: numbers below 2^64.
         """
         image = image.convert(MODES[self.channels or 3])
         if augmented is None:
@@ -118,7 +126,7 @@ class ImageForm:
         return self._laid_out(array)
 
     def resized(self, image: Any) -> Any:
-        """Resize an image; unchanged without a size."""
+        """Resize a Pillow image according to these options; without a size, return it unchanged."""
         how = INTERPOLATIONS[self.resample or "bilinear"]
         if self.shorter is not None:
             short, long = sorted(image.size)
@@ -135,11 +143,11 @@ class ImageForm:
         return image if image.size == (width, height) else image.resize((width, height), how)
 
     def _cut_off(self, rest: int) -> int:
-        """Return how much of a ``rest`` is cropped at the start; negative values are black padding."""
+        """Return the part of the margin ``rest`` that is cropped at the start; a negative one is black padding."""
         return round(rest / 2) if rest > 0 and self.crop != "floor" else int(rest / 2)
 
     def _normalised(self, image: Any) -> Array:
-        """Return the array [height, width, channels] of an image, not shared with anything."""
+        """Return an image as a new array [height, width, channels], normalized."""
         array = np.array(image)
         if array.ndim == 2:
             array = array[:, :, None]
@@ -174,13 +182,13 @@ ORDER = Kind('"RGB" or "BGR"', lambda value: isinstance(value, str) and value in
 SCALE = Kind("a number above zero", lambda value: FINITE.fits(value) and value > 0)
 LAYOUT = Kind('"NCHW" or "NHWC"', lambda value: isinstance(value, str) and value in ("NCHW", "NHWC"))
 ABOVE_ZERO = Kind("a whole number above zero", lambda value: WHOLE.fits(value) and value > 0)
-AUGMENT = Kind("an augmentation, what names or calls one, a function, or a list of these",
+AUGMENT = Kind("an augmentation, its name or call as text, a function, or a list of these",
                lambda value: all(map(_is_augment, value if isinstance(value, list | tuple) else [value])))  # fmt: skip
 KINDS = {"size": SIZE.or_none(), "mean": NUMBERS.or_none(), "std": NUMBERS.or_none(), "layout": LAYOUT.or_none(),
          "shorter": ABOVE_ZERO.or_none(), "resample": INTERPOLATION.or_none(), "order": ORDER.or_none(),
          "scale": SCALE.or_none(), "augment": AUGMENT.or_none(),
          "threads": ABOVE_ZERO.or_none()}  # fmt: skip
-"The kinds of arguments that all image sources have."
+"The argument checks that all image sources share."
 
 
 def _is_augment(value: Any) -> bool:
@@ -198,18 +206,18 @@ def form_of(
     scale: float | None = None,
     letterbox: bool | None = None,
 ) -> ImageForm:
-    """Create an ImageForm from the arguments of the image readers."""
+    """Create an ImageForm from the arguments of :func:`gradgraph.image_folder` and similar functions."""
     sides = None if size is None else (size[0], size[1])
     numbers = [None if values is None else tuple(map(float, values)) for values in (mean, std)]
     return ImageForm(sides, numbers[0], numbers[1], layout, shorter, resample, order, scale, letterbox)
 
 
 def stacked(arrays: Sequence[Array], names: Sequence[str]) -> Array:
-    """Stack the arrays of some samples; raise DataError with two of the ``names`` if their shapes differ."""
+    """Stack the arrays of several samples; if shapes differ, raise DataError with the ``names`` of two samples."""
     other = next((i for i, array in enumerate(arrays) if array.shape != arrays[0].shape), None)
     if other is not None:
         raise DataError(
-            f"'{shown(names[0])}' gives an array of shape {list(arrays[0].shape)} and '{shown(names[other])}' one of "
+            f"'{shown(names[0])}' has shape {list(arrays[0].shape)}, but '{shown(names[other])}' in the same batch has "
             f"{list(arrays[other].shape)}",
             remedy="resize all images, as image_folder(path, size=(224, 224))",
             shell="resize all images with --image size=",
@@ -218,14 +226,16 @@ def stacked(arrays: Sequence[Array], names: Sequence[str]) -> Array:
 
 
 def picture_of(array: Array, known: Mapping[str, Any], side: int = 96) -> bytes:
-    """Convert the array of an image, [channels, height, width] or [height, width, channels], to a small PNG; raises
-    DataError.
+    """Convert the array of an image to a small PNG.
 
     Args:
-        array: bytes, or numbers that ``known`` maps back to [0, 1], clipped. Without it, the minimum is black and the
-            maximum white.
-        known: arguments of ``image_folder``.
-        side: the maximum length of a side.
+        array: [channels, height, width] or [height, width, channels]: uint8 values, or normalized numbers.
+        known: the image options by which numbers were normalized, to invert it; without them, the minimum is black and
+            the maximum white.
+        side: the maximum length of a side in pixels.
+
+    Raises:
+        DataError: if the array does not have 1, 3 or 4 channels.
     """
     last = known.get("layout") == "NHWC" or (array.shape[0] not in MODES and array.shape[2] in MODES)
     pixels = array if last else array.transpose(1, 2, 0)
@@ -249,19 +259,19 @@ def picture_of(array: Array, known: Mapping[str, Any], side: int = 96) -> bytes:
 
 
 def pictured(file: str, row: Mapping[str, Array], images: Mapping[str, Mapping[str, Any]]) -> bytes:
-    """Return a small PNG of a sample, from its file or from an array that is an image.
+    """Return a small PNG of a sample, from its file or from an array that is an image; empty if it has neither.
 
     Args:
-        file: its file; "" if it has none.
+        file: path of its file; "" if it has none.
         row: its arrays by name, without the sample axis.
-        images: image conversion options, by name.
+        images: image conversion options by name.
     """
     try:
         if file:
             return thumbnail(file)
         found = next((name for name, array in row.items() if array.ndim == 3), None)
         return b"" if found is None else picture_of(row[found], images.get(found, {}))
-    except (DataError, OSError, ImportError):  # the file is gone or not an image; or Pillow is missing
+    except (DataError, OSError, ImportError):  # the file is missing or not an image, or Pillow is not installed
         return b""
 
 

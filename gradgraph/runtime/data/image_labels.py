@@ -1,4 +1,4 @@
-"""Labels of images and sounds, in the form of the target: class numbers, class probabilities or other numbers."""
+"""Labels of images and sounds, converted to the form of the target: class indices, class probabilities or numbers."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from gradgraph.step.classes import Classes, check_whole, classes_for, kind_of, l
 from gradgraph.step.data_names import is_text
 from gradgraph.step.manifest import TensorSpec, numpy_dtype
 
-OF_BATCH = 1  # the last word of a batch seed: nonzero, since trailing zeros would add nothing
+OF_BATCH = 1  # last number of the seed of a batch; not zero, since NumPy ignores trailing zeros of a seed
 
 
 class Labels:
-    """The labels of some images or sounds.
+    """The labels of images or sounds.
 
     Attributes:
-        where: their source, in messages.
-        values: text, a boolean or a number for each; with ``names``, an index into these.
-        names: class names for numbers, if the source has them.
-        written: the text of each, in a file of untyped cells.
+        where: description of their source, for messages.
+        values: one text, boolean or number per sample; with ``names``, an index into ``names``.
+        names: class names, if the source has them.
+        written: the original text of each label, if it was read from a file with untyped cells.
     """
 
     def __init__(self, where: str, values: Array, names: Sequence[str] = (), written: Array | None = None) -> None:
         self.where, self.values, self.names, self.written = where, values, list(names), written
-        self._told = False  # warned about missing classes
+        self._told = False  # whether the warning about missing classes was logged
 
     @property
     def alone(self) -> tuple[Array, list[str]]:
-        """The labels without a model: numbers, and the class names that they stand for."""
+        """The labels as numbers, and the class names for these numbers, independently of a model."""
         if self.names or kind_of(self.values) != "text":
             return self.values, self.names
         names, numbers = np.unique(text_of(self.values).astype(str), return_inverse=True)
         return numbers.astype(np.int64), names.tolist()
 
     def matched(self, spec: TensorSpec, known: Classes | None) -> tuple[Array, Classes]:
-        """Return the class number of each label, or other numbers unchanged; and the classes.
+        """Return the class index of each label (or the number of a regression target unchanged), and the classes.
 
         Raises:
-            UnmatchedError: a class is new.
-            DataError: the step has fewer classes, or a name is not text.
+            UnmatchedError: if a class is not known from training.
+            DataError: if the step has fewer classes, or a name is not valid text.
         """
         if odd := [name for name in self.names if not is_text(name)]:
             raise DataError(f"{self.where} has the folders {listed(odd)}, whose names are not valid UTF-8; rename them")
@@ -66,54 +66,56 @@ class Labels:
         return numbers, classes
 
     def targets(self, spec: TensorSpec, known: Classes | None) -> Array:
-        """Return a target row per image: its class number, or one-hot.
+        """Return one target row per sample: a class index, a one-hot row, or a number.
 
         Raises:
-            UnmatchedError: a class is new.
-            DataError: the step expects targets of another form.
+            UnmatchedError: if a class is not known from training.
+            DataError: if the step expects targets of another form.
         """
         numbers, classes = self.matched(spec, known)
         return as_targets(numbers, spec, len(classes.names) or None, self.where)
 
 
 def as_targets(numbers: Array, spec: TensorSpec, classes: int | None, where: str) -> Array:
-    """Convert ``numbers`` to the target's form: class numbers [samples], numbers [samples, 1], or one-hot [samples,
-    classes].
+    """Convert one number per sample to the form of a target.
 
     Args:
-        numbers: one per sample.
-        spec: of the target.
+        numbers: class indices or other numbers, [samples].
+        spec: the target.
         classes: number of classes, if known.
-        where: their source, in messages.
+        where: description of their source, for messages.
+
+    Returns:
+        Class indices [samples], numbers [samples, 1], or one-hot rows [samples, classes].
 
     Raises:
-        DataError: the target has another form.
+        DataError: if the target has another form.
     """
     if takes_labels(spec) or len(spec.shape) not in (1, 2) or spec.dtype.startswith(("int", "uint", "bool")):
         return numbers
     width, dtype = spec.shape[-1], numpy_dtype(spec.dtype)
     if len(spec.shape) == 1 or width == 1:
         if classes is not None and classes > 2:
-            raise DataError(f"{where} has {classes} classes, but '{shown(spec.name)}' is one number per image; "
+            raise DataError(f"{where} has {classes} classes, but '{shown(spec.name)}' is one number per sample; "
                             "provide two classes, or a model with an output per class")  # fmt: skip
         return numbers.astype(dtype).reshape((-1, 1)[: len(spec.shape)])
     if numbers.dtype.kind not in "iu" or (numbers.size and numbers.min() < 0):
-        raise DataError(f"'{shown(spec.name)}' is one probability per class, but {where} has {numbers.dtype} that are "
-                        "not class numbers; provide integers from 0 on")  # fmt: skip
+        raise DataError(f"'{shown(spec.name)}' is one probability per class, so {where} should contain class numbers "
+                        f"(integers from 0 on), but contains other {numbers.dtype} values")  # fmt: skip
     count = width if isinstance(width, int) else max(classes or 0, int(numbers.max(initial=0)) + 1)
     if numbers.size and numbers.max() >= count:
-        raise DataError(f"{where} has the class {numbers.max()}, but '{shown(spec.name)}' {count} classes from 0 on; "
-                        "give the model a larger head")  # fmt: skip
+        raise DataError(f"{where} has the class number {numbers.max()}, but '{shown(spec.name)}' has {count} classes, "
+                        "numbered from 0; give the model a larger head")  # fmt: skip
     return np.eye(count, dtype=dtype)[numbers]
 
 
 def number_of(seed: Sequence[int], *further: int) -> list[int]:
-    """Return the generator seed of one image (its number ``further``) or batch."""
+    """Return the seed of the random generator for one image (with its index as ``further``) or one batch."""
     return [*(s % (1 << 64) for s in seed), *further]
 
 
 def check_mixing(augmented: Augmentations | None, spec: TensorSpec | None) -> None:
-    """Raise DataError if augmentations mix classes, but the target is class numbers."""
+    """Raise DataError if augmentations mix classes, but the target consists of class indices."""
     if augmented is not None and augmented.mixing and spec is not None and takes_labels(spec):
         raise DataError(
             f"{augmented.mixing[0].call} mixes classes, but the step expects class numbers",
@@ -134,10 +136,11 @@ def mixed(
 
     Args:
         batch: images and targets by name.
-        image, label: their names; None without targets.
+        image: name of the images.
+        label: name of the targets; None without targets.
         form: image conversion options.
         augmented: the augmentations.
-        seed: of the epoch, followed by the number of the first image.
+        seed: the seed of the epoch, followed by the index of the first image.
     """
     if not augmented.mixing:
         return batch

@@ -1,4 +1,4 @@
-"""Images listed in a table by path, with labels of any kind."""
+"""Images whose paths are listed in a table, with labels of any kind in another column."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ImageTable(Images):
 
     Attributes:
         files: the image files.
-        labels: labels of the column that is known without a model: class numbers, or numbers.
+        labels: class indices or numbers, if the label column can be determined without a model; otherwise None.
         classes: class names, if labels are text.
     """
 
@@ -34,7 +34,7 @@ class ImageTable(Images):
         values = column_of(table, path)
         odd = next((i for i, value in enumerate(values) if not isinstance(value, str) or not value), None)
         if odd is not None:
-            raise DataError(f"the column '{shown(path)}' of {where} names no file in row {odd}; give the path of one")
+            raise DataError(f"the column '{shown(path)}' of {where} has no path in row {odd}; add the path of an image")
         others = {name: column_of(table, name) for name in columns_in(table) if name != path}
         if label is not None and label not in others:
             raise DataError(f"{where} has no column '{shown(label)}'{suggestion(label, others)}")
@@ -47,7 +47,7 @@ class ImageTable(Images):
         column = self._column(target, known.columns)
         if column is None:
             raise DataError(
-                f"{self.where} has the columns {listed(self._others) or 'of paths alone'}, none of which is clearly "
+                f"none of the columns of {self.where} ({listed(self._others) or 'only paths'}) is clearly the target "
                 f"'{shown(target)}'",
                 remedy="name the column: image_table(table, label='…')",
                 shell="name the column with --target",
@@ -55,7 +55,11 @@ class ImageTable(Images):
         return self._labels_in(column), {target: [column]}
 
     def _column(self, target: str, known: Mapping[str, Sequence[str]]) -> str | None:
-        """Return the label column: the given one, that of training, the one named like the target, or the only one."""
+        """Return the name of the label column; None if it is ambiguous.
+
+        It is the column named by the user, or else the one used in training, one named like the target (or a usual
+        name of labels), or the only one besides the paths.
+        """
         if self._label is not None:
             return self._label
         wanted = [*known.get(target, ()), target, *LABELS, "target"]
@@ -70,12 +74,12 @@ class ImageTable(Images):
 
 
 def is_image_table(path: Path) -> bool:
-    """Whether the path is a table with a column of image files."""
+    """Whether the path is a table file whose first row contains the path of an image."""
     return is_table_file(path) and any(map(_names_image, first_row(path)))
 
 
 def column_of_images(table: Any) -> str | None:
-    """Return the only column that names images in its first row; None if there is none, or several."""
+    """Return the column with the path of an image in its first row; None unless there is exactly one."""
     columns = [name for name in columns_in(table) if any(map(_names_image, column_of(table, name)[:1].tolist()))]
     return columns[0] if len(columns) == 1 else None
 
@@ -85,7 +89,7 @@ def _names_image(value: Any) -> bool:
 
 
 def _table_at(table: Any) -> tuple[Any, str, Path]:
-    """Return the table, its name in messages, and the base folder of its paths; raises DataError."""
+    """Return a table, its description for messages, and the folder of its relative paths; raises DataError."""
     if is_table(table):
         return table, "the table", Path()
     if not PATH.fits(table) or not is_table_file(Path(table)):
@@ -118,20 +122,20 @@ def image_table(
         photos = gg.image_table("labels.csv", "path", "label", augment="flip")
         trainer.fit(photos, epochs=3, batch_size=32)
 
-    Labels are matched by name with the model's classes. Integers are class numbers unless classes
-    have such names; other numbers are regression targets. Images are read as by :func:`gradgraph.image_folder`.
+    Text labels are matched by name with the model's classes. Integers are class indices, unless the classes have
+    integers as names; other numbers are regression targets. Images are read as by :func:`gradgraph.image_folder`.
 
     Args:
         table: a DataFrame, or the path of a ``.csv``, ``.parquet``, …
-        path: the column of paths; by default the only one that names images.
-        label: the label column; by default that of training, the one named like the target, ``label``, ``class``, or
-            the only other one.
-        root: the base folder of relative paths; by default that of the file.
+        path: name of the column of paths; by default the only one with paths of images.
+        label: name of the label column; by default the one used in training, the one named like the target, ``label``
+            or ``class``, or the only other one.
+        root: the folder to which paths are relative; by default the folder of the table file.
         size, mean, std, layout, shorter, resample, order, scale, augment, threads: as for
             :func:`gradgraph.image_folder`.
 
     Raises:
-        DataError: the table or a column does not exist.
+        DataError: if the table or a column does not exist.
     """
     read, where, folder = _table_at(table)
     names = columns_in(read)
@@ -140,9 +144,9 @@ def image_table(
     column = column_of_images(read) if path is None else path
     if column is None:
         raise DataError(
-            f"{where} has the columns {listed(names)}, none of which names images",
+            f"none of the columns of {where} ({listed(names)}) is clearly the column of image paths",
             remedy="name the column: image_table(table, path='…')",
-            shell="add one column of paths",
+            shell="keep exactly one column with paths of images",
         )
     form = form_of(size, mean, std, layout, shorter, resample, order, scale)
     begins, workers = folder if root is None else Path(root), threads or min(8, os.cpu_count() or 1)

@@ -26,13 +26,13 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".
 
 
 class Images(Loadable):
-    """A dataset of image files and labels, as pairs (array, label).
+    """A dataset of image files with labels; its items are pairs (array, label).
 
     Attributes:
-        where: their source, in messages.
+        where: description of the source, for messages.
         files: the image files.
-        labels: the labels as found: names or numbers; None if there are none.
-        classes: class names for numbers, if the source has them.
+        labels: one number per image: a class index, or a regression target; None without labels.
+        classes: class names; empty if labels are plain numbers.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class Images(Loadable):
         return self._load(self.form, i, ()), -1 if self.labels is None else self.labels[i].item()
 
     def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
-        """Return classes and image options for a step, taken from ``known`` if present.
+        """Return the class names and image options for a step; those in ``known`` take precedence.
 
         Raises:
-            UnmatchedError: a class is new.
-            DataError: the step requires other inputs.
+            UnmatchedError: if a class is not known from training.
+            DataError: if the step requires other inputs.
         """
         image, label = self._parts(specs)
         names = DataNames(images={image: self.form.like(known.images.get(image, {})).given})
@@ -78,8 +78,14 @@ class Images(Loadable):
         seed: Sequence[int],
         known: DataNames = NO_NAMES,
     ) -> Iterator[dict[str, Array]]:
-        """Yield batches for a step, decoded in threads; augmented if there is a seed. Known classes keep their numbers,
-        and unset options are taken from ``known``.
+        """Yield batches for a step, decoded in threads.
+
+        Args:
+            batches: the indices of each batch's samples.
+            specs: the inputs and targets of the step.
+            seed: the seed of augmentations; empty for none.
+            known: the names of the training data; known classes keep their indices, and unset image options are read
+                from here.
         """
         image, label = self._parts(specs)
         form = self.form.like(known.images.get(image, {})).of(specs[image])
@@ -96,19 +102,19 @@ class Images(Loadable):
             yield {name: batch[name] for name in specs}
 
     def _parts(self, specs: Mapping[str, TensorSpec]) -> tuple[str, str | None]:
-        """Return the image input and the label target."""
+        """Return the names of the image input and of the target; None without a target."""
         images = [name for name, spec in specs.items() if len(spec.shape) == 4]
         others = [name for name in specs if name not in images]
         if len(images) != 1 or len(others) > 1:
-            raise DataError("an image folder provides images and their classes, but the step expects "
+            raise DataError("an image folder provides one image input and its classes, but the step expects "
                             f"{listed(specs)}; pass a dataset of dicts with these names")  # fmt: skip
         return images[0], others[0] if others else None
 
     def _labels_of(self, target: str, known: DataNames) -> tuple[Labels, dict[str, list[str]]]:
-        """Return the labels for a target, and the table column that they come from; raises DataError."""
+        """Return the labels for a target, and the table column that they come from, by target; raises DataError."""
         if self.labelled is None:
-            raise DataError(f"{self.where} has no class subfolders, so there is no '{shown(target)}' for its images; "
-                            "sort them into folders, or pass a dataset with labels")  # fmt: skip
+            raise DataError(f"{self.where} has no subfolders of classes, so its images have no '{shown(target)}'; "
+                            "sort them into one folder per class, or pass a dataset with labels")  # fmt: skip
         return self.labelled, {}
 
     def _load(self, form: ImageForm, i: int, seed: Sequence[int]) -> Array:
@@ -117,13 +123,13 @@ class Images(Loadable):
 
 
 class ImageFolder(Images):
-    """A dataset of pairs (array, class number); see :func:`image_folder`.
+    """A dataset of pairs (array, class index); see :func:`image_folder`.
 
     Attributes:
         path: the folder.
         classes: the sorted names of the subfolders; empty if the images are in the folder itself.
         files: the image files.
-        labels: the class number of each.
+        labels: the class index of each image.
     """
 
     def __init__(self, path: Path, form: ImageForm, augment: Augment, threads: int) -> None:
@@ -134,8 +140,8 @@ class ImageFolder(Images):
         except OSError as error:
             raise DataError(f"{where} cannot be read ({error.strerror}); give a folder of images") from None
         if empty := [name for name, found in zip(classes or ["."], files, strict=True) if not found]:
-            there = f"the folders {listed(empty)} of {where} hold" if classes else f"{where} holds"
-            raise DataError(f"{there} no image ({', '.join(SUFFIXES)}); add some, or remove the empty folder")
+            there = f"the folders {listed(empty)} of {where} contain" if classes else f"{where} contains"
+            raise DataError(f"{there} no images ({', '.join(SUFFIXES)}); add some, or remove the empty folder")
         numbers = np.repeat(np.arange(len(files), dtype=np.int64), [len(found) for found in files])
         labels = Labels(where, numbers, classes) if classes else None
         super().__init__(where, [file for found in files for file in found], labels, form, augment, threads)
@@ -150,13 +156,13 @@ def _images_in(folder: Path) -> list[Path]:
 
 
 def is_image_folder(path: Path) -> bool:
-    """Whether the path is a folder of images, or of folders of images, and not one of arrays."""
+    """Whether the path is a folder of images, or of subfolders of images; a folder with ``.npy`` files is not."""
     try:
         if not path.is_dir() or next(path.glob("*.npy"), None) is not None:
             return False
         folders = [path, *(p for p in path.iterdir() if p.is_dir())]
         return any(p.suffix.lower() in SUFFIXES for folder in folders for p in folder.iterdir())
-    except OSError:  # such as a name that is too long, which is reported where arrays are read
+    except OSError:  # such as a name that is too long; reading the path as arrays raises the error
         return False
 
 
@@ -182,29 +188,29 @@ def image_folder(
         photos = gg.image_folder("photos/", size=(224, 224), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
         trainer.fit(photos, epochs=3, batch_size=32)
 
-    Classes are the sorted names of the subfolders, from 0 on; images are sorted within them, as in torchvision. Each
-    image is decoded in threads during training, with at most five batches in memory.
+    Classes are the sorted names of the subfolders, numbered from 0; images are sorted within them, as in torchvision.
+    Images are decoded in threads during training, with at most five batches in memory.
 
     Args:
         path: the folder. Without subfolders, its images have no labels (for ``predict``).
-        size: (height, width) to which images are resized (bilinear, as in Pillow); by default that of the model's
+        size: (height, width) to which images are resized (bilinear, as in Pillow); by default the size of the model's
             input.
-        mean, std: per channel, in order, applied after division by 255.
-        layout: ``"NCHW"`` or ``"NHWC"``; by default that of the model's input.
-        shorter: resize the shorter side to this, and crop ``size`` from the centre, padding with black;
+        mean, std: mean and standard deviation per channel, in channel order, applied after division by 255.
+        layout: ``"NCHW"`` or ``"NHWC"``; by default the layout of the model's input.
+        shorter: resize the shorter side to this length, and crop ``size`` from the centre, padding with black;
             by default the whole image is stretched to ``size``.
-        resample: the filter of Pillow: ``"bilinear"`` by default, ``"bicubic"``, ``"nearest"``, ``"lanczos"``, ….
+        resample: Pillow's resampling filter: ``"bilinear"`` by default, ``"bicubic"``, ``"nearest"``, ``"lanczos"``, ….
         order: channel order: ``"RGB"`` by default, or ``"BGR"``, as in Caffe and OpenCV.
-        scale: factor of bytes in place of 1/255; 1 keeps the range from 0 to 255.
-        augment: random augmentation in training, never in evaluation or
-            prediction: augmentations of ``gradgraph.augment`` or their names (``["flip", "mixup(alpha=0.2)"]``), and
-            functions ``augment(image, rng)`` that receive bytes [height, width, channels] before resizing, and
-            return bytes of any size. Randomness depends only on the trainer's seed, the epoch and the index
-            of the image, so a resumed run is bit-identical, whatever the number of threads.
+        scale: factor for pixel values, by default 1/255; 1 keeps the range from 0 to 255.
+        augment: random augmentations in training, not in evaluation or prediction. Pass augmentations of
+            ``gradgraph.augment``, their names (``["flip", "mixup(alpha=0.2)"]``), or functions ``augment(image, rng)``
+            that receive a uint8 array [height, width, channels] before resizing, and return one of any size. Randomness
+            depends only on the trainer's seed, the epoch and the index of the image, so a resumed run is bit-identical
+            for any number of threads.
         threads: number of decoding threads; by default one per core, at most 8.
 
     Raises:
-        DataError: the folder does not exist, or a class has no images.
+        DataError: if the folder does not exist, or a class has no images.
     """
     form = form_of(size, mean, std, layout, shorter, resample, order, scale)
     return ImageFolder(Path(path), form, augment, threads or min(8, os.cpu_count() or 1))

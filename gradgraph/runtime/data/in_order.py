@@ -1,4 +1,4 @@
-"""Arrays on disk that are read once from beginning to end, with one batch in memory at a time."""
+"""Data that are read once from beginning to end, with only one batch of an array file in memory at a time."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ Opened = tuple[
 def in_order(
     data: Any, wanted: Mapping[str, TensorSpec], unread: Collection[str] = (), known: DataNames = NO_NAMES
 ) -> Ordered:
-    """Read a dataset or the arrays at a path once; arguments are those of ``InOrder``."""
+    """Open a dataset, or the arrays at a path, to read it once; arguments as for ``InOrder``."""
     if isinstance(data, Loadable):
         return LoadedInOrder(data, wanted, known)
     return InOrder(data, wanted, unread, known)
 
 
 class Ordered(Protocol):
-    """Samples that are read once.
+    """The interface of samples that are read once, in order; a context manager that closes files.
 
     Attributes:
         rows: number of samples.
-        others: names of arrays that are not read.
-        files: files of the samples, if each has its own.
+        others: names of arrays in the data that are not read.
+        files: paths of the samples' files, if each sample is a file.
     """
 
     rows: int
@@ -57,11 +57,13 @@ class Ordered(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None, /
     ) -> None: ...
 
-    def batches(self, size: int) -> Iterator[dict[str, Array]]: ...
+    def batches(self, size: int) -> Iterator[dict[str, Array]]:
+        """Yield batches of ``size`` samples; the last one may be smaller."""
+        ...
 
 
 class LoadedInOrder(contextlib.nullcontext[Any]):
-    """The samples of a dataset that loads whole batches."""
+    """The samples of a ``Loadable`` dataset, in order."""
 
     def __init__(self, samples: Loadable, wanted: Mapping[str, TensorSpec], known: DataNames) -> None:
         super().__init__(self)
@@ -79,16 +81,16 @@ class InOrder:
     """The arrays of an ``.npz`` (stored or compressed), of a folder of ``.npy`` files, or of a table (loaded whole).
 
     Args:
-        path: of any of them.
-        wanted: names of the arrays to read, at least one, with one row per sample.
-        unread: names of other columns that a table may have.
-        known: the names by which columns are matched.
+        path: path of the file or folder.
+        wanted: the arrays to read, at least one, by name; each has one row per sample.
+        unread: names of columns of a table to ignore, such as targets.
+        known: the names of the training data, which columns must match.
 
     Attributes:
         rows, others, files: as for :class:`Ordered`.
 
     Raises:
-        DataError: the data do not exist or are damaged, or their lengths differ.
+        DataError: if the data do not exist or are damaged, or the arrays have different lengths.
     """
 
     def __init__(
@@ -118,7 +120,9 @@ class InOrder:
                 self.others = [name for name in loaded if name not in wanted]
             if missing := [name for name in wanted if name not in found]:
                 has = f"; it has {listed(self.others)}" if self.others else ""
-                raise DataError(f"'{shown(self.path)}' has no {listed(missing)}, which the model requires{has}")
+                raise DataError(
+                    f"'{shown(self.path)}' does not contain {listed(missing)}, which the model requires{has}"
+                )
             self.rows = common_length({name: row_count(name, shape) for name, (shape, _) in found.items()})
             if self.rows == 0:
                 raise DataError("the data are empty; give at least one sample")
@@ -149,7 +153,7 @@ class InOrder:
         def read(count: int) -> Array:
             content = file.read(count * row)
             if len(content) < count * row:
-                raise EOFError("an array ends too early")
+                raise EOFError("an array is truncated")
             return np.frombuffer(content, dtype).reshape(count, *shape[1:])
 
         return shape, read

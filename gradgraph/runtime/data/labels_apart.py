@@ -1,4 +1,4 @@
-"""``fit(x, y)``: inputs and labels as two arguments."""
+"""Inputs and labels as two arguments, as in ``fit(x, y)``."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def labels_apart(method: Method) -> Method:
-    """Let a method with the arguments ``(data, …, y=None)`` also accept ``(x, y, …)``: a second argument that is an
-    array, a list or a table column is ``y``.
+    """Make a method with the arguments ``(data, …, y=None)`` also accept ``(x, y, …)`` (decorator).
+
+    A second positional argument that is an array, a list or a table column is used as ``y``.
     """
 
     @functools.wraps(method)
@@ -32,11 +33,16 @@ def labels_apart(method: Method) -> Method:
 
 
 def paired(x: Any, y: Any, manifest: Manifest, known: DataNames) -> Any:
-    """Return inputs and labels under the names of the step; ``x`` unchanged if there are no labels. For a table with
-    ``known`` columns, the target columns are added.
+    """Combine inputs and labels to a dict under the names of the step.
+
+    Args:
+        x: the inputs.
+        y: the labels; if None, ``x`` is returned unchanged.
+        manifest: the manifest of the step.
+        known: the names of the training data. If ``x`` is a table with preprocessing, ``y`` is added as a column.
 
     Raises:
-        DataError: the input or target is ambiguous.
+        DataError: if it is ambiguous which input or target is meant.
     """
     if y is None:
         return x
@@ -52,7 +58,7 @@ def paired(x: Any, y: Any, manifest: Manifest, known: DataNames) -> Any:
         have += f" and the targets {listed(targets)}" if targets else " and no target"
         names = ", ".join(f"'{shown(name)}': …" for name in (*inputs, *targets))
         raise DataError(
-            f"the step takes {have}, so it is not clear what x and y are",
+            f"the step has {have}, so x and y are ambiguous",
             remedy=f"give a dict with these names: {{{names}}}",
         )
     if is_named:

@@ -1,5 +1,6 @@
-"""The interface of datasets that match their names with a model's and load whole batches: images, shards, texts,
-sounds.
+"""The interface of our own datasets (images, shards, texts, sounds), which load whole batches.
+
+Unlike other datasets, they match their columns and classes with those of a model by name.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from gradgraph.step.manifest import TensorSpec
 
 
 class Loadable(ABC):
-    """Samples that load themselves batch by batch for ``fit``, ``evaluate`` and ``predict``.
+    """The base class of datasets that load whole batches for ``fit``, ``evaluate`` and ``predict``.
 
     Attributes:
-        files: files of the samples, if each has its own.
+        files: paths of the samples' files, if each sample is a file.
     """
 
     files: Sequence[Path] = ()
@@ -28,11 +29,15 @@ class Loadable(ABC):
 
     @abstractmethod
     def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
-        """Return the names for a step, taken from ``known`` if present.
+        """Return the names of columns and classes of the data for a step.
+
+        Args:
+            specs: the inputs and targets of the step.
+            known: the names of the training data, which take precedence.
 
         Raises:
-            UnmatchedError: the names differ from the known ones.
-            DataError: the step requires other inputs.
+            UnmatchedError: if the names do not match the known ones.
+            DataError: if the step requires other inputs.
         """
 
     @abstractmethod
@@ -43,15 +48,19 @@ class Loadable(ABC):
         seed: Sequence[int],
         known: DataNames = NO_NAMES,
     ) -> Iterator[dict[str, Array]]:
-        """Yield batches of the samples with these indices.
+        """Yield batches of samples.
 
-        Randomness depends only on ``seed``; an empty seed means no training, and no randomness.
+        Args:
+            batches: the indices of each batch's samples.
+            specs: the inputs and targets of the step.
+            seed: determines all randomness, such as augmentations; empty outside training, for no randomness.
+            known: the names of the training data.
         """
 
     def text_of(self, i: int, known: DataNames) -> str:
-        """Return the text of a sample, for messages; empty if it is not text."""
+        """Return the text of sample ``i``, for messages; empty if it is not a text."""
         return ""
 
     def order(self, seed: int, epoch: int, batch_size: int) -> Array:
-        """Return the sample order of a shuffled epoch, a function of these numbers only."""
+        """Return the sample order of a shuffled epoch, which depends only on the arguments."""
         return permutation(seed, epoch, len(self))

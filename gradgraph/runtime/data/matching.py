@@ -1,4 +1,4 @@
-"""Matching of class names with those of the model."""
+"""Matching of the column and class names of data with those of the model."""
 
 from __future__ import annotations
 
@@ -17,18 +17,16 @@ from gradgraph.step.manifest import Manifest, TargetSpec, TensorSpec
 if TYPE_CHECKING:
     from gradgraph.frontend.loss import Loss
 
-DEEPEST = 4  # a subset refers to the dataset that it is part of, and so on
+DEEPEST = 4  # levels of datasets to search: a subset refers to the dataset that it is part of
 
 
 def check_same(names: DataNames, known: DataNames) -> None:
-    """Raise UnmatchedError unless numbers stand for the same columns and classes; unknown ones match anything.
+    """Raise UnmatchedError if two sets of names assign different columns or classes to the same numbers.
 
-    Either may have further classes at the end.
+    Names that only one of them has match anything, and either may have additional classes at the end.
     """
     if names.preprocess != known.preprocess and names.preprocess and known.preprocess:
-        raise UnmatchedError(
-            "these data were prepared with a different preprocessing than the model's; prepare them again"
-        )
+        raise UnmatchedError("the data were prepared with another preprocessing than the model's; prepare them again")
     for name in names.columns.keys() & known.columns.keys():
         if names.columns[name] != known.columns[name]:
             raise _prepared_otherwise(name, "columns", names.columns[name], known.columns[name])
@@ -39,14 +37,15 @@ def check_same(names: DataNames, known: DataNames) -> None:
 
 def _prepared_otherwise(name: str, what: str, mine: Sequence[str], known: Sequence[str]) -> UnmatchedError:
     return UnmatchedError(
-        f"these data were prepared with the {what} {listed(mine)} of '{shown(name)}', but the model was trained on "
+        f"the data were prepared with the {what} {listed(mine)} of '{shown(name)}', but the model was trained on "
         f"{listed(known)}; prepare them again"
     )
 
 
 def with_activations(names: DataNames, manifest: Manifest) -> DataNames:
-    """Return ``names`` with the targets whose loss treats the model's scores as logits of a Softmax, and those with one
-    number per sample whose loss treats it as the logit of a Sigmoid.
+    """Return ``names`` with ``softmax`` and ``sigmoid`` set: the targets whose scores are logits of these functions.
+
+    ``sigmoid`` contains only targets with one number per sample.
     """
     of = {name: _computed_by(loss_of(name, manifest)) for name in names.classes}
     return replace(
@@ -80,12 +79,13 @@ def loss_of(target: str, manifest: Manifest) -> Loss | None:
 
 
 def check_numbers_mean(names: DataNames, manifest: Manifest) -> None:
-    """Raise DataError if classes have names, which become numbers from 0 on, but the loss expects −1 and 1."""
+    """Raise DataError if classes have names, so they are numbered from 0, but the loss expects the labels −1 and 1."""
     for target in names.classes:
         loss = loss_of(target, manifest)
         if loss is not None and any(one.is_sign for one in loss.targets):
             raise DataError(
-                f"the classes of '{shown(target)}' are the numbers 0 and 1, but the loss {loss.name} expects −1 and 1",
+                f"the named classes of '{shown(target)}' become the numbers 0 and 1, but the loss {loss.name} expects "
+                "−1 and 1",
                 remedy="build the step with loss='bce_with_logits', or use the numbers −1 and 1",
                 shell="add --loss bce_with_logits, or use the numbers −1 and 1",
             )
@@ -97,7 +97,7 @@ class Declared:
 
     Attributes:
         names: all class names, by target.
-        numbers: for targets with other class numbers here, the number of each class of the dataset.
+        numbers: for targets whose class indices in the model differ, the model's index for each class of the dataset.
     """
 
     names: DataNames = NO_NAMES
@@ -105,7 +105,11 @@ class Declared:
 
     @classmethod
     def of(cls, dataset: Any, specs: Mapping[str, TensorSpec], known: DataNames) -> Declared:
-        """Inspect a dataset; raise UnmatchedError if it has a class that is not ``known``."""
+        """Return the classes that a dataset declares for the targets in ``specs``.
+
+        Raises:
+            UnmatchedError: if the dataset has a class that the model does not know.
+        """
         targets = [spec for spec in specs.values() if takes_labels(spec)]
         names, numbers = NO_NAMES, dict[str, np.ndarray[Any, Any]]()
         for spec in targets:
@@ -125,11 +129,11 @@ class Declared:
 
     @property
     def keeps(self) -> bool:
-        """Whether all labels stay the same."""
+        """Whether the dataset's class indices can be used unchanged."""
         return not self.numbers
 
     def numbered(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Renumber the classes of ``batch``; other labels, such as ignored ones, stay the same."""
+        """Replace the dataset's class indices in ``batch`` by the model's; other labels, such as ignored ones, stay."""
         made = dict(batch)
         for name, numbers in self.numbers.items():
             labels = np.asarray(made[name])
@@ -139,8 +143,10 @@ class Declared:
 
 
 def declared_classes(dataset: Any, target: str, deep: bool = False) -> Sequence[str] | None:
-    """Return the class names of a target from a dataset's ``features``; ``deep`` also looks for ``classes``, including
-    those of the dataset that it is a part of.
+    """Return the class names that a dataset declares for a target; None if it declares none.
+
+    They are read from its ``features``. With ``deep``, also from ``classes`` of the dataset, or of the dataset that it
+    is a subset of.
     """
     features = getattr(dataset, "features", None)
     found: Any = None

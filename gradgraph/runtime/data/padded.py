@@ -24,14 +24,15 @@ class Padded:
         trainer.fit(sentences, epochs=3, batch_size=16)
 
     Args:
-        dataset: ``len(dataset)`` samples, ``dataset[i]`` a dict of arrays or lists.
-        fill: padding values by name; arrays that are not named have one size.
-        mask: names of masks to add: ``{"ids": "attention_mask"}`` is true along the first axis of a
-            sample's ids, and false on padding.
-        lengths: names of lengths to add: ``{"ids": "lengths"}`` is the length of a sample's ids, an int64.
-        multiple: pad batches to a multiple of this, for fewer different sizes, as memory is planned anew for
+        dataset: a dataset with ``len(dataset)`` samples; ``dataset[i]`` is a dict of arrays or lists.
+        fill: padding values by name; arrays without one must have the same size in all samples.
+        mask: masks to add, by the name of the array: with ``{"ids": "attention_mask"}``, the mask is true for the
+            elements of ``ids`` along its first axis, and false for padding.
+        lengths: lengths to add, by the name of the array: with ``{"ids": "lengths"}``, the int64 length of ``ids``
+            along its first axis.
+        multiple: pad the first axis to a multiple of this, for fewer different sizes, since memory is planned anew for
             each size.
-        longest: maximum number of rows, longer samples are truncated; no limit by default.
+        longest: maximum length of the first axis, to which longer samples are truncated; no limit by default.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Padded:
     ) -> None:
         for name, value in (("multiple", multiple), ("longest", 1 if longest is None else longest)):
             if not WHOLE.fits(value) or value < 1:
-                raise DataError(f"{name} must be a whole number above zero, but is {described(value)}")
+                raise DataError(f"{name} is {described(value)}; it should be a whole number above zero")
         self.dataset, self.fill, self.mask, self.lengths = dataset, dict(fill), dict(mask or {}), dict(lengths or {})
         self.multiple, self.longest = multiple, longest
 
@@ -70,7 +71,7 @@ class Padded:
         if missing is not None:
             there = f"has {listed(missing)}" if isinstance(missing, Mapping) else f"is {described(missing)}"
             raise DataError(
-                f"a sample {there}, but the step expects '{shown(name)}'; return each sample as a dict that contains it"
+                f"a sample {there}, but the step expects '{shown(name)}'; return each sample as a dict with this key"
             )
         arrays = [to_array(name, sample[name]) for sample in samples]
         return [a[: self.longest] if name in self.fill and a.ndim else a for a in arrays]
@@ -80,8 +81,8 @@ class Padded:
         if len({len(shape) for shape in shapes}) > 1 or (name not in self.fill and len(shapes) > 1):
             some = sorted(shapes, key=lambda shape: (len(shape), shape))
             raise DataError(
-                f"the samples of '{shown(name)}' have different shapes ({some[0]} and {some[-1]}); set its padding "
-                f"value: fill={{'{shown(name)}': 0}}, if only the sizes differ"
+                f"the samples of '{shown(name)}' have different shapes ({some[0]} and {some[-1]}); if only their sizes "
+                f"differ, set a padding value: fill={{'{shown(name)}': 0}}"
             )
         if name not in self.fill or not arrays[0].ndim:
             return np.stack(arrays)

@@ -10,7 +10,7 @@ from typing import TypeVar
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 
-PREFETCHED = 2  # batches loaded in advance
+PREFETCHED = 2  # number of batches loaded in advance
 
 
 def prefetched(batches: Iterator[Item]) -> Iterator[Item]:
@@ -42,7 +42,7 @@ def prefetched_samples(
 
 
 def _first_done(waiting: deque[list[Future[Made]]]) -> list[Made]:
-    """Wait for the first batch, and take it from the queue."""
+    """Wait for the first batch in the queue, remove it and return its samples."""
     results = [future.result() for future in waiting[0]]
     waiting.popleft()
     return results

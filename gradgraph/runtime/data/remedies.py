@@ -1,4 +1,4 @@
-"""Remedies for data that do not match, in Python and for files."""
+"""Remedies in error messages about data that do not match, for Python and for the command line."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ def for_type(spec: TensorSpec, array: np.ndarray[Any, Any]) -> Remedies:
     if kind in "USTO":
         if takes_labels(spec):
             return {
-                "remedy": f"number the classes, as in names, {name} = np.unique({name}, return_inverse=True)",
-                "shell": "save the class numbers, from 0 on, in place of the names",
+                "remedy": f"number the classes, such as by names, {name} = np.unique({name}, return_inverse=True)",
+                "shell": "save class numbers, from 0 on, instead of names",
             }
         return _both("encode text as numbers first")
     if kind == "c":
         return _both("use its real part, its absolute value, or both parts as an axis of two")
     if kind in "mM":
-        return _both("use a number in place of dates, such as seconds or days since the first")
+        return _both("use a number instead of a date, such as seconds or days since the first one")
     if array.dtype.names is not None:
-        return _both("use one numeric array per input in place of one with named fields")
+        return _both("use one numeric array per input instead of one with named fields")
     if takes_labels(spec) and (axis := _axis_of_classes(spec, array.shape)) is not None:
         return one_hot(spec, axis)
     if kind == "f" and array.size and not (array == np.round(array)).all():
         if takes_labels(spec):
-            return _both("use class numbers from 0 on, or build the step with a loss for numbers, such as mse")
-        return _both("it contains fractions, so convert it to integers")
+            return _both("use class numbers from 0 on, or build the step with a regression loss, such as mse")
+        return _both("it contains fractions, so round it to integers")
     return {"remedy": f"convert it with .astype('{spec.dtype}')", "shell": f"save it as {spec.dtype}"}
 
 
@@ -57,12 +57,11 @@ def for_shape(spec: TensorSpec, shape: Sequence[int]) -> Remedies:
 
 
 def for_batch(way: str, size: int) -> Remedies:
-    """Return the remedies for a batch of another size than the fixed one, which a file may merely declare for an
-    output.
+    """Return the remedies for a batch size that differs from the fixed batch size of a model.
 
     Args:
-        way: how to use this batch size in Python.
-        size: that of all ranks together.
+        way: how to use the fixed batch size in Python.
+        size: the fixed batch size, in total over all ranks.
     """
     return {
         "remedy": f"{way}, or build the step from a model with a dynamic batch: gradgraph.surgery.open_axes(model, "
@@ -73,7 +72,7 @@ def for_batch(way: str, size: int) -> Remedies:
 
 
 def for_label(spec: TargetSpec, label: int) -> Remedies:
-    """Return the remedies for a class label out of range, which may be a class name, as in star ratings."""
+    """Return the remedies for a label that is out of range; integers such as star ratings may be class names."""
     if label < 0:
         return _both("correct it")
     return {
@@ -84,6 +83,7 @@ def for_label(spec: TargetSpec, label: int) -> Remedies:
 
 
 def one_hot(spec: TensorSpec, axis: int) -> Remedies:
+    """Return the remedies for an array that has one entry per class on ``axis``, where class numbers are expected."""
     return {
         "remedy": f"it looks one-hot, so use class numbers: {shown(spec.name)}.argmax(axis={axis})",
         "shell": f"it looks one-hot, so save class numbers instead: the index of the largest entry on axis {axis}",
@@ -95,7 +95,7 @@ def _both(words: str) -> Remedies:
 
 
 def _axis_of_classes(spec: TensorSpec, shape: Sequence[int]) -> int | None:
-    """Return the axis of an array of ``shape`` with one entry per class, if it has one axis more than labels."""
+    """Return the axis with one entry per class, if ``shape`` has one axis more than the labels of ``spec``."""
     classes = spec.classes if isinstance(spec, TargetSpec) else None
     if classes is None or len(shape) != len(spec.shape) + 1:
         return None
@@ -103,9 +103,9 @@ def _axis_of_classes(spec: TensorSpec, shape: Sequence[int]) -> int | None:
 
 
 def check_counts(**counts: int | None) -> None:
-    """Raise DataError unless each is None or a whole number above zero.
+    """Raise DataError unless each argument is a positive integer, or None (except for ``epochs``).
 
-    Two positional arrays were probably meant as inputs and targets.
+    For an array instead of a number, the message explains how to pass inputs and targets as one argument.
     """
     for name, value in counts.items():
         if (value is None and name != "epochs") or (value is not None and WHOLE.fits(value) and value > 0):
@@ -134,19 +134,19 @@ _SPLIT = "np.savez({out!r}, x=t[:, :-1].astype('float32'), target=t[:, -1].astyp
 
 
 def for_file(path: Path) -> Remedies:
-    """Return the remedies for a file that is not an ``.npz``: how to convert it, if the suffix is known."""
+    """Return the remedies for a data file that is not an ``.npz``: how to convert it, if the suffix is known."""
     suffix = path.suffix.lower()
     if suffix == ".npy":
         words = "move it into a folder, named like the model's input, next to one file for each other input"
         return _both(words)
     if suffix not in _READ:
         return {"remedy": "save it with np.savez, one array per input", "shell": "save it as .npz, one array per input"}
-    file = path if shown(path) == str(path) else Path(f"table{suffix}")  # the shown command must work as it is
+    file = path if shown(path) == str(path) else Path(f"table{suffix}")  # the printed command must be valid code
     read = _READ[suffix].format(file=str(file))
     line = f"t = {read}; {_SPLIT.format(out=str(file.with_suffix('.npz')))}"
     code = f"import numpy as np{', pandas' if 'pandas' in read else ''}; {line}"
     quoted = shlex.quote(code) if any(c in str(file) for c in "'\"$`!") else f'"{code}"'
-    where = "the last column is the target, of class numbers here; float32 for quantities; with the model's own names"
+    where = "if the last column has class numbers; use float32 for regression targets, and the model's names of inputs"
     return {
         "remedy": f"convert it ({where}): {line}",
         "shell": f"convert it ({where}): python -c {quoted}",

@@ -1,4 +1,4 @@
-"""Rows of a table as a batch: indices, until an array is requested."""
+"""Batches that consist of row indices; their arrays are gathered only when they are requested."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gradgraph.runtime.data.stored import StoredArray
 
 
 class Table:
-    """Columns with one row per sample, and memory for a batch of them.
+    """Columns with one row per sample, and memory for one batch.
 
     Attributes:
         arrays: the columns.
-        shapes: of a batch.
-        counts: of a full batch: the samples, and the denominator of a mean. None if batches must be checked one by
+        shapes: shapes of a full batch, by name.
+        counts: the numbers of samples and of loss terms in every full batch; None if batches must be checked one by
             one.
     """
 
@@ -29,7 +29,7 @@ class Table:
         self._buffers: dict[str, Array] = {}
 
     def gather(self, name: str, indices: memoryview) -> Array:
-        """Return the given rows of a column, in memory that the next call reuses."""
+        """Return the rows of a column with these indices, in memory that the next call reuses."""
         array = self.arrays[name]
         if name not in self._buffers:
             self._buffers[name] = np.empty(self.shapes[name], array.dtype)
@@ -41,10 +41,12 @@ class Table:
 
 
 class Rows(Mapping[str, Array]):
-    """Rows of a table as a batch: nothing is gathered until an array is requested.
+    """A batch of rows of a table, which are gathered only when an array is requested.
 
     Attributes:
-        session: the training session that gathers them, if any.
+        table: the table.
+        indices: the row indices.
+        session: the training session that gathers the rows itself, if any.
     """
 
     __slots__ = ("indices", "session", "table")

@@ -38,40 +38,41 @@ from gradgraph.step.manifest import TargetSpec, TensorSpec
 
 IMAGES = tuple(suffix[1:] for suffix in SUFFIXES)
 READ = ("npy", "cls", "json", *IMAGES)
-MOST_TEXT, MOST_NAME = 1 << 24, 1000  # bytes of a .json, and of a .cls, which is a number or a name
+MOST_TEXT, MOST_NAME = 1 << 24, 1000  # maximum bytes of a .json, and of a .cls (a number or a name)
 MOST_FIELDS = 1000
 BUFFER = 10_000
 _NUMBER = re.compile(r"[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?")
-_ZEROS = re.compile(r"[-+]?0[0-9]")  # no number in JSON
+_ZEROS = re.compile(r"[-+]?0[0-9]")  # leading zeros, which JSON does not allow in numbers
 NAME = re.compile(r"^((?:.*/|)[^./][^./]*)[.]([^/]+)$", re.DOTALL)
 
 
 class Field(NamedTuple):
-    """The location of an input or target in a sample: an extension, and a key for JSON."""
+    """The location of an input or target in a sample: the extension of a member, and for JSON a key in it."""
 
     extension: str
     key: str | None = None
 
 
 class Shards(Loadable):
-    """Samples in tar files; see :func:`shards`.
+    """A dataset of samples in tar files; see :func:`shards`.
 
     Attributes:
-        paths: the files.
-        extensions: the extensions of their members.
+        paths: the tar files.
+        extensions: extension of members → its number, in order of appearance.
     """
 
     def __init__(self, paths: Sequence[Path], names: Mapping[str, str], form: ImageForm, augment: Augment,
                  buffer: int, threads: int) -> None:  # fmt: skip
         self.paths, self.names, self.form = list(paths), dict(names), form
         self.augmented = None if augment is None else Augmentations(augment)
-        self._labels: dict[Field, Labels] = {}  # that may be class names
+        self._labels: dict[Field, Labels] = {}  # labels that may be class names, read once
         self.buffer, self.threads = buffer, threads
         self.extensions: dict[str, int] = {}
-        self._offsets, self._sizes, self._kinds = array("q"), array("q"), array("H")  # of members
-        self._firsts = array("q")  # the first member of each sample
-        self._shards = [0]  # the first sample of each shard, and how many there are
-        self._bytes: list[int] = []  # of each file
+        # offset, size and number of the extension of each member
+        self._offsets, self._sizes, self._kinds = array("q"), array("q"), array("H")
+        self._firsts = array("q")  # index of the first member of each sample
+        self._shards = [0]  # index of the first sample of each shard, and finally the number of samples
+        self._bytes: list[int] = []  # size of each file
         for path in self.paths:
             self._add(path)
         if not len(self):
@@ -98,8 +99,8 @@ class Shards(Loadable):
             kind = self.extensions.setdefault(parts[2].lower(), len(self.extensions))
             if len(self.extensions) > MOST_FIELDS:
                 raise DataError(
-                    f"'{shown(path)}' has members of more than {MOST_FIELDS:,} kinds; name those of one kind alike: "
-                    "000000.npy, 000001.npy, …"
+                    f"the members of '{shown(path)}' have more than {MOST_FIELDS:,} different extensions; use the same "
+                    "extension in all samples: 000000.npy, 000001.npy, …"
                 )
             if parts[1] != last:
                 last, samples = parts[1], samples + 1
@@ -115,18 +116,19 @@ class Shards(Loadable):
         self._bytes.append(path.stat().st_size)
 
     def order(self, seed: int, epoch: int, batch_size: int) -> Array:
-        """Return a new order of shards, with samples displaced within the buffer, so that nearby samples are read
-        together.
+        """Return the sample order of a shuffled epoch: shards in a new order, and samples displaced within the buffer.
+
+        Nearby samples stay close to each other, so that reading them is fast.
         """
         ranges = [np.arange(self._shards[i], self._shards[i + 1]) for i in permutation(seed, epoch, len(self.paths))]
         order: Array = np.concatenate(ranges)[displaced(seed, epoch, len(self), self.buffer)]
         return order
 
     def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
-        """Return image options, and classes if labels are text, for a step; taken from ``known`` if present.
+        """Return the image options for a step, and the class names if labels have them; ``known`` takes precedence.
 
         Raises:
-            UnmatchedError: a class is new.
+            UnmatchedError: if a class is not known from training.
         """
         fields = self._fields(specs)
         check_mixing(self.augmented, next((spec for spec in specs.values() if isinstance(spec, TargetSpec)), None))
@@ -145,8 +147,14 @@ class Shards(Loadable):
         seed: Sequence[int],
         known: DataNames = NO_NAMES,
     ) -> Iterator[dict[str, Array]]:
-        """Yield batches for a step, read and decoded in threads; augmented if there is a seed. Known classes keep their
-        numbers, and unset image options are taken from ``known``.
+        """Yield batches for a step, read and decoded in threads.
+
+        Args:
+            batches: the indices of each batch's samples.
+            specs: the inputs and targets of the step.
+            seed: the seed of augmentations; empty for none.
+            known: the names of the training data; known classes keep their indices, and unset image options are read
+                from here.
         """
         fields = self._fields(specs)
         self._check_all_have(fields.values())
@@ -170,7 +178,7 @@ class Shards(Loadable):
             yield {name: batch[name] for name in specs}
 
     def _named(self, spec: TensorSpec, field: Field, known: Classes | None) -> Labels | None:
-        """Return the labels of a target that may be class names, which are read once; None for numbers."""
+        """Return the labels of a target if they are class names, after reading all of them; None for numbers."""
         if not isinstance(spec, TargetSpec) or _last(field.extension) not in ("cls", "json"):
             return None
         if field not in self._labels:
@@ -183,7 +191,7 @@ class Shards(Loadable):
             values = np.empty(len(self), object)
             for i, found in enumerate(self._labels_in(field)):
                 found = found.item() if isinstance(found, np.ndarray) and found.ndim == 0 else found
-                values[i] = str(found) if _last(field.extension) == "cls" else found  # whose cells are untyped
+                values[i] = str(found) if _last(field.extension) == "cls" else found  # a .cls is untyped text
             self._labels[field] = Labels(f"'{shown(self.paths[0])}'", values)
         return self._labels[field]
 
@@ -213,8 +221,8 @@ class Shards(Loadable):
             return Field("json", name)
         if len(own) != 1:
             raise DataError(
-                f"the members of {listed(self.paths, 1)} have the extensions {listed(self.extensions)}, none of which "
-                f"is clearly '{shown(name)}'",
+                f"none of the extensions of members of {listed(self.paths, 1)} ({listed(self.extensions)}) is clearly "
+                f"the input or target '{shown(name)}'",
                 remedy=f"map it: names={{'{shown(name)}': '{shown(next(iter(self.extensions)))}'}}",
                 shell=f"rename them to 000000.{shown(name)}.npy, …",
             )
@@ -274,12 +282,12 @@ class Shards(Loadable):
             raise DataError(f"'{shown(path)}' cannot be read ({reason_of(error)}); check the file") from None
 
     def _content(self, file: BinaryIO, shard: int, i: int, field: Field) -> tuple[bytes, str]:
-        """Return the bytes of a member of a sample, and its name in messages."""
+        """Return the bytes of a member of a sample, and its description for messages."""
         kind, number = _last(field.extension), self.extensions[field.extension]
         m = next(m for m in range(self._firsts[i], self._firsts[i + 1]) if self._kinds[m] == number)
         size, where = self._sizes[m], f"{self.paths[shard]}, {field.extension} of sample {i}"
         if kind not in READ:
-            raise DataError(f"'{shown(where)}' is of an unsupported type; use .npy, .cls, .json or images")
+            raise DataError(f"'{shown(where)}' has an unsupported type; use .npy, .cls, .json or images")
         if size > {"cls": MOST_NAME, "json": MOST_TEXT}.get(kind, size):
             raise DataError(f"'{shown(where)}' has {size:,} bytes, too many for a .{kind}; write the shard again")
         file.seek(self._offsets[m])
@@ -287,7 +295,7 @@ class Shards(Loadable):
 
 
 def _read(content: bytes, field: Field, where: str) -> Array:
-    """Return the array in a ``.npy``, ``.cls`` or ``.json``."""
+    """Return the array in the bytes of a ``.npy``, ``.cls`` or ``.json``."""
     kind = _last(field.extension)
     try:
         if kind == "npy":
@@ -297,7 +305,7 @@ def _read(content: bytes, field: Field, where: str) -> Array:
             value = value[field.key] if isinstance(value, dict) else None
         made = np.asarray(value)
         if made.dtype.kind not in "biuf" or (kind == "cls" and (made.ndim or made.dtype.kind == "f")):
-            raise ValueError("it is neither a number nor a list of numbers of one length")
+            raise ValueError("it is not a number or a regular list of numbers")
         return made
     except (ValueError, KeyError, EOFError, OverflowError, RecursionError, MemoryError) as error:
         what = f"it has no '{field.key}'" if isinstance(error, KeyError) else str(error).split("\n", 1)[0]
@@ -305,7 +313,7 @@ def _read(content: bytes, field: Field, where: str) -> Array:
 
 
 def _label(content: bytes, field: Field, where: str) -> Any:
-    """Return the class name in a ``.cls`` or ``.json``; other content is returned as an array."""
+    """Return the class name in the bytes of a ``.cls`` or ``.json``; return other content as an array."""
     if field.key is None:
         try:
             text = content.decode().strip()
@@ -324,20 +332,23 @@ def _label(content: bytes, field: Field, where: str) -> Any:
 
 def _array(content: bytes) -> Array:
     """Return the array in the bytes of a ``.npy``; pickles are never loaded."""
-    size = int.from_bytes(content[8:10], "little") + 10  # of a header of version 1; other versions are parsed in full
+    size = (
+        int.from_bytes(content[8:10], "little") + 10
+    )  # end of a header of version 1; others are parsed from all bytes
     head = content[:size] if content[6:7] == b"\1" else content
     shape, is_fortran, dtype, start = (_header if len(head) < 1000 else _header.__wrapped__)(head)
     if dtype.hasobject:
-        raise ValueError("it holds pickled objects, which are never loaded")
+        raise ValueError("it contains pickled objects, which are never loaded")
     if math.prod(shape) * dtype.itemsize != len(content) - start:
-        raise ValueError("its header and its size differ")
+        raise ValueError("its size does not match its header")
     return np.frombuffer(content, dtype, offset=start).reshape(shape, order="F" if is_fortran else "C")
 
 
 @functools.lru_cache(64)
 def _header(content: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Return the header of a ``.npy`` and its end. Parsing takes longer than reading an array, and most headers are
-    equal.
+    """Parse the header of a ``.npy``: shape, whether in Fortran order, dtype, and offset of the data.
+
+    Results are cached, since parsing takes longer than reading the array, and most headers are equal.
     """
     file = io.BytesIO(content)
     shape, is_fortran, dtype = npy_header(file)
@@ -352,7 +363,7 @@ def _last(extension: str) -> str:
 
 
 def is_shards(path: Path) -> bool:
-    """Whether the path is a tar file, a glob or range of them, or a folder of them."""
+    """Whether the path is a tar file, a glob or range of tar files, or a folder with tar files."""
     try:
         return path.suffix.lower() == ".tar" or (path.is_dir() and next(path.glob("*.tar"), None) is not None)
     except OSError:
@@ -362,7 +373,7 @@ def is_shards(path: Path) -> bool:
 def _paths(given: Any) -> list[Path]:
     each = [given] if PATH.fits(given) else list(given)
     if not all(map(PATH.fits, each)):
-        raise DataError(f"{described(each)} are not paths of shards; pass those of .tar files")
+        raise DataError(f"{described(each)} are not paths of shards; pass paths of .tar files")
     found: list[Path] = []
     for path in map(Path, each):
         try:
@@ -375,7 +386,7 @@ def _paths(given: Any) -> list[Path]:
             raise DataError(f"'{shown(path)}' cannot be read ({error.strerror}); check the path") from None
         if not some or not all(p.is_file() for p in some):
             raise DataError(
-                f"'{shown(path)}' is neither a tar file nor a folder, glob or range of them; check the path"
+                f"'{shown(path)}' is not a tar file, or a folder, glob or range of tar files; check the path"
             )
         found += some
     if not found:
@@ -384,7 +395,7 @@ def _paths(given: Any) -> list[Path]:
 
 
 def _ranges(text: str) -> Iterator[str]:
-    """Expand ranges such as ``train-{000..012}.tar``."""
+    """Yield the paths of a range such as ``train-{000..012}.tar``."""
     parts = re.split(r"\{(\d{1,6}\.\.\d{1,6})\}", text)
     counts = [
         [str(n).zfill(len(a)) for n in range(int(a), int(b) + 1)] for a, b in (p.split("..") for p in parts[1::2])
@@ -420,25 +431,25 @@ def shards(
         data = gg.shards("train-{000..099}.tar", {"x": "jpg", "target": "cls"}, size=(224, 224))
         trainer.fit(data, epochs=3, batch_size=64)
 
-    Consecutive members with the same name up to the first dot are a sample: ``000000.jpg``, ``000000.cls``.
-    Supported are ``.npy``, ``.cls`` (an integer, or a class name), ``.json`` (numbers, or a dict of them and of
+    Consecutive members with the same name up to the first dot are one sample: ``000000.jpg``, ``000000.cls``.
+    Supported are ``.npy``, ``.cls`` (an integer, or a class name), ``.json`` (numbers, or a dict of numbers and class
     names) and images; pickles are never loaded.
 
-    Headers are read once, here. Samples are read from the shards during training, with only a few
-    batches in memory. A shuffled epoch reorders the shards and displaces each sample within ``buffer``; the
+    This function reads only the headers. Samples are read from the shards during training, with only a few
+    batches in memory. A shuffled epoch reorders the shards, and displaces each sample within ``buffer``. The
     order depends only on the trainer's seed and the epoch, so a resumed run continues at the same sample.
 
     Args:
-        path: a ``.tar``, a folder of them, a glob or a range (``train-{000..099}.tar``), or a list of such.
-        names: the extension of each input and target, everything after the first dot: ``"jpg"``,
-            ``"mask.png"``, ``"json.label"`` for a key of JSON. By default ``000000.x.npy`` is ``x``, a ``.cls`` the
-            target and the only other array or image the input.
+        path: a ``.tar`` file, a folder of such files, a glob or a range (``train-{000..099}.tar``), or a list of these.
+        names: the extension of each input and target, which is everything after the first dot: ``"jpg"``,
+            ``"mask.png"``, or ``"json.label"`` for a key in a JSON member. By default, ``000000.x.npy`` is the input or
+            target ``x``, a ``.cls`` is the target, and the only other array or image is the input.
         buffer: the approximate maximum displacement of a sample.
-        size, mean, std, layout, shorter, resample, order, scale, augment, threads: of images, as for
+        size, mean, std, layout, shorter, resample, order, scale, augment, threads: options of images, as for
             :func:`gradgraph.image_folder`.
 
     Raises:
-        DataError: a file is missing, damaged or compressed, or contains members that are not files.
+        DataError: if a file is missing, damaged or compressed, or contains members that are not regular files.
     """
     form = form_of(size, mean, std, layout, shorter, resample, order, scale)
     return Shards(_paths(path), names or {}, form, augment, buffer, threads or min(8, os.cpu_count() or 1))

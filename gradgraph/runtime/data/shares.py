@@ -1,4 +1,4 @@
-"""Partition of batches among processes: every N-th sample, so that together they use the batches of one process."""
+"""Partition of batches among processes: each gets every N-th sample of the batches that a single process would use."""
 
 from __future__ import annotations
 
@@ -10,14 +10,20 @@ from gradgraph.runtime.data.sources import Columns, Samples, Source
 
 
 class Spare(dict[str, Any]):
-    """A batch of a process without a sample of its own: it contains another's, with weight zero."""
+    """A batch of a process that has no sample of its own: it contains a sample of another one, with weight zero."""
 
 
 def shares(
     source: Source, checker: BatchChecker, epoch: int, start: int = 0, rank: int = 0, ranks: int = 1
 ) -> Iterator[Batch]:
-    """Yield this process's share of the batches of an epoch, from one of them on: by the source's order, or some rows
-    of ready batches.
+    """Yield this process's share of each batch of an epoch.
+
+    Args:
+        source: the data. Columns and datasets load only this process's samples; of ready batches, rows are selected.
+        checker: reads the arrays of ready batches.
+        epoch: the epoch, from 0.
+        start: the first batch to yield.
+        rank, ranks: this process, and the number of processes.
     """
     batches = source.batches(epoch, start)
     if ranks == 1:

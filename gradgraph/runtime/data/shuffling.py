@@ -1,6 +1,6 @@
-"""The order of samples: a pure function of (seed, epoch, index), the same in every version of NumPy.
+"""Shuffled orders of samples, which depend only on seed and epoch, and are the same in every version of NumPy.
 
-A run can therefore resume in the middle of an epoch without replaying its beginning.
+A run can therefore resume in the middle of an epoch without repeating its beginning.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import numpy as np
 
 from gradgraph.runtime.data.batch import Array
 
-_POOL = 50  # batches within which samples of similar lengths are grouped
+_POOL = 50  # number of batches in a window, within which samples of similar lengths are grouped
 
 
 def permutation(seed: int, epoch: int, n: int) -> Array:
-    """Return a permutation of range(n): sample i sorts by a hash (SplitMix64) of seed, epoch and i."""
-    # hashes are distinct, as every step is invertible: any sort will do
+    """Return a permutation of range(n), sorted by a hash (SplitMix64) of seed, epoch and the sample's index."""
+    # hashes are distinct, since every operation in them is invertible, so the sort need not be stable
     order: Array = np.argsort(_hashes(seed, epoch, n))
     return order
 
@@ -27,10 +27,16 @@ def displaced(seed: int, epoch: int, n: int, most: int) -> Array:
 
 
 def by_length(shuffled: Array, lengths: Array, seed: int, epoch: int, batch_size: int) -> Array:
-    """Reorder samples so that those of similar ``lengths`` share a batch.
+    """Reorder samples so that samples of similar length are in the same batch.
 
-    They are grouped within windows of up to 50 batches (at most a quarter of all) of the given order; then whole
-    batches are shuffled, except for a last, smaller one.
+    Samples are sorted by length within windows of up to 50 batches (at most a quarter of all batches). Then whole
+    batches are shuffled, except for an incomplete last one.
+
+    Args:
+        shuffled: sample indices in a shuffled order.
+        lengths: the length of each sample.
+        seed, epoch: determine the order of batches.
+        batch_size: samples per batch.
     """
     full = len(shuffled) // batch_size * batch_size
     size = max(1, min(_POOL, full // batch_size // 4)) * batch_size

@@ -1,4 +1,4 @@
-"""Sources of batches."""
+"""Sources of batches: arrays, datasets and iterables in one interface."""
 
 from __future__ import annotations
 
@@ -47,11 +47,12 @@ log = logging.getLogger("gradgraph")
 
 @dataclass(frozen=True)
 class Order:
-    """How samples are batched.
+    """The order of samples, and their division into batches.
 
     Attributes:
-        batch_size, shuffle, drop_last, seed: as for ``Trainer.fit``.
-        fills: whether the consumer pads a last, smaller batch for a step with a fixed batch size.
+        batch_size, shuffle, drop_last: as for ``Trainer.fit``.
+        seed: seed of the order of samples.
+        fills: whether the caller pads an incomplete last batch for a step with a fixed batch size.
         augments: whether datasets augment their samples.
         rank, ranks: this process, and the number of processes that share each batch.
     """
@@ -71,6 +72,7 @@ class Order:
             raise DataError(f"the seed is {described(self.seed)}; pass a signed 64-bit integer")
 
     def batch_count(self, rows: int) -> int:
+        """Return the number of batches of an epoch of ``rows`` samples."""
         return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
 
     @property
@@ -79,20 +81,23 @@ class Order:
         return self.size_of(self.batch_size)
 
     def size_of(self, rows: int) -> int:
-        """Return the number of this process's samples in a batch of ``rows``; a process without any uses another's."""
+        """Return the number of samples that this process loads of a batch of ``rows`` samples.
+
+        It is at least 1, since a process without a sample of its own loads one of another process.
+        """
         return max(1, -(-(rows - self.rank) // self.ranks))
 
     def lacks(self, batch: int, rows: int) -> bool:
-        """Whether this process has no sample of its own in a batch of an epoch of ``rows``."""
+        """Whether this process has no sample of its own in a batch (from 0) of an epoch of ``rows`` samples."""
         return rows - batch * self.batch_size <= self.rank
 
     def indices(self, epoch: int, rows: int) -> Array | None:
-        """Return the sample indices of an epoch in order; None is 0, 1, 2, …"""
+        """Return the indices of this process's samples of an epoch, in order; None means 0, 1, 2, …"""
         whole = permutation(self.seed, epoch, rows) if self.shuffle else None
         return whole if self.ranks == 1 else self.share(np.arange(rows) if whole is None else whole)
 
     def share(self, indices: Array) -> Array:
-        """Return this process's sample indices of an epoch, batch after batch."""
+        """Select this process's samples from the sample ``indices`` of an epoch, batch after batch."""
         if self.ranks == 1:
             return indices
         full = len(indices) // self.batch_size * self.batch_size
@@ -103,10 +108,13 @@ class Order:
 
 
 class Source(Protocol):
-    """Batches of an epoch, starting at any of them.
+    """The interface of data that are read in batches.
 
-    ``rows``, ``batches_per_epoch`` and ``shapes`` (of all batches but the last) are None if unknown before the
-    end. ``names`` are the names of columns and classes behind its numbers.
+    Attributes:
+        names: names of the columns and classes.
+        rows: number of samples; None if unknown.
+        batches_per_epoch: number of batches per epoch; None if unknown.
+        shapes: shapes of all batches but the last, by name; None if unknown.
     """
 
     names: DataNames
@@ -114,16 +122,25 @@ class Source(Protocol):
     batches_per_epoch: int | None
     shapes: dict[str, tuple[int, ...]] | None
 
-    def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]: ...
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """Yield the batches of an epoch (from 0), from batch ``start`` on."""
+        ...
 
 
 class Columns:
-    """Arrays with one row per sample.
+    """A source of arrays with one row per sample.
 
-    A batch is a view if samples are in order, else gathered into a buffer that is reused by the next batch, or by the
-    next but one if a thread gathers large batches ahead. If arrays in memory need to be checked only once, it is
-    ``Known``, or ``Rows``, which a session may gather itself. Concurrent iterations over the same columns (by threads,
-    or a callback that evaluates the training data) have separate buffers.
+    If samples are in order, a batch is a view of the arrays. If they are shuffled, it is gathered into a buffer, which
+    the next batch reuses (the next but one, if a thread gathers large batches in advance). If all arrays are in memory
+    and were checked as a whole, batches are ``Known``, or ``Rows``, which a session may gather itself. Concurrent
+    iterations over the same columns (in threads, or in a callback that evaluates the training data) have separate
+    buffers.
+
+    Args:
+        arrays: the arrays by name.
+        checker: checks and converts them.
+        order: how samples are ordered and batched.
+        names: names of the columns and classes.
     """
 
     def __init__(
@@ -140,14 +157,14 @@ class Columns:
         rest = self.rows % order.batch_size
         if rest and not (order.drop_last or order.fills) and checker.fixed_rows:
             raise DataError(
-                f"the step requires batches of exactly {order.batch_size}, but {self.rows} samples leave {rest} for "
-                "the last one",
-                remedy="pass drop_last=True, use a multiple, or build the step from a model with a dynamic batch",
-                shell="add --drop-last, use a multiple, or build the step from a model with a dynamic batch",
+                f"the step has a fixed batch size of {order.batch_size}, but the last batch of {self.rows} samples has "
+                f"only {rest}",
+                remedy="pass drop_last=True, use a multiple, or build the step from a model with a dynamic batch axis",
+                shell="add --drop-last, use a multiple, or build the step from a model with a dynamic batch axis",
             )
         self._size = size = order.size_of(min(order.batch_size, self.rows))
         self._is_prefetched = sum(a.nbytes // self.rows * size for a in self.arrays.values()) >= PREFETCH_BYTES
-        # columns that a session can read in place, without waiting for a disk
+        # columns in memory, which a session can read in place
         held = {
             n: a
             for n, a in self.arrays.items()
@@ -176,7 +193,7 @@ class Columns:
             yield batch if self._counts is None or not is_full else Known(batch, self._counts)
 
     def _shuffled(self, indices: memoryview, start: int) -> Iterator[Batch]:
-        """Gather batches; the tables are free again once the caller is done with the last one."""
+        """Yield gathered batches; the buffers can be used by another iteration after the last batch."""
         try:
             tables = self._idle.pop()
         except IndexError:
@@ -206,12 +223,14 @@ class Columns:
             yield slice(first, min(first + size, self.rows))
 
 
-LABEL_ROWS = 1 << 16  # loaded at once to check the range of labels
-PREFETCH_BYTES = 4 << 20  # handing a batch from thread to thread takes as long as gathering one of 1 to 2 MB
+LABEL_ROWS = 1 << 16  # rows loaded at once to check the range of stored labels
+PREFETCH_BYTES = (
+    4 << 20
+)  # for smaller batches, prefetching is slower: a thread switch takes as long as gathering 1-2 MB
 
 
 class Samples:
-    """A map-style dataset: ``dataset[i]`` is one sample (a dict or a tuple), ``len(dataset)`` their number."""
+    """A source of a map-style dataset with ``len(dataset)`` samples; ``dataset[i]`` is a dict or a tuple."""
 
     def __init__(self, dataset: Any, checker: BatchChecker, order: Order, known: DataNames = NO_NAMES) -> None:
         self.dataset, self.kind, self.order = dataset, checker.kind, order
@@ -223,13 +242,13 @@ class Samples:
         self.rows: int | None = len(dataset)
         self.batches_per_epoch: int | None = _count_batches(order, self.rows)
         self.shapes: dict[str, tuple[int, ...]] | None = None
-        self.files = dataset.files if is_ours else []  # of the samples
-        self._told = False  # ignored fields
+        self.files = dataset.files if is_ours else []  # files of the samples, if each is a file
+        self._told = False  # whether ignored fields were logged
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         assert self.rows is not None and self.batches_per_epoch is not None
         size, indices = self.order.size, self.order.indices(epoch, self.rows)
-        if self.order.shuffle and isinstance(self.dataset, Loadable):  # some are contiguous, or are alike
+        if self.order.shuffle and isinstance(self.dataset, Loadable):  # may keep nearby or similar samples together
             indices = self.order.share(self.dataset.order(self.order.seed, epoch, self.order.batch_size))
         batches = (
             range(first, min(first + size, self.rows)) if indices is None else indices[first : first + size].tolist()
@@ -249,26 +268,26 @@ class Samples:
                 yield self._numbered(stacked)
 
     def _numbered(self, batch: Mapping[str, Any]) -> Any:
-        """Renumber the classes of ``batch``."""
+        """Replace the class numbers or names in ``batch`` by the model's class indices."""
         return self._checker.numbered(self._declared.numbered(batch), self._declared.names.classes)
 
     def text_of(self, i: int, known: DataNames) -> str:
-        """Return the text of a sample; empty if it is not text."""
+        """Return the text of sample ``i``; empty if it is not a text."""
         return self.dataset.text_of(i, known) if isinstance(self.dataset, Loadable) else ""
 
     def _wanted_part(self, sample: Any) -> Any:
-        """Return the fields of a sample that the step uses: datasets may have others, such as an identifier."""
+        """Return the fields of a sample that the step uses; samples may have others, such as an identifier."""
         if not isinstance(sample, Mapping) or not self._checker.specs.keys() < sample.keys():
             return sample
         further = [name for name in sample if name not in self._checker.specs]
         if further and not self._told:
-            log.info("%s of the dataset is not an input of the step and is ignored", listed(further))
+            log.info("fields of the dataset that are not inputs of the step are ignored: %s", listed(further))
             self._told = True
         return {name: sample[name] for name in self._checker.specs}
 
 
 class Stream:
-    """Ready batches from an iterable, or from a function that returns one for each epoch, in their own order."""
+    """A source of ready batches, from an iterable, or from a function that returns an iterable for each epoch."""
 
     def __init__(self, batches: Any, checker: BatchChecker, known: DataNames = NO_NAMES) -> None:
         self._batches, self._checker = batches, checker
@@ -285,7 +304,7 @@ class Stream:
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         if self._once and self._used:
             raise DataError(
-                "the generator is exhausted after one epoch; pass a list, or a function that returns a new generator"
+                "a generator can be used for one epoch only; pass a list, or a function that returns a new generator"
             )
         self._used = True
         batches = islice(self._batches if self._is_iterable else self._batches(), start, None)
@@ -298,7 +317,7 @@ class Stream:
 def read_file(
     path: str | os.PathLike[str], known: DataNames = NO_NAMES, specs: Mapping[str, TensorSpec] | None = None
 ) -> Any:
-    """Return the table, images, shards or arrays in a file or folder; ``known`` and ``specs`` are as for a table."""
+    """Return the table, images, shards or arrays in a file or folder; ``known`` and ``specs`` as for ``read_table``."""
     if is_image_table(Path(path)):
         return image_table(path)
     if is_shards(Path(path)):
@@ -309,8 +328,9 @@ def read_file(
 
 
 def read_data(data: Any, known: DataNames = NO_NAMES, specs: Mapping[str, TensorSpec] | None = None) -> Any:
-    """Return the data at a path, a dict of columns as a table, and the images listed in a table; other data
-    unchanged.
+    """Read data given by a path, or by a table that lists images; return other data unchanged.
+
+    A dict of columns is returned as a table if ``known`` contains a preprocessing.
     """
     if isinstance(data, str | os.PathLike):
         return read_file(data, known, specs)
@@ -328,17 +348,22 @@ def rows_in(path: Path) -> int:
 
 
 def as_source(data: Any, checker: BatchChecker, order: Order, known: DataNames = NO_NAMES) -> Source:
-    """Return the source for the user's data.
+    """Return a source of the user's data.
 
-    A dict or a tuple of arrays, the path of an ``.npz`` or of a folder of ``.npy``; a table (of pandas, polars or
-    Arrow, or the path of a ``.csv``, ``.parquet``, …), also one that names images; a folder of images; shards; a
-    dataset with ``len`` and ``[i]``; an iterable of batches (list, generator, DataLoader), or a function that returns
-    one. Batches are dicts by name, or tuples in the order inputs, targets. Columns and classes are matched by name with
-    those that are ``known``.
+    Supported are: a dict or tuple of arrays, the path of an ``.npz`` or of a folder of ``.npy``; a table (of pandas,
+    polars or Arrow, or the path of a ``.csv``, ``.parquet``, …), which may list image files; a folder of images;
+    shards; a dataset with ``len`` and ``[i]``; an iterable of batches (list, generator, DataLoader), or a function that
+    returns one. Batches are dicts by name, or tuples in the order inputs, targets.
+
+    Args:
+        data: the data.
+        checker: checks batches.
+        order: how samples are ordered and batched.
+        known: the names of the training data, which columns and classes must match.
 
     Raises:
-        UnmatchedError: names that are known are missing, or classes are new.
-        DataError: ``data`` is none of these, or does not fit the step.
+        UnmatchedError: if columns of the training data are missing, or a class is new.
+        DataError: if ``data`` is none of these, or does not match the step.
     """
     if isinstance(data, Columns):
         check_same(data.names, known)
@@ -364,7 +389,10 @@ def as_source(data: Any, checker: BatchChecker, order: Order, known: DataNames =
 
 
 def rows_at(source: Source, numbers: Sequence[int], specs: Mapping[str, TensorSpec]) -> dict[int, dict[str, Array]]:
-    """Return the arrays of some samples, without the sample axis, if they can be read again."""
+    """Return the arrays of the samples with these indices, without the sample axis.
+
+    The result is empty if the source cannot load single samples again.
+    """
     if isinstance(source, Columns):
         return {n: {name: np.asarray(array[n : n + 1])[0] for name, array in source.arrays.items()} for n in numbers}
     if not isinstance(source, Samples) or not isinstance(source.dataset, Loadable):
@@ -377,24 +405,22 @@ def rows_at(source: Source, numbers: Sequence[int], specs: Mapping[str, TensorSp
 
 
 def _column(checker: BatchChecker, name: str, value: Any, order: Order) -> Array | StoredArray:
-    """Return the whole array, checked and converted once if needed. An array on disk is converted batch by batch."""
+    """Return a whole array after checking and converting it; an array on disk is converted batch by batch later."""
     spec = checker.specs[name]
     array = value if isinstance(value, StoredArray) else as_column(spec, to_array(name, value))
     row_count(name, array.shape)
     if spec.shape and spec.shape[0] == 0:
-        raise DataError(
-            f"the step requires batches of 0 samples ({spec}); build it from a model with another batch size"
-        )
+        raise DataError(f"the step has a fixed batch size of 0 ({spec}); build it from a model with another batch size")
     fixed = spec.shape[0] if len(array.shape) == len(spec.shape) > 0 else None
     if isinstance(fixed, int) and fixed * order.ranks != order.batch_size:
         shared = f", on each of {order.ranks} ranks" if order.ranks > 1 else ""
         raise DataError(
-            f"the step requires batches of exactly {fixed} ('{shown(name)}' has a fixed first dimension){shared}, but "
-            f"the batch size is {order.batch_size}",
+            f"the step has a fixed batch size of {fixed} (the first dimension of '{shown(name)}'){shared}, but the "
+            f"batch size is {order.batch_size}",
             **for_batch(f"pass batch_size={fixed * order.ranks}", fixed * order.ranks),
         )
     if isinstance(array, StoredArray):
-        checker.typed(spec, array[:1])  # reports a failing conversion now
+        checker.typed(spec, array[:1])  # raises an error now if the type cannot be converted
         if array.dtype.kind in "iu" and isinstance(spec, TargetSpec):
             for first in range(0, len(array), LABEL_ROWS):
                 check_range(spec, array[first : first + LABEL_ROWS], first)
@@ -409,7 +435,7 @@ def _column(checker: BatchChecker, name: str, value: Any, order: Order) -> Array
 def row_count(name: str, shape: tuple[int, ...]) -> int:
     """Return the number of samples of an array; raise DataError if it has no sample axis."""
     if not shape:
-        raise DataError(f"'{shown(name)}' has no axis of samples; give one row per sample")
+        raise DataError(f"'{shown(name)}' is a scalar without a sample axis; pass an array with one row per sample")
     return shape[0]
 
 
@@ -430,7 +456,7 @@ def _count_batches(order: Order, rows: int) -> int:
     count = order.batch_count(rows)
     if count == 0:
         raise DataError(
-            f"the data have {rows} samples, less than one batch of {order.batch_size}",
+            f"the data have {rows} samples, fewer than one batch of {order.batch_size}",
             remedy="lower batch_size, or omit drop_last",
             shell="lower --batch-size, or omit --drop-last",
         )
@@ -443,6 +469,6 @@ def _stack(name: str, values: Sequence[Any]) -> Array:
     except ValueError:
         shapes = sorted({to_array(name, v).shape for v in values})
         raise DataError(
-            f"the samples of '{shown(name)}' have different shapes ({shapes[0]} and {shapes[-1]}); "
-            f"gradgraph.Padded(dataset, {{'{shown(name)}': 0}}) pads them, or pad them first"
+            f"the samples of '{shown(name)}' have different shapes ({shapes[0]} and {shapes[-1]}); pad them, such as "
+            f"with gradgraph.Padded(dataset, {{'{shown(name)}': 0}})"
         ) from None

@@ -1,7 +1,7 @@
-"""Arrays that stay on disk: rows are read on demand.
+"""Arrays that stay on disk, whose rows are read on demand.
 
-They are not mapped: truncating a mapped file kills the process (SIGBUS) when a page is accessed, and no
-earlier check can rule that out. Reading past the end of a file is an ordinary error.
+They are not memory-mapped: if a mapped file is truncated, accessing its missing pages kills the process (SIGBUS), and
+no earlier check can prevent that. With ordinary reads, a truncated file only causes an error.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class StoredArray:
         shape, dtype: shape and dtype of the array.
 
     Raises:
-        OSError: the file cannot be opened.
-        DataError: it ends before the array does.
+        OSError: if the file cannot be opened.
+        DataError: if the file is shorter than the array.
     """
 
     def __init__(self, path: Path, start: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
@@ -39,7 +39,7 @@ class StoredArray:
         self.nbytes = self._row * shape[0]
         self._file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         weakref.finalize(self, os.close, self._file)
-        self._lock = threading.Lock()  # on platforms where reading moves a position that all readers share
+        self._lock = threading.Lock()  # for platforms without preadv, where readers share the position in the file
         if os.fstat(self._file).st_size < start + self.nbytes:
             raise self._cut()
 
@@ -57,7 +57,7 @@ class StoredArray:
         return self[:] if dtype is None else self[:].astype(dtype)
 
     def take(self, indices: Array, axis: int, out: Array, mode: str) -> Array:
-        """Read rows into ``out`` as ``numpy.take`` (``axis`` 0); the indices are in range."""
+        """Read rows into ``out``, like ``numpy.take`` with ``axis=0``; the indices must be in range."""
         view, row = _bytes_of(out), self._row
         for i, index in enumerate(indices.tolist()):
             self._read(view[i * row : (i + 1) * row], index * row)
@@ -80,8 +80,9 @@ class StoredArray:
 
     def _cut(self) -> DataError:
         return DataError(
-            f"'{shown(self.path)}' ends before the {self.nbytes:,} bytes of its array do: it is incomplete, or was cut "
-            "while it was read; write it again (while something reads it, to another path, and rename that)"
+            f"'{shown(self.path)}' is shorter than its array of {self.nbytes:,} bytes: it is incomplete, or was "
+            "truncated while it was read; write it again (to replace a file while it is read, write another one and "
+            "rename it)"
         )
 
 

@@ -1,4 +1,4 @@
-"""Tables: data frames of pandas and polars, Arrow tables, and their file formats."""
+"""Tables as training data: data frames of pandas and polars, Arrow tables, and table files such as CSV and Parquet."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ log = logging.getLogger("gradgraph")
 
 Array = np.ndarray[Any, Any]
 
-# suffix: the readers of pandas and of polars
+# suffix → the names of the reading functions of pandas and of polars
 _READERS: dict[str, tuple[str, str]] = {
     ".csv": ("read_csv", "read_csv"),
     ".tsv": ("read_table", "read_csv"),
@@ -41,9 +41,9 @@ TAB = "\t"
 SEPARATORS = {".csv": ",", ".tsv": TAB}
 _AS_TEXT: dict[str, dict[str, Any]] = {
     "pandas": {"dtype": str, "keep_default_na": False},
-    "polars": {"infer_schema": False},  # empty cells are null there
+    "polars": {"infer_schema": False},  # empty cells are read as null
 }
-_IN_FULL: dict[str, dict[str, dict[str, Any]]] = {  # so that the type of a cell does not depend on the others
+_IN_FULL: dict[str, dict[str, dict[str, Any]]] = {  # options with which the type of a cell does not depend on others
     "pandas": {
         ".csv": {"low_memory": False},
         ".tsv": {"low_memory": False},
@@ -51,15 +51,15 @@ _IN_FULL: dict[str, dict[str, dict[str, Any]]] = {  # so that the type of a cell
     },
     "polars": {".tsv": {"separator": "\t"}},
 }
-_GUESSES: dict[str, dict[str, Any]] = {  # pandas before 3.1: floats from 15 digits, dates from names
+_GUESSES: dict[str, dict[str, Any]] = {  # options against guesses of pandas before 3.1: rounded floats, dates by name
     ".csv": {"float_precision": "round_trip"},
     ".tsv": {"float_precision": "round_trip"},
     ".jsonl": {"convert_dates": False},
 }
 _CODE = re.compile(r"0[0-9]+|[0-9]{16,}")
 _INTEGER = re.compile(r"\s*[+-]?[0-9]{1,40}\s*", re.ASCII)
-_LOOKED_AT = 1000  # columns inspected for text
-_HEAD = 1 << 16  # bytes of a file whose first row is checked
+_LOOKED_AT = 1000  # maximum number of columns inspected for text
+_HEAD = 1 << 16  # bytes read from the beginning of a file to check its first row
 
 
 def is_table_file(path: Path) -> bool:
@@ -69,12 +69,17 @@ def is_table_file(path: Path) -> bool:
 def read_table(
     path: Path, as_text: bool = False, known: DataNames = NO_NAMES, specs: Mapping[str, TensorSpec] | None = None
 ) -> Any:
-    """Read the table in a file by pandas, or by polars if that is not installed; raises DataError.
+    """Read a table file with pandas, or with polars if pandas is not installed.
 
     Args:
+        path: the file.
         as_text: read every cell of a ``.csv`` or ``.tsv`` as text, including "NA".
-        known: columns known as text stay text even if a file only contains numbers there, such as "01".
-        specs: of a step, whose labels are read as text, too.
+        known: the names of the training data: columns that were text there are read as text, even if this file only
+            contains numbers in them, such as "01".
+        specs: the inputs and targets of a step; columns of labels are read as text, too.
+
+    Raises:
+        DataError: if the file cannot be read, or neither library is installed.
     """
     suffix = path.suffix.lower()
     if suffix == ".jsonl":
@@ -89,8 +94,14 @@ def read_table(
 
 
 def codes_in(path: Path, names: Collection[str], rows: int | None = None) -> dict[str, Array]:
-    """Return the columns among ``names`` of a ``.csv`` or ``.tsv`` that contain codes, as text: integers that begin
-    with 0, or that floats would merge. Missing values are None. ``rows``: check only the first ones.
+    """Return the columns of a ``.csv`` or ``.tsv`` that contain codes, as text; missing values are None.
+
+    Codes are integers that begin with 0, or that are too long to be distinguished as floats.
+
+    Args:
+        path: the file.
+        names: the columns to check.
+        rows: number of rows to check; by default all.
     """
     if path.suffix.lower() not in SEPARATORS or not names:
         return {}
@@ -100,13 +111,13 @@ def codes_in(path: Path, names: Collection[str], rows: int | None = None) -> dic
 
 
 def written_in(table: Any) -> Any:
-    """Return the table at the path of a ``.csv`` or ``.tsv`` with every cell as text; None for other files."""
+    """Return a table with every cell as text, if ``table`` is the path of a ``.csv`` or ``.tsv``; otherwise None."""
     is_path = isinstance(table, str | os.PathLike)
     return read_table(Path(table), as_text=True) if is_path and Path(table).suffix.lower() in SEPARATORS else None
 
 
 def _read_by_library(path: Path, more: Mapping[str, Mapping[str, Any]]) -> Any:
-    """Read the table in a file, with ``more`` options by library."""
+    """Read a table file; ``more`` contains additional options by library."""
     suffix = path.suffix.lower()
     for library, name in zip(("pandas", "polars"), _READERS[suffix], strict=True):
         try:
@@ -124,7 +135,7 @@ def _read_by_library(path: Path, more: Mapping[str, Mapping[str, Any]]) -> Any:
             continue
         except DataError:
             raise
-        except Exception as error:  # of any class of these libraries
+        except Exception as error:  # these libraries raise exceptions of many classes
             first = str(error).split("\n", 1)[0]
             how = " as UTF-8" if isinstance(error, UnicodeError) else ""
             raise DataError(f"'{shown(path)}' cannot be read ({shown(first)}); save the table again{how}") from None
@@ -138,7 +149,10 @@ def _read_by_library(path: Path, more: Mapping[str, Mapping[str, Any]]) -> Any:
 
 
 def _with_exact_ids(table: Any, read: Callable[..., Any], path: str) -> Any:
-    """Return a pandas table that keeps integers above 2**53 exact next to missing values, where pandas has floats."""
+    """Replace float columns of a pandas table by exact integers if they have values above 2**53 and missing values.
+
+    Without this, pandas rounds such integers, as it stores a column with missing values as floats.
+    """
     floats = [name for name, kind in table.dtypes.items() if kind == np.float64]
     large = [name for name in floats if (np.abs(table[name].to_numpy()) >= EXACT).any()]
     texts = read(path, usecols=large, dtype=str) if large else table
@@ -151,13 +165,13 @@ def _with_exact_ids(table: Any, read: Callable[..., Any], path: str) -> Any:
 
 
 def _without_guesses(library: Any, suffix: str) -> Mapping[str, Any]:
-    """Return the options for pandas to read cells verbatim, if that is not its default."""
+    """Return the options with which pandas reads cells verbatim; empty if that is its default."""
     version = tuple(int(part) for part in library.__version__.split(".")[:2])
     return _GUESSES.get(suffix, {}) if library.__name__ == "pandas" and version < (3, 1) else {}
 
 
 def _texts_in(known: DataNames, specs: Mapping[str, TensorSpec]) -> set[str]:
-    """Return the columns to read as text: labels, and those known as text."""
+    """Return the columns to read as text: labels, and columns that were text in the training data."""
     plan = known.preprocess
     targets = [*known.classes, *(name for name, spec in specs.items() if takes_labels(spec) and _takes_one(spec))]
     texts = {column for target in targets for column in list(known.columns.get(target, [target]))[:1]}
@@ -168,7 +182,7 @@ def _texts_in(known: DataNames, specs: Mapping[str, TensorSpec]) -> set[str]:
 
 
 def _texts_alone(names: Collection[str], alone: bool = False, rows: int | None = None) -> dict[str, dict[str, Any]]:
-    """Return the options to read these columns as text, and no others if they are wanted ``alone``."""
+    """Return the options to read these columns as text; with ``alone``, only these columns are read."""
     as_text, chosen = dict.fromkeys(names, str), list(names)
     return {
         "pandas": {"dtype": as_text, **({"usecols": chosen, "nrows": rows} if alone else {})},
@@ -177,43 +191,44 @@ def _texts_alone(names: Collection[str], alone: bool = False, rows: int | None =
 
 
 def _check_first_row(path: Path) -> None:
-    """Raise DataError if the first row of a ``.jsonl`` has a duplicate key, of which libraries keep the last value."""
+    """Raise DataError if the first row of a ``.jsonl`` has a duplicate key; libraries keep only the last value."""
     try:
         with open_regular(path) as file:
             json_of(file.readline(LARGEST))
     except KeyTwiceError as error:
         raise DataError(f"the first row of '{shown(path)}' cannot be read ({error}); rename duplicate keys") from None
     except (UnreadableError, OSError):
-        return  # which the library reports, too
+        return  # the library raises an error, too
 
 
 def _check_header(path: Path, separator: str) -> None:
-    """Raise DataError for duplicate columns, which pandas would rename, or another separator."""
+    """Raise DataError if columns have the same name (pandas would rename them), or cells another separator."""
     try:
         with open_regular(path) as file:
             names = csv_columns(file, separator)
     except (UnreadableError, OSError):
-        return  # which the library reports, too
+        return  # the library raises an error, too
     twice, times = Counter(filter(None, names)).most_common(1)[0] if any(names) else ("", 0)
     if times > 1:
         raise DataError(
-            f"'{shown(path)}' has {len(names):,} columns, {times} of them called '{shown(twice)}'; give each a unique "
-            "name"
+            f"{times} of the {len(names):,} columns of '{shown(path)}' have the name '{shown(twice)}'; give each a "
+            "unique name"
         )
     others = [sign for sign in (";", TAB, ",") if sign != separator and len(names) == 1 and sign in names[0]]
     if others:
         parted, wanted = ({";": "semicolons", TAB: "tabs", ",": "commas"}[sign] for sign in (others[0], separator))
         raise DataError(
             f"the cells of '{shown(path)}' are separated by {parted}, but {wanted} are expected",
-            remedy=f"save it with {wanted}, or give pandas.read_csv(path, sep={others[0]!r}, decimal=',')",
+            remedy=f"save it with {wanted}, or pass pandas.read_csv(path, sep={others[0]!r}, decimal=',')",
             shell=f"save it with {wanted}",
         )
 
 
 def _check_widths(path: Path, separator: str, table: Any) -> None:
-    """Raise DataError for a row with more or fewer cells than the header: pandas would shift or fill its cells.
+    """Raise DataError if a row has more or fewer cells than the header; pandas would shift or fill its cells.
 
-    Rows are checked one by one only after a first sign of it: in the first row, or missing values in the last column.
+    To save time, rows are checked one by one only after a first sign: too many cells in the first row, or missing
+    values in the last column.
     """
     with contextlib.suppress(UnreadableError, OSError), open_regular(path) as file:
         header, first = csv_head(file.read(_HEAD), separator)
@@ -224,8 +239,9 @@ def _check_widths(path: Path, separator: str, table: Any) -> None:
         if odd is not None:
             row, cells, columns = odd
             raise DataError(
-                f"'{shown(path)}' has {cells} cells in row {row}, and {columns} columns; put a cell that has a "
-                f"{'tab' if separator == TAB else 'comma'} in quotes, or correct the row"
+                f"row {row} of '{shown(path)}' has {cells} cell{'' if cells == 1 else 's'}, but the table {columns} "
+                f"columns; put cells that contain a {'tab' if separator == TAB else 'comma'} in quotes, or correct the "
+                "row"
             )
 
 
@@ -237,7 +253,7 @@ def _has_gaps(table: Any) -> bool:
 
 
 def first_row(path: Path) -> list[Any]:
-    """Return the cells of the first row of a file; empty if it cannot be read."""
+    """Return the cells of the first row of a table file; empty if it cannot be read."""
     separator = SEPARATORS.get(path.suffix.lower())
     if separator is None and path.suffix.lower() != ".jsonl":
         columns = _Columns(read_table(path))
@@ -250,7 +266,7 @@ def first_row(path: Path) -> list[Any]:
         row = json_of(head.partition(b"\n")[0])
         return list(row.values()) if isinstance(row, dict) else []
     except (UnreadableError, OSError):
-        return []  # which is reported where it is read
+        return []  # reading the whole file raises the error
 
 
 def columns_of(
@@ -260,22 +276,29 @@ def columns_of(
     unread: Collection[str] = (),
     whole: bool = True,
 ) -> tuple[dict[str, Array], DataNames]:
-    """Return the input arrays of a step from a table, with the names of their columns.
+    """Return the inputs and targets of a step from a table, and the names of the columns that they were made from.
 
-    An input of one number per sample is the column of its name. A ``known`` input uses the same columns as
-    before, whatever their order in the table. An unknown matrix uses all other columns, in order.
-    Columns in ``unread`` are ignored. For a batch, the table is not ``whole``.
+    An input with one number per sample is read from the column with its name. An input that ``known`` has names for is
+    read from the same columns as in training, whatever their order in the table. Another matrix input is made from all
+    other columns, in order.
+
+    Args:
+        table: the table.
+        specs: the inputs and targets.
+        known: the names of the training data.
+        unread: names of columns to ignore.
+        whole: whether the table is the whole data, not a batch.
 
     Raises:
-        UnmatchedError: known columns are missing, or labels are new.
-        DataError: there are too few or too many columns, or they contain non-numbers or missing values.
+        UnmatchedError: if columns of the training data are missing, or a class is new.
+        DataError: if there are too few or too many columns, or they contain text or missing values.
     """
     columns = _Columns(table)
     made = _preprocessed(table, specs, known)
     every, specs = specs, {name: spec for name, spec in specs.items() if name not in made}
     made_of, new = _made_of(columns, specs, known, unread)
     if new is not None:
-        log.info("'%s' is made of the columns %s", shown(new), listed(made_of[new]))
+        log.info("'%s' is made from the columns %s", shown(new), listed(made_of[new]))
     rest = _rest(columns, specs, made_of, known, unread)
     found, classes = dict[str, Array](made), NO_NAMES
     for name, each in made_of.items():
@@ -290,10 +313,12 @@ def columns_of(
 
 
 def _preprocessed(table: Any, specs: Mapping[str, TensorSpec], known: DataNames) -> dict[str, Array]:
-    """Return the tensors that a preprocessing computes from a table, or that it reads, for a model that contains it.
+    """Return the features that the preprocessing in ``known``, if any, computes from a table.
+
+    If the model itself contains the preprocessing, return the columns that it reads instead.
 
     Raises:
-        DataError: the model expects another number of columns.
+        DataError: if the model expects another number of features.
     """
     plan = known.preprocess
     if plan is None:
@@ -304,16 +329,16 @@ def _preprocessed(table: Any, specs: Mapping[str, TensorSpec], known: DataNames)
     for name, own in features.items():
         width = specs[name].shape[1] if name in specs and len(specs[name].shape) == 2 else 0
         if width not in (len(own), None):
-            takes = f"takes {width}" if width else "is no matrix among its inputs"
+            takes = f"expects {width}" if width else "is not a matrix input of the model"
             raise DataError(
-                f"the preprocessing computes {len(own)} features per row ({listed(own)}), but '{shown(name)}' of the "
-                f"model {takes}; choose columns and their kinds, or a model of that size"
+                f"the preprocessing computes {len(own)} features per row ({listed(own)}), but the input "
+                f"'{shown(name)}' {takes}; choose other columns or column kinds, or a model with this number of inputs"
             )
     return plan.computed(_fed(plan, table))
 
 
 def _fed(plan: Preprocessing, table: Any) -> dict[str, Array]:
-    """Return the columns as the preprocessing reads them; unseen values are logged in one line."""
+    """Return the columns in the form that the preprocessing reads; log values unseen in training in one line."""
     feeds = plan.feeds(table)
     if said := str(Drift.of(plan.read, feeds)):
         log.warning("%s", said)
@@ -321,17 +346,17 @@ def _fed(plan: Preprocessing, table: Any) -> dict[str, Array]:
 
 
 def target_columns(targets: Sequence[TensorSpec], given: Sequence[str]) -> DataNames:
-    """Return the names of the target columns: all for the only target, or one for each.
+    """Assign the ``given`` columns to the targets: all of them to a single target, otherwise one to each in order.
 
     Raises:
-        DataError: there are fewer or more than the targets.
+        DataError: if there are several targets, and not one column for each.
     """
     if len(targets) == 1:
         return DataNames({targets[0].name: given})
     if len(targets) != len(given):
         raise DataError(
-            f"the step has {len(targets)} targets, {listed([t.name for t in targets])}, but the {_columns(given)} "
-            f"{'is' if len(given) == 1 else 'are'} given for them; name one for each"
+            f"the step has {len(targets)} targets ({listed([t.name for t in targets])}), but the {_columns(given)} "
+            f"{'is' if len(given) == 1 else 'are'} given for them; name one column per target"
         )
     return DataNames({t.name: [column] for t, column in zip(targets, given, strict=True)})
 
@@ -339,10 +364,10 @@ def target_columns(targets: Sequence[TensorSpec], given: Sequence[str]) -> DataN
 def _made_of(
     columns: _Columns, specs: Mapping[str, TensorSpec], known: DataNames, unread: Collection[str]
 ) -> tuple[dict[str, list[str]], str | None]:
-    """Return the columns of each tensor, and the tensor that uses the remaining ones, if there is one.
+    """Return the columns that each input or target is made from, and the input made from all remaining ones, if any.
 
     Raises:
-        DataError: the columns do not match.
+        DataError: if the columns do not match the step.
     """
     made_of: dict[str, list[str]] = {}
     for name, spec in specs.items():
@@ -370,7 +395,7 @@ def _rest(
     known: DataNames,
     unread: Collection[str],
 ) -> list[str]:
-    """Return the remaining columns."""
+    """Return the columns that no input or target uses."""
     plan = known.preprocess
     used = {*specs, *unread, *(column for each in made_of.values() for column in each)}
     used |= {*plan.columns, *plan.targets} if plan is not None else set()
@@ -378,12 +403,12 @@ def _rest(
 
 
 def _takes_one(spec: TensorSpec) -> bool:
-    """Whether it has one number per sample."""
+    """Whether an input or target has one number per sample."""
     return len(spec.shape) == 1 or (len(spec.shape) == 2 and spec.shape[1] == 1)
 
 
 def _check_target(columns: _Columns, spec: TensorSpec, made_of: Sequence[str]) -> None:
-    """Raise DataError if a target lacks columns, or has more or fewer than it needs."""
+    """Raise DataError if the columns of a target are missing from the table, or are too many or too few."""
     if not isinstance(spec, TargetSpec):
         return
     if missing := [column for column in made_of if column not in columns.keys]:
@@ -395,14 +420,14 @@ def _check_target(columns: _Columns, spec: TensorSpec, made_of: Sequence[str]) -
     if width not in (len(made_of), None):
         raise DataError(
             f"the target '{shown(spec.name)}' requires {width} column{'' if width == 1 else 's'}, but the "
-            f"{_columns(made_of)} {'is' if len(made_of) == 1 else 'are'} given for it; name as many"
+            f"{_columns(made_of)} {'is' if len(made_of) == 1 else 'are'} given for it; name {width}"
         )
 
 
 def _unfitting(
     columns: _Columns, specs: Mapping[str, TensorSpec], missing: Sequence[TensorSpec], rest: Sequence[str]
 ) -> DataError:
-    """Return the error for a table whose columns do not make up the ``missing`` inputs, with numbers and names."""
+    """Return the error for a table whose columns do not match the inputs and targets ``missing``."""
     takes = ", ".join(str(spec) for spec in specs.values())
     has = f"the table has the columns {listed(columns.keys)}, but the step expects {takes}"
     targets = [spec.name for spec in missing if isinstance(spec, TargetSpec)]
@@ -426,11 +451,14 @@ def _unfitting(
     wide = [spec for spec in missing if len(spec.shape) == 2]
     if len(missing) == 1 and wide:
         width = wide[0].shape[1]
-        holds = f", of which {listed(texts)} hold{'s' if len(texts) == 1 else ''} text" if texts else ""
+        holds = f", of which {listed(texts)} contain{'s' if len(texts) == 1 else ''} text" if texts else ""
         remain = "remains" if len(rest) == 1 else "remain"
-        why = f"'{shown(wide[0].name)}' requires {width}, but {len(rest)} {remain} for it{holds}"
+        why = f"'{shown(wide[0].name)}' requires {width} columns, but {len(rest)} {remain} for it{holds}"
     else:
-        why = f"{listed([spec.name for spec in missing])} should be columns of these names, or one matrix of all others"
+        why = (
+            f"{listed([spec.name for spec in missing])} should each be a column of this name, or one matrix of all "
+            "other columns"
+        )
     parts = ", ".join(f"'{shown(n)}': frame[[…]].to_numpy()" for n in specs)
     return DataError(
         f"{has}: {why}",
@@ -440,11 +468,13 @@ def _unfitting(
 
 
 def matrix_of(table: Any, name: str, known: DataNames) -> tuple[Array, DataNames]:
-    """Return the matrix ``name`` of a table given for it: all its columns, or the ``known`` ones.
+    """Return the matrix for the input ``name`` from a table that was passed for it, and the names of its columns.
+
+    It consists of the columns used in training if they are ``known``, otherwise of all columns.
 
     Raises:
-        UnmatchedError: known columns are missing.
-        DataError: a column is not numeric.
+        UnmatchedError: if columns of the training data are missing.
+        DataError: if a column is not numeric.
     """
     columns = _Columns(table)
     made_of = list(known.columns.get(name, columns.keys))
@@ -463,27 +493,27 @@ def column_of(table: Any, name: str) -> Array:
 
 
 class _Columns(Frame):
-    """The columns of a table, as arrays of tensors."""
+    """A table whose columns can be converted to the inputs and targets of a step."""
 
     def matrix(self, name: str, made_of: Sequence[str], rest: Sequence[str], may_have_gaps: bool = False) -> Array:
-        """Stack these columns; the ``rest`` is ignored, which is logged."""
+        """Return the matrix for the input ``name`` from the columns ``made_of``; log that the ``rest`` is ignored."""
         missing = [column for column in made_of if column not in self.keys]
         if missing:
             has = f", and has the new {_columns(rest)}" if rest else ""
             raise UnmatchedError(
                 f"the table lacks the {_columns(missing)} of '{shown(name)}'{has}",
-                remedy="rename columns as in training, or pass arrays if their order counts",
+                remedy="rename columns as in training, or pass arrays to match columns by position",
                 shell="rename columns as in training",
             )
         if rest:
-            log.warning("the %s of the table %s not read: '%s' is made of %s", _columns(rest),
+            log.warning("the %s of the table %s ignored: '%s' is made from %s", _columns(rest),
                         "is" if len(rest) == 1 else "are", shown(name), listed(made_of))  # fmt: skip
         return np.column_stack([self._numbers(column, may_have_gaps) for column in made_of])
 
     def labels_or_numbers(
         self, spec: TensorSpec, column: str, known: DataNames, whole: bool = True
     ) -> tuple[Array, Classes | None]:
-        """Return a column in the shape of ``spec``; for labels, their class numbers, and the classes."""
+        """Return a column in the shape of ``spec``; if it contains labels, return class indices, and the classes."""
         shape = (-1,) if len(spec.shape) == 1 else (-1, 1)
         if numpy_dtype(spec.dtype).kind in "OUT":
             return text_of(self[column]).reshape(shape), None
@@ -516,18 +546,18 @@ class _Columns(Frame):
 def array_labels(
     value: Any, spec: TensorSpec, known: DataNames, raw: bool = True, whole: bool = True
 ) -> tuple[Array, DataNames] | None:
-    """Return the class numbers of labels, and the record of these classes; None if numbers stay the same.
+    """Return the class indices of labels, and the names of their classes; None if the values need no conversion.
 
     Args:
-        value: an array, a list, or a column of a table: [rows], or [rows, 1].
-        spec: of the target.
+        value: the labels: an array, a list, or a column of a table, [rows] or [rows, 1].
+        spec: the target.
         known: the names of the training data.
-        raw: whether integers come from the user, and are not class numbers yet.
-        whole: whether these are all labels, and not those of a batch.
+        raw: whether the values come directly from the user, so that integers may be class names.
+        whole: whether these are all labels, not those of a batch.
 
     Raises:
-        UnmatchedError: classes are known, and one is new.
-        DataError: the model has fewer classes.
+        UnmatchedError: if the classes are known from training, and one is new.
+        DataError: if the model has fewer classes.
     """
     if not isinstance(spec, TargetSpec) or isinstance(value, ClassNumbers) or not _takes_one(spec):
         return None
@@ -554,12 +584,12 @@ def array_labels(
 
 
 def _are_numbers_of_classes(values: Array, spec: TargetSpec) -> bool:
-    """Whether these numbers are certainly not class names, found in one pass."""
+    """Whether the values are numbers that can be used as class indices directly; checked in one pass."""
     return values.dtype.kind in "iuf" and (spec.classes is None or not (values >= spec.classes).any())
 
 
 def _are_labels(values: Array, spec: TensorSpec, classes: Classes | None) -> bool:
-    """Whether a target's values are class labels. For two classes, the target may be a number, too."""
+    """Whether a target's values are class labels; text with two different values also for a target of numbers."""
     if takes_labels(spec) or (classes is not None and classes.names):
         return True
     return bool(values.size) and kind_of(values) == "text" and len(set(values.tolist())) == 2

@@ -1,7 +1,7 @@
 """The members of a tar file, located from its headers.
 
-Nothing is unpacked, and no member name is ever used as a path. Every header takes 512 bytes of the file, which limits
-their number; names and sizes are validated before anything is read.
+Nothing is unpacked, and no member name is used as a path. The number of headers is limited by the size of the file,
+since each takes 512 bytes. Names and sizes are validated before any content is read.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from gradgraph.errors import DataError, shown
 from gradgraph.files.untrusted.regular import UnreadableError, open_regular, reason_of
 
 BLOCK = 512
-MOST_NAME = 1 << 16  # bytes of a header with a long name
-SKIPPED = b"5g"  # folders, and headers for all members
+MOST_NAME = 1 << 16  # maximum bytes of a header with a long name
+SKIPPED = b"5g"  # member types that are skipped: folders, and headers for all members
 LONG_NAME, EXTENDED, FILES = b"L", b"x", (b"0", b"\0", b"7")
 
 
@@ -39,7 +39,7 @@ def members(path: Path) -> Iterator[Member]:
 
 
 def name_at(path: Path, offset: int) -> str:
-    """Return the short name of the member whose content begins at ``offset``."""
+    """Return the name in the header of the member whose content begins at ``offset``; long names are truncated."""
     with open_regular(path) as file:
         file.seek(offset - BLOCK)
         return _short_name(file.read(BLOCK))
@@ -47,24 +47,24 @@ def name_at(path: Path, offset: int) -> str:
 
 def _members(file: BinaryIO, path: Path) -> Iterator[Member]:
     end = os.fstat(file.fileno()).st_size
-    long: dict[bytes, bytes] = {}  # attributes of the next member
+    long: dict[bytes, bytes] = {}  # attributes of the next member from an extended header
     position = 0
     while position + BLOCK <= end:
         file.seek(position)
         head = file.read(BLOCK)
         if not head.strip(b"\0"):
             if file.read(MOST_NAME).strip(b"\0"):
-                raise _damaged(path, "something follows its end, such as a second tar file")
+                raise _damaged(path, "there are data after its end, such as a second tar file")
             return
         if position == 0 and head[:3] == b"\x1f\x8b\x08":
             raise DataError(f"'{shown(path)}' is compressed, but samples are read in place; unpack it to a plain .tar")
-        told = re.match(rb" *([0-7]{1,7})[ \0]", head[148:156])
-        if told is None or int(told[1], 8) != sum(head[:148]) + 8 * 32 + sum(head[156:]):
-            raise _damaged(path, "there is no header where one should be")
+        checksum = re.match(rb" *([0-7]{1,7})[ \0]", head[148:156])
+        if checksum is None or int(checksum[1], 8) != sum(head[:148]) + 8 * 32 + sum(head[156:]):
+            raise _damaged(path, "a header is missing or damaged")
         size, kind = _octal(head[124:136], path), head[156:157]
         if kind in FILES and b"size" in long:
             if not re.fullmatch(rb"[0-9]{1,19}", long[b"size"]):
-                raise _damaged(path, "a size that is no number")
+                raise _damaged(path, "a size is not a number")
             size = int(long[b"size"])
         start = position + BLOCK
         if start + size > end:
@@ -72,7 +72,7 @@ def _members(file: BinaryIO, path: Path) -> Iterator[Member]:
         position = start + -(-size // BLOCK) * BLOCK
         if kind in (LONG_NAME, EXTENDED):
             if size > MOST_NAME:
-                raise _damaged(path, f"a header of {size:,} bytes")
+                raise _damaged(path, f"a header has {size:,} bytes")
             content = file.read(size)
             long |= {b"path": content.rstrip(b"\0")} if kind == LONG_NAME else dict(_records(content, path))
         elif kind in FILES:
@@ -81,31 +81,31 @@ def _members(file: BinaryIO, path: Path) -> Iterator[Member]:
             long = {}
         elif kind not in SKIPPED:
             raise DataError(
-                f"'{shown(path)}' contains '{shown(_short_name(head))}', which is a link or a device; write the shard "
-                "with plain files"
+                f"'{shown(path)}' contains '{shown(_short_name(head))}', which is a link or a device; write it again "
+                "with regular files only"
             )
         else:
             long = {}
-    raise _damaged(path, "it has no end")
+    raise _damaged(path, "its end is missing")
 
 
 def _octal(field: bytes, path: Path) -> int:
-    """Parse octal digits, or bytes after a first byte of 0x80."""
+    """Parse a size: octal digits, or a binary number after a first byte of 0x80."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
     digits = field.strip(b" \0")
     if not re.fullmatch(rb"[0-7]*", digits):
-        raise _damaged(path, "a size that is no number")
+        raise _damaged(path, "a size is not a number")
     return int(digits or b"0", 8)
 
 
 def _records(content: bytes, path: Path) -> Iterator[tuple[bytes, bytes]]:
-    """Parse ``26 path=…`` lines: the length of the whole line, a key, a value."""
+    """Parse an extended header: lines such as ``26 path=…``, with the length of the line, a key and a value."""
     while content:
         found = re.match(rb"([0-9]{1,6}) ([^=]+)=", content)
         length = int(found[1]) if found else 0
         if found is None or not found.end() < length <= len(content):
-            raise _damaged(path, "an extended header that cannot be read")
+            raise _damaged(path, "an extended header is damaged")
         yield found[2], content[found.end() : length - 1]
         content = content[length:]
 

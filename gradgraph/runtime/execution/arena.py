@@ -1,9 +1,9 @@
 """A simulation of onnxruntime's arena: how much memory it uses for temporary tensors.
 
-It follows ``BFCArena`` on the CPU (``onnxruntime/core/framework/bfc_arena.cc``), with its defaults or those of
+It follows ``BFCArena`` on the CPU (``onnxruntime/core/framework/bfc_arena.cc``), with its default settings or those of
 ``regions``. Memory is allocated from the system in regions, each twice as large as the last one, and never freed. A
-tensor gets the smallest free piece of its size class, or of the next classes if there is none. Adjacent free pieces are
-merged. The system counts a page once it is written, so a region uses only what was ever written.
+tensor gets the smallest sufficient free piece in its size class, or else in the next larger classes. Adjacent free
+pieces are merged. A region uses only the memory of pages that have been written.
 """
 
 from __future__ import annotations
@@ -13,14 +13,20 @@ from dataclasses import dataclass
 
 from gradgraph.runtime.execution.regions import MOST_LEFT, UNIT, USUAL
 
-HANDLE = 8  # bytes of a region's table per unit of it, written at once
-LARGEST = 1 << 30  # bytes of a region after the first one that is not requested at once
+HANDLE = 8  # bytes per unit of a region in its table, which is written when the region is allocated
+LARGEST = 1 << 30  # limit on doubling the region size, in bytes; a single larger tensor exceeds it
 CLASSES = 21  # size classes: 256 bytes, 512, and so on
 
 
 @dataclass(eq=False)
 class Piece:
-    """A part of a region; ``order`` is its address, ``region`` counts what was used."""
+    """A contiguous part of a region, free or used by one tensor.
+
+    Attributes:
+        region: index of the region.
+        start, size: position and size in bytes.
+        before, after: the neighbouring pieces in the same region.
+    """
 
     region: int
     start: int
@@ -31,15 +37,16 @@ class Piece:
 
     @property
     def order(self) -> tuple[int, int, int]:
+        """The sort key of free pieces: by size, then by address."""
         return self.size, self.region, self.start
 
 
 class Arena:
-    """An allocator of pieces.
+    """A simulated allocator.
 
     Args:
         first: bytes of the first region.
-        most_left: bytes that may stay unused at the end of a piece, below half of it.
+        most_left: if at least this many bytes, or half of a piece, would stay unused, the piece is split.
 
     Attributes:
         used: for each region, the bytes up to the end of the last piece ever in use.
@@ -54,7 +61,7 @@ class Arena:
 
     @property
     def taken(self) -> int:
-        """Bytes that were ever written."""
+        """Bytes of memory used: all that was ever written."""
         return sum(self.used) + self.tables
 
     def take(self, size: int) -> Piece:

@@ -1,7 +1,7 @@
-"""Running a session with the state bound to it, with minimal copies, allocations and look-ups.
+"""Sessions with the state bound to them, run with few copies, allocations and look-ups.
 
-Between two steps the caches are filled by the model's tensors. A line of Python then takes several times
-as long as in a tight loop, and binding an array takes longer than copying up to about 100 kB.
+The code between two steps is written for speed: a step evicts Python's data from the CPU caches, so a line of Python
+takes several times as long as in a tight loop, and binding an array takes longer than copying about 100 kB.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Ports:
     """The inputs and outputs of a session besides its batch.
 
     Attributes:
-        results: floating outputs of one element, read back after every run: the reported name, and the output's.
-        next_of: state tensor → output with its next value (training); empty otherwise.
-        constants: inputs with fixed memory: hyperparameters, which their owner writes there.
-        measures: columns computed from sums, which are read back, too.
-        memory: other outputs, and the memory that they are written to.
+        results: reported name → floating output of one element, which is read back after every run.
+        next_of: state tensor → output with its next value; empty except for training.
+        constants: inputs in fixed memory, such as hyperparameters, whose owner writes their values there.
+        measures: columns of the history that are computed from output sums, which are read back, too.
+        memory: other outputs → the memory that they are written to.
     """
 
     results: Mapping[str, str] = field(default_factory=dict)
@@ -46,23 +46,24 @@ class Ports:
 
 
 class BoundSession:
-    """A session whose state inputs, and for training its state outputs, are bound in advance, once for each of the
-    sets that the state alternates between.
+    """A session whose state inputs, and for training its state outputs, are bound in advance.
+
+    The state alternates between two sets of tensors; there is one binding for each.
 
     Args:
-        session: the model; inputs that are state tensors are taken from ``state``.
-        state: the tensors, shared with the other sessions of a trainer.
+        session: the session of the model; inputs that are state tensors are read from ``state``.
+        state: the state tensors, shared with the other sessions of a trainer.
         ports: the other inputs and outputs.
-        overwritable: state tensors that their next values may overwrite in this session.
-        keeps: overwriting waits for the loss; if True, for a finite one. By default it does
-            not wait, and a run that fails loses the state if any is shared.
-        stand_ins: state tensor → another one to read in its place.
+        overwritable: state tensors that may share memory with their next values in this session.
+        stand_ins: state tensor → another state tensor to read instead.
+        keeps: None if updates in place do not wait for the loss, so that a failed run loses the state; False if they
+            wait until the loss is computed; True if they also require a finite loss.
 
     Attributes:
-        numbers: the results of the last run, overwritten by the next.
-        sums: the sums of each measure in the last run; likewise.
-        rows: copies of the rows of each per-sample measure.
-        gathers: shapes of inputs whose rows the session gathers itself.
+        numbers: results of the last run, overwritten by the next run.
+        sums: sums of each measure in the last run, overwritten by the next run.
+        rows: copies of the rows of each per-sample measure in the last run.
+        gathers: shapes of the inputs whose rows the session gathers itself; empty if it does not.
         moved: the groups of state tensors that a run updates, as bits of ``State.side``.
     """
 
@@ -92,7 +93,7 @@ class BoundSession:
         self._results = [(name, self._buffers[output].reshape(())) for name, output in ports.results.items()]
         self._read = [(name, value.item) for name, value in self._results]
         self.moved = state.bits(self._next_of)
-        # shared by both sets of state tensors, but not to be overwritten here: copied after the run
+        # tensors that both sets share, but this session must not overwrite: their next values are copied after the run
         copied = (state.shared & self._next_of.keys()) - overwritable
         self._copied = {name: state.tensor_like(name) for name in copied}
         self._sides: dict[int, Side] = {}
@@ -100,28 +101,28 @@ class BoundSession:
         self.gathers: Mapping[str, tuple[int, ...]] = {}
         gated = keeps is not None and bool(overwritable)
         self._keeping = None if keeps is None else Keeping(self._buffers[ports.results["loss"]], gated, keeps)
-        self._is_undone = False  # the last run has not updated the state
+        self._is_undone = False  # whether the last run left the state unchanged because of its loss
 
     @property
     def shown(self) -> Mapping[str, float]:
-        """The numbers, and the columns computed from the sums."""
+        """The results of the last run, and the columns computed from its sums."""
         return Shown(self) if self.measures else self.numbers
 
     def release(self) -> None:
-        """Release all batches; if one is bound, everything is bound again at the next run."""
+        """Drop references to batches; if an array of one is bound, everything is bound again in the next run."""
         self._sides = {number: side for number, side in self._sides.items() if side.let_go()}
 
     def run(self, feeds: Mapping[str, Feed], options: ort.RunOptions | None = None) -> None:
         """Run once; a training run makes its outputs the current state.
 
         Raises:
-            ModelError: onnxruntime failed; the current state is unchanged, or lost if tensors are overwritten.
-            TerminatedError: ``options.terminate`` was set meanwhile; likewise.
+            ModelError: if onnxruntime fails. The current state is unchanged, or lost if tensors were overwritten.
+            TerminatedError: if ``options.terminate`` was set during the run. The state is unchanged, or lost likewise.
         """
         if self._state.lost:
             self._state.check()
         binding = self.feed(feeds)
-        for measure in self._ranked:  # read again, as the last batch may have had other rows
+        for measure in self._ranked:  # bound again, as the last batch may have had another number of rows
             binding.bind_output(measure.sums, "cpu")
         if self._keeping is not None:
             options = self._keeping.begin(options)
@@ -142,11 +143,14 @@ class BoundSession:
         for name, read in self._read:
             numbers[name] = read()
         if self._ranked:
-            found = binding.get_outputs()[-len(self._ranked) :]  # as they were bound, these last
+            found = binding.get_outputs()[-len(self._ranked) :]  # in binding order, in which these are last
             self.rows = {m.name: np.array(value.numpy()) for m, value in zip(self._ranked, found, strict=True)}
 
     def _failed(self, error: Exception) -> None:
-        """Raise an explanation of ``error``, and record whether it cost the state; return if it was only the loss."""
+        """Raise a readable form of ``error``, and mark the state as lost if it may be.
+
+        Return normally if the run failed only because its loss is not finite.
+        """
         if self._keeping is not None and self._keeping.is_refusal(error):
             return
         if self._next_of and not (self._keeping is not None and self._keeping.has_kept()):
@@ -154,31 +158,32 @@ class BoundSession:
         raise explanation(error, "running the step failed") from error
 
     def undo(self) -> None:
-        """Undo the last run if it has updated the state."""
+        """Undo the last run if it updated the state."""
         if not self._is_undone:
             self._state.undo(self.moved)
 
     def results(self) -> dict[str, Array]:
-        """Return the results of the last run as arrays of rank 0, which takes twice the time of ``numbers``."""
+        """Return the results of the last run as arrays of rank 0; this takes twice as long as reading ``numbers``."""
         found = {name: value.copy() for name, value in self._results}
         if self.measures:
             found |= {name: np.asarray(value) for name, value in finished(self.measures, self.sums).items()}
         return found
 
     def feed(self, feeds: Mapping[str, Feed]) -> ort.IOBinding:
-        """Write a batch to where the session reads it."""
+        """Copy or bind a batch for the next run; return the binding to run with."""
         side = self.current_side()
         side.feed(feeds)
         return side.binding
 
     def current_side(self) -> Side:
+        """Return the binding for the current set of state tensors."""
         number = self._state.side
         if number not in self._sides:
             self._sides[number] = Side(self.bound(number), self._state.on_cpu)
         return self._sides[number]
 
     def bound(self, side: int) -> ort.IOBinding:
-        """Create a binding over the state tensors that are current on this side."""
+        """Create a binding that reads the state tensors that are current when ``State.side`` is ``side``."""
         binding = self.session.io_binding()
         values = self._state.values(side)
         read = {name: values[self._stand_ins.get(name, name)] for name in values}
@@ -198,8 +203,9 @@ class BoundSession:
 
 
 class Shown(Mapping[str, Any]):
-    """The numbers of a session's last run, with the columns of its measures computed on demand, since a progress bar
-    only shows some of them.
+    """The results of a session's last run, as a mapping.
+
+    Columns computed from sums are computed on demand, since a progress bar does not show all of them.
     """
 
     def __init__(self, session: BoundSession) -> None:
@@ -219,7 +225,7 @@ class Shown(Mapping[str, Any]):
 
 
 class Together:
-    """The results of the sessions of several steps, each column under the name of its step."""
+    """The combined results of the sessions of several named steps; column names begin with the step's name."""
 
     def __init__(self, sessions: Mapping[str, BoundSession]) -> None:
         self._sessions = sessions
@@ -241,10 +247,10 @@ class Side:
         self._inputs: dict[str, _Input] = {}
 
     def feed(self, feeds: Mapping[str, Feed]) -> None:
-        """Copy each of ``feeds`` into the memory bound for its input, or bind its own memory.
+        """Copy each of ``feeds`` into the memory bound for its input, or bind the array's own memory.
 
-        An array that is passed a second time is bound from then on: its owner refills it. On a device, binding copies,
-        so everything is bound again each time.
+        An array that is passed a second time is bound from then on, since its owner evidently refills it. On a device,
+        binding copies, so everything is bound again in each run.
         """
         for name, feed in feeds.items():
             known = self._inputs.get(name)
@@ -261,13 +267,13 @@ class Side:
                 self._bind(name, feed, known)
 
     def let_go(self) -> bool:
-        """Release the caller's arrays; return False if one is bound."""
+        """Drop references to the caller's arrays; return False if one of them is bound, so this object must go."""
         for known in self._inputs.values():
             known.seen = None
         return all(known.bound is None for known in self._inputs.values())
 
     def bind(self, name: str, array: Array) -> None:
-        """Bind the memory of an array of any size: later changes by its owner are read, too."""
+        """Bind the memory of an array of any size; later changes of the array are read, too."""
         self._inputs[name] = _Input(array.shape, array, None, array)
         bind_array(self.binding, name, array)
 
@@ -286,7 +292,14 @@ class Side:
 
 
 class _Input:
-    """The memory bound for an input: an array or OrtValue of the caller (``bound``), or a copy (``stage``)."""
+    """The memory bound for an input.
+
+    Attributes:
+        shape: shape of the input; () for an OrtValue.
+        bound: the caller's array or OrtValue, if its own memory is bound.
+        stage: otherwise, the memory into which arrays are copied.
+        seen: the last array that was passed.
+    """
 
     __slots__ = ("bound", "seen", "shape", "stage")
 
@@ -306,14 +319,15 @@ _FLOATS = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(fl
 
 
 def result_buffer(output: Any) -> Array:
-    """Allocate memory for a loss or metric: one element, of the shape that the model declares."""
+    """Allocate memory for a result of the declared shape, where unknown sizes are 1."""
     return np.zeros(sizes_or(output.shape, 1), _FLOATS.get(output.type, np.float32))
 
 
 @contextlib.contextmanager
 def released(bound: BoundSession, checker: BatchChecker) -> Iterator[None]:
-    """Run many batches, in which mapped weights do not stay in memory; release all batches afterwards, including bound
-    and checked ones.
+    """Run many batches in a block, in which pages of mapped weights do not stay in memory.
+
+    Afterwards, the session and the checker drop their references to batches.
     """
     try:
         with weights_pass_through(bound.session):

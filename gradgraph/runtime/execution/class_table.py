@@ -31,28 +31,29 @@ class ClassTable:
 
     @classmethod
     def of(cls, matrix: Array, names: Sequence[object] | None = None) -> ClassTable:
-        """Create the table of a confusion matrix; classes without names are numbers.
+        """Create the table of a confusion matrix; by default the names are the class indices.
 
         Raises:
-            DataError: the numbers of names and classes differ.
+            DataError: if there is not one name per class.
         """
         given = tuple(str(name) for name in (range(len(matrix)) if names is None else names))
         if len(given) != len(matrix):
-            raise DataError(f"there are {len(given)} names for {len(matrix)} classes; give one for each")
+            raise DataError(f"there are {len(given)} class names for {len(matrix)} classes; give one name per class")
         return cls(matrix, given)
 
     @property
     def precision(self) -> Array:
-        """The precision of each class; 0 if it was never predicted."""
+        """The precision of each class; 0 for classes that were never predicted."""
         return np.asarray(precision(self.matrix, "none"))
 
     @property
     def recall(self) -> Array:
-        """The recall of each class; 0 if there are no samples of it."""
+        """The recall of each class; 0 for classes without samples."""
         return np.asarray(recall(self.matrix, "none"))
 
     @property
     def f1(self) -> Array:
+        """The F1 score of each class."""
         return np.asarray(f1(self.matrix, "none"))
 
     @property
@@ -62,6 +63,7 @@ class ClassTable:
 
     @property
     def accuracy(self) -> float:
+        """The share of samples whose class was predicted correctly."""
         return float(np.trace(self.matrix) / self.matrix.sum())
 
     def rows(self) -> Iterator[dict[str, str | float]]:

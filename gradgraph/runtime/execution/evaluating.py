@@ -1,4 +1,4 @@
-"""Evaluation, prediction and the worst samples."""
+"""Evaluation and prediction with a trainer's sessions, and the samples with the largest losses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gradgraph.step.manifest import column
 
 
 class Evaluator:
-    """Evaluation and prediction with the sessions of an executor. The caller holds ``turns.lock``."""
+    """An object that evaluates and predicts with the sessions of an executor. The caller must hold ``turns.lock``."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor, self._opened = executor, executor.opened
@@ -45,7 +45,15 @@ class Evaluator:
         averaged: bool = True,
         team: Team = ALONE,
     ) -> dict[str, Any]:
-        """Compute loss and metrics, as documented in ``Trainer.evaluate``, over a ``team``."""
+        """Return loss and metrics over all ranks of ``team``; see ``Trainer.evaluate``.
+
+        Args:
+            source: the data.
+            limit: the most batches to evaluate; None for all.
+            stop: called before each batch; True ends the evaluation.
+            averaged: whether to use averaged weights if the step has them.
+            team: the processes that share each batch.
+        """
         means, totals = self._totals(source, limit, stop, averaged, team)
         found = {name: value for mean in means.values() for name, value in mean.result().items()}
         return found | finished(self._manifest.columns_of_sums, totals)
@@ -55,12 +63,12 @@ class Evaluator:
         counted = [m.name for m in self._manifest.columns_of_sums if m.finish in OF_CLASSES]
         if not counted:
             raise DataError(
-                "the step counts no classes",
+                "the step was built without a metric that counts classes",
                 remedy="build it with metrics=['confusion_matrix']",
                 shell="build it with --metric confusion_matrix",
             )
         if metric is not None and metric not in counted:
-            raise DataError(f"'{shown(metric)}' counts no classes; choose {listed(counted)}")
+            raise DataError(f"'{shown(metric)}' is not a metric that counts classes; choose {listed(counted)}")
         return self._totals(source, None, None, averaged)[1][metric or counted[0]]
 
     def worst(self, source: Source, count: int, by: str | None, averaged: bool) -> WorstSamples:
@@ -68,14 +76,14 @@ class Evaluator:
         fixed = next((s for s in self._manifest.inputs if s.shape and isinstance(s.shape[0], int)), None)
         if fixed is not None and fixed.shape[0] != 1:
             raise DataError(
-                f"samples are looked at one by one, and the input '{shown(fixed.name)}' takes {fixed.shape[0]} at a "
-                "time; export the model with an open batch axis"
+                f"samples are evaluated one by one, but the input '{shown(fixed.name)}' has a fixed batch size of "
+                f"{fixed.shape[0]}; export the model with a dynamic batch axis"
             )
         if by is None and len(self._parts) > 1:
             raise DataError(
-                "there are several losses",
-                remedy=f"say by which: by='{next(iter(self._parts))}', …",
-                shell="leave --worst out, or use Python",
+                "this step folder has several steps, each with its own loss",
+                remedy=f"choose the step whose loss ranks the samples: by='{next(iter(self._parts))}', …",
+                shell="remove --worst, or use trainer.worst in Python",
             )
         if by is not None and by not in self._parts:
             raise DataError(f"there is no step '{shown(by)}'{suggestion(by, self._parts)}")
@@ -116,7 +124,7 @@ class Evaluator:
     ) -> tuple[dict[str, WeightedMeans], dict[str, Array]]:
         """Return the means of each step and the sums of each column, over all batches."""
         self._definition.check_uncut()
-        # per step, since weights may be labels that others lack
+        # one mean per step, since the numbers of counted labels may differ between steps
         means = {step: WeightedMeans() for step in self._parts}
         bound, totals = self._opened.evaluation(averaged), dict[str, Array]()
         rows: dict[str, list[Array]] = {}
@@ -146,14 +154,15 @@ class Evaluator:
         totals |= {name: np.concatenate(arrays) for name, arrays in rows.items()}
         if not any(mean.weight for mean in means.values()) and not (stop and stop()):
             if not seen:
-                raise DataError("there is nothing to evaluate; the data hold no batch")
+                raise DataError("the data are empty; give at least one batch to evaluate")
             if "loss" not in totals and self._manifest.parts.keys() == {""}:
-                raise DataError("there is nothing to evaluate; every label is ignored")
+                raise DataError("every label in the data is ignored; give at least one label to evaluate")
         return means, totals
 
     def predict(self, x: Any, order: Order, averaged: bool = True) -> list[tuple[dict[str, Array], int]]:
-        """Return the model's outputs by name, with the samples of each batch. For a fixed batch size, the last batch is
-        padded with copies of its last sample, whose outputs are dropped.
+        """Return, for each batch, the model's outputs by name and the number of samples.
+
+        For a fixed batch size, the last batch is padded with copies of its last sample, whose outputs are dropped.
         """
         self._definition.check_uncut()
         bound, checker = self._opened.prediction(averaged), self._prediction_checker
@@ -171,11 +180,11 @@ class Evaluator:
                     rows = own
                 parts.append((found, rows))
         if not parts:
-            raise DataError("there is nothing to predict; the data hold no batch")
+            raise DataError("the data are empty; give at least one batch to predict")
         return parts
 
     def joined(self, parts: Sequence[tuple[Mapping[str, Array], int]]) -> dict[str, Array]:
-        """Join the outputs of batches to those of all samples; see ``Trainer.predict``."""
+        """Concatenate the outputs of all batches; see ``Trainer.predict``."""
         found = self._opened.layouts
         return {name: joined(name, [(p[name], rows) for p, rows in parts], found[name]) for name in parts[0][0]}
 
@@ -185,7 +194,7 @@ class Evaluator:
         return BatchChecker(specs, known=lambda: self._executor.known)
 
     def _without_targets(self, x: Any) -> Any:
-        """Return the part of ``x`` that prediction reads; a bare array is the only input."""
+        """Return the inputs in ``x`` that prediction reads, without targets; a bare array is the only input."""
         read = self._prediction_checker.specs
         if isinstance(x, Columns):
             check_same(x.names, self._executor.names)

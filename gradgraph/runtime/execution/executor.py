@@ -1,4 +1,4 @@
-"""The interface of trainer and loop to a step: check batches, train on them, save."""
+"""The layer between the public Trainer, or the training loop, and an opened step: checks batches, trains, saves."""
 
 from __future__ import annotations
 
@@ -71,10 +71,12 @@ DEFAULT_BATCH_SIZE = 32
 
 
 class Executor:
-    """An executor of a step that records its progress. The caller holds ``turns.lock``, unless documented otherwise.
+    """An executor that trains a step and records its progress.
+
+    The caller of a method must hold ``turns.lock``, unless documented otherwise.
 
     Args:
-        opened: the step's state and sessions.
+        opened: the opened step, with its state and sessions.
         progress: the progress of the run.
         check_loss, check_inputs: as for ``Trainer``.
     """
@@ -89,21 +91,25 @@ class Executor:
         opened.checks_loss = check_loss
         self.parts = opened.parts
         self._checkers: dict[tuple[str, ...], BatchChecker] = {}
-        self._known: tuple[DataNames, DataNames] | None = None  # names, and the known names derived from them
+        self._known: tuple[DataNames, DataNames] | None = None  # ``names``, and ``known`` computed from them
         self._labels = tuple(target.name for target in self.manifest.targets if takes_labels(target))
 
-    # read at every step, so cached: created on first use
+    # created on first use; cached, since it is read in every step
     @functools.cached_property
     def state(self) -> State:
         return self.opened.state
 
     @functools.cached_property
     def part(self) -> Part:
-        """The only step; raises BuildError if there are several."""
+        """The only step of the step folder.
+
+        Raises:
+            BuildError: if there are several named steps.
+        """
         if self.manifest.steps:
             names = listed(self.manifest.steps)
             raise BuildError(
-                f"this step folder has several steps ({names}); say which",
+                f"this step folder has several steps ({names}); name one of them",
                 remedy=f"call trainer.step({next(iter(self.manifest.steps))!r}, batch)",
                 shell="train all of them with `gradgraph train`",
             )
@@ -113,12 +119,12 @@ class Executor:
 
     @property
     def names(self) -> DataNames:
-        """The names by which data are matched: those of the training data, or else the model's."""
+        """The column and class names that data must match: those of the training data, or else of the model."""
         return self.progress.names or self._names_of_model
 
     @property
     def known(self) -> DataNames:
-        """:attr:`names`, and which targets were trained on class numbers without names."""
+        """:attr:`names`; after the first step, also which targets were trained on class indices without names."""
         return self._known_once_trained() if self.progress.steps else self.names
 
     def _known_once_trained(self) -> DataNames:
@@ -139,7 +145,7 @@ class Executor:
         return {v.name or "" for v in ir.from_proto(self.definition.eval).graph.outputs if is_probable(v)}
 
     def learn(self, names: DataNames) -> None:
-        """Match data by these names from now on, keeping known names of other inputs and targets."""
+        """Record names of the training data, which later data must match; names of other columns are kept."""
         learnt = self.names.updated(names)
         if names and self.progress.names.without_activations() != learnt.without_activations():
             self.progress.names = with_activations(learnt, self.manifest)
@@ -147,27 +153,42 @@ class Executor:
     # --- data -----------------------------------------------------------------------------------------------
 
     def order(self, batch_size: int | None, shuffle: bool, drop_last: bool, team: Team = ALONE) -> Order:
-        """Return how samples are batched; by default with the model's fixed batch size, or 32. A ``team`` shares each
-        batch.
+        """Return the order of samples in batches.
+
+        Args:
+            batch_size: samples per batch, over all ranks; by default the model's fixed batch size, or else 32.
+            shuffle: whether to shuffle the samples.
+            drop_last: whether to drop an incomplete last batch.
+            team: the processes that share each batch.
 
         Raises:
-            DataError: a batch has fewer samples than the team has processes.
+            DataError: if a batch has fewer samples than the team has processes.
         """
         check_counts(batch_size=batch_size)
         fixed = fixed_rows(self.manifest.inputs)
         size = batch_size if batch_size is not None else DEFAULT_BATCH_SIZE if fixed is None else fixed * team.ranks
         if size < team.ranks:
             raise DataError(
-                f"a batch of {size} samples is shared by {team.ranks} ranks, of which some would have none",
-                remedy="give a larger batch_size, which is that of all ranks together, or start fewer",
-                shell="give a larger --batch-size, which is that of all ranks together, or fewer --ranks",
+                f"a batch of {size} samples is too small for {team.ranks} ranks, which share each batch",
+                remedy="give a larger batch_size (the total of all ranks), or start fewer ranks",
+                shell="give a larger --batch-size (the total of all ranks), or fewer --ranks",
             )
         return Order(int(size), shuffle, drop_last, self.progress.seed, rank=team.rank, ranks=team.ranks)
 
     def source(
         self, data: Any, order: Order, steps: tuple[str, ...] | None = None, known: DataNames | None = None
     ) -> Source:
-        """Return data for some of several steps, matched by the ``known`` names; raises DataError."""
+        """Return user data as a source of batches.
+
+        Args:
+            data: the data in any supported form.
+            order: how samples are ordered and batched.
+            steps: the named steps to train; None for all.
+            known: the names that the data must match; by default :attr:`known`.
+
+        Raises:
+            DataError: if the data do not match the step.
+        """
         known = self.known if known is None else known
         if steps is None:
             source = as_source(data, self.checker, order, known)
@@ -177,26 +198,27 @@ class Executor:
         return source
 
     def to_train_on(self, data: Any, order: Order, steps: tuple[str, ...] | None = None) -> Source:
-        """Return training data; a new run may use other names than its model knows, with a warning."""
+        """Return training data as a source; before the first step, names that differ from the model's only warn."""
         try:
             source = self.source(data, order, steps)
         except UnmatchedError as error:
             if self.progress.steps or self.names.preprocess is not None:
                 raise
-            log.warning("%s; this run begins with new names", error.problem)
+            log.warning("%s; training starts with the new names", error.problem)
             source = self.source(data, order, steps, NO_NAMES)
         if source.rows is not None and source.rows < order.ranks:
             raise DataError(
-                f"the data hold {source.rows} samples, fewer than there are ranks ({order.ranks}); start fewer"
+                f"the data have {source.rows} samples, fewer than the {order.ranks} ranks; start fewer ranks"
             )
         if order.ranks > 1 and isinstance(source, Columns):
             self._check_all_count({n: a for n, a in source.arrays.items() if isinstance(a, np.ndarray)})
         return source
 
     def held_out(self, data: Any, batch_size: int | None, team: Team = ALONE, *, is_validation: bool = False) -> Source:
-        """Return data for evaluation in their own order (or that of their preparation), shared by a ``team``.
+        """Return data for evaluation as a source, unshuffled and without augmentation, shared by a ``team``.
 
-        Validation data follow the labels of the training data, also before the first step.
+        Data that are already a source keep the order that they were created with. With ``is_validation``, class labels
+        must match those of the training data also before the first step.
         """
         is_prepared = isinstance(data, Columns | Samples)
         order = data.order if is_prepared else self.order(batch_size, shuffle=False, drop_last=False, team=team)
@@ -206,7 +228,7 @@ class Executor:
         return self.source(data, order, known=known)
 
     def one_after_another(self, data: Any, batch_size: int | None = None) -> Source:
-        """Return data for evaluation in their own order, regardless of their preparation."""
+        """Return data for evaluation as a source that is never shuffled."""
         source = self.held_out(data, batch_size)
         if isinstance(source, Columns | Samples) and source.order.shuffle:
             return self.source(source, replace(source.order, shuffle=False))
@@ -215,8 +237,12 @@ class Executor:
     # --- one step -------------------------------------------------------------------------------------------
 
     def check_batch(self, batch: Batch) -> Mapping[str, Feed]:
-        """Return the batch in the step's form, or raise DataError. Rows that the session gathers have been checked
-        before.
+        """Return the batch as arrays with the types and shapes of the step's inputs.
+
+        Rows that the session gathers itself are returned unchanged, since their table was checked before.
+
+        Raises:
+            DataError: if the batch does not match the step.
         """
         if type(batch) is not Rows:
             return self._learnt(self.checker(batch))
@@ -228,11 +254,11 @@ class Executor:
         return batch
 
     def counts(self, checked: Mapping[str, Feed]) -> tuple[int, int]:
-        """Return the number of samples of a checked batch, and the denominator of a mean over it."""
+        """Return the number of samples of a checked batch, and the number of loss terms, by which a mean divides."""
         return (type(checked) is Rows and checked.table.counts) or self.checker.counts(checked)
 
     def counted(self, step: str, feeds: Mapping[str, Feed]) -> int:
-        """Return the denominator of one step's mean over a batch."""
+        """Return the number of loss terms of one named step in a batch, by which a mean divides."""
         if not step:
             return self.counts(feeds)[1]
         return self.checker_of((step,)).counts({s.name: feeds[s.name] for s in self.parts[step].specs})[1]
@@ -244,17 +270,17 @@ class Executor:
         part: Part,
         options: ort.RunOptions | None = None,
     ) -> BoundSession:
-        """Train on a checked batch; the session has the results.
+        """Train on a checked batch; return the session, which contains the results.
 
         Raises:
             UnknownNameError, DataError, DivergedError, ModelError: as for ``Trainer.step``.
-            TerminatedError: ``options.terminate`` was set. The state is that before this step. (A step that
-                overwrites the state finishes first.)
+            TerminatedError: if ``options.terminate`` was set. The state is unchanged. (A step that overwrites the state
+                finishes first.)
         """
         rates = part.rates
         try:
             changed = hyperparameters != rates.given
-        except ValueError:  # an array: reported where rates are written
+        except ValueError:  # a hyperparameter is an array; rates.write raises the error
             changed = True
         if changed:
             written = rates.write(hyperparameters)
@@ -265,7 +291,7 @@ class Executor:
             self._check_all_count(feeds)
             self.team.counts(*self.counts(feeds))
         session: BoundSession = (type(feeds) is Rows and feeds.session) or part.training.of(feeds)
-        # a device copies what is bound at binding, so there the rates are bound anew each time
+        # binding for a device copies, so the hyperparameters must be bound again in each step
         fed = feeds if self.state.on_cpu else {**feeds, **rates.constants}
         session.run(fed, options)
         if self._check_loss and not math.isfinite(loss := session.numbers["loss"]):
@@ -286,38 +312,38 @@ class Executor:
         return session
 
     def _goes_on_with(self, kernels: str) -> None:
-        """Record which kernels train from here on, and warn if others did before."""
+        """Record which kernels train from now on; warn if the run was trained with other kernels before."""
         p = self.progress
         if p.kernels and kernels and p.steps:
             log.warning(
-                "the run has trained with %s and goes on with %s, which may round differently",
+                "the run was trained with %s and now continues with %s, which may round differently",
                 *(f"native kernels ({shown(k)})" if k != STOCK else "onnxruntime's kernels alone"
                   for k in (p.kernels, kernels)),
             )  # fmt: skip
         p.kernels = kernels
 
     def _warn_if_ended(self, part: Part, ends: float) -> None:
-        """Warn once that a step's schedule has ended, so that nothing is learned any more."""
+        """Warn once that a step's learning rate schedule has ended, so that further steps change nothing."""
         p = self.progress
-        if (p.counts.get(part.name, 0) if part.name else p.steps) < ends:  # at least as many as there were updates
+        if (p.counts.get(part.name, 0) if part.name else p.steps) < ends:  # there are at most as many updates as steps
             return
         if int(self.state.read([part.counter])[part.counter]) >= ends:
             part.ends = None
             whose = f" of '{shown(part.name)}'" if part.name else ""
             log.warning(
-                "the schedule of the learning rate%s has ended: after %d updates it is 0, and the weights no longer "
-                "move; build the step with a longer one, or stop here", whose, ends,
+                "the learning rate schedule%s ended after %d updates: the rate is now 0, so the weights no longer "
+                "change; build the step with a longer schedule, or stop training", whose, ends,
             )  # fmt: skip
 
     def _diverged(
         self, loss: float, feeds: Mapping[str, Feed], hyperparameters: Mapping[str, float], part: Part
     ) -> DivergedError:
-        from gradgraph.losses import REMEDIES  # which trace: not needed while all goes well
+        from gradgraph.losses import REMEDIES  # imported only here, since its imports are slow
 
-        fate = "was written over, as in_place=True has it: load a checkpoint" if self.state.lost else "is kept"
+        fate = "was overwritten, since in_place=True: load a checkpoint" if self.state.lost else "is kept"
         whose = f"loss of '{part.name}'" if part.name else "loss"
         arguments = f"{part.name!r}, error.batch" if part.name else "error.batch"
-        # copies of arrays, whose memory may be a buffer that is filled again
+        # copies, since the user may fill the memory of an array with the next batch
         copies = {name: feed if isinstance(feed, ort.OrtValue) else feed.copy() for name, feed in feeds.items()}
         batch = as_class_numbers(copies, self._labels)
         hint = REMEDIES.get(self.manifest.parts[part.name].loss.get("name", ""), {}).get(str(loss))
@@ -326,16 +352,16 @@ class Executor:
             batch,
             dict(hyperparameters),
             part.name or None,
-            remedy=hint or f"lower the learning rate, or let trainer.find_nonfinite({arguments}) name the node",
+            remedy=hint or f"lower the learning rate, or find the node with trainer.find_nonfinite({arguments})",
             shell=hint or "lower the learning rate (--lr), or look for NaN in the data",
         )
 
     def named(self, step: str | None) -> Part:
-        """Return one of several steps, or for None the only one.
+        """Return a named step, or for None the only step.
 
         Raises:
-            UnknownNameError: the step does not exist.
-            BuildError: there are several, and none is named.
+            UnknownNameError: if there is no step of this name.
+            BuildError: if ``step`` is None and there are several steps.
         """
         if step is None:
             return self.part
@@ -343,7 +369,7 @@ class Executor:
         return self.parts[step]
 
     def named_batch(self, name: Any, batch: Any) -> tuple[Part, Any]:
-        """Return the named or only step, and the batch."""
+        """Return the step and the batch from the arguments of ``Trainer.step``: (name, batch), or only a batch."""
         if isinstance(name, str) and batch is not None:
             return self.named(name), batch
         if name is not None and batch is not None:
@@ -351,16 +377,22 @@ class Executor:
         return self.named(None), batch if name is None else name
 
     def batch_of(self, part: Part, batch: Batch, raw: bool = True) -> Mapping[str, Feed]:
-        """Return a checked batch for one step, or raise DataError; it may contain inputs of other steps.
+        """Return a checked batch for one step.
 
-        It is ``raw`` unless it comes from a source.
+        Args:
+            part: the step.
+            batch: the batch; inputs of other steps are dropped.
+            raw: whether the batch comes directly from the user, not from a source.
+
+        Raises:
+            DataError: if the batch does not match the step.
         """
         if not part.name:
             return self._learnt(self.checker(batch, raw=raw))
         return self._learnt(self.checker_of((part.name,))(self.read_by((part.name,), batch), raw=raw))
 
     def _learnt(self, checked: Mapping[str, Feed]) -> Mapping[str, Feed]:
-        """Record the columns of a batch given as tables."""
+        """Record the column names of a batch that was passed as a table; return the batch."""
         if type(checked) is FromTables:
             self.learn(checked.names)
         return checked
@@ -385,8 +417,9 @@ class Executor:
         return self._checkers[steps]
 
     def _check_all_count(self, arrays: Mapping[str, Feed]) -> None:
-        """Reject ignored labels with several losses, which ranks weigh by samples: in whole columns before the first
-        step, in other data with each batch.
+        """Raise DataError for ignored labels, if the step has several losses, which ranks weigh by samples.
+
+        Whole columns are checked before the first step; other data with each batch.
         """
         if self.manifest.separate is None or not self.manifest.separate.every_label:
             return
@@ -395,20 +428,22 @@ class Executor:
                 continue
             if (on_host(arrays[spec.name]) == spec.ignore_index).any():
                 raise DataError(
-                    f"'{shown(spec.name)}' holds the ignored label {spec.ignore_index}, and ranks weigh several losses "
-                    "by their samples alone; give each sample a label, or train in one process"
+                    f"'{shown(spec.name)}' has the ignored label {spec.ignore_index}, which is unsupported for several "
+                    "losses on several ranks; give each sample a label, or train in one process"
                 )
 
     def _some_count(self, *steps: str) -> bool:
-        """Whether each batch of these steps must have a label that counts: not if ranks share it, nor for a sum or
-        several losses, which are not divided by the number of labels.
+        """Whether each batch of these steps needs at least one label that is not ignored.
+
+        This is not required if several ranks share each batch, nor for a loss that is not divided by the number of
+        labels: one with ``reduction="sum"``, or several losses.
         """
         losses = [self.manifest.parts[step].loss for step in steps]
         sums = any(loss.get("arguments", {}).get("reduction") == "sum" for loss in losses)
         return self.team.ranks == 1 and not sums and all(loss.get("name") != "several" for loss in losses)
 
     def scaling(self) -> dict[str, float]:
-        """Return the loss scale and the number of skipped steps, if the step has them."""
+        """Return the loss scale and the number of skipped steps of mixed precision; empty if the step has none."""
         names = self.manifest.precision.get("state", {})
         known = self.state.read(list(names.values())) if names else {}
         return {name: float(known[tensor]) for name, tensor in names.items()}
@@ -416,7 +451,7 @@ class Executor:
     def find_nonfinite(
         self, feeds: Mapping[str, Feed], hyperparameters: Mapping[str, float], part: Part
     ) -> NonFinite | None:
-        """Find the origin of a NaN in a checked batch; see ``Trainer.find_nonfinite``."""
+        """Return the origin of NaN or infinity in a step on a checked batch; see ``Trainer.find_nonfinite``."""
         state, rates = self.state, part.rates
         state.check()
         before = dict(rates.given or {})
@@ -437,7 +472,7 @@ class Executor:
     ) -> Profile:
         """Profile steps on a checked batch; see ``Trainer.profile``. The state is updated."""
         seconds = []
-        for _ in range(WARM_UP + steps):  # like training: profiling itself takes time
+        for _ in range(WARM_UP + steps):  # timed without onnxruntime's profiler, which slows a step
             begin = time.perf_counter()
             self.train(feeds, hyperparameters, part)
             seconds.append(time.perf_counter() - begin)
@@ -453,7 +488,7 @@ class Executor:
 
     @contextlib.contextmanager
     def undone(self) -> Iterator[None]:
-        """Undo all training in this block: state and progress are restored."""
+        """Run a block, and restore state and progress at its end, so that its training is undone."""
         state, progress = self.state.read(), self.progress
         self.progress = copy.deepcopy(progress)
         try:
@@ -462,7 +497,7 @@ class Executor:
             self.release()
             for part in self.parts.values():
                 part.rates.given = None
-            if progress.sizes is None:  # nothing was trained before, so sessions have the sizes of the trial
+            if progress.sizes is None:  # nothing was trained before the block, which determined the sizes of sessions
                 self.opened.gathered = {}
                 for part in self.parts.values():
                     part.close_sessions()
@@ -470,7 +505,7 @@ class Executor:
             self.progress = progress
 
     def with_fed_rate(self, step: str) -> Executor:
-        """Return a copy with the same state whose learning rate is fed instead of following a schedule in the graph.
+        """Return a copy with the same state, whose learning rate is an input instead of a schedule in the graph.
 
         Raises:
             BuildError: as for :func:`gradgraph.step.fed_rate.with_fed_rate`.
@@ -484,23 +519,24 @@ class Executor:
     # --- many -----------------------------------------------------------------------------------------------
 
     def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Declare the usual batch shapes, for which the training session is created.
+        """Set the usual shapes of a batch, for which the training session is created.
 
-        By default they are those of the first batch. Batches of other shapes run in a second session.
+        By default they are the shapes of the first batch. Batches of other shapes run in a second session.
         """
         for part in self.parts.values():
             if all(s.name in shapes for s in part.specs):
                 part.training.expect_shapes(shapes)
 
     def computing(self, source: Source) -> contextlib.AbstractContextManager[None]:
-        """Keep this thread's floating-point environment set during a block of runs, which then take less time.
+        """Return a context for many runs, which sets this thread's floating-point environment once for all of them.
 
-        No foreign code may run in it, including that of a user's data source.
+        Other code that runs in the context would be affected, so for data sources with code of the user, it does
+        nothing.
         """
         return self.opened.options.computing() if isinstance(source, Columns) else contextlib.nullcontext()
 
     def release(self) -> None:
-        """Release the data of a finished fit."""
+        """Drop references to the data after a ``fit``."""
         for part in self.parts.values():
             part.training.release()
         for checker in (self.checker, *self._checkers.values()):
@@ -510,7 +546,7 @@ class Executor:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint atomically; takes the lock itself while reading the state."""
-        check_suffix(path, ".ckpt", ".safetensors")  # which a checkpoint is, too
+        check_suffix(path, ".ckpt", ".safetensors")  # a checkpoint has the safetensors format
         if not self.team.is_first:
             self.team.lend()
             return
@@ -526,7 +562,7 @@ class Executor:
         return found
 
     def take(self, values: Mapping[str, Any], strict: bool) -> Loaded:
-        """Load other values into the state; see ``Trainer.load_state_dict``."""
+        """Load values into the state; see ``Trainer.load_state_dict``."""
         if strict:
             self.state.write(values)
             return Loaded(tuple(self.state.specs))
@@ -537,17 +573,21 @@ class Executor:
         return report
 
     def stand_at(self, values: Mapping[str, Array], progress: Progress) -> None:
-        """Continue from a checkpoint; raises CheckpointError."""
+        """Continue from the state and progress of a checkpoint.
+
+        Raises:
+            CheckpointError: if ``values`` do not match the state of this step.
+        """
         self.state.write(values)
         self.go_on(progress)
 
     def go_on(self, progress: Progress) -> None:
-        """Continue with the current state."""
+        """Continue with this progress and the current state; sessions expect the recorded batch sizes."""
         self.progress = progress
         for name, part in self.parts.items():
             part.rates.given = None
             if progress.sizes is not None:
-                prefix = column(name, "")  # of several steps, each size has one
+                prefix = column(name, "")  # with several steps, names of sizes begin with the step's name
                 sizes = {n.removeprefix(prefix): d for n, d in progress.sizes.items() if n.startswith(prefix)}
                 if sizes or not name:
                     part.training.expect(sizes)

@@ -1,4 +1,4 @@
-"""The trained model as plain ONNX: in memory, as an onnx-ir model, or written to a file."""
+"""Export of the trained model as plain ONNX: as a protobuf message, as an onnx-ir model, or to a file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 @dataclass(frozen=True)
 class Exported:
-    """One call of ``Trainer.export``.
+    """An export of a trainer's model with the arguments of ``Trainer.export``.
 
     Args:
         executor: the trainer's executor.
@@ -32,7 +32,7 @@ class Exported:
         averaged, mixed, preprocess: as for ``Trainer.export``.
 
     Raises:
-        BuildError: ``mixed`` for a step that is not in mixed precision.
+        BuildError: if ``mixed`` is True and the step is not in mixed precision.
     """
 
     executor: Executor
@@ -44,9 +44,9 @@ class Exported:
     def __post_init__(self) -> None:
         if self.mixed and not self.executor.manifest.precision:
             raise BuildError(
-                "this step is in float32 and has no mixed precision to export",
-                remedy="leave mixed out",
-                shell="leave --mixed out",
+                "mixed exports need a step in mixed precision, and this step is in float32",
+                remedy="remove mixed=True",
+                shell="remove --mixed",
             )
 
     def write(self, path: str | os.PathLike[str]) -> None:
@@ -90,7 +90,7 @@ class Exported:
         return model
 
     def _converted(self) -> onnx.ModelProto:
-        """Return the model in float32, or in its storage type; large frozen weights may refer to the step's files."""
+        """Return the model in float32, or in its storage types; large frozen weights may stay in the step's files."""
         definition, manifest = self.executor.definition, self.executor.manifest
         model = inference_model(definition.eval, manifest, self._values(), self.outputs)
         self._name(model)
@@ -114,7 +114,10 @@ class Exported:
 
 
 def plain(model: ir.Model) -> ir.Model:
-    """Remove types and shapes of weights from ``model`` in place, which are redundant; outputs keep theirs."""
+    """Remove the types and shapes of initializers in place, which the tensors repeat, and return ``model``.
+
+    Initializers that are also outputs keep them.
+    """
     for value in model.graph.initializers.values():
         if not value.is_graph_output():
             value.type = value.shape = None

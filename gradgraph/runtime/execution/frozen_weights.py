@@ -33,18 +33,18 @@ _AS_THEY_LIE = ("DequantizeLinear", "Gather", "GatherND", "PackedMatMul")
 
 
 class FrozenWeights:
-    """Initializers with external data.
+    """Initializers with external data, mapped into memory.
 
     Args:
-        read: returns the bytes of one, in mapped memory.
-        file_of: its file.
-        tensors: all of them.
+        read: returns the bytes of an initializer, in mapped memory.
+        file_of: returns the file of an initializer.
+        tensors: the initializers.
 
     Attributes:
-        size: their bytes.
+        size: total bytes; parts of a file that several initializers share count once.
 
     Raises:
-        ModelError: a file was changed or truncated.
+        ModelError: if a file was changed or truncated.
     """
 
     def __init__(
@@ -63,7 +63,10 @@ class FrozenWeights:
         self.size = sum({place[:3]: place[2] for place in self._values}.values())
 
     def _value(self, tensor: onnx.TensorProto, raw: Array | None = None) -> ort.OrtValue:
-        """Return an OrtValue over the mapped memory of a tensor; lowered models may view the same bytes differently."""
+        """Return an OrtValue over the mapped memory of a tensor.
+
+        OrtValues are cached by type and shape, too, since lowered models may use the same bytes in another shape.
+        """
         entry = external_entry(tensor)
         key = (*entry, tensor.data_type, *tensor.dims)
         if key not in self._values:
@@ -71,7 +74,7 @@ class FrozenWeights:
             raw = self._moved.get(entry, raw)
             self._raw.append(raw)
             if is_packed(tensor):
-                # onnxruntime accepts an address, sizes and a type; with two elements per byte
+                # two elements per byte: onnxruntime only needs the address, the logical shape and the type
                 dims = tuple(tensor.dims)
                 strides = tuple(math.prod(dims[i + 1 :]) for i in range(len(dims)))
                 seen = np.lib.stride_tricks.as_strided(raw, dims, strides, writeable=False)
@@ -82,19 +85,22 @@ class FrozenWeights:
         return self._values[key]
 
     def passing_through(self) -> contextlib.AbstractContextManager[None]:
-        """A block in which sessions read the weights without keeping their pages in memory."""
+        """Return a context in which the pages of weights that sessions read do not stay in memory."""
         return passing_through(self._raw)
 
     def holds(self, tensor: onnx.TensorProto, raw: bytes) -> bool:
-        """Whether the file of ``tensor`` has these bytes for it."""
+        """Whether ``raw`` equals the bytes of ``tensor`` in its file."""
         return np.array_equal(self._read(tensor).view(np.uint8), np.frombuffer(raw, np.uint8))
 
     def given_to(self, settings: ort.SessionOptions, model: onnx.ModelProto, copied: bool) -> onnx.ModelProto:
         """Add the weights of ``model`` to the settings of its session; return the model to create it from.
 
         Args:
-            copied: copy weights of products into the session's own memory, in the order in which they are read.
-                Otherwise they stay in place and all sessions share them, as with operators in ``_AS_THEY_LIE``.
+            settings: the options of the session, modified in place.
+            model: the model of the session.
+            copied: whether the session may copy the weights of matrix products into its own memory, in the order in
+                which they are read. Otherwise all sessions share the mapped weights, as operators in ``_AS_THEY_LIE``
+                always do.
         """
         used = {t.name: t for t in model.graph.initializer if is_external(t)}
         if not used:
@@ -105,7 +111,7 @@ class FrozenWeights:
         paths = {location: self._file_of(tensor) for location, tensor in one_of_each.items()}
         files = {name: paths[location] for name, location in locations.items()}
         folders = Counter(files[name].parent for name in used if name not in packed)
-        folder = folders.most_common(1)[0][0] if folders else None  # onnxruntime has one
+        folder = folders.most_common(1)[0][0] if folders else None  # onnxruntime supports only one
         far = [name for name in used if name in packed or files[name].parent != folder]
         if far:
             settings.add_external_initializers(far, [self._value(used[name]) for name in far])
@@ -124,7 +130,7 @@ class FrozenWeights:
 
 
 def computes_with_weights(model: onnx.ModelProto) -> bool:
-    """Whether onnxruntime may compute constants from external weights, such as their transposes."""
+    """Whether the model computes constants from external weights, such as transposes, which onnxruntime may fold."""
     stored = {"", *(tensor.name for tensor in model.graph.initializer)}
     lying = {tensor.name for tensor in model.graph.initializer if is_external(tensor)}
     return any(
@@ -136,10 +142,13 @@ def computes_with_weights(model: onnx.ModelProto) -> bool:
 def _at_whole_addresses(
     weights: Sequence[tuple[onnx.TensorProto, Array]],
 ) -> tuple[dict[Entry, Array], Folder | None]:
-    """Copy misaligned weights, as inside a .onnx, to a temporary mapped file; return them and the file.
+    """Copy misaligned weights (such as those inside a .onnx file) to a temporary mapped file.
 
-    A session that packs weights then reads them from there, and no copy stays in memory. A few are left to
-    ``_array``, and so are all if the file cannot be written.
+    A session that packs weights then reads them from that file, so that no second copy stays in memory. If the
+    misaligned weights are small, or the file cannot be written, ``_array`` copies them in memory instead.
+
+    Returns:
+        The mapped copies by their original location, and the folder of the file; {} and None if nothing was copied.
     """
     moved = {external_entry(tensor): raw for tensor, raw in weights if not _is_aligned(tensor, raw)}
     if sum(raw.nbytes for raw in moved.values()) < LEAST_KEPT:
@@ -147,7 +156,7 @@ def _at_whole_addresses(
     try:
         arrays, folder = spill_arrays(list(moved.values()))
     except OSError as error:
-        log.debug("weights are copied in memory, as no temporary file can be written: %s", error)
+        log.debug("misaligned weights are copied in memory, since a temporary file cannot be written: %s", error)
         return {}, None
     return dict(zip(moved, arrays, strict=True)), folder
 
@@ -158,7 +167,7 @@ def _is_aligned(tensor: onnx.TensorProto, raw: Array) -> bool:
 
 
 def proto_and_weights(model: ir.Model) -> tuple[onnx.ModelProto, FrozenWeights | None]:
-    """Return ``model`` as protobuf; its large external weights stay in their files, and are shared by its sessions."""
+    """Return ``model`` as a protobuf message, and its large external weights, which stay in their files."""
     bases = bases_of(model)
     if not bases:
         return to_proto(model), None
@@ -176,13 +185,21 @@ def proto_and_weights(model: ir.Model) -> tuple[onnx.ModelProto, FrozenWeights |
 
 
 def external_weights(step: Step, *models: onnx.ModelProto) -> FrozenWeights:
-    """Map the large initializers of a step's models from their files; raises ModelError."""
+    """Map the external initializers of a step's models from their files.
+
+    Raises:
+        ModelError: if a file was changed or truncated.
+    """
     tensors = [t for model in models for t in model.graph.initializer if is_external(t)]
     return FrozenWeights(step.external, step.file_of, tensors)
 
 
 def initial_value(step: Step, tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
-    """Return an initializer of one of a step's models, mapped if it is external; raises ModelError."""
+    """Return an initializer of one of a step's models as an array, mapped if it is external.
+
+    Raises:
+        ModelError: if its file was changed or truncated.
+    """
     if is_external(tensor) and not is_packed(tensor):
         return _array(tensor, step.external(tensor))
     if is_external(tensor):
@@ -193,6 +210,6 @@ def initial_value(step: Step, tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
 
 
 def _array(tensor: onnx.TensorProto, raw: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the numbers of ``tensor``, whose bytes are ``raw``."""
+    """Return ``tensor`` as an array, from its bytes ``raw``; misaligned bytes are copied."""
     mapped = raw.view(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)).reshape(tuple(tensor.dims))
-    return np.require(mapped, requirements="A")  # in foreign files it may begin at any byte
+    return np.require(mapped, requirements="A")  # in files of other programs, a tensor may begin at any byte

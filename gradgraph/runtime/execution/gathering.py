@@ -1,8 +1,8 @@
-"""Batches of shuffled rows, gathered by the session that trains on them.
+"""Batches of shuffled rows, gathered by the training session instead of NumPy.
 
-The rows of a batch are scattered over the user's arrays, and none of them is in the cache. NumPy fetches them one after
-the other with one thread while all others wait; a Gather in front of the step uses all threads, in half the time or
-less. Its session reads whole columns in place, and the row indices.
+The rows of a shuffled batch are scattered over the user's arrays, and none of them is in the CPU cache. NumPy copies
+them one after the other in one thread. A Gather in front of the step uses all threads, and takes half the time or less.
+The session's inputs are then the user's whole arrays, without a copy, and the row indices.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class GatheringSession(BoundSession):
-    """A training session that gathers the rows of a batch itself. It accepts other batches, too: all rows of their own
-    arrays, in order.
+    """A training session that gathers the rows of a batch itself.
+
+    It also accepts ordinary batches, and then gathers all rows of their arrays in order.
 
     Args:
-        shapes: of the inputs whose rows are gathered, as for :func:`gather`.
-        session, state, ports, overwritable, keeps: as for ``BoundSession``.
+        session: a session of a model with a Gather in front, from :func:`gather`.
+        shapes: the shapes of the inputs whose rows are gathered, as passed to :func:`gather`.
+        state, ports, overwritable, keeps: as for ``BoundSession``.
     """
 
     def __init__(
@@ -48,7 +50,7 @@ class GatheringSession(BoundSession):
         ports = replace(ports, constants={**ports.constants, ROWS: to_ortvalue(rows)})
         super().__init__(session, state, ports, overwritable, keeps=keeps)
         self.gathers = shapes
-        self._tables: dict[int, Table] = {}  # the bound ones, for each set of state tensors
+        self._tables: dict[int, Table] = {}  # the table bound for each set of state tensors
 
     def release(self) -> None:
         self._tables.clear()
@@ -64,7 +66,7 @@ class GatheringSession(BoundSession):
         side = self.current_side()
         if self._tables.get(number) is not feeds.table:
             for name, array in feeds.table.arrays.items():
-                assert isinstance(array, np.ndarray)  # as its counts are known
+                assert isinstance(array, np.ndarray)  # the arrays of a Table are all NumPy arrays
                 side.bind(_column(name), array)
             self._tables[number] = feeds.table
         return side.binding
@@ -82,8 +84,14 @@ def _count(shapes: Shapes) -> int:
 
 
 def gather(model: onnx.ModelProto, shapes: Shapes) -> bool:
-    """Put a Gather in front of the inputs in ``shapes``, in place: the model then reads columns of any length, and row
-    indices. False if there are none or the shapes differ, with no change.
+    """Put a Gather in front of inputs of a model, in place, which then reads columns of any length and row indices.
+
+    Args:
+        model: the model.
+        shapes: the inputs to gather, with their shapes in a batch.
+
+    Returns:
+        False, without a change, if ``shapes`` is empty or does not match the model's inputs.
     """
     inputs = {i.name: i for i in model.graph.input}
     if not shapes or any(

@@ -1,7 +1,7 @@
-"""The bytes of tensors alive at a time in a run of a lowered graph: a lower bound of an arena's size.
+"""The most bytes of tensors alive at the same time in a run of a lowered graph: a lower bound of an arena's size.
 
-It reads the protobuf of the graph, in the order in which onnxruntime computes it, so that it takes 20 µs a node.
-``memory`` is the estimate for users, which includes overwriting, kinds, and the gaps of the arena.
+This is a fast computation (20 µs per node), from the protobuf message of the graph and onnxruntime's execution order.
+``memory`` contains the estimate for users, which also considers overwriting, kinds of tensors, and fragmentation.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from gradgraph.graph.shapes import all_sizes, shape_of_type
 from gradgraph.runtime.execution.node_order import order_of
 
 VIEWS = frozenset(("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
-"""Operators whose output lies where their first input does."""
+"""Operators whose output shares the memory of their first input."""
 
 
 def most_alive(model: onnx.ModelProto) -> int:
-    """The most bytes of tensors that live at a time, without inputs, outputs, and what bodies of nodes make.
+    """Return the most bytes of intermediate tensors alive at the same time.
 
-    A tensor whose sizes are open counts as much as the largest input of its node.
+    Inputs and outputs of the graph, and tensors of subgraphs, do not count. A tensor of unknown size counts as much as
+    the largest input of its node.
     """
     nodes = model.graph.node
     read, order = [reads(node) for node in nodes], order_of(model.graph)
-    storage = dict[str, str]()  # of views
+    storage = dict[str, str]()  # view → the tensor whose memory it shares
     for node in (nodes[i] for i in order):
         if node.op_type in VIEWS and not node.domain:
             storage[node.output[0]] = storage.get(node.input[0], node.input[0])
     lying = [{storage.get(name, name) for name in names} for names in read]
-    bound = {storage.get(o.name, o.name) for o in model.graph.output}  # memory of the caller's
+    bound = {storage.get(o.name, o.name) for o in model.graph.output}  # written to the caller's memory
     left, sizes = Counter(name for names in lying for name in names), _sizes(model.graph)
     alive, now, most = dict[str, int](), 0, 0
     for i in order:
@@ -52,6 +53,6 @@ def _sizes(graph: onnx.GraphProto) -> dict[str, int]:
     found = dict[str, int]()
     for value in (*graph.input, *graph.value_info):
         sizes, dtype = all_sizes(shape_of_type(value.type)), value.type.tensor_type.elem_type
-        if sizes is not None and dtype:  # not a sequence
+        if sizes is not None and dtype:  # a sequence has no element type
             found[value.name] = math.prod(sizes) * helper.tensor_dtype_to_np_dtype(dtype).itemsize
     return found

@@ -2,7 +2,8 @@
 
 A step reads one set of state tensors and writes the other, so of two concurrent steps one would be lost. Every public
 method of a trainer therefore holds one lock. ``fit`` holds it during each step; between steps, other threads may read
-the state, save, evaluate and predict. Training or replacing the state during a ``fit`` of another thread raises.
+the state, save, evaluate and predict. Training or replacing the state while ``fit`` runs in another thread raises
+BusyError.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from gradgraph.errors import BusyError
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 
-HANDOVER = 2e-4  # seconds until a thread that waits for the lock is awake
+HANDOVER = 2e-4  # seconds that a thread waiting for the lock needs to wake up
 
 
 class Turns:
@@ -36,7 +37,7 @@ class Turns:
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
-        """Hold the lock; a running ``fit`` yields it between two steps."""
+        """Hold the lock during a block; a running ``fit`` yields it between two steps."""
         self._waiting.append(None)
         try:
             self.lock.acquire()
@@ -49,25 +50,33 @@ class Turns:
 
     @contextlib.contextmanager
     def trained(self, what: str, in_callbacks: bool = True) -> Iterator[None]:
-        """:meth:`taken` for a method that changes the state.
+        """Hold the lock during a block that changes the state.
+
+        Args:
+            what: name of the calling method, for the error message.
+            in_callbacks: whether the block may run in a callback of ``fit``.
 
         Raises:
-            BusyError: ``fit`` runs in another thread, or in this one and ``in_callbacks`` is False.
+            BusyError: if ``fit`` runs in another thread, or in this one and ``in_callbacks`` is False.
         """
         self.refuse_beside_fit(what)
         with self.taken():
             self.refuse_beside_fit(what)  # a fit may have started in the meantime
             if not in_callbacks and self.fitting is threading.current_thread():
-                raise BusyError(  # it would change the current epoch of the fit
-                    f"{what} cannot run in a callback of fit, which counts the epochs of this trainer; let the "
-                    "callback return True, which ends fit, and call it then (step and load_state_dict can run in a "
+                raise BusyError(
+                    f"{what} cannot run in a callback of fit, since it changes the epoch that fit is in; return True "
+                    f"from the callback to end fit, and call {what} afterwards (step and load_state_dict can run in a "
                     "callback)"
                 )
             yield
 
     @contextlib.contextmanager
     def of_fit(self) -> Iterator[None]:
-        """Mark this thread as running ``fit``, without holding the lock. Raises: as ``trained``."""
+        """Mark this thread as running ``fit`` during a block, without holding the lock.
+
+        Raises:
+            BusyError: if ``fit`` already runs, in any thread.
+        """
         with self.trained("fit", in_callbacks=False):
             self.fitting = threading.current_thread()
         try:
@@ -80,20 +89,21 @@ class Turns:
         fitting = self.fitting
         if fitting is not None and fitting is not threading.current_thread():
             raise BusyError(
-                f"{what} cannot run while fit trains the same trainer in the thread '{fitting.name}'; wait for its "
-                "end, train in a callback of fit, or give each thread a Trainer of its own"
+                f"{what} cannot run while fit trains the same trainer in the thread '{fitting.name}'; wait until fit "
+                "has ended, train in a callback of fit, or use a separate Trainer in each thread"
             )
 
     def give_way(self) -> None:
-        """Yield the lock to a waiting thread between two steps; otherwise the fit would reacquire it before that thread
-        is awake.
+        """Sleep between two steps if a thread waits for the lock, so that it can acquire it.
+
+        Without the pause, ``fit`` would reacquire the lock before the other thread wakes up.
         """
         if self._waiting:
             time.sleep(HANDOVER)
 
 
 def synchronized(method: Call) -> Call:
-    """Decorate a method to hold the lock of ``self.turns`` while it runs."""
+    """Make a method hold the lock of ``self.turns`` while it runs (decorator)."""
 
     @functools.wraps(method)
     def taken(self: Any, *arguments: Any, **options: Any) -> Any:

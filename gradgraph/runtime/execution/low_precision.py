@@ -1,4 +1,4 @@
-"""Warnings about mixed precision before the first step: what the execution provider lacks."""
+"""Warnings, before the first step, about mixed precision on execution providers without suitable kernels."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 
 def lacks(precision: str | None, provider: str | None) -> str:
-    """Explain why ``precision`` is no faster than float32 on ``provider``; empty if it may be.
+    """Return the reason why a precision is not faster than float32 on a provider; "" if it may be faster.
 
     Args:
-        precision: of the step; None for float32.
-        provider: onnxruntime's provider of a backend; None if unknown.
+        precision: the low precision of the step; None for float32.
+        provider: the backend's onnxruntime provider; None if unknown.
     """
     if precision is None or (precision == "float16" and provider == CUDA):
         return ""
     if precision == "bfloat16":
         where = {CPU: "its CPU provider", CUDA: "its CUDA provider"}.get(provider or "", "this provider")
         return (
-            "bfloat16 is computed in float32 and rounded, as onnxruntime has few kernels for it: on "
-            f"{where} the numbers are those of bfloat16, and a step takes longer than in float32"
+            f"onnxruntime has few bfloat16 kernels, so {where} computes in float32 and rounds: the results have the "
+            "precision of bfloat16, but a step takes longer than in float32"
         )
     if provider == CPU:
         return (
-            "onnxruntime's CPU provider has no kernels for products in float16: they are computed in float32 and "
-            "rounded, so the numbers are those of float16, and a step takes longer than in float32"
+            "onnxruntime's CPU provider has no kernels for float16 matrix products, so it computes in float32 and "
+            "rounds: the results have the precision of float16, but a step takes longer than in float32"
         )
-    return "we do not know which kernels for float16 this provider has; without one, nodes run on the CPU"
+    return "gradgraph does not know which float16 kernels this provider has; nodes without a kernel run on the CPU"
 
 
 def on_the_cpu(model: onnx.ModelProto) -> str:
-    """Describe operators of a lowered step without a CUDA kernel; empty if all have one."""
+    """Return a message about the operators of a lowered step that have no CUDA kernel; "" if all have one."""
     strays = without_kernel(ir.from_proto(model))
     if not strays:
         return ""
     operators = listed(dict.fromkeys(stray.operator for stray in strays))
     return (
         f"onnxruntime's CUDA provider has no kernel for {len(strays)} nodes of the step ({operators}), which run on "
-        "the CPU, one transfer each; Precision(float32=[...]) keeps operators in float32"
+        "the CPU, with one transfer each; Precision(float32=[...]) keeps operators in float32"
     )

@@ -1,4 +1,4 @@
-"""Means over samples or labels, from means over batches of unequal size."""
+"""Means over samples or labels, combined from the means of batches of different sizes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from typing import Any
 
 
 class WeightedMeans:
-    """Means of named numbers, weighted by the number of samples or labels."""
+    """Weighted means of named numbers; the weights are numbers of samples or labels.
+
+    Attributes:
+        sums: weighted sums by name.
+        weight: the sum of the weights.
+    """
 
     def __init__(self, sums: Mapping[str, float] | None = None, weight: int = 0) -> None:
         self.sums = dict(sums or {})
@@ -18,13 +23,13 @@ class WeightedMeans:
         self.weight += add_weighted(self.sums, values, count)
 
     def result(self) -> dict[str, float]:
-        """Return the means; NaN if nothing has counted."""
+        """Return the means; NaN if the total weight is 0."""
         return {name: total / self.weight if self.weight else math.nan for name, total in self.sums.items()}
 
 
 def add_weighted(sums: dict[str, float], values: Mapping[str, float], count: int) -> int:
     """Add means over ``count`` samples to ``sums``, in place; return ``count``."""
-    for name, value in values.items():  # not times 0: if nothing counts in a batch, its mean may be NaN
+    for name, value in values.items():  # the mean of a batch without counted labels may be NaN, and NaN · 0 is NaN
         sums[name] = sums.get(name, 0.0) + (value * count if count else 0.0)
     return count
 
@@ -33,7 +38,7 @@ Totals = tuple[dict[str, WeightedMeans], dict[str, Any], dict[str, list[Any]]]
 
 
 def pooled(found: Sequence[Totals]) -> Totals:
-    """Combine the means, sums and rows of several processes."""
+    """Combine the means, sums and per-sample rows of several processes."""
     means: dict[str, WeightedMeans] = {}
     totals: dict[str, Any] = {}
     rows: dict[str, list[Any]] = {}

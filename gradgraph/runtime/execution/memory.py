@@ -112,7 +112,7 @@ def memory(step: Step | str, *, options: RuntimeOptions | None = None, **sizes: 
         has several steps, the peak is that of the largest.
 
     Raises:
-        UnknownNameError: the step has no such dimension.
+        UnknownNameError: if the step does not have one of the dimensions in ``sizes``.
     """
     definition = step if isinstance(step, Step) else Step.load(step)
     return estimate(opened_here(definition, options), all_sizes_of(definition.manifest, sizes))

@@ -1,4 +1,4 @@
-"""A step opened on one machine: its state, and sessions of its models, each made when it is first needed."""
+"""A step opened on one machine: its state, and sessions of its models, each created when it is first needed."""
 
 from __future__ import annotations
 
@@ -64,23 +64,26 @@ Bound = TypeVar("Bound", bound=BoundSession)
 
 
 class OpenedStep:
-    """The sessions of a step. They share the state, the hyperparameters and the weights that lie in a file.
+    """The sessions of a step, which share its state, hyperparameters and external weights.
 
     Args:
         definition: the step.
-        placement, options: where and how sessions run.
+        placement: the execution providers.
+        options: settings of onnxruntime.
         tune: as for ``Trainer``.
         team: the processes that train together.
 
     Attributes:
-        parts: the steps by name; one that is the only one is called "".
-        kernels: which ones train: the name of a native library, or ``STOCK``; "" off the CPU.
-        gathered: what a training session that is made from now on is to gather.
-        checks_loss: a step whose loss is NaN or infinite is to leave the state as it was; likewise.
+        parts: the steps by name; a single step has the name "".
+        kernels: the kernels that train: the name of the native library, or ``STOCK``; "" if the provider is not the
+            CPU.
+        gathered: shapes of the inputs whose rows training sessions gather; applies to sessions created later.
+        checks_loss: whether a step with a NaN or infinite loss must leave the state unchanged; applies to sessions
+            created later.
 
     Raises:
-        RuntimeUnavailableError: the step was lowered for another runtime or machine, or the native kernels are not
-            available.
+        RuntimeUnavailableError: if the step was lowered for another runtime or machine, or native kernels are requested
+            and not available.
     """
 
     def __init__(
@@ -105,7 +108,7 @@ class OpenedStep:
             name: Part(name, self.manifest, model, self._training_session) for name, model in definition.trains.items()
         }
         self._bound: dict[tuple[str, bool], Any] = {}
-        self._said = False  # what the provider lacks
+        self._said = False  # whether the warning about mixed precision was logged
 
     @property
     def manifest(self) -> Manifest:
@@ -113,7 +116,7 @@ class OpenedStep:
 
     @functools.cached_property
     def state(self) -> State:
-        """The state tensors, first filled by running init.onnx."""
+        """The state tensors, initialized by running init.onnx."""
         moved = {name: set(part.writes) for name, part in self.manifest.parts.items()}
         movers = {s.name: [name for name, tensors in moved.items() if s.name in tensors] for s in self.manifest.state}
         state = State(self.manifest.state, self.placement, movers)
@@ -121,7 +124,7 @@ class OpenedStep:
         read = self._read_straight(state, model)
         if computed := [name for name in state.specs if name not in read]:
             part = _cut_out(model, computed, ()) if read else model
-            # it runs once: the zeros of optimizer slots would be computed a second time to be folded
+            # no optimization: folding constants would compute the zeros of optimizer slots a second time
             options = replace(self.options, optimization="none")
             session = create_session(part, self.placement, options, external_weights(self.definition, part))
             binding = session.io_binding()
@@ -130,11 +133,15 @@ class OpenedStep:
                     binding.bind_ortvalue_output(name, value)
             with explained("running init.onnx failed"):
                 session.run_with_iobinding(binding)
-        self.definition.release_init()  # or the weights would lie in memory once more
+        self.definition.release_init()  # otherwise a second copy of the weights would stay in memory
         return state
 
     def _read_straight(self, state: State, model: onnx.ModelProto) -> set[str]:
-        """Fill what init.onnx gives as it lies in a file from there, so that the file is never mapped; their names."""
+        """Read state tensors that init.onnx copies unchanged from a weight file directly, without mapping the file.
+
+        Returns:
+            The names of these tensors.
+        """
         if not state.on_cpu:
             return set()
         stored = {t.name: t for t in model.graph.initializer if is_external(t) and not is_packed(t)}
@@ -146,7 +153,7 @@ class OpenedStep:
         return read
 
     def follow(self, weights: Mapping[str, Array]) -> dict[str, Array]:
-        """The initial values that init.onnx computes from these weights: copies that an optimizer keeps."""
+        """Return the state tensors that init.onnx computes from these weights, such as copies for an optimizer."""
         model = widened(self.definition.init)
         made = {name for node in model.graph.node for name in node.output}
         of_weights = set(weights) - made
@@ -167,7 +174,13 @@ class OpenedStep:
         return {n: fetched(v, numpy_dtype(specs[n].dtype)) for n, v in zip(names, found, strict=True)}
 
     def find_nonfinite(self, part: Part, feeds: Mapping[str, ort.OrtValue], batch: Collection[str]) -> NonFinite | None:
-        """The node of the step as it is saved that a NaN or infinity in the loss or the next state comes from."""
+        """Return the node of the saved step from which a NaN or infinity in the loss or the next state comes.
+
+        Args:
+            part: the step.
+            feeds: the values of all inputs.
+            batch: names of the inputs that belong to the batch.
+        """
         options, ports = replace(self.options, optimization="none"), part.ports
         open_session = functools.partial(
             create_session, placement=self.placement, options=options, weights=self.weights
@@ -177,19 +190,19 @@ class OpenedStep:
         return NonFiniteSearch(part.model, feeds, batch, open_session)(results)
 
     def evaluation(self, averaged: bool = True) -> BoundSession:
-        """The session of loss and metrics; of averages of the weights where the step keeps some and they are wanted."""
+        """Return the session of loss and metrics; if ``averaged``, with averages of weights if the step has them."""
         ports = Ports(self.manifest.results, measures=self.manifest.columns_of_sums)
         make = functools.partial(BoundSession, self._evaluating, self.state, ports)
         return self._once("evaluation", averaged, make)
 
     def prediction(self, averaged: bool = True) -> ComputingSession:
-        """The session of the model's outputs; of averages likewise."""
+        """Return the session of the model's outputs; ``averaged`` as for :meth:`evaluation`."""
         session = self._predicting[0]
         names = [o.name for o in session.get_outputs()]
         return self._once("prediction", averaged, functools.partial(ComputingSession, session, self.state, names))
 
     def close_sessions(self) -> None:
-        """Close all sessions, so that their memory goes; what runs next opens its own."""
+        """Close all sessions, which frees their memory. They are created again when they are needed."""
         for part in self.parts.values():
             part.close_sessions()
         self._bound.clear()
@@ -198,11 +211,11 @@ class OpenedStep:
 
     @property
     def layouts(self) -> dict[str, Layout]:
-        """The places of samples in the outputs of a prediction."""
+        """The sample axes of the model's outputs."""
         return self._predicting[1]
 
     def _once(self, what: str, averaged: bool, make: Callable[..., Bound]) -> Bound:
-        """A session that is bound once, to averages of the weights or to these themselves."""
+        """Return a session that is bound once and then cached, to averages of the weights or to the weights."""
         stand_ins = self.manifest.averages if averaged else {}
         key = what, bool(stand_ins)
         if key not in self._bound:
@@ -216,11 +229,11 @@ class OpenedStep:
 
     @property
     def _packs_twice(self) -> bool:
-        """Whether sessions beside that which trains may keep a copy of frozen weights of their own.
+        """Whether further sessions besides the training session may have their own copy of frozen weights.
 
-        One of BERT-base is 0.4 GB, and evaluates batches of 4 to 64 rows 1.3 to 2.7 times as fast, of 128 to 512 rows
-        1.04 to 1.3 times (2048 x 2048, one thread of an AMD EPYC). It goes by the size alone, so that a step gives the
-        same bits whenever it evaluates.
+        For BERT-base, such a copy takes 0.4 GB. With it, products of 4 to 64 rows are 1.3 to 2.7 times as fast, and
+        those of 128 to 512 rows 1.04 to 1.3 times (2048 x 2048, one thread of an AMD EPYC). The decision depends only
+        on the size, so that evaluations of a step always return the same bits.
         """
         return self.options.pack_weights is True or self.weights.size < LEAST_PASSED
 
@@ -231,18 +244,24 @@ class OpenedStep:
         return self._to_compute(model), found
 
     def alone(self, part: Part, sizes: Sizes, profile: Path | None = None) -> BoundSession:
-        """A session that does steps on batches of these sizes, for the caller; it may write what nodes take."""
+        """Create a training session for batches of these sizes that only the caller uses.
+
+        Args:
+            part: the step.
+            sizes: sizes of the symbolic dimensions.
+            profile: prefix of the file to which onnxruntime writes a profile; None for no profile.
+        """
         model = self.lowered(part.model, sizes)
         session = create_session(model, self.placement, self.options, self.weights, profile=profile)
         return BoundSession(session, self.state, part.ports)
 
     def lowered(self, model: onnx.ModelProto, sizes: Sizes) -> onnx.ModelProto:
-        """A train graph or part of one in the forms that are best for these sizes, in the order of least memory."""
+        """Return a train graph, or a part of one, lowered for these sizes, with its nodes in a memory-saving order."""
         choose = self._tuner(model, sizes) if self._tuner is not None else None
         return self._in_order(for_machine(model, self._backend, sizes, choose))
 
     def _warn_of_precision(self, model: onnx.ModelProto) -> None:
-        """Say once what the provider lacks for a step in mixed precision; ``model`` is a lowered train graph."""
+        """Warn once if the provider has no suitable kernels for a step in mixed precision, a lowered train graph."""
         name = self.manifest.precision.get("name")
         if name is None or self._said:
             return
@@ -282,23 +301,25 @@ class OpenedStep:
         return BoundSession(session, state, ports, safe, keeps=keeps)
 
     def packs_for(self, part: Part, sizes: Sizes) -> bool:
-        """Whether a session of ``part`` for these sizes may keep a copy of frozen weights, where the options allow it:
-        that for batches of the usual ones, and one for others where ``_packs_twice`` says so.
+        """Whether a session of ``part`` for these sizes may keep a copy of frozen weights, if the options allow it.
+
+        The session for the usual sizes may; the session for all other batches (empty ``sizes``) only if
+        ``_packs_twice``.
         """
         return bool(sizes) or not part.training.has_sizes or self._packs_twice
 
     def half(
         self, model: onnx.ModelProto, sizes: Sizes, next_of: Mapping[str, str], packs: bool = True
     ) -> tuple[ort.InferenceSession, frozenset[str]]:
-        """A session of a half of the step, or of a part of one, and the state tensors that it may write over.
+        """Create a session for one half of the step (gradients or update); return it with the tensors it overwrites.
 
         Args:
-            model: that half or part, as the step has it.
-            sizes: of the batch.
-            next_of: state tensor → output, of those that it moves.
-            packs: whether it may keep a copy of frozen weights.
+            model: the half, or a part of it, from the saved step.
+            sizes: sizes of the symbolic dimensions.
+            next_of: state tensor → output with its next value, for the tensors that the half updates.
+            packs: whether the session may keep a copy of frozen weights.
         """
-        # it has no loss to wait for
+        # the update half contains no loss to wait for, so in_place="auto" does not apply
         in_place = bool(next_of) and self.options.in_place is True and self.state.on_cpu
 
         def lowered() -> onnx.ModelProto:
@@ -312,7 +333,7 @@ class OpenedStep:
         return session, self._shared(executed, next_of) if in_place else frozenset()
 
     def lowered_half(self, model: onnx.ModelProto, sizes: Sizes) -> onnx.ModelProto:
-        """A half of the step, ``lowered``, for the caller to take apart: as it was kept, if it was."""
+        """Return one half of the step, lowered, for the caller to split further; it is cached among the openings."""
         name = self._training_key(model, sizes, {})
         found = openings.read(name, model)
         made = self.lowered(model, sizes) if found is None else found.model
@@ -325,9 +346,12 @@ class OpenedStep:
         return made
 
     def _shared(self, executed: onnx.ModelProto | None, next_of: Mapping[str, str]) -> frozenset[str]:
-        """The state tensors that what is executed may write over; both sets of the state share them now.
+        """Return the state tensors that a session may overwrite, after making both sets of the state share them.
 
-        A session of which nothing is known has two sets, and no other one may write over these.
+        Args:
+            executed: the model that the session executes. If it is None, the session overwrites nothing, and then no
+                other session may overwrite its tensors either.
+            next_of: state tensor → output with its next value, for the tensors that the session updates.
         """
         safe = frozenset[str]() if executed is None else proven(executed, next_of, self.options)
         if self.options.in_place:
@@ -342,14 +366,22 @@ class OpenedStep:
         tells: bool = False,
         packs: bool = True,
     ) -> tuple[ort.InferenceSession, onnx.ModelProto | None]:
-        """A session of ``source``, of what was kept for it if there is something; and what it executes, if it tells."""
+        """Return a session of ``source``, from the cache of openings if possible, and the model that it executes.
+
+        Args:
+            source: a model of the step.
+            key: returns the cache key; None if the model cannot be cached.
+            lowered: returns the lowered model.
+            tells: whether the executed model must be returned; otherwise it is None.
+            packs: whether the session may keep a copy of frozen weights.
+        """
         name = key()
         found = openings.read(name, source)
         if found is not None and found.executed:
             return self._of_executed(found.model, packs), found.model if tells else None
         model = lowered() if found is None else found.model
         if self._tuner is not None:
-            name = key()  # which knows by now what was chosen
+            name = key()  # the key contains the tuner's choices, which may be new
         if found is not None or not openings.is_worth_it(model):
             name = None
         has_all = not any(map(is_external, model.graph.initializer))
@@ -363,22 +395,26 @@ class OpenedStep:
         return session, executed if tells else None
 
     def _writes_much(self, model: onnx.ModelProto, packs: bool) -> bool:
-        """Whether what onnxruntime makes of ``model`` holds many numbers that it has computed of weights in files."""
+        """Whether onnxruntime's optimized model would contain large constants computed from external weights."""
         return self._copies_many(model, packs) and computes_with_weights(model)
 
     def _copies_many(self, model: onnx.ModelProto, packs: bool) -> bool:
-        """Whether a session copies many weights that lie in files, and would write them out with what it executes."""
+        """Whether a session copies large external weights, and would write them into the file of its executed model."""
         is_large = self.weights.size > openings.LARGEST_WRITTEN
         return is_large and copies_weights(model, self.placement, self.options, self.weights, packs)
 
     def _session_and_model(
         self, model: onnx.ModelProto, tells: bool, packs: bool = True
     ) -> tuple[ort.InferenceSession, onnx.ModelProto | None]:
-        """A session and what it executes; that must be told, or else may be None where it cannot be written."""
+        """Return a session and the model that it executes.
+
+        The model is None if it cannot be written to a temporary file; with ``tells`` and ``in_place=True``, the error
+        is raised instead.
+        """
         try:
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / "executed.onnx"
-                if self._copies_many(model, packs):  # which one that does not run leaves where they are
+                if self._copies_many(model, packs):  # a session that does not run leaves the weights in their files
                     self._session(model, path, runs=False)
                     executed = computed_as_written(onnx.load(path, load_external_data=False))
                     if self._is_whole(executed, model):
@@ -391,11 +427,14 @@ class OpenedStep:
             return self._session(model, packs=packs), None
 
     def _is_whole(self, executed: onnx.ModelProto, model: onnx.ModelProto) -> bool:
-        """Whether a session of ``executed`` runs as one of ``model`` does; weights lie where those of that do then."""
+        """Whether a session of ``executed`` can replace one of ``model``: all external weights are the same.
+
+        Weights of ``executed`` are then changed to refer to the files of ``model``.
+        """
         return openings.lies_beside(executed, model, self.weights.holds)
 
     def _of_executed(self, model: onnx.ModelProto, packs: bool) -> ort.InferenceSession:
-        """A session of what onnxruntime has optimised before."""
+        """Create a session of a model that onnxruntime has already optimized."""
         options = replace(self.options, optimization="none")
         return create_session(model, self.placement, options, self.weights, packs=packs, memory=self._memory(model))
 
@@ -409,7 +448,7 @@ class OpenedStep:
         return self._key(model, self._backend, *further, self.checks_loss)
 
     def _to_compute(self, model: onnx.ModelProto, packs: bool = True) -> ort.InferenceSession:
-        """A session of evaluation or prediction."""
+        """Create a session for evaluation or prediction."""
         backend = self.placement.computes_for(self.options)
         key = functools.partial(self._key, model, backend)
         return self._executing(model, key, lambda: self._lowered(model), packs=packs)[0]
@@ -437,12 +476,12 @@ class OpenedStep:
 
     @functools.cached_property
     def weights(self) -> FrozenWeights:
-        """Frozen weights that lie beside the models: mapped once, for all sessions."""
+        """Frozen weights in external files, mapped once for all sessions."""
         return external_weights(self.definition, self.definition.eval, *self.definition.trains.values())
 
 
 def _cut_out(model: onnx.ModelProto, outputs: list[str], fed: Collection[str]) -> onnx.ModelProto:
-    """The part of init.onnx that computes ``outputs``, with the weights that are ``fed`` as inputs."""
+    """Return the part of init.onnx that computes ``outputs``, with the initializers in ``fed`` as inputs."""
     nodes, names = needed(model.graph.node, outputs, lambda node: node.output, lambda node: node.input)
     part = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
     graph = part.graph

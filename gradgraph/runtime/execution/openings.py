@@ -1,8 +1,9 @@
 """A cache of optimised models, in the user's cache folder, so that a step opens faster the next time.
 
-Opening a step lowers it for this machine and lets onnxruntime optimise the result. Both depend only on the step and on
-the sizes, options, processor, versions and files of this package, which form the cache key. The cached model is the one
-that onnxruntime executed. Loaded again without optimisations, it has the same nodes, so results are bitwise identical.
+Opening a step lowers it for this machine and lets onnxruntime optimise the result. Both depend only on the step, the
+sizes, options, processor, versions, and the source files of this package; all of these are in the cache key. The cached
+model is the one that onnxruntime executed. Loaded without further optimisations, it has the same nodes, so results are
+bitwise identical.
 The nodes are stored in an order from which onnxruntime derives the same execution order, so memory use is the same, too
 (``node_order``).
 
@@ -114,7 +115,7 @@ def read(key: str | None, source: onnx.ModelProto) -> Opening | None:
     except UnreadableError:
         return None
     except GradgraphError as error:
-        log.warning("%s; until then steps open as if for the first time", error)
+        log.warning("%s; until then, the cache of opened steps is not used", error)
         return None
     if not _is_filled(model, source) or not _locations(model) <= _locations(source):
         return None
@@ -133,8 +134,10 @@ def keep(key: str, source: onnx.ModelProto, lowered: onnx.ModelProto, executed: 
 
     Args:
         source: the model of the step.
-        lowered: the lowered model. Modified: large constants are removed.
-        executed: the model optimised by onnxruntime, if known; cached instead of ``lowered``, and modified likewise.
+        key: the cache key.
+        source: the model of the step.
+        lowered: the lowered model. It is modified: large constants are replaced by references to ``source``.
+        executed: the model optimised by onnxruntime, if known; it is cached and modified instead of ``lowered``.
     """
     model = lowered if executed is None else executed
     _take_out_constants(model, source)
@@ -147,7 +150,7 @@ def keep(key: str, source: onnx.ModelProto, lowered: onnx.ModelProto, executed: 
             open_private(path.parent)
             write_atomically(path, _MARK + _digest(key, body) + body, FILE_MODE)
     except GradgraphError as error:  # the only effect is a slower opening next time
-        log.debug("%s; this opening is not kept", error)
+        log.debug("%s; this opened step is not cached", error)
         return
     _forget_beyond(MOST)
 
@@ -155,10 +158,15 @@ def keep(key: str, source: onnx.ModelProto, lowered: onnx.ModelProto, executed: 
 def lies_beside(
     executed: onnx.ModelProto, lowered: onnx.ModelProto, holds: Callable[[onnx.TensorProto, bytes], bool]
 ) -> bool:
-    """Point the weights of ``executed`` to the files of those of ``lowered``, in place; False if one is elsewhere.
+    """Make the weights of ``executed`` refer to the files of the same weights of ``lowered``, in place.
 
     Args:
-        holds: whether an external tensor of ``lowered`` has these bytes.
+        executed: the model that onnxruntime executes.
+        lowered: the model that it was created from.
+        holds: returns whether an external tensor has the given bytes in its file.
+
+    Returns:
+        False if an external weight of ``executed`` has no equal in ``lowered``.
     """
     lying = {t.name: t for t in lowered.graph.initializer if is_external(t)}
     for tensor in executed.graph.initializer:
@@ -267,7 +275,7 @@ def _sources() -> str:
 
 
 def _kernels() -> tuple[object, ...]:
-    """Return path, size and time of the native kernel library, if built: the lowering depends on its kernels."""
+    """Return path, size and time of the native kernel library, if built, since the lowering depends on its kernels."""
     found = library.here()
     if not found.is_built:
         return ()

@@ -11,21 +11,21 @@ import onnxruntime as ort
 
 
 def is_of_numpy(dtype: np.dtype[Any]) -> bool:
-    """Whether NumPy itself has this type, and not ml_dtypes; one that was pickled is not the same object any more."""
+    """Whether a dtype is NumPy's own, not one of ml_dtypes; an unpickled dtype is a new object, so identity fails."""
     return dtype.isbuiltin != 2
 
 
 def to_ortvalue(array: np.ndarray[Any, Any]) -> ort.OrtValue:
-    """An OrtValue over the memory of a C-contiguous array: on the CPU nothing is copied."""
+    """Return an OrtValue that shares the memory of a C-contiguous array on the CPU."""
     if is_of_numpy(array.dtype):
         return ort.OrtValue.ortvalue_from_numpy(array)
-    # the small floats of ml_dtypes travel as bits
+    # onnxruntime does not accept arrays of ml_dtypes, so they are passed as unsigned integers
     bits = array.view(np.uint16 if array.dtype.itemsize == 2 else np.uint8)
     return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, onnx.helper.np_dtype_to_tensor_dtype(array.dtype))
 
 
 def on_device(shape: Sequence[int], dtype: np.dtype[Any], device: str, device_id: int) -> ort.OrtValue:
-    """New memory, uninitialised."""
+    """Return an OrtValue with new, uninitialised memory on a device."""
     element = dtype if is_of_numpy(dtype) else onnx.helper.np_dtype_to_tensor_dtype(dtype)
     return ort.OrtValue.ortvalue_from_shape_and_type(list(shape), element, device, device_id)
 
@@ -37,7 +37,7 @@ def fill(value: ort.OrtValue, array: np.ndarray[Any, Any]) -> None:
 
 
 def fetched(value: ort.OrtValue, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """A copy of ``value`` in host memory."""
+    """Return a copy of ``value`` in host memory."""
     if is_of_numpy(dtype):
         return np.array(value.numpy())
     array = np.empty(value.shape(), dtype)

@@ -1,4 +1,4 @@
-"""One train graph of an opened step: what it takes and gives, its hyperparameters, and its sessions."""
+"""One train graph of an opened step, with its inputs, outputs, hyperparameters and sessions."""
 
 from __future__ import annotations
 
@@ -16,31 +16,36 @@ from gradgraph.step.manifest import BATCH_WEIGHT, LEARNING_RATE, UPDATE, Manifes
 
 
 def check_accumulates(accumulate: int | None, parts: Iterable[Part]) -> None:
-    """Raise BuildError if the weights are to move after so many batches, and none of these steps adds up gradients."""
+    """Raise BuildError if gradients should be accumulated, but none of these steps supports accumulation.
+
+    Args:
+        accumulate: the number of batches per update; None for no accumulation.
+        parts: the steps.
+    """
     if accumulate is not None and not any(UPDATE in part.rates.defaults for part in parts):
         raise BuildError(
-            "this step moves the weights after each batch",
+            "this step was built without gradient accumulation: it updates the weights after each batch",
             remedy="build it with gradgraph.build(..., accumulate=True)",
             shell="build it with --accumulate",
         )
 
 
 class Part:
-    """A step that is the only one (its name is "" then), or one of several with names.
+    """One of the named steps of a step folder, or its only step (with the name "").
 
     Args:
-        name: of the step.
-        manifest: of all of them.
-        model: its train graph.
-        make: a session of it for the given sizes.
+        name: name of the step.
+        manifest: the manifest of all steps.
+        model: the train graph of this step.
+        make: creates a session of this step for the given sizes.
 
     Attributes:
-        specs: what a batch of it holds.
-        rates: its hyperparameters.
-        reports_rate: its learning rate follows a schedule in the graph, and each step gives it.
-        ends: the number of updates after which its learning rates are 0 for good; None where they are not.
-        counter: the state that counts them.
-        training: the sessions that do steps.
+        specs: the tensors of a batch.
+        rates: the hyperparameters.
+        reports_rate: whether the learning rate follows a schedule in the graph, and is an output of each step.
+        ends: the number of updates after which all learning rates stay 0; None if they do not.
+        counter: name of the state tensor that counts updates.
+        training: the training sessions.
     """
 
     def __init__(
@@ -60,23 +65,23 @@ class Part:
 
     @functools.cached_property
     def ports(self) -> Ports:
-        """The results, the next values of the state, the hyperparameters and the sums of the train graph."""
+        """The inputs and outputs of the train graph: results, next values of the state, hyperparameters and sums."""
         spec = self._manifest.parts[self.name]
         moved = set(spec.writes)
         next_of = {s.name: s.next for s in self._manifest.state if s.name in moved}
         return Ports(spec.reported(self.name), next_of, self.rates.constants, spec.columns_of_sums(self.name))
 
     def told_to_add_up(self, moves: bool, counted: int) -> dict[str, float]:
-        """Values that a run of this step is fed where it adds up gradients.
+        """Return the extra inputs of a run with gradient accumulation; empty if this step has no such inputs.
 
         Args:
-            moves: whether the weights move by the sums.
-            counted: the terms of its loss.
+            moves: whether this run also updates the weights with the accumulated gradients.
+            counted: the number of loss terms in the batch.
         """
         known = self.rates.defaults
-        told = {UPDATE: float(moves), BATCH_WEIGHT: float(counted)}
-        return {name: value for name, value in told.items() if name in known}
+        values = {UPDATE: float(moves), BATCH_WEIGHT: float(counted)}
+        return {name: value for name, value in values.items() if name in known}
 
     def close_sessions(self) -> None:
-        """Close all sessions. The next step opens them for its own sizes."""
+        """Close all sessions. The next run opens one for the sizes of its own batch."""
         self.training: ShapedSessions[BoundSession] = ShapedSessions(self.specs, lambda sizes: self._make(self, sizes))

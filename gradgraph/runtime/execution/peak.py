@@ -1,4 +1,4 @@
-"""The peak of a step's memory: which tensors live then, who made them and who keeps them."""
+"""The tensors in memory at the peak of a step, with the nodes that create them and the last nodes that read them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ MOST = 12  # rows of a table
 
 @dataclass(frozen=True)
 class Held:
-    """A tensor that lives at the peak.
+    """A tensor in memory at the peak.
 
     Attributes:
-        name: of the tensor.
-        bytes: that it takes.
+        name: name of the tensor.
+        bytes: its size in bytes.
         kind: "activations", "gradients" or "update".
-        made_by: the node that computes it, with its operator.
-        kept_by: the last node that reads it.
-        module: of the model that it belongs to.
+        made_by: operator and name of the node that computes it.
+        kept_by: operator and name of the last node that reads it.
+        module: the module of the model to which that node belongs.
     """
 
     name: str
@@ -40,14 +40,14 @@ class Held:
 
 @dataclass(frozen=True)
 class Peak:
-    """An estimate, as :func:`gradgraph.memory` makes it; print it.
+    """The estimated memory peak of a step, printed as tables.
 
     Attributes:
-        memory: what the step takes, by kind.
+        memory: the memory of the step by kind, as estimated by :func:`gradgraph.memory`.
         modules: bytes of activations at the peak, by module.
-        operators: bytes at the peak, by kind and the operator that made them, such as "activations, Softmax".
-        held: the tensors that live at the peak, the largest first.
-        batches: the whole, by the size of the batch; nothing where that is fixed.
+        operators: bytes at the peak, by kind and the operator that created them, such as "activations, Softmax".
+        held: the tensors in memory at the peak, largest first.
+        batches: total bytes by batch size; empty if the batch size is fixed.
     """
 
     memory: Memory
@@ -57,14 +57,14 @@ class Peak:
     batches: Mapping[int, int]
 
     def as_data(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return plain data for JSON."""
         held = [vars(h) for h in self.held]
         by = {"modules": dict(self.modules), "operators": dict(self.operators), "batches": dict(self.batches)}
         return self.memory.as_data() | by | {"held": held}
 
     def __str__(self) -> str:
         tables = {
-            "the whole, by samples": [(str(n), size) for n, size in self.batches.items()],
+            "total, by batch size": [(str(n), size) for n, size in self.batches.items()],
             "activations at the peak, by module": [
                 (shown(n) or "(none)", s) for n, s in [*self.modules.items()][:MOST]
             ],
@@ -82,13 +82,14 @@ class Peak:
 
 
 def peak(step: Step | str, *, options: RuntimeOptions | None = None, **sizes: int) -> Peak:
-    """The tensors in memory at the worst moment of a step, as this machine's CPU would run it. Nothing is run.
+    """Estimate which tensors are in memory at the peak of a step on this machine's CPU, without running anything.
 
     Args:
-        step, options, sizes: as for ``gradgraph.memory``. Of several steps, that which takes most.
+        step, options, sizes: as for ``gradgraph.memory``. If the step folder has several steps, the result describes
+            the one with the highest peak.
 
     Raises:
-        UnknownNameError: the step has no such dimension.
+        UnknownNameError: if the step does not have one of the dimensions in ``sizes``.
     """
     definition = step if isinstance(step, Step) else Step.load(step)
     whole = all_sizes_of(definition.manifest, sizes)
@@ -119,7 +120,7 @@ def _held(walk: Walk, origins: Origins) -> tuple[Held, ...]:
 
 
 def _by_batch(step: Step, options: RuntimeOptions | None, sizes: Mapping[str, int], found: Memory) -> dict[int, int]:
-    """The whole for the batch, and for twice and four times as many samples: it grows along a line."""
+    """Return the total bytes for this batch size, twice as many samples, and four times (by linear extrapolation)."""
     first = next((d for s in step.manifest.inputs for d in s.shape[:1] if isinstance(d, str)), None)
     if first is None:
         return {}

@@ -1,4 +1,4 @@
-"""Any inference model, run on batches of its inputs."""
+"""Prediction with any inference model, not only those of a step."""
 
 from __future__ import annotations
 
@@ -29,27 +29,28 @@ from gradgraph.step.manifest import TensorSpec, dtype_name
 
 
 class Predictor:
-    """A session for ``model``, and what it takes and gives.
+    """A session for an inference model, with checked inputs and named outputs.
 
     Args:
-        model: with all its weights inside, or beside it.
-        outputs: those to compute, in this order; all by default.
-        device: where to run.
-        packs: whether onnxruntime may copy large weights into the order in which products read them. Else it also
-            computes what it needs of them (floats of integers, transposes) in each run, node by node, as the file says.
-        options: settings of onnxruntime, where it packs weights or computes nothing of them.
+        model: the model, with its weights inside or in external files.
+        outputs: names of the outputs to compute, in this order; all by default.
+        device: the device to run on.
+        packs: whether onnxruntime may copy large weights into the order in which matrix products read them. If False,
+            and the model computes on weights (dequantization, transposes), these nodes are not folded either, but run
+            as written in the file, with each batch.
+        options: settings of onnxruntime; ignored if nodes are not folded because of ``packs=False``.
 
     Attributes:
-        specs: the inputs.
-        outputs: the names of those computed.
-        layouts: where they have their samples.
-        names: of the data that the model was trained on.
-        probable: the outputs that are a Softmax, or the Sigmoid of one number a sample.
+        specs: the inputs by name.
+        outputs: names of the computed outputs.
+        layouts: the sample axes of the outputs.
+        names: the names of the data that the model was trained on.
+        probable: names of the outputs that are probabilities (see :func:`is_probable`).
 
     Raises:
-        UnknownNameError: the model has no such output.
-        ModelError: an input is no tensor, or onnxruntime refuses the model.
-        RuntimeUnavailableError: the device is not available.
+        UnknownNameError: if the model does not have one of ``outputs``.
+        ModelError: if an input is not a tensor, or onnxruntime refuses the model.
+        RuntimeUnavailableError: if the device is not available.
     """
 
     def __init__(
@@ -77,18 +78,24 @@ class Predictor:
 
     @property
     def fixed_rows(self) -> int | None:
-        """The number of samples that the model is fixed to, if it is."""
+        """The model's fixed batch size; None if it is not fixed."""
         return self._checker.fixed_rows
 
     def __call__(self, batch: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs for a batch, by name; raises DataError if it does not fit, ModelError if onnxruntime fails."""
+        """Return the outputs for a batch, by name.
+
+        Raises:
+            DataError: if the batch does not match the inputs of the model.
+            ModelError: if onnxruntime fails.
+        """
         feeds = self._checker(batch)
         with explained("running the model failed"), weights_pass_through(self._session):
             return results(self._session, self.outputs, feeds)
 
     def over(self, data: Ordered, batch_size: int) -> Iterator[tuple[int, dict[str, Array]]]:
-        """The outputs batch by batch, each with the number of its samples. Where the model is fixed to a number of
-        samples, the last batch is filled up with copies of its last one, whose outputs are left out.
+        """Yield the number of samples and the outputs of each batch.
+
+        For a fixed batch size, the last batch is padded with copies of its last sample, whose outputs are dropped.
         """
         for i, batch in enumerate(data.batches(batch_size)):
             whole, rows = filled(batch, batch_size if self.fixed_rows else 0)
@@ -102,7 +109,11 @@ class Predictor:
 
 
 def is_probable(value: ir.Value) -> bool:
-    """Is ``value`` a Softmax, over the second axis where one can see it, or the Sigmoid of one number a sample?"""
+    """Return whether ``value`` contains class probabilities.
+
+    This is so for the output of a Softmax over the second or last axis (or over an axis that cannot be determined), and
+    for the Sigmoid of one number per sample.
+    """
     found = probabilities(value)
     if found is None:
         return False
@@ -113,10 +124,11 @@ def is_probable(value: ir.Value) -> bool:
 
 
 def _in_few_bits(model: ir.Model) -> bool:
-    """Are weights stored as float16, or as integers of which products read floats?
+    """Return whether weights are stored as float16 or as dequantized integers.
 
-    An optimised session has copies of these: it computes Casts in advance, and makes MatMulNBits of a DequantizeLinear
-    and a product. Where data are integers, too, there are products of integers, which read them as they are stored.
+    An optimizing session makes larger copies of such weights: it folds the Casts, and fuses a DequantizeLinear and a
+    matrix product to MatMulNBits. A model that also quantizes its data is excluded, since its integer products read
+    weights in their stored form.
     """
     operators = {node.op_type for node in model.graph}
     few = any(name.endswith(STORED) for name in model.graph.initializers)
@@ -125,5 +137,8 @@ def _in_few_bits(model: ir.Model) -> bool:
 
 def _spec(value: ir.Value) -> TensorSpec:
     if value.dtype is None or value.shape is None:
-        raise ModelError(f"the input '{shown(value.name)}' has no element type or no rank, so no data can be checked")
+        raise ModelError(
+            f"the model declares no element type or no rank for the input '{shown(value.name)}', so data for it cannot "
+            "be checked"
+        )
     return TensorSpec(value.name or "", dtype_name(int(value.dtype)), as_dims(value.shape))

@@ -1,10 +1,10 @@
 """The state of a training run, kept on the device between steps.
 
-There are two sets of tensors: a step reads one and writes the other, then they change places. Where several steps move
-parts of one state, each moves some groups of tensors, and only these change places: ``side`` is a number with a bit for
-each group. Binding one tensor as
-input and output of the same run is not safe in general: the result would depend on the order in which nodes happen to
-run. Tensors for which ``inplace.py`` proves that it does not may be members of both sets.
+There are two sets of tensors: a step reads one and writes the other, then the sets are swapped. With several named
+steps over one state, each step updates some groups of tensors, and only these are swapped: ``side`` is an integer with
+one bit per group. Binding the same memory as input and output of a run is not safe in general, since the result would
+depend on the order in which nodes happen to run. Tensors for which ``inplace.py`` proves that it is safe are shared by
+both sets.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class Tensor:
             self.value = on_device(shape, dtype, placement.memory, placement.device_id)
 
     def read(self) -> np.ndarray[Any, Any]:
-        """A copy in host memory."""
+        """Return a copy in host memory."""
         return fetched(self.value, self._dtype) if self._array is None else self._array.copy()
 
     def seen(self) -> np.ndarray[Any, Any]:
-        """The memory itself where the host can read it, until the next step; else a copy."""
+        """Return a view of the memory, valid until the next step; a copy if the tensor is on a GPU."""
         return fetched(self.value, self._dtype) if self._array is None else self._array.view()
 
     def read_in(self, content: Iterable[memoryview]) -> None:
-        """Take the bytes of a file, piece by piece; only where the host can write the memory."""
+        """Fill the tensor with bytes that are read piece by piece from a file; on the CPU only."""
         assert self._array is not None
         flat, done = self._array.reshape(-1).view(np.uint8), 0
         for piece in content:
@@ -64,7 +64,7 @@ class Tensor:
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """``np.empty`` on a cache-line boundary."""
+    """Return an uninitialized array whose memory begins at a multiple of ``ALIGNMENT`` bytes."""
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     block = np.empty(size + ALIGNMENT, np.uint8)
     start = -block.ctypes.data % ALIGNMENT
@@ -72,16 +72,18 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[An
 
 
 class State:
-    """Every state tensor of a step, current and next. Memory for the next values is taken when training begins.
+    """The state tensors of a step: the current values, and memory for the next ones, allocated when training begins.
 
     Args:
-        specs: the tensors.
-        placement: where they lie.
-        movers: the steps that move each of them; by default one moves all.
+        specs: the state tensors.
+        placement: the device of their memory.
+        movers: for each tensor, the named steps that update it; by default a single step updates all.
 
     Attributes:
-        side: which of the two tensors is the current one: a bit for each group of tensors that the same steps move.
-        absent: tensors that lie in other processes.
+        side: for each group of tensors (those updated by the same steps), one bit that selects the current set.
+        shared: names of tensors whose memory both sets share.
+        lost: whether a run failed that may have overwritten shared tensors.
+        absent: names of tensors that other processes store.
     """
 
     def __init__(
@@ -99,12 +101,17 @@ class State:
         self._second: dict[str, Tensor] = {}
         self.shared: frozenset[str] = frozenset()
         self._claimed: set[str] = set()
-        self.lost = False  # a run failed after it may have written over shared tensors
+        self.lost = False
         self.absent: frozenset[str] = frozenset()
         self._fetch: Callable[[list[str]], dict[str, np.ndarray[Any, Any]]] = lambda names: {}
 
     def share(self, names: Iterable[str], moved: Iterable[str]) -> None:
-        """Let these tensors be the same in both sets: of those that a session moves, if none before it does."""
+        """Let both sets share the memory of these tensors, except those that an earlier session already updates.
+
+        Args:
+            names: the tensors that a session may overwrite.
+            moved: all tensors that this session updates.
+        """
         new = set(names) - self._claimed
         self._claimed.update(moved)
         self._second |= {name: self._first[name] for name in new}
@@ -113,7 +120,12 @@ class State:
     def leave(
         self, names: Iterable[str], fetch: Callable[[list[str]], dict[str, np.ndarray[Any, Any]]] | None = None
     ) -> None:
-        """Give the memory of these tensors back: other processes have them, and ``fetch`` gives copies of some."""
+        """Free the memory of tensors that other processes store.
+
+        Args:
+            names: the tensors.
+            fetch: returns copies of some of them, by name.
+        """
         self.absent = frozenset(names)
         self._fetch = fetch or self._fetch
         for name in self.absent:
@@ -121,7 +133,7 @@ class State:
             self._second.pop(name, None)
 
     def make_whole(self) -> None:
-        """Take memory for all tensors again; the values of those that were absent are yet to be written."""
+        """Allocate memory for absent tensors again; their values must then be written."""
         self._first |= {name: Tensor(self.specs[name], self._placement) for name in self.absent}
         for name in self.absent & self.shared:
             self._second[name] = self._first[name]
@@ -129,11 +141,11 @@ class State:
 
     @property
     def here(self) -> list[str]:
-        """The tensors that lie in this process."""
+        """Names of the tensors that this process stores."""
         return [name for name in self.specs if name not in self.absent]
 
     def bits(self, names: Iterable[str]) -> int:
-        """The bits of ``side`` that stand for the groups of these tensors."""
+        """Return the bits of ``side`` for the groups of these tensors."""
         bits = 0
         for name in names:
             bits |= self._bits[name]
@@ -147,11 +159,11 @@ class State:
         return self._second[name]
 
     def values(self, side: int) -> dict[str, ort.OrtValue]:
-        """The OrtValues that are current when ``side`` is this."""
+        """Return the OrtValues of the tensors that are current for this value of ``side``."""
         return {name: self._tensor(name, side).value for name in self.here}
 
     def tensor_like(self, name: str) -> Tensor:
-        """New memory of the shape and type of a state tensor."""
+        """Allocate memory of the shape and type of a state tensor."""
         return Tensor(self.specs[name], self._placement)
 
     def overwrite(self, name: str, tensor: Tensor) -> None:
@@ -163,37 +175,47 @@ class State:
         self._tensor(name, self.side).write(array)
 
     def read_in(self, name: str, content: Iterable[memoryview]) -> None:
-        """Let the current value of ``name`` be the bytes of a file; on the CPU only."""
+        """Fill the current value of ``name`` with the bytes of a file, piece by piece; on the CPU only."""
         self._tensor(name, self.side).read_in(content)
 
     def swap(self, bits: int) -> None:
-        """Make the values current that the last step wrote: those of its groups."""
+        """Make the values that the last step wrote current, for the groups with these ``bits``."""
         self.side ^= bits
 
     def undo(self, bits: int) -> None:
-        """Go back to what the last step started from, which shared tensors cannot."""
+        """Restore the values from before the last step; with shared tensors, the state is lost instead."""
         self.swap(bits)
         self.failed()
 
     def failed(self) -> None:
-        """Note that a run has failed: with shared tensors, the state is then neither the old nor the new."""
+        """Record a failed run: with shared tensors, the state is lost, since it is a mixture of old and new values."""
         self.lost = bool(self.shared)
 
     def check(self) -> None:
         """Raise ModelError if the state was lost."""
         if self.lost:
             raise ModelError(
-                "the last step failed while it wrote over the state; load a checkpoint, or train with in_place=False, "
+                "the last step failed while it overwrote the state; load a checkpoint, or train with in_place=False, "
                 "which keeps the state of the step before"
             )
 
     def read(self, names: Iterable[str] | None = None) -> dict[str, np.ndarray[Any, Any]]:
-        """Copies of the current values (of all tensors by default); raises ModelError."""
+        """Return copies of the current values, by default of all tensors.
+
+        Raises:
+            ModelError: if the state was lost.
+        """
         self.check()
         return self._each(names, Tensor.read)
 
     def seen(self, names: Iterable[str] | None = None) -> dict[str, np.ndarray[Any, Any]]:
-        """The current values, not copied where the host can read them: they change with the next step; ModelError."""
+        """Return the current values, by default of all tensors, as views that change with the next step.
+
+        Tensors on a GPU are copied.
+
+        Raises:
+            ModelError: if the state was lost.
+        """
         self.check()
         return self._each(names, Tensor.seen)
 
@@ -206,13 +228,18 @@ class State:
         return {name: fetched[name] if name in fetched else give(self._tensor(name, self.side)) for name in names}
 
     def seen_for_use(self, names: Iterable[str], averages: Mapping[str, str]) -> dict[str, np.ndarray[Any, Any]]:
-        """Return the current values as :meth:`seen`, with averages in place of the averaged tensors."""
+        """Return current values like :meth:`seen`, with moving averages instead of the averaged tensors.
+
+        Args:
+            names: the tensors to return.
+            averages: tensor → the state tensor with its average.
+        """
         names = list(names)
         found = self.seen(averages.get(name, name) for name in names)
         return {name: found[averages.get(name, name)] for name in names}
 
     def go_back(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        """Write what ``read`` gave earlier of the tensors here; of others, nothing."""
+        """Restore values from an earlier :meth:`read`, for the tensors that this process stores."""
         for name in self.here:
             self.put(name, values[name])
         self.lost = False
@@ -221,8 +248,8 @@ class State:
         """Replace every current value.
 
         Raises:
-            CheckpointError: a tensor is missing, unknown, or of another shape or dtype; nothing was changed then.
-            DataError: NumPy cannot read one, or a mask hides values of it; likewise.
+            CheckpointError: if a tensor is missing, unknown, or has another shape or dtype. The state is unchanged.
+            DataError: if NumPy cannot convert a value, or a mask hides elements of it. The state is unchanged.
         """
         check_values(self.specs, values)
         self.make_whole()

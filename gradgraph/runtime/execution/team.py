@@ -43,7 +43,7 @@ class Team:
         """The default GPU index of this process.
 
         Raises:
-            RuntimeUnavailableError: this machine has fewer GPUs than processes.
+            RuntimeUnavailableError: if this machine has fewer GPUs than processes.
         """
         return 0
 

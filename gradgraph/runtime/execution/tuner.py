@@ -1,8 +1,8 @@
-"""Choosing forms by measurement: the candidates of every operator of a step, timed on this machine, once.
+"""Selection of forms by measurement: every form of every operator of a step is timed once on this machine.
 
-The tables of ``gradgraph.backends`` prefer what was fast where they were written. ``Tuner`` times every form that
-can serve each node of a model (the portable one included), alone and in turn, and keeps the winner in a file of the
-user's cache, by processor, versions and threads. It never times a form twice.
+By default, the tables of ``gradgraph.backends`` select forms that were fast on the machines of their authors. ``Tuner``
+times every form that supports a node of the model, including the portable one, each in a model of that node alone. The
+fastest is stored in a file in the user's cache, by processor, versions and threads, so no node is timed twice.
 """
 
 from __future__ import annotations
@@ -45,23 +45,24 @@ log = logging.getLogger("gradgraph")
 
 PORTABLE_FORM = "portable"
 UNKNOWN_CARD = "unknown CUDA device"
-BUDGET = 0.25  # seconds for each candidate
+BUDGET = 0.25  # seconds for each form of a node
 MOST_RUNS = 30
-PAUSE = 0.012  # seconds until onnxruntime's idle threads sleep; while they spin they slow other sessions
+PAUSE = 0.012  # seconds until onnxruntime's idle threads sleep; until then, their spinning slows other sessions
 
 
 @dataclass
 class Tuner:
-    """Times forms and remembers the fastest.
+    """A tuner that times the forms of a backend and remembers the fastest.
 
     Attributes:
-        backend: whose forms.
-        placement, options: how sessions are made.
-        cache: file of earlier choices; ``None`` keeps them in memory only.
-        report: called with one line for each choice that was timed.
+        backend: the backend whose forms are timed.
+        placement, options: the placement and settings of the timed sessions.
+        cache: the file of earlier choices; ``None`` keeps them in memory only.
+        report: called with one line for each timed node.
+        chosen: the fastest form by the key of a call (``Call.key``).
 
     Raises:
-        RuntimeUnavailableError: others may have written the cache.
+        RuntimeUnavailableError: if other users can write the cache file.
     """
 
     backend: Backend
@@ -75,9 +76,9 @@ class Tuner:
         self.chosen = {**_stored(self.cache).get(self._machine, {}), **self.chosen}
 
     def __call__(self, model: onnx.ModelProto, dims: Mapping[str, int]) -> Choose:
-        """The ``choose`` of ``for_machine(model, backend, dims, choose)``, by measured times.
+        """Time the forms of a model; return the argument ``choose`` of ``for_machine(model, backend, dims, choose)``.
 
-        Operators whose sizes stay unknown, or that read integers, are left to the tables.
+        For operators of unknown sizes, or with computed integer inputs, the backend's table selects the form.
         """
         fresh = dict(self._timed(opened(model, dims)))
         if fresh:
@@ -107,7 +108,7 @@ class Tuner:
                 yield key, best
 
     def _race(self, node: ir.Node, forms: Sequence[Form]) -> dict[str, float]:
-        """Median seconds of every form that can serve, run in turn."""
+        """Return the median seconds of each form that supports ``node``; the forms run in turn."""
         rng = np.random.default_rng(0)
         runs: dict[str, Callable[[], None]] = {}
         for candidate in (None, *(f for f in forms if _serves(f, node))):
@@ -116,7 +117,7 @@ class Tuner:
             try:
                 runs[candidate.name if candidate else PORTABLE_FORM] = self._runner(to_proto(model), rng)
             except GradgraphError:
-                continue  # a form that this runtime refuses is no candidate
+                continue  # this runtime does not support the form
         times: dict[str, list[float]] = {name: [] for name in runs}
         end = time.perf_counter() + BUDGET * len(runs)
         while runs and (time.perf_counter() < end or not times[next(iter(runs))][1:]):
@@ -136,7 +137,7 @@ class Tuner:
 
         def run() -> None:
             session.run_with_iobinding(binding)
-            binding.synchronize_outputs()  # a device may still compute when a call has returned
+            binding.synchronize_outputs()  # a device may still compute after the call returns
 
         with explained("running a form failed"):
             run()
@@ -161,30 +162,30 @@ class Tuner:
             with explain_errors(self.cache):
                 open_private(self.cache.parent)
                 write_atomically(self.cache, json.dumps(stored, indent=1, sort_keys=True).encode(), FILE_MODE)
-        except GradgraphError as error:  # it costs another measurement, nothing else
-            log.warning("%s; until then what was timed is not kept", error)
+        except GradgraphError as error:  # the only effect is that forms are timed again
+            log.warning("%s; until then the measured times are not stored", error)
 
 
 def default_cache() -> Path:
-    """``gradgraph/tuned.json`` in the user's cache folder."""
+    """Return the path of the default cache file, ``gradgraph/tuned.json`` in the user's cache folder."""
     return cache_folder() / "tuned.json"
 
 
 def graphics_card(number: int) -> str:
-    """The name of a CUDA device, as far as its driver tells."""
+    """Return the name of a CUDA device as printed by nvidia-smi, or ``UNKNOWN_CARD``."""
     tool = processes.program("nvidia-smi")
     if tool is None:
         return UNKNOWN_CARD
     command = [tool, f"--id={number}", "--query-gpu=name", "--format=csv,noheader"]
     try:
-        told = processes.run(command, text=True, timeout=10, check=True).stdout.strip()
+        name = processes.run(command, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
-        told = ""
-    return told or UNKNOWN_CARD
+        name = ""
+    return name or UNKNOWN_CARD
 
 
 def _stored(cache: Path | None) -> dict[str, dict[str, str]]:
-    """The content of the cache; an unreadable or damaged file counts as empty."""
+    """Return the choices of each machine in the cache file; an unreadable or damaged file counts as empty."""
     if cache is not None:
         check_ours(cache)
     try:
@@ -201,8 +202,9 @@ def _stored(cache: Path | None) -> dict[str, dict[str, str]]:
 
 
 def _burst(run: Callable[[], None], count: int = 2) -> list[float]:
-    """Seconds of a few runs in a row, as in a step: after those of the session before have stopped spinning, and the
-    own threads are awake.
+    """Return the seconds of ``count`` consecutive runs, after a pause and a run that is not timed.
+
+    The pause lets the threads of the previous session stop spinning; the first run wakes up this session's threads.
     """
     time.sleep(PAUSE)
     run()
@@ -218,7 +220,7 @@ def _burst(run: Callable[[], None], count: int = 2) -> list[float]:
 
 
 def _can_stand_alone(node: ir.Node) -> bool:
-    """Whether random numbers will do as inputs: their sizes are known, and they are float32 or constant."""
+    """Whether a node can be timed on random inputs: each input is constant, or float32 of known size."""
     return all(
         v is None or constant_of(v) is not None or (v.dtype == ir.DataType.FLOAT and is_static(v.shape))
         for v in node.inputs
@@ -226,7 +228,10 @@ def _can_stand_alone(node: ir.Node) -> bool:
 
 
 def _choice_of(candidate: Form | None, key: Key) -> Choose:
-    """Choose ``candidate`` (None: the portable form) for the operator ``key``; its own nodes are lowered as usual."""
+    """Return a ``choose`` that selects ``candidate`` (None for the portable form) for the operator ``key``.
+
+    Nodes that the candidate itself emits are lowered as usual.
+    """
 
     def choose(call: Call, forms: Sequence[Form]) -> Sequence[Form]:
         if key_of(call.node) != key:
@@ -243,7 +248,7 @@ def _serves(candidate: Form, node: ir.Node) -> bool:
 
 
 def _model_of(node: ir.Node) -> ir.Model:
-    """A model of one node, whose inputs are its inputs."""
+    """Return a model that contains only a copy of ``node``; constant inputs of the node become initializers."""
     copies: dict[ir.Value, ir.Value] = {}
     weights = []
     for i, v in enumerate(node.inputs):

@@ -1,4 +1,4 @@
-"""The samples that a model is worst at: where to look for wrong labels, and for what it has not learnt."""
+"""The samples with the largest losses, which often have wrong labels or show what a model has not learned."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class WorstSample:
     """A sample with a large loss.
 
     Attributes:
-        index: its place in the data, counted from 0.
-        value: of the column that was looked at: its loss.
-        sample: its inputs and targets by name, without the axis of samples.
-        outputs: of the model, likewise.
-        file: where it comes from, if it has a file of its own.
-        label, called: the name of its class, and of the class that the model takes it for, where classes have names.
-        text: that its tokens are made of, if it is one.
-        picture: a small PNG, of the file or of the array of an image; empty where it is neither.
+        index: its position in the data, from 0.
+        value: its loss.
+        sample: its inputs and targets by name, without the sample axis.
+        outputs: the model's outputs for it by name, without the sample axis.
+        file: path of the sample's file, if each sample is a file.
+        label, called: names of its true class, and of the predicted class; empty without class names.
+        text: the text that its tokens were made from; empty if it is not a text.
+        picture: a small PNG, of its file or image array; empty if it is not an image.
     """
 
     index: int
@@ -44,7 +44,7 @@ class WorstSample:
 
     @property
     def words(self) -> dict[str, str]:
-        """Words that are known of it: its file, its classes, and its text."""
+        """The non-empty ones of its file, class names and text, by their labels in printed output."""
         known = {"file": self.file, "is": self.label, "called": self.called, "text": self.text}
         return {what: name for what, name in known.items() if name}
 
@@ -56,13 +56,13 @@ class WorstSample:
 
 
 class WorstSamples(list[WorstSample]):
-    """Samples with the largest losses, the largest first. Printed, they are a line each."""
+    """A list of the samples with the largest losses, largest first; printed with one line per sample."""
 
     def __str__(self) -> str:
         return "\n".join(map(str, self))
 
     def as_data(self) -> list[dict[str, Any]]:
-        """For JSON."""
+        """Return plain data for JSON."""
         return [
             {"sample": one.index, "loss": one.value, **one.words,
              "outputs": {name: a.tolist() for name, a in one.outputs.items()}} for one in self
@@ -87,19 +87,19 @@ class WorstSamples(list[WorstSample]):
 
 
 def _shown(array: Array) -> str:
-    """An array as text: a few numbers as they are, of many their type and shape."""
+    """Return the elements of a small array as text; for a larger array its type and shape."""
     if array.size > MOST_NUMBERS:
         return f"{array.dtype}{list(array.shape)}"
     return np.array2string(array, precision=4, separator=", ", suppress_small=True).replace("\n", "")
 
 
-Valued = tuple[int, float, Mapping[str, Array]]  # the place of a sample, its value and its arrays
+Valued = tuple[int, float, Mapping[str, Array]]  # the index of a sample, its loss and its arrays
 
 
 def largest(samples: Iterable[Valued], count: int) -> list[Valued]:
-    """The ``count`` with the largest values, the largest first; no more are kept. NaN counts as largest."""
+    """Return the ``count`` samples with the largest losses, largest first, storing no more; NaN counts as largest."""
     kept: list[tuple[tuple[float, int], Valued]] = []
     for index, value, arrays in samples:
-        rank = (math.inf if math.isnan(value) else value, -index)  # of equal ones the first stays
+        rank = (math.inf if math.isnan(value) else value, -index)  # of equal losses, the first sample is kept
         (heapq.heappush if len(kept) < count else heapq.heappushpop)(kept, (rank, (index, value, arrays)))
     return [valued for _, valued in sorted(kept, key=lambda pair: pair[0], reverse=True)]

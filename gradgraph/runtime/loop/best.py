@@ -20,16 +20,16 @@ log = logging.getLogger("gradgraph")
 
 
 class Best:
-    """The state of the best epoch so far.
+    """The best epoch of a fit so far, with a copy of its state.
 
     Args:
-        executor: owns the state.
-        saves: saves it as a checkpoint, too.
-        patience: epochs without improvement after which a fit stops; None disables early stopping.
-        monitor: selects the best epoch.
+        executor: provides the state.
+        saves: saves the best state as a checkpoint, too.
+        patience: epochs (or evaluations) without improvement after which the fit stops; None disables early stopping.
+        monitor: compares epochs.
 
     Attributes:
-        state: the state of the best epoch; None before the first.
+        state: a copy of the state after the best epoch; None before the first epoch.
     """
 
     def __init__(self, executor: Executor, saves: Saves, patience: int | None, monitor: Monitor) -> None:
@@ -40,11 +40,11 @@ class Best:
 
     @property
     def is_over(self) -> bool:
-        """Whether patience is exhausted; also for a resumed run that had stopped early."""
+        """Whether patience is exhausted, in this fit or before a resume."""
         return self.patience is not None and self.progress.stale >= self.patience
 
     def is_out_of_patience(self, row: Mapping[str, float]) -> bool:
-        """Keep the state of an epoch if its row is the best; return True once patience is exhausted."""
+        """Copy the current state if ``row`` is the best so far; return whether patience is exhausted."""
         p = self.progress
         if self.patience is None:
             return False
@@ -59,7 +59,11 @@ class Best:
         return self.is_over
 
     def restore(self, report: Reporter) -> int | None:
-        """Restore and report the best state with ``patience``; return the index of its row unless it is the last."""
+        """Restore the best state at the end of a fit with ``patience``, and report it.
+
+        Returns:
+            The index of the best row in the history; None if it is the last one, or without ``patience``.
+        """
         p = self.progress
         if self.patience is None or p.stale == 0:
             return None
@@ -67,12 +71,12 @@ class Best:
         row = p.history.row(best)
         monitored = self._monitor.of(row)
         rows = "evaluations" if p.eval_every else "epochs"
-        cause = f"stopped early, no better {monitored} for {p.stale} {rows}: " if self.is_over else ""
-        assert self.state is not None  # kept at the end of the epoch, or recovered on resume
+        cause = f"stopped early, since {monitored} did not improve for {p.stale} {rows}: " if self.is_over else ""
+        assert self.state is not None  # copied after the best epoch, or recovered on resume
         with self.executor.turns.lock:
             self.executor.state.go_back(self.state)
         where = f"step {row['step']:.0f}" if p.eval_every else f"epoch {row['epoch']:.0f}"
-        report.say(f"{cause}the weights are those of {where} with {monitored} {row[monitored]:.6g}, the best")
+        report.say(f"{cause}restored the weights of {where}, with the best {monitored} ({row[monitored]:.6g})")
         return best
 
     def recovered(self) -> tuple[float | None, int, dict[str, Array] | None]:
@@ -81,8 +85,10 @@ class Best:
         return self.progress.best, self.progress.stale, self.state
 
     def recover(self) -> None:
-        """Find the state of the best epoch after a resume: the current state, or a checkpoint of exactly that epoch.
-        If there is none, log a warning and restart the search.
+        """Find the state of the best epoch after a resume.
+
+        It is the current state, or in a checkpoint of exactly that epoch. Otherwise, log a warning and search for the
+        best epoch anew.
         """
         p = self.progress
         if self.patience is None or p.best is None:
@@ -91,7 +97,8 @@ class Best:
         row = {"epoch": 0.0, "step": -1.0, **(p.history.row(best) if best >= 0 else {})}
         monitored = self._monitor.of(row)
         if best >= 0 and not _same(row.get(monitored), p.best):
-            log.warning("the best epoch so far was not that of '%s'; it is looked for from here on", shown(monitored))
+            log.warning("the best epoch so far was determined by another column than '%s'; the search starts anew",
+                        shown(monitored))  # fmt: skip
             p.best, p.stale = None, 0
             return
         if p.steps == row["step"]:
@@ -108,9 +115,9 @@ class Best:
             if (progress.steps, progress.best) == (row["step"], p.best):
                 self.state = {name: np.array(value) for name, value in values.items()}  # copied from the mapped file
                 return
-            reasons.append(f"'{shown(path)}' is of step {progress.steps}")
-        log.warning("the state of epoch %d, the best so far with %s %.6g, is lost (%s); the best epoch from here on is "
-                    "looked for", row["epoch"], monitored, p.best,
+            reasons.append(f"'{shown(path)}' is from step {progress.steps}")
+        log.warning("the weights of the best epoch so far (epoch %d, %s %.6g) were not found (%s); the search for the "
+                    "best epoch starts anew", row["epoch"], monitored, p.best,
                     reasons[0] if reasons else "it was not saved")  # fmt: skip
         p.best, p.stale = None, 0
 

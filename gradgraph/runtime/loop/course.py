@@ -1,4 +1,4 @@
-"""The progress of a fit and its estimated remaining time."""
+"""The estimated remaining time of a fit."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from gradgraph.runtime.saved.printed import clock
 
 
 class Course:
-    """A time estimate for a fit, which includes the time between epochs (validation, checkpoints).
+    """An estimator of a fit's remaining time, including the time between epochs (validation, checkpoints).
 
     Args:
         epochs: number of the last epoch, counted from 1; None if unknown.
-        most_steps: maximum number of steps.
-        deadline: the time (``time.monotonic()``) at which the fit stops.
+        most_steps: maximum number of steps; None for no limit.
+        deadline: the time (``time.monotonic()``) at which the fit stops; None for no limit.
 
     Attributes:
-        is_begun: whether the first step is done; it is not timed, as it takes longer than others.
+        is_begun: whether timing has begun, after the first step (which is not timed, since it is slower than others).
     """
 
     def __init__(self, epochs: int | None = None, most_steps: int | None = None, deadline: float | None = None) -> None:

@@ -61,7 +61,7 @@ class FitOptions:
     eval_every: int | None = None
 
     def told(self, resume: bool) -> str:
-        """Return the options that must agree among the ranks, as text."""
+        """Return, as text, the options that must be equal on all ranks."""
         own = {n: v for n, v in vars(self).items() if n not in ("rates", "callbacks", "checkpoint", "log", "progress")}
         rates = {name: rate for name, rate in self.rates.items() if isinstance(rate, int | float)}
         return f"{own}, {rates}, {sorted(self.rates)}, {len(self.callbacks)} callbacks, resume={resume}"
@@ -76,7 +76,7 @@ class FitOptions:
         if self.checkpoint is not None:
             check_suffix(self.checkpoint, ".ckpt", ".safetensors")
         if self.max_time is not None and not self.max_time > 0:
-            raise DataError(f"max_time must be a number of seconds above zero, but is {described(self.max_time)}")
+            raise DataError(f"max_time is {described(self.max_time)}; it should be a positive number of seconds")
         names = (
             "epochs",
             "max_steps",
@@ -90,7 +90,7 @@ class FitOptions:
         check_counts(**{name: getattr(self, name) for name in names})
         if self.patience is None and self.monitor != Monitor():
             raise DataError(
-                "monitor, mode and min_delta say what the best epoch is, which is looked for with patience only",
+                "monitor, mode and min_delta have no effect without patience (early stopping)",
                 remedy="pass patience=<epochs>",
                 shell="add --patience",
             )
@@ -103,7 +103,7 @@ def _check_callback(callback: object) -> None:
         return
     if hooks:
         called = shown(callback.__name__)  # type: ignore[attr-defined]
-        raise ArgumentError(f"the callback is the class {called}; give an instance of it, which its call makes")
+        raise ArgumentError(f"the callback is the class {called}; give an instance of it, such as {called}()")
     methods = "on_step(trainer, results), on_epoch(trainer, row) and on_end(trainer, history)"
     near = next((n for n in dir(callback) if not hasattr(object, n) and "did you mean" in suggestion(n, HOOKS)), None)
     found = f", but has '{shown(near)}'{suggestion(near, HOOKS)}" if near else ""
@@ -112,14 +112,14 @@ def _check_callback(callback: object) -> None:
 
 
 class Fit:
-    """One call of ``fit``. Everything needed to resume is in ``executor.progress``.
+    """A running call of ``Trainer.fit``. All that is needed to resume it is in ``executor.progress``.
 
     Args:
-        executor: runs the step.
-        source, order: the training data and its order.
-        validation: data to evaluate after each epoch or ``eval_every`` steps, if any.
+        executor: executes the training steps.
+        source, order: the training data, and how samples are ordered and batched.
+        validation: data to evaluate after each epoch or every ``eval_every`` steps; None for no validation.
         options: the other arguments of ``Trainer.fit``.
-        owner: the trainer, passed to callbacks.
+        owner: the trainer, which is passed to callbacks.
     """
 
     def __init__(
@@ -135,8 +135,8 @@ class Fit:
         options = options if self.team.is_first else options.silent()
         self.executor, self.source, self.order, self.options = executor, source, order, options
         self.validation, self.owner = validation, owner
-        self.progress = executor.progress  # not replaced during a fit
-        self._lock = executor.turns.lock  # held while progress changes: other threads read and save it
+        self.progress = executor.progress  # the same object during the whole fit
+        self._lock = executor.turns.lock  # held while progress changes, since other threads read and save it
         self._moving = MovingRates(options.rates)
         self._rates_now: dict[str, float] | None = None
         self._saves = Saves(executor, options.checkpoint)
@@ -144,7 +144,7 @@ class Fit:
         self._logs = Logs(options.log, options.log_every, self.progress, executor.manifest, executor.scaling)
         if validation is None and options.eval_every is not None:
             raise DataError(
-                "eval_every says when held-out data are evaluated, and there are none",
+                "eval_every needs validation data",
                 remedy="pass validation",
                 shell="add --validation",
             )
@@ -154,7 +154,7 @@ class Fit:
         self._deadline = None if options.max_time is None else time.monotonic() + options.max_time
 
     def _check_monitor(self) -> None:
-        """Raise DataError before the first step if the monitored column will not exist or has no known direction."""
+        """Raise DataError if the history will not have the monitored column, or its direction is unknown."""
         names = list(self._columns())
         rows = [measure.name for measure in self.executor.manifest.columns_of_sums if measure.rows]
         names += [f"val_{name}" for name in (*names, *rows)] if self.validation is not None else []
@@ -195,7 +195,7 @@ class Fit:
                     callback.on_end(self.owner, p.history)
             self.team.end(self.executor.state)
             result = History({name: list(column) for name, column in p.history.items()})
-            if p.batch and p.weight:  # an unfinished epoch; not stored, as a resumed run writes its row
+            if p.batch and p.weight:  # an unfinished epoch; not stored in progress, since a resumed run writes its row
                 result.append(self._row())
             result.restored = restored
             return result
@@ -208,7 +208,7 @@ class Fit:
                     self._epochs(report, received)
                 except TerminatedError:
                     raise KeyboardInterrupt from None
-                if self._interrupted(received) and self._signal is not None:  # the step has been finished
+                if self._interrupted(received) and self._signal is not None:  # the current step is finished
                     self._saves.save(final=True)
                     report.close()
                     sentence = resume_sentence(self.options.checkpoint, self.progress.steps)
@@ -222,7 +222,7 @@ class Fit:
                 self.executor.release()
 
     def _row(self, validated: Mapping[str, float] | None = None) -> dict[str, float]:
-        """Return the history row of the steps since the last row, with the validation results."""
+        """Return the history row for the steps since the last row, with the given validation results."""
         p = self.progress
         found = {"epoch": p.epoch + 1, "step": p.steps, **self._means(), **(validated or {})}
         return found | self._rates_of_last_step() | self.executor.scaling()
@@ -260,11 +260,11 @@ class Fit:
         if self._last_epoch <= p.epoch:
             log.warning("nothing left to do: %d of %d epochs are done", p.epoch - p.fit_epoch, self.options.epochs)
         elif most is not None and p.steps - p.fit_step >= most:
-            log.warning("nothing left to do: %d of at most %d steps are done; give more, or none, as max_steps "
-                        "(--max-steps) to go on", p.steps - p.fit_step, most)  # fmt: skip
+            log.warning("nothing left to do: %d of at most %d steps are done; increase or remove max_steps "
+                        "(--max-steps) to continue", p.steps - p.fit_step, most)  # fmt: skip
         elif self._stopped:
-            log.warning("nothing left to do: the run had stopped as %s became no better; give more as patience "
-                        "(--patience) to go on", self.options.monitor.of(p.history))  # fmt: skip
+            log.warning("nothing left to do: the run stopped early, since %s did not improve; increase patience "
+                        "(--patience) to continue", self.options.monitor.of(p.history))  # fmt: skip
 
     def _tell_of_schedule(self) -> None:
         """Warn before the first step if a schedule in the graph is known to end within this fit."""
@@ -277,8 +277,8 @@ class Fit:
         updates = updates if most is None else min(updates, done - (p.steps - p.fit_step - most) // every)
         if done < part.ends < updates:
             log.warning(
-                "the schedule of the learning rate ends after %d updates, and this fit goes on to %d: the weights no "
-                "longer move then; build the step with a longer schedule, or train for fewer epochs",
+                "the learning rate schedule ends after %d updates, but this fit makes %d: then the weights no longer "
+                "change; build the step with a longer schedule, or train for fewer epochs",
                 part.ends,
                 updates,
             )
@@ -298,7 +298,7 @@ class Fit:
         self._forget_row()
 
     def _forget_row(self) -> None:
-        """Reset the sums of the next row."""
+        """Reset the sums of losses and metrics for the next history row."""
         p = self.progress
         p.rowed, p.sums, p.weight, p.totals = p.batch, {}, 0, {}
 
@@ -328,9 +328,9 @@ class Fit:
         total = self._batch_count()
         limited = self.options.max_steps is not None or self._deadline is not None
         checker = self.executor.checker
-        if self._is_row_due() and not self._write_row(report, received):  # an interrupted evaluation
+        if self._is_row_due() and not self._write_row(report, received):  # the resumed run stopped in an evaluation
             return False
-        # without other code between two steps, this thread is prepared once per epoch instead of once per run
+        # without other code between steps, the thread's floating-point environment is set once per epoch, not per step
         runs_others = self.options.callbacks or self._moving.are_functions or self._logs or evaluates
         if not (total is not None and p.batch >= total):
             with contextlib.nullcontext() if runs_others else self.executor.computing(self.source):
@@ -343,25 +343,25 @@ class Fit:
                     if self._stopped or p.batch == total:
                         break
         if not p.batch:
-            raise DataError("the data gave no batch; check the iterable (a generator can be used once only)")
+            raise DataError("the data are empty: the iterable yields no batch (a generator can be used only once)")
         return not (self._stopped or self._interrupted(received))
 
     def _ends(self, received: Interrupts, limited: bool) -> bool:
-        """Whether to stop before the next batch; all ranks stop at the same one."""
+        """Whether to stop before the next batch; all ranks stop before the same one."""
         over = limited and self._over()
-        if self._stopped:  # by max_steps or a callback, on which all ranks agree
+        if self._stopped:  # because of max_steps or a callback, which is the same on all ranks
             return True
         over, self._signal = self.team.heard(over, received.signal)
         return over or self._signal is not None
 
     def _interrupted(self, received: Interrupts) -> bool:
-        """Whether any rank received a signal; collective."""
+        """Whether any rank received a signal. All ranks must call this together."""
         if self._signal is None:
             self._signal = next((s for s in self.team.gathered(received.signal) if s is not None), None)
         return self._signal is not None
 
     def _is_row_due(self) -> bool:
-        """Whether ``eval_every`` steps are done since the last row."""
+        """Whether ``eval_every`` steps were done since the last history row."""
         p, every = self.progress, self.options.eval_every
         if every is None or not p.weight:
             return False
@@ -374,7 +374,7 @@ class Fit:
         with self._lock:
             if self._stepped:
                 rows, session = self._step(batch, received)
-            else:  # creating the session of a large network may take a while
+            else:  # the first step creates the session, which may take long for a large network
                 self._stepped = True
                 with told_if_slow("preparing the step for this machine …", report.say):
                     rows, session = self._step(batch, received)
@@ -417,13 +417,13 @@ class Fit:
         return {**self._rates(), **self.executor.part.told_to_add_up(moves, counted)}
 
     def _diverged(self, error: DivergedError) -> DivergedError:
-        """Add the batch to the error, and save a separate checkpoint: resuming from it reproduces the error."""
+        """Add the batch number to the error, and save a separate checkpoint from which the step can be repeated."""
         p, path = self.progress, self._saves.beside("diverged")
         place = f"batch {p.batch} of epoch {p.epoch + 1}"
         if path is not None and not self.executor.state.lost:
             with contextlib.suppress(OutputError):
                 self.executor.save(path)
-                place += f" (a run resumed from '{shown(path)}' meets it first)"
+                place += f" (resume from '{shown(path)}' to repeat this batch)"
         self.team.end(self.executor.state)
         return error.at(place)
 
@@ -445,11 +445,11 @@ class Fit:
         return self._rates_now
 
     def _steps_done(self, rate: str) -> int:
-        """Return the number of steps to pass to the function of a hyperparameter."""
+        """Return the number of steps done, the argument of a hyperparameter's function."""
         return self.progress.steps
 
     def _means(self) -> dict[str, float]:
-        """Return the losses and metrics since the last row."""
+        """Return the mean losses and the metrics over the batches since the last history row."""
         measures = (m for m in self.executor.manifest.columns_of_sums if m.name in self.progress.totals)
         return self._numbers() | self._as_row(finished(tuple(measures), self.progress.totals))
 
@@ -462,17 +462,16 @@ class Fit:
             if name.rpartition(".")[2] == LOSS_SCALE and number < 1.0 and not self._warned:
                 self._warned = True
                 log.warning(
-                    "the %s fell to %.3g: gradients are NaN or infinite at any scale; train in bfloat16, or in float32,"
-                    " where a loss that is not finite names its node",
+                    "the %s fell to %.3g: gradients are NaN or infinite at any scale; train in bfloat16, or find the "
+                    "node with trainer.find_nonfinite in float32",
                     name,
                     number,
                 )
 
     def _validate(self, source: Source, received: Interrupts) -> dict[str, float]:
         with self.executor.computing(source), self.executor.turns.taken():
-            stop = (
-                (lambda: received.requested) if self.team.ranks == 1 else None
-            )  # ranks evaluate their shares to the end
+            # several ranks evaluate their shares to the end
+            stop = (lambda: received.requested) if self.team.ranks == 1 else None
             found = Evaluator(self.executor).evaluate(source, self.options.limit, stop=stop, team=self.team)
         return {f"val_{name}": value for name, value in self._as_row(found).items()}
 
@@ -480,7 +479,7 @@ class Fit:
         return as_row(columns, self.executor.names.classes.values())
 
     def _write_row(self, report: Reporter, received: Interrupts, ends_epoch: bool = False) -> bool:
-        """Evaluate, and append a row to the history; return False if interrupted (repeated on resume)."""
+        """Evaluate, and append a row to the history; return False if interrupted (a resumed run repeats this)."""
         validated = {}
         with self._lock:
             self.team.meet(self.executor.state)
@@ -497,7 +496,7 @@ class Fit:
                 self._next_epoch()
             else:
                 self._forget_row()
-            self._rates_now = None  # a Plateau may change it now
+            self._rates_now = None  # a Plateau may now return another rate
         report.row(row, p.batch, ends_epoch)
         self._logs.row(row, "epoch" if self.options.eval_every is None else "eval")
         if self._best.is_out_of_patience(row):
@@ -520,25 +519,31 @@ class Fit:
 
 
 def _check_same_order(before: Mapping[str, Any], now: Mapping[str, Any], batch: int) -> None:
-    """Raise DataError if the data order has changed in the middle of an epoch."""
+    """Raise DataError if a run that stopped within an epoch would be resumed with another data order.
+
+    Args:
+        before, now: the settings of the stopped run, and of this fit.
+        batch: the number of batches done in the epoch; 0 if it was complete.
+    """
     for name, value in now.items():
         if batch and name in before and (old := before[name]) != value:
-            python, shell = f"{shown(name)}={old!r}", f"go on with --{name.replace('_', '-')} {old}"
+            python, shell = f"{shown(name)}={old!r}", f"resume with --{name.replace('_', '-')} {old}"
             if name == "steps":
                 python, shell = "the same steps and every", "train the same steps as before"
             elif name == "shuffle":
-                shell = f"go on {'without' if old else 'with'} --no-shuffle"
+                shell = f"resume {'without' if old else 'with'} --no-shuffle"
             elif name == "drop_last":
-                shell = f"go on {'with' if old else 'without'} --drop-last"
+                shell = f"resume {'with' if old else 'without'} --drop-last"
             raise DataError(
-                f"the run stopped after batch {batch} of an epoch with {shown(name)} {old}, and now it is {value}",
-                remedy=f"fit with {python}, or with resume=False to begin a new epoch",
+                f"{shown(name)} is {value}, but the run was stopped within an epoch (after batch {batch}) with {old}",
+                remedy=f"fit with {python} to finish that epoch, or with resume=False to begin a new one",
                 shell=shell,
             )
 
 
 def _tell_of_other_order(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Warn of a changed data order in a run resumed at the end of an epoch."""
+    """Warn if a run resumed at the end of an epoch continues with another data order."""
     if other := [f"{shown(name)} {value} (was {before[name]})" for name, value in now.items()
                  if name in before and before[name] != value]:  # fmt: skip
-        log.warning("the run goes on with %s: from here on it is not the run that it would have been", ", ".join(other))
+        log.warning("the resumed run continues with %s, so its results differ from an uninterrupted run",
+                    ", ".join(other))  # fmt: skip

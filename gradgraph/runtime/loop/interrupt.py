@@ -1,10 +1,10 @@
-"""Ctrl-C during training: the first stops after the current step, the second terminates it.
+"""Ctrl-C and SIGTERM during training: the first signal stops after the current step, the second terminates the step.
 
-With several ranks, signals that repeat within a moment count as one.
+With several ranks, signals that arrive shortly after each other count as one.
 
 Python runs a signal handler only between two bytecode instructions, so not while onnxruntime computes. The C handler,
-however, writes a byte to the wake-up descriptor immediately: a thread reads it, counts, and at the second signal
-terminates the onnxruntime run.
+however, writes a byte to the wake-up descriptor immediately. A thread reads these bytes, and terminates the onnxruntime
+run at the second signal.
 """
 
 from __future__ import annotations
@@ -23,11 +23,15 @@ import onnxruntime as ort
 
 
 class Interrupts:
-    """The signal received, if any: ``signal`` is None, SIGINT or SIGTERM.
+    """The signals received during a fit.
 
     Args:
-        moment: seconds after the first signal in which further ones are ignored. A launcher forwards signals that its
-            process group receives as well, so ranks get each two or three times.
+        moment: seconds after the first signal during which further signals are ignored. A launcher of ranks forwards
+            signals that the ranks also receive directly, so each arrives two or three times.
+
+    Attributes:
+        signal: the first signal received: SIGINT or SIGTERM; None if there was none.
+        run_options: the options of the current onnxruntime run, terminated by the second signal.
     """
 
     def __init__(self, moment: float = 0.0) -> None:
@@ -36,22 +40,23 @@ class Interrupts:
         self._second = threading.Event()  # set at the second signal
         self.run_options = ort.RunOptions()
         self.run_options.log_severity_level = 4
-        # the default; onnxruntime's Python looks for this entry at every run, and its absence costs an exception
+        # the default value; without this entry, onnxruntime's Python code raises and catches an exception in every run
         self.run_options.add_run_config_entry("gpu_graph_id", "0")
 
     @property
     def requested(self) -> bool:
+        """Whether a signal was received."""
         return self.signal is not None
 
     def handle(self, number: int, _frame: object = None) -> None:
         """Record a signal; Python calls this in the main thread, between two instructions."""
         if not self.requested:
             self.signal = number
-        elif self._second.wait(NOTED):  # decided by the watching thread, by its time
+        elif self._second.wait(NOTED):  # the watching thread decides whether this is a second signal
             raise KeyboardInterrupt
 
     def note(self, data: bytes) -> None:
-        """Record the time of signals, one byte each; called by the watching thread, even while onnxruntime computes."""
+        """Process signals, one byte each; the watching thread calls this even while onnxruntime computes."""
         now = time.monotonic()
         for _ in filter(HANDLED.__contains__, data):
             if self._first == math.inf:
@@ -62,16 +67,18 @@ class Interrupts:
 
 
 HANDLED = (signal.SIGINT, signal.SIGTERM)
-NOTED = 0.1  # seconds until the watching thread has recorded a signal
+NOTED = 0.1  # seconds to wait until the watching thread has processed a signal
 SAME_WISH = 2.0  # seconds until all duplicates of a signal have reached the ranks of a job
 
 
 class Watcher:
-    """The thread that reads the wake-up descriptor. One per process: next to the spinning threads of onnxruntime,
-    starting and joining a thread takes 2 to 5 ms.
+    """The thread that reads the wake-up descriptor.
+
+    There is one per process, not one per fit, since starting and joining a thread takes 2 to 5 ms while onnxruntime's
+    threads spin.
 
     Attributes:
-        told: receives the signals, if any.
+        told: the current receiver of signals; None outside a fit.
     """
 
     _only: ClassVar[Watcher | None] = None
@@ -85,7 +92,7 @@ class Watcher:
 
     @classmethod
     def only(cls) -> Watcher:
-        """Return the watcher of this process; a new one after a fork, which does not copy the thread."""
+        """Return the watcher of this process; after a fork, which does not copy threads, create a new one."""
         if cls._only is None or not cls._only._thread.is_alive():
             cls._only = cls()
         return cls._only
@@ -110,7 +117,7 @@ if hasattr(os, "register_at_fork"):
 
 @contextlib.contextmanager
 def interrupts(moment: float = 0.0) -> Iterator[Interrupts]:
-    """Handle SIGINT and SIGTERM within the block; has no effect outside the main thread.
+    """Handle SIGINT and SIGTERM within a block; outside the main thread, this has no effect.
 
     Args:
         moment: as for :class:`Interrupts`.
@@ -120,7 +127,7 @@ def interrupts(moment: float = 0.0) -> Iterator[Interrupts]:
         yield received
         return
     watcher = Watcher.only()
-    outer = watcher.told  # of an enclosing fit
+    outer = watcher.told  # the receiver of an enclosing fit
     previous: list[tuple[signal.Signals, Any]] = [(number, signal.getsignal(number)) for number in HANDLED]
     wakeup = signal.set_wakeup_fd(watcher.writer.fileno(), warn_on_full_buffer=False)
     try:
@@ -141,9 +148,10 @@ def exit_for(number: int, sentence: str) -> BaseException:
 
 
 def resume_sentence(checkpoint: str | os.PathLike[str] | None, steps: int) -> str:
+    """Return the message about a stopped fit, with the code to resume it."""
     if checkpoint is None:
-        return f"stopped after step {steps}; nothing was saved, as fit was given no checkpoint"
+        return f"stopped after step {steps}; nothing was saved, since fit was called without checkpoint"
     return (
-        f"stopped after step {steps} and saved to {os.fspath(checkpoint)}; go on with "
+        f"stopped after step {steps} and saved to {os.fspath(checkpoint)}; continue with "
         f"gg.Trainer.resume(step, {os.fspath(checkpoint)!r}) and the same fit call"
     )

@@ -1,7 +1,8 @@
 """Training logs: JSON lines, CSV, TensorBoard, or a user's object.
 
-A record is a dict for a step or an epoch. When a fit begins, a log file keeps only the records up to that step, so a
-resumed run has no duplicates, and a new run starts an empty file. Write errors are logged once; training continues.
+A record is a dict for a step or an epoch. When a fit begins, later records than its first step are removed from a log
+file, so a resumed run writes no duplicates, and a new run starts with an empty file. Write errors are logged once, and
+training continues.
 """
 
 from __future__ import annotations
@@ -59,24 +60,30 @@ def _writer(given: Any) -> Any:
     kinds = {".jsonl": JsonLines, ".csv": Csv, "": TensorBoard}
     if path.suffix not in kinds:
         raise OutputError(
-            f"the log '{shown(path)}' ends neither in .jsonl nor in .csv; rename it, or name a folder for TensorBoard"
+            f"the log '{shown(path)}' should end in .jsonl or .csv, or have no extension (a folder for TensorBoard)"
         )
     return kinds[path.suffix](path)
 
 
-_OF_ROWS = ("epoch", "eval", "preferences")  # events of history rows, and of callbacks at each row
+_OF_ROWS = ("epoch", "eval", "preferences")  # events of records that are written with a history row
 
 
 class Lines:
-    """A text file with one record per line, flushed after each."""
+    """A text file with one record per line, flushed after each record."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: Any = None
 
     def begin(self, step: int, row: int | None = None) -> None:
-        """Open the file for appending, truncated to the step records up to ``step`` and the row records up to step
-        ``row``; later ones are written again. Raises OutputError.
+        """Open the file for appending, after removing later records, which this fit writes again.
+
+        Args:
+            step: the last step whose record is kept.
+            row: the step of the last history row whose record is kept; by default ``step``.
+
+        Raises:
+            OutputError: if the file cannot be written.
         """
         last = step if row is None else row
         kept = self._kept(lambda event, s: 0 < s <= (last if event in _OF_ROWS else step))
@@ -135,7 +142,7 @@ _STEP = re.compile("[0-9]{1,15}")
 
 
 class Csv(Lines):
-    """A CSV file with a header; a record with new columns rewrites the file."""
+    """A CSV file with a header; when a record has new columns, the file is rewritten."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -162,7 +169,7 @@ class Csv(Lines):
         super().write(record)
 
     def _rows(self) -> tuple[list[str], list[dict[str, str]]]:
-        """Return the columns and rows of the file; none if it is not a table."""
+        """Return the columns and rows of the file; both empty if it is not a CSV table."""
         try:
             return csv_rows(self._old())
         except UnreadableError:
@@ -181,18 +188,19 @@ class Csv(Lines):
 
 
 class TensorBoard:
-    """TensorBoard event files: ``train/…`` by step, ``epoch/…`` (or ``eval/…``) and ``val/…`` after each epoch (or
-    evaluation).
+    """A writer of TensorBoard event files.
+
+    Tags are ``train/…`` for steps, ``epoch/…`` (or ``eval/…``) for history rows, and ``val/…`` for validation results.
 
     Raises:
-        RuntimeUnavailableError: tensorboardX is not installed.
+        RuntimeUnavailableError: if tensorboardX is not installed.
     """
 
     def __init__(self, folder: Path) -> None:
         try:
             import tensorboardX
         except ImportError:
-            raise RuntimeUnavailableError("logs for TensorBoard need tensorboardX; pip install tensorboardX") from None
+            raise RuntimeUnavailableError("TensorBoard logs need tensorboardX; pip install tensorboardX") from None
         self._make, self.folder = tensorboardX.SummaryWriter, folder
         self._events: Any = None
 
@@ -220,9 +228,9 @@ class Logs:
 
     Args:
         given: the argument of ``fit(log=...)``.
-        every: steps from one record to the next.
-        progress, manifest: those of the run.
-        scaling: returns the loss-scale columns.
+        every: number of steps between records.
+        progress, manifest: progress of the run, and manifest of the step.
+        scaling: returns the loss scale and related columns.
     """
 
     def __init__(
@@ -244,7 +252,11 @@ class Logs:
         return bool(self._writers)
 
     def begin(self) -> None:
-        """Open the logs before the first step. Raises OutputError."""
+        """Open the logs before the first step.
+
+        Raises:
+            OutputError: if a log cannot be written.
+        """
         p = self._progress
         for writer in self._writers:
             if isinstance(writer, Lines):
@@ -268,7 +280,7 @@ class Logs:
                      **self._scaling(), "samples_per_second": rate, **memory()})  # fmt: skip
 
     def row(self, row: Mapping[str, float], event: str) -> None:
-        """Write a record of a history row, of an epoch or an evaluation."""
+        """Write a record of a history row; ``event`` is "epoch" or "eval"."""
         whole = {"epoch": int(row["epoch"]), "step": int(row["step"])}
         seconds = time.perf_counter() - self._began
         self._write(
@@ -288,7 +300,7 @@ class Logs:
             except OSError as error:
                 if i not in self._failed:
                     self._failed.add(i)
-                    log.error("the log cannot be written (%s); training goes on", shown(error))
+                    log.error("the log cannot be written (%s); training continues", shown(error))
 
 
 def memory() -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Hyperparameter schedules: constants, functions of the step, and rules that depend on the history."""
+"""Hyperparameter values that ``fit`` passes to each step: constants, functions of the step, or ``Plateau`` rules."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Rate: TypeAlias = float | Callable[[int], float] | Plateau
 
 
 def last_rates(manifest: Manifest, progress: Progress) -> dict[str, float]:
-    """Return the hyperparameters of the last step by column: those fed, and the rates of schedules in graphs."""
+    """Return the hyperparameters of the last step by column, including learning rates of schedules in the graph."""
     defaults = {column(s, n): value for s, p in manifest.parts.items() for n, value in p.hyperparameters.items()}
     known = defaults | progress.hyperparameters
     return {name: value for name, value in known.items() if name.rpartition(".")[2] not in (UPDATE, BATCH_WEIGHT)}
 
 
 class MovingRates:
-    """The hyperparameters of a run at each step.
+    """The hyperparameters of a fit, with a value for each step.
 
     Attributes:
-        rates: numbers, functions or Plateaus by name.
-        are_functions: whether any may change at each step.
+        rates: numbers, functions of the step, or Plateaus, by name.
+        are_functions: whether any is a function, so that its value may change in each step.
     """
 
     def __init__(self, rates: Mapping[str, Rate]) -> None:
@@ -43,11 +43,12 @@ class MovingRates:
         """Return the value of ``name`` for the next step.
 
         Args:
-            done: number of steps before it.
-            history: rows of the epochs before it.
+            name: the hyperparameter.
+            done: number of steps done before.
+            history: the history of the fit before.
 
         Raises:
-            DataError: a function returns a non-finite number or a negative learning rate.
+            DataError: if a function returns a non-finite number or a negative learning rate.
         """
         rate = self.rates[name]
         if isinstance(rate, Plateau):
@@ -56,17 +57,17 @@ class MovingRates:
             return float(rate)
         value = rate(done)
         if not NUMBER.fits(value) or not can_be_fed(name, float(value)):
-            raise DataError(f"the function of {shown(name)} gives {described(value)} after {done} steps; it should "
-                            f"give {range_of(name)}")  # fmt: skip
+            raise DataError(f"the function of {shown(name)} returned {described(value)} after {done} steps; it should "
+                            f"return {range_of(name)}")  # fmt: skip
         if name.rpartition(".")[2] == LEARNING_RATE and name not in self._said:
             self._say_if_zero(name, float(value), done)
         return float(value)
 
     def _say_if_zero(self, name: str, value: float, done: int) -> None:
-        """Warn once if the learning rate is 0 for two steps in a row; a warm-up may start at 0."""
+        """Warn once if the learning rate is 0 in two consecutive steps (in one step, a warm-up may start at 0)."""
         if value == 0 and name in self._was_zero:
             self._said.add(name)
             log.warning(
-                "the function of %s gives 0 after %d steps, where the weights no longer move", shown(name), done
+                "the function of %s returned 0 after %d steps, so the weights no longer change", shown(name), done
             )
         (self._was_zero.add if value == 0 else self._was_zero.discard)(name)

@@ -1,4 +1,4 @@
-"""Schedules of several named steps over the batches."""
+"""The order in which several named steps train on each batch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Pattern:
     """The order in which named steps train on each batch.
 
     Attributes:
-        steps: the steps of a batch, in order; repetitions are allowed.
-        every: step → n, if it trains on every n-th batch only.
+        steps: the steps that train on a batch, in order; repetitions are allowed.
+        every: step → n, for steps that train only on every n-th batch.
     """
 
     steps: tuple[str, ...]
@@ -26,6 +26,7 @@ class Pattern:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The names of the steps, without repetitions."""
         return tuple(dict.fromkeys(self.steps))
 
     def on(self, number: int) -> list[str]:
@@ -44,15 +45,15 @@ def pattern_of(
     """Return the pattern for the arguments of ``fit``: by default all steps in order; None for a single step.
 
     Raises:
-        UnknownNameError: there is no such step.
-        DataError: no step trains on every batch, or a value of ``every`` is not a positive integer.
-        BuildError: the step folder has a single step.
+        UnknownNameError: if there is no step of a name in ``steps`` or ``every``.
+        DataError: if no step trains on every batch, or a value of ``every`` is not a positive integer.
+        BuildError: if ``steps`` or ``every`` is given for a step folder with a single step.
     """
     if not known:
         if steps is not None or every is not None:
             raise BuildError(
-                "this step folder has one step, and steps and every choose among several; leave them out",
-                shell="this step folder has one step, and --every chooses among several; leave it out",
+                "steps and every are for step folders with several steps, and this one has a single step; remove them",
+                shell="--every is for step folders with several steps, and this one has a single step; remove it",
             )
         return None
     chosen = tuple(known) if steps is None else (steps,) if isinstance(steps, str) else tuple(steps)
@@ -62,9 +63,9 @@ def pattern_of(
             raise UnknownNameError(f"there is no step '{shown(name)}'{suggestion(str(name), known)}")
     for name, number in every.items():
         if not WHOLE.fits(number) or number < 1:
-            raise DataError(f"every['{shown(name)}'] must be a whole number above zero, but is {described(number)}")
+            raise DataError(f"every['{shown(name)}'] is {described(number)}; it should be a whole number above zero")
         if name not in chosen:
-            raise DataError(f"every names the step '{shown(name)}', which is not among the steps of this fit")
+            raise DataError(f"every has a value for the step '{shown(name)}', which this fit does not train")
     if not chosen or all(every.get(name, 1) > 1 for name in chosen):
-        raise DataError("no step trains on every batch; leave one of the steps out of every")
+        raise DataError("no step trains on every batch; remove one of the steps from every")
     return Pattern(chosen, {name: int(number) for name, number in every.items()})

@@ -1,6 +1,6 @@
-"""Progress output on stderr: a bar on a terminal, otherwise plain lines.
+"""Progress output on stderr: a progress bar on a terminal, otherwise plain lines.
 
-Errors of stderr (a full disk, a closed terminal) are ignored, and training continues.
+Errors when writing to stderr (a full disk, a closed terminal) are ignored, and training continues.
 """
 
 from __future__ import annotations
@@ -24,18 +24,22 @@ SLOW = 2.0  # seconds of preparation after which it is reported
 class Reporter:
     """The interface for progress output; this base class prints nothing."""
 
-    def step(self, epoch: int, done: int, total: int | None, rows: int, results: Mapping[str, Any]) -> None: ...
+    def step(self, epoch: int, done: int, total: int | None, rows: int, results: Mapping[str, Any]) -> None:
+        """Report a step: batch ``done`` of ``total`` in ``epoch`` (from 0), with ``rows`` samples."""
 
-    def row(self, row: Mapping[str, float], done: int, ends_epoch: bool) -> None: ...
+    def row(self, row: Mapping[str, float], done: int, ends_epoch: bool) -> None:
+        """Report a history row after batch ``done``."""
 
-    def say(self, sentence: str) -> None: ...
+    def say(self, sentence: str) -> None:
+        """Print a sentence."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End the output."""
 
 
 @contextlib.contextmanager
 def told_if_slow(sentence: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Call ``say(sentence)`` while the body runs, if it takes longer than ``SLOW`` seconds."""
+    """Call ``say(sentence)`` if the block takes longer than ``SLOW`` seconds, while it is still running."""
     timer = threading.Timer(SLOW, say, [sentence])
     timer.daemon = True
     timer.start()
@@ -46,9 +50,11 @@ def told_if_slow(sentence: str, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def reporter(progress: bool | None, course: Course, rates: Rates = dict) -> Reporter:
-    """Return a bar if stderr is a terminal, else plain lines, or no output for ``progress=False``.
+    """Return a progress bar if stderr is a terminal, otherwise plain lines; with ``progress=False``, no output.
 
     Args:
+        progress: as for ``Trainer.fit``.
+        course: estimates the remaining time.
         rates: returns the hyperparameters of the last step.
     """
     if progress is False:
@@ -139,7 +145,7 @@ class Bar(Reporter):
         self._bar.update(self._task, completed=done, description=name, values=texts, refresh=True)
 
     def _fitting(self, epoch: int, done: int, total: int | None, values: Mapping[str, Any]) -> tuple[str, str]:
-        """Return the text before and after the bar, as much as fits; the bar fills the rest of the line."""
+        """Return the texts before and after the bar, with as many fields as fit on the line."""
         name, count = self._course.name(epoch), f"{done}/{total}" if total else str(done)
         rates = [text for text in _values(values) if _is_rate(text)]
         loss, *metrics = [text for text in _values(values) if not _is_rate(text)] or [""]

@@ -1,4 +1,4 @@
-"""The checkpoint files of a fit: the last, the previous, and others in the same folder."""
+"""The checkpoint files of a fit: the last one, the previous one, and others in the same folder."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ log = logging.getLogger("gradgraph")
 
 
 class Saves:
-    """The checkpoints of one fit.
+    """The checkpoint files of one fit.
 
     Args:
-        executor: provides the state to save.
-        path: checkpoint path; None disables saving.
+        executor: saves the state.
+        path: path of the checkpoint; None disables saving.
 
     Attributes:
-        continues: whether this fit resumes another, whose checkpoint may be at ``path``.
+        continues: whether this fit resumes an earlier one, whose checkpoint may be at ``path``.
     """
 
     def __init__(self, executor: Executor, path: str | os.PathLike[str] | None) -> None:
@@ -32,10 +32,10 @@ class Saves:
         self._has_saved = False
 
     def save(self, final: bool = False) -> None:
-        """Save the checkpoint. Only the final save must succeed: a full disk does not stop training."""
+        """Save the checkpoint. Only the final save raises an error; before, a full disk does not stop training."""
         if self.path is None:
             return
-        if self._has_saved:  # an existing file is another run's, or the one resumed from
+        if self._has_saved:  # otherwise a file at this path is from another run, or the one that was resumed
             keep_previous(self.path)
         if final:
             self.executor.save(self.path)
@@ -43,7 +43,7 @@ class Saves:
             return
         if not (self._has_saved or self.continues):
             with contextlib.suppress(OSError):
-                previous_path(self.path).unlink(missing_ok=True)  # of the replaced run
+                previous_path(self.path).unlink(missing_ok=True)  # it is from another run, now replaced
         self._has_saved, self._saved_at = True, self._position
 
     def finish(self) -> None:
@@ -56,14 +56,14 @@ class Saves:
         try:
             self.executor.save(path)
         except OutputError as error:
-            log.error("%s; training goes on", error)
+            log.error("%s; training continues", error)
             return False
         return True
 
     def beside(self, what: str) -> Path | None:
-        """Return the path of a related checkpoint: ``run.best.ckpt`` for ``run.ckpt``."""
+        """Return the path of a related checkpoint, such as ``run.best.ckpt`` for ``run.ckpt``; None without a path."""
         path = Path(self.path or "")
-        if not path.name:  # no checkpoint, or a path that the fit rejects at its start
+        if not path.name:  # no checkpoint, or an invalid path that fit rejects
             return None
         return path.with_name(f"{path.stem}.{what}{path.suffix}")
 

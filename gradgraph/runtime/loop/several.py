@@ -19,7 +19,7 @@ from gradgraph.step.manifest import column
 class SeveralFit(Fit):
     """A ``Fit`` of a step folder with several steps.
 
-    A resumed run finishes a started batch: ``progress.place`` counts its finished steps.
+    A resumed run finishes the batch in which it was stopped: ``progress.place`` counts the steps done on that batch.
     """
 
     def __init__(self, *given: Any, pattern: Pattern) -> None:
@@ -31,7 +31,7 @@ class SeveralFit(Fit):
 
     def _begin(self, resume: bool) -> None:
         if not resume and self.progress.place:
-            self.progress.turns += 1  # skip the rest of a started batch
+            self.progress.turns += 1  # skip the remaining steps of a batch that was started
             self.progress.epoch += not self.progress.batch
             self.progress.place = 0
         super()._begin(resume)
@@ -75,7 +75,7 @@ class SeveralFit(Fit):
         return session
 
     def _fed_to(self, name: str, counted: int) -> dict[str, float]:
-        """Return the hyperparameters of a step on ``counted`` samples or labels."""
+        """Return the hyperparameters of the step ``name`` for a batch with ``counted`` samples or labels."""
         fed = {key.removeprefix(f"{name}."): v for key, v in self._rates().items() if key.startswith(f"{name}.")}
         every = self.options.accumulate
         return fed if every is None else {
@@ -83,8 +83,9 @@ class SeveralFit(Fit):
         }  # fmt: skip
 
     def _is_due(self, name: str, every: int) -> bool:
-        """Whether a step that accumulates gradients updates now: after every ``every`` of its own runs, and after its
-        last run of an epoch.
+        """Whether a step that accumulates gradients updates its weights in this run.
+
+        It does so in every ``every``-th of its own runs, and in its last run of an epoch.
         """
         p, total = self.progress, self._batch_count()
         first = p.turns - p.batch
@@ -120,12 +121,18 @@ class SeveralFit(Fit):
 def rates_of(
     given: Mapping[str, Any], pattern: Pattern, parts: Mapping[str, Any], fit: Callable[..., Any]
 ) -> dict[str, Any]:
-    """Return the hyperparameters of ``fit`` by column, from ``{"learning_rate": {"generator": 1e-4}}``.
+    """Return the hyperparameters of ``fit`` by column, such as ``{"generator.learning_rate": 1e-4}``.
+
+    Args:
+        given: the hyperparameters as passed to ``fit``: ``{"learning_rate": {"generator": 1e-4}}``.
+        pattern: the steps of the fit.
+        parts: all steps by name.
+        fit: the method ``fit``, whose arguments are suggested for misspelt names.
 
     Raises:
-        BuildError: one value is given for all steps.
-        UnknownNameError: a step has no such hyperparameter.
-        DataError: a step is not part of the fit.
+        BuildError: if a single value is given for all steps.
+        UnknownNameError: if a step does not have the hyperparameter.
+        DataError: if a step is not part of the fit.
     """
     found: dict[str, Any] = {}
     known = {name for part in parts.values() for name in part.rates.defaults}
@@ -134,13 +141,13 @@ def rates_of(
             next(iter(parts.values())).rates.check_names([name], fit)
         if not isinstance(rates, Mapping):
             raise BuildError(
-                f"several steps have a {name} each",
-                remedy=f"give one for each that is to have another: {name}={{{pattern.steps[0]!r}: ...}}",
-                shell="leave --lr out: each step has the one that it was built with",
+                f"a single {name} was given, but each step has its own",
+                remedy=f"give a dict by step: {name}={{{pattern.steps[0]!r}: ...}}",
+                shell="remove --lr; each step uses the learning rate that it was built with",
             )
         for step, rate in rates.items():
             if step not in pattern.steps:
-                raise DataError(f"{name} names the step '{shown(step)}', which is not among those of this fit")
+                raise DataError(f"{name} has a value for the step '{shown(step)}', which this fit does not train")
             parts[step].rates.check_names([name])
             found[column(step, name)] = rate
     return found

@@ -22,22 +22,23 @@ from gradgraph.runtime.loop.logs import memory
 
 log = logging.getLogger("gradgraph")
 
-SHARE = 0.8  # of free memory
-FIRST = 8  # samples in the first trial
-LEAP = 16  # largest factor from one trial to the next: estimates may be too low
-CAUTION = 1.5  # factor on the estimate until two trials can be compared
+SHARE = 0.8  # share of the free memory that may be used
+FIRST = 8  # samples per batch in the first trial
+LEAP = 16  # largest factor between the batch sizes of two trials, since the estimate may be too low
+CAUTION = 1.5  # safety factor on the estimate until two trials can be compared
 _WRITTEN = re.compile(r"auto(?::\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class BatchSize:
-    """The largest batch that fits, as ``Trainer.find_batch_size`` found it.
+    """The largest batch size that fits in memory, as found by ``Trainer.find_batch_size``.
 
     Attributes:
-        samples: batch size.
-        bytes: memory of a step at this batch size, in addition to that of the process before.
+        samples: the batch size.
+        bytes: memory that a step with this batch size adds to the process.
         limit: the limit on ``bytes``.
-        most: whether the data have too few samples for twice the batch size, or the size is fixed.
+        most: whether a larger batch size is impossible, because the data have fewer than twice as many samples, or the
+            model has a fixed batch size.
     """
 
     samples: int
@@ -47,14 +48,21 @@ class BatchSize:
 
     def __str__(self) -> str:
         why = "the data have no more" if self.most else "twice as many would not fit"
-        return f"a batch of {self.samples} takes {self.bytes / 2**20:,.0f} MiB of {self.limit / 2**20:,.0f} MiB; {why}"
+        return f"a batch of {self.samples} needs {self.bytes / 2**20:,.0f} MiB of {self.limit / 2**20:,.0f} MiB; {why}"
 
 
 def limit_of(given: Any) -> int | None:
-    """Return the bytes of ``"auto:4GB"``; None for ``"auto"``. Raises DataError."""
+    """Return the memory limit in bytes in a batch size such as ``"auto:4GB"``; None for ``"auto"``.
+
+    Raises:
+        DataError: if ``given`` has another form.
+    """
     found = _WRITTEN.fullmatch(given.strip()) if isinstance(given, str) else None
     if found is None:
-        raise DataError(f"batch_size is '{shown(given)}'; it should be a whole number, 'auto', or such as 'auto:4GB'")
+        raise DataError(
+            f"batch_size is '{shown(given)}'; it should be a whole number, 'auto', or 'auto:' and a memory limit "
+            "('auto:4GB')"
+        )
     number, unit, binary = found.groups()
     base = 1024 if binary else 1000
     return None if number is None else int(float(number) * base ** " KMGT".index((unit or " ").upper()))
@@ -70,29 +78,30 @@ def free_memory() -> int | None:
         ("memory.max", "memory.current"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
     ):
-        with contextlib.suppress(OSError, ValueError):  # the limit of a container
+        with contextlib.suppress(OSError, ValueError):  # the memory limit of a container
             group = Path("/sys/fs/cgroup")
             found.append(int((group / limit).read_text()) - int((group / used).read_text()))
     return min(found, default=None)
 
 
 def find_batch_size(executor: Executor, source: Source, limit: int | None, drop_last: bool) -> BatchSize:
-    """Return the largest power of two that fits in memory; state and progress are unchanged.
+    """Return the largest power of two as batch size that fits in memory; state and progress are unchanged.
 
     Args:
-        source: samples, in any order.
+        executor: executes the trial steps.
+        source: the samples, in any order.
         limit: total memory of this process in bytes; by default, its current memory and 0.8 of the free memory.
-        drop_last: as for ``fit``; a smaller last batch has a separate session with its own memory.
+        drop_last: as for ``fit``; a smaller last batch needs a separate session with its own memory.
 
     Raises:
-        DataError: the data are already batched, not even one sample fits, or free memory is unknown.
+        DataError: if the data are already batched, a step on one sample does not fit, or free memory is unknown.
     """
     fixed = fixed_rows(executor.manifest.inputs)
     rows = source.rows
     if fixed is None and rows is None:
-        raise DataError("the data come in batches already, so there is no batch size to find; leave batch_size out")
+        raise DataError("the data are already batched, so batch_size has no effect; remove it")
     if not executor.state.on_cpu:
-        raise DataError("an automatic batch size knows the memory of the machine and not that of a GPU; give a number")
+        raise DataError("batch_size='auto' is supported on the CPU only; give a number")
     allowed = _allowed(limit)
     search = _Search(executor, source, allowed, drop_last)
     if fixed is not None:
@@ -102,22 +111,23 @@ def find_batch_size(executor: Executor, source: Source, limit: int | None, drop_
 
 
 def _allowed(limit: int | None) -> int:
+    """Return the bytes that this process may use in addition to its current memory; raises DataError."""
     taken = int(memory().get("memory_mib", 0) * 2**20)
     if limit is not None:
         if limit <= taken:
-            raise DataError(f"this process takes {taken / 2**20:,.0f} MiB already; allow more than that")
+            raise DataError(f"this process already uses {taken / 2**20:,.0f} MiB; give a larger memory limit")
         return limit - taken
     free = free_memory()
     if free is None:
-        raise DataError("this system does not say how much memory is free; say how much to take, such as 'auto:4GB'")
+        raise DataError("the free memory of this system is unknown; give a memory limit, such as 'auto:4GB'")
     return int(SHARE * free)
 
 
 class _Search:
     def __init__(self, executor: Executor, source: Source, allowed: int, drop_last: bool) -> None:
         self._executor, self._source, self._allowed, self._drop_last = executor, source, allowed, drop_last
-        self._taken: dict[int, int] = {}  # bytes by batch size
-        self._held = sum(s.nbytes for s in executor.manifest.state)  # a backup, held during a trial
+        self._taken: dict[int, int] = {}  # measured bytes by batch size
+        self._held = sum(s.nbytes for s in executor.manifest.state)  # bytes of the backup of the state during a trial
         executor.state.read()
         gc.collect()
         self._before = memory().get("memory_mib", 0.0)
@@ -127,7 +137,8 @@ class _Search:
         while not self._fits(size):
             if size == 1:
                 raise DataError(
-                    f"a step on one sample takes more than {self._allowed / 2**20:,.0f} MiB, which is what there is"
+                    f"a step on one sample needs more than the available {self._allowed / 2**20:,.0f} MiB; allow more "
+                    "memory, or use a smaller model"
                 )
             size //= 2
             most = size
@@ -177,7 +188,7 @@ class _Search:
         return max(int(taken * 2**20) - self._held, 0)
 
     def _session(self, part: Part, size: int, general: bool = False) -> BoundSession:
-        """Return a session after two steps on batches of ``size`` samples; ``general`` ones accept any size."""
+        """Return a session after two steps on batches of ``size`` samples; if ``general``, it accepts any size."""
         feeds = self._feeds(size)
         mine = {s.name: feeds[s.name] for s in part.specs}
         session = self._executor.opened.alone(part, {} if general else part.training.sizes(mine))

@@ -19,12 +19,12 @@ from gradgraph.runtime.loop.moving import MovingRates, Rate
 from gradgraph.runtime.saved.plots import drawn
 from gradgraph.step.manifest import LEARNING_RATE
 
-WIDTH = 0.04  # standard deviation of the Gaussian that smooths the curve, as a share of the range
-BLOWN_UP = 4.0  # stop at a loss this many times the range so far above the first
+WIDTH = 0.04  # standard deviation of the Gaussian that smooths the curve, as a share of the swept range
+BLOWN_UP = 4.0  # stop when the loss exceeds the first one by this many times the range of losses so far
 SMOOTHING = 0.9  # decay of the bias-corrected exponential average of the losses
 APART = math.sqrt(10.0)  # ratio of the rates of neighbouring short runs
 AT_MOST = 12  # maximum number of short runs
-LONGER = 2  # steps of a short run, as a multiple of those of the sweep
+LONGER = 2  # ratio of the steps of a short run to those of the sweep
 LEARNED = 0.1  # share of the first loss that counts as learned
 
 
@@ -33,11 +33,11 @@ class RateCurve:
     """The losses over learning rates, as returned by ``Trainer.find_lr``.
 
     Attributes:
-        rates, losses: learning rates of a sweep in which the rate grows from step to step, and the loss at each.
+        rates, losses: learning rates of a sweep, in which the rate grows from step to step, and the loss of each step.
         smoothed: the smoothed losses.
         steepest: the rate at which the smoothed loss falls fastest; None if it never falls.
-        tried: rate and mean loss over the last quarter of the steps of each short run from the same initial state;
-            infinite if it diverged.
+        tried: for each short run from the same initial state, the rate and the mean loss over the last quarter of its
+            steps; infinite if it diverged.
         suggestion: the rate with the lowest loss of short runs, interpolated; without short runs, a third of
             ``steepest``; None if no rate lowers the loss.
     """
@@ -52,18 +52,18 @@ class RateCurve:
     def __str__(self) -> str:
         swept = f"of {len(self.rates)} learning rates from {self.rates[0]:.2g} to {self.rates[-1]:.2g}"
         if self.suggestion is None:
-            return f"{swept}, none lowers the loss; look at the data and the frozen weights"
+            return f"{swept}, none lowers the loss; check the data and the frozen weights"
         fastest = "" if self.steepest is None else f"{swept}, the loss falls fastest at {self.steepest:.2g}; "
         if not self.tried:
-            return f"{fastest}{self.suggestion:.2g} is a third of it"
-        return f"{fastest}after {len(self.tried)} short runs it is least near {self.suggestion:.2g}"
+            return f"{fastest}suggested: a third of it, {self.suggestion:.2g}"
+        return f"{fastest}after {len(self.tried)} short runs it is lowest near {self.suggestion:.2g}"
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
         """Plot the loss over the rate, also to ``path`` (``.png``, ``.svg``, ``.pdf``); return the matplotlib figure.
 
         Raises:
-            RuntimeUnavailableError: matplotlib is not installed.
-            DataError: the suffix is not an image format.
+            RuntimeUnavailableError: if matplotlib is not installed.
+            DataError: if the suffix of ``path`` is not an image format.
         """
 
         def draw(figure: Any) -> None:
@@ -76,7 +76,7 @@ class RateCurve:
             if self.suggestion is not None:
                 axes.axvline(self.suggestion, color="tab:red", linestyle="--", label=f"{self.suggestion:.2g}")
             axes.set_xscale("log")
-            axes.set_title("Loss at rates that grow step by step")
+            axes.set_title("Loss while the learning rate grows")
             axes.set_xlabel("learning rate")
             axes.set_ylabel("loss")
             axes.legend()
@@ -87,7 +87,7 @@ class RateCurve:
 
 @dataclass(frozen=True)
 class Overfit:
-    """The losses of steps on one batch, as returned by ``Trainer.overfit``."""
+    """The losses of repeated steps on one batch, as returned by ``Trainer.overfit``."""
 
     losses: tuple[float, ...]
 
@@ -101,17 +101,18 @@ class Overfit:
             f"the loss on one batch went from {self.losses[0]:.4g} to {self.losses[-1]:.4g} in {len(self.losses)} steps"
         )
         if self.learned:
-            return f"{moved}: the step can learn it by heart"
+            return f"{moved}: the model can memorize the batch"
         if max(self.losses) == min(self.losses):
-            return f"{moved}, and does not move: no weight that is trained has an influence on it"
-        return (
-            f"{moved}: it should fall to near its least value; try other learning rates, then look at labels and model"
-        )
+            return (
+                f"the loss on one batch stays at {self.losses[0]:.4g} for {len(self.losses)} steps: it does not depend "
+                "on any trained weight"
+            )
+        return f"{moved}, but should fall to nearly its minimum; try other learning rates, then check labels and model"
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A step and data for a diagnostic run; weights are updated after ``accumulate`` batches, as in ``fit``."""
+    """A step and its data for a diagnostic run; weights are updated after ``accumulate`` batches, as in ``fit``."""
 
     executor: Executor
     source: Source
@@ -119,7 +120,7 @@ class Trial:
     accumulate: int | None = None
 
     def batches(self) -> Iterator[tuple[Any, bool]]:
-        """Yield the batches of endless epochs, each with whether an update follows it; stop at an empty epoch."""
+        """Yield the batches of endless epochs, each with whether it completes an update; stop at an empty epoch."""
         every, total = self.accumulate or 1, self.source.batches_per_epoch
         for epoch in itertools.count():
             done = 0
@@ -129,7 +130,7 @@ class Trial:
                 return
 
     def step(self, batch: Any, rates: Mapping[str, Any], moves: bool = True) -> tuple[float, int]:
-        """Train on a batch; return the loss and the number of its terms."""
+        """Train on a batch; return the loss and the number of loss terms."""
         executor, part = self.executor, self.part
         feeds = executor.batch_of(part, batch, raw=False) if part.name else executor.check_batch(batch)
         counted = executor.counted(part.name, feeds)
@@ -138,7 +139,7 @@ class Trial:
         return float(executor.train(feeds, rates, part).numbers["loss"]), counted
 
     def update(self, batches: Iterator[tuple[Any, bool]], rates: Mapping[str, Any]) -> float | None:
-        """Train until the weights are updated; return the mean loss of the batches, or None if the data end before."""
+        """Train until the weights are updated; return the mean loss of these batches, or None if the data end first."""
         total, weight = 0.0, 0
         for batch, moves in batches:
             loss, counted = self.step(batch, rates, moves)
@@ -151,16 +152,19 @@ class Trial:
 def find_rate(trial: Trial, start: float, end: float, steps: int) -> RateCurve:
     """Return the curve of :meth:`gradgraph.Trainer.find_lr`.
 
-    A sweep in which the rate grows from step to step shows where the loss falls and where it diverges (L. Smith, 2017,
-    "Cyclical Learning Rates for Training Neural Networks"). The rate of the fastest descent over a few steps is too
-    high for many. So short runs of twice as many steps, each at a constant rate, from the same weights and on the same
-    batches, are compared from there up and down until both neighbours of the lowest loss are known.
+    First a sweep, in which the rate grows from step to step, shows where the loss falls and where it diverges (L.
+    Smith, 2017, "Cyclical Learning Rates for Training Neural Networks"). The rate at which the loss falls fastest in a
+    few steps is too high for long training. So short runs are compared: each has twice as many steps at a constant
+    rate, from the same weights and on the same batches. They begin below the fastest rate and continue upwards or
+    downwards until both neighbours of the lowest loss are known.
 
     Raises:
-        DataError: the range is empty, or the data have no batch.
+        DataError: if the range is empty, or the data have no batch.
     """
     if not 0 < start < end < math.inf:
-        raise DataError(f"start and end must be rates, one above the other, but are {start} and {end}")
+        raise DataError(
+            f"start is {start} and end is {end}; they should be positive learning rates, with start below end"
+        )
     with trial.executor.undone():
         beginning = trial.executor.state.read()
         rates, losses = _swept(trial, np.geomspace(start, end, steps))
@@ -178,7 +182,7 @@ def find_rate(trial: Trial, start: float, end: float, steps: int) -> RateCurve:
 
 
 def _swept(trial: Trial, rates: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the rates and the loss of one step at each, up to divergence."""
+    """Return the rates of a sweep and the loss of one step at each rate, ending where the loss diverges."""
     losses: list[float] = []
     averages: list[float] = []
     average = 0.0
@@ -196,7 +200,7 @@ def _swept(trial: Trial, rates: Any) -> tuple[tuple[float, ...], tuple[float, ..
         if _is_blown_up(averages):
             break
     if not losses:
-        raise DataError("not even the first learning rate gives a finite loss; lower start, or look at the data")
+        raise DataError("the loss is not finite even at the first learning rate; lower start, or check the data")
     return tuple(float(rate) for rate in rates[: len(losses)]), tuple(losses)
 
 
@@ -206,7 +210,7 @@ def _is_blown_up(averages: Sequence[float]) -> bool:
 
 
 def _smoothed(losses: Sequence[float], steps: int) -> tuple[float, ...]:
-    """Smooth the losses by a Gaussian that reaches a tenth of the range to each side."""
+    """Smooth the losses by a Gaussian with a standard deviation of ``WIDTH`` times the range of the sweep."""
     places = np.arange(len(losses))
     bells = np.exp(-0.5 * ((places[:, None] - places) / max(steps * WIDTH, 1e-9)) ** 2)
     return tuple(float(x) for x in bells @ np.asarray(losses) / bells.sum(1))
@@ -222,8 +226,18 @@ def _steepest(rates: Sequence[float], smoothed: Sequence[float]) -> float | None
 
 
 def _after(trial: Trial, beginning: Mapping[str, Any], rate: float, steps: int) -> float | None:
-    """Return the mean loss over the last quarter of ``steps`` updates. Each loss is computed before its batch is
-    trained on: a loss on unseen samples if none repeat. None if the data can be read only once.
+    """Return the mean loss over the last quarter of a short run; infinite if it diverges.
+
+    The loss of each batch is computed before training on it, so unless samples repeat, it is a loss on unseen samples.
+
+    Args:
+        trial: the step and its data.
+        beginning: the state to start from.
+        rate: the learning rate.
+        steps: the number of updates.
+
+    Returns:
+        None if the data are a generator that was already consumed.
     """
     trial.executor.state.write(beginning)
     losses: list[float] = []
@@ -235,15 +249,16 @@ def _after(trial: Trial, beginning: Mapping[str, Any], rate: float, steps: int) 
                 return math.inf
     except DivergedError:
         return math.inf
-    except DataError:  # a generator that the sweep has exhausted
+    except DataError:  # a generator that the sweep has consumed
         if losses:
             raise
     return float(np.mean(losses[-max(len(losses) // 4, 1) :])) if losses else None
 
 
 def _vertex(tried: Mapping[float, float], before: float) -> float | None:
-    """Return the rate that minimizes the loss of short runs: the vertex of the parabola through the lowest and its
-    neighbours, in log-log scale. None if no loss is below ``before``.
+    """Return the rate with the lowest loss of short runs, by interpolation; None if no loss is below ``before``.
+
+    It is the vertex of the parabola through the lowest loss and its two neighbours, in log-log scale.
     """
     rates = sorted(tried)
     lowest = min(range(len(rates)), key=lambda i: tried[rates[i]], default=0)
@@ -258,8 +273,14 @@ def _vertex(tried: Mapping[float, float], before: float) -> float | None:
 
 
 def _compared(after: Callable[[float], float | None], first: float, start: float, end: float) -> dict[float, float]:
-    """Return the losses of runs at ``first`` and at rates above and below it while they decrease; empty for data that
-    can be read only once.
+    """Return the losses of short runs by rate: at ``first``, then at higher or lower rates as long as the loss falls.
+
+    The result is empty for data that can be read only once.
+
+    Args:
+        after: returns the loss of a short run at a rate; None if the data are consumed.
+        first: the first rate.
+        start, end: the range of rates.
     """
     found: dict[int, float] = {}
 
@@ -271,7 +292,7 @@ def _compared(after: Callable[[float], float | None], first: float, start: float
 
     best = 0
     while at(best) < math.inf or best in found:
-        # from a rate that diverges, only down
+        # if this rate diverges, only lower rates are tried
         near = (best, best - 1, best + 1) if at(best) < math.inf else (best - 1,)
         lowest = min(near, key=at)
         if lowest == best or lowest not in found:
@@ -285,7 +306,7 @@ def overfit(trial: Trial, steps: int, rates: Mapping[str, Rate]) -> Overfit:
     with trial.executor.undone():
         batch = next(iter(trial.source.batches(0)), None)
         if batch is None:
-            raise DataError("the data gave no batch; check the iterable (a generator can be used once only)")
+            raise DataError("the data are empty: the iterable yields no batch (a generator can be used only once)")
         moving = MovingRates(rates)
         now = ({name: moving.at(name, i, {}) for name in rates} for i in range(steps))
         return Overfit(tuple(trial.step(batch, fed)[0] for fed in now))

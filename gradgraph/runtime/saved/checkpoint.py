@@ -1,7 +1,8 @@
 """Checkpoints: the state and progress of a run in one safetensors file.
 
-Tensors have the names of the manifest's state. The metadata entry ``gradgraph`` is the record of ``record.py``, with a
-digest of itself and the tensors. Nothing else is needed to resume bit for bit.
+Tensors have the names of the state in the manifest. The metadata entry ``gradgraph`` contains the progress record
+(``record.py``), with a digest of the record and the tensors. Nothing else is needed to resume with bitwise identical
+results.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 class DamagedError(CheckpointError):
-    """A damaged checkpoint: its content differs from what was written."""
+    """Raised for a damaged checkpoint, whose content differs from what was written."""
 
 
 def checkpoint_pieces(
@@ -50,9 +51,12 @@ def checkpoint_pieces(
     progress: Progress,
     beside: Mapping[str, np.ndarray[Any, Any]] = {},
 ) -> Bytes:
-    """Return the content of a checkpoint file in pieces; the bytes depend only on state and progress.
+    """Return the content of a checkpoint file in pieces; the bytes depend only on the arguments.
 
-    ``beside`` are the arrays of single ranks.
+    Args:
+        state: the state tensors by name.
+        progress: the progress of the run.
+        beside: arrays that only single ranks have, by name.
     """
     tensors = {**state, **{f"{BESIDE}{name}": array for name, array in beside.items()}}
     body, tensors = body_of(progress), dict(sorted(tensors.items()))
@@ -63,8 +67,12 @@ def checkpoint_pieces(
 def load_checkpoint(path: str | os.PathLike[str], specs: Iterable[StateSpec]) -> tuple[Arrays, Progress]:
     """Read and check a checkpoint; large tensors are memory-mapped.
 
+    Args:
+        path: the checkpoint file.
+        specs: the state tensors that it must contain.
+
     Raises:
-        CheckpointError: it does not exist, is damaged, has a newer version, or does not match ``specs``.
+        CheckpointError: if the file does not exist, is damaged, has a newer version, or does not match ``specs``.
     """
     path = Path(path)
     try:
@@ -76,8 +84,8 @@ def load_checkpoint(path: str | os.PathLike[str], specs: Iterable[StateSpec]) ->
     try:
         state, metadata = safetensors_mapped(path)
         if METADATA_KEY not in metadata:
-            raise CheckpointError(f"'{shown(path)}' holds tensors but is no gradgraph checkpoint; give one that "
-                                  "training has saved")  # fmt: skip
+            raise CheckpointError(f"'{shown(path)}' contains tensors but is not a gradgraph checkpoint; give a "
+                                  "checkpoint saved by training")  # fmt: skip
         record = from_text(metadata[METADATA_KEY])
     except NewerRecordError as error:
         raise CheckpointError(f"'{shown(path)}' {error}; upgrade gradgraph") from None
@@ -91,12 +99,12 @@ def load_checkpoint(path: str | os.PathLike[str], specs: Iterable[StateSpec]) ->
     try:
         check_values(known, state)
     except CheckpointError as error:
-        raise error.at(f"'{shown(path)}' does not fit") from None
+        raise error.at(f"'{shown(path)}' does not match the step") from None
     if record.digest is None:
-        log.warning("'%s' was written before checkpoints had digests, so damage to its numbers would not be seen",
+        log.warning("'%s' was written by a version without checkpoint digests, so damage to numbers is not detected",
                     shown(path))  # fmt: skip
     elif record.digest != _digest(record.body, whole):
-        raise _damaged(path, "its contents are not those that were written")
+        raise _damaged(path, "its content does not match its digest")
     record.progress.beside = {name.removeprefix(BESIDE): np.array(array) for name, array in beside.items()}
     return state, record.progress
 
@@ -106,18 +114,17 @@ def check_values(specs: Mapping[str, StateSpec], values: Mapping[str, np.ndarray
     unknown = [name for name in values if name not in specs]
     if unknown:
         raise CheckpointError(
-            f"the state has {listed(unknown)}, which this step does not know; load it into the step that it was saved "
-            "from"
+            f"the state contains {listed(unknown)}, which this step does not have; load it into the step that saved it"
         )
     missing = [name for name in specs if name not in values]
     if missing:
-        raise CheckpointError(f"the state lacks {listed(missing)}; load one that this step has saved")
+        raise CheckpointError(f"the state lacks {listed(missing)}; load a state that this step saved")
     for name, spec in specs.items():
         value = to_array(name, values[name])
         if value.shape != spec.shape or value.dtype != numpy_dtype(spec.dtype):
             raise CheckpointError(
                 f"'{shown(name)}' is {value.dtype}{list(value.shape)} in the state, but {spec.dtype}{list(spec.shape)} "
-                "in this step; load it into the step that it was saved from"
+                "in this step; load it into the step that saved it"
             )
 
 
@@ -143,12 +150,13 @@ def _digest(body: str, tensors: Mapping[str, np.ndarray[Any, Any]]) -> str:
 def load_newest(path: str | os.PathLike[str], specs: Iterable[StateSpec]) -> tuple[Arrays, Progress]:
     """Load the checkpoint at ``path``; if it is damaged, log a warning and load the newest intact older one.
 
-    For ``run.ckpt`` that is ``run.previous.ckpt``; for files of a :class:`CheckpointKeeper`, those of fewer steps. For
-    the folder of such a keeper, load its last checkpoint; for a run folder, ``run.best.ckpt`` if it exists, else
-    the last one.
+    The older checkpoint of ``run.ckpt`` is ``run.previous.ckpt``; for files of a :class:`CheckpointKeeper`, the ones of
+    fewer steps. If ``path`` is the folder of a keeper, its last checkpoint is loaded; for a run folder,
+    ``run.best.ckpt`` if it exists, else the last checkpoint.
 
     Raises:
-        CheckpointError: as for :func:`load_checkpoint`; without an intact one, for the requested file.
+        CheckpointError: as for :func:`load_checkpoint`. If no older checkpoint is intact, the error is about the
+            requested file.
     """
     PATH.check("the checkpoint", path)
     first, *older = _candidates(weights_of(path))
@@ -161,7 +169,7 @@ def load_newest(path: str | os.PathLike[str], specs: Iterable[StateSpec]) -> tup
                 values, progress = load_checkpoint(other, specs)
             except CheckpointError:
                 continue
-            log.warning("%s: going on from '%s' of step %d", str(error).rpartition(";")[0], shown(other),
+            log.warning("%s: continuing from '%s' (step %d)", str(error).rpartition(";")[0], shown(other),
                         progress.steps)  # fmt: skip
             return values, progress
         raise
@@ -174,9 +182,9 @@ def previous_path(path: str | os.PathLike[str]) -> Path:
 
 
 def keep_previous(path: str | os.PathLike[str]) -> None:
-    """Keep the checkpoint at ``path`` as ``run.previous.ckpt`` when the next one replaces it.
+    """Keep the checkpoint at ``path`` as ``run.previous.ckpt`` before the next one replaces it.
 
-    This is a hard link and writes no data; has no effect on file systems without hard links.
+    This creates a hard link, without copying data. On file systems without hard links, it has no effect.
     """
     with contextlib.suppress(OutputError):
         link_atomically(path, previous_path(path))
@@ -186,20 +194,20 @@ def _candidates(path: Path) -> list[Path]:
     """Return the requested checkpoint, then its fallbacks, newest first."""
     try:
         is_folder = path.is_dir()
-    except OSError:  # an invalid name: reported when it is read
+    except OSError:  # an invalid file name; reading it raises the error
         return [path]
     if is_folder:
         kept = _kept_in(path)
         if not kept:
-            raise CheckpointError(f"'{shown(path)}' is not a regular file, and as a folder it holds no step-….ckpt; "
-                                  "give a checkpoint file")  # fmt: skip
+            raise CheckpointError(f"'{shown(path)}' is a folder without checkpoints (step-….ckpt); give a checkpoint "
+                                  "file")  # fmt: skip
         return kept
     is_kept = _STEP_FILE.fullmatch(path.name)
     older = [p for p in _kept_in(path.parent) if _steps_of(p) < _steps_of(path)] if is_kept else []
     return [path, *(p for p in (previous_path(path), *older) if p.is_file())]
 
 
-# ordered by steps, not file times: clocks may jump
+# files are ordered by their steps, not their times, since clocks may be changed
 _STEP_FILE = re.compile(r"step-[0-9]{8,}\.ckpt")
 
 
@@ -217,11 +225,11 @@ def _steps_of(path: Path) -> int:
 
 
 class CheckpointKeeper:
-    """A callback for ``fit`` that saves a checkpoint after each epoch, and keeps the last ``keep`` and the best one.
+    """A callback for ``fit`` that saves a checkpoint after each epoch, and keeps the best and the last ``keep`` ones.
 
     If saving fails, it logs an error, training continues, and the next epoch tries again; if the last save fails,
-    ``fit`` raises OutputError. A resumed run keeps its best checkpoint until there is a better one; that of another
-    run is replaced.
+    ``fit`` raises OutputError. A resumed run keeps its best checkpoint until there is a better one; the best checkpoint
+    of another run is replaced.
 
     Args:
         folder: folder for ``step-00000042.ckpt`` and ``best.ckpt``; created if missing.
@@ -230,7 +238,7 @@ class CheckpointKeeper:
         mode: whether lower (``"min"``) or higher (``"max"``) is better; by default derived from the column name.
 
     Raises:
-        ArgumentError: ``keep`` or ``mode`` is invalid.
+        ArgumentError: if ``keep`` or ``mode`` is invalid.
     """
 
     @checked(folder=PATH, keep=Kind("a whole number above zero", lambda value: WHOLE.fits(value) and value > 0),
@@ -252,20 +260,20 @@ class CheckpointKeeper:
         return self.folder / "best.ckpt"
 
     def check(self, columns: Collection[str]) -> None:
-        """Raise CheckpointError if the history will have several losses but no ``monitor`` is set; ``fit`` calls it."""
+        """Raise CheckpointError if the history will have several losses and ``monitor`` is None; called by ``fit``."""
         losses = [name for name in columns if name.endswith(".loss")]
         if self.monitor is None and "loss" not in columns and losses:
             raise CheckpointError(
-                f"the history will have no column 'loss', but {', '.join(map(shown, losses))}",
-                remedy=f"say which one the best checkpoint is chosen by: CheckpointKeeper(..., monitor='{losses[0]}')",
-                shell=f"say which one the best checkpoint is chosen by: --monitor {shown(losses[0])}",
+                f"the history will have several losses ({', '.join(map(shown, losses))}), but no column 'loss'",
+                remedy=f"choose the column for the best checkpoint: CheckpointKeeper(..., monitor='{losses[0]}')",
+                shell=f"choose the column for the best checkpoint: --monitor {shown(losses[0])}",
             )
 
     def on_epoch(self, trainer: Any, row: Mapping[str, float]) -> None:
-        """Save a checkpoint.
+        """Save a checkpoint after an epoch with this history row.
 
         Raises:
-            CheckpointError: ``monitor`` is not a column of the history.
+            CheckpointError: if ``monitor`` is not a column of the history.
         """
         name, steps = self._monitor.of(row), trainer.progress.steps
         if name not in row:
@@ -288,7 +296,7 @@ class CheckpointKeeper:
             self._failed = None
         except OutputError as error:
             self._failed = error
-            log.error("%s; training goes on", error)
+            log.error("%s; training continues", error)
 
     def on_end(self, trainer: Any, history: Mapping[str, list[float]]) -> None:
         """Raise OutputError if the last epoch's checkpoint could not be written."""
@@ -296,7 +304,7 @@ class CheckpointKeeper:
             raise self._failed
 
     def _look_at_folder(self, trainer: Any, name: str) -> None:
-        """Read the best value of a resumed run from the folder; warn of checkpoints of another run."""
+        """Read the best value of a resumed run from the folder; warn about checkpoints of another run."""
         history, steps = trainer.progress.history, trainer.progress.steps
         with contextlib.suppress(CheckpointError):
             found = load_checkpoint(self.best, trainer.manifest.state)[1]
@@ -305,6 +313,6 @@ class CheckpointKeeper:
                 self.best_value = self._sign * before[found.steps]
         later = [path for path in _kept_in(self.folder) if _steps_of(path) > steps]
         if later:
-            log.warning("'%s' has checkpoints of more steps (%s), of another run or from before this one went back; "
-                        "remove them or choose another folder, since who resumes from the folder gets the last one",
+            log.warning("'%s' contains checkpoints of later steps (%s), from another run or from before this run was "
+                        "set back; remove them or choose another folder, since resuming from the folder loads the last",
                         shown(self.folder), shown(later[0].name))  # fmt: skip

@@ -24,6 +24,7 @@ from gradgraph.runtime.saved.printed import clock
 LARGEST_LOG = 64 << 20  # bytes of a history or log to read
 DEEPEST = 3  # levels below the given folder
 _PLACES = ("output",)  # tables of a recipe that contain output paths
+_UNCLEAR = ("name", "path", "options", "groups")  # keys of a recipe that say nothing without their table
 
 
 @dataclass
@@ -31,12 +32,12 @@ class Run:
     """A run read from its folder.
 
     Attributes:
-        name: path relative to the given folder.
-        history: a row for each epoch or evaluation, also of an unfinished run.
+        name: path of its folder, relative to the folder of all runs.
+        history: one row per epoch or evaluation, also of an unfinished run.
         seconds: training time; None if not logged.
         epochs: epochs requested.
-        kept: index of the row of the saved weights: the best with early stopping, else the last.
-        best: the monitored column and its best value.
+        kept: index of the history row of the saved weights: the best with early stopping, else the last.
+        best: the monitored column and its best value; None if unknown.
         sign: 1 if lower values of that column are better, else −1.
         options: options of the recipe by ``table.key``.
     """
@@ -51,7 +52,10 @@ class Run:
     options: dict[str, Any] = field(default_factory=dict)
 
     def figures(self) -> dict[str, float]:
-        """Return loss and metrics of the row ``kept``; with validation data, only losses and validation metrics."""
+        """Return losses and metrics of the history row ``kept``.
+
+        If the run has validation data, training metrics other than losses are left out.
+        """
         if not self.history:
             return {}
         row = {n: v for n, v in self.history.row(self.kept).items() if n not in INDEX and not _is_rate(n)}
@@ -72,29 +76,38 @@ def runs_in(folder: str | os.PathLike[str]) -> list[Run]:
     """Return the runs in ``folder`` and its subfolders, by name; or the run in ``folder`` itself.
 
     Raises:
-        DataError: there are no runs.
+        DataError: if there are no runs.
     """
     top = Path(folder)
     found = [_run(path, str(path.relative_to(top)) if path != top else path.absolute().name) for path in _folders(top)]
     if not found:
         raise DataError(
             f"'{shown(top)}' contains no run",
-            remedy="give the folder that holds the folders of runs",
-            shell="give the folder of those that --run of `gradgraph train` wrote",
+            remedy="give the folder that contains the folders of runs",
+            shell="give the folder that contains the folders written by `gradgraph train --run`",
         )
     return sorted(found, key=lambda run: run.name)
 
 
 def differing(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """Return the options in which ``runs`` differ, with the value of each run; None if its recipe lacks it.
+    """Return the options in which ``runs`` differ, with the value of each run; None if its recipe lacks the option.
 
-    Options are named by their key, or ``table.key`` if keys repeat.
+    Options are named by their key (``lr``), or ``table.key`` (``loss.name``) if the key is unclear without its table or
+    occurs in several tables of the recipes.
     """
     names = list(dict.fromkeys(name for run in runs for name in run.options))
     values = {name: [run.options.get(name) for run in runs] for name in names}
-    found = {name: column for name, column in values.items() if any(value != column[0] for value in column)}
-    keys = [name.partition(".")[2] for name in found]
-    return {key if keys.count(key) == 1 else name: found[name] for name, key in zip(found, keys, strict=True)}
+    tables = Counter(_key(name) for name in names)
+    return {
+        name if tables[_key(name)] > 1 or _key(name).partition(".")[0] in _UNCLEAR else _key(name): column
+        for name, column in values.items()
+        if any(value != column[0] for value in column)
+    }
+
+
+def _key(name: str) -> str:
+    """Return the key of an option ``table.key``."""
+    return name.partition(".")[2] or name
 
 
 def table_of(runs: Sequence[Run]) -> list[list[str]]:
@@ -103,12 +116,12 @@ def table_of(runs: Sequence[Run]) -> list[list[str]]:
     options, is_any_best = differing(runs), any(run.best and run.kept == -1 for run in runs)
     rows = [["run", "epochs", "steps", "time", *figures, *(["best"] if is_any_best else []), *options]]
     for i, run in enumerate(runs):
-        told, own = run.as_data(), run.figures()
-        of = f"/{run.epochs}" if isinstance(run.epochs, int) and run.epochs > told["epochs"] else ""
+        data, own = run.as_data(), run.figures()
+        of = f"/{run.epochs}" if isinstance(run.epochs, int) and run.epochs > data["epochs"] else ""
         best = [f"{run.best[0]} {run.best[1]:.4g}" if run.best else ""] if is_any_best else []
         numbers = [f"{own[name]:.4g}" if name in own else "" for name in figures]
         time = "" if run.seconds is None else clock(run.seconds)
-        rows.append([run.name, f"{told['epochs']}{of}", f"{told['steps']:,}", time, *numbers, *best,
+        rows.append([run.name, f"{data['epochs']}{of}", f"{data['steps']:,}", time, *numbers, *best,
                      *(_said(values[i]) for values in options.values())])  # fmt: skip
     return rows
 
@@ -121,13 +134,13 @@ def sorted_by(runs: Sequence[Run], column: str | None = None) -> list[Run]:
     """Sort the runs by a column, best first; by default the column that most runs monitor.
 
     Raises:
-        DataError: no run has this column.
+        DataError: if no run has this column.
     """
     known = ["run", "epochs", "steps", "seconds", *dict.fromkeys(name for run in runs for name in run.figures())]
     watched = Counter(run.best[0] for run in runs if run.best)
     chosen = column or max(watched, key=lambda name: (watched[name], name.startswith("val_")), default="run")
     if chosen not in known:
-        raise DataError(f"the runs have no column '{shown(chosen)}'{suggestion(chosen, known)}")
+        raise DataError(f"the runs have no column '{shown(chosen)}' to sort by{suggestion(chosen, known)}")
     sign = next((run.sign for run in runs if run.best and run.best[0] == chosen), 1.0)
     with contextlib.suppress(DataError):  # keep the sign if the name implies no direction
         sign = Monitor(chosen).sign
@@ -161,7 +174,7 @@ def panels(runs: Sequence[Run]) -> list[Panel]:
 
 
 def _folders(folder: Path, depth: int = 0) -> Iterator[Path]:
-    """Yield run folders, without those nested in other runs."""
+    """Yield the run folders in ``folder``; folders within a run are not searched."""
     if kind_of(folder) is Kind.RUN:
         yield folder
     elif depth <= DEEPEST:
@@ -202,7 +215,7 @@ def _flat(tables: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any
 
 
 def _stored(path: Path) -> History | None:
-    """Return the history written by a finished run, if any."""
+    """Return the history that a finished run has written to ``path``; None if it cannot be read."""
     with contextlib.suppress(UnreadableError, ValueError):
         columns, rows = csv_rows(regular_bytes(path, LARGEST_LOG).decode("utf-8"))
         return History({name: [float(row[name]) for row in rows] for name in columns}) if rows else None
@@ -210,7 +223,7 @@ def _stored(path: Path) -> History | None:
 
 
 def _logged(path: Path) -> tuple[History, float | None]:
-    """Return the rows of a log, and the total seconds of its fits."""
+    """Return the history rows of a log, and the total seconds of its fits; None without times."""
     history, spent, last = History(), 0.0, None
     try:
         lines = regular_bytes(path, LARGEST_LOG).decode("utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""Curves as data, grouped into panels by kind, and drawn as SVG without dependencies."""
+"""Curves of a history, grouped into panels by kind, and drawn as SVG without dependencies."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ COLOURS = ("#0b62c4", "#c4470b", "#1a7f37", "#8250df", "#b3261e", "#8a5a00", "#0
 
 @dataclass(frozen=True)
 class Curve:
-    """A line through points; non-finite ones leave gaps.
+    """A line through points; non-finite points leave gaps.
 
     Attributes:
-        kept: x of the point of the saved weights, such as the best epoch; None if that is the last.
+        name: name in the legend.
+        x, y: coordinates of the points.
+        kept: x of the epoch (or step) whose weights were kept, which is circled; None if it is the last.
     """
 
     name: str
@@ -41,10 +43,11 @@ class Panel:
 
 
 def panels_of(history: Mapping[str, Sequence[float]], kept: int | None = None, over: str | None = None) -> list[Panel]:
-    """Group the columns of a history by kind: losses, metrics from 0 to 1, learning rates; others are separate.
+    """Return panels of the columns of a history: losses, metrics from 0 to 1, learning rates, and one per other column.
 
     Args:
-        kept: the row whose weights were kept, unless it is the last.
+        history: the columns.
+        kept: index of the row whose weights were kept; None if it is the last.
         over: the column of the x axis; by default "epoch", or "step" if an epoch has several rows.
     """
     over = over or axis_of(history)
@@ -82,17 +85,17 @@ def _kind(name: str, column: Sequence[float]) -> str:
 def _is_error(name: str) -> bool:
     try:
         return Monitor(name).sign > 0
-    except DataError:  # its name implies no direction
+    except DataError:  # the name does not imply a direction
         return False
 
 
 # --- SVG ----------------------------------------------------------------------------------------------------
 
-WIDTH, HEIGHT = 420, 280  # of a panel, in pixels
+WIDTH, HEIGHT = 420, 280  # size of a panel in pixels
 GRID = "#d1d9e0"
 ACROSS = 3  # panels in a row
 LEFT, RIGHT, TOP, BOTTOM = 72, 12, 34, 52
-LINE, LETTERS = 15, 52  # of the legend: line height in pixels, and letters per line
+LINE, LETTERS = 15, 52  # legend: line height in pixels, and characters per line
 
 
 def svg(panels: Sequence[Panel]) -> str:

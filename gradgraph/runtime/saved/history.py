@@ -1,4 +1,4 @@
-"""The history of a training run: one row per epoch, as a dict of columns."""
+"""The history of a training run: one row per epoch or evaluation, as a dict of columns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gradgraph.runtime.saved.printed import html_table
 
 
 class History(dict[str, list[float]]):
-    """Columns of equal length: ``epoch``, ``step``, ``loss``, the metrics, ``val_loss`` and so on.
+    """A dict of columns of equal length: ``epoch``, ``step``, ``loss``, the metrics, ``val_loss`` and so on.
 
     Missing values are NaN.
 
@@ -37,21 +37,21 @@ class History(dict[str, list[float]]):
             column.append(row.get(name, math.nan))
 
     def __len__(self) -> int:
-        """The number of rows (epochs)."""
+        """Return the number of rows."""
         return max((len(column) for column in self.values()), default=0)
 
     def __bool__(self) -> bool:
         return len(self) > 0
 
     def row(self, i: int = -1) -> dict[str, float]:
-        """Return a row; the last by default."""
+        """Return row ``i``, by default the last one."""
         return {name: column[i] for name, column in self.items()}
 
     def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return the table as CSV text, also written to ``path`` if given.
 
         Raises:
-            OutputError: ``path`` cannot be written.
+            OutputError: if ``path`` cannot be written.
         """
         if path is not None:
             check_suffix(path, ".csv")
@@ -64,8 +64,9 @@ class History(dict[str, list[float]]):
         return text.getvalue()
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
-        """Plot curves over the epochs, with panels for losses, metrics from 0 to 1, learning rates, and each other
-        column. The epoch whose weights were kept is circled, unless it is the last.
+        """Plot the columns over the epochs, in panels: losses, metrics from 0 to 1, learning rates, and each other one.
+
+        The epoch whose weights were kept is circled, unless it is the last.
 
         Args:
             path: image file to write (``.png``, ``.svg``, ``.pdf``).
@@ -74,17 +75,17 @@ class History(dict[str, list[float]]):
             The matplotlib figure.
 
         Raises:
-            RuntimeUnavailableError: matplotlib is not installed; :meth:`to_svg` does not need it.
-            DataError: there is nothing to plot, or the suffix is not an image format.
+            RuntimeUnavailableError: if matplotlib is not installed (:meth:`to_svg` does not need it).
+            DataError: if the history is empty, or the suffix of ``path`` is not an image format.
         """
         return drawn_panels(self._panels(), path)
 
     def to_svg(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Return the same curves as SVG text, drawn without matplotlib; also written to ``path`` if given.
+        """Return the same curves as :meth:`plot` as SVG text, drawn without matplotlib; also write them to ``path``.
 
         Raises:
-            DataError: there is nothing to plot.
-            OutputError: ``path`` cannot be written.
+            DataError: if the history is empty.
+            OutputError: if ``path`` cannot be written.
         """
         text = svg(self._panels())
         if path is not None:
@@ -95,7 +96,7 @@ class History(dict[str, list[float]]):
     def _panels(self) -> list[Panel]:
         panels = panels_of(self, self.restored)
         if not panels or not len(self):
-            raise DataError("the history has no curve yet; train for one epoch first")
+            raise DataError("the history is empty; train for at least one epoch first")
         return panels
 
     def _repr_html_(self) -> str:
@@ -108,13 +109,13 @@ def as_history(columns: Any) -> History:
     """Create a history from plain data.
 
     Raises:
-        ValueError, TypeError, OverflowError: ``columns`` is not a dict of number lists of equal length.
+        ValueError, TypeError, OverflowError: if ``columns`` is not a dict of lists of numbers with equal lengths.
     """
     history = History({str(name): list(column) for name, column in dict(columns).items()})
     for value in (x for column in history.values() for x in column):
         if type(value) not in (int, float):
-            raise ValueError("a history holds numbers")
-        float(value)  # raises for an integer beyond the range of float
+            raise ValueError("the history contains a value that is not a number")
+        float(value)  # raises OverflowError for an integer beyond the range of float
     if len({len(column) for column in history.values()}) > 1:
-        raise ValueError("columns of different lengths")
+        raise ValueError("the columns of the history have different lengths")
     return history

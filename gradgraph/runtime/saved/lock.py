@@ -1,4 +1,4 @@
-"""Exclusive access to a checkpoint path: a second run that would save to it is rejected before training.
+"""Exclusive access to a checkpoint path: a second run that would save to the same path is rejected before training.
 
 The lock is held on an open file (``.run.ckpt.gradgraph-lock``), so the system releases it even if the process is
 killed. A file left by a killed run is locked again.
@@ -24,11 +24,13 @@ SUFFIX = ".gradgraph-lock"
 
 @contextlib.contextmanager
 def only_writer(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Hold the lock of ``path``. If locking is impossible (a missing or read-only folder, a file system without locks),
-    continue without it; saving reports such errors.
+    """Hold the lock of a checkpoint path during a block.
+
+    If locking is impossible (a missing or read-only folder, a file system without locks), the block runs without the
+    lock; if the path cannot be written, saving raises the error.
 
     Raises:
-        OutputError: another run holds the lock, or the lock file is a link or not a regular file.
+        OutputError: if another run holds the lock, or the lock file is a link or not a regular file.
     """
     with explain_errors(path):
         target = output_target(path)
@@ -64,8 +66,8 @@ def _open_lock(file: Path, path: str | os.PathLike[str]) -> int | None:
             owner = os.read(handle, 200).decode("utf-8", "replace")
             os.close(handle)
             raise OutputError(
-                f"'{shown(os.fspath(path))}' is the checkpoint of another run, {shown(owner) or 'just begun'}; "
-                "wait for its end, or save to another path"
+                f"another run ({shown(owner) or 'just started'}) saves its checkpoint to '{shown(os.fspath(path))}'; "
+                "wait until it has ended, or save to another path"
             ) from None
         except OSError:
             os.close(handle)
@@ -81,7 +83,8 @@ def _open_lock(file: Path, path: str | os.PathLike[str]) -> int | None:
 
 def _no_lock_file(file: Path) -> OutputError:
     return OutputError(  # a link may point to a file of another owner
-        f"'{shown(file)}', the lock of a checkpoint, is a link or no regular file; remove it, or save to another path"
+        f"the lock file of the checkpoint, '{shown(file)}', is a link or not a regular file; remove it, or save to "
+        "another path"
     )
 
 

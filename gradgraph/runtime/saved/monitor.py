@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from gradgraph.arguments import Kind
 from gradgraph.errors import DataError, shown, suggestion
 
-# common names of custom metrics; those of gradgraph.metrics declare their direction
+# common names of custom metrics; metrics of gradgraph.metrics declare their direction themselves
 BETTER = {**dict.fromkeys(("acc", "auc", "psnr", "ssim", "bleu", "reward"), "max"),
           **dict.fromkeys(("loss", "error", "nll"), "min")}  # fmt: skip
 MODE = Kind("'min', 'max' or None", lambda value: value in ("min", "max", None))
@@ -21,9 +21,9 @@ class Monitor:
     """A monitored column and the comparison of its values.
 
     Attributes:
-        column: by default ``val_loss`` if it exists, else ``loss``.
+        column: name of the column; by default ``val_loss`` if it exists, else ``loss``.
         mode: ``"min"`` or ``"max"``; by default derived from the words of the column name.
-        min_delta: minimum improvement.
+        min_delta: minimum change that counts as an improvement.
     """
 
     column: str | None = None
@@ -31,23 +31,27 @@ class Monitor:
     min_delta: float = 0.0
 
     def of(self, columns: Collection[str]) -> str:
-        """Return the name of the column in ``columns``; ``<metric>.<number>`` selects a class by its number."""
+        """Return the monitored column's name in ``columns``; ``<metric>.<number>`` selects a class by its index."""
         if self.column is None:
             return "val_loss" if "val_loss" in columns else "loss"
         stem, _, number = self.column.rpartition(".")
-        of_classes = [column for column in columns if column.startswith(f"{stem}.")]  # in the order of class numbers
+        of_classes = [column for column in columns if column.startswith(f"{stem}.")]  # in the order of class indices
         is_number = self.column not in columns and number.isdecimal() and int(number) < len(of_classes)
         return of_classes[int(number)] if is_number else self.column
 
     def value(self, row: Mapping[str, float]) -> float:
-        """Return the value of the column in a row of the history. Raises DataError."""
+        """Return the value of the monitored column in a row of the history.
+
+        Raises:
+            DataError: if the row does not have the column.
+        """
         name = self.of(row)
         if name not in row:
             raise DataError(f"the history has no column '{shown(name)}' to monitor{suggestion(name, row)}")
         return row[name]
 
     def is_better(self, value: float, best: float | None) -> bool:
-        """Whether ``value`` improves on ``best``; any number improves on NaN and None."""
+        """Whether ``value`` is better than ``best``; any number is better than NaN and None."""
         if best is None:
             return True
         if math.isnan(best) or math.isnan(value):
@@ -56,7 +60,11 @@ class Monitor:
 
     @property
     def sign(self) -> float:
-        """1 if lower is better, −1 if higher is better. Raises DataError if unknown."""
+        """1 if lower values are better, −1 if higher values are better.
+
+        Raises:
+            DataError: if ``mode`` is not set and the column name does not imply it.
+        """
         if self.mode is not None:
             return -1.0 if self.mode == "max" else 1.0
         words = set(re.split(r"[^a-z0-9]+", (self.column or "loss").lower()))
@@ -68,7 +76,7 @@ class Monitor:
         if said - {None}:
             return 1.0 if "min" in said else -1.0
         raise DataError(
-            f"nothing says whether '{shown(self.column)}' should be high or low",
+            f"the name '{shown(self.column)}' does not imply whether higher or lower values are better",
             remedy="pass mode='max' or mode='min'",
             shell="add --mode max or --mode min",
         )

@@ -26,11 +26,11 @@ from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import Manifest, StateSpec, numpy_dtype
 
 WEIGHTS = ("parameter", "statistic")
-AS_IN_MODEL = "gradgraph.weights"  # metadata of a safetensors file: its arrays have the layout of the model's nodes
+AS_IN_MODEL = "gradgraph.weights"  # metadata key of safetensors files whose arrays have the layout of the model's nodes
 
 
 class OfModel(dict[str, Array]):
-    """Arrays by name in the layout of the model's nodes, as returned by a trainer."""
+    """A dict of arrays in the layout of the model's nodes, as returned by a trainer."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Stored:
     """The content of a weights file.
 
     Attributes:
-        values: arrays by name; ``OfModel`` for a checkpoint or ``save_weights``.
-        names: names of the training data, for a model or checkpoint.
-        model: the model, for an ``.onnx`` file.
+        values: arrays by name; an ``OfModel`` if the file is a checkpoint or was written by ``save_weights``.
+        names: names of the training data, if the file is a model or a checkpoint.
+        model: the model, if the file is an ``.onnx``.
     """
 
     values: Mapping[str, Any]
@@ -50,13 +50,13 @@ class Stored:
 
 @dataclass(frozen=True)
 class Loaded:
-    """The result of ``Trainer.load_state_dict``, by name.
+    """The result of ``Trainer.load_state_dict``: names of tensors by what happened to them.
 
     Attributes:
         loaded: tensors with new values.
-        missing: weights without a value; unchanged.
-        unexpected: values without a weight in the step, including optimizer state.
-        mismatched: weights whose value has another shape or type, with the reason; unchanged.
+        missing: weights for which no value was given; unchanged.
+        unexpected: given values without a weight in the step, including optimizer state.
+        mismatched: weights whose given value has another shape or type, with the reason; unchanged.
         frozen: frozen weights that differ from the given value; unchanged.
     """
 
@@ -69,11 +69,11 @@ class Loaded:
     def __str__(self) -> str:
         parts = [f"loaded {len(self.loaded)} tensors"]
         if self.missing:
-            parts.append(f"no values came for {listed(self.missing)}")
+            parts.append(f"missing: {listed(self.missing)}")
         if self.mismatched:
             parts.append(", ".join(f"'{shown(name)}' {why}" for name, why in list(self.mismatched.items())[:8]))
         if self.frozen:
-            parts.append(f"{listed(self.frozen)}: frozen in this step, with other values")
+            parts.append(f"not loaded, since frozen in this step with other values: {listed(self.frozen)}")
         if self.unexpected:
             parts.append(f"not used: {listed(self.unexpected)}")
         return "; ".join(parts)
@@ -82,14 +82,19 @@ class Loaded:
 def fitting(
     manifest: Manifest, values: Mapping[str, Any], held: Callable[[str], Array | None]
 ) -> tuple[Loaded, dict[str, Array]]:
-    """Find the ``values`` that are weights of the step, and convert them to its types.
+    """Select the values that match weights of the step by name and shape, and convert them to the step's types.
 
     Args:
-        held: returns a frozen weight of the step by name.
+        manifest: the manifest of the step.
+        values: arrays by name.
+        held: returns a frozen weight of the step by name; None if there is none.
+
+    Returns:
+        A report, and the converted arrays by name.
 
     Raises:
-        CheckpointError: no value matches.
-        DataError: NumPy cannot read a value.
+        CheckpointError: if no value matches.
+        DataError: if NumPy cannot convert a value.
     """
     specs = {s.name: s for s in manifest.state if s.kind in WEIGHTS}
     taken, mismatched, frozen, unexpected = dict[str, Array](), dict[str, str](), list[str](), list[str]()
@@ -110,22 +115,22 @@ def fitting(
     if not taken:
         why = f": '{shown(next(iter(mismatched)))}' {next(iter(mismatched.values()))}" if mismatched else ""
         raise CheckpointError(
-            f"none of the {len(values)} values fits this step{why} (they are called {listed(values, 3)}, weights of "
-            f"the step {listed(specs, 3)}); give them the names that `gradgraph inspect` shows"
+            f"none of the {len(values)} values matches a weight of this step{why} (names of the values: "
+            f"{listed(values, 3)}; of the weights: {listed(specs, 3)}); use the names that `gradgraph inspect` prints"
         )
     return Loaded(tuple(taken), missing, tuple(unexpected), mismatched, tuple(frozen)), taken
 
 
 def _mismatch(spec: StateSpec, value: Array) -> str:
-    """Return why a value does not match a tensor, or ""; floating-point types are converted."""
+    """Return why a value does not match a tensor, or "" if it does; any floating-point type matches another."""
     want = numpy_dtype(spec.dtype)
     if value.shape == spec.shape and (value.dtype == want or (_is_floating(value.dtype) and _is_floating(want))):
         return ""
-    return f"is {value.dtype}{list(value.shape)} there and {spec.dtype}{list(spec.shape)} here"
+    return f"is {value.dtype}{list(value.shape)}, but {spec.dtype}{list(spec.shape)} in this step"
 
 
 def is_there(path: Path) -> bool:
-    """Whether it is a file; False for an invalid name."""
+    """Whether ``path`` is an existing file; False for an invalid file name."""
     try:
         return path.is_file()
     except OSError:
@@ -140,7 +145,7 @@ def read_values(path: str | os.PathLike[str]) -> Stored:
     """Read arrays by name from an ``.onnx``, ``.npz``, safetensors or checkpoint file, or a run folder.
 
     Raises:
-        CheckpointError, DataError, ModelError: it does not exist or is damaged.
+        CheckpointError, DataError, ModelError: if the file does not exist or is damaged.
     """
     path = weights_of(path)
     if path.suffix == ".onnx":
@@ -163,6 +168,6 @@ def read_values(path: str | os.PathLike[str]) -> Stored:
             or f"'{shown(path)}' cannot be read ({error}); give a .safetensors, .ckpt, .npz or .onnx"
         ) from None
     names = NO_NAMES
-    with contextlib.suppress(ValueError):  # weights are usable without the record
+    with contextlib.suppress(ValueError):  # the weights can be used even if the record is invalid
         names = from_text(metadata[METADATA_KEY]).progress.names if METADATA_KEY in metadata else NO_NAMES
     return Stored(OfModel(values) if {METADATA_KEY, AS_IN_MODEL} & metadata.keys() else values, names)

@@ -14,12 +14,17 @@ from gradgraph.runtime.saved.curves import ACROSS, Panel
 
 
 def drawn(draw: Callable[[Any], None], size: tuple[float, float], path: str | os.PathLike[str] | None = None) -> Any:
-    """Return a figure drawn by ``draw``, also written to ``path`` if given.
+    """Create a matplotlib figure, also written to ``path`` if given.
+
+    Args:
+        draw: draws on the figure.
+        size: width and height in inches.
+        path: image file to write; its suffix is the format.
 
     Raises:
-        RuntimeUnavailableError: matplotlib is not installed.
-        DataError: the suffix of ``path`` is not an image format.
-        OutputError: ``path`` cannot be written.
+        RuntimeUnavailableError: if matplotlib is not installed.
+        DataError: if the suffix of ``path`` is not an image format.
+        OutputError: if ``path`` cannot be written.
     """
     try:
         from matplotlib.figure import Figure
@@ -32,13 +37,13 @@ def drawn(draw: Callable[[Any], None], size: tuple[float, float], path: str | os
         try:
             figure.savefig(image, format=Path(path).suffix.lstrip(".") or "png", dpi=120)
         except ValueError:
-            raise DataError(f"'{shown(Path(path).suffix)}' is no image format; use .png, .svg or .pdf") from None
+            raise DataError(f"'{shown(Path(path).suffix)}' is not an image format; use .png, .svg or .pdf") from None
         write_atomically(path, image.getvalue())
     return figure
 
 
 def drawn_panels(panels: Sequence[Panel], path: str | os.PathLike[str] | None = None) -> Any:
-    """Return a figure of panels side by side; arguments and errors as for :func:`drawn`."""
+    """Create a matplotlib figure of several panels; ``path`` and errors as for :func:`drawn`."""
     across = min(ACROSS, len(panels))
     down = -(-len(panels) // across)
 

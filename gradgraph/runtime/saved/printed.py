@@ -12,20 +12,20 @@ class Markup(str):
 
 
 def image_markup(png: bytes) -> Markup:
-    """Return a picture as an HTML image; empty for an empty PNG."""
+    """Return a PNG as an HTML image; "" for an empty PNG."""
     content = base64.b64encode(png).decode()
     return Markup(f'<img src="data:image/png;base64,{content}" alt="">' if content else "")
 
 
 def text_table(rows: Sequence[Sequence[str]], texts: Collection[int] = (0,)) -> list[str]:
-    """Return the lines of a table; the columns ``texts`` are left-aligned, others right-aligned."""
+    """Return the lines of a text table; columns with an index in ``texts`` are left-aligned, others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     sides = [str.ljust if i in texts else str.rjust for i in range(len(widths))]
     return ["  ".join(map(lambda side, cell, w: side(cell, w), sides, row, widths)).rstrip() for row in rows]
 
 
 def html_table(head: Iterable[str], rows: Iterable[Iterable[str]], bold: int | None = None) -> str:
-    """Return an HTML table with row ``bold`` in bold."""
+    """Return an HTML table, with the row of index ``bold`` in bold."""
     lines = []
     for i, row in enumerate(rows):
         style = ' style="font-weight: bold"' if i == bold else ""

@@ -1,4 +1,4 @@
-"""The progress record of a run in a checkpoint: written as JSON, and validated when read."""
+"""The progress record of a run in a checkpoint: written as JSON, and validated when it is read."""
 
 from __future__ import annotations
 
@@ -31,27 +31,28 @@ class Progress:
     """The progress of a run, with all that is needed to resume it.
 
     Attributes:
-        steps: steps done since the state was initialised.
+        steps: steps done since the state was initialized.
         epoch, batch: finished epochs, and batches done in the current one.
         seed: seed of the data order.
         fit_epoch, fit_step: epoch and step at which the current (or last) ``fit`` began.
         order: settings that determine the samples of each batch: rows, batch_size, shuffle, drop_last.
-        sums, weight: loss and metrics summed over the samples since the last history row, and their number. (There is
-            a row per epoch, or per ``eval_every`` steps.)
-        totals: sums of each measure since the last row.
-        best, stale: best value of the monitored column, and the number of rows since.
-        hyperparameters: those of the last step, fed or from a schedule in the graph.
-        sizes: symbolic dimensions of the training session; None before the first step. (A resumed run must use the
-            same, since another session may round differently.)
+        sums, weight: loss and metrics summed over the samples since the last history row, and the number of these
+            samples (or labels).
+        totals: sums of each measure since the last history row.
+        best, stale: best value of the monitored column, and the number of history rows since.
+        hyperparameters: hyperparameters of the last step, including learning rates of schedules in the graph.
+        sizes: sizes of the symbolic dimensions for which the training session was created; None before the first step.
+            (A resumed run must use the same sizes, since another session may round differently.)
         history: one row per finished epoch of this fit, or per ``eval_every`` steps.
         counts: number of runs of each named step.
         weights: ``weight`` of each named step.
-        turns, place: with several steps, the number of finished batches, and of finished steps in the current batch.
-        names: names of the training data, by which other data are matched.
-        eval_every: steps between rows; 0 for a row per epoch.
-        rowed: batches of the current epoch that are already in a row.
-        beside: arrays of single ranks, stored as tensors of the checkpoint.
-        kernels: kernels of the last step, a native library or onnxruntime's; "" where there is no choice.
+        turns, place: with several named steps, the number of finished batches, and of finished steps in the current
+            batch.
+        names: names of the training data, which later data must match.
+        eval_every: steps between history rows; 0 for one row per epoch.
+        rowed: number of batches of the current epoch that are already part of a history row.
+        beside: arrays that only single ranks have, stored as tensors of the checkpoint.
+        kernels: kernels of the last step: the name of a native library, or onnxruntime's; "" if there is no choice.
     """
 
     steps: int = 0
@@ -99,8 +100,9 @@ class Record:
 
     Attributes:
         version: format version.
-        body: text covered by the digest.
-        digest: digest of ``body`` and the tensors; None before version 2.
+        progress: the progress of the run.
+        body: the text that the digest covers, together with the tensors.
+        digest: digest of ``body`` and the tensors; None for version 1.
     """
 
     version: int
@@ -120,6 +122,7 @@ def body_of(progress: Progress) -> str:
 
 
 def to_text(body: str, digest: str) -> str:
+    """Return the record as JSON: ``body`` with the digest added."""
     return json.dumps({**json_of(body, finite=False), "digest": digest})
 
 
@@ -127,8 +130,8 @@ def from_text(text: str) -> Record:
     """Parse a record and validate every field.
 
     Raises:
-        NewerRecordError: it has a newer format version.
-        ValueError: a field is missing, unknown, of the wrong type, or inconsistent.
+        NewerRecordError: if the record has a newer format version.
+        ValueError: if a field is missing, unknown, of the wrong type, or inconsistent with others.
     """
     try:
         data = dict(json_of(text, finite=False))
@@ -180,7 +183,7 @@ def _check(p: Progress) -> None:
 
 def _check_order(order: Mapping[str, Any]) -> None:
     kinds = {"rows": (int, type(None)), "batch_size": int, "shuffle": bool, "drop_last": bool, "steps": str}
-    _require(isinstance(order, dict) and order.keys() <= kinds.keys(), "order names what is no part of it")
+    _require(isinstance(order, dict) and order.keys() <= kinds.keys(), "order has unknown keys")
     for name, value in order.items():
         if kinds[name] in (bool, str):
             _require(type(value) is kinds[name], f"{name} is {shown(repr(value))}")
@@ -189,14 +192,14 @@ def _check_order(order: Mapping[str, Any]) -> None:
 
 
 def _check_together(p: Progress) -> None:
-    """Check the consistency of the fields, such as sums without batches."""
+    """Check that the fields are consistent, such as no sums without batches."""
     _require(p.fit_step <= p.steps, f"fit_step is {p.fit_step} of {p.steps} steps")
     _require(p.fit_epoch <= p.epoch, f"fit_epoch is {p.fit_epoch} of {p.epoch} epochs")
     _require(p.epoch + bool(p.batch) <= p.steps, f"epoch is {p.epoch} after {p.steps} steps")
     _require(p.batch <= p.steps, f"batch is {p.batch} after {p.steps} steps")
     _require(p.rowed <= p.batch and bool(p.eval_every or not p.rowed), f"rowed is {p.rowed} after {p.batch} batches")
     begun = bool(p.batch - p.rowed or p.place)
-    _require(begun == bool(p.weight) == bool(p.sums), "sums and batches of the epoch do not belong together")
+    _require(begun == bool(p.weight) == bool(p.sums), "sums and number of batches of the epoch are inconsistent")
     _require(p.turns + p.place <= p.steps, f"turns is {p.turns} after {p.steps} steps")
     rows = len(p.history)
     most, of = (p.steps - p.fit_step, "steps") if p.eval_every else (p.epoch - p.fit_epoch, "epochs")
@@ -216,7 +219,7 @@ def _number(name: str, value: Any) -> float:
 
 def _array(name: str, value: Any) -> np.ndarray[Any, Any]:
     array = np.array(value)
-    _require(array.dtype.kind in "if", f"{name} holds no numbers")
+    _require(array.dtype.kind in "if", f"{name} contains no numbers")
     return array.astype(np.float64)
 
 

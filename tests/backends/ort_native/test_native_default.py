@@ -194,7 +194,7 @@ def test_a_run_that_goes_on_with_others_says_so_once(
         return
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     (line,) = said
-    assert line.startswith("the run has trained with ") and line.endswith(", which may round differently")
+    assert line.startswith("the run was trained with ") and line.endswith(", which may round differently")
     assert "onnxruntime's kernels alone" in line and native.here().path.stem in line
 
 
