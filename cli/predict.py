@@ -138,7 +138,7 @@ def _model_and_targets(
     path: Path, checkpoint: Path | None, outputs: tuple[str, ...], averaged: bool
 ) -> tuple[ir.Model, Collection[str]]:
     """Return the model to run and the names of its targets."""
-    from gradgraph.files.models import load_model
+    from gradgraph.passes.normal import load_runnable
     from gradgraph.preprocess.column_nodes import cut_off
     from gradgraph.step.data_names import DataNames
     from gradgraph.step.label_names import names_beside
@@ -154,7 +154,7 @@ def _model_and_targets(
     if checkpoint is not None or not averaged:
         what = "--checkpoint" if checkpoint is not None else "--not-averaged"
         raise click.UsageError(f"{what} requires a step folder, but a model contains its weights; omit it")
-    model = load_model(path)
+    model = load_runnable(path)
     if told := learn_preprocessing(model, path):
         output.say(told)
     plan = DataNames.read_from(model.metadata_props).preprocess

@@ -12,10 +12,11 @@ import onnx_ir as ir
 
 from gradgraph.augment.placing import GREY
 from gradgraph.errors import ModelError, shown
-from gradgraph.files.models import Source, load_model, to_proto
+from gradgraph.files.models import Source, to_proto
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.prune import prune
 from gradgraph.graph.shapes import as_dims
+from gradgraph.passes.normal import load_runnable
 from gradgraph.passes.normal.edit import names_of
 from gradgraph.runtime.data.image_form import REVERSED, ImageForm
 from gradgraph.step.data_names import DataNames
@@ -44,7 +45,7 @@ def with_image_input(model: Source) -> onnx.ModelProto:
 
 def taking_images(model: Source) -> ir.Model:
     """Convert as ``with_image_input``, to an onnx-ir model whose weights stay in their files."""
-    work = load_model(model)
+    work = load_runnable(model)
     learn_preprocessing(work, model)
     names = DataNames.read_from(work.metadata_props)
     inputs = [v for v in work.graph.inputs if v.shape is not None and len(v.shape) == 4 and not v.is_initializer()]

@@ -23,11 +23,12 @@ from gradgraph.errors import ModelError, RuntimeUnavailableError, shown
 from gradgraph.files.atomic import check_replaceable, write_atomically, write_folder_atomically
 from gradgraph.files.external import DataFile, bytes_of, store_outside, stored_values
 from gradgraph.files.mapped import pieces_of
-from gradgraph.files.models import PROTOBUF_LIMIT, load_model
+from gradgraph.files.models import PROTOBUF_LIMIT
 from gradgraph.files.suffixes import FOLDER, check_suffix
 from gradgraph.files.untrusted.regular import open_regular
 from gradgraph.machine import processes
 from gradgraph.machine.custom_ops import KNOWN, absolute
+from gradgraph.passes.normal import load_runnable
 from gradgraph.step.folder import MANIFEST_FILE, model_names, weight_bytes, with_external
 from gradgraph.step.step import Step
 
@@ -189,7 +190,7 @@ def _models(source: Any) -> dict[str, Writer]:
         source = Step.load(source)
     if isinstance(source, Step):
         return {name: functools.partial(_write_of_step, source, name) for name in model_names(source.manifest)}
-    return {"model": _writer(source if isinstance(source, onnx.ModelProto) else load_model(source))}
+    return {"model": _writer(source if isinstance(source, onnx.ModelProto) else load_runnable(source))}
 
 
 def _writer(model: onnx.ModelProto | ir.Model) -> Writer:

@@ -18,10 +18,11 @@ import onnx_ir as ir
 from gradgraph.autodiff.probabilities import probabilities
 from gradgraph.building.outputs import output_of
 from gradgraph.errors import DataError, ModelError, UnknownNameError, shown, suggestion
-from gradgraph.files.models import load_model, save_model, to_proto
+from gradgraph.files.models import save_model, to_proto
 from gradgraph.files.suffixes import check_suffix
 from gradgraph.graph.nodes import made_by
 from gradgraph.losses import LOSSES
+from gradgraph.passes.normal import load_runnable
 from gradgraph.runtime.data.batch import Array, on_host
 from gradgraph.runtime.execution.exported import plain
 from gradgraph.runtime.trainer import Trainer
@@ -229,7 +230,7 @@ def with_temperature(model: onnx.ModelProto, temperature: float, output: str | N
     Raises:
         ModelError: the output holds probabilities whose logits cannot be found.
     """
-    changed = load_model(model)
+    changed = load_runnable(model)
     put_temperature(changed, temperature, output)
     return to_proto(changed)
 

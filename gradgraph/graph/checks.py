@@ -19,7 +19,7 @@ from gradgraph.graph.node_forms import described
 from gradgraph.graph.ranks import MOST_AXES
 from gradgraph.graph.shapes import known_sizes
 
-OLDEST_OPSET = 7
+OLDEST_OPSET = 1
 NEWEST_READ = 28  # with an onnx that supports it
 NEWEST_OPSET = min(NEWEST_READ, onnx.defs.onnx_opset_version())
 OLDEST_IR = 3
@@ -38,7 +38,7 @@ FunctionId = tuple[str, str, str]
 def validate(model: ir.Model) -> None:
     """Raise ModelError unless the model is well formed.
 
-    1. IR version 3-14, ai.onnx at opset 7-28;
+    1. IR version 3-14, ai.onnx at opset 1-28;
     2. at least one graph output, and each output has a producer;
     3. names exist and are unique within a graph (initializers, node outputs; inputs and outputs of a function too);
     4. every node input is a graph input, an initializer or the output of a node;
@@ -85,9 +85,9 @@ def check_versions(ir_version: int | None, opset_imports: dict[str, int], needs_
 
 
 def other_opset(opset: int) -> str:
-    """Return the remedy for an unsupported opset; onnx.version_converter fails on most files below opset 7."""
+    """Return the remedy for an unsupported opset."""
     if opset < OLDEST_OPSET:
-        return f"export it again at opset {OLDEST_OPSET} or newer; onnxruntime does not support older ones either"
+        return f"export it again at opset {OLDEST_OPSET} or newer"
     newer = "" if opset > NEWEST_READ else ", or update onnx"
     return f"export it again at opset {NEWEST_OPSET} or older{newer}"
 

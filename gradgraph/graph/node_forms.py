@@ -121,7 +121,9 @@ def _faults(call: Call) -> tuple[_Fault, ...]:
     return (*_arity(call, schema), *_attributes(call, schema))
 
 
-_OF_ANY_OPSET = frozenset({"LayerNormalization"})  # onnxruntime accepts it at any opset, and its optimiser writes it
+# onnxruntime accepts them at any opset: its optimiser writes the first, and the second was experimental before opset 10
+_OF_ANY_OPSET = frozenset({"LayerNormalization", "ThresholdedRelu"})
+_WITHOUT_MEANING = "consumed_inputs"  # BatchNormalization requires it at opset 1
 
 
 def _lacking(call: Call) -> Iterator[_Fault]:
@@ -164,7 +166,7 @@ def _attributes(call: Call, schema: Signature) -> Iterator[_Fault]:
         yield _Fault(f"has {len(call.attributes)} attributes", "a Constant must have exactly one")
     given = {name for name, _ in call.attributes}
     for name, (_, required) in schema.attributes.items():
-        if required and name not in given:
+        if required and name not in given and name != _WITHOUT_MEANING:
             yield _Fault(f"lacks the attribute '{name}', which this operator needs", "", "give it one")
 
 
@@ -217,7 +219,7 @@ WIDEST = 2**22  # elements of an axis covered by one window; gradients of pools 
 
 def _watched(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
     for name in ("to", "softmax_precision"):
-        if (kind := values.get(name)) is not None and kind not in _TYPES:
+        if isinstance(kind := values.get(name), int) and kind not in _TYPES:  # before opset 6, Cast has its name
             yield _Fault(f"is element type {kind}, which ONNX does not define", "", "correct it", name)
     if not -_MOST_AXES <= (axis := values.get("axis", 0)) < _MOST_AXES:
         yield _Fault(f"is {axis}", "no tensor has as many axes", attribute="axis")

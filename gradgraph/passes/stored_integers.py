@@ -162,7 +162,9 @@ def _integers(
 
 def _keep(graph: onnx.GraphProto, nodes: list[onnx.NodeProto], names: set[str]) -> None:
     initializers = [t for t in graph.initializer if t.name in names]
-    kept: list[tuple[Any, Any]] = [(graph.node, nodes), (graph.initializer, initializers)]
+    gone = {t.name for t in graph.initializer} - names
+    inputs = [v for v in graph.input if v.name not in gone]  # in IR version 3, initializers are inputs, too
+    kept: list[tuple[Any, Any]] = [(graph.node, nodes), (graph.initializer, initializers), (graph.input, inputs)]
     for field, values in kept:
         copies = [type(v).FromString(v.SerializeToString()) for v in values]
         del field[:]

@@ -22,8 +22,9 @@ from gradgraph.files import large_weights
 from gradgraph.files.external import bytes_of, store_outside, stored_values
 from gradgraph.files.large_weights import LEAST_BYTES, large_outside
 from gradgraph.files.mapped import passing_through
-from gradgraph.files.models import Source, load_model, to_proto
+from gradgraph.files.models import Source, to_proto
 from gradgraph.files.spilled import Folder
+from gradgraph.passes.normal import load_runnable
 from gradgraph.passes.stored_integers import with_stored_integers
 from gradgraph.preprocess.column_nodes import cut_off
 from gradgraph.preprocess.frames import is_table
@@ -98,7 +99,7 @@ def quantize(model: Source, calibration: Any = None, *, batch_size: int = 32) ->
         BuildError: without calibration, no layer has a weight stored as floats.
         RuntimeUnavailableError: a package that the quantiser needs is not installed.
     """
-    given, folder = load_model(model), Folder()
+    given, folder = load_runnable(model), Folder()
     inputs, outputs, before = _inputs(given), len(given.graph.outputs), _file_size(given)
     plan = DataNames.read_from(given.metadata_props).preprocess
     if plan is not None:  # table preprocessing is removed before quantising, and added again afterwards

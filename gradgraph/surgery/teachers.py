@@ -11,10 +11,11 @@ import onnx_ir as ir
 from gradgraph.arguments import NUMBER, PATH, TEXT, Kind, checked, instance
 from gradgraph.errors import BuildError, ModelError, UnknownNameError, listed, shown, suggestion
 from gradgraph.files.model_metadata import Imitation, write_imitation
-from gradgraph.files.models import Source, load_model
+from gradgraph.files.models import Source
 from gradgraph.graph.constant_nodes import own_tensor
 from gradgraph.graph.marks import TEACHER, TEACHERS
 from gradgraph.graph.shapes import OPSET, clash, shape_of
+from gradgraph.passes.normal import load_runnable
 from gradgraph.passes.normal.edit import names_of
 from gradgraph.passes.normal.functions.inline import inline_functions
 from gradgraph.passes.normal.opsets.opset import convert_to_opset
@@ -101,8 +102,9 @@ def distill(
 
 
 def _teacher(source: Source) -> ir.Model:
-    """Return a copy of the teacher without functions, in evaluation mode."""
-    model = load_model(source)
+    """Return a copy of the teacher without functions or optional inputs, in evaluation mode."""
+    model = load_runnable(source)
+    model.graph.inputs[:] = [v for v in model.graph.inputs if not v.is_initializer()]
     inline_functions(model)
     learn_sizes(model)
     for node in list(model.graph):

@@ -22,7 +22,7 @@ from gradgraph.graph.checks import describe
 from gradgraph.graph.shapes import OPSET
 from gradgraph.passes.normal.edit import nodes_of
 from gradgraph.passes.normal.functions.inline import inline_functions
-from gradgraph.passes.normal.opsets.opset import convert_to_opset
+from gradgraph.passes.normal.opsets.opset import convert_old, convert_to_opset
 from gradgraph.passes.normal.sizes.infer import infer_shapes
 from gradgraph.passes.normal.spelling.names import make_names_unique, write_one_domain
 from gradgraph.step.folder import MANIFEST_FILE
@@ -158,9 +158,10 @@ def _prepared(model: ir.Model) -> Iterator[str]:
         inline_functions(model)
         make_names_unique(model)
         yield f"{functions} functions were inlined"
-    infer_shapes(model)
     opset = model.opset_imports.get("", OPSET)
-    if convert_to_opset(model):
+    old = convert_old(model)
+    infer_shapes(model)
+    if convert_to_opset(model) or old:
         make_names_unique(model)
         yield f"opset {opset} was converted to {OPSET}"
     derive_facts(model)

@@ -84,12 +84,8 @@ RING = helper.make_function(
 BOMB = [function(f"F{i}", [f"F{i + 1}"] * 2) for i in range(60)] + [function("F60", [])]
 
 DAMAGED = {
-    "opset 9999": (model(opset=9999), "opset 9999, but 7 to 28 can be read; export it again at opset 28 or older$"),
-    "opset 0": (model(opset=0), "opset 0, but 7 to 28"),
-    "opset 6": (
-        model(opset=6),
-        "opset 6, but 7 to 28 can be read; export it again at opset 7 or newer; onnxruntime does not support older",
-    ),
+    "opset 9999": (model(opset=9999), "opset 9999, but 1 to 28 can be read; export it again at opset 28 or older$"),
+    "opset 0": (model(opset=0), "opset 0, but 1 to 28 can be read; export it again at opset 1 or newer$"),
     "an old IR version": (
         model(ir_version=2),
         "IR version 2, but 3 to 14 can be read; export it again with one of these",

@@ -15,6 +15,6 @@ grouped in folders:
 from __future__ import annotations
 
 from gradgraph.passes.normal.functions.function_bodies import has_body
-from gradgraph.passes.normal.normal_form import blaming, expand, load_plain, normalise, pass_quantization
+from gradgraph.passes.normal.normal_form import blaming, expand, load_plain, load_runnable, normalise, pass_quantization
 
-__all__ = ["blaming", "expand", "has_body", "load_plain", "normalise", "pass_quantization"]
+__all__ = ["blaming", "expand", "has_body", "load_plain", "load_runnable", "normalise", "pass_quantization"]

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from gradgraph.errors import ModelError, UnknownNameError, shown, suggestion
 from gradgraph.graph.builder import Builder, Var, all_of
-from gradgraph.graph.checks import WITH_BODIES, describe, has_bodies, subgraphs
+from gradgraph.graph.checks import UNNAMED, WITH_BODIES, describe, has_bodies, subgraphs
 from gradgraph.graph.nodes import is_standard
 from gradgraph.graph.prune import detach
 from gradgraph.graph.prune import is_wanted as is_wanted
@@ -67,6 +67,8 @@ class Editor:
         first = outputs[0].value.producer() if outputs and outputs[0] is not None else None
         if first is not None and first in placed:
             first.name = node.name
+            if UNNAMED in node.meta:
+                first.meta[UNNAMED] = True
         if self._gone is None:
             discard(node)
         else:

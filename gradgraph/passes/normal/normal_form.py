@@ -15,9 +15,10 @@ from gradgraph.passes.normal.dialects.nchwc import has_blocks
 from gradgraph.passes.normal.dialects.nchwc_machine import check_same, undo_machine_blocks
 from gradgraph.passes.normal.edit import Editor
 from gradgraph.passes.normal.functions.function_bodies import instantiate_body
+from gradgraph.passes.normal.opsets.opset import convert_old
 from gradgraph.passes.normal.order import AT_ONE_OPSET, QUANTIZATION, reading
 from gradgraph.passes.normal.sizes.infer import infer_shapes, objection
-from gradgraph.passes.normal.spelling.names import make_names_unique
+from gradgraph.passes.normal.spelling.names import make_names_unique, write_one_domain
 from gradgraph.passes.rewrites import run
 
 
@@ -56,12 +57,20 @@ def normalise(
 
 
 def load_plain(source: Source) -> ir.Model:
-    """Read a model as ``load_model`` does, but return a model in blocked layout (NCHWc) in normal form.
+    """Read a model as ``load_runnable`` does, but return a model in blocked layout (NCHWc) in normal form.
 
     Its weights then have ONNX's own layout, as in every other file.
     """
-    model = load_model(source)
+    model = load_runnable(source)
     return normalise(model, keep_quantization=True) if has_blocks(model) else model
+
+
+def load_runnable(source: Source) -> ir.Model:
+    """Read a model as ``load_model`` does, but convert opsets 1-6, which onnxruntime does not run, to opset 21."""
+    model = load_model(source)
+    write_one_domain(model)
+    convert_old(model)
+    return model
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from gradgraph.passes.normal.dialects.contrib import decompose
 from gradgraph.passes.normal.dialects.nchwc_machine import undo_machine_blocks
 from gradgraph.passes.normal.edit import nodes_of
 from gradgraph.passes.normal.functions.inline import inline_functions
-from gradgraph.passes.normal.opsets.opset import convert_to_opset
+from gradgraph.passes.normal.opsets.opset import convert_old, convert_to_opset
 from gradgraph.passes.normal.simplifying.fold import fold_constants, remove_unused
 from gradgraph.passes.normal.sizes.infer import correct_shapes, infer_shapes
 from gradgraph.passes.normal.sizes.loop_states import settle_states
@@ -44,6 +44,7 @@ def reading(keep_inputs: bool, parameters: Collection[str]) -> tuple[Rewrite, ..
         Rewrite(inline_functions, "nodes of functions are handled like all others", then=(make_names_unique,)),
         Rewrite(check_forms, "later passes rely on inputs and attributes being present"),
         Rewrite(gather, "later passes look for constant conditions and weights among the initializers"),
+        Rewrite(convert_old, "ONNX infers few types and shapes before opset 7"),
         Rewrite(take_known_branches, "tensors of a dead branch are not weights, and its sizes do not matter"),
         Rewrite(judge, "weights still have the names and readers that the exporter wrote"),
         Rewrite(compute_in_float32, "types are final before they are inferred and checked"),

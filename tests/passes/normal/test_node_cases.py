@@ -17,7 +17,6 @@ CHUNKS = 8  # so that pytest-xdist can share them out
 
 REFUSED = {
     "test_cumprod_": "their axis is an input, and must be a constant",
-    "test_not_": "opset 1",
     "test_scan_sum": "the batched form of opset 8",
 }
 UNDETERMINED = {

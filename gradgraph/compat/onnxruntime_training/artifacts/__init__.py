@@ -15,7 +15,10 @@ from gradgraph.compat.onnxruntime_training.onnxblock.onnxblock import LossBlock
 from gradgraph.errors import CompatibilityError, listed
 from gradgraph.export.ort_format import CONFIG, write_ort_models
 from gradgraph.files.atomic import write_atomically
-from gradgraph.files.models import load_model, save_model, to_proto
+from gradgraph.files.models import save_model, to_proto
+from gradgraph.passes.normal import load_runnable
+
+_SEPARATE = 4  # from this IR version on, initializers need not be inputs, such as those that a loss adds
 
 
 class LossType(Enum):
@@ -104,11 +107,13 @@ def generate_artifacts(
 
 
 def _loaded(model: onnx.ModelProto | str) -> onnx.ModelProto:
-    if isinstance(model, onnx.ModelProto):
+    if isinstance(model, onnx.ModelProto) and model.ir_version >= _SEPARATE:
         return model
-    if not isinstance(model, str):
+    if not isinstance(model, onnx.ModelProto | str):
         raise CompatibilityError(f"the model must be an onnx.ModelProto or a path, not {type(model).__name__}")
-    return to_proto(load_model(model))
+    loaded = load_runnable(model)
+    loaded.ir_version = max(loaded.ir_version or 0, _SEPARATE)
+    return to_proto(loaded)
 
 
 def _loss_block(loss: LossType | onnxblock.Block | None) -> onnxblock.Block:

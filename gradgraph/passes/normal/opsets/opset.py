@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from gradgraph.graph.shapes import IR_VERSION, OPSET
+from gradgraph.graph.signatures import known_signature
 from gradgraph.passes.normal.edit import Editor, nodes_of
 from gradgraph.passes.normal.opsets import downgrade, upgrade
 
@@ -12,7 +13,7 @@ from gradgraph.passes.normal.opsets import downgrade, upgrade
 def convert_to_opset(model: ir.Model) -> bool:
     """Rewrite nodes whose meaning or form differs at opset 21; return True if the model had another opset.
 
-    1. Of opsets 7 to 20, nodes whose form changed are rewritten (``upgrade``); all others mean the same at opset 21.
+    1. Of opsets 1 to 20, nodes whose form changed are rewritten (``upgrade``); all others mean the same at opset 21.
     2. Of opsets 22 to 28, operators and attributes that opset 21 does not have are rewritten (``downgrade``); others
        differ only in the element types that they support.
     3. Nodes in bodies of If, Loop and Scan are included. A node inlined from a function has that function's opset.
@@ -27,17 +28,42 @@ def convert_to_opset(model: ir.Model) -> bool:
         editor = Editor(model)
         for node in nodes:
             convert(editor, node, node.version or opset)
+            _record_types(node)
     model.opset_imports[""] = OPSET
     model.ir_version = IR_VERSION
     return changed
 
 
+def convert_old(model: ir.Model) -> bool:
+    """Convert a model with nodes of opset 1-6, before its types are inferred; return True if there were any.
+
+    For most of these nodes ONNX infers nothing, so types and shapes are inferred node by node, at opset 21.
+    """
+    opset = model.opset_imports.get("", OPSET)
+    oldest = min((n.version or opset for n in nodes_of(model) if n.domain == ""), default=OPSET)
+    return oldest < upgrade.FULLY_INFERRED and convert_to_opset(model)
+
+
 def convert(editor: Editor, node: ir.Node, opset: int) -> None:
     """Convert one node from ``opset`` to 21, in place; if its function body replaces it, convert the body's nodes."""
     node.version = None
+    if opset < 6:
+        node.attributes.pop("consumed_inputs", None)  # allowed buffers to be reused
     form = upgrade.form_for(node.op_type, opset) or downgrade.form_for(node.op_type, opset)
     if form is None:
         return
     for new in editor.write_form(node, form, f"does not fit opset {opset}"):
         if new.version is not None:
             convert(editor, new, new.version)
+
+
+def _record_types(node: ir.Node) -> None:
+    """Record element types of outputs that are known by now; converters of later nodes read them."""
+    schema = known_signature(node.op_type)
+    tensors_only = all(v is None or isinstance(v.type, ir.TensorType) for v in node.inputs)
+    if node.graph is None or schema is None or not tensors_only:
+        return
+    dtypes = schema.output_dtypes(node.inputs, {**node.attributes}, len(node.outputs))
+    for out, dtype in zip(node.outputs, dtypes, strict=True):
+        if out.type is None and dtype is not None:
+            out.type = ir.TensorType(dtype)

@@ -1,9 +1,9 @@
-"""Convert operators of opsets 7 to 20 to opset 21.
+"""Convert operators of opsets 1 to 20 to opset 21.
 
 ``@before(13, "Softmax")`` registers the converter for nodes of opsets before 13. A converter is called with the
 builder, the old node, its inputs, and its attributes by keyword, and returns the new outputs, or ``None`` to keep the
 node. Of several converters, the one with the lowest version above the node's opset is used; its result is valid at
-opset 21. Operators without a converter mean the same at every opset from 7 to 21.
+opset 21. Operators without a converter mean the same at every opset up to 21.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from typing import Any, TypeVar
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.errors import ModelError
+from gradgraph.errors import ModelError, shown
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.checks import describe
 from gradgraph.graph.shapes import OPSET
 from gradgraph.passes.normal.edit import is_wanted
 
+FULLY_INFERRED = 7  # the oldest opset at which ONNX infers the shapes of all operators
+END = 2**31 - 1  # of a Slice: the end of the axis
 ALWAYS = 10**6  # version of converters for operators that opset 21 does not have
 
 F = TypeVar("F", bound="Form")
@@ -123,12 +125,167 @@ def scatter(op: Builder, node: ir.Node, x: Var, indices: Var, updates: Var, *, a
     return op.ScatterElements(x, indices, updates, axis=axis)
 
 
+# --- opsets 1 to 6 ----------------------------------------------------------------------------------------
+
+
+@before(7, "Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "Pow", "Sub", "Xor")
+def aligned(op: Builder, node: ir.Node, a: Var, b: Var, *, axis: int = -1, broadcast: int = 0) -> Any:
+    """Align the first axis of b with ``axis`` of a; by default, align the last axes, as NumPy does."""
+    for name in ("axis", "broadcast"):
+        node.attributes.pop(name, None)
+    if not broadcast or axis == -1 or (b.shape is not None and all(d == 1 for d in b.shape)):
+        return None
+    if a.shape is None or b.shape is None:
+        raise ModelError(
+            f"{describe(node)} aligns its second input with axis {axis} of the first, but the rank of one of them is "
+            "unknown; declare the shapes of the model's inputs"
+        )
+    behind = a.rank - axis - b.rank
+    if axis < 0 or behind < 0:
+        raise ModelError(
+            f"{describe(node)} aligns an input of rank {b.rank} with axis {axis} of one of rank {a.rank}, "
+            "which does not fit; export the model again"
+        )
+    return op.emit(node.op_type, a, _with_axes_behind(op, b, behind)) if behind else None
+
+
+def _with_axes_behind(op: Builder, x: Var, count: int) -> Var:
+    return op.Unsqueeze(x, list(range(x.rank, x.rank + count)))
+
+
+@before(7, "PRelu")
+def prelu(op: Builder, node: ir.Node, x: Var, slope: Var) -> Any:
+    """Align a vector of slopes with the channels, axis 1."""
+    if slope.shape is None or len(slope.shape) != 1 or slope.dim(0) == 1:
+        return None
+    if x.shape is None:
+        raise ModelError(
+            f"{describe(node)} has one slope per channel, but the rank of its input is unknown; declare the shapes of "
+            "the model's inputs"
+        )
+    return op.PRelu(x, _with_axes_behind(op, slope, x.rank - 2)) if x.rank > 2 else None
+
+
+@before(7, "Gemm", "GRU", "LSTM", "RNN")
+def without_switch(op: Builder, node: ir.Node, *inputs: Var | None, **attrs: Any) -> None:
+    """Drop attributes that allowed what is always allowed now: a smaller C, and the output of all time steps."""
+    for name in ("broadcast", "output_sequence"):
+        node.attributes.pop(name, None)
+
+
+@before(7, "Upsample")
+def upsample_image(
+    op: Builder, node: ir.Node, x: Var, *, height_scale: float, width_scale: float, mode: str = "nearest"
+) -> Any:
+    return upsample_attribute(op, node, x, scales=[1.0, 1.0, height_scale, width_scale], mode=mode)
+
+
+@before(6, "Cast")
+def cast_by_name(op: Builder, node: ir.Node, x: Var, *, to: str) -> Any:
+    if to.upper() not in ir.DataType.__members__:
+        raise ModelError(f"{describe(node)} casts to '{shown(to)}', which is not an element type; export it again")
+    return op.Cast(x, to=int(ir.DataType[to.upper()]))
+
+
+@before(6, "Selu")
+def selu(op: Builder, node: ir.Node, x: Var) -> None:
+    """Write the defaults, which had fewer digits."""
+    for name, default in (("alpha", 1.6732), ("gamma", 1.0507)):
+        node.attributes.setdefault(name, ir.AttrFloat32(name, default))
+
+
+@before(6, "Tile")
+def tile(op: Builder, node: ir.Node, x: Var, tiles: Var, axis: Var) -> Any:
+    """Repeat along one axis; ``tiles`` and ``axis`` were floats."""
+    count, along = (_whole(op, v) for v in (tiles, axis))
+    places = op.const(np.arange(x.rank))
+    return op.Tile(x, op.Where(op.Equal(places, op.Mod(along, [x.rank])), count, 1))
+
+
+def _whole(op: Builder, x: Var) -> Var:
+    """One number, or a list of them, as int64 [n]."""
+    known = x.const
+    if known is not None:
+        return op.const(known.astype(np.int64).reshape(-1))
+    return op.Reshape(op.Cast(x, to=int(ir.DataType.INT64)), [-1])
+
+
+@before(5, "Reshape")
+def reshape(op: Builder, node: ir.Node, x: Var, *, shape: list[int]) -> Any:
+    return op.Reshape(x, shape)
+
+
+@before(4, "Concat")
+def concat(op: Builder, node: ir.Node, *inputs: Var, axis: int = 1) -> Any:
+    return op.Concat(*inputs, axis=axis)
+
+
+@before(2, "Split")
+def split_by_input(
+    op: Builder, node: ir.Node, x: Var, lengths: Var | None = None, *, axis: int, split: list[int] | None = None
+) -> Any:
+    """Split by lengths that were floats; no axis was the default."""
+    return split_evenly(op, node, x, split if lengths is None else _whole(op, lengths), axis=axis)
+
+
+@before(2, "Pad")
+def pad_by_paddings(op: Builder, node: ir.Node, x: Var, *, paddings: list[int], **attrs: Any) -> Any:
+    return pad(op, node, x, pads=paddings, **attrs)
+
+
+@before(2, "GlobalLpPool", "LpPool")
+def lp_pool(op: Builder, node: ir.Node, x: Var, *, p: float = 2.0, **attrs: Any) -> Any:
+    """Reject fractions."""
+    if not float(p).is_integer():
+        raise ModelError(f"{describe(node)} has p={p}, and only whole numbers are possible; export it with another p")
+    return op.emit(node.op_type, x, p=int(p), **attrs)
+
+
+# --- experimental operators, which ONNX removed -----------------------------------------------------------
+
+
+@before(ALWAYS, "Affine")
+def affine(op: Builder, node: ir.Node, x: Var, *, alpha: float = 1.0, beta: float = 0.0) -> Any:
+    return alpha * x + beta
+
+
+@before(ALWAYS, "Scale")
+def scale(op: Builder, node: ir.Node, x: Var, *, scale: float = 1.0) -> Any:
+    return scale * x
+
+
+@before(ALWAYS, "ImageScaler")
+def image_scaler(op: Builder, node: ir.Node, x: Var, *, bias: list[float], scale: float = 1.0) -> Any:
+    """Scale [N, C, H, W], and add one number to each channel."""
+    return scale * x + np.reshape(bias, (-1, 1, 1))
+
+
+@before(ALWAYS, "ParametricSoftplus")
+def parametric_softplus(op: Builder, node: ir.Node, x: Var, *, alpha: float, beta: float) -> Any:
+    return alpha * op.Softplus(beta * x)
+
+
+@before(ALWAYS, "ScaledTanh")
+def scaled_tanh(op: Builder, node: ir.Node, x: Var, *, alpha: float, beta: float) -> Any:
+    return alpha * op.Tanh(beta * x)
+
+
+@before(ALWAYS, "Crop")
+def crop(op: Builder, node: ir.Node, x: Var, *, border: list[int], scale: list[int] | None = None) -> Any:
+    """Cut left, top, right and bottom off [N, C, H, W]; with ``scale``, keep so many rows and columns instead."""
+    if len(border) != 4 or len(scale or (0, 0)) != 2:
+        raise ModelError(f"{describe(node)} must have four borders, and two sizes or none; export the model again")
+    left, top, right, bottom = border
+    ends = [top + scale[0], left + scale[1]] if scale else [-bottom or END, -right or END]
+    return op.Slice(x, [top, left], ends, [2, 3])
+
+
 # --- training and statistics ----------------------------------------------------------------------------
 
 
 @before(10, "Dropout")
-def dropout_float_mask(op: Builder, node: ir.Node, x: Var, *, ratio: float = 0.5) -> Any:
-    """Cast the mask to the type of x, the type of masks before opset 10."""
+def dropout_float_mask(op: Builder, node: ir.Node, x: Var, *, ratio: float = 0.5, is_test: int = 0) -> Any:
+    """Cast the mask to the type of x, the type of masks before opset 10; ``is_test`` is ignored, as in opset 7."""
     if len(node.outputs) == 1:
         return dropout(op, node, x, ratio=ratio)
     y, mask = dropout(op, node, x, ratio=ratio)
@@ -148,8 +305,9 @@ def batch_normalization(
     epsilon: float = 1e-5,
     momentum: float = 0.9,
     spatial: int = 1,
+    is_test: int = 0,
 ) -> Any:
-    """Set ``training_mode``, which several outputs implied; reject spatial=0 and saved statistics."""
+    """Set ``training_mode``, which several outputs without ``is_test`` implied; reject spatial=0, saved statistics."""
     if not spatial:
         raise ModelError(
             f"{describe(node)} has spatial=0, which no opset after 8 can express; export it with spatial=1"
@@ -158,7 +316,11 @@ def batch_normalization(
         raise ModelError(
             f"a saved mean or variance of {describe(node)} is used, which no opset after 13 has; export it again"
         )
-    training = int(any(v.name for v in node.outputs[1:]))
+    if is_test and any(is_wanted(v) for v in node.outputs[1:]):
+        raise ModelError(
+            f"{describe(node)} has is_test=1 and a used output that only training computes; export it again"
+        )
+    training = int(not is_test and any(v.name for v in node.outputs[1:]))
     outputs = 3 if training else 1
     return op.BatchNormalization(*inputs, epsilon=epsilon, momentum=momentum, training_mode=training, outputs=outputs)
 
