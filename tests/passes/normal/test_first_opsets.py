@@ -366,9 +366,9 @@ REFUSED = {
         one_node(6, "BatchNormalization", dict(zip("abcd", FOUR, strict=True)), is_test=1, spatial=0),
         "has spatial=0",
     ),
-    "an operator of later": (one_node(6, "Expand", {"w": np.array([2])}), "is of an operator that opset 6 lacks"),
+    "an operator of later": (one_node(6, "Expand", {"w": np.array([2])}), "an operator that opset 6 does not have"),
     "an attribute of later": (one_node(3, "MaxPool", kernel_shape=[2, 2], ceil_mode=1), "'ceil_mode', which"),
-    "an experimental operator": (one_node(3, "MeanVarianceNormalization"), "is of an operator that opset 3 lacks"),
+    "an experimental operator": (one_node(3, "MeanVarianceNormalization"), "an operator that opset 3 does not have"),
 }
 
 
