@@ -3,11 +3,11 @@
 A step computes them by DequantizeLinear, Transpose and MatMul, which every runtime supports. Two forms are faster here:
 
 1. onnxruntime's MatMulNBits for ``x · Wᵀ``: with 128 rows half the time, and no float weight, provided that the session
-may keep a prepacked copy. Without the copy, MatMulNBits takes 1.7 times as long as form 2, and writes the whole float
-weight.
+   may keep a prepacked copy. Without the copy, MatMulNBits takes 1.7 times as long as form 2, and writes the whole
+   float weight.
 2. Strips, for ``dy · W`` and for weights that must not be copied: some rows of W are converted to float32 and
-multiplied, and their memory is reused for the next strip. DequantizeLinear reads each block as a row with one scale,
-which takes 0.4 of its time for blocks within rows.
+   multiplied, and their memory is reused for the next strip. DequantizeLinear reads each block as a row with one scale,
+   which takes 0.4 of its time for blocks within rows.
 
 Measured with onnxruntime 1.32 on one AVX512 core, 128 rows, blocks of 32, in nanoseconds per weight: a float product
 3.0; MatMulNBits 3.0 with a copy, 7.1 without; DequantizeLinear 2.1, of rows 0.9.

@@ -3,7 +3,7 @@
 The kernels process a map while it is in the cache, so neighbouring operations cost nothing:
 
 1. a Relu, or a Clip by known bounds, before the convolution is applied when x is read, and its gradient when dx is
-written;
+   written;
 2. both gradients are computed at once, and read dy once.
 
 Measured with onnxruntime 1.31 on two cores of an Intel Xeon (AVX512), float32: MobileNetV2's depthwise layers. At lower

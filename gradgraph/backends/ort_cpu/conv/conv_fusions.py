@@ -1,8 +1,8 @@
 """Fuse the nodes after a blocked convolution into it: its kernel can add a tensor and apply an activation.
 
 1. Add of a tensor → the fourth input of the convolution. The kernel overwrites this tensor, so no node may read it
-later: onnxruntime would copy it, which takes longer than the addition. Other readers, if any, must be nodes that the
-convolution depends on, as in a norm's gradient, whose factors are sums over the cotangent;
+   later: onnxruntime would copy it, which takes longer than the addition. Other readers, if any, must be nodes that the
+   convolution depends on, as in a norm's gradient, whose factors are sums over the cotangent;
 2. Relu, or Clip by known bounds → an attribute.
 
 Each fusion saves a pass: two convolutions of one tap, their sum and a Relu take half the time.
