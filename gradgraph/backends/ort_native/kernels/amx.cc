@@ -1,4 +1,4 @@
-// The system must allow tiles: this asks it to, and finds memory for them.
+// Requests permission to use tiles from the system, and allocates memory for them.
 
 #include "amx.h"
 
@@ -14,7 +14,7 @@
 namespace gradgraph::amx {
 
 #if GRADGRAPH_TILES
-// Linux gives a process the state of its tiles when asked, once for all of its threads.
+// Linux enables tiles for a process on request, once for all of its threads.
 bool available() {
   constexpr int kRequestPermission = 0x1023, kTileData = 18;
   static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
@@ -54,5 +54,5 @@ uint16_t* scratch(size_t count, size_t slot) {
 
 }  // namespace gradgraph::amx
 
-// Asked by gradgraph before it writes an operator that is worth it with tiles only.
+// Called by gradgraph before it writes an operator that is faster only with tiles.
 extern "C" __attribute__((visibility("default"))) int gradgraph_has_tiles() { return gradgraph::amx::available(); }

@@ -1,13 +1,14 @@
-// Products of float32 on the bfloat16 tiles of AMX, as exact as float32, or less exact where that is asked for.
+// Products of float32 matrices on the bfloat16 tiles of AMX, as accurate as float32, or less accurate on request.
 //
-// A float32 is the sum of three bfloat16, a = a₁ + a₂ + a₃: 8 of its 24 bits each. Two such sums have nine products, and
-// six are taken:  a·b ≈ a₁b₁ + a₁b₂ + a₂b₁ + a₁b₃ + a₂b₂ + a₃b₁.  The other three are below 2⁻²² of a·b, of either sign.
-// Tiles add up in float32, and take numbers below the smallest normal number for zero. A number that is not finite, or
-// that bfloat16 would round to infinity, has no such sum; `Watch` finds them.
+// A float32 is the sum of three bfloat16 numbers, its parts: a = a₁ + a₂ + a₃, with 8 of its 24 bits each. The product
+// of two such sums has nine products of parts. Six of them are computed:  a·b ≈ a₁b₁ + a₁b₂ + a₂b₁ + a₁b₃ + a₂b₂ +
+// a₃b₁.  The other three are below 2⁻²² of a·b, with either sign. Tiles accumulate in float32 and flush denormals to
+// zero. A number that is not finite, or that bfloat16 would round to infinity, cannot be divided into parts; `Watch`
+// detects such numbers.
 //
-// Six products at the speed of tiles are two to three times as fast as one in AVX512. With two parts there are three:
-// a·b ≈ a₁b₁ + a₁b₂ + a₂b₁,  where a₂ is rounded; the rest is below 2⁻¹⁵ of a·b. Kernels have the number of parts
-// as a template parameter; a node chooses it (`parts_of`).
+// Six products at the speed of tiles are two to three times as fast as one with AVX512. With two parts there are three
+// products:  a·b ≈ a₁b₁ + a₁b₂ + a₂b₁,  where a₂ is rounded; the error is below 2⁻¹⁵ of a·b. The number of parts is a
+// template parameter of kernels; a node chooses it (`parts_of`).
 #pragma once
 
 #include <cstddef>
@@ -16,7 +17,7 @@
 #include "kernel.h"
 #include "transpose.h"
 
-#if defined(GRADGRAPH_TILES)  // 0: they are not to be used
+#if defined(GRADGRAPH_TILES)  // 0: tiles must not be used
 #elif defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__linux__)
 #define GRADGRAPH_TILES 1
 #include <immintrin.h>
@@ -26,16 +27,16 @@
 
 namespace gradgraph::amx {
 
-// Was the library compiled for tiles, and does the system let this process have them?
+// Whether the library was compiled for tiles, and the system lets this process use them.
 bool available();
 
-constexpr size_t kSide = 16;   // rows of a tile; also its columns of float32
-constexpr size_t kDepth = 32;  // terms that one tile product adds up: a row of bfloat16
-constexpr size_t kTile = kSide * kDepth;  // bfloat16 of a tile, 1 KiB
+constexpr size_t kSide = 16;   // rows of a tile, and its columns of float32
+constexpr size_t kDepth = 32;  // terms that one tile product sums: the bfloat16 numbers in a row of a tile
+constexpr size_t kTile = kSide * kDepth;  // bfloat16 numbers in a tile, 1 KiB
 template <size_t kParts>
-constexpr size_t kStep = kParts * kTile;  // of the tiles, one for each part, that stand for 16 x 32 of float32
+constexpr size_t kStep = kParts * kTile;  // numbers in a step: the tiles, one per part, for 16 x 32 float32 numbers
 
-// How many parts a node wants: all three, unless it says two.
+// Returns the number of parts that a node requests: 3 by default, or 2.
 inline size_t parts_of(const Attributes& attributes) {
   const int64_t parts = attributes.integer("parts", 3);
   if (parts != 2 && parts != 3) throw std::runtime_error("its parts should be 2 or 3");
@@ -44,14 +45,14 @@ inline size_t parts_of(const Attributes& attributes) {
 
 constexpr size_t up(size_t count, size_t unit) { return (count + unit - 1) / unit; }
 
-// Memory for what is packed, in large pages where it fills some.
+// Memory for packed factors, in large pages if it is large enough.
 class Memory {
  public:
   Memory() = default;
   ~Memory() { release(); }
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
-  uint16_t* at_least(size_t count);  // what was in it is lost where it grows
+  uint16_t* at_least(size_t count);  // growing loses the content
   void release();
 
  private:
@@ -59,15 +60,15 @@ class Memory {
   size_t bytes_ = 0;
 };
 
-// Memory of the calling thread, kept from call to call; `slot` tells several apart.
+// Memory of the calling thread, which is reused between calls; `slot` distinguishes several such memories.
 uint16_t* scratch(size_t count, size_t slot = 0);
 
 #if GRADGRAPH_TILES
 
-// Compilers do not know that tile instructions read and write memory: what stands before is done before.
+// A compiler barrier: compilers do not know that tile instructions read and write memory.
 inline void memory_is_used() { __asm__ volatile("" ::: "memory"); }
 
-// The configuration of the tiles of this thread while it lives: eight of 16 rows of 64 bytes.
+// Configures the tiles of this thread during its lifetime: eight tiles of 16 rows of 64 bytes.
 class Tiles {
  public:
   Tiles() {
@@ -87,7 +88,7 @@ class Tiles {
   static constexpr Config kConfig{1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
 };
 
-// Looks out for numbers that have no parts: what is left of them is not finite.
+// Detects numbers that cannot be divided into parts: what remains of them after subtracting parts is not finite.
 class Watch {
  public:
   void see(__m512 left) { sum_ = _mm512_fmadd_ps(left, _mm512_setzero_ps(), sum_); }
@@ -97,7 +98,8 @@ class Watch {
   __m512 sum_ = _mm512_setzero_ps();
 };
 
-// Two terms of each of 16 rows or columns as tiles want them, part by part: 32 bits hold one of `low` and one of `high`.
+// Two terms of each of 16 rows or columns, as tiles need them, for each part: 32 bits contain one of `low` and one of
+// `high`.
 template <size_t kParts>
 struct Pairs {
   __m512i part[kParts];
@@ -107,7 +109,7 @@ template <size_t kParts>
 inline Pairs<kParts> split(__m512 low, __m512 high, Watch& watch) {
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000)), half = _mm512_set1_epi32(0x8000);
   const auto bits = [](__m512 x) { return _mm512_castps_si512(x); };
-  // nearest (halves away from zero), and cut off: the sign of the second part is as good as random, so nothing drifts
+  // rounded to nearest (halves away from zero), or truncated: the sign of the second part is random, so errors cancel
   const auto rounded = [&](__m512 x) { return _mm512_and_si512(_mm512_add_epi32(bits(x), half), upper); };
   const auto cut = [&](__m512 x) { return _mm512_and_si512(bits(x), upper); };
   const auto paired = [](__m512i l, __m512i h) { return _mm512_or_si512(_mm512_srli_epi32(l, 16), h); };
@@ -123,14 +125,14 @@ inline Pairs<kParts> split(__m512 low, __m512 high, Watch& watch) {
     const __m512i low_2 = cut(low), high_2 = cut(high);
     pairs.part[1] = paired(low_2, high_2);
     low = less(low, low_2), high = less(high, high_2);
-    pairs.part[2] = paired(bits(low), cut(high));  // 8 of the 24 bits
+    pairs.part[2] = paired(bits(low), cut(high));  // the last 8 of the 24 bits
   }
   watch.see(low);
   watch.see(high);
   return pairs;
 }
 
-// Row `row` of the tiles, one for each part, from `tiles` on.
+// Writes row `row` of the tiles, one per part, that start at `tiles`.
 template <size_t kParts>
 inline void store_row(__m512 low, __m512 high, size_t row, uint16_t* tiles, Watch& watch) {
   const Pairs<kParts> pairs = split<kParts>(low, high, watch);
@@ -139,9 +141,9 @@ inline void store_row(__m512 low, __m512 high, size_t row, uint16_t* tiles, Watc
   }
 }
 
-// The tile products of `steps` steps: `load_a(step, part)` and `load_b(step, part)` in the order that loads least, and
-// `multiply(step, i)`, the i-th product of a step. With three parts, the product of the first ones is the large one and
-// comes last: the small ones are added while sums are small, and lose less.
+// Computes the tile products of `steps` steps: `load_a(step, part)` and `load_b(step, part)` are called in the order
+// with the fewest loads, `multiply(step, i)` for the i-th product of a step. With three parts, the product of the first
+// parts, the largest, comes last: so the small ones are added while sums are small, and lose less.
 template <size_t kParts, class A, class B, class Multiply>
 [[gnu::always_inline]] inline void multiply_steps(size_t steps, const A& load_a, const B& load_b, const Multiply& multiply) {
   for (size_t i = 0; i < steps; ++i) {
@@ -162,7 +164,7 @@ template <size_t kParts, class A, class B, class Multiply>
   }
 }
 
-// Lanes below `count`.
+// A mask of the lanes below `count`.
 inline __mmask16 first(size_t count) {
   return count >= 16 ? static_cast<__mmask16>(0xffff) : static_cast<__mmask16>((1u << count) - 1);
 }

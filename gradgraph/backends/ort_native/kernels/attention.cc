@@ -1,7 +1,7 @@
-// Scaled dot-product attention that is trained (see attention.h): heads are read and written where they lie.
+// Scaled dot-product attention for training (see attention.h): heads are read and written in place.
 //
-// Each tensor has a layout [offset, batch, head, row]: numbers in front of its first row, and from one batch, head and row
-// to the next. So queries, keys and values may be parts of one tensor, and so may their gradients.
+// Each tensor has a layout [offset, batch, head, row]: the offset of its first row, and the strides from one batch,
+// head and row to the next. So queries, keys and values may be parts of one tensor, and so may their gradients.
 
 #include "attention_few.h"
 #include "attention_tiles.h"
@@ -31,7 +31,7 @@ struct Layout {
   }
 };
 
-// Numbers of a mask from one batch, head, query and key to the next.
+// The strides of a mask along batch, head, query and key.
 struct MaskLayout {
   size_t batch, head, query, key;
 
@@ -51,7 +51,7 @@ Dims shape_of(const Attributes& attributes, const char* name) {
   return dims;
 }
 
-// What both kernels know.
+// What both kernels share.
 struct Heads {
   size_t batch, heads, queries, keys, size, value_size;
   size_t parts;
@@ -89,7 +89,7 @@ struct Heads {
     if (last + width > x.count) throw std::runtime_error("its tensors are smaller than their layouts");
   }
 
-  // The i-th head, but for what is written.
+  // The i-th head, without its outputs.
   Head head(const std::array<Tensor<const float>, 3>& qkv, const float* masks, size_t i) const {
     const float* const at = masks == nullptr ? nullptr : masks + i / heads * mask.batch + i % heads * mask.head;
     const Mask given{at, mask.query, mask.key, chosen};
@@ -104,7 +104,7 @@ struct Heads {
     return qkv;
   }
 
-  // The mask, where there is one.
+  // The mask, if there is one.
   const float* masks(const Context& context, size_t input) const {
     if (!context.has(input)) return nullptr;
     const auto given = context.input(input);
@@ -114,12 +114,12 @@ struct Heads {
     return given.data;
   }
 
-  // Compute what `task(i)` is for every head.
+  // Computes task(i) for every head.
   template <class Task, class Finish>
   void each(const Context& context, const Task& task, const Finish& finish) const {
     const size_t count = batch * heads;
     context.parallel(count, 1, [&](size_t i, size_t) {
-      const auto now = task(i), next = task(std::min(i + 1, count - 1));  // threads mostly take one after the other
+      const auto now = task(i), next = task(std::min(i + 1, count - 1));  // threads mostly process consecutive heads
       const auto* const after = i + 1 < count ? &next : nullptr;
       const bool done = (parts == 3 ? by_tiles<3>(now, after) : by_tiles<2>(now, after)) || by_few(now);
       if (!done) by_vectors(now);
@@ -127,7 +127,7 @@ struct Heads {
     });
   }
 
-  // For each query: the largest score, and one over the sum of exponentials.
+  // For each query: the largest score, and 1 / the sum of exponentials.
   Dims kept() const {
     Dims dims;
     for (size_t n : {batch, heads, queries, size_t{2}}) dims.size[dims.rank++] = static_cast<int64_t>(n);
@@ -135,7 +135,7 @@ struct Heads {
   }
 };
 
-// (q, k, v[, mask]) -> y, and what is kept of each row of scores; `guarded`: zeros for a query whose weights are no numbers
+// (q, k, v[, mask]) -> y, and two numbers for each row of scores; `guarded`: zeros for a query whose weights are NaN
 struct Attention {
   static constexpr Signature signature{"Attention", 4, 2, 1};
   Heads heads;

@@ -1,8 +1,8 @@
 // Attention of one head: y = softmax(scale·q·kᵀ + mask)·v, and its gradient.
 //
-// What a weight is made of is kept for the way back: the largest score of a query, and one over the sum of exponentials;
-// there scores are computed again. attention_tiles.h does it with AMX, attention_few.h for heads of few numbers, and
-// attention_vectors.h for all others.
+// The forward pass saves two numbers per query: its largest score, and the inverse of the sum of exponentials. From
+// these the backward pass recomputes scores. attention_tiles.h implements it with AMX, attention_few.h for small heads,
+// and attention_vectors.h for all others.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ using std::size_t;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Rows of one head, whose numbers lie side by side.
+// The rows of one head, whose numbers are contiguous.
 template <class T>
 struct Rows {
   T* at;
@@ -25,9 +25,9 @@ struct Rows {
   T* operator[](size_t row) const { return at + row * stride; }
 };
 
-// What is added to the scores of one head, or, `chosen`, put in their place where it is not 0.
+// What is added to the scores of one head, or, with `chosen`, replaces them where it is not 0.
 struct Mask {
-  const float* at;  // may be missing
+  const float* at;  // null if there is no mask
   size_t row, column;
   bool chosen;
   float operator()(size_t query, size_t key) const { return at[query * row + key * column]; }
@@ -45,9 +45,9 @@ struct Head {
   Rows<const float> q, k, v;
 };
 
-// What is kept of the scores of a query.
+// What is saved of the scores of a query.
 struct Kept {
-  float largest, share;  // one over the sum of exponentials; 0 where all weights are to be 0
+  float largest, share;  // share: 1 / the sum of exponentials; 0 if all weights must be 0
 };
 
 struct Result {

@@ -1,6 +1,6 @@
-// Blocks of scores of one head, by tiles (see amx.h): factors in parts, products, masks and exponentials.
+// Blocks of scores of one head, with tiles (see amx.h): factors in parts, products, masks and exponentials.
 //
-// Queries are taken 32 at a time, and keys: a block of scores is four tiles.
+// Queries and keys are processed 32 at a time: a block of scores is four tiles.
 #pragma once
 
 #include <array>
@@ -14,22 +14,22 @@ namespace gradgraph::attention {
 
 using amx::kDepth, amx::kSide, amx::kTile, amx::up;
 
-constexpr size_t kBlock = 2 * kSide;         // queries and keys of a block of scores
+constexpr size_t kBlock = 2 * kSide;         // queries, and keys, in a block of scores
 constexpr size_t kNumbers = kBlock * kBlock; // four tiles: top left, top right, bottom left, bottom right
-constexpr size_t kGroup = 4;                 // blocks of queries, or keys, that are summed over at a time
+constexpr size_t kGroup = 4;                 // blocks of queries, or of keys, in one short sum
 
-// Where 16 numbers of a row of a block lie.
+// Returns the address of 16 numbers in a row of a block.
 inline float* lanes(float* block, size_t row, size_t half) {
   return block + (row / kSide * 2 + half) * kSide * kSide + row % kSide * kSide;
 }
 
-// Two panels of a factor: numbers from one to the other.
+// Two panels of a factor, `panel` numbers apart.
 struct Operand {
   const uint16_t* at;
   size_t panel;
 };
 
-// A factor, cut into parts: panel behind panel, of each its steps.
+// A factor, divided into parts: its panels one after the other, each with its steps.
 template <size_t kParts>
 struct Packed {
   static constexpr size_t kStep = amx::kStep<kParts>;
@@ -38,9 +38,9 @@ struct Packed {
 
   uint16_t* tile(size_t panel, size_t step) const { return at + (panel * steps + step) * kStep; }
   Operand operand(size_t panel, size_t step = 0) const { return {tile(panel, step), steps * kStep}; }
-  // The next panels, or the last ones.
+  // The next two panels, or the last ones if there are no more.
   Operand after(size_t panel, size_t step = 0) const { return operand(panel + 2 < panels ? panel + 2 : panel, step); }
-  // From panel `first` of the factor on.
+  // Packs the panels from number `first` of the factor on.
   void pack(const amx::Factor& f, size_t first, bool in_rows, amx::Watch& watch) const {
     for (size_t i = 0; i < std::min(panels, up(f.lines, kSide) - first); ++i) {
       amx::pack<kParts>(f, first + i, 0, steps, in_rows, tile(i, 0), watch);
@@ -48,7 +48,8 @@ struct Packed {
   }
 };
 
-// Memory for one factor after the other: laid out once to know how much, and once to have it.
+// Memory for several factors, one after the other: the layout is computed once to find the size, and once with the
+// memory.
 template <size_t kParts>
 class Shelf {
  public:
@@ -69,14 +70,14 @@ class Shelf {
   size_t taken_ = 0;
 };
 
-// Rows as they lie: terms of a sum along them, or one row for each term.
+// The rows of a matrix as a factor: terms of the sum along rows (`along`), or one row per term (`across`).
 inline amx::Factor along(const Rows<const float>& x, size_t rows, size_t size) { return {x.at, rows, size, x.stride, 1}; }
 inline amx::Factor across(const Rows<const float>& x, size_t rows, size_t size) { return {x.at, size, rows, 1, x.stride}; }
 
-// --- products, and what is done meanwhile -------------------------------------------------------------------------------
+// --- products, and the work done meanwhile ---------------------------------------------------------------------------
 
-// Rows that the next head reads and writes, fetched into the second-level cache little by little while this one is
-// computed: they lie far from each other, so that the processor does not foresee them.
+// Rows that the next head reads and writes, which are prefetched into the second-level cache, a few at a time, while
+// this head is computed: they are far from each other, so that the processor does not prefetch them by itself.
 class Ahead {
  public:
   template <class T>
@@ -95,7 +96,7 @@ class Ahead {
   }
 
  private:
-  static constexpr size_t kMost = 1 << 15;  // numbers of one tensor: more would drive out what is at work
+  static constexpr size_t kMost = 1 << 15;  // numbers per tensor: more would evict the data in use
   static constexpr size_t kLine = 64;
   struct Some {
     const char* at;
@@ -105,7 +106,7 @@ class Ahead {
   size_t tensors_ = 0, tensor_ = 0, row_ = 0;
 };
 
-// Pieces of work that need no tiles, one after the other.
+// Pieces of work without tiles, which are done one by one between tile products.
 template <class Piece>
 class Meanwhile {
  public:
@@ -124,7 +125,7 @@ class Meanwhile {
   Ahead& ahead_;
 };
 
-// A product of two panels each, or of one, over some steps; `after` says what is read next.
+// A product of two panels each, or one, over some steps; the operands after it are prefetched.
 struct Product {
   size_t rows, columns;
   const Steps& steps;
@@ -136,16 +137,16 @@ inline void add(const float* from, float* to, size_t count) {
   for (size_t i = 0; i < count; ++i) to[i] += from[i];
 }
 
-inline void fetch(const uint16_t* tile) {  // into the first-level cache
+inline void fetch(const uint16_t* tile) {  // prefetches into the first-level cache
   for (size_t line = 0; line < kTile; line += kDepth) {
     _mm_prefetch(reinterpret_cast<const char*>(tile + line), _MM_HINT_T0);
   }
 }
 
-// Tiles 0 to 3 = A·B over `count` steps from `first` on.
+// Tiles 0 to 3 = A·B over `count` steps, starting with step `first`.
 template <size_t kParts, bool kTwoA, bool kTwoB, class Work>
 inline void multiply_steps(const Product& p, size_t first, size_t count, Work& work) {
-  constexpr int kRow = 64;  // bytes from row to row of a tile
+  constexpr int kRow = 64;  // bytes per row of a tile
   constexpr size_t kStep = amx::kStep<kParts>;
   const auto load_a = [&](size_t i, size_t part) {
     const uint16_t* const tile = p.a.at + p.steps[first + i] * kStep + part * kTile;
@@ -168,7 +169,7 @@ inline void multiply_steps(const Product& p, size_t first, size_t count, Work& w
   _tile_zero(2);
   _tile_zero(3);
   amx::multiply_steps<kParts>(count, load_a, load_b, [&](size_t i, size_t place) {
-    constexpr size_t kLast = 2 * kParts - 2;  // of the small products
+    constexpr size_t kLast = 2 * kParts - 2;  // the number of small products
     if (place <= kLast) fetch_next(i, place);
     if (place == kLast) fetch_next(i, place + 1);
     _tile_dpbf16ps(0, 4, 6);
@@ -183,7 +184,7 @@ template <size_t kParts, bool kTwoA, bool kTwoB, class Work>
 inline void multiply(const Product& p, float* block, Work& work) {
   constexpr size_t kSums = kSide * kSide, kRow = 64;
   alignas(64) float more[kNumbers];
-  for (size_t first = 0; first < p.steps.size(); first += kGroup) {  // sums of sums are more exact than one long one
+  for (size_t first = 0; first < p.steps.size(); first += kGroup) {  // sums of sums are more accurate
     float* const out = first == 0 ? block : more;
     amx::memory_is_used();
     multiply_steps<kParts, kTwoA, kTwoB>(p, first, std::min(kGroup, p.steps.size() - first), work);
@@ -203,7 +204,7 @@ inline void multiply(const Product& p, float* block, Work& work) {
               : (p.columns > 1 ? multiply<kParts, false, true, Work> : multiply<kParts, false, false, Work>))(p, block, work);
 }
 
-// --- scores and weights -------------------------------------------------------------------------------------------------
+// --- scores and weights ----------------------------------------------------------------------------------------------
 
 // exp(x) for x <= 0, relative error 1e-7; 0 below the smallest normal number, NaN of NaN.
 inline __m512 exponential(__m512 x, __mmask16 lanes) {
@@ -222,9 +223,9 @@ inline __m512 exponential(__m512 x, __mmask16 lanes) {
 // 16 scores of one query.
 struct Scores {
   __m512 at;
-  __mmask16 known, free;  // keys that there are, and those whose score is that of a product
+  __mmask16 known, free;  // known: lanes with a key; free: lanes whose score is not replaced by the mask
 
-  // Scaled and masked.
+  // Scales and masks the products.
   Scores(const Head& h, const float* product, size_t query, size_t key) {
     known = free = query < h.queries && key < h.keys ? amx::first(h.keys - key) : 0;
     at = _mm512_mul_ps(_mm512_load_ps(product), _mm512_set1_ps(h.scale));

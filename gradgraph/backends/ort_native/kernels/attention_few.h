@@ -1,8 +1,8 @@
-// Attention of one head of few numbers and without a mask, by vectors.
+// Attention of one small head without a mask, with vectors.
 //
-// A vector holds one number of many queries (there) or of many keys (back), so that all the numbers of those queries or keys
-// stay in registers while the others go by: scores meet no memory but a piece of the first-level cache. They are in units
-// of log 2, as powers of two cost less than those of e.
+// A vector contains one number of many queries (forward) or of many keys (backward). So all numbers of these queries or
+// keys stay in registers while the kernel iterates over the others, and scores need only a small buffer in the
+// first-level cache. Scores are in units of log 2, as powers of 2 are cheaper than those of e.
 #pragma once
 
 #include "attention_vectors.h"
@@ -13,16 +13,16 @@ using products::Lanes, products::lanes;
 typedef int32_t Bits __attribute__((vector_size(kLanes * sizeof(int32_t)), aligned(4), may_alias));
 
 #if defined(__AVX512F__)
-constexpr size_t kMostNumbers = 16;  // of a head: half of the registers hold them
+constexpr size_t kMostNumbers = 16;  // head size: its numbers take half of the registers
 #else
 constexpr size_t kMostNumbers = 8;
 #endif
-constexpr size_t kPiece = 64;  // keys (there), or keys and queries (back), whose scores are kept in the first-level cache
+constexpr size_t kPiece = 64;  // keys (forward), or keys and queries (backward), whose scores are buffered
 constexpr float kLog2OfE = 1.44269504f, kLogOf2 = 0.693147181f;
 
 // 2^x for x <= 0, relative error 2e-7; 0 below the smallest normal number, NaN of NaN.
 inline Lanes power_of_two(Lanes x) {
-  constexpr float kRound = 12582912.0f;  // 1.5·2^23: what is added to it loses its fraction
+  constexpr float kRound = 12582912.0f;  // 1.5·2^23: a number added to it loses its fraction
   const auto none = x < -126.0f;
   x = none ? Lanes{} : x;
   const Lanes whole = (x + kRound) - kRound, r = x - whole;
@@ -35,7 +35,7 @@ inline Lanes power_of_two(Lanes x) {
   return none ? Lanes{} : reinterpret_cast<Lanes>(raised);
 }
 
-// The product of `kSize` numbers of each lane with those of a row.
+// The dot product of the `kSize` numbers of each lane and a row.
 template <size_t kSize>
 inline Lanes along(const Lanes (&numbers)[kSize], const float* row) {
   Lanes sum = numbers[0] * row[0];
@@ -48,7 +48,7 @@ inline void add(Lanes (&sums)[kSize], const float* row, Lanes factor) {
   for (size_t d = 0; d < kSize; ++d) sums[d] += factor * row[d];
 }
 
-// `kSize` numbers of each of `kLanes` rows from `first` on, times `scale`; zeros where there are none.
+// Loads `kSize` numbers of each of `kLanes` rows, starting with row `first`, times `scale`; zeros where there are none.
 template <size_t kSize>
 inline void load(const Rows<const float>& x, size_t first, size_t count, size_t size, float scale, Lanes (&numbers)[kSize]) {
   for (Lanes& all : numbers) all = Lanes{};
@@ -57,7 +57,7 @@ inline void load(const Rows<const float>& x, size_t first, size_t count, size_t 
   }
 }
 
-// Rows side by side, `kSize` numbers each, times `scale`.
+// Copies rows of `kSize` numbers, contiguously, times `scale`.
 template <size_t kSize>
 inline void pack(const Rows<const float>& x, size_t count, size_t size, float scale, float* out) {
   for (size_t r = 0; r < count; ++r) {
@@ -65,10 +65,10 @@ inline void pack(const Rows<const float>& x, size_t count, size_t size, float sc
   }
 }
 
-// The largest score in units of log 2 as both ways make it of what is kept.
+// The largest score in units of log 2, which both passes compute in the same way from the saved one.
 inline float base_of(float largest) { return largest * kLog2OfE; }
 
-// kVectors vectors of queries at a time.
+// The forward pass, for kVectors vectors of queries at a time.
 template <size_t kSize, size_t kVectors>
 class ForwardOfFew {
  public:
@@ -118,9 +118,9 @@ class ForwardOfFew {
     }
   }
 
-  // What was summed up before is scaled to the new largest scores.
+  // The sums so far are scaled to the new largest scores.
   void sum_up(size_t i, size_t key, size_t keys, Lanes before, Lanes most, Lanes (&y)[kSize], Lanes& sum) {
-    const Lanes base = most == -kInfinity ? Lanes{} : most;  // no key is seen yet
+    const Lanes base = most == -kInfinity ? Lanes{} : most;  // no key has been processed yet
     Lanes more[kSize]{}, total{};
     for (size_t j = 0; j < keys; ++j) {
       const Lanes weight = power_of_two(lanes(scores_ + (i * kPiece + j) * kLanes) - base);
@@ -135,7 +135,7 @@ class ForwardOfFew {
   void write(size_t query, const Lanes (&y)[kSize], Lanes most, Lanes sum) const {
     for (size_t r = 0; r < kLanes && query + r < h_.queries; ++r) {
       const float share = 1.0f / sum[r], largest = most[r] * kLogOf2;
-      const float moved = most[r] - base_of(largest);  // what is lost where `largest` is rounded
+      const float moved = most[r] - base_of(largest);  // the rounding error of `largest` in units of log 2
       result_.kept[query + r] = {largest, std::isfinite(largest) ? share * (1.0f - moved * kLogOf2) : share};
       for (size_t d = 0; d < h_.value_size; ++d) result_.y[query + r][d] = y[d][r] / sum[r];
     }
@@ -162,7 +162,7 @@ class BackwardOfFew {
     for (size_t r = 0; r < h_.queries; ++r) {
       const Kept kept = g_.kept[r];
       pack<kSize>({g_.dy[r], 0}, 1, h_.value_size, kept.share, dy_ + r * kSize);
-      double along = 0.0;  // slopes of a query add up to nothing, so that errors of this one would be most of theirs
+      double along = 0.0;  // in double: slopes of a query sum to 0, so most of their error would be that of this sum
       for (size_t d = 0; d < h_.value_size; ++d) along += double{dy_[r * kSize + d]} * g_.y[r][d];
       along_[r] = static_cast<float>(along);
       base_[r] = base_of(kept.largest);
@@ -185,7 +185,7 @@ class BackwardOfFew {
     dv_ = {space_, kPiece * kSize, kSize};
   }
 
-  // What all queries give to a piece of keys, and get from them.
+  // Adds the contributions of all queries and a piece of keys to each other's gradients.
   void compute(size_t key, size_t keys) {
     const size_t vectors = amx::up(keys, kLanes);
     Lanes k[kPiece / kLanes][kSize], v[kPiece / kLanes][kSize];
@@ -205,12 +205,12 @@ class BackwardOfFew {
                dq_.from(query, 0));
       if ((query / kPiece + 1) % kPiecesOfGroup == 0 || query + kPiece >= h_.queries) dk_.end_group(), dv_.end_group();
     }
-    take(dk_, kLogOf2, key, keys, h_.size, g_.dk);  // queries are in units of log 2
+    take(dk_, kLogOf2, key, keys, h_.size, g_.dk);  // q_ is in units of log 2
     take(dv_, 1.0f, key, keys, h_.value_size, g_.dv);
   }
 
-  // Weights of some queries and the keys of one vector, but for the shares, which dy has. One loop after the other, so that
-  // each has registers enough.
+  // Computes the weights of some queries for the keys of one vector, without the factor `share`, which dy_ includes.
+  // Separate loops, so that each has enough registers.
   void weigh(const Lanes (&k)[kSize], size_t query, size_t queries, float* dv) {
     for (size_t r = 0; r < queries; ++r) {
       lanes(weights_ + r * kLanes) = power_of_two(along(k, q_ + (query + r) * kSize) - base_[query + r]);
@@ -218,7 +218,7 @@ class BackwardOfFew {
     add_up(weights_, kLanes, dy_ + query * kSize, queries, dv);
   }
 
-  // Gradients of their scores, but for the scale.
+  // Computes the gradients of their scores, without the factor of the scale.
   void slope(const Lanes (&v)[kSize], size_t query, size_t queries, float* slopes, float* dk) {
     for (size_t r = 0; r < queries; ++r) {
       const Lanes ahead = along(v, dy_ + (query + r) * kSize) - along_[query + r];
@@ -227,7 +227,7 @@ class BackwardOfFew {
     add_up(slopes, kPiece, q_ + query * kSize, queries, dk);
   }
 
-  // out += what each of some queries has for a vector of keys, times its row
+  // out += the factors of some queries for a vector of keys, times the rows of these queries
   static void add_up(const float* factors, size_t stride, const float* rows, size_t queries, float* out) {
     Lanes sums[kSize]{};
     for (size_t r = 0; r < queries; ++r) add(sums, rows + r * kSize, lanes(factors + r * stride));
@@ -252,7 +252,7 @@ class BackwardOfFew {
 
 inline size_t numbers_of(const Head& h) { return h.mask.at == nullptr ? std::max(h.size, h.value_size) : kMostNumbers + 1; }
 
-// Is the head so small? Then it is computed.
+// Computes the head if it is small enough; returns whether it did.
 inline bool by_few(const Result& result) {
   if (numbers_of(result.head) > kMostNumbers) return false;
   if (numbers_of(result.head) <= 8) ForwardOfFew<8, kMostNumbers / 8>(result).run();
@@ -263,7 +263,7 @@ inline bool by_few(const Result& result) {
 inline bool by_few(const Gradient& g) {
   if (numbers_of(g.head) > kMostNumbers) return false;
   for (size_t r = 0; r < g.head.queries; ++r) {
-    if (g.kept[r].share == 0.0f) return false;  // all weights are to be 0
+    if (g.kept[r].share == 0.0f) return false;  // all weights must be 0
   }
   if (numbers_of(g.head) <= 8) BackwardOfFew<8>(g).run();
   else BackwardOfFew<kMostNumbers>(g).run();

@@ -1,4 +1,5 @@
-// Which blocks of scores of one head are computed: those that its mask does not hide from all of their queries.
+// Finds the blocks of scores of one head that must be computed: those that the mask does not hide from all their
+// queries.
 #pragma once
 
 #include <numeric>
@@ -8,7 +9,7 @@
 
 namespace gradgraph::attention {
 
-// Steps that are summed over: which blocks of terms, of keys, or of queries.
+// The steps of a sum: blocks of terms, of keys, or of queries.
 using Steps = std::vector<size_t>;
 
 inline Steps every(size_t count) {
@@ -17,13 +18,13 @@ inline Steps every(size_t count) {
   return steps;
 }
 
-// Which blocks the mask does not hide.
+// The blocks that the mask does not hide.
 class Sight {
  public:
-  // Below this a score is hidden; above a tenth of it a query's largest score leaves nothing of what is hidden.
+  // Scores below this are hidden. If a query's largest score is above a tenth of it, hidden scores have a weight of 0.
   static constexpr float kFar = -1e30f;
 
-  // Of blocks of so many queries and keys.
+  // For blocks of these numbers of queries and keys.
   Sight(const Head& h, size_t queries, size_t keys)
       : h_(h),
         block_{queries, keys},
@@ -36,7 +37,7 @@ class Sight {
     }
   }
 
-  // Blocks of keys that a block of queries sees; all if there would be none.
+  // Returns the blocks of keys that a block of queries sees; all blocks if it sees none.
   Steps of(size_t block) const {
     Steps steps;
     for (size_t j = 0; j < keys_; ++j) {
@@ -44,7 +45,7 @@ class Sight {
     }
     return steps.empty() ? every(keys_) : steps;
   }
-  // Let a block of queries see all.
+  // Makes all blocks of keys visible to a block of queries.
   void open(size_t block) { std::fill_n(seen_.begin() + static_cast<std::ptrdiff_t>(block * keys_), keys_, true); }
   static bool counts(float largest) { return largest > kFar / 10; }
 
@@ -58,7 +59,7 @@ class Sight {
     }
     return most;
   }
-  // Are scores, before the mask, much smaller than what hides them?
+  // Whether scores, before the mask is added, are much smaller than the numbers that hide them.
   bool is_modest() const {
     const float q = largest_of(h_.q, h_.queries, h_.size), k = largest_of(h_.k, h_.keys, h_.size);
     return q * k * std::fabs(h_.scale) * static_cast<float>(h_.size) < -kFar / 10;

@@ -1,8 +1,8 @@
-// Attention of one head by tiles (see amx.h), there and back.
+// Attention of one head with tiles (see amx.h), forward and backward.
 //
-// Factors are cut into parts once a head; these stay in the second-level cache, and scores in the first. While tiles are
-// multiplied for one block, the weights of another are computed: the processor does both at once. Blocks that the mask
-// hides from all of their queries are left out.
+// Factors are divided into parts once per head; these parts stay in the second-level cache, and scores in the first.
+// While tiles multiply for one block, vector units compute the weights of another: the processor does both at once.
+// Blocks that the mask hides from all their queries are skipped.
 #pragma once
 
 #include "attention_blocks.h"
@@ -11,10 +11,10 @@ namespace gradgraph::attention {
 
 #if GRADGRAPH_TILES
 
-// --- forward ------------------------------------------------------------------------------------------------------------
+// --- forward ---------------------------------------------------------------------------------------------------------
 
-// The scores of one block of queries are multiplied out, and the output of the one before the last, while the weights of
-// the last one are computed.
+// The forward pass. While the weights of a block of queries are computed, tiles compute the scores of the next block
+// and the output of the previous one.
 template <size_t kParts>
 class Forward {
  public:
@@ -32,7 +32,7 @@ class Forward {
     lay_out();
   }
 
-  // False if a number has no parts.
+  // Returns false if a number cannot be divided into parts.
   bool run() {
     k_.pack(along(h_.k, h_.keys, h_.size), 0, false, watch_);
     v_.pack(across(h_.v, h_.keys, h_.value_size), 0, false, watch_);
@@ -58,7 +58,8 @@ class Forward {
     }
   }
 
-  // All blocks of queries from `first` on; or up to one that should have seen what is hidden from it.
+  // Computes the blocks of queries starting with `first`. Returns the number of blocks, or the first block whose hidden
+  // keys must be computed after all.
   size_t all(size_t first) {
     for (size_t i = first; i < blocks_ + 2; ++i) {
       bool counts = true;
@@ -88,7 +89,8 @@ class Forward {
     }
   }
 
-  // The exponentials of a row of scores, in parts, and what is kept of them; does its largest score count?
+  // Computes the exponentials of a row of scores, in parts, and saves its two numbers; returns whether hidden scores
+  // have no weight.
   __attribute__((noinline)) bool weigh(size_t block, size_t r) {
     const size_t query = block * kBlock + r;
     const Steps& steps = steps_[block % 2];
@@ -150,15 +152,16 @@ class Forward {
   Factor q_, k_, v_;
   std::array<Factor, 2> weights_;
   std::array<float*, 2> scores_;
-  std::array<Steps, 2> steps_;  // of the block that is multiplied out, and the one that is weighed
-  Steps steps_of_output_;       // of the one before
+  std::array<Steps, 2> steps_;  // of the block whose scores, and of the one whose weights, are computed
+  Steps steps_of_output_;       // of the block whose output is computed
   amx::Watch watch_;
 };
 
-// --- back ---------------------------------------------------------------------------------------------------------------
+// --- backward --------------------------------------------------------------------------------------------------------
 
-// Block by block of scores: S = Q·Kᵀ and dP = dY·Vᵀ of one are multiplied out while weights and slopes are made of the last.
-// Sums over queries come out as their transposes, dVᵀ = dYᵀ·P, so that weights and slopes need not be turned.
+// The backward pass, block by block of scores: tiles compute S = Q·Kᵀ and dP = dY·Vᵀ of one block while weights and
+// slopes (the gradients of scores) of the previous one are computed. Sums over queries are computed transposed, dVᵀ =
+// dYᵀ·P, so that weights and slopes need not be transposed.
 template <size_t kParts>
 class Backward {
  public:
@@ -185,7 +188,7 @@ class Backward {
     lay_out();
   }
 
-  // False if a number has no parts.
+  // Returns false if a number cannot be divided into parts.
   bool run() {
     k_.pack(along(h_.k, h_.keys, h_.size), 0, false, watch_);
     v_.pack(along(h_.v, h_.keys, h_.value_size), 0, false, watch_);
@@ -220,7 +223,7 @@ class Backward {
   }
 
  private:
-  // Of scores: which queries and keys, and where its numbers lie.
+  // A block of scores: its queries and keys, and the addresses of its numbers.
   struct Block {
     size_t queries, keys, half;
   };
@@ -264,7 +267,7 @@ class Backward {
     multiply<kParts>(cotangents, cotangents_[block.half], work);
   }
 
-  // The same as `dot`, which compilers end with sixteen additions one after the other.
+  // The same as `dot`, for which compilers emit sixteen additions in sequence.
   static float sum_of_products(const float* a, const float* b, size_t count) {
     __m512 sum = _mm512_setzero_ps();
     for (size_t i = 0; i < count; i += kSide) {
@@ -274,7 +277,8 @@ class Backward {
     return _mm512_reduce_add_ps(sum);
   }
 
-  // Weights and slopes of rows r and r + 16, in parts: slopes as they are multiplied by keys, and both as by queries.
+  // Computes weights and slopes of rows r and r + 16, in parts: slopes packed for the product with keys, both for those
+  // with queries.
   __attribute__((noinline)) void weigh(const Block& block, size_t r) {
     const size_t step = block.queries % kGroup;
     __m512 weight[2][2], slope[2][2];
@@ -316,7 +320,7 @@ class Backward {
     }
   }
 
-  // dQ of a block of queries
+  // Computes dQ of a block of queries.
   void sum_over_keys(size_t block) {
     const size_t first = block * kBlock, count = std::min(kBlock, h_.queries - first);
     const Operand slopes = slopes_by_row_.operand(0);
@@ -335,7 +339,7 @@ class Backward {
     }
   }
 
-  // What a group of blocks of queries, from `first` on, adds to dV and dK.
+  // Adds the contributions of a group of blocks of queries, starting with `first`, to dV and dK.
   void sum_over_queries(size_t first) {
     for (size_t j = 0; j < blocks_of_keys_; ++j) {
       if (queries_[j].empty()) continue;
@@ -356,7 +360,7 @@ class Backward {
     }
   }
 
-  // [size, keys] as [keys, size]
+  // Transposes [size, keys] to [keys, size].
   void turn(const float* sums, size_t panels, size_t size, const Rows<float>& out) const {
     for (size_t panel = 0; panel < panels; ++panel) {
       for (size_t key = 0; key < h_.keys; key += kSide) {
@@ -378,8 +382,8 @@ class Backward {
   const Head& h_;
   const size_t blocks_of_queries_, blocks_of_keys_;
   const Steps terms_, value_terms_;
-  std::vector<Steps> steps_;    // of each block of queries: blocks of keys that it sees
-  std::vector<Steps> queries_;  // of each block of keys: those of the group that see it
+  std::vector<Steps> steps_;    // for each block of queries, the blocks of keys that it sees
+  std::vector<Steps> queries_;  // for each block of keys, the blocks of queries in the group that see it
   Shelf<kParts> shelf_;
   Factor q_, k_, dy_, v_, k_across_, q_across_, dy_across_, slopes_by_row_, weights_, slopes_;
   std::array<float*, 2> scores_, cotangents_;
@@ -392,7 +396,7 @@ inline void add_inputs(const Head& h, Ahead& ahead) {
   ahead.add(h.k, h.keys, h.size), ahead.add(h.v, h.keys, h.value_size), ahead.add(h.q, h.queries, h.size);
 }
 
-// `next` may come next.
+// Computes a head with tiles; returns whether all its numbers could be divided into parts. `next` is prefetched.
 template <size_t kParts>
 bool by_tiles(const Result& result, const Result* next) {
   if (!amx::available()) return false;

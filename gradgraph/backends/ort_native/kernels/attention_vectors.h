@@ -1,9 +1,11 @@
-// Attention of one head by vectors, there and back: where there are no tiles, and for numbers that have no parts.
+// Attention of one head with vectors, forward and backward: where there are no tiles, and for numbers that cannot be
+// divided into parts.
 //
-// Scores are computed for a few queries and a block of keys at a time, which stay in the first-level cache, and are never
-// written elsewhere. On the way there a row's sum is scaled anew where its largest score grows (Milakov and Gimelshein,
-// 2018, arXiv:1805.02867); on the way back both are known. Vectors lie along keys, so that masks are read as they lie, and
-// along the columns of what is summed over keys. Blocks that the mask hides from all of their queries are left out.
+// Scores are computed for a few queries and a block of keys at a time, which stay in the first-level cache, and are
+// never written elsewhere. In the forward pass a row's sum is rescaled when its largest score grows (Milakov and
+// Gimelshein, 2018, arXiv:1805.02867); in the backward pass both are known. Vectors run along keys, so that masks are
+// read as stored, and, for sums over keys, along the columns of the result. Blocks that the mask hides from all their
+// queries are skipped.
 #pragma once
 
 #include "attention_sight.h"
@@ -15,15 +17,15 @@ namespace gradgraph::attention {
 
 using products::kHeight, products::kLanes, products::kVectors, products::kWidth;
 
-constexpr size_t kQueries = 4 * kHeight;  // of a block
-constexpr size_t kKeys = 4 * kWidth;      // of a block
-constexpr size_t kBlocksOfGroup = 8;      // blocks of queries whose sums are added up in float; groups are, in double
+constexpr size_t kQueries = 4 * kHeight;  // in a block
+constexpr size_t kKeys = 4 * kWidth;      // in a block
+constexpr size_t kBlocksOfGroup = 8;      // blocks of queries added in float; the groups are added in double
 
 constexpr size_t rounded(size_t count, size_t unit) { return amx::up(count, unit) * unit; }
-// Columns of a matrix that is read by vectors: a half one is enough for small heads.
+// Pads the number of columns of a matrix to whole vectors: a half one suffices for small heads.
 constexpr size_t columns_of(size_t size) { return size <= kLanes / 2 ? kLanes / 2 : rounded(size, kLanes); }
 
-// --- products ---------------------------------------------------------------------------------------------------------
+// --- products --------------------------------------------------------------------------------------------------------
 
 template <size_t kNumbers>
 struct Vectors {
@@ -37,14 +39,14 @@ struct Vectors {
 using Whole = Vectors<kLanes>;
 using Half = Vectors<kLanes / 2>;
 
-// A left factor: numbers from one row to the next, and from one term of a sum to the next.
+// A left factor: the distances from one row to the next, and from one term of a sum to the next.
 struct Left {
   const float* at;
   size_t row, term;
   Left below(size_t rows) const { return {at + rows * row, row, term}; }
 };
 
-// A matrix by rows.
+// A matrix, row by row.
 template <class T>
 struct Matrix {
   T* at;
@@ -54,7 +56,7 @@ struct Matrix {
   operator Matrix<const T>() const { return {at, stride}; }
 };
 
-// kRows x kColumns vectors of out = a·b, or += where it is not `fresh`
+// kRows x kColumns vectors of out = a·b, or += unless `fresh`
 template <class Kind, size_t kColumns, size_t kRows>
 inline void multiply_few(Left a, Matrix<const float> b, size_t terms, bool fresh, Matrix<float> out) {
   using Vector = typename Kind::Vector;
@@ -85,10 +87,10 @@ inline void multiply_rows(Left a, Matrix<const float> b, size_t rows, size_t ter
   }
 }
 
-// out = a·b, or += where it is not `fresh`; `columns` as `columns_of` has them, and `rows` a multiple of kHeight.
+// out = a·b, or += unless `fresh`; `columns` as returned by `columns_of`, and `rows` a multiple of kHeight.
 inline void multiply(Left a, Matrix<const float> b, size_t rows, size_t columns, size_t terms, bool fresh,
                      Matrix<float> out) {
-  const bool in_pairs = rows % (2 * kHeight) == 0;  // more sums at a time, where columns are few
+  const bool in_pairs = rows % (2 * kHeight) == 0;  // more sums at a time if there are few columns
   for (size_t c = 0; c < columns;) {
     const auto left = b.from(0, c);
     const auto to = out.from(0, c);
@@ -103,9 +105,10 @@ inline void multiply(Left a, Matrix<const float> b, size_t rows, size_t columns,
   }
 }
 
-// --- factors ----------------------------------------------------------------------------------------------------------
+// --- factors ---------------------------------------------------------------------------------------------------------
 
-// Memory for one matrix after the other: laid out once to know how much, and once to have it.
+// Memory for several matrices, one after the other: the layout is computed once to find the size, and once with the
+// memory.
 class Space {
  public:
   float* numbers(size_t count) {
@@ -121,7 +124,7 @@ class Space {
   size_t taken_ = 0;
 };
 
-// `count` rows, with zeros up to `rows` rows and to the stride of `out`.
+// Copies `count` rows, with zeros up to `rows` rows and to the stride of `out`.
 inline void copy_rows(const Rows<const float>& x, size_t first, size_t count, size_t size, size_t rows, Matrix<float> out) {
   for (size_t r = 0; r < rows; ++r) {
     const size_t known = r < count ? size : 0;
@@ -130,9 +133,9 @@ inline void copy_rows(const Rows<const float>& x, size_t first, size_t count, si
   }
 }
 
-// out[i][j] = x[j][i]: `rows` rows of x, and `size` of their columns
+// out[i][j] = x[j][i] for `rows` rows of x, and `size` columns
 inline void turn(Matrix<const float> x, size_t rows, size_t size, Matrix<float> out) {
-  size_t first = 0;  // of the columns that are left
+  size_t first = 0;  // the first column that is not transposed yet
 #if defined(__AVX512F__)
   constexpr size_t kSide = 16;
   const size_t end = rows / kSide * kSide;
@@ -148,7 +151,7 @@ inline void turn(Matrix<const float> x, size_t rows, size_t size, Matrix<float> 
   }
 }
 
-// The transposes of kWidth rows each, one behind the other: `size` rows of kWidth numbers.
+// Transposes kWidth rows at a time: results are `size` rows of kWidth numbers each, one after the other.
 inline void turn_rows(const Rows<const float>& x, size_t count, size_t size, float* out) {
   for (size_t i = 0; i < count; i += kWidth) {
     const size_t rows = std::min(kWidth, count - i);
@@ -167,9 +170,9 @@ inline bool are_finite(const Rows<const float>& x, size_t count, size_t size) {
   return sum == 0.0f;
 }
 
-// --- masks ------------------------------------------------------------------------------------------------------------
+// --- masks -----------------------------------------------------------------------------------------------------------
 
-// What a mask does to a block of keys of one query.
+// The effect of a mask on a block of keys of one query.
 class MaskedRow {
  public:
   MaskedRow(const Mask& mask, size_t query, size_t key, size_t count) : chosen_(mask.chosen) {
@@ -177,7 +180,7 @@ class MaskedRow {
     at_ = mask.at + query * mask.row + key * mask.column;
     if (mask.column == 0) std::fill_n(same_, count, *at_), at_ = same_;
   }
-  // body(score, i, hidden) for the first `count` scores: products that are scaled and masked.
+  // Calls body(score, i, hidden) for the first `count` scores, which are scaled and masked products.
   template <class Body>
   void each(const float* products, float scale, size_t count, const Body& body) const {
     if (at_ == nullptr) {
@@ -198,16 +201,16 @@ class MaskedRow {
   float same_[kKeys];
 };
 
-// --- there ------------------------------------------------------------------------------------------------------------
+// --- forward ---------------------------------------------------------------------------------------------------------
 
-// What both ways know of a head.
+// What both passes know about a head.
 class ByVectors {
  protected:
   ByVectors(const Head& h, bool is_finite)
       : h_(h), is_finite_(is_finite && are_finite(h.q, h.queries, h.size) && are_finite(h.k, h.keys, h.size) &&
                           are_finite(h.v, h.keys, h.value_size)) {}
 
-  // Blocks that may be left out; none where a number is not finite, as that spreads from hidden keys, too.
+  // The blocks that may be skipped: none if a number is not finite, as it affects results also through hidden keys.
   Sight sight() const {
     Head seen = h_;
     if (!is_finite_) seen.mask.at = nullptr;
@@ -217,10 +220,10 @@ class ByVectors {
   size_t queries_of(size_t block) const { return std::min(kQueries, h_.queries - block * kQueries); }
   size_t keys_of(size_t block) const { return std::min(kKeys, h_.keys - block * kKeys); }
 
-  // Columns of a product from key `i` of a block on.
+  // The columns of a product for the keys of a block, starting with key `i`.
   static size_t width_of(size_t keys, size_t i) { return std::min(kWidth, rounded(keys - i, kLanes)); }
 
-  // out = a·(rows of a block of keys)ᵀ, of which `turned` has all
+  // out = a·(rows of a block of keys)ᵀ; `turned` contains all rows of keys, transposed
   static void multiply_out(Matrix<const float> a, size_t rows, const float* turned, size_t size, size_t block, size_t keys,
                            Matrix<float> out) {
     for (size_t i = 0; i < keys; i += kWidth) {
@@ -247,7 +250,7 @@ class ForwardByVectors : ByVectors {
     Sight sight = this->sight();
     for (size_t block = 0; block < blocks(); ++block) {
       const Steps steps = sight.of(block);
-      if (!compute(block, steps) && steps.size() < amx::up(h_.keys, kKeys)) {  // it should have seen what is hidden
+      if (!compute(block, steps) && steps.size() < amx::up(h_.keys, kKeys)) {  // hidden keys must be computed after all
         sight.open(block);
         compute(block, sight.of(block));
       }
@@ -263,7 +266,7 @@ class ForwardByVectors : ByVectors {
     scores_ = space_.matrix(kQueries, kKeys);
   }
 
-  // The outputs of one block of queries, from some blocks of keys; do the largest scores of all queries count?
+  // Computes the outputs of a block of queries from some blocks of keys; returns whether hidden scores have no weight.
   bool compute(size_t block, const Steps& steps) {
     const size_t first = block * kQueries, count = queries_of(block), rows = rounded(count, kHeight);
     copy_rows(h_.q, first, count, h_.size, rows, q_);
@@ -285,14 +288,14 @@ class ForwardByVectors : ByVectors {
     return counts;
   }
 
-  // The exponentials of a row of scores in their place; what was summed up so far is scaled to the new largest score.
+  // Replaces a row of scores by exponentials; the sums so far are scaled to the new largest score.
   void weigh(size_t query, size_t r, size_t key, size_t keys) {
     float* const row = scores_[r];
     float most = most_[r], sum = 0;
     MaskedRow(h_.mask, query, key, keys).each(row, h_.scale, keys, [row](float score, size_t i, bool) { row[i] = score; });
 #pragma omp simd reduction(max : most)
     for (size_t i = 0; i < keys; ++i) most = row[i] > most ? row[i] : most;
-    const float base = most == -kInfinity ? 0.0f : most;  // no key is seen yet
+    const float base = most == -kInfinity ? 0.0f : most;  // no key has been processed yet
 #pragma omp simd reduction(+ : sum)
     for (size_t i = 0; i < keys; ++i) sum += row[i] = exp_below(row[i] - base);
     if (most > most_[r] && sums_[r] != 0.0f) {
@@ -311,11 +314,11 @@ class ForwardByVectors : ByVectors {
   float most_[kQueries], sums_[kQueries];
 };
 
-// --- back -------------------------------------------------------------------------------------------------------------
+// --- backward --------------------------------------------------------------------------------------------------------
 
-// Sums over queries, for each of some keys, and the next ones: the transposes of what is wanted.
+// Sums over queries, for some keys: the transposes of gradients of K and V.
 struct SumsOfQueries {
-  size_t count = 0, size = 0;  // of all numbers, and of columns that are wanted
+  size_t count = 0, size = 0;  // the count of all numbers, and the number of columns that are used
   float* group = nullptr;
   double* all = nullptr;
 
@@ -397,7 +400,7 @@ class BackwardByVectors : ByVectors {
     for (size_t r = 0; r < count; ++r) std::copy_n(dq_[r], h_.size, g_.dq[first + r]);
   }
 
-  // Scores become weights, and dP the gradient of scores; both are 0 behind the last key.
+  // Replaces scores by weights, and dP by the gradients of scores; both are 0 after the last key.
   void weigh(size_t query, size_t r, size_t key, size_t keys) {
     float* const weights = weights_[r];
     float* const slopes = slopes_[r];

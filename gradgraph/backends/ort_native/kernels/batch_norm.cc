@@ -1,5 +1,5 @@
-// BatchNormalization in training mode, forwards and backwards: two passes over memory each. A run of pixels is added up
-// in float, the runs in double. A Clip or Relu behind it costs nothing.
+// BatchNormalization in training mode, forward and backward: two passes over memory each. Runs of pixels are added in
+// float, sums of runs in double. A Clip or Relu after it costs nothing.
 
 #include <cmath>
 
@@ -10,13 +10,13 @@
 namespace gradgraph {
 namespace {
 
-constexpr size_t kRun = 256;    // numbers of a lane that are added up in float
-constexpr size_t kStrip = 512;  // pixels whose sums are worth folding
+constexpr size_t kRun = 256;    // numbers per lane that are added in float
+constexpr size_t kStrip = 512;  // pixels from which adding the lanes of sums pays
 
-// Rows of the same channels, of images that follow each other: one of many pixels, or several of few.
+// Rows of the same channels, of consecutive images: one row of many pixels, or several of few.
 struct Strips {
   const Maps& maps;
-  size_t deep, count;  // images of one, strips of all images
+  size_t deep, count;  // images per strip, and strips over all images
 
   explicit Strips(const Maps& of) : maps(of) {
     const size_t wanted = (kStrip - 1) / std::max<size_t>(1, maps.pixels) + 1;
@@ -31,14 +31,15 @@ struct Strips {
   double pixels(size_t strip) const {
     return static_cast<double>((last_image(strip) - first_image(strip)) * maps.pixels);
   }
-  // The two sums of a channel in a strip: of all channels of a block first the ones, then the others.
+  // The two sums of a channel in a strip: in a block, first the first sums of all channels, then the second ones.
   double* sums(std::vector<double>& all, size_t strip, size_t channel) const {
     const size_t block = maps.block;
     return all.data() + 2 * (strip * maps.channels + channel / block * block) + channel % block;
   }
 };
 
-// term(place, first, second) adds the two terms of the lanes there; of a unit they go to sums[0..B) and sums[B..2B)
+// term(place, first, second) adds the two terms of the lanes at this place; the sums of a unit go to sums[0..B)
+// and sums[B..2B).
 template <size_t B, class Term>
 void add_up(const Strips& strips, size_t unit, double* sums, const Term& term) {
   constexpr size_t L = Place<B>::kLanes;
@@ -68,14 +69,14 @@ void add_up(const Strips& strips, size_t unit, double* sums, const Term& term) {
 
 double inverse_deviation(float var, float epsilon) { return 1.0 / std::sqrt(static_cast<double>(var) + epsilon); }
 
-// The norm's output. The gradient computes the same bits, so that cotangents are chosen as numbers were.
+// The norm's output. The gradient computes the same bits, so that both apply the activation to equal numbers.
 template <class V>
 V normalized(const V& x, const V& center, const V& slope, const V& bias) {
   return slope * (x - center) + bias;
 }
 
-// (dy, x, scale, mean, var[, bias]) -> (dx, dscale, db), or without the factor a: (u, a, dscale, db), where dx = a·u. With
-// an activation, which needs the bias, dy is the cotangent of what that gives.
+// (dy, x, scale, mean, var[, bias]) -> (dx, dscale, db), or without the factor a: (u, a, dscale, db), where dx = a·u.
+// With an activation, which requires the bias, dy is the cotangent of its output.
 template <bool kScaled>
 struct Gradient {
   static constexpr Signature signature{
@@ -138,13 +139,13 @@ struct Gradient {
     });
   }
 
-  // Both passes read these: some of every row, some of every channel.
+  // What both passes read: some values per row, some per channel.
   struct Rows {
     const Maps& maps;
     const float *dy, *x, *mean, *slope, *bias;
   };
 
-  // Some channels, and the cotangents of what was normalized there.
+  // Some channels, and the cotangents of the normalized values there.
   template <size_t B>
   struct Channels {
     using V = typename Place<B>::V;
@@ -178,7 +179,7 @@ struct Gradient {
     });
   }
 
-  // dx = a·(dy − (k·(x − mean) + s)), or without a
+  // dx = a·(dy − (k·(x − mean) + s)), or without the factor a
   void write_row(const Rows& rows, size_t row, const float* all_k, const float* all_s, float* dx) const {
     by_block(block, [&](auto lanes) {
       constexpr size_t B = decltype(lanes)::value;
@@ -194,7 +195,7 @@ struct Gradient {
   }
 };
 
-// (x, scale, bias) -> (y, mean, var), of this batch; y between the bounds
+// (x, scale, bias) -> (y, mean, var) of this batch; y is clipped to the bounds
 struct BatchNormalization {
   static constexpr Signature signature{"BatchNormalization", 3, 3};
   Bounds bounds;
@@ -212,7 +213,7 @@ struct BatchNormalization {
     const auto y = context.output(0, x.dims), mean = context.output(1, scale.dims), var = context.output(2, scale.dims);
     std::vector<float> slope(maps.channels);
 
-    // of each strip its mean, and the sum of squares of what is left, while it is in the cache
+    // the mean of each strip, and the sum of squared deviations from it, while the strip is in the cache
     const Strips strips(maps);
     std::vector<double> moments(2 * strips.count * maps.channels);
     context.parallel(strips.units(), strips.grain(), [&](size_t begin, size_t end) {
@@ -254,7 +255,7 @@ struct BatchNormalization {
       float centers[B];
       add_up<B>(strips, unit, moments, [=](const auto& at, auto& total, auto&) { total += at.load(x); });
       for (size_t lane = 0; lane < B; ++lane) centers[lane] = static_cast<float>(moments[lane] * share);
-      // the second sum is that of the rest itself: what rounding has left of the mean
+      // the second sum is that of the deviations: the rounding error of the mean
       const auto center = Place<B>::channels(centers);
       add_up<B>(strips, unit, rest, [=](const auto& at, auto& square, auto& left) {
         const auto apart = at.load(x, center) - center;

@@ -1,11 +1,11 @@
-// Clip and Relu beside another operator: what that reads, or gives, lies between bounds.
+// Clip and Relu next to another operator: its inputs or outputs are clipped to bounds.
 #pragma once
 
 #include "kernel.h"
 
 namespace gradgraph {
 
-// Cotangents pass where the number lies between the bounds: of Clip also on them, of Relu not where it is `lower`.
+// Returns the cotangent where the number is between the bounds, else 0: at the bounds Clip passes it on, Relu does not.
 struct Bounds {
   enum Kind : int64_t { kNone, kClosed, kOpen };
 
@@ -15,7 +15,7 @@ struct Bounds {
   explicit Bounds(const Attributes& attributes)
       : lower(attributes.real("lower")), upper(attributes.real("upper")), kind(of(attributes.integer("activation"))) {}
 
-  // A NaN stays a NaN.
+  // NaN stays NaN.
   template <class V>
   V apply(const V& x) const {
     const V above = x < lower ? V{} + lower : x;

@@ -13,7 +13,7 @@
 
 namespace gradgraph {
 
-// As many channels of one pixel as lie side by side: 1, 8 or 16.
+// The number of channels of one pixel that are contiguous: 1, 8 or 16.
 template <size_t B>
 struct Lanes {
   typedef float type __attribute__((vector_size(B * sizeof(float))));
@@ -31,8 +31,8 @@ void store(float* to, const typename Lanes<B>::type& lanes) {
   std::memcpy(to, &lanes, sizeof lanes);
 }
 
-// Lanes in a row: in blocks the channels of a pixel, in plain layout pixels that follow each other, at the end of a row
-// perhaps only some.
+// The lanes of a vector in a row: in blocks, the channels of a pixel; in the plain layout, consecutive pixels, at the
+// end of a row possibly fewer.
 template <size_t B>
 struct Place {
   static constexpr size_t kLanes = B == 1 ? 16 : B;
@@ -40,10 +40,10 @@ struct Place {
 
   size_t begin, count;
 
-  // The numbers of the row's channels, from that of the first one on.
+  // The numbers per channel for the row's channels, starting at its first channel.
   static V channels(const float* from) { return B == 1 ? V{} + *from : gradgraph::load<kLanes>(from); }
 
-  // `rest` stands where the row has ended.
+  // Lanes after the end of the row are `rest`.
   V load(const float* row, V rest = V{}) const {
     row += begin;
     if (is_whole()) return gradgraph::load<kLanes>(row);
@@ -68,7 +68,7 @@ struct Place {
   uint16_t mask() const { return static_cast<uint16_t>((1u << count) - 1); }
 };
 
-// body(place) for the numbers [begin, end) of a row
+// Calls body(place) for the numbers [begin, end) of a row.
 template <size_t B, class Body>
 void walk(size_t begin, size_t end, const Body& body) {
   constexpr size_t L = Place<B>::kLanes;
@@ -93,7 +93,7 @@ void add_lanes(const typename Place<B>::V& lanes, double* sums) {
   }
 }
 
-// Rows: the pixels of one image that lie together, of one channel or one block of channels.
+// Rows: the contiguous pixels of one image, of one channel or one block of channels.
 struct Maps {
   size_t images, channels, pixels, block;
 
@@ -109,12 +109,12 @@ struct Maps {
   size_t rows() const { return images * groups(); }
   size_t row_size() const { return pixels * block; }
   size_t first_channel(size_t row) const { return row % groups() * block; }
-  // Rows that one thread takes at a time.
+  // The number of rows that one thread processes at a time.
   size_t grain() const { return std::max<size_t>(1, kGrain / std::max<size_t>(1, row_size())); }
   size_t channel_grain() const { return std::max<size_t>(1, kGrain / 16 / std::max<size_t>(1, images)); }
 };
 
-// body(std::integral_constant<size_t, B>) for the block size of `maps`
+// Calls body(std::integral_constant<size_t, B>) for the block size of `maps`.
 template <class Body>
 void by_block(size_t block, const Body& body) {
   switch (block) {

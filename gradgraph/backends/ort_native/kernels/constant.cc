@@ -1,4 +1,4 @@
-// Constant factors: who packs them, and who shares what is packed.
+// Constant factors: who packs them, and how kernels share the packed copies.
 
 #include "constant.h"
 
@@ -13,8 +13,8 @@ namespace gradgraph::amx {
 
 namespace {
 
-// Where the numbers lie, in which order they are read and packed, and what they are: memory that a session has given back
-// may hold others before the last of its kernels is gone.
+// Address, read order, packing and content of the numbers: memory that a session has freed may contain other numbers
+// before the last of its kernels is destroyed.
 using Key = std::tuple<const float*, size_t, size_t, size_t, bool, size_t, uint64_t>;
 
 uint64_t fingerprint(const float* data, size_t count) {
@@ -34,7 +34,7 @@ uint64_t fingerprint(const float* data, size_t count) {
   return all;
 }
 
-constexpr size_t kMostBytes = size_t{1} << 30;  // of all copies in a process; beyond, factors are packed at every run
+constexpr size_t kMostBytes = size_t{1} << 30;  // of all copies in a process; then factors are packed in every run
 std::atomic<size_t> bytes_of_copies{0};
 
 }  // namespace
@@ -78,7 +78,7 @@ class Copy {
 
 namespace {
 
-// nullptr if there is no room for one more.
+// Returns nullptr if there is no room for another copy.
 std::shared_ptr<Copy> shared_copy(const Factor& f, bool in_rows, size_t parts) {
   static std::mutex mutex;
   static auto& known = *new std::map<Key, std::weak_ptr<Copy>>;  // never destroyed: sessions may outlive statics

@@ -1,4 +1,4 @@
-// A factor of a product that never changes, cut into parts once instead of at every run.
+// A constant factor of a product, divided into parts once instead of in every run.
 #pragma once
 
 #include <memory>
@@ -9,17 +9,17 @@
 
 namespace gradgraph::amx {
 
-// The packed copy, 2 bytes a number for each part; shared by all kernels that read the same numbers in the same order.
+// The packed copy, 2 bytes per number and part; shared by all kernels that read the same numbers in the same order.
 class Copy;
 
 class Constant {
  public:
-  // `is_constant`: the session says that the input never changes; `parts`: of each number.
+  // `is_constant`: whether the session says that the input is constant; `parts`: the number of parts.
   Constant(bool is_constant, size_t parts) : is_constant_(is_constant), parts_(parts) {}
 
-  // Its panels, packed by the first caller while others wait, with lines along the rows of tiles, as for A, or across, as
-  // for B; nullptr if it may change, if there are no tiles, if one of its numbers has no parts, or if
-  // the copies of the process take 1 GiB already.
+  // Returns its panels, which the first caller packs while others wait, with lines along the rows of tiles, as for A,
+  // or across, as for B. Returns nullptr if the factor is not constant, there are no tiles, a number cannot be divided
+  // into parts, or the copies of the process already take 1 GiB.
   const uint16_t* packed(const Context& context, const Factor& f, bool in_rows) const;
 
  private:

@@ -1,7 +1,7 @@
-// Convolutions and their gradients with respect to x, by tiles (see conv.h).
+// Convolutions and their gradients with respect to x, with tiles (see conv.h).
 //
-// The weights are packed once, for all images. Then each thread takes some rows of an image, or a few images: it cuts them
-// into parts, and multiplies 32 channels of y by 32 windows at a time.
+// The weights are packed once for all images. Then each thread processes some rows of an image, or a few images: it
+// divides them into parts, and multiplies 32 channels of y by 32 windows at a time.
 
 #include <atomic>
 #include <limits>
@@ -15,13 +15,13 @@ namespace {
 using namespace amx;
 using namespace windows;
 
-// A sum gets a bias and bounds before it is written.
+// What is applied to sums before they are written: a bias and bounds.
 struct Finish {
-  const float* bias;  // one for each channel, or none
+  const float* bias;  // one number per channel, or null
   float lower, upper;
 };
 
-// w [m, c, taps] as the factors of sums over `terms` channels, one row of them for each of `rows` channels.
+// w [m, c, taps] as the factor of sums over `terms` channels, with a row for each of `rows` channels.
 struct Weights {
   const float* data;
   size_t rows, terms, row_stride, term_stride;
@@ -35,7 +35,7 @@ struct Task {
   float* out;
 };
 
-// One window after the other, where tiles cannot be used.
+// Computes one window after the other, where tiles cannot be used.
 void plain(const Task& task, size_t map) {
   const Layer& layer = task.layer;
   const size_t image = map / layer.out.channels, channel = map % layer.out.channels;
@@ -68,10 +68,10 @@ void plain(const Task& task, size_t map) {
 
 constexpr size_t kSums = kSide * kSide;
 
-// --- weights ----------------------------------------------------------------------------------------------------------
+// --- weights ---------------------------------------------------------------------------------------------------------
 
-// Tiles of 16 rows by 32 terms, of which the 16-th next is beside each; of each panel of 16 rows, chunk by chunk of terms,
-// and of these tap by tap.
+// Tiles of 16 rows by 32 terms, in pairs of a term and the 16th after it. For each panel of 16 rows they are ordered by
+// chunk of terms, and within a chunk by tap.
 size_t steps_of(const Task& task, const Grid& grid) { return up(task.w.terms, kDepth) * grid.taps.size(); }
 size_t panels_of(const Task& task) { return up(task.w.rows, kSide); }
 
@@ -83,7 +83,7 @@ __m512 strided(const float* from, size_t stride, size_t count) {
   return _mm512_mask_i32gather_ps(_mm512_setzero_ps(), first(count), at, from, 4);
 }
 
-// One tile, whose first weight is `from`: read along the axis on which weights lie closer.
+// Packs one tile, whose first weight is `from`, reading along the axis with the smaller stride.
 template <size_t kParts>
 void pack_tile(const Weights& w, const float* from, size_t rows, size_t terms, uint16_t* tile, Watch& watch) {
   const size_t low = std::min(terms, kSide), high = terms - low;
@@ -106,7 +106,7 @@ void pack_tile(const Weights& w, const float* from, size_t rows, size_t terms, u
   }
 }
 
-// False if a weight has no parts.
+// Returns false if a weight cannot be divided into parts.
 template <size_t kParts>
 bool pack_panel(const Task& task, const Grid& grid, size_t panel, uint16_t* packed) {
   Watch watch;
@@ -123,15 +123,15 @@ bool pack_panel(const Task& task, const Grid& grid, size_t panel, uint16_t* pack
   return !watch.found();
 }
 
-// --- results ----------------------------------------------------------------------------------------------------------
+// --- results ---------------------------------------------------------------------------------------------------------
 
-// Windows of one block of 16 positions that are written side by side, or `step` apart.
+// The windows in a block of 16 positions, written contiguously, or `step` apart.
 struct Target {
   size_t block, lane, count, at;
   __mmask16 lanes;
 };
 
-// Rows of windows [begin, end) of `images` images from `image` on.
+// Rows of windows [begin, end) of `images` images, starting with `image`.
 std::vector<Target> targets(const Layer& layer, const Grid& grid, const Run& run, size_t image, size_t images, size_t begin,
                             size_t end) {
   std::vector<Target> found;
@@ -170,7 +170,7 @@ void write(const Task& task, const Target* target, const Target* end, size_t blo
     for (size_t i = 0; i < rows; ++i, out += pixels) {
       __m512 y = _mm512_load_ps(sums + i * kSide);
       if (task.finish.bias != nullptr) y = _mm512_add_ps(y, _mm512_set1_ps(task.finish.bias[channel + i]));
-      y = _mm512_min_ps(upper, _mm512_max_ps(lower, y));  // the second one if either is no number
+      y = _mm512_min_ps(upper, _mm512_max_ps(lower, y));  // the second operand if either is NaN
       y = _mm512_maskz_compress_ps(target->lanes, y);
       if (step == 1) {
         _mm512_mask_storeu_ps(out, first(target->count), y);
@@ -181,13 +181,13 @@ void write(const Task& task, const Target* target, const Target* end, size_t blo
   }
 }
 
-// --- pieces of work ---------------------------------------------------------------------------------------------------
+// --- pieces of work --------------------------------------------------------------------------------------------------
 
-constexpr size_t kRoom = size_t{512} << 10;  // bytes of an image in parts that stay in the second-level cache
+constexpr size_t kRoom = size_t{512} << 10;  // bytes of an image in parts, which stay in the second-level cache
 constexpr size_t kLong = 24;                 // steps that tiles add up by themselves: longer sums round more often
-constexpr size_t kPositions = 256;           // from here on, reading the weights from memory takes little of the time
+constexpr size_t kPositions = 256;           // from here on, reading the weights takes little of the time
 
-// Rows of windows and images that one thread takes at a time.
+// The rows of windows and the images that one thread processes at a time.
 struct Pieces {
   size_t rows = 0, images = 1, most;
   Pieces(const Layer& layer, size_t parts) {
@@ -205,7 +205,7 @@ struct Pieces {
   size_t strips() const { return up(most, rows); }
 };
 
-// One piece; false if a number has no parts.
+// Computes one piece; returns false if a number cannot be divided into parts.
 template <size_t kParts>
 bool compute(const Task& task, const Pieces& pieces, const uint16_t* packed, size_t piece) {
   const Layer& layer = task.layer;
@@ -246,7 +246,7 @@ bool compute(const Task& task, const Pieces& pieces, const uint16_t* packed, siz
         const Operand a{packed + i * panel, 64, panel, kTile};
         const Operand b{reinterpret_cast<const uint16_t*>(parts + j * kSide), 4 * row, kDepth, 2 * part};
         size_t from = 0;
-        do {  // once even for windows without a tap, whose sums are 0
+        do {  // at least once, as windows without a tap have sums of 0
           const auto weight = [&](size_t step) { return (from + step) * kStep<kParts>; };
           const auto place = [&](size_t step) { return places[from + step]; };
           add_up<kParts>(tall, wide, std::min(kLong, steps - from), a, weight, b, place, from == 0 ? sums : more, true);
@@ -307,7 +307,7 @@ void run(const Context& context, const Task& task, size_t parts) {
   });
 }
 
-// (x, w[, b]) -> y, between the bounds
+// (x, w[, b]) -> y, clipped to the bounds
 struct Conv {
   static constexpr Signature signature{"Conv", 3, 1, 1};
   Geometry geometry;
@@ -335,7 +335,7 @@ struct Conv {
   }
 };
 
-// (dy, w) -> dx, of images of `size`
+// (dy, w) -> dx, for images of `size`
 struct ConvGradInput {
   static constexpr Signature signature{"ConvGradInput", 2, 1};
   Geometry geometry;

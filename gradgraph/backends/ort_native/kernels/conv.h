@@ -1,8 +1,8 @@
-// Convolutions of images by tiles (see amx.h): how what they read lies.
+// Convolutions of images with tiles (see amx.h): the layout of images.
 //
-// A tile wants 16 numbers that lie side by side, in pairs of terms of the sum. So an image is copied, padded, into one run
-// of positions, row behind row: tap by tap, windows that follow each other read what follows each other. No tap has a
-// copy of its own. Where a row of windows ends, a few positions belong to none.
+// A tile needs 16 contiguous numbers, in pairs of terms of the sum. So an image is copied with its padding into one run
+// of positions, row after row: for each tap, consecutive windows then read consecutive positions. No tap needs a copy
+// of its own. At the end of a row of windows, a few positions belong to no window.
 #pragma once
 
 #include <algorithm>
@@ -37,7 +37,7 @@ struct Maps {
   }
 };
 
-// Where windows lie: along rows, along columns.
+// The geometry of windows: along rows, along columns.
 struct Geometry {
   std::array<size_t, 2> strides, dilations, begins, ends;
 
@@ -69,7 +69,7 @@ struct Geometry {
   }
 };
 
-// The kernel's sizes, from weights [m, c, *kernel].
+// Returns the kernel size of weights [m, c, *kernel].
 inline std::array<size_t, 2> kernel_of(const Dims& w, size_t channels) {
   if (w.rank != 4 || w.size[1] != static_cast<int64_t>(channels) || w.size[2] < 1 || w.size[3] < 1) {
     throw std::runtime_error("its weights do not fit its images");
@@ -77,25 +77,27 @@ inline std::array<size_t, 2> kernel_of(const Dims& w, size_t channels) {
   return {static_cast<size_t>(w.size[2]), static_cast<size_t>(w.size[3])};
 }
 
-// Windows read it at (down, right) from their first pixel, in a padded image; `weight` is its place among the taps of w.
+// A tap: windows read it at (down, right) from their first pixel in a padded image; `weight` is its index among the
+// taps of w.
 struct Tap {
   size_t down, right, weight;
 };
 
-// Windows in `rows` and `columns`; what they sum up goes to (row, column), and on by `Layer::step`.
+// Windows in `rows` x `columns`; their results are written to (row, column), and further ones by `Layer::step`.
 struct Grid {
   std::vector<Tap> taps;
   size_t rows, columns, row, column;
 };
 
-// Sums over windows of `in`, `stride` apart, of which `grids` are. One grid, but for gradients of strided inputs.
+// A convolution: sums over windows of `in`, `stride` apart. There is one grid, except for input gradients with a
+// stride.
 struct Layer {
   Maps in, out;
-  std::array<size_t, 2> stride, step, begin;  // begin: the padding in front of rows and columns
-  size_t taps;                                // of w
+  std::array<size_t, 2> stride, step, begin;  // begin: the padding before rows and columns
+  size_t taps;                                // the number of taps of w
   std::vector<Grid> grids;
 
-  // Rows and columns, of every stride-th pixel, that taps reach beyond their windows.
+  // The rows or columns, of every stride-th pixel, by which taps reach beyond their windows.
   size_t reach(size_t axis) const {
     size_t most = 0;
     for (const Grid& grid : grids) {
@@ -115,11 +117,11 @@ inline Layer forward(const Maps& x, size_t channels, std::array<size_t, 2> kerne
   return {x, {x.images, channels, counts[0], counts[1]}, at.strides, {1, 1}, at.begins, kernel[0] * kernel[1], {grid}};
 }
 
-// Its gradient: windows of dy, for the pixels of x of each phase. Along one axis, window i reads pixel s·i + t − p by tap
-// t: so pixel s·q + a gets window q + (a + p − t)/s, for every t for which that is whole.
+// Its input gradient: windows of dy, for the pixels of x of each phase. Along one axis, tap t of window i reads pixel
+// s·i + t − p. So pixel s·q + a (phase a) receives window q + (a + p − t)/s, for every t for which that is an integer.
 inline Layer backward(const Maps& dy, const Maps& x, std::array<size_t, 2> kernel, const Geometry& at) {
   struct Phase {
-    std::vector<std::array<long, 2>> taps;  // window, tap
+    std::vector<std::array<long, 2>> taps;  // pairs (window, tap)
   };
   std::array<std::vector<Phase>, 2> phases;
   std::array<size_t, 2> pads{};
@@ -156,28 +158,28 @@ inline Layer backward(const Maps& dy, const Maps& x, std::array<size_t, 2> kerne
 
 #if GRADGRAPH_TILES
 
-// Where the pixels of some rows of some images lie in a run of positions: images behind each other, of each its rows. With
-// a stride there is a run for each phase, of every stride-th row and column.
+// The positions, in a run, of pixels in some rows of some images: images one after the other, each row by row. With a
+// stride there is a run for each phase, of every stride-th row and column.
 struct Run {
   Maps maps;
   std::array<size_t, 2> stride, begin;
-  size_t pitch;   // positions from row to row
+  size_t pitch;   // positions per row
   size_t lines;   // rows of a phase
-  size_t length;  // positions of one phase of all images, and some behind that tiles may read
+  size_t length;  // positions of one phase of all images, and some after them that tiles may read
 
   Run(const Layer& layer, size_t rows, size_t images) : maps(layer.in), stride(layer.stride), begin(layer.begin) {
     size_t columns = 0;
     for (const Grid& grid : layer.grids) columns = std::max(columns, grid.columns);
     const size_t data = up(begin[1] + maps.columns, stride[1]), padded = std::max(data, columns + layer.reach(1));
-    // what lies behind one row may lie in front of the next one, too
+    // padding after a row also serves as the padding before the next one
     const size_t shared = stride[1] == 1 ? std::min(begin[1], padded - data) : 0;
     pitch = columns + shared <= padded ? padded - shared : padded;
     lines = rows + layer.reach(0);
     const size_t read = images * slab() + padded + layer.reach(1) + 2 * amx::kSide;
-    length = (up(read, amx::kSide) | 1) * amx::kSide;  // an odd number of lines: rows of a tile lie in different sets
+    length = (up(read, amx::kSide) | 1) * amx::kSide;  // odd, so that rows of a tile are in different cache sets
   }
   size_t phases() const { return stride[0] * stride[1]; }
-  size_t slab() const { return lines * pitch; }  // of one image
+  size_t slab() const { return lines * pitch; }  // positions of one image
   size_t place(const Tap& tap) const { return tap.down / stride[0] * pitch + tap.right / stride[1]; }
   size_t phase(const Tap& tap) const { return tap.down % stride[0] * stride[1] + tap.right % stride[1]; }
 };
@@ -196,7 +198,7 @@ __m512 pixels(const float* from, size_t count) {
   }
 }
 
-// `count` pixels of two maps, as pairs, in their parts; `odd` may be missing.
+// Writes `count` pixels of two maps, as pairs, in parts; `odd` may be null.
 template <size_t kParts, size_t kStride>
 void write_pairs(const float* even, const float* odd, size_t count, uint32_t* to, size_t part, amx::Watch& watch) {
   for (size_t i = 0; i < count; i += 16) {
@@ -210,16 +212,17 @@ void write_pairs(const float* even, const float* odd, size_t count, uint32_t* to
   }
 }
 
-// Two maps (the second may be missing), from window `row` on, at `to`, where zeros lie; `part`: numbers from part to part.
+// Writes two maps (the second may be null), starting with row `row` of windows, to `to`, which contains zeros; `part`
+// is the distance between parts.
 template <size_t kParts, size_t kStride>
 void fill_by(const Run& run, const float* even, const float* odd, size_t row, uint32_t* to, size_t part, amx::Watch& watch) {
   const size_t columns = run.maps.columns, s = run.stride[0];
   for (size_t a = 0; a < s; ++a) {
     for (size_t line = 0; line < run.lines; ++line) {
-      const size_t y = (row + line) * s + a - run.begin[0];  // of rows in front, larger than any
+      const size_t y = (row + line) * s + a - run.begin[0];  // wraps to a large number for rows in the padding
       if (y >= run.maps.rows) continue;
       for (size_t b = 0; b < kStride; ++b) {
-        const size_t j = up(run.begin[1] > b ? run.begin[1] - b : 0, kStride);  // the first position with a pixel
+        const size_t j = up(run.begin[1] > b ? run.begin[1] - b : 0, kStride);  // the first one that contains a pixel
         const size_t x = j * kStride + b - run.begin[1];
         if (x >= columns) continue;
         const size_t from = y * columns + x;
@@ -235,16 +238,17 @@ void fill(const Run& run, const float* even, const float* odd, size_t row, uint3
   (run.stride[1] == 1 ? fill_by<kParts, 1> : fill_by<kParts, 2>)(run, even, odd, row, to, part, watch);
 }
 
-// --- products of tiles ------------------------------------------------------------------------------------------------
+// --- products of tiles -----------------------------------------------------------------------------------------------
 
-// The two tiles of one factor, in their parts: bytes from row to row, numbers of 16 bits from tile to tile, part to part.
+// The two tiles of one factor, in parts: bytes per row, and distances in 16-bit numbers from tile to tile, part to
+// part.
 struct Operand {
   const uint16_t* at;
   size_t stride, tile, part;
 };
 
-// sums (+)= A·B of kRows x kColumns tiles, where of each step the factors lie at a(step) and b(step). Tiles 0 to 3 hold
-// sums, 4 and 5 A's, 6 and 7 B's.
+// sums (+)= A·B of kRows x kColumns tiles; in each step the factors are at a(step) and b(step). Tiles 0 to 3 contain
+// sums, 4 and 5 A's tiles, 6 and 7 B's.
 template <size_t kParts, size_t kRows, size_t kColumns, class A, class B>
 void add_up(size_t steps, const Operand& left, const A& a, const Operand& right, const B& b, float* sums, bool fresh) {
   constexpr size_t kSums = amx::kSide * amx::kSide, kLine = 64;
@@ -277,13 +281,13 @@ void add_up(size_t steps, const Operand& left, const A& a, const Operand& right,
   for (size_t step = 0; step < steps; ++step) {
     const uint16_t *at = left.at + a(step), *bt = right.at + b(step);
     const uint16_t* next = right.at + b(std::min(step + 2, steps - 1));
-    const auto fetch = [&](size_t part, size_t line) {  // what is not in the first-level cache yet
-      if (right.stride == kLine) return;  // streams that the processor sees by itself
+    const auto fetch = [&](size_t part, size_t line) {  // prefetches what is not in the first-level cache
+      if (right.stride == kLine) return;  // the processor prefetches such streams by itself
       const char* row = reinterpret_cast<const char*>(next + part * right.part) + line * kLine;
       for (size_t i = 0; i < amx::kSide; ++i, row += right.stride) _mm_prefetch(row, _MM_HINT_T0);
     };
     if constexpr (kParts == 3) {
-      load_a(at), load_b(bt + 2 * right.part), multiply();  // the order that loads least
+      load_a(at), load_b(bt + 2 * right.part), multiply();  // the order with the fewest loads
       fetch(2, 0), load_b(bt + right.part), fetch(2, 1), multiply();
       fetch(2, 2), load_a(at + left.part), fetch(1, 0), multiply();
       fetch(1, 1), load_b(bt), fetch(1, 2), multiply();
@@ -302,7 +306,7 @@ void add_up(size_t steps, const Operand& left, const A& a, const Operand& right,
   amx::memory_is_used();
 }
 
-// The same for one or two rows and columns.
+// The same for one or two rows and columns of tiles.
 template <size_t kParts, class A, class B>
 void add_up(size_t rows, size_t columns, size_t steps, const Operand& left, const A& a, const Operand& right, const B& b,
             float* sums, bool fresh) {

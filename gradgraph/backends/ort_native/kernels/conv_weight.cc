@@ -1,8 +1,8 @@
-// The gradient of a convolution with respect to its weights, by tiles (see conv.h).
+// The gradient of a convolution with respect to its weights, with tiles (see conv.h).
 //
-// It is a sum over windows and images. Images are taken in pairs: a position holds a pixel of either image. Each piece
-// of work adds up some images for some channels of y; at the end the pieces are added. Sizes alone decide on the pieces,
-// so results are the same for any number of threads.
+// It is a sum over windows and images. Images are processed in pairs: a position contains a pixel of each of the two.
+// Each piece of work sums over some images for some channels of y; at the end the pieces are added. Sizes alone
+// determine the pieces, so results are the same for any number of threads.
 
 #include <atomic>
 
@@ -20,18 +20,18 @@ using weights::Task;
 #if GRADGRAPH_TILES
 
 constexpr size_t kBlock = 4 * kSide * kSide;    // sums of 32 x 32
-constexpr size_t kRoom = size_t{1} << 20;       // bytes of a piece's factors: they stay in the second-level cache
-constexpr size_t kPositions = 512;              // from here on, reading the sums from memory takes little of the time
-constexpr size_t kChunk = 4;                     // times 16 positions, that all taps read in turn
+constexpr size_t kRoom = size_t{1} << 20;       // bytes of a piece's factors, which stay in the second-level cache
+constexpr size_t kPositions = 512;              // from here on, reading the sums takes little of the time
+constexpr size_t kChunk = 4;                     // times 16 positions that are read for all taps in turn
 constexpr size_t kPieces = 8;
-constexpr size_t kMostSums = size_t{16} << 20;  // bytes of sums up to which threads share out the images
+constexpr size_t kMostSums = size_t{16} << 20;  // bytes of sums up to which threads divide the images
 
-// How many images, rows and channels are taken at a time.
+// How many images, rows and channels a piece of work has.
 struct Pieces {
-  size_t channels, parts;   // of y, at most, and how often
-  size_t rows, strips;      // of windows
-  size_t pairs, all_pairs;  // of images
-  size_t runs;              // pieces of images
+  size_t channels, parts;   // channels of y per part, at most, and the number of parts
+  size_t rows, strips;      // rows of windows per strip, and strips
+  size_t pairs, all_pairs;  // pairs of images per run, and in total
+  size_t runs;              // pieces by images
 
   Pieces(const Layer& layer, size_t of_number) {
     const size_t m = layer.out.channels, c = up(layer.in.channels, kSide) * kSide;
@@ -49,10 +49,11 @@ struct Pieces {
     runs = std::max<size_t>(1, std::min({units(), kPieces / std::min(kPieces, parts), most}));
   }
   size_t units() const { return up(all_pairs, pairs) * strips; }
-  size_t sums() const { return channels / 32 * kBlock; }  // of one tap and 32 channels of x
+  size_t sums() const { return channels / 32 * kBlock; }  // sums of one tap and 32 channels of x
 };
 
-// Parts of dy, which lie along positions, as tiles: of 16 channels, for each 16 positions and each part a position a row.
+// Packs dy, which is contiguous along positions, as tiles of 16 channels: for each 16 positions and each part, a row
+// per position.
 template <size_t kParts>
 void turn(const uint32_t* rows, size_t length, size_t part, size_t blocks, uint16_t* tiles) {
   for (size_t block = 0; block < blocks; ++block) {
@@ -73,8 +74,8 @@ struct Piece {
   size_t first_channel;  // of y
   Watch watch{};
 
-  // The sums over the windows of `rows` rows from `begin` on, of `pairs` pairs of images: [tap, 32 channels of x, 32
-  // channels of y, 2 x 2 tiles].
+  // Computes the sums over windows in `rows` rows, starting with `begin`, of `pairs` pairs of images: [tap, 32 channels
+  // of x, 32 channels of y, 2 x 2 tiles].
   void compute(size_t first_pair, size_t pairs, size_t begin, size_t rows, float* sums) {
     const Layer& layer = task.layer;
     const Grid& grid = layer.grids.front();
@@ -136,8 +137,8 @@ struct Piece {
   }
 };
 
-// The weights between 16 channels of x and 16 of y: of all runs, which lie `apart`, the sums of one tap lie at `sums`, and
-// those of the next one `next` behind them.
+// Writes the weights between 16 channels of x and 16 of y: the sums of one tap are at `sums`, those of the next tap
+// `next` further on, and those of other runs `apart` from each other.
 void write(const Task& task, size_t c, size_t m, const float* sums, size_t next, size_t runs, size_t apart) {
   const size_t taps = task.layer.taps, channels = task.layer.in.channels;
   const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -207,7 +208,7 @@ bool by_tiles(const Context&, const Task&) { return false; }
 
 #endif
 
-// (x, dy) -> dw, [m, c·taps], of windows of `kernel` taps
+// (x, dy) -> dw, [m, c·taps], for windows of `kernel` taps
 struct ConvGradWeight {
   static constexpr Signature signature{"ConvGradWeight", 2, 1};
   Geometry geometry;

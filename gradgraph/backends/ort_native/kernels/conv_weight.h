@@ -1,11 +1,11 @@
-// The gradient of a convolution with respect to its weights, by vectors: where there are no tiles (see conv.h), and for
-// numbers that these cannot take.
+// The gradient of a convolution with respect to its weights, with vectors: where there are no tiles (see conv.h), and
+// for numbers that cannot be divided into parts.
 //
-// It is a product,  dw[m, (c, tap)] = Σ dy[m, window]·x[c, pixel of that window and tap].  Some images of x are turned
-// once, with their padding, so that all channels of a pixel lie side by side: then what a window reads through a tap are
-// vectors as they lie, and nothing is copied for taps, strides or dilations. Of dy, kPanel channels of a window lie side
-// by side. Both stay in the second-level cache. Sizes alone decide on the pieces of work, so any number of threads gives
-// the same bits.
+// It is a product,  dw[m, (c, tap)] = Σ dy[m, window]·x[c, pixel of that window and tap].  Some images of x are
+// transposed once, with their padding, so that all channels of a pixel are contiguous: then the numbers that a window
+// reads through a tap are vectors, and nothing is copied for taps, strides or dilations. Of dy, kPanel channels of a
+// window are contiguous. Both stay in the second-level cache. Sizes alone determine the pieces of work, so any number
+// of threads gives the same bits.
 #pragma once
 
 #include <vector>
@@ -25,24 +25,24 @@ using windows::Maps;
 using windows::Tap;
 using windows::up;
 
-constexpr size_t kSide = 16;                // lines and numbers that are turned at once
-constexpr size_t kPanel = 16;               // channels of dy that lie side by side
-constexpr size_t kVectors = 3;              // of x that meet kHeight channels of dy at once
+constexpr size_t kSide = 16;                // lines and numbers that are transposed at once
+constexpr size_t kPanel = 16;               // channels of dy that are contiguous
+constexpr size_t kVectors = 3;              // vectors of x that are multiplied by kHeight channels of dy at once
 constexpr size_t kRun = 64;                 // terms of a sum in registers
-constexpr size_t kTerms = 2 * kRun;         // of a tile: two runs are added up before they join a longer sum
-constexpr size_t kRoom = size_t{1} << 17;   // numbers of x that are turned at a time, if kTerms windows are no more
-constexpr size_t kPieces = 16;              // of work, at least
+constexpr size_t kTerms = 2 * kRun;         // terms of a tile: two runs are added before they join a longer sum
+constexpr size_t kRoom = size_t{1} << 17;   // numbers of x transposed at a time, but at least kTerms windows
+constexpr size_t kPieces = 16;              // the minimum number of pieces of work
 
 struct Task {
-  Layer layer;  // of the Conv
+  Layer layer;  // the forward convolution
   const float *x, *dy;
   float* dw;
-  size_t block = 1;  // channels of x and of dy that lie side by side already (channels.h)
+  size_t block = 1;  // channels of x and of dy that are contiguous in the inputs (channels.h)
 
   const Grid& grid() const { return layer.grids.front(); }
 };
 
-// to(i)[line] = from[line][i], of up to kSide lines of up to kSide numbers.
+// to(i)[line] = from[line][i] for up to kSide lines of up to kSide numbers.
 template <class To>
 inline void turn(const float* from, size_t stride, size_t lines_of_from, size_t count, const To& to) {
 #if defined(__AVX512F__)
@@ -61,11 +61,11 @@ inline void turn(const float* from, size_t stride, size_t lines_of_from, size_t 
 #endif
 }
 
-// How pixels of x lie, padded, and where windows begin.
+// The positions of pixels of padded images x, and of the first pixels of windows.
 struct Places {
-  size_t channels;            // of x, with those that fill the last vector
-  size_t rows, columns;       // of a padded image
-  size_t windows;             // of an image
+  size_t channels;            // channels of x, padded to whole vectors
+  size_t rows, columns;       // size of a padded image
+  size_t windows;             // per image
   std::vector<uint32_t> of_pixels, of_windows;
 
   explicit Places(const Task& task)
@@ -91,14 +91,14 @@ struct Places {
   size_t image() const { return rows * columns * channels; }
 };
 
-// Sums of kHeight channels of dy and kVectors vectors of x.
+// Sums over terms of kHeight channels of dy times kVectors vectors of x.
 struct Tile {
-  const float* dy;               // of the first term; kPanel from term to term
-  const float* x[kVectors];      // of the first window of the first image
-  const uint32_t* places;        // of the terms
+  const float* dy;               // for the first term; terms are kPanel apart
+  const float* x[kVectors];      // for the first window of the first image
+  const uint32_t* places;        // the positions of the terms
   size_t terms;
   float* sums;
-  size_t stride;                 // from channel to channel of dy
+  size_t stride;                 // distance between channels of dy in `sums`
 
   void add(bool fresh) const {
     Lanes total[kHeight][kVectors]{};
@@ -128,7 +128,7 @@ struct Tile {
     }
   }
 
-  // The same without what is padding: is_inside(k, v). No number that is not finite meets its zeros.
+  // The same without padding, by is_inside(k, v): numbers that are not finite must not be multiplied by its zeros.
   template <class Inside>
   void add_inside(bool fresh, const Inside& is_inside) const {
     for (size_t r = 0; r < kHeight; ++r) {
@@ -195,11 +195,11 @@ class ByVectors {
  private:
   static float* room(size_t count, size_t slot) { return reinterpret_cast<float*>(amx::scratch(2 * count, slot)); }
   size_t blocks_of_x() const { return up(task_.layer.in.channels, kSide); }
-  // The blocks of channels of x, kLanes each, of a part.
+  // The first block of channels of x, kLanes each, of a part.
   size_t block(size_t part) const { return part * blocks_ / parts_; }
   size_t vectors(size_t part) const { return (block(part + 1) - block(part)) * taps_; }
 
-  // to(i) gets some channels, from `c` on, of pixel i of an image.
+  // Writes some channels, starting with `c`, of pixel i of an image to to(i).
   template <class To>
   void turn_image(const float* data, const Maps& maps, size_t image, size_t c, const To& to) const {
     const size_t some = std::min(kSide, maps.channels - c), pixels = maps.pixels(), block = task_.block;
@@ -233,7 +233,7 @@ class ByVectors {
     }
     float sum = 0;
     for (size_t i = 0; i < kLanes; ++i) sum += found[i];
-    infinite_[panel] = sum != 0.0f;  // NaN, of a number that is not finite
+    infinite_[panel] = sum != 0.0f;  // NaN if a number is not finite
   }
 
   void add(size_t row, size_t part, size_t count, float* sums, bool fresh) const {
@@ -243,7 +243,7 @@ class ByVectors {
       Tile tile{dy + term * kPanel, {}, terms_.data() + term, std::min(kTerms, all - term), nullptr, most_ * kLanes};
       for (size_t vector = 0; vector < vectors(part); vector += kVectors) {
         const Tap* taps[kVectors];
-        for (size_t v = 0; v < kVectors; ++v) {  // beyond the last one, any will do
+        for (size_t v = 0; v < kVectors; ++v) {  // beyond the last vector, any one will do
           const size_t at = std::min(vector + v, vectors(part) - 1);
           taps[v] = &task_.grid().taps[at % taps_];
           tile.x[v] = x_ + places_.place(taps[v]->down, taps[v]->right) + (block(part) + at / taps_) * kLanes;
@@ -259,12 +259,12 @@ class ByVectors {
   bool is_inside(size_t window, const Tap& tap) const {
     const Layer& layer = task_.layer;
     const size_t columns = task_.grid().columns;
-    const size_t row = window / columns * layer.stride[0] + tap.down - layer.begin[0];  // of rows in front, larger than any
+    const size_t row = window / columns * layer.stride[0] + tap.down - layer.begin[0];  // large for padding
     const size_t column = window % columns * layer.stride[1] + tap.right - layer.begin[1];
     return row < layer.in.rows && column < layer.in.columns;
   }
 
-  // From sums [channel of dy, block of channels of x, tap, kLanes] to weights.
+  // Converts sums [channel of dy, block of channels of x, tap, kLanes] to weights.
   void write(size_t row, size_t part, const float* sums) const {
     const size_t channels = task_.layer.in.channels, last = std::min((row + 1) * kHeight, task_.layer.out.channels);
     for (size_t m = row * kHeight; m < last; ++m, sums += most_ * kLanes) {
@@ -281,11 +281,11 @@ class ByVectors {
 
   const Task& task_;
   const Places places_;
-  const size_t taps_, blocks_;  // blocks_: of kLanes channels of x
-  const size_t panels_, rows_;  // of kPanel, and of kHeight, channels of dy
-  const size_t parts_, most_;   // of the blocks, and vectors in the largest one
-  const size_t images_;         // that are turned at a time
-  std::vector<char> infinite_;  // of panels: is a number not finite?
+  const size_t taps_, blocks_;  // taps, and blocks of kLanes channels of x
+  const size_t panels_, rows_;  // blocks of kPanel, and of kHeight, channels of dy
+  const size_t parts_, most_;   // parts of the blocks, and vectors in the largest one
+  const size_t images_;         // images transposed at a time
+  std::vector<char> infinite_;  // for each panel, whether a number is not finite
   std::vector<uint32_t> terms_;
   float *x_ = nullptr, *dy_ = nullptr;
 };

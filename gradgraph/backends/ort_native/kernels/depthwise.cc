@@ -1,14 +1,16 @@
-// Convolutions with a filter for each channel, and their gradients: everything is computed of a map, or a block of maps,
-// while it lies in the cache.
+// Convolutions with a filter per channel, and their gradients: everything is computed for a map, or a block of maps,
+// while it is in the cache.
 //
-// A map is copied, padded, into a run of positions, row behind row; with a stride, into one run for each phase, of every
-// second row or column. All rows have as many positions, a few more than there are windows. So tap t of the window at
-// position p reads p plus a number of its own, and windows that follow each other read what follows each other.
+// A map is copied with its padding into a run of positions, row after row; with a stride, into one run per phase, of
+// every second row or column. All rows have the same number of positions, a few more than there are windows. So tap t
+// of the window at position p reads position p plus a constant offset, and consecutive windows read consecutive
+// positions.
 //
-// In plain layout, rows of few pixels would fill no lanes: there sixteen channels are transposed into and out of the cache,
-// where they lie in blocks. Wide rows, other numbers of channels, and maps too large for that, are taken one by one.
+// In the plain layout, short rows would not fill the lanes: there, sixteen channels are transposed into the cache and
+// back, where they form blocks. Wide rows, other numbers of channels, and maps that are too large for that are
+// processed one by one.
 //
-// The convolution may read a Clip or Relu: then its kernel computes that, too, and so does its gradient's.
+// The convolution may read a Clip or Relu: then its kernel computes that, too, and so does the kernel of its gradient.
 
 #include <cmath>
 
@@ -24,10 +26,10 @@ namespace {
 using namespace depthwise;
 using amx::up;
 
-constexpr size_t kRun = 256;  // numbers of a lane that are added up in float
-constexpr size_t kTaps = 32;  // that are added up by themselves
+constexpr size_t kRun = 256;  // numbers per lane that are added in float
+constexpr size_t kTaps = 32;  // taps whose products are added before they join a longer sum
 
-// --- in and out of runs -----------------------------------------------------------------------------------------------
+// --- copying into and out of runs ------------------------------------------------------------------------------------
 
 // to[i] = finish(lanes of from, place) for the numbers of a row
 template <class Finish>
@@ -35,7 +37,8 @@ void copy(const float* from, size_t count, float* to, const Finish& finish) {
   walk<1>(0, count, [&](const auto& at) { at.store(to, finish(at.load(from), at)); });
 }
 
-// Lanes of two vectors, numbered one after the other. GCC knows the first spelling from version 12 on, Clang has no other.
+// Selects lanes of two vectors, numbered consecutively. GCC supports the first spelling from version 12 on, Clang only
+// that one.
 #if defined(__has_builtin)
 #if __has_builtin(__builtin_shufflevector)
 #define GRADGRAPH_LANES(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
@@ -46,13 +49,13 @@ typedef int Places __attribute__((vector_size(Place<1>::kLanes * sizeof(int))));
 #define GRADGRAPH_LANES(a, b, ...) __builtin_shuffle(a, b, Places{__VA_ARGS__})
 #endif
 
-// Lanes of a row that is to be cut or joined: those from `begin` on, up to `end`.
+// Lanes `begin` to `end` of a row that is divided into phases or joined from them.
 Place<1> lanes_of(size_t begin, size_t end) {
   constexpr size_t L = Place<1>::kLanes;
   return {begin, begin < end ? std::min(L, end - begin) : 0};
 }
 
-// Every second pixel here, the others there.
+// Divides pixels into phases: every second pixel to the first output, the others to the second.
 template <size_t B>
 void cut(const Layout& it, const Bounds& bounds, const float* x, float* runs) {
   const Part &even = it.columns[0], &odd = it.columns[1];
@@ -78,7 +81,7 @@ void cut(const Layout& it, const Bounds& bounds, const float* x, float* runs) {
   }
 }
 
-// Puts together the runs that `cut` has cut: the cotangent of the rows that it read.
+// Joins the runs that `cut` has divided: the cotangent of the rows that it has read.
 template <size_t B>
 void join(const Layout& it, const Bounds& bounds, const float* runs, const float* x, float* dx) {
   const Part &even = it.columns[0], &odd = it.columns[1];
@@ -110,7 +113,7 @@ void join(const Layout& it, const Bounds& bounds, const float* runs, const float
 
 #if defined(__AVX512F__)
 
-// Sixteen pixels of sixteen maps, between the layouts.
+// Transposes sixteen pixels of sixteen maps between the layouts.
 void turn(Place<1>::V (&lanes)[kTurned]) {
   __m512i rows[kTurned];
   for (size_t i = 0; i < kTurned; ++i) rows[i] = (__m512i)lanes[i];
@@ -118,7 +121,7 @@ void turn(Place<1>::V (&lanes)[kTurned]) {
   for (size_t i = 0; i < kTurned; ++i) lanes[i] = (Place<1>::V)rows[i];
 }
 
-// Sixteen maps to a run, where each pixel has its place.
+// Copies sixteen maps to a run, in which each pixel has its own offset.
 template <class Finish>
 void turn_in(const float* maps, const std::vector<size_t>& places, float* run, const Finish& finish) {
   walk<1>(0, places.size(), [&](const Place<1>& at) {
@@ -131,7 +134,7 @@ void turn_in(const float* maps, const std::vector<size_t>& places, float* run, c
   });
 }
 
-// And back; finish(lanes, place, offset of the map).
+// Copies them back; finish(lanes, place, offset of the map) is applied.
 template <class Finish>
 void turn_out(const float* run, const std::vector<size_t>& places, float* maps, const Finish& finish) {
   walk<1>(0, places.size(), [&](const Place<1>& at) {
@@ -155,7 +158,7 @@ void turn_out(const Given&...) {}
 
 #endif
 
-// Maps of x to their runs; what is padding there is left alone.
+// Copies maps of x to their runs; their padding is left unchanged.
 template <size_t B>
 void spread(const Layout& it, const Bounds& bounds, const float* x, float* runs) {
   if (it.is_turned()) return turn_in(x, it.of_x, runs, [&](const auto& lanes) { return bounds.apply(lanes); });
@@ -170,7 +173,7 @@ void spread(const Layout& it, const Bounds& bounds, const float* x, float* runs)
   }
 }
 
-// The runs of dx to its maps; x is what the activation has read, if there is one.
+// Copies the runs of dx to its maps; x is the input of the activation, if there is one.
 template <size_t B>
 void gather(const Layout& it, const Bounds& bounds, const float* runs, const float* x, float* dx) {
   const float* read = x;
@@ -196,7 +199,7 @@ void gather(const Layout& it, const Bounds& bounds, const float* runs, const flo
   std::fill_n(dx, (it.high.size - it.rows.size()) * it.row_of_x(), 0.0f);
 }
 
-// Windows of y or dy between its maps and a run.
+// Copies windows of y or dy between its maps and a run.
 template <size_t B>
 void lay_out(const Layout& it, const float* dy, float* run) {
   if (it.is_turned()) return turn_in(dy, it.of_y, run, [](const auto& lanes) { return lanes; });
@@ -213,9 +216,9 @@ void take_up(const Layout& it, const float* run, float* y) {
   }
 }
 
-// --- sums over taps ---------------------------------------------------------------------------------------------------
+// --- sums over taps --------------------------------------------------------------------------------------------------
 
-// to[p] = start + Σ weight · from[p + offset], for positions up to `end` and perhaps some more
+// to[p] = start + Σ weight · from[p + offset], for positions up to `end` and possibly a few more
 template <size_t B, size_t T>
 void slide_over(const float* from, const Tap* taps, size_t count, const float* weights, typename Place<B>::V start,
                 size_t end, float* to) {
@@ -260,13 +263,13 @@ void slide(const float* from, const std::vector<Tap>& taps, const float* weights
   }
 }
 
-// For each tap Σ dy[p] · x[p + offset], lane by lane; of up to `kRun` positions of a lane in float.
+// For each tap Σ dy[p] · x[p + offset], lane by lane; up to `kRun` positions of a lane are added in float.
 template <size_t B>
 class Dots {
  public:
   explicit Dots(const std::vector<Tap>& taps) : taps_(taps), parts_(taps.size() * L), totals_(taps.size() * L) {}
 
-  // Adds those of the positions up to `end`.
+  // Adds the products of the positions up to `end`.
   void add(const float* dy, const float* x, size_t end) {
     for (size_t begin = 0; begin < end;) {
       if (terms_ == kRun) flush();
@@ -313,9 +316,9 @@ class Dots {
   size_t terms_ = 0;
 };
 
-// --- units of work ----------------------------------------------------------------------------------------------------
+// --- units of work ---------------------------------------------------------------------------------------------------
 
-// Some images of one channel, or of one block of them.
+// Some images of one channel, or of one block of channels.
 struct Unit {
   size_t group, chunk, first, last;
 
@@ -328,7 +331,7 @@ struct Unit {
   size_t row(const Layout& it, size_t image) const { return image * it.groups() + group; }
 };
 
-// body(lanes, unit, memory) for all units; memory, of the calling thread, is `count` floats
+// Calls body(lanes, unit, memory) for all units; memory, of the calling thread, has `count` floats.
 template <class Body>
 void for_units(Context& context, const Layout& it, size_t count, const Body& body) {
   context.parallel(it.chunks * it.groups(), 1, [&](size_t begin, size_t end) {
@@ -407,7 +410,7 @@ struct Gradient {
   windows::Geometry geometry;
   Bounds bounds;
   size_t block;
-  std::array<int64_t, 2> size, kernel;  // of x, of w
+  std::array<int64_t, 2> size, kernel;  // sizes of x and of w
 
   explicit Gradient(const Attributes& attributes)
       : geometry(attributes),
@@ -475,7 +478,8 @@ struct Gradient {
     if constexpr (kWanted & kWeight) add_chunks(it, sums, dw);
   }
 
-  // Again, without the positions between rows, where what is infinite in x met a zero that is none of dy's.
+  // Repeats the sum without the positions between rows, where an infinity in x was multiplied by a zero of the padding
+  // of dy.
   template <size_t B>
   void add_by_rows(const Layout& it, const Unit& unit, const float* dy, const float* x, float* runs, float* of_dy,
                    Dots<B>& dots) const {
@@ -490,7 +494,7 @@ struct Gradient {
     }
   }
 
-  // From lanes to channels.
+  // Adds lanes to channels.
   template <size_t B>
   static void fold(const std::vector<double>& totals, size_t taps, double* sums) {
     constexpr size_t L = Place<B>::kLanes;

@@ -1,4 +1,5 @@
-// How depthwise convolutions lay maps out: runs of positions, and which windows read from where (see depthwise.cc).
+// The layout of maps for depthwise convolutions: runs of positions, and which windows read which positions (see
+// depthwise.cc).
 #pragma once
 
 #include "channels.h"
@@ -10,45 +11,45 @@ using std::size_t;
 
 using amx::up;
 
-constexpr size_t kUnits = 64;       // pieces of work, at least, where there are as many maps
+constexpr size_t kUnits = 64;       // the minimum number of pieces of work, if there are as many maps
 constexpr size_t kTurned = 16;      // channels that are transposed together
-constexpr size_t kWide = 24;        // columns from which rows fill lanes well enough, unless they have to be cut
-constexpr size_t kCache = 1 << 18;  // floats that the second-level cache has room for
+constexpr size_t kWide = 24;        // columns from which rows fill lanes well enough, without phases
+constexpr size_t kCache = 1 << 18;  // floats for which the second-level cache has room
 constexpr size_t kUnseen = static_cast<size_t>(-1);
 
-// Rows, or columns.
+// The geometry along rows or columns.
 struct Axis {
   size_t size, count, kernel, stride, dilation, begin;
 
-  // Positions of one phase that windows reach beyond their own.
+  // The number of positions of one phase by which windows reach beyond their own.
   size_t reach() const { return up((kernel - 1) * dilation, stride); }
   size_t lines() const { return count + reach(); }
   size_t phase(size_t tap) const { return tap * dilation % stride; }
   size_t step(size_t tap) const { return tap * dilation / stride; }
 };
 
-// A tap: the index of its weight, and how far on it reads.
+// A tap: the index of its weight, and the offset at which it reads.
 struct Tap {
   size_t weight, offset;
 };
 
-// Columns of a row of x that follow each other in a run: of so many, the first ones are read by windows.
+// The columns of a row of x that are consecutive in a run; windows read only the first ones.
 struct Part {
   size_t offset, seen, count;
 };
 
-// How maps, windows and runs lie; offsets and lengths are of floats.
+// The layout of maps, windows and runs; offsets and lengths are in floats.
 struct Layout {
   Maps maps;
   Axis high, wide;
-  size_t lanes;                        // channels side by side in runs: the block, or as many as are transposed
-  size_t pitch, run, back;             // a row, the run of a phase, and that of a padded dy
+  size_t lanes;                        // contiguous channels in runs: the block, or the transposed channels
+  size_t pitch, run, back;             // lengths of a row, of the run of a phase, and of the run of a padded dy
   std::vector<Tap> taps;               // from windows to the runs of x
   std::vector<std::vector<Tap>> into;  // for each phase of x, from its pixels to the run of dy
-  std::vector<size_t> rows;            // where the rows of x begin in its runs, if windows read them
-  std::array<Part, 2> columns;         // every stride-th column, from the first or the second one on
-  std::vector<size_t> of_x, of_y;       // if channels are transposed: where each pixel lies in the runs of x, each of dy
-  size_t chunk, chunks;                // images that one unit of work takes, and how often
+  std::vector<size_t> rows;            // the offsets of rows of x in its runs, for rows that windows read
+  std::array<Part, 2> columns;         // every stride-th column, starting with the first or the second one
+  std::vector<size_t> of_x, of_y;       // if channels are transposed: the offset of each pixel in the runs
+  size_t chunk, chunks;                // images per unit of work, and their number
 
   Layout(const Dims& x, std::array<size_t, 2> kernel, const windows::Geometry& at, size_t block)
       : maps(x, block), high(axis(x, kernel, at, 0)), wide(axis(x, kernel, at, 1)), lanes(block) {
@@ -72,7 +73,7 @@ struct Layout {
   bool is_turned() const { return lanes != maps.block; }
   size_t groups() const { return maps.channels / lanes; }
   size_t phases() const { return high.stride * wide.stride; }
-  // Where windows end, from the first one on, and where dy lies in its run.
+  // The end of the windows, counted from the first, and the offset of dy in its run.
   size_t end() const { return (high.count - 1) * pitch + wide.count * lanes; }
   size_t first() const { return high.reach() * pitch + wide.reach() * lanes; }
   size_t row_of_x() const { return wide.size * lanes; }

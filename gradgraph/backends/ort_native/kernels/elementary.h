@@ -21,10 +21,10 @@ inline int32_t bits_of(float value) {
   return bits;
 }
 
-// n where the exponent of a float lies; without a sign, as negative numbers must not be shifted.
+// n, in the exponent bits of a float; unsigned, as negative numbers must not be shifted.
 inline int32_t as_exponent(int32_t n) { return static_cast<int32_t>(static_cast<uint32_t>(n) << 23); }
 
-// a - b, modulo 2^32: the difference of bits may lie outside of the signed numbers.
+// a - b, modulo 2^32: the difference of bit patterns may overflow.
 inline int32_t difference(int32_t a, int32_t b) {
   return static_cast<int32_t>(static_cast<uint32_t>(a) - static_cast<uint32_t>(b));
 }
@@ -32,11 +32,11 @@ inline int32_t difference(int32_t a, int32_t b) {
 // 2^n, for -127 < n < 128
 inline float two_to(int32_t n) { return from_bits(as_exponent(n + 127)); }
 
-constexpr float kLogSmallest = -103.972084f;  // of half the smallest number; what comes near is slow to compute
+constexpr float kLogSmallest = -103.972084f;  // the logarithm of half the smallest number; computing near it is slow
 
 // exp(x) = y·2^n, y between √½ and √2
 inline float exp_in_parts(float x, int32_t& n) {
-  // x = n·ln 2 + r, with ln 2 in two parts
+  // x = n·ln 2 + r, with ln 2 as the sum of two numbers
   const float whole = std::nearbyint(x * 1.44269504f);
   const float r = (x - whole * 0.693145752f) - whole * 1.42860677e-6f;
   float p = 0.00138146058f;
@@ -53,7 +53,7 @@ inline float fast_exp(float x) {
   const bool none = x < kLogSmallest;
   int32_t n;
   const float y = exp_in_parts(none ? 0.0f : (x > 89.0f ? 89.0f : x), n);
-  // 2^n in two factors, as n may be less than -126, or 128
+  // 2^n as two factors, as n may be less than -126, or 128
   const int32_t half = n >> 1;
   return y * (none ? 0.0f : two_to(half)) * two_to(n - half);
 }

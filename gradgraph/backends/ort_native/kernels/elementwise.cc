@@ -1,11 +1,11 @@
-// Chains of element-wise operators in one pass over memory: a program is run tile by tile, so that what lies between
-// its instructions stays in the first-level cache, and each tensor is read and written once.
+// Chains of elementwise operators in one pass over memory: a program is run tile by tile, so that intermediate results
+// stay in the first-level cache, and each tensor is read and written once.
 //
 //   Elementwise <program = "Mul 0 1; Sub #1 2", arity = 2, outputs = [3]> (x, y)
 //
-// A line of the program, up to a semicolon, is an instruction and its operands: values or #numbers. Values are counted:
-// the inputs, then what each line gives; `outputs` says which of these the node gives. Truth values are 1 and 0. All
-// have the shape that NumPy gives to the inputs together; an output may lie where an input does.
+// A line of the program, up to a semicolon, is an instruction and its operands: values or #numbers. Values are
+// numbered: first the inputs, then the results of lines; `outputs` lists the values that the node returns. Booleans are
+// 1 and 0. All values have the shape to which NumPy broadcasts the inputs; an output may share the memory of an input.
 
 #include <locale>
 #include <memory>
@@ -70,13 +70,13 @@ inline float normal_density(float x) { return exp_below(-0.918938533f - 0.5f * x
 // of x·σ(v), v = 2√(2/π)·(x + 0.044715·x³)
 inline float tanh_gelu_slope(float given) {
   constexpr float k = 1.59576912f, cubic = 0.044715f * k;
-  const float x = given < -20.0f ? -20.0f : (given > 20.0f ? 20.0f : given);  // beyond, it is 0 or 1
+  const float x = given < -20.0f ? -20.0f : (given > 20.0f ? 20.0f : given);  // beyond, the result is 0 or 1
   const float square = x * x, e = exp_below(-std::fabs(x * (square * cubic + k))), larger = 1.0f / (1.0f + e);
   const float sigmoid = x < 0.0f ? e * larger : larger, slope = e * larger * larger;
   return slope * (x * (square * (3.0f * cubic) + k)) + sigmoid;
 }
 
-// A tile; `number`: one number, repeated.
+// A tile of a value; `number`: whether it is one number, repeated.
 struct Operand {
   const float* data;
   bool number;
@@ -157,10 +157,10 @@ const Instruction& instruction(const std::string& name) {
 // A line of the program.
 struct Line {
   Instruction instruction;
-  std::array<size_t, 3> operands{};  // values; behind them, numbers
+  std::array<size_t, 3> operands{};  // values, or numbers after all values
 };
 
-// Reads the number behind a #, whatever the locale.
+// Parses the number after a #, independently of the locale.
 float number(const std::string& text) {
   if (text == "inf") return std::numeric_limits<float>::infinity();
   if (text == "-inf") return -std::numeric_limits<float>::infinity();
@@ -172,12 +172,13 @@ float number(const std::string& text) {
   return static_cast<float>(value);
 }
 
-// The operands' axes, with neighbours joined where every operand treats them alike: reads all, or one element for all.
+// The axes of the operands, where neighbouring axes are merged if every operand treats them alike: reads all, or one
+// element for all.
 struct Walk {
   std::array<size_t, kMaxRank> size{}, stride{};
   size_t rank = 0;
 
-  // An operand of the shape `given`, seen in the shape `all`.
+  // An operand of shape `given`, broadcast to the shape `all`.
   Walk(const Dims& given, const Dims& all) {
     std::array<size_t, kMaxRank> wide{}, step{};
     size_t elements = 1;
@@ -200,7 +201,7 @@ struct Walk {
     }
   }
 
-  // The elements [begin, begin + n) of `data`, as they stand in the whole shape.
+  // The elements [begin, begin + n) of `data`, in the order of the broadcast shape.
   void copy(const float* data, size_t begin, size_t n, float* out) const {
     std::array<size_t, kMaxRank> at{};
     for (size_t i = rank, rest = begin; i-- > 0; rest /= size[i]) at[i] = rest % size[i];
@@ -222,7 +223,7 @@ struct Walk {
   }
 };
 
-// The shape of all together.
+// The shape to which all inputs broadcast.
 Dims broadcast(const std::vector<Tensor<const float>>& inputs) {
   Dims all;
   for (const auto& x : inputs) all.rank = std::max(all.rank, x.dims.rank);
@@ -248,7 +249,7 @@ class Elementwise {
     inputs_ = static_cast<size_t>(inputs);
     read(attributes.text("program"));
     for (const int64_t value : attributes.every_integer("outputs")) {
-      const size_t line = static_cast<size_t>(value) - inputs_;  // far beyond the last one if it is negative
+      const size_t line = static_cast<size_t>(value) - inputs_;  // a large number if it is negative
       if (line >= program_.size()) {
         throw std::runtime_error("output " + std::to_string(value) + " is not what a line of the program gives");
       }
@@ -297,7 +298,7 @@ class Elementwise {
     }
   }
 
-  // A value, or the place of a number behind `kNumbers`.
+  // Returns the index of a value, or of a number plus `kNumbers`.
   size_t operand(const std::string& word) {
     if (word[0] == '#') {
       numbers_.push_back(number(word.substr(1)));
@@ -312,7 +313,7 @@ class Elementwise {
   size_t values() const { return inputs_ + program_.size(); }
 
   // Where each line writes: an output, or a tile of scratch memory that is free again after the last line that reads
-  // it; that line may write over it, as no instruction reads an element after it has written it.
+  // it. That line may overwrite it, as no instruction reads an element after it has written it.
   void find_places() {
     const size_t lines = program_.size(), none = outputs_.size();
     last_.assign(values() + numbers_.size(), 0);
@@ -326,7 +327,7 @@ class Elementwise {
       for (size_t k = 0; k < program_[i].instruction.operands; ++k) {
         const size_t value = program_[i].operands[k];
         if (value < inputs_ || value >= values() || last_[value] != i || done[value]) continue;
-        done[value] = true;  // an operand may be named twice
+        done[value] = true;  // an operand may occur twice
         if (place_[value - inputs_] >= none) free.push_back(place_[value - inputs_]);
       }
       if (output[i] == none && free.empty()) free.push_back(none + tiles_++);
@@ -337,14 +338,14 @@ class Elementwise {
     grain_ = lines <= 8 ? kGrain : kGrain / 2;
   }
 
-  // One node's tensors.
+  // The tensors of one run.
   struct Run {
     const Elementwise& kernel;
     const std::vector<Tensor<const float>>& inputs;
     const std::vector<Tensor<float>>& outputs;
-    std::vector<size_t> spread;  // inputs that are neither as large as the result nor a number
-    std::vector<Walk> walks;     // of these
-    std::vector<bool> late;      // outputs that lie where an input does that is read after they are written
+    std::vector<size_t> spread;  // inputs that broadcast and are not single numbers
+    std::vector<Walk> walks;     // for these inputs
+    std::vector<bool> late;      // outputs that share the memory of an input that is read after they are written
     size_t count;
 
     Run(const Elementwise& of, const std::vector<Tensor<const float>>& in, const std::vector<Tensor<float>>& out,
@@ -367,7 +368,7 @@ class Elementwise {
 
     void piece(size_t begin, size_t end) const {
       const size_t first = inputs.size(), behind = kernel.values(), tile = kernel.tile_;
-      // between tiles, a line of the cache, so that they do not begin at the same place of it
+      // a cache line between tiles, so that they do not start in the same cache set
       const size_t stride = tile + 16, line = 64 / sizeof(float), places = outputs.size() + kernel.tiles_;
       const std::unique_ptr<float[]> memory(new float[(first + kernel.numbers_.size() + places) * stride + line]);
       float* scratch = memory.get() + (line - reinterpret_cast<uintptr_t>(memory.get()) / sizeof(float) % line) % line;

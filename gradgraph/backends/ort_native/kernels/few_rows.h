@@ -1,7 +1,7 @@
-// A few rows times a matrix that is read as it lies. A library first puts the matrix into the order of its kernel; for
-// few rows that takes as long as the product.
+// A few rows times a matrix that is read in place. Libraries first reorder the matrix for their kernel; for few rows
+// that takes as long as the product.
 //
-// Sums are sums of short sums of shorter ones: one number added after the other would round more often.
+// Sums are sums of short sums of shorter ones: adding one number after the other would round more often.
 #pragma once
 
 #include <algorithm>
@@ -12,16 +12,16 @@ namespace gradgraph::few {
 #if defined(__AVX512F__)
 constexpr size_t kLanes = 16, kHeight = 8;
 #else
-constexpr size_t kLanes = 8, kHeight = 4;  // there are half as many registers, of half the size
+constexpr size_t kLanes = 8, kHeight = 4;  // half as many registers, of half the size
 #endif
 typedef float Lanes __attribute__((vector_size(kLanes * sizeof(float)), aligned(4), may_alias));
-constexpr size_t kWidth = 3 * kLanes;  // sums in registers: kHeight rows of 3 vectors
-constexpr size_t kTerms = 128;  // vectors whose copy fits into the first cache
+constexpr size_t kWidth = 3 * kLanes;  // columns of sums in registers: kHeight rows of 3 vectors
+constexpr size_t kTerms = 128;  // vectors whose copy fits into the first-level cache
 constexpr size_t kLong = 512;   // terms of a short sum
-constexpr size_t kAhead = 16;   // rows of the matrix that are fetched before they are read
-constexpr size_t kThin = 4;     // up to so many rows, only the speed of memory counts:
-constexpr size_t kWidest = 256; // then a stripe has so many columns
-constexpr size_t kDeep = 8;     // rows of the matrix that are read side by side
+constexpr size_t kAhead = 16;   // rows of the matrix that are prefetched
+constexpr size_t kThin = 4;     // up to this many rows, only the speed of memory matters;
+constexpr size_t kWidest = 256; // then this is the maximum number of columns of a stripe
+constexpr size_t kDeep = 8;     // rows of the matrix that are read at the same time
 constexpr size_t kMost = 48;    // the most rows that are multiplied this way
 
 constexpr size_t up(size_t count, size_t unit) { return (count + unit - 1) / unit; }
@@ -32,7 +32,7 @@ struct Rows {
   float* out;      // [rows, columns]
   size_t rows, terms, columns;
 
-  // Columns that one thread takes at a time: long rows for few of them, in an even number of pieces.
+  // The columns that one thread processes at a time: long rows if there are few rows, in an even number of pieces.
   size_t stripe() const {
     const size_t pieces = up(columns, kWidest * 2) * 2;
     return rows <= kThin ? up(columns, pieces * kLanes) * kLanes : kWidth;
@@ -42,7 +42,7 @@ struct Rows {
 inline Lanes& lanes(float* at) { return *reinterpret_cast<Lanes*>(at); }
 inline const Lanes& lanes(const float* at) { return *reinterpret_cast<const Lanes*>(at); }
 
-// Sums of some rows and columns.
+// Sums for some rows and columns.
 struct Sums {
   float* at;
   size_t stride;
@@ -54,7 +54,8 @@ struct Sums {
   }
 };
 
-// body(first, end, sums) for the terms [first, end) of a short sum; `memory` is for those that are added to others
+// Calls body(first, end, sums) for the terms [first, end) of each short sum; `memory` is for sums that are added to
+// others.
 template <class Body>
 inline void in_short_sums(const Rows& p, size_t column, size_t width, float* memory, size_t stride, const Body& body) {
   const Sums out{p.out + column, p.columns}, more{memory, stride};
@@ -64,9 +65,9 @@ inline void in_short_sums(const Rows& p, size_t column, size_t width, float* mem
   }
 }
 
-// --- up to kThin rows: the matrix is read row by row, from end to end ----------------------------------------------------
+// --- up to kThin rows: the matrix is read row by row, from end to end ------------------------------------------------
 
-// sums (+)= of kCount terms from `k` on
+// sums (+)= kCount terms, starting with term `k`
 template <size_t kRows, size_t kCount>
 inline void add_lines(const Rows& p, size_t column, size_t width, size_t k, bool fresh, const Sums& kept) {
   for (size_t j = 0; j < width; j += kLanes) {
@@ -96,7 +97,7 @@ void thin(const Rows& p, size_t column, size_t last) {
   });
 }
 
-// --- more: the first rows copy what they read, for those after them ------------------------------------------------------
+// --- more rows: the first ones copy the part of the matrix that they read, for the following rows --------------------
 
 // out[row..] (+)= a[row.., k..]·b[k.., column..]
 template <size_t kRows, size_t kVectors>
@@ -146,7 +147,7 @@ inline void move(Lanes* from, Lanes* to, size_t count) {
   for (size_t i = 0; i < count; ++i) to[i] += from[i], from[i] = Lanes{};
 }
 
-// Fewer columns than a vector has.
+// Fewer columns than a vector has lanes.
 inline void rest(const Rows& p, size_t column) {
   const size_t count = p.columns - column;
   for (size_t row = 0; row < p.rows; row += kHeight) {
@@ -165,7 +166,7 @@ inline void rest(const Rows& p, size_t column) {
   }
 }
 
-// The stripes [begin, end), the last one of what is left.
+// The stripes [begin, end); the last one has the remaining columns.
 inline void multiply(const Rows& p, size_t begin, size_t end) {
   const size_t last = std::min(end * p.stripe(), p.columns);
   size_t column = begin * p.stripe();

@@ -26,16 +26,16 @@ namespace gradgraph {
 
 constexpr size_t kMaxRank = 8;
 
-// Elements that one thread takes at a time: large enough to be worth handing over, small enough to share out evenly.
+// Elements that one thread processes at a time: enough to be worth scheduling, few enough to balance threads.
 constexpr size_t kGrain = 1 << 14;
 
 struct Signature {
   const char* name;
   size_t inputs;
   size_t outputs;
-  size_t optional = 0;   // inputs at the end that may be absent
+  size_t optional = 0;   // the number of last inputs that may be absent
   int integer = -1;      // the input that is int64
-  bool in_place = false; // the first output may take the memory of the first input, where nobody else reads it
+  bool in_place = false; // the first output may use the memory of the first input if no other node reads it
   bool variadic = false; // any number of inputs and of outputs
   unsigned bytes = 0;    // bit i: input i is uint8
 };
@@ -67,7 +67,7 @@ inline void check(const ort::Api& api, ort::Status* status) {
   throw std::runtime_error(message);
 }
 
-// The attributes of a node, and which of its inputs never change.
+// The attributes of a node, and which of its inputs are constant.
 class Attributes {
  public:
   Attributes(const ort::Api& api, const ort::KernelInfo* info) : api_(api), info_(info) {}
@@ -84,7 +84,7 @@ class Attributes {
     return value;
   }
 
-  // The same of an attribute that may be absent.
+  // The same for an attribute that may be absent.
   int64_t integer(const char* name, int64_t otherwise) const {
     int64_t value = 0;
     ort::Status* status = api_.KernelInfoGetAttribute_int64(info_, name, &value);
@@ -102,7 +102,7 @@ class Attributes {
 
   std::string text(const char* name) const {
     size_t size = 0;
-    check(api_, api_.KernelInfoGetAttribute_string(info_, name, nullptr, &size));  // with the 0 at its end
+    check(api_, api_.KernelInfoGetAttribute_string(info_, name, nullptr, &size));  // including the terminating 0
     std::string value(size, '\0');
     check(api_, api_.KernelInfoGetAttribute_string(info_, name, value.data(), &size));
     value.resize(size == 0 ? 0 : size - 1);
@@ -150,7 +150,7 @@ class Attributes {
   const ort::KernelInfo* info_;
 };
 
-// One run of a node: its tensors, and the threads of the session.
+// One run of a node: its tensors, and the session's threads.
 class Context {
  public:
   Context(const ort::Api& api, ort::KernelContext* context) : api_(api), context_(context) {}
@@ -186,7 +186,7 @@ class Context {
     return tensor;
   }
 
-  // The only element of an input.
+  // Returns the only element of an input.
   float scalar(size_t index) const {
     Tensor<const float> tensor = input(index);
     if (tensor.count != 1) throw std::runtime_error("input " + std::to_string(index) + " should have one element");
@@ -199,7 +199,7 @@ class Context {
     return {static_cast<float*>(memory_of(value)), dims, dims.count()};
   }
 
-  // body(begin, end) over [0, count), by pieces of `grain`, on the session's threads.
+  // Calls body(begin, end) for [0, count), in pieces of `grain`, on the session's threads.
   template <class Body>
   void parallel(size_t count, size_t grain, const Body& body) const {
     if (count == 0) return;
@@ -245,7 +245,7 @@ inline void same_count(const Tensor<const float>& x, std::initializer_list<Tenso
   }
 }
 
-// --- the operator that onnxruntime sees -------------------------------------------------------------------------------
+// --- the operator that onnxruntime sees ------------------------------------------------------------------------------
 
 template <class Kernel>
 struct Bound {

@@ -1,4 +1,4 @@
-// onnxruntime calls this when it loads the library: it adds the operators to its session.
+// The entry point that onnxruntime calls when it loads the library: it adds the operators to the session.
 
 #include "kernels.h"
 
@@ -13,7 +13,7 @@ const ort::CustomOp* const kOperators[] = {
     &depthwise_conv, &depthwise_conv_grad_input, &depthwise_conv_grad_weight, &depthwise_conv_grad,
 };
 
-// Made once and never released: sessions refer to it until they end, in whatever order a process ends them.
+// Created once and never destroyed: sessions refer to it until they end, and processes end them in any order.
 ort::Status* made(const ort::Api& api, ort::Domain*& domain) {
   if (ort::Status* status = api.CreateCustomOpDomain("gradgraph.native", &domain)) return status;
   for (const ort::CustomOp* op : kOperators) {

@@ -1,8 +1,8 @@
-// An LSTM that is trained: one direction of it, all steps in one call, there and back (see recurrent.h).
+// An LSTM for training: one direction, all steps in one call, forward and backward (see recurrent.h).
 //
-// c' = f c + i g and h' = o tanh c', with gates i, o, f (sigmoid) and g (tanh) of the inputs' share plus R h. Forward
-// writes the gates over the inputs' share, back writes their cotangents over the gates. Sizes: T
-// steps, N sequences, H units.
+// c' = f c + i g and h' = o tanh c', with gates i, o, f (sigmoid) and g (tanh) of the contribution of the input plus R
+// h. The forward pass overwrites the contribution of the input by the gates, the backward pass the gates by their
+// cotangents. Sizes: T steps, N sequences, H units.
 
 #include "elementary.h"
 #include "kernels.h"
@@ -29,9 +29,9 @@ struct Layer {
     if (weight.dims.size[0] != wide || gates.dims.size[2] != wide) throw std::runtime_error("its tensors differ in size");
   }
   size_t of_state() const { return rows * units; }
-  // The step that is the k-th one forward.
+  // The step that is k-th in the forward order.
   size_t step(size_t k) const { return backwards ? steps - 1 - k : k; }
-  // Where the numbers of a row in that step lie, in [T, N, H]; those of its gates in four times as many.
+  // The offset of a row of that step in [T, N, H]; in the gates it is four times as large.
   size_t at(size_t k, size_t row) const { return (step(k) * rows + row) * units; }
 
   Dims states() const { return dims({steps, rows, units}); }
@@ -58,12 +58,12 @@ inline float gate_of(float x) {
   return x < -kFar ? 0.0f : y;
 }
 
-// Rows that are fetched before they are read: those of a step lie far from each other.
+// Rows that are prefetched: the rows of a step are far from each other.
 constexpr size_t kAhead = 4;
 
 inline void fetch(const float* at) { __builtin_prefetch(at, 1, 2); }
 
-// 32 units of 32 rows
+// 32 units of 32 rows.
 struct Block {
   alignas(64) float at[kRows][kUnits] = {};
   void squash(size_t rows) {
@@ -73,7 +73,7 @@ struct Block {
   }
 };
 
-// The k-th state is the one before the k-th step.
+// State k is the state before step k.
 template <size_t kParts>
 struct Forward {
   const Layer& layer;
@@ -112,7 +112,7 @@ struct Forward {
   }
 
  private:
-  // Gates and c; o and c for what is left to do.
+  // Computes gates and c, and returns o and c for the remaining work.
   void units(size_t k, const Place& place, size_t r, size_t half, const Sums (&sums)[kGates], float* o, float* c_now) const {
     const size_t n = place.row + r, unit = place.unit + half * kLanes, H = layer.units;
     const size_t at = layer.at(k, n) + unit, first = layer.at(k, n) * kGates + unit;
@@ -140,8 +140,8 @@ struct Forward {
   }
 };
 
-// (x [T, N, 4H], R [4H, H], h [N, H], c [N, H]) -> gates [T, N, 4H]; h after and before each step, c after it [T, N, H];
-// the last h and c. x is what the inputs add to the gates, biases included.
+// (x [T, N, 4H], R [4H, H], h [N, H], c [N, H]) -> gates [T, N, 4H]; h after and before each step, c after it [T, N,
+// H]; the last h and c. x is the contribution of the input to the gates, biases included.
 struct LSTM {
   static constexpr Signature signature{"LSTM", 4, 6, 0, -1, true};
   bool backwards;
@@ -172,18 +172,18 @@ struct LSTM {
   }
 };
 
-// The k-th state are the cotangents of the gates after k steps back.
+// State k is the cotangents of the gates after k steps backward.
 template <size_t kParts>
 struct Backward {
   const Layer& layer;
   Recurrence<kParts>& recurrence;
-  const float *gates, *cells, *first_c, *last_dh, *last_dc, *dy;  // dy may be missing
+  const float *gates, *cells, *first_c, *last_dh, *last_dc, *dy;  // dy may be null
   float *d, *dh, *dc;
-  double* totals;  // [lines, 4H]: sums of d, over as many steps as there are
+  double* totals;  // [lines, 4H]: sums of d over all steps
 
   void step(size_t k, const Place& place) const {
     Sums sums;
-    const size_t left = layer.steps - k;  // in front of this one
+    const size_t left = layer.steps - k;  // steps before this one
     if (k == 0) recurrence.pack_weight(place);
     if (k > 0) recurrence.multiply(k, d + layer.at(left, 0) * kGates, place, 0, sums);
     if (left == 0) return end(k, place, sums);
@@ -220,7 +220,7 @@ struct Backward {
     }
   }
 
-  // Cotangents of the gates, to `d` and `values`, and of c.
+  // Writes the cotangents of the gates to `d` and `values`, and updates that of c.
   void units(size_t k, const Place& place, size_t r, size_t half, const Sums& sums, const float* squashed,
              float (&values)[kGates][kUnits]) const {
     const size_t n = place.row + r, unit = place.unit + half * kLanes, H = layer.units, left = layer.steps - k - 1;

@@ -1,7 +1,7 @@
-// Matrix products of float32 by tiles (see amx.h), and where there are none as products.h has it.
+// Matrix products of float32 with tiles (see amx.h), and without tiles as in products.h.
 //
-// Four tiles add up a block of 32 x 32 of the result. Two panels of A are packed when their turn comes, so that they lie
-// in the first cache; they meet all panels of B that the second cache holds. A constant factor is packed once.
+// Four tiles accumulate a block of 32 x 32 of the result. Two panels of A at a time are packed into the first-level
+// cache, and multiplied by all panels of B that fit into the second-level cache. A constant factor is packed once.
 
 #include <atomic>
 
@@ -17,14 +17,14 @@ namespace {
 
 using namespace amx;
 
-// alpha·A·B + beta·C, where C is read by strides (0: it has one row, or column)
+// alpha·A·B + beta·C, where C is read with strides (0 if it has a single row or column)
 struct Product {
   Factor a, b;
   float alpha, beta;
   const float* c;
   size_t c_row, c_column;
   float* out;
-  size_t parts;  // of each number
+  size_t parts;  // parts per number
   size_t rows() const { return a.lines; }
   size_t columns() const { return b.lines; }
   float finished(float sum, size_t row, size_t column) const {
@@ -33,7 +33,8 @@ struct Product {
   }
 };
 
-// One number after the other, where tiles cannot be used. A chain of additions is as fast in double, and loses nothing.
+// Computes one number after the other, where tiles cannot be used. A chain of additions is as fast in double, and more
+// accurate.
 void plain(const Product& p, size_t begin, size_t end) {
   for (size_t row = begin; row < end; ++row) {
     for (size_t column = 0; column < p.columns(); ++column) {
@@ -50,12 +51,12 @@ void plain(const Product& p, size_t begin, size_t end) {
 
 #if GRADGRAPH_TILES
 
-constexpr size_t kWide = 32;  // panels of B at a time: they fit into the second cache,
-constexpr size_t kTall = 32;  // with the sums for so many panels of A
+constexpr size_t kWide = 32;  // panels of B at a time that fit into the second-level cache,
+constexpr size_t kTall = 32;  // together with the sums for this many panels of A
 
-constexpr int kRow = 64;  // bytes from row to row of a packed tile
+constexpr int kRow = 64;  // bytes per row of a packed tile
 
-// A·B for up to two panels of either, over `steps` steps, into tiles 0 to 3; 4 and 5 hold A's, 6 and 7 B's.
+// A·B of up to two panels each, over `steps` steps, into tiles 0 to 3; 4 and 5 contain A's tiles, 6 and 7 B's.
 template <size_t kParts, bool kTwoA, bool kTwoB>
 void multiply_panels(const Panels& a, const Panels& b, size_t steps) {
   const auto load_a = [&](size_t step, size_t part) {
@@ -83,7 +84,7 @@ void multiply_panels(const Panels& a, const Panels& b, size_t steps) {
 
 using Block = float[4][kSide * kSide];  // sums of 32 x 32, tile by tile
 
-// sums = A·B, or += where they are not `fresh`: sums of sums of a few steps are more exact than one long one.
+// sums = A·B, or += unless `fresh`: sums of sums of a few steps are more accurate than long sums.
 template <size_t kParts, bool kTwoA, bool kTwoB>
 void add_up(const Panels& a, const Panels& b, size_t steps, bool fresh, Block& sums) {
   alignas(64) Block made;
@@ -123,7 +124,8 @@ void finish(const Product& p, const Block& sums, size_t row_panel, size_t column
   }
 }
 
-// A piece whose sums and share of B fit into the second cache. False if a number has no parts.
+// Computes a piece whose sums and part of B fit into the second-level cache. Returns false if a number cannot be
+// divided into parts.
 template <size_t kParts>
 bool compute_small(const Product& p, const Piece& piece) {
   const size_t steps = up(p.a.terms, kDepth), across = up(piece.column_end - piece.column, 2);
@@ -171,7 +173,7 @@ bool compute(const Product& p, const Piece& piece) {
   return true;
 }
 
-// All threads at one product. False if a number has no parts.
+// All threads compute one product. Returns false if a number cannot be divided into parts.
 bool together(const Context& context, const Product& p) {
   const Pieces pieces(up(p.rows(), kSide), up(p.columns(), kSide), processors());
   std::atomic<bool> fits{true};
@@ -184,7 +186,7 @@ bool together(const Context& context, const Product& p) {
   return fits;
 }
 
-// The calling thread alone. False if a number has no parts.
+// The calling thread computes a product alone. Returns false if a number cannot be divided into parts.
 bool alone(const Product& p) {
   const Tiles tiles;
   return compute(p, {0, up(p.rows(), kSide), 0, up(p.columns(), kSide)});
@@ -197,7 +199,7 @@ bool alone(const Product&) { return false; }
 
 #endif
 
-// --- without tiles -------------------------------------------------------------------------------------------------------
+// --- without tiles ---------------------------------------------------------------------------------------------------
 
 void store(const Product& p, size_t row, size_t column, const products::Sums& sums, bool fresh, bool last) {
   using products::kLanes, products::lanes;
@@ -241,14 +243,14 @@ void alone_plainly(const Product& p) {
   compute_plainly(p, {0, up(p.rows(), products::kHeight), 0, up(p.columns(), products::kWidth)});
 }
 
-constexpr size_t kLeastPacked = size_t{1} << 15;  // multiplications from which packing is worth it
+constexpr size_t kLeastPacked = size_t{1} << 15;  // multiplications from which packing pays
 bool is_packed_plainly(const Product& p) {
   return !available() && p.a.terms != 0 && p.rows() * p.columns() * p.a.terms >= kLeastPacked;
 }
 
-constexpr size_t kAlone = size_t{1} << 21;  // multiplications that one thread does by itself
+constexpr size_t kAlone = size_t{1} << 21;  // multiplications up to which one thread computes a product alone
 
-// A few rows, of factors that lie as they are read. False if they do not.
+// Computes products with few rows, whose factors are read in place. Returns false if their layout does not allow it.
 bool few_rows(const Context& context, const Product& p) {
   if (p.rows() > few::kMost || p.a.term_stride != 1 || p.b.line_stride != 1 || p.a.terms == 0) return false;
   const few::Rows given{p.a.data, p.b.data, p.out, p.rows(), p.a.terms, p.columns()};
@@ -276,7 +278,7 @@ void multiply(const Context& context, const Product& p) {
                    [&](size_t begin, size_t end) { plain(p, begin, end); });
 }
 
-// The axes before the last two, as NumPy broadcasts them.
+// The axes before the last two, broadcast as in NumPy.
 struct Batch {
   Dims dims;
   std::array<size_t, kMaxRank> a{}, b{};  // strides, in matrices
@@ -303,7 +305,7 @@ struct Batch {
   }
 
  private:
-  // The size of the axis that is the `back`-th before the last two.
+  // The size of the axis `back` places before the last two.
   static int64_t size_of(const Dims& of, size_t back) { return back + 2 > of.rank ? 1 : of.size[of.rank - 2 - back]; }
 };
 
@@ -335,7 +337,7 @@ struct MatMul {
     const auto out = context.output(0, dims);
     product.out = out.data;
     const bool one = b.count == product.b.lines * product.b.terms && !turned_a;
-    if (one) product.a.lines = product.columns() == 0 ? 0 : out.count / product.columns();  // rows of all matrices
+    if (one) product.a.lines = product.columns() == 0 ? 0 : out.count / product.columns();  // the rows of all matrices
     if (context.has(2)) summand(context.input(2), product);
     take_packed(context, a.count, b.count, product);
     one ? multiply(context, product) : several(context, product, batch);
@@ -344,7 +346,7 @@ struct MatMul {
  private:
   Constant constant_a_, constant_b_;
 
-  // Takes the packed copies of factors that never change and are one matrix.
+  // Uses the packed copies of factors that are constant and a single matrix.
   void take_packed(const Context& context, size_t a_count, size_t b_count, Product& product) const {
     if (a_count == product.a.lines * product.a.terms) product.a.packed = constant_a_.packed(context, product.a, true);
     if (b_count == product.b.lines * product.b.terms) product.b.packed = constant_b_.packed(context, product.b, false);
@@ -398,7 +400,7 @@ struct MatMul {
     });
   }
 
-  static constexpr size_t kFew = 4;  // matrices; from there on, each thread takes whole ones
+  static constexpr size_t kFew = 4;  // number of matrices from which each thread computes whole ones
 };
 
 }  // namespace

@@ -7,10 +7,11 @@
 namespace gradgraph {
 namespace {
 
-// p·keep + rate·(the direction), where `keep` is 1 if it is absent.
+// p·keep + rate·direction; `keep` is 1 if it is absent.
 float kept(const Context& context, size_t index) { return context.has(index) ? context.scalar(index) : 1.0f; }
 
-// (p, g, m, v, rate, floor[, keep]) -> (p, m, v). As β·v + (1−β)·g², whose infinity stays one, and not v + (1−β)(g² − v).
+// (p, g, m, v, rate, floor[, keep]) -> (p, m, v). Computed as β·v + (1−β)·g², not v + (1−β)(g² − v), so that infinity
+// stays infinity.
 struct AdamUpdate {
   static constexpr Signature signature{"AdamUpdate", 7, 3, 1};
   std::array<float, 2> takes;

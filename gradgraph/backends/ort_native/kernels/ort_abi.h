@@ -1,5 +1,5 @@
-// The part of onnxruntime's C ABI that the kernels use, declared by position: its table of functions only ever grows at
-// the end, so that what stands here holds for every onnxruntime from the version below on. (Its wheels bring no header.)
+// The part of onnxruntime's C ABI that the kernels use, declared by position. Its table of functions only grows at the
+// end, so these declarations are valid for every onnxruntime from the version below on. (Its wheels contain no header.)
 #pragma once
 
 #include <cstddef>
@@ -7,14 +7,14 @@
 
 namespace gradgraph::ort {
 
-constexpr uint32_t kApiVersion = 18;  // onnxruntime 1.18: the first with all of this
+constexpr uint32_t kApiVersion = 18;  // onnxruntime 1.18: the first version with all of these functions
 
 enum ElementType : int { kFloat = 1, kUint8 = 2, kInt64 = 7 };
 enum Characteristic : int { kRequired = 0, kOptional = 1, kVariadic = 2 };
 enum MemoryType : int { kDefault = 0 };
 enum ErrorCode : int { kFail = 1 };
 
-// owned by onnxruntime and never looked into
+// owned by onnxruntime; the kernels never access their content
 struct Status;
 struct Value;
 struct Shape;
@@ -87,7 +87,7 @@ struct ApiBase {
   const char* (*GetVersionString)();
 };
 
-// An operator with one kernel. onnxruntime reads as many members as ``version`` promises.
+// An operator with one kernel. onnxruntime reads the members that ``version`` implies.
 struct CustomOp {
   uint32_t version;
   void* (*CreateKernel)(const CustomOp*, const Api*, const KernelInfo*);

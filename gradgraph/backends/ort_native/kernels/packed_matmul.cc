@@ -1,7 +1,7 @@
 // Products with frozen weights of 4 or 8 bits in blocks, read as they are stored: x·Wᵀ, and dy·W for the gradient of x.
 //
-// Numbers become float32 as a panel is packed (see products.h), in the second cache: no float weight is ever written.
-// They are (q - zero point)·scale, as of DequantizeLinear, to the same bits.
+// Numbers are converted to float32 when a panel is packed (see products.h), into the second-level cache: no float
+// weight is ever written. They are (q - zero point)·scale, with the same bits as by DequantizeLinear.
 
 #include <cstring>
 
@@ -19,17 +19,17 @@ using products::lanes;
 typedef uint32_t Bits __attribute__((vector_size(kLanes * sizeof(uint32_t))));
 typedef int32_t Whole __attribute__((vector_size(kLanes * sizeof(int32_t))));
 
-constexpr size_t kUnit = 16;  // terms, or lines, that share a scale: blocks are multiples of it
+constexpr size_t kUnit = 16;  // terms, or lines, that share a scale: block sizes are multiples of it
 
-// W as it is stored: `rows` lines of `columns` numbers, with a scale for each `block` of a line.
+// W as it is stored: `rows` lines of `columns` numbers, with a scale per `block` of a line.
 struct Stored {
   const uint8_t* numbers;
   const float* scales;
-  const uint8_t* points;  // one beside the other without gaps, or nullptr: zero
+  const uint8_t* points;  // without gaps, or nullptr for zero
   size_t rows, columns, block, bits;
-  uint32_t flip;  // of numbers with a sign: its bit, which is taken away again as part of the zero point
+  uint32_t flip;  // for signed numbers: the sign bit, which the zero point subtracts again
   size_t blocks() const { return columns / block; }
-  size_t stride() const { return columns * bits / 8; }  // bytes of a line
+  size_t stride() const { return columns * bits / 8; }  // bytes per line
   float zero(size_t row, size_t column) const {
     if (points == nullptr) return static_cast<float>(flip);
     const size_t i = row * blocks() + column / block;
@@ -57,9 +57,9 @@ inline Lanes floats(const Bits& q, const Stored& w) {
   return __builtin_convertvector((Whole)(q ^ w.flip), Lanes);
 }
 
-constexpr size_t kWords = 16;  // read from a row at a time
+constexpr size_t kWords = 16;  // words that are read from a row at a time
 
-// words[j][i]: the j-th of a few words of row i
+// words[j][i]: word j of row i
 inline void read_words(const uint8_t* const (&from)[kLanes], size_t byte, size_t count, Bits (&words)[kWords]) {
 #if defined(__AVX512F__)
   if (count == kWords) {
@@ -75,14 +75,14 @@ inline void read_words(const uint8_t* const (&from)[kLanes], size_t byte, size_t
   }
 }
 
-// Lines are rows of W: a word of each of kLanes rows has the next few terms of all of them.
+// Lines are rows of W: a word of each of kLanes rows contains their next few terms.
 template <size_t kBits>
 inline void pack_rows(const Stored& w, size_t row, size_t column, size_t terms, float* out, size_t apart) {
   constexpr size_t kEach = 32 / kBits;
   const uint8_t* from[kLanes];
   size_t rows[kLanes];
   for (size_t i = 0; i < kLanes; ++i) {
-    rows[i] = std::min(row + i, w.rows - 1);  // for those behind the last one
+    rows[i] = std::min(row + i, w.rows - 1);  // for lines after the last one
     from[i] = w.numbers + rows[i] * w.stride() + column * kBits / 8;
   }
   Lanes scale{}, zero{};
@@ -100,7 +100,7 @@ inline void pack_rows(const Stored& w, size_t row, size_t column, size_t terms, 
   }
 }
 
-// Lines are columns of W: kLanes of them lie side by side, in one block.
+// Lines are columns of W: kLanes of them are contiguous, in one block.
 template <size_t kBits>
 inline void pack_columns(const Stored& w, size_t row, size_t column, size_t terms, float* out, size_t apart) {
   constexpr size_t kEach = 32 / kBits;
@@ -118,7 +118,7 @@ inline void pack_columns(const Stored& w, size_t row, size_t column, size_t term
   }
 }
 
-// As products::pack. Lines behind the last one are anything: nobody stores what they give.
+// As products::pack. Lines after the last one are arbitrary: their results are not stored.
 template <size_t kCount, bool kRows>
 inline void pack(const PackedFactor<kRows>& f, size_t line, size_t term, size_t terms, float* out) {
   for (size_t i = 0; i < kCount; i += kLanes) {

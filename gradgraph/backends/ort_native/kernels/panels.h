@@ -1,7 +1,7 @@
 // How the factors of a product are packed for tiles (see amx.h).
 //
-// A panel is 16 rows of A, or 16 columns of B: for each step of 32 terms of the sum, it has a tile for each part.
-// A few steps of some panels are packed at a time. A factor that never changes is packed once, whole, in that order.
+// A panel is 16 rows of A, or 16 columns of B: for each step of 32 terms of the sum, it contains a tile per part. A few
+// steps of some panels are packed at a time. A constant factor is packed once as a whole, in the same order.
 #pragma once
 
 #include <algorithm>
@@ -10,27 +10,27 @@
 
 namespace gradgraph::amx {
 
-// A matrix as it lies in memory: element (i, k), where i is the axis that stays and k the one that is summed.
+// A matrix in memory: element (i, k), where i is the axis that the product keeps and k the one that is summed over.
 struct Factor {
   const float* data;
-  size_t lines, terms;              // how many i, and k
+  size_t lines, terms;              // sizes of i and k
   size_t line_stride, term_stride;  // one of them is 1
-  const uint16_t* packed = nullptr; // all of its panels, if it never changes: see `panels`
+  const uint16_t* packed = nullptr; // all of its panels, if it is constant: see `panels`
 };
 
 
 #if GRADGRAPH_TILES
 
-constexpr size_t kSteps = 4;  // packed at a time: so two panels of A fit into the first cache
+constexpr size_t kSteps = 4;  // steps packed at a time, so that two panels of A fit into the first-level cache
 
-// Terms are packed in pairs, k and k + 16 of a step: any order will do, if it is the same for both factors.
-// 16 rows of 16 pairs: `read(i, far)` gives row i, the first terms or those 16 further on.
+// Terms are packed in pairs, k and k + 16 of a step: any order is correct if it is the same for both factors. Packs 16
+// rows of 16 pairs: `read(i, far)` returns the first 16 terms of row i, or the 16 terms after them.
 template <size_t kParts, class Read>
 inline void pack_tile(const Read& read, uint16_t* out, Watch& watch) {
   for (size_t i = 0; i < kSide; ++i) store_row<kParts>(read(i, false), read(i, true), i, out, watch);
 }
 
-// Rows of a tile are lines.
+// Packs tiles whose rows are lines.
 template <size_t kParts>
 inline void pack_lines(const Factor& f, size_t line, size_t term, uint16_t* out, Watch& watch) {
   const float* from = f.data + line * f.line_stride + term;
@@ -46,7 +46,7 @@ inline void pack_lines(const Factor& f, size_t line, size_t term, uint16_t* out,
   pack_tile<kParts>(read, out, watch);
 }
 
-// Rows of a tile are pairs of terms.
+// Packs tiles whose rows are pairs of terms.
 template <size_t kParts>
 inline void pack_terms(const Factor& f, size_t line, size_t term, uint16_t* out, Watch& watch) {
   const float* from = f.data + line + term * f.term_stride;
@@ -69,7 +69,7 @@ inline void turn(uint16_t* tile) {
   for (size_t i = 0; i < kSide; ++i) _mm512_store_si512(tile + i * kDepth, r[i]);
 }
 
-// `steps` steps of a panel, with lines along the rows of its tiles, as for A, or across, as for B.
+// Packs `steps` steps of a panel, with lines along the rows of its tiles, as for A, or across, as for B.
 template <size_t kParts>
 inline void pack(const Factor& f, size_t panel, size_t step, size_t steps, bool in_rows, uint16_t* out, Watch& watch) {
   const bool lie_in_rows = f.term_stride == 1;
@@ -83,10 +83,10 @@ inline void pack(const Factor& f, size_t panel, size_t step, size_t steps, bool 
 // Some steps of neighbouring panels.
 struct Panels {
   const uint16_t* first;
-  size_t apart;  // from one to the next
+  size_t apart;  // the distance between panels
 };
 
-// The panels from `panel` and `step` on, at most kSteps, of a factor that is packed as a whole.
+// Returns the panels starting with `panel` and `step`, at most kSteps steps, of a factor that is packed as a whole.
 template <size_t kParts>
 inline Panels panels(const Factor& f, size_t panel, size_t step) {
   const size_t apart = std::min(kSteps, up(f.terms, kDepth) - step) * kStep<kParts>;

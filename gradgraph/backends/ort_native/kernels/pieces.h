@@ -1,4 +1,4 @@
-// How the result of a product is shared out among threads.
+// How the result of a product is divided among threads.
 #pragma once
 
 #include <algorithm>
@@ -18,15 +18,15 @@ inline size_t processors() {
   return count;
 }
 
-// As many pieces as there are threads, or more, each an even number of panels but at the edges; what is packed more than
-// once is least.
+// Divides the result into at least as many pieces as there are threads, each with an even number of panels except at
+// the edges, so that as little as possible is packed more than once.
 struct Pieces {
   size_t rows, columns, height, width;
   Pieces(size_t row_panels, size_t column_panels, size_t threads) : rows(row_panels), columns(column_panels) {
     size_t least = SIZE_MAX;
     for (size_t down = 1; down <= threads; ++down) {
       const size_t across = up(threads, down), tall = 2 * up(rows, 2 * down), wide = 2 * up(columns, 2 * across);
-      // the busiest thread: products, and what it packs, which costs as much as some ten rows or columns
+      // the work of the busiest thread: its products, and packing, which costs as much as about ten rows or columns
       const size_t cost = tall * wide + tall + wide;
       if (cost < least) least = cost, height = tall, width = wide;
     }

@@ -1,4 +1,4 @@
-// MaxPool backwards: every window finds its first largest element again and adds its cotangent there.
+// The gradient of MaxPool: every window finds its first largest element again and adds its cotangent there.
 
 #include "channels.h"
 #include "kernels.h"
@@ -52,7 +52,7 @@ struct MaxPoolGrad {
     }
   }
 
-  // body(place) for the taps of a window that lie inside, row by row
+  // Calls body(place) for the taps of a window that are inside the image, row by row.
   template <class Body>
   static void taps(const Axis& high, const Axis& wide, int64_t i, int64_t j, const Body& body) {
     for (int64_t k = 0; k < high.kernel; ++k) {
@@ -75,7 +75,7 @@ struct MaxPoolGrad {
       });
       if (best >= 0) dx[best] += *dy;
     } else {
-      // the same in every lane: a cotangent is added at the first element that equals the largest, and is used up there
+      // the same in every lane: the cotangent is added at the first element that equals the largest, and then set to 0
       using V = typename Lanes<B>::type;
       bool any = false;
       V largest{};

@@ -1,8 +1,8 @@
 // Matrix products of float32 where there are no tiles.
 //
-// A block of B is packed in panels of kWidth columns that stay in the second cache; kHeight rows of A are packed when
-// their turn comes, so that they lie in the first, and meet all of them. Packing reads a factor in either order, so that
-// a transpose costs nothing: onnxruntime turns a left factor again for every 128 columns of the result.
+// A block of B is packed in panels of kWidth columns that stay in the second-level cache. kHeight rows of A at a time
+// are packed into the first-level cache, and multiplied by all of these panels. Packing reads a factor in either order,
+// so that a transpose costs nothing: onnxruntime transposes a left factor again for every 128 columns of the result.
 #pragma once
 
 #include <algorithm>
@@ -13,21 +13,21 @@ namespace gradgraph::products {
 
 #if defined(__AVX512F__)
 constexpr size_t kLanes = 16, kVectors = 3, kHeight = 8;  // 24 sums and 3 vectors of B in 32 registers
-constexpr size_t kPanels = 16;                            // of B at a time: 3/4 of a megabyte
+constexpr size_t kPanels = 16;                            // panels of B at a time: 3/4 of a megabyte
 #else
 constexpr size_t kLanes = 8, kVectors = 3, kHeight = 4;  // half as many registers, of half the size
 constexpr size_t kPanels = 20;
 #endif
 typedef float Lanes __attribute__((vector_size(kLanes * sizeof(float)), aligned(4), may_alias));
 constexpr size_t kWidth = kLanes * kVectors;
-constexpr size_t kTerms = 256;  // of a sum in registers; a longer one is a sum of such
+constexpr size_t kTerms = 256;  // terms of a sum in registers; longer sums are sums of such sums
 
 using amx::Factor;
 
 inline Lanes& lanes(float* at) { return *reinterpret_cast<Lanes*>(at); }
 inline const Lanes& lanes(const float* at) { return *reinterpret_cast<const Lanes*>(at); }
 
-// out[term][line] of up to kCount lines from `line` on, the missing ones zero
+// out[term][line] of up to kCount lines, starting with `line`; missing ones are zero
 template <size_t kCount>
 inline void pack(const Factor& f, size_t line, size_t term, size_t terms, float* out) {
   const size_t count = std::min(kCount, f.lines - line);
@@ -67,9 +67,9 @@ inline void multiply(const float* a, const float* b, size_t terms, Sums& out) {
   }
 }
 
-// The rectangle [row, row_end) x [column, column_end) of a·b: store(row, column, sums, fresh, last) gets the sums of a
-// few terms at a time, from that row and column on.
-// `b` is a Factor, or whatever else has a `pack` of its own.
+// Computes the rectangle [row, row_end) x [column, column_end) of a·b: store(row, column, sums, fresh, last) receives
+// the sums of a few terms at a time, for the block that starts at this row and column. `b` is a Factor, or has a `pack`
+// of its own.
 template <class Other, class Store>
 inline void compute(const Factor& a, const Other& b, size_t row, size_t row_end, size_t column, size_t column_end,
                     const Store& store) {

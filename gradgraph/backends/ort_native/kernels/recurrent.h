@@ -1,8 +1,9 @@
-// Recurrent layers: one step after the other multiplies a state by the same weight, by tiles (see amx.h).
+// Recurrent layers with tiles (see amx.h): each step multiplies a state by the same weight.
 //
-// The recurrent weight R [G·H, H] is cut into parts once a call, a state once a step. Units are taken in blocks of 32, the
-// terms of one tile product. The thread that computes a block of a state also cuts it into parts for the next step. It
-// keeps the same blocks from step to step, so its share of R stays in its second-level cache.
+// The recurrent weight R [G·H, H] is divided into parts once per call, a state once per step. Units are processed in
+// blocks of 32, the terms of one tile product. The thread that computes a block of a state also divides it into parts
+// for the next step. A thread processes the same blocks in every step, so its share of R stays in its second-level
+// cache.
 #pragma once
 
 #include <algorithm>
@@ -22,10 +23,10 @@ using std::size_t;
 using amx::up;
 
 constexpr size_t kLanes = amx::kSide;    // units that are computed at a time
-constexpr size_t kUnits = amx::kDepth;   // units of a block
-constexpr size_t kRows = 2 * amx::kSide; // sequences of a line of blocks
+constexpr size_t kUnits = amx::kDepth;   // units per block
+constexpr size_t kRows = 2 * amx::kSide; // sequences in a line of blocks
 
-// --- steps that follow each other ---------------------------------------------------------------------------------------
+// --- consecutive steps -----------------------------------------------------------------------------------------------
 
 inline void wait_for(const std::atomic<size_t>& done, size_t count) {
   constexpr size_t kPatience = 4096;
@@ -37,18 +38,19 @@ inline void wait_for(const std::atomic<size_t>& done, size_t count) {
   }
 }
 
-// Threads that may come: of the machine, as a session does not tell its own.
+// The maximum number of threads: that of the machine, as a session does not reveal its own.
 inline size_t threads() {
   static const size_t count = std::max(1u, std::thread::hardware_concurrency());
   return count;
 }
 
-// body(step, part) for all parts of a step, then for those of the next one. A thread takes its own part first, and then
-// those that nobody has begun: it waits for others only while they are at work, so that any number of threads will do.
+// Calls body(step, part) for all parts of a step, then for those of the next one. A thread processes its own part
+// first, then parts that no thread has started. It waits only for parts that other threads are processing, so that any
+// number of threads works.
 template <class Body>
 void in_steps(const Context& context, size_t steps, size_t parts, const Body& body) {
   struct alignas(64) Mark {
-    std::atomic<size_t> step{0};  // the next one
+    std::atomic<size_t> step{0};  // the next step of the part
   };
   std::vector<Mark> marks(parts);
   std::atomic<size_t> done{0};
@@ -70,7 +72,7 @@ void in_steps(const Context& context, size_t steps, size_t parts, const Body& bo
   });
 }
 
-// --- products of states and the recurrent weight ------------------------------------------------------------------------
+// --- products of states and the recurrent weight ---------------------------------------------------------------------
 
 // 32 sequences times 32 units, in four tiles.
 struct Sums {
@@ -79,14 +81,14 @@ struct Sums {
   float* row(size_t r, size_t half) { return at[r / amx::kSide * 2 + half] + r % amx::kSide * amx::kSide; }
 };
 
-// A block of a line: `rows` sequences from `row` on, `units` from `unit` on.
+// A block of a line: `rows` sequences starting with `row`, `units` units starting with `unit`.
 struct Place {
   size_t line, block, row, rows, unit, units;
   size_t lanes(size_t half) const { return units > half * kLanes ? std::min(kLanes, units - half * kLanes) : 0; }
 };
 
-// Forward: states are h [N, H], and h Rᵀ is wanted gate by gate. Back: states are the cotangents of the gates [N, G·H],
-// d, and d R is wanted. States are numbered: 0 is before all steps.
+// Forward, states are h [N, H], and h Rᵀ is computed gate by gate. Backward, states are the cotangents d of the gates
+// [N, G·H], and d R is computed. States are numbered; 0 is the state before all steps.
 template <size_t kParts>
 class Recurrence {
  public:
@@ -110,7 +112,7 @@ class Recurrence {
   size_t lines() const { return lines_; }
   size_t parts() const { return parts_; }
 
-  // do_it(place) for every block of a part.
+  // Calls do_it(place) for every block of a part.
   template <class Do>
   void each(size_t part, const Do& do_it) const {
     const size_t all = lines_ * blocks_;
@@ -121,7 +123,7 @@ class Recurrence {
     }
   }
 
-  // Packs the part of R that a block needs; to be called once for each block.
+  // Packs the part of R that a block needs; must be called once for each block.
   void pack_weight(const Place& place) {
 #if GRADGRAPH_TILES
     if (place.line != 0 || packed_weight_ == nullptr) return;
@@ -140,7 +142,7 @@ class Recurrence {
 #endif
   }
 
-  // A row of a block of a state, of one gate: 32 units, with zeros behind the last.
+  // A row of a block of a state, of one gate: 32 units, with zeros after the last.
   void write(size_t state, const Place& place, size_t row, size_t gate, const float* values) {
 #if GRADGRAPH_TILES
     if (packed_weight_ == nullptr) return;
@@ -154,8 +156,8 @@ class Recurrence {
 #endif
   }
 
-  // Adds a state's share to a block of one gate, or, on the way back, to a block of h. `values`: the state's numbers,
-  // read where tiles cannot be used.
+  // Adds the contribution of a state to a block of one gate or, backward, to a block of h. `values`: the numbers of the
+  // state, which are read where tiles cannot be used.
   void multiply(size_t state, const float* values, const Place& place, size_t gate, Sums& sums) const {
 #if GRADGRAPH_TILES
     if (packed_weight_ != nullptr && !strange_weight_ && !strange_[state * lines_ + place.line]) {
@@ -170,7 +172,7 @@ class Recurrence {
  private:
   static constexpr size_t kStep = amx::kStep<kParts>;
 
-  // Tile products that follow each other, of 32 terms each.
+  // Consecutive tile products, of 32 terms each.
   size_t steps() const { return blocks_ * (back_ ? gates_ : 1); }
   size_t terms() const { return units_ * (back_ ? gates_ : 1); }
 
@@ -182,7 +184,7 @@ class Recurrence {
   }
 
   void plain(const float* values, const Place& place, size_t gate, Sums& sums) const {
-    const size_t line = back_ ? 1 : units_, term = back_ ? units_ : 1;  // of R, from unit to unit, from term to term
+    const size_t line = back_ ? 1 : units_, term = back_ ? units_ : 1;  // strides of R along units and terms
     for (size_t r = 0; r < place.rows; ++r) {
       const float* state = values + (place.row + r) * terms();
       for (size_t j = 0; j < place.units; ++j) {
@@ -195,7 +197,7 @@ class Recurrence {
   }
 
 #if GRADGRAPH_TILES
-  // Columns are rows of R: 16 of them, with 32 terms each, turned.
+  // Columns are rows of R: 16 of them, with 32 terms each, transposed.
   void pack_forward(const Place& place, size_t gate, size_t half, size_t step, uint16_t* out, amx::Watch& watch) const {
     const size_t term = step * kUnits, terms = units_ - term, lanes = place.lanes(half);
     const __mmask16 near = amx::first(terms), far = amx::first(terms > kLanes ? terms - kLanes : 0);
@@ -226,7 +228,7 @@ class Recurrence {
     }
   }
 
-  // Sums of 128 terms are added to one another, the small products first: so they are as exact as those of float32.
+  // Sums of 128 terms are added to each other, small products first, so that they are as accurate as in float32.
   template <bool kTwo>
   static void by_tiles(const uint16_t* a, const uint16_t* b, size_t steps, Sums& sums) {
     constexpr size_t kFew = 4;
@@ -251,9 +253,10 @@ class Recurrence {
     }
   }
 
-  static constexpr int kLine = 64;  // bytes from row to row of a tile
+  static constexpr int kLine = 64;  // bytes per row of a tile
 
-  // Tiles 0 to 3 hold sums, 4 and 5 rows of the state, 6 and 7 columns of the weight, `apart` from each other.
+  // Tiles 0 to 3 contain sums, 4 and 5 rows of the state, 6 and 7 columns of the weight, which are `apart` from each
+  // other.
   template <bool kTwo>
   static void multiply_tiles(const uint16_t* a, const uint16_t* b, size_t apart, size_t steps) {
     const auto load_a = [&](size_t step, size_t part) {
@@ -266,7 +269,7 @@ class Recurrence {
       _tile_loadd(6, tile, kLine);
       _tile_loadd(7, tile + apart, kLine);
     };
-    const auto fetch = [&](size_t step, size_t part, size_t panel) {  // into the first-level cache
+    const auto fetch = [&](size_t step, size_t part, size_t panel) {  // prefetches into the first-level cache
       const size_t from = step * kStep + part * amx::kTile + panel * apart;
       for (size_t line = from; line < from + amx::kTile; line += amx::kDepth) {
         _mm_prefetch(reinterpret_cast<const char*>(a + line), _MM_HINT_T0);
@@ -274,7 +277,7 @@ class Recurrence {
       }
     };
     const auto multiply = [&](size_t step, size_t i) {
-      constexpr size_t kLast = 2 * kParts - 2;  // of those that meet a step for the first time
+      constexpr size_t kLast = 2 * kParts - 2;  // the number of products that use a step for the first time
       if (i <= kLast) fetch(step + 1, i / 2, i % 2);
       if (i == kLast) fetch(step + 1, kParts - 1, 1);
       _tile_dpbf16ps(0, 4, 6);
@@ -296,14 +299,14 @@ class Recurrence {
   size_t gates_, units_, rows_;
   bool back_;
   size_t lines_, blocks_, parts_;
-  std::vector<std::atomic<bool>> strange_;  // states and lines that hold a number without parts
+  std::vector<std::atomic<bool>> strange_;  // states and lines that contain a number that cannot be divided into parts
   std::atomic<bool> strange_weight_{false};
   size_t of_state_ = 0;
-  uint16_t* packed_weight_ = nullptr;  // without tiles there is nothing packed
+  uint16_t* packed_weight_ = nullptr;  // null without tiles
   uint16_t* packed_states_ = nullptr;
 };
 
-// do_it(j) for a number of each of up to 16 units: loops of a known length become vectors, if all of `do_it` is in them.
+// Calls do_it(j) for each of up to 16 units: loops of a constant length are vectorised if `do_it` is inlined.
 #define GRADGRAPH_INLINE __attribute__((always_inline))
 template <class Do>
 inline void for_lanes(size_t count, const Do& do_it) {

@@ -11,7 +11,7 @@ namespace {
 // (dy, x, scale, mean, inv) -> (dx, dscale); a row is all axes from `axis` on, as long as `scale`
 struct LayerNormalizationGrad {
   static constexpr Signature signature{"LayerNormalizationGrad", 5, 2};
-  static constexpr size_t kRows = 32;  // rows that one thread takes at a time; it adds them up apart from the others
+  static constexpr size_t kRows = 32;  // rows that one thread processes at a time; it sums them separately
   size_t axis;
 
   explicit LayerNormalizationGrad(const Attributes& attributes) : axis(attributes.integer("axis")) {}
@@ -66,7 +66,7 @@ struct LayerNormalizationGrad {
   }
 };
 
-// (dy, y[, do, o]) -> dx along the last axis: y·(dy − Σ dy·y), or with Σ do·o in place of that sum
+// (dy, y[, do, o]) -> dx along the last axis: y·(dy − Σ dy·y), or with Σ do·o instead of this sum
 struct SoftmaxGrad {
   static constexpr Signature signature{"SoftmaxGrad", 4, 1, 2};
   explicit SoftmaxGrad(const Attributes&) {}

@@ -1,4 +1,4 @@
-// Sums of many numbers, as exact as they are long: in float by runs, and these in double.
+// Sums of many numbers that are accurate for any length: runs are added in float, and their sums in double.
 #pragma once
 
 #include <algorithm>
@@ -6,9 +6,9 @@
 
 namespace gradgraph {
 
-constexpr size_t kTermsOfRun = 1024;  // on many lanes; a chain of additions that long would lose two digits
+constexpr size_t kTermsOfRun = 1024;  // on many lanes; a chain of that many additions would lose two digits
 
-// body(begin, end) for the runs of [0, count)
+// Calls body(begin, end) for the runs of [0, count).
 template <class Body>
 inline void in_runs(size_t count, const Body& body) {
   for (size_t begin = 0; begin < count; begin += kTermsOfRun) body(begin, std::min(count, begin + kTermsOfRun));

@@ -31,7 +31,7 @@ inline void transpose(__m512i (&r)[16]) {
   }
 }
 
-// 16 x 16 numbers, rows apart by `stride`, to their transpose, rows apart by `to_stride`.
+// Transposes 16 x 16 numbers, whose rows are `stride` apart, to rows that are `to_stride` apart.
 inline void transpose(const float* from, std::size_t stride, float* to, std::size_t to_stride) {
   __m512i r[16];
   for (std::size_t i = 0; i < 16; ++i) r[i] = _mm512_loadu_si512(from + i * stride);
