@@ -98,7 +98,7 @@ class _Forward:
                 self.tangents[y] = self.op.like(dy, self.op.wrap(y))
 
     def join(self, model: ir.Model) -> None:
-        """Replace nodes whose replacements also compute tangents, and sort the graph."""
+        """Replace the original nodes by those that compute values and tangents together, and sort the graph."""
         for node in self._widened:
             node.take_place()
             self._moved.update(zip(node.old.outputs, node.values, strict=True))

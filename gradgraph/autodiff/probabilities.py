@@ -35,7 +35,7 @@ class Probabilities:
 
     @property
     def logits(self) -> ir.Value | None:
-        """``source`` if its elements match those of the probabilities without negation or moves, else None."""
+        """``source`` if the probabilities are a Softmax or Sigmoid of it without negation or moves, else None."""
         return None if self.negated or self.moves else self.source
 
 

@@ -198,7 +198,7 @@ def _places_behind(model: ir.Model, passes: Differentiated, names: Sequence[str]
 
     Raises:
         UnknownNameError: a name matches no value of the forward pass.
-        BuildError: a name is that of a value in a body.
+        BuildError: a name belongs to a value in a body.
     """
     known = {y.name: i + 1 for i, node in enumerate(passes.forward) for y in node.outputs if y.name}
     cuts: set[int] = set()

@@ -282,9 +282,9 @@ def _centres(node: ir.Node) -> bool:
 
 
 def _peers(tensors: Iterable[ir.Value], trained: Collection[str]) -> dict[ir.Value, frozenset[str]]:
-    """Return the readers of weights that are not compared with weights of the same readers, as those of similar layers.
+    """Group trained weights of similar layers, by the operators that read them: a group is not compared with itself.
 
-    These are large weights, and weights that no arithmetic operator reads.
+    Only large weights, and weights that no arithmetic operator reads, have a group.
     """
     readers = {v: _readers(v) for v in tensors if v.name in trained and v.const_value is not None}
     return {v: kinds for v, kinds in readers.items() if _ARITHMETIC.isdisjoint(kinds) or _size(v) > _LEAST_NUMBERS}

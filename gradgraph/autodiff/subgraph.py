@@ -74,7 +74,7 @@ class BodiesOnPath:
 def _as_here(op: Builder, dy: Var, y: Var) -> Var:
     """Reshape ``dy`` to the shape of ``y`` if their ranks may differ.
 
-    The result of another branch or iteration, whose rank ``dy`` may have, can have another rank than ``y``.
+    ``dy`` may have the rank of the result of another branch or iteration.
     """
     same = dy.shape is not None and y.shape is not None and dy.rank == y.rank
     if same or y.shape is None or is_sequence(y) or is_optional(y):

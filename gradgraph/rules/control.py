@@ -209,7 +209,7 @@ def _along(
 
 
 def _refuse_sequences(captured: Sequence[Var], ys: Sequence[Var]) -> None:
-    """Reject captured sequences: the states of a Scan, which sums of gradients are, must be tensors."""
+    """Reject captured sequences: their gradients would be summed in states of a Scan, which must be tensors."""
     node = ys[0].value.producer()
     found = next((x for x in captured if is_sequence(x)), None)
     if found is not None and node is not None:

@@ -55,7 +55,7 @@ def slice_(
     op: Builder, dy: Var, y: Var, x: Var, starts: Var, ends: Var, axes: Var | None = None, steps: Var | None = None
 ) -> Gradients:
     along, stride = _along(x, starts, axes), _constant(steps, starts)
-    if along is None or stride is None:  # which axes are sliced, or their strides, is known at run time only
+    if along is None or stride is None:  # the sliced axes or their steps are known at run time only
         return (put(op, dy, op.Slice(positions(op, x), starts, ends, axes, steps), x),)
     if not along:
         return (dy,)
@@ -236,7 +236,7 @@ def compress(op: Builder, dy: Var, y: Var, x: Var, condition: Var, *, axis: int 
     case(np.zeros(0, np.int64), 2, real(2)),
 )
 def one_hot(op: Builder, dy: Var, y: Var, indices: Var, depth: Var, values: Var, *, axis: int = -1) -> Gradients:
-    """Sum the cotangent where the output is ``off``, and where it is ``on``.
+    """Return the gradients of ``off`` and ``on``, the two values: the sums of the cotangent where each is the output.
 
     The row of an index out of range is all ``off``.
     """

@@ -142,7 +142,7 @@ class Cell:
         formula: ``formula(op, direction)`` returns the gradients of X, W, R, both biases and the first states (and P).
         named: the formula as a named operator, for an ordinary direction: with biases, but without peepholes, clip and
             lengths.
-        usual: the activations that ``named`` supports → its attributes for them.
+        usual: the activations that ``named`` supports, with the attributes of ``named`` for each.
         states: the number of states: 1 for h, 2 for h and c.
     """
 

@@ -66,7 +66,7 @@ def _read_off(
 ) -> Var:
     """Return the coordinates c of Resize itself, by resizing a ramp 0, 1, 2, …: linear interpolation returns c.
 
-    For nearest, c is rounded already. It is never beyond the edges, and -1 outside of the region of interest.
+    In mode "nearest", c is rounded already. It is never beyond the edges, and -1 outside of the region of interest.
     """
     others = [a for a in range(x.rank) if a != axis]
     shape = op.Concat(*(op.dim(x, a) if a in along else op.const([1]) for a in range(x.rank)), axis=0)

@@ -22,6 +22,8 @@ MOST_FACTORS = 3  # the most nested products of a GELU
 
 
 def find_silu(walk: Walk) -> Found:
+    """Find x·σ(x), with the factors in either order."""
+
     def gated(pair: tuple[ir.Value | None, ir.Value | None]) -> Found:
         x, gate = pair
         need(walk.to(gate, "Sigmoid").inputs[0] is x)

@@ -1,4 +1,7 @@
-"""One log-probability per row, which a loss on labels reads: the rule never writes gradients of the other ones."""
+"""Composites of losses on class labels, which read one log-probability per row of a LogSoftmax.
+
+Their rules compute the gradient of the scores directly, and never write a gradient of all log-probabilities.
+"""
 
 from __future__ import annotations
 

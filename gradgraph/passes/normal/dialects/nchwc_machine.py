@@ -46,7 +46,7 @@ def undo_machine_blocks(model: ir.Model) -> bool:
 
 
 def block_size() -> int:
-    """The number of channels in a block.
+    """Return the number of channels in a block.
 
     Raises:
         ModelError: onnxruntime has no blocked layout on this machine.

@@ -156,7 +156,7 @@ def visible(op: Builder, q: Var, k: Var, offset: Var | int, *, left: int = -1, r
 
 
 def shorter_than(op: Builder, k: Var, lengths: Var) -> Var:
-    """Whether a key is among the first ``lengths[batch]``: [batch, 1, 1, keys]."""
+    """Return a boolean mask [batch, 1, 1, keys] that is true for the first ``lengths[batch]`` keys."""
     key = _positions(op, k)
     return key < op.Reshape(op.cast(lengths, ir.DataType.INT64), [-1, 1, 1, 1])
 

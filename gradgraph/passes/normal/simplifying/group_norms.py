@@ -41,7 +41,7 @@ def _by_groups(
 
 
 def _standardized(op: Builder, rows: Var, num_groups: int, epsilon: float) -> Var:
-    if rows.dtype == DOUBLE:  # which the kernel does not support
+    if rows.dtype == DOUBLE:  # not supported by the kernel of InstanceNormalization
         centred = rows - op.ReduceMean(rows, [-1], keepdims=1)
         return centred / op.Sqrt(op.ReduceMean(centred * centred, [-1], keepdims=1) + epsilon)
     ones, zeros = (op.const(np.full(num_groups, v, np.float32)) for v in (1, 0))

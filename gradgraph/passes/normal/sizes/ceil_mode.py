@@ -48,7 +48,10 @@ class _Axis(NamedTuple):
 
     @property
     def exact_end(self) -> int:
-        """The end padding with which the axis ends with its last window; if negative, minus the unread elements."""
+        """The end padding with which the last window ends exactly at the end of the axis.
+
+        It is negative if the window ends earlier: minus the number of elements to cut off.
+        """
         return (window_count(*self) - 1) * self.stride + self.reach - self.size - self.begin
 
     @property

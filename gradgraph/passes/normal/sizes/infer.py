@@ -210,7 +210,7 @@ def _hide_misjudged(graph: onnx.GraphProto, inferred: onnx.GraphProto, opset: in
             if right is not None:
                 node.domain = _HIDDEN
                 _type_entry(graph, node.output[0]).CopyFrom(right)
-                return True  # inferred shapes of later ones depend on this one
+                return True  # the inferred shapes of later nodes depend on this one
         sizes = ([shapes.shape_of_type(types.get(name)) or () for name in names] for names in (node.output, node.input))
         empty = (any(0 in each for each in every) for every in sizes)
         if (node.domain, node.op_type) == ("", "Attention") and list(empty) == [True, False]:

@@ -157,7 +157,7 @@ _WRITERS_OF_NUMBERS = frozenset({"jax2onnx", "keras2onnx", "OnnxMLTools", "skl2o
 _VARIABLE_OF_TENSORFLOW = "ReadVariableOp"
 _FLOATS = (ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE)
 _LARGEST_MASK = 1 << 24  # elements; larger weights are not scanned
-_PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})  # in which −∞ would give NaN
+_PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})  # products, in which a mask of −∞ would lead to NaN
 
 
 def _exporter(model: ir.Model) -> str:
