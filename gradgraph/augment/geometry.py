@@ -37,7 +37,7 @@ def _is_around_zero(value: Any) -> bool:
 
 
 def span(value: Any, middle: float = 0.0, least: float = -math.inf) -> tuple[float, float]:
-    """Return the range that a number or a pair stands for: ``middle`` plus and minus a number."""
+    """Return the range (low, high) of an option: a pair as passed, or ``middle`` plus and minus a number."""
     if NUMBER.fits(value):
         return max(least, middle - float(value)), middle + float(value)
     low, high = value

@@ -1,4 +1,4 @@
-"""Augmentations of sounds."""
+"""Augmentations of sounds: SpecAugment."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ def spec_augment(
     """Mask some frequency bands and time intervals of a sound (SpecAugment, Park et al. 2019;
     ``torchaudio.transforms.FrequencyMasking`` and ``TimeMasking``).
 
-    A band has a width f, drawn from [0, F), and begins at f₀, drawn from [0, ν − f), on the mel scale from 0 to half
-    the rate (ν); time intervals likewise. The samples are changed, so that a spectrogram in front of the model gets
-    its value for silence. There is no time warping, which has little effect in the paper.
+    On the mel scale from 0 to ν (half the rate), a band has a width f, drawn from [0, F), and begins at f₀, drawn from
+    [0, ν − f). Time intervals are drawn in the same way. Masks are applied to the samples, so a masked part of a
+    spectrogram in front of the model is that of silence. There is no time warping, which has little effect in the
+    paper.
 
     Args:
         freq_masks, time_masks: number of masks.

@@ -36,7 +36,7 @@ class Decoder:
     Args:
         model: a file written by onnxruntime-genai's builder or optimum. Inputs: tokens, and optionally a mask,
             positions and past keys and values. Outputs: scores and present keys and values. In a merged decoder of
-            optimum, ``use_cache_branch`` is False in the first run and True in those that follow.
+            optimum, ``use_cache_branch`` is False in the first run and True in later runs.
         adapter: a file in onnxruntime's adapter format, for a model with adapters as optional inputs.
         head_size: the head size, if neither the file nor ``genai_config.json`` contains it.
         threads: number of threads; 0: one per core.
@@ -59,7 +59,7 @@ class Decoder:
         try:
             graph = message_of(regular_bytes(model)).graph
         except UnreadableError as error:
-            raise ModelError(f"'{shown(model)}' cannot be read ({error}); give another file") from None
+            raise ModelError(f"'{shown(model)}' cannot be read ({error}); check the file") from None
         attentions = [node for node in graph.node if node.op_type == "GroupQueryAttention"]
         self.pads_behind, self._windows, self._head_size = bool(attentions), _windows(attentions), head_size
         options = ort.SessionOptions()
@@ -80,7 +80,7 @@ class Decoder:
             self._run.add_active_adapter(self._adapter)
 
     def _paired(self, model: object) -> dict[str, str]:
-        """Return the output of present keys or values for each input of past ones, by name."""
+        """Return, for each input of past keys or values, the name of the output of present keys or values."""
         found = {}
         for name, value in self._inputs.items():
             if "past" not in name or len(value.shape) != 4:

@@ -338,7 +338,7 @@ def _kinds(recipe: Recipe) -> tuple[str, ...]:
 
 
 def samples_of(rows: Rows, encoder: Encoder, recipe: Recipe, limit: Limit, known: int | None) -> list[Any]:
-    """Return the rows as tokens, without those that are too long; pairs for a preference loss."""
+    """Return the rows as tokens, or as pairs for a preference loss; ``recipe.long`` decides about rows too long."""
     if recipe.prefers:
         pairs = pairs_of(rows, encoder, recipe.loss)
         for each in ([pair.first for pair in pairs], [pair.second for pair in pairs]):
@@ -380,7 +380,7 @@ def _check_ids(rows: Rows, samples: list[Tokens], known: int | None) -> list[Tok
 
 
 def _scores_of(base: ModelFolder) -> int | None:
-    """Return the vocabulary size of the model's scores; None if it is unknown."""
+    """Return the vocabulary size, from the shape of the model's scores; None if it is unknown."""
     last = next((v for v in load_model(base.model).graph.outputs if v.name == "logits"), None)
     shape = None if last is None else shape_of(last)
     return shape[-1] if shape and isinstance(shape[-1], int) else None

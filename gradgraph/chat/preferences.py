@@ -88,7 +88,7 @@ def _answered(row: Row, name: str, place: str) -> Row:
     alike = zip(*answers, strict=False)
     same = next((i for i, (a, b) in enumerate(alike) if a != b), min(map(len, answers)))
     if not same:
-        raise DataError(f"{place}: 'chosen' and 'rejected' do not begin with the same messages, so there is no prompt")
+        raise DataError(f"{place}: 'chosen' and 'rejected' do not begin with the same messages; add a 'prompt'")
     return {**row, "prompt": row[name][:same], "completion": row[name][same:]}
 
 
@@ -145,7 +145,9 @@ class PairBatches(Loadable):
         extra = sorted(set(specs) - {IDS, LABELS, TARGET, DESIRABLE})
         if extra or not {IDS, LABELS} <= set(specs):
             takes = ", ".join(map(str, specs.values()))
-            raise DataError(f"pairs provide tokens and labels, but the step expects {takes}; build it on pair_model")
+            raise DataError(
+                f"pairs provide tokens and labels, but the step expects {takes}; build it on gg.surgery.pair_model"
+            )
         if TARGET in specs and self.reference is None:
             raise DataError("the loss requires a reference; set reference= to the result of surgery.reference")
         return NO_NAMES

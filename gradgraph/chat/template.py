@@ -211,7 +211,9 @@ class ChatTemplate:
         """Return the span of the answer in message ``i`` within the text of all messages.
 
         Args:
+            i: the index of the message.
             before, behind: the texts up to the beginning and up to the end of the answer.
+            text: the text of all messages.
         """
         if not text.startswith(behind):  # some templates end every text with an end token
             behind = behind.removesuffix(self.tokens.get("eos_token") or "")

@@ -81,7 +81,7 @@ class Drift:
         return cls(tuple(_compared(name, kinds[name], values) for name, values in feeds.items()))
 
     def __str__(self) -> str:
-        """Return one line; empty if nothing differs."""
+        """Describe all differences in one line; empty if nothing differs."""
         said = list(filter(None, map(str, self.columns)))
         more = f"; and {len(said) - MOST_NAMED} more columns" if len(said) > MOST_NAMED else ""
         return f"not seen in training: {'; '.join(said[:MOST_NAMED])}{more}" if said else ""

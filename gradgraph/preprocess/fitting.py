@@ -270,7 +270,7 @@ def _warn_of_oddities(frame: Frame, columns: Mapping[str, ColumnKind], targets: 
 
 
 def _oddity(values: Array) -> str:
-    """Describe what is odd about a column; empty if nothing is."""
+    """Describe why a column is of no use, such as "every value is the same"; empty if it is of use."""
     texts = text_of(values)
     there = [text for text in texts.tolist() if text not in GAP_WORDS]
     different = set(there)

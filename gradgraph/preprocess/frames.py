@@ -157,7 +157,7 @@ def column_text(name: str, values: Array) -> Array:
     """Return a text column as models read it: as :func:`text_of`, with GAP_WORDS also replaced by "".
 
     Raises:
-        DataError: it contains floats too large to represent every integer.
+        DataError: the column contains floats too large to represent every integer.
     """
     if values.dtype.kind in "fO":
         for row, value in enumerate(values.tolist()):

@@ -88,7 +88,7 @@ class Plan:
             has = f", and has the new {listed(new)}" if new else ""
             raise UnmatchedError(
                 f"the table lacks the column{'' if len(missing) == 1 else 's'} {listed(missing)}, which the model "
-                f"reads{has}; give columns the names that they had in training"
+                f"reads{has}; rename columns to their names in training"
             )
         feeds = {name: kind.read(name, frame[name]) for name, kind in self.read.items()}
         (first, values), *others = feeds.items()

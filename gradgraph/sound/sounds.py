@@ -366,8 +366,8 @@ def table(
     Args:
         frame: a data frame, or the path of a ``.csv``, ``.parquet``, ….
         path: the column of paths; by default the only one that names WAV files.
-        label: the label column; by default that of training, the one named like the target, ``label``, or the only
-            other one.
+        label: the label column; by default the one used in training, the one named like the target, ``label``, or the
+            only column besides the paths.
         root: the base folder of relative paths; by default that of the table.
         rate, seconds, augment, threads: as for :func:`folder`.
 
@@ -385,7 +385,7 @@ def table(
     of_paths = path or _column_of_sounds(read)
     if of_paths is None:
         raise DataError(
-            f"not exactly one column of {where} contains paths of WAV files; its columns are {listed(names)}",
+            f"exactly one column of {where} should contain paths of WAV files, but its columns are {listed(names)}",
             remedy="pass the column: path='…'",
             shell="add one column of paths",
         )

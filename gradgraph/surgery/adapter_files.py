@@ -93,7 +93,8 @@ def save_adapter(
         ArgumentError: ``names`` has a ``*`` on one side only, or two layers would have the same name.
         BuildError: the model has no adapters, or several sets of them; or their kind does not support a family
             (supported: lora, rslora, dora).
-        UnknownNameError: there are no adapters called ``name``, no layer of a name in ``names``, or no such family.
+        UnknownNameError: the model has no adapters called ``name``, or no layer of a name in ``names``; or the family
+            is unknown.
         DataError: the weights cannot be read.
         OutputError: the folder cannot be written.
     """
@@ -551,7 +552,7 @@ def _back(adapter: Adapter, place: int, array: Array, shape: tuple[int, ...], gr
 def _module(kind: str, key: str) -> str:
     part = _part(kind, key)
     if not part:
-        raise DataError(f"'{shown(key)}' is not the name of a tensor of {kind} in PEFT's files")
+        raise DataError(f"'{shown(key)}' is not the name of a tensor of an adapter of kind {kind}")
     return key.removeprefix(_PREFIX).removesuffix(f".{part}")
 
 

@@ -159,7 +159,7 @@ def _place(axis: int, read: list[int], made: list[int]) -> tuple[int, bool]:
     # an axis that is split was merged before: of batch and heads, the batch is the outer one
     parts = [j for j, q in enumerate(before) if q == outer and size % made[j] == 0]
     if not around + parts:
-        raise ModelError(f"a Reshape from {read} to {made} splits the axis of {size}, which was to become symbolic")
+        raise ModelError(f"a Reshape from {read} to {made} splits the axis of {size}, so it cannot become symbolic")
     return (around + parts)[0], False
 
 
@@ -194,7 +194,7 @@ def _repeat(model: ir.Model, node: ir.Node, position: int, partner: int, axis: i
 
 
 def _recurrence(model: ir.Model, node: ir.Node, known: ir.Node, sizes: Sequence[shapes.Shape | None]) -> None:
-    """Remove zero initial states of a recurrent node: zero is the default, and the tensors have a fixed size."""
+    """Remove zero initial states of a recurrent node, whose size is fixed; without them, the node starts at zero."""
     dims = shapes.shape_of(known.inputs[0])
     if dims is None or not _open_ones(dims):
         return

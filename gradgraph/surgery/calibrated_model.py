@@ -234,7 +234,7 @@ def _quantised(proto: onnx.ModelProto, weights: Mapping[str, Array], ranges: Ran
 
 
 def _in_floats(proto: onnx.ModelProto) -> list[str]:
-    """Name the nodes that the quantiser gets wrong: ConvTranspose in groups with a bias, whose scales it miscounts."""
+    """Return the names of nodes that the quantiser gets wrong: each ConvTranspose with groups and a bias."""
     found = []
     for node in proto.graph.node:
         groups = next((a.i for a in node.attribute if a.name == "group"), 1)
@@ -263,7 +263,7 @@ def _condensed(weight: Array, axis: int | None) -> Array:
 
 
 def _with_weights(quantised: onnx.ModelProto, large: Large, rounded: Collection[str]) -> ir.Model:
-    """Return ``quantised`` with the integers of the large weights in ``rounded``, and with the floats of others."""
+    """Return ``quantised`` with large weights: integers for those in ``rounded``, floats for other weights."""
     result: ir.Model = ir.from_proto(quantised)
     stored = result.graph.initializers
     for name, tensor in large.items():

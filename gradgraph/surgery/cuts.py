@@ -1,4 +1,4 @@
-"""Cutting a model at inner values, and the weights below a value."""
+"""Extraction of a part of a model, and the names of the weights that a value is computed from."""
 
 from __future__ import annotations
 

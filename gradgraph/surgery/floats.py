@@ -19,7 +19,8 @@ NARROW, WIDE = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16), ir.DataType.FLOAT
 def in_float32(model: Source, *, out: Path | None = None) -> Result:
     """Convert float16 and bfloat16 to float32: inputs, outputs, and the whole computation.
 
-    Weights stay stored as they are, followed by a Cast; adapters become float32, as they are trained. Names stay.
+    Weights keep their stored type and are followed by a Cast; adapters become float32, since they are trained. Names
+    stay.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.

@@ -77,7 +77,7 @@ def new_head(
 
     Raises:
         ModelError: no such layer was found; the message names the node at which the search ended.
-        UnknownNameError: there is no such output.
+        UnknownNameError: the model has no output of this name.
         OutputError: ``out`` cannot be written.
     """
     work = opened(model, out)

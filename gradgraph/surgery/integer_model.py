@@ -1,8 +1,8 @@
 """Post-training quantisation: integers in place of floats, for less memory and higher speed.
 
-With calibration data, onnxruntime's own quantiser puts QuantizeLinear/DequantizeLinear pairs around everything that has
-integer kernels; without, only weights are stored as integers, rounded as in ``gg.qat``. Either result is compared with
-the original model.
+With calibration data, onnxruntime's own quantiser puts QuantizeLinear/DequantizeLinear pairs around all operators with
+integer kernels. Without calibration data, only weights are stored as integers, rounded as in ``gg.qat``. In both cases,
+the outputs are compared with those of the original model.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def _move_to_file(model: ir.Model, folder: Folder, name: str) -> None:
 
 
 def _drawn(model: ir.Model, predictor: Predictor) -> Batch | None:
-    """Return a random batch for the model after its table columns, if one fits."""
+    """Return a random batch for the model without its table preprocessing; None if no random batch fits."""
     if predictor.names.preprocess is None:
         return drawn(model, predictor)
     rng = np.random.default_rng(0)

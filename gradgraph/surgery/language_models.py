@@ -169,7 +169,7 @@ def _choose_outputs(graph: ir.Graph, asked: str | Sequence[str] | None) -> None:
 
 
 def _tokens_of(given: Sequence[ir.Value]) -> ir.Value | None:
-    """Return the input of tokens, or of their embeddings: by its name, or the first candidate."""
+    """Return the input of tokens, or of their embeddings: the one named ``…input_ids``, or else the first candidate."""
     whole = [v for v in given if _is_whole(v) and v.name not in _COUNTED]
     named = [v for v in whole if (v.name or "").endswith("input_ids")]  # T5's decoder has its encoder's mask first
     floating = [v for v in given if v.dtype and v.dtype.is_floating_point()]
@@ -268,7 +268,7 @@ def _attentions(work: ir.Model) -> list[ir.Node]:
 
 
 def _check_packs(work: ir.Model, kept: Collection[str]) -> None:
-    """Raise BuildError if a row cannot have several texts."""
+    """Raise BuildError if the model cannot be trained on rows of several texts."""
     if MASK in kept:
         raise BuildError("packed rows use segments instead of a mask; omit packed, or do not keep the mask")
     why = mixing(work)

@@ -228,7 +228,7 @@ def _weight_of(node: ir.Node) -> ir.Value | None:
 
 
 def _layers(work: ir.Model, weights: Mapping[ir.Node, ir.Value]) -> dict[ir.Node, Layer]:
-    """Return the layers with unique names; of several candidates for a name, the one whose module has it gets it."""
+    """Return the layers with unique names; of several with one name, that whose module has the name keeps it."""
     wanted = {n: _module_name(n, weights[n], place) for place, n in enumerate(work.graph) if n in weights}
     owners: dict[str, ir.Node] = {}
     for node, name in wanted.items():

@@ -161,7 +161,7 @@ def check_patterns(target: str | Sequence[str], names: Iterable[str], what: str,
 
     Args:
         names: the names of everything that can be changed.
-        what: their kind, for the message.
+        what: a noun for these objects, for the message.
         known: names to suggest in the message; by default ``names``.
     """
     every = list(dict.fromkeys(names))

@@ -77,12 +77,12 @@ class Factors:
         return [self.a, self.b, *([] if self.magnitude is None else [self.magnitude])]
 
     def rows(self, begin: int, end: int) -> Factors:
-        """Return the adapter of the outputs from ``begin`` to ``end``."""
+        """Return the part of the adapter for the outputs from ``begin`` to ``end``: all of A, and rows of B."""
         magnitude = None if self.magnitude is None else self.magnitude[begin:end]
         return Factors(self.a, self.b[begin:end], self.scale, magnitude)
 
     def ranks(self, begin: int, end: int) -> Factors:
-        """Return the adapter of the ranks from ``begin`` to ``end``."""
+        """Return the part of the adapter with the ranks from ``begin`` to ``end``: rows of A, and columns of B."""
         return Factors(self.a[begin:end], self.b[:, begin:end], self.scale, self.magnitude)
 
 

@@ -24,8 +24,8 @@ def untie_weights(model: Source, weights: str | Sequence[str] | None = None, *, 
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
-        weights: names and globs; by default those that an exporter may have merged, excluding tables shared by encoder
-            and decoder, or by table and last layer.
+        weights: names and globs; by default the weights that an exporter may have merged. These exclude embeddings
+            shared by encoder and decoder, or by an embedding and the last layer.
         out: write the result to this path.
 
     Returns:
@@ -52,7 +52,7 @@ def untie_weights(model: Source, weights: str | Sequence[str] | None = None, *, 
 
 
 def _untie(work: ir.Model, value: ir.Value) -> None:
-    """Leave the weight to the module that it is named after, or the first reader; copy it for the others."""
+    """Copy a weight for each module that reads it, except the module that it is named after, or else the first."""
     modules = modules_of(value)
     name, tensor = value.name or "", value.const_value
     assert tensor is not None

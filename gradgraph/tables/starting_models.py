@@ -153,7 +153,7 @@ class _Tokens(nn.Module):
 
 
 class _Categories(nn.Module):
-    """An embedding table for each category: [rows, columns] to [rows, columns, size]."""
+    """Embeddings of categorical columns, a table per column: indices [rows, columns] to [rows, columns, size]."""
 
     def __init__(self, plan: Preprocessing, size: int) -> None:
         super().__init__()

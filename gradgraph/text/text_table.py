@@ -345,7 +345,7 @@ class TextTable(Loadable):
         return max(1, longest, min(form.length, -(-longest // self.multiple) * self.multiple))
 
     def _texts_of(self, rows: Array, form: TextForm) -> Array:
-        """Return the indices of the texts of these samples."""
+        """Return the indices of the encoded texts of these samples: one per sample, or one per choice."""
         each = len(form.choices) if form.choices else 1
         texts: Array = (rows[:, None] * each + np.arange(each)).ravel()
         return texts

@@ -97,7 +97,7 @@ class Tokenizer:
         parts = (self._runner.normalizer, self._runner.post_processor, self._runner.decoder)
         if math.prod(_growth(json_of(part.__getstate__())) for part in parts if part is not None) > LONGER:
             raise DataError(
-                f"'{shown(path)}' makes texts more than {LONGER:,} times as long; use the model's tokenizer.json"
+                f"'{shown(path)}' may make texts more than {LONGER:,} times longer; use the model's tokenizer.json"
             )
         self.digest = hashlib.sha256(self.content).hexdigest()
         padding, truncation = self._runner.padding or {}, self._runner.truncation or {}
@@ -260,7 +260,7 @@ def _once(ids: list[int], spans: list[tuple[int, int]]) -> tuple[list[int], list
 
 
 def _first_tokens(numbers: Sequence[int | None]) -> Iterator[int]:
-    """For each token, the index of the word it starts, or −1 (continuations and special tokens)."""
+    """Yield, for each token, the index of the word that it starts, or −1 (continuations and special tokens)."""
     before = None
     for number in numbers:
         yield -1 if number is None or number == before else number

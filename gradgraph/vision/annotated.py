@@ -67,7 +67,7 @@ class Options:
 
 
 def size_in(form: ImageForm, source: tuple[int, int]) -> tuple[int, int]:
-    """Return width and height of the model input: the size of the image, ``source``, if the model has no fixed size."""
+    """Return width and height of the model input; those of the image, ``source``, if the model has no fixed size."""
     return source if form.size is None else (form.size[1], form.size[0])
 
 
@@ -316,7 +316,7 @@ class Annotated(Loadable):
         return made
 
     def _masks(self, found: Found, source: tuple[int, int], place: Placing, boxes: Array) -> Array:
-        """Return the pixels of each object: bool ``[n, height, width]``; the box if it has no outline."""
+        """Return the mask of each object, bool ``[n, height, width]``: its outline, or its box if it has no outline."""
         from PIL import Image
 
         made = np.zeros((len(found.labels), place.size[1], place.size[0]), bool)

@@ -42,7 +42,7 @@ def mean_average_precision(
     """
     if len(found) != len(pictures):
         raise DataError(
-            f"there are detections of {len(found)} images, but {len(pictures)} images; provide one for each"
+            f"there are detections of {len(found)} images, but {len(pictures)} images are passed; pass the same images"
         )
     known = Classes(next((one.classes for one in found if one.classes), ()))
     if isinstance(pictures, Annotated):

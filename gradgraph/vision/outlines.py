@@ -88,8 +88,9 @@ def drawn(polygons: Sequence[Array], size: tuple[int, int]) -> Array:
     """Return the pixels within polygons: bool ``[height, width]``, identical to ``pycocotools``.
 
     Args:
-        polygons: the corners of each ``[n, 2]``. Their union is taken; within one, the even-odd rule applies.
-        size: the width and height.
+        polygons: the corners of each polygon, ``[n, 2]``. The result is their union; within a polygon, the even-odd
+            rule applies.
+        size: the width and height of the image.
 
     Raises:
         DataError: an outline is too long for an image.

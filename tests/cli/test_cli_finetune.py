@@ -135,7 +135,7 @@ WRONG: dict[str, tuple[Callable[[Path], Any], list[str], str]] = {
     "refusing template": (template("{{ raise_exception('no') }}"), [], "line 1 of 'chat.jsonl': the chat template"),
     "no data": (removed("../chat.jsonl"), [], "the data 'chat.jsonl' does not exist"),
     "2 GB": (two_gigabytes, [], "has 2.0 GiB, but all rows are loaded into memory"),
-    "no JSON": (lambda llm: Path("chat.jsonl").write_text("{"), [], "line 1 of 'chat.jsonl' is no JSON"),
+    "no JSON": (lambda llm: Path("chat.jsonl").write_text("{"), [], "line 1 of 'chat.jsonl' is not valid JSON"),
     "roles": (rows({"messages": [USER, USER, ANSWER]}), [], "message 2 of the role 'user' follows 'user'"),
     "empty answer": (rows({"messages": [USER, {**ANSWER, "content": ""}]}), [], "message 2 is an empty answer"),
     "other columns": (rows({"q": "a", "a": "b"}), [], "--column prompt=question --column completion=answer"),

@@ -102,7 +102,10 @@ def _length(writer: Writer, keys: ir.Value) -> ir.Value:
 
 
 def count_positions(work: ir.Model, layers: Sequence[Attention], made: list[Adapter]) -> list[Adapter]:
-    """Offset the positions of the text by a prefix that all attentions have, where possible."""
+    """Offset the positions of the text by the length of the prefix, if all attentions have one.
+
+    The returned adapters are marked as ``counted`` if this was possible, or if attentions do it themselves.
+    """
     adapted = {layer.node for layer in layers}
     has_prefix = any(a.kind == "prefix" for a in adapters_in(work.metadata_props))
     if has_prefix or any(node not in adapted for node, _, _ in _named(work)):

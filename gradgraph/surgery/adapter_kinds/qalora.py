@@ -1,8 +1,8 @@
-"""QA-LoRA (Xu et al. 2023, arXiv:2309.14717): low rank over the sums of the inputs of each block of a weight.
+"""QA-LoRA (Xu et al. 2023, arXiv:2309.14717): a low-rank update that is constant within each block of a weight.
 
-``y = x·W + s·(P(x)·A)·B``, where P(x) sums the inputs of a block, A is (blocks, rank) and B (rank, outputs). So the
-update of W is one number for each block of each output, and a merged weight keeps its bits: the number goes into the
-block's zero point, ``z − s·A·B/scale``, which MatMulNBits accepts as a float.
+``y = x·W + s·(P(x)·A)·B``, where P(x) sums the inputs of each block, A is (blocks, rank) and B (rank, outputs). So the
+update of W is one number for each block of each output, and a merged weight keeps its integers: the number is merged
+into the block's zero point, ``z − s·A·B/scale``, which MatMulNBits accepts as a float.
 
 ``P(x)·A`` is written here as ``x`` times A with each row repeated for the inputs of its block.
 """
