@@ -247,7 +247,7 @@ def optimizer(make: F) -> F:
     """
     options = _options("optimizer", make, 0)
     if "lr" not in options:
-        raise BuildError(f"the optimizer {make.__name__} has no argument lr, its learning rate")
+        raise BuildError(f"the optimizer {make.__name__} has no argument lr, the learning rate; add lr=1e-3")
     registered: Any = recipe(make)
     return cast("F", registered)
 
@@ -338,13 +338,13 @@ def _options(what: str, function: Any, tensors: int | None = None) -> list[str]:
     first = first if tensors is None else tensors
     if len(known) < (1 if tensors is None else tensors) or any(p.default is p.empty for p in known[first:]):
         needs = {
-            "metric": "prediction, target and mask, and then options",
+            "metric": "prediction, target and mask, then options",
             "optimizer": "lr and other options",
             "compression": "options",
         }
         raise BuildError(
-            f"the {what} {function.__name__} must have {needs.get(what, 'tensors, and then options')}, each with a "
-            "default"
+            f"the arguments of the {what} {function.__name__} must be {needs.get(what, 'tensors, then options')}; give "
+            "each option a default value"
         )
     return [p.name for p in known[first:]]
 

@@ -34,8 +34,8 @@ def without_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
             value.type.CopyFrom(onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, None))
         elif _holds_map(value.type):
             raise ModelError(
-                f"'{shown(value.name)}' is a map from labels to numbers, through which no gradient passes; let the "
-                "model start after the operator that converts it to a tensor (DictVectorizer, CastMap)"
+                f"'{shown(value.name)}' is a map from labels to numbers, through which no gradient passes; cut the "
+                "model after the operator that converts it to a tensor (DictVectorizer, CastMap)"
             )
     return changed
 

@@ -36,7 +36,7 @@ def output_target(path: str | os.PathLike[str]) -> Path:
             continue
         followed += 1
         if followed > MOST_LINKS:
-            raise OutputError(f"'{shown(path)}' leads through links in a circle; choose another path")
+            raise OutputError(f"the symbolic links in '{shown(path)}' form a circle; choose another path")
         if not may_follow(place.lstat(), before.stat(), os.geteuid()):
             raise OutputError(
                 f"'{shown(path)}' leads through '{shown(place)}', another user's link in a folder that everybody may "

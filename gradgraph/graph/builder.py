@@ -453,9 +453,9 @@ def _open_rank(value: ir.Value) -> ModelError:
     source = shapes.source_of_open_rank(value)
     node, what = source.producer(), f"the rank of '{shown(source.name)}' is unknown"
     if node is None:
-        return ModelError(f"{what}, as it has no shape in the file; give it one")
+        return ModelError(f"{what}, as it has no shape in the file; add its shape")
     return ModelError(
-        f"{what}, as {describe(node)} decides it at run time; if it is always the same, say so in the file's value_info"
+        f"{what}, as {describe(node)} determines it at run time; if it is always the same, add the shape to value_info"
     )
 
 

@@ -142,7 +142,7 @@ def _arity(call: Call, schema: Signature) -> Iterator[_Fault]:
         takes = _range(least, most)
         yield _Fault(f"has {count} inputs", f"at opset {call.opset} this operator takes {takes}")
     elif lacking := [f for i, given in enumerate(call.inputs) if not given and (f := schema.formal(i, False)).required]:
-        yield _Fault(f"lacks its input {lacking[0].name}, which this operator needs")
+        yield _Fault(f"lacks the input '{lacking[0].name}', which this operator requires")
     if not call.outputs <= schema.most_outputs:
         has = _range(schema.least_outputs, schema.most_outputs)
         yield _Fault(f"has {call.outputs} outputs", f"at opset {call.opset} this operator has {has}")
@@ -167,7 +167,7 @@ def _attributes(call: Call, schema: Signature) -> Iterator[_Fault]:
     given = {name for name, _ in call.attributes}
     for name, (_, required) in schema.attributes.items():
         if required and name not in given and name != _WITHOUT_MEANING:
-            yield _Fault(f"lacks the attribute '{name}', which this operator needs", "", "give it one")
+            yield _Fault(f"lacks the attribute '{name}', which this operator requires", "", "add it")
 
 
 def _attribute(kind: ir.AttributeType) -> str:
@@ -224,17 +224,18 @@ def _watched(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
     if not -_MOST_AXES <= (axis := values.get("axis", 0)) < _MOST_AXES:
         yield _Fault(f"is {axis}", "no tensor has as many axes", attribute="axis")
     if sorted(perm := values.get("perm", ())) != [*range(len(perm))]:
-        yield _Fault(f"is {shown(list(perm))}", f"must hold each axis from 0 to {len(perm) - 1} once", attribute="perm")
+        expected = f"must contain each axis from 0 to {len(perm) - 1} once"
+        yield _Fault(f"is {shown(list(perm))}", expected, attribute="perm")
     for name in _WINDOWS:
         if wrong := [size for size in values.get(name, ()) if not 0 < size <= WIDEST]:
-            yield _Fault(f"holds {wrong[0]}", f"must hold numbers from 1 to {WIDEST:,}", attribute=name)
+            yield _Fault(f"contains {wrong[0]}", f"must contain numbers from 1 to {WIDEST:,}", attribute=name)
     for name, least in (*((name, 1) for name in _COUNTS), ("sampling_ratio", 0)):
         if not least <= (count := values.get(name, least)) <= WIDEST:
             yield _Fault(f"is {count}", f"must be a number from {least} to {WIDEST:,}", attribute=name)
     for name in _CHOSEN & values.keys():
         among = CHOICES.get(f"{call.op_type}.{name}", CHOICES.get(name))
         if among is not None and (chosen := _decoded(values[name])) not in among.split(" "):
-            yield _Fault(f"is '{shown(chosen)}'", f"there are {', '.join(among.split())}", "choose one", name)
+            yield _Fault(f"is '{shown(chosen)}'", f"must be one of {', '.join(among.split())}", "correct it", name)
     for name in _HEADS:
         if (count := values.get(name)) is not None and count < 0:
             yield _Fault(f"is {count}", "", "give it a positive number", name)
@@ -281,16 +282,17 @@ def _loop(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
     body: Body = values["body"]
     states = len(call.inputs) - 2
     if body.inputs != 2 + states:
-        yield _Fault(f"carries {states} values", f"its body takes {_besides(body.inputs, 2, 'number and condition')}")
+        own = _besides(body.inputs, 2, "inputs", "iteration number and condition")
+        yield _Fault(f"has {states} states", f"its body has {own}")
     elif not max(states, call.outputs) <= body.outputs - 1:
         yield _Fault(
-            f"carries {states} values and has {call.outputs} outputs",
-            f"its body gives {_besides(body.outputs, 1, 'the condition')}",
+            f"has {states} states and {call.outputs} outputs",
+            f"its body has {_besides(body.outputs, 1, 'outputs', 'the condition')}",
         )
 
 
-def _besides(count: int, fixed: int, what: str) -> str:
-    return f"{count - fixed} besides {what}" if count >= fixed else f"{count} in all"
+def _besides(count: int, fixed: int, what: str, others: str) -> str:
+    return f"{count - fixed} {what} besides {others}" if count >= fixed else f"{count} {what} in all"
 
 
 def _scan(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
@@ -300,10 +302,10 @@ def _scan(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
     if not 0 < scanned <= inputs:
         yield _Fault(f"is {scanned}", f"the node has {inputs} inputs to choose from", attribute="num_scan_inputs")
     elif body.inputs != inputs:
-        yield _Fault(f"has {inputs} inputs", f"its body takes {body.inputs}")
+        yield _Fault(f"has {inputs} inputs", f"its body has {body.inputs}")
     elif not max(call.outputs, inputs - scanned) <= body.outputs:
         yield _Fault(
-            f"has {call.outputs} outputs and {inputs - scanned} states", f"its body gives {body.outputs} values"
+            f"has {call.outputs} outputs and {inputs - scanned} states", f"its body has {body.outputs} outputs"
         )
 
 
@@ -312,7 +314,7 @@ def _sequence_map(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
     if body.inputs != len(call.inputs) or body.outputs < call.outputs:
         yield _Fault(
             f"has {len(call.inputs)} inputs and {call.outputs} outputs",
-            f"its body takes {body.inputs} and gives {body.outputs}",
+            f"its body has {body.inputs} inputs and {body.outputs} outputs",
         )
 
 

@@ -525,7 +525,7 @@ def fold(op_type: str, inputs: Sequence[np.ndarray | None], attrs: dict[str, Any
 
 
 def outgrows(op_type: str, inputs: Sequence[np.ndarray | None]) -> bool:
-    """Whether broadcasting ``inputs`` gives more than FOLD_LIMIT elements; two of 1,024 may give a million."""
+    """Whether the broadcast of ``inputs`` has more than FOLD_LIMIT elements; two arrays of 1,024 may give a million."""
     if op_type not in _ELEMENTWISE:
         return False
     columns = itertools.zip_longest(*[a.shape[::-1] for a in inputs if a is not None], fillvalue=1)

@@ -249,7 +249,7 @@ def _check_none_detached(model: ir.Model, outputs: Sequence[str], names: Sequenc
     if between is not None:
         raise DataError(
             f"{describe(between)} is detached: differences pass through it, but gradients do not; check outputs that "
-            "do not read it, or the model without the mark"
+            "do not depend on it, or remove its mark from the model"
         )
 
 

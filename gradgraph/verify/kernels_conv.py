@@ -46,7 +46,7 @@ class Windows:
         return count - 1 if ceil and (count - 1) * stride >= size + begin else count
 
     def overhang(self, sizes: Ints, counts: Ints) -> list[int]:
-        """Return how many elements the last window reads beyond the padded input."""
+        """Return the number of elements, along each axis, that the last window reads beyond the padded input."""
         rows = zip(sizes, counts, self.extents, self.strides, self.begins, self.ends, strict=True)
         return [max((n - 1) * s + e - x - b - c, 0) for x, n, e, s, b, c in rows]
 

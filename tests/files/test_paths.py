@@ -68,7 +68,7 @@ def test_the_real_path_is_found(tmp_path: Path) -> None:
 def test_circles_end(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
-    with pytest.raises(OutputError, match="in a circle"):
+    with pytest.raises(OutputError, match="form a circle"):
         write_atomically(tmp_path / "a", b"")
 
 

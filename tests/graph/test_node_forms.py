@@ -59,7 +59,7 @@ MALFORMED: dict[str, tuple[onnx.NodeProto, str]] = {
     "an input too many": (node("Relu", "x x"), "has 2 inputs, and at opset 21 this operator takes 1; export"),
     "an input too few": (node("MatMul", "x"), "has 1 inputs, and at opset 21 this operator takes 2"),
     "no input at all": (node("Concat", "", axis=0), "has 0 inputs, and at opset 21 this operator takes at least 1"),
-    "a required input left out": (helper.make_node("Clip", ["", "v"], ["y"], "n_Clip"), "lacks its input input"),
+    "a required input left out": (helper.make_node("Clip", ["", "v"], ["y"], "n_Clip"), "lacks the input 'input'"),
     "an output too many": (node("Relu", "x", "y z"), "has 2 outputs, and at opset 21 this operator has 1"),
     "an unknown attribute": (
         node("Relu", "x", alpha=1.0),
@@ -78,7 +78,10 @@ MALFORMED: dict[str, tuple[onnx.NodeProto, str]] = {
         with_attribute(node("Softmax", "x"), stored_elsewhere()),
         "is declared as int, and its value is stored as 'floats'",
     ),
-    "an attribute that is required": (node("Concat", "x x"), "lacks the attribute 'axis', which this operator needs"),
+    "an attribute that is required": (
+        node("Concat", "x x"),
+        "lacks the attribute 'axis', which this operator requires",
+    ),
     "an operator of a later opset": (
         node("Swish", "x"),
         "calls an operator that opset 21 does not have, and ONNX has it since opset 24",
@@ -93,22 +96,22 @@ MALFORMED: dict[str, tuple[onnx.NodeProto, str]] = {
     "no terms": (node("Einsum", "x v v", equation=""), "has 3 inputs, and its equation '' has 1"),
     "no equation": (node("Einsum", "x", equation="0"), "the attribute 'equation' of node .* is '0'"),
     "a negative number of axes": (node("GatherND", "x i", batch_dims=-5), "'batch_dims' of node .* is -5"),
-    "a window without size": (node("MaxPool", "x", kernel_shape=[0]), "'kernel_shape' of node .* holds 0, and must"),
-    "2**40 elements in a window": (node("MaxPool", "x", kernel_shape=[2**40]), "holds 1099511627776, and must hold"),
-    "steps back": (node("Conv", "x x", strides=[-1, 1]), "'strides' of node .* holds -1, and must hold numbers from 1"),
+    "a window without size": (node("MaxPool", "x", kernel_shape=[0]), "'kernel_shape' of node .* contains 0, and must"),
+    "2**40 elements in a window": (node("MaxPool", "x", kernel_shape=[2**40]), "contains 1099511627776, and must"),
+    "steps back": (node("Conv", "x x", strides=[-1, 1]), "'strides' of node .* contains -1, and must contain numbers"),
     "axis 2**31": (
         node("LayerNormalization", "x v", "y z", axis=2**31),
         "'axis' of node .* is 2147483648, and no tensor",
     ),
     "an element type": (node("Cast", "x", to=99), "is element type 99, which ONNX does not define"),
-    "a value too many for a Loop": (node("Loop", "n c x v", body=body(3, 3)), "carries 2 values, and its body takes 1"),
-    "a value too few for a Loop": (node("Loop", "n c x", body=body(4, 2)), "carries 1 values, and its body takes 2"),
+    "a value too many for a Loop": (node("Loop", "n c x v", body=body(3, 3)), "has 2 states, and its body has 1"),
+    "a value too few for a Loop": (node("Loop", "n c x", body=body(4, 2)), "has 1 states, and its body has 2 inputs"),
     "an output too many for a Loop": (
         node("Loop", "n c x", "y z", body=body(3, 2)),
-        "its body gives 1 besides the condition",
+        "its body has 1 outputs besides the condition",
     ),
-    "an input too many for a Scan": (node("Scan", "v x x", "y z", **SCAN), "has 3 inputs, and its body takes 2"),
-    "an input too few for a Scan": (node("Scan", "x", "y z", **SCAN), "has 1 inputs, and its body takes 2"),
+    "an input too many for a Scan": (node("Scan", "v x x", "y z", **SCAN), "has 3 inputs, and its body has 2"),
+    "an input too few for a Scan": (node("Scan", "x", "y z", **SCAN), "has 1 inputs, and its body has 2"),
     "an output too many for a Scan": (node("Scan", "v x", "y z w", **SCAN), "has 3 outputs and 1 states, and its body"),
     "scanned inputs": (node("Scan", "v x", body=body(2, 2), num_scan_inputs=-1), "'num_scan_inputs' of node .* is -1"),
     "2**31 places to sample": (
@@ -123,8 +126,8 @@ MALFORMED: dict[str, tuple[onnx.NodeProto, str]] = {
         "'num_groups' of node .* is -1, and must be a number from 1",
     ),
     "no group": (node("Conv", "x x", group=0), "'group' of node .* is 0, and must be a number from 1"),
-    "axes twice": (node("Transpose", "x", perm=[0, 0]), r"'perm' of node .* is \[0, 0\], and must hold each axis from"),
-    "axes from 1": (node("Transpose", "x", perm=[2, 1]), "must hold each axis from 0 to 1 once"),
+    "axes twice": (node("Transpose", "x", perm=[0, 0]), r"'perm' of node .* is \[0, 0\], and must contain each axis"),
+    "axes from 1": (node("Transpose", "x", perm=[2, 1]), "must contain each axis from 0 to 1 once"),
     "branches": (
         node("If", "c", "y", then_branch=body(0, 1), else_branch=body(0, 2)),
         "its then_branch 1 and its else",
@@ -141,7 +144,7 @@ def called(key: str) -> onnx.NodeProto:
     return node(schema.name, " ".join(["x"] * schema.min_input), **{**required, name: "sideways"})
 
 
-MALFORMED |= {f"a choice of {key}": (called(key), "is 'sideways', and there are ") for key in CHOICES}
+MALFORMED |= {f"a choice of {key}": (called(key), "is 'sideways', and must be one of ") for key in CHOICES}
 
 
 @pytest.mark.parametrize("name", MALFORMED)

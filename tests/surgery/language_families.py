@@ -181,7 +181,9 @@ def verdict(family: str, source: Path, out: Path, precision: str, device: str, *
         model = surgery.language_model(adapted(file, family))
         trainer = gg.Trainer(gg.build(model, gg.losses.cross_entropy(axis=-1), gg.optim.adam(1e-2)), device="cpu")
     except ModelError as error:
-        if any(words in str(error) for words in ("is produced by no node", "which is not a graph input", "lacks its")):
+        if any(
+            words in str(error) for words in ("is produced by no node", "which is not a graph input", "lacks the input")
+        ):
             return INCOMPLETE
         if PACKED in str(error):
             return PACKED

@@ -116,7 +116,7 @@ ILL_FORMED = {
         model([node("Clip", "x x x x")], [x()]),
         "has 4 inputs, and at opset 21 this operator takes 1 to 3",
     ),
-    "an input left out": (model([helper.make_node("MatMul", ["", "x"], ["y"], "n")], [x(2, 2)]), "lacks its input A"),
+    "an input left out": (model([helper.make_node("MatMul", ["", "x"], ["y"], "n")], [x(2, 2)]), "lacks the input 'A'"),
     "an output too many": (model([node("Neg", "x", "y y1")], [x(2)], [FLOAT, FLOAT]), "has 2 outputs, and .* has 1"),
     "an attribute": (
         model([node("Softmax", "x", axes=1)], [x(2, 2)]),
@@ -128,7 +128,7 @@ ILL_FORMED = {
     ),
     "an attribute left out": (
         model([node("Concat", "x x")], [x(2)]),
-        "lacks the attribute 'axis', which this operator needs",
+        "lacks the attribute 'axis', which this operator requires",
     ),
 }
 

@@ -217,7 +217,7 @@ MISFITS = {
     "PRelu": (model([node("PRelu", "x s")], {"s": ones(1, 3)}, [VECTOR]), "the slope 's' .*, which has more axes"),
     "GridSample of no mode": (
         model([node("GridSample", "x g", mode="near")], {"g": ones(1, 2, 2, 2)}, [IMAGE]),
-        "is 'near', and there are linear",
+        "is 'near', and must be one of linear",
     ),
     "Clip": (
         model([node("Clip", "x b")], {"b": ones(1, 3)}, [VECTOR]),

@@ -1,4 +1,7 @@
-"""The training state: parameters, gradients, optimizer moments, and user-defined properties."""
+"""The training state: parameters, gradients, optimizer moments, and user-defined properties.
+
+A nominal checkpoint contains the names of the parameters without their values; a state is nominal until these are set.
+"""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class Module:
     def _feeds(self, model: _Model, given: tuple[Given, ...]) -> dict[str, ort.OrtValue]:
         if len(given) != len(model.user_inputs):
             raise CompatibilityError(
-                f"the model has {len(model.user_inputs)} inputs, {listed(model.user_inputs)}, but got {len(given)}"
+                f"the model expects {len(model.user_inputs)} inputs, {listed(model.user_inputs)}, but got {len(given)}"
             )
         feeds = {n: self._held.filled(h) for n, h in self._held.parameters.items() if n in model.inputs}
         for spec, value in zip(model.specs, given, strict=True):

@@ -141,7 +141,7 @@ class TrainingState:
         if held.is_constant and not np.array_equal(given, self.read(held), equal_nan=True):
             raise CompatibilityError(
                 f"the value of '{shown(held.name)}' is a constant of the training model; generate the artifacts again "
-                "from a model with the new one"
+                "from a model with the new value"
             )
         held.value = placed(given, self.placement)
 

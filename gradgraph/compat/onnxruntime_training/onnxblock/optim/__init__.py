@@ -85,7 +85,7 @@ class _Optimizer(ForwardBlock):
     def build(self, parameters: tuple[Sequence[onnx.TensorProto], Sequence[onnx.TensorProto]]) -> str:
         trained, _ = parameters
         if not trained:
-            raise CompatibilityError("no parameters to train; name some in requires_grad")
+            raise CompatibilityError("no parameters to train; pass names in requires_grad")
         self._trained = [ParameterSpec(t.name, ir.DataType(t.data_type), tuple(t.dims)) for t in trained]
         graph, kind = self.base.graph, trained[0].data_type
         graph.input.extend(
