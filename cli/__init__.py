@@ -1,8 +1,8 @@
-"""The command line: ``gradgraph build``, ``train``, ``export`` and the others.
+"""The command line: ``gradgraph build``, ``train``, ``export`` and other commands.
 
-Each command is one file, imported when the command is invoked, so that ``gradgraph --help`` is quick. A command parses,
-calls one function and prints: what programs read goes to stdout, what people read while they wait goes to stderr.
-Every error ends in one place (``gradgraph.cli.app.run``).
+Each command is a module, which is imported when the command is invoked, so that ``gradgraph --help`` is fast. A command
+parses its options, calls the library and prints: results to stdout, progress and notes to stderr. All errors are
+handled in ``gradgraph.cli.app.run``.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def main() -> NoReturn:
         from gradgraph.cli.app import start
 
         code = start(sys.argv[1:])
-    except KeyboardInterrupt:  # while that was imported
+    except KeyboardInterrupt:  # during the import
         os.write(2, b"interrupted\n")
         code = INTERRUPTED
-    if code == INTERRUPTED:  # libraries that were stopped half-way are not asked to clean up
+    if code == INTERRUPTED:  # exit without the clean-up of libraries, which may have been interrupted halfway
         os._exit(code)
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""The group of commands and the one error boundary."""
+"""The group of commands, and ``run``, which runs a command and handles all errors."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from gradgraph.cli.exit_codes import FAILED, INTERRUPTED, OK, USAGE
 from gradgraph.errors import GradgraphError, shown, suggestion
 from gradgraph.rivals.keywords import shell_advice
 
-# each lives in the module of its name, imported on demand; the summaries are repeated here so that
-# `gradgraph --help` need not import it
+# each command is defined in the module of its name, which is imported on demand; the summaries are repeated here so
+# that `gradgraph --help` imports none of them
 COMMANDS = {
     "build": "Append a loss, backward pass and optimizer to a model; write a step folder.",
     "train": "Train a model or a step folder on data files.",
@@ -46,7 +46,7 @@ COMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """Commands that are imported on demand."""
+    """A group of commands that are imported on demand."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -76,7 +76,7 @@ class LazyGroup(click.Group):
 
 @functools.cache
 def load_extensions() -> None:
-    """Import the entry points of installed packages in the group ``gradgraph``, which register extensions."""
+    """Load the entry points in the group ``gradgraph`` of installed packages, which register extensions."""
     for point in metadata.entry_points(group="gradgraph"):
         try:
             point.load()
@@ -116,12 +116,12 @@ cli = LazyGroup(
 
 
 def start(arguments: Sequence[str]) -> int:
-    """Run :func:`run` in a process of its own, with its output flushed before it returns."""
-    # point a closed stream at /dev/null; otherwise the next file to be opened would get its number, and
-    # receive what libraries print there
+    """Run a command as the main program of a process: open closed standard streams, call :func:`run`, flush output."""
+    # point a closed stream at /dev/null; otherwise the next opened file would get its file descriptor, and libraries
+    # would print into that file
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))  # the lowest free number
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))  # gets the lowest free descriptor
     code = run(arguments)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(ValueError):
@@ -133,9 +133,9 @@ def start(arguments: Sequence[str]) -> int:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code. Every error ends here, as one sentence on stderr.
+    """Run one command and return its exit code. Errors are printed as one sentence on stderr.
 
-    0 is success, 1 a failure or a finding, 2 a wrong command line, 130 an interruption by Ctrl-C.
+    The exit code is 0 for success, 1 for a failure or a finding, 2 for a wrong command line, and 130 after Ctrl-C.
     """
     output.talk.begin(arguments)
     try:
@@ -174,7 +174,7 @@ def _interrupted() -> int:
 
 
 def _came_of_interrupt(error: BaseException | None) -> bool:
-    """Whether Ctrl-C caused the error: an interrupted import of a compiled module raises ImportError."""
+    """Whether Ctrl-C caused the error, as when an interrupted import of a compiled module raises ImportError."""
     seen: set[int] = set()  # guards against cyclic causes
     while error is not None and id(error) not in seen:
         if isinstance(error, KeyboardInterrupt):
@@ -185,7 +185,7 @@ def _came_of_interrupt(error: BaseException | None) -> bool:
 
 
 def _kind_and_failure(error: Exception) -> tuple[str, GradgraphError]:
-    """Return the kind of failure, and an error whose remedy is worded for the command line."""
+    """Return the kind of failure, for JSON output, and an error whose remedy is worded for the command line."""
     if isinstance(error, GradgraphError):
         return type(error).__name__, error
     if isinstance(error, click.NoSuchOption) and (advice := _where_it_lives(error)):
@@ -214,7 +214,7 @@ def _kind_and_failure(error: Exception) -> tuple[str, GradgraphError]:
 
 
 def _where_it_lives(error: click.NoSuchOption) -> str | None:
-    """Advice for an option that belongs to another command or another tool."""
+    """Return advice for an unknown option that another command or another tool has; None if none has it."""
     asked, advice = error.option_name, shell_advice(error.option_name)
     if error.ctx is None:
         return advice
@@ -233,6 +233,6 @@ def _options_of(command: click.Command) -> set[str]:
 
 
 def _forget(stream: TextIO) -> None:
-    """Redirect a broken stream to /dev/null, since Python would report it again at exit."""
+    """Redirect a broken stream to /dev/null, so that Python does not report the error again at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

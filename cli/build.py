@@ -1,4 +1,4 @@
-"""``gradgraph build``: a model in, a step folder out."""
+"""``gradgraph build``: build a step from a model, and write the step folder."""
 
 from __future__ import annotations
 
@@ -36,14 +36,17 @@ def command(model: Path, out: Path, share_weights: bool, force: bool, store: str
       gradgraph build recipe.toml --optimizer lion
 
     The folder contains init.onnx, train.onnx, eval.onnx and manifest.json: all that an ONNX runtime needs to train.
-    Globs select weights by name; `gradgraph inspect MODEL` lists them.
+    Globs select weights by name; `gradgraph inspect MODEL` lists the names.
     """
     from gradgraph import optim
 
     chosen = Recipe(typed)
     rate = chosen.rate()
     if isinstance(rate, optim.Plateau):
-        raise BuildError("reduce_on_plateau depends on validation results; pass it to `gradgraph train`")
+        raise BuildError(
+            "the schedule reduce_on_plateau cannot be part of a step, as it depends on validation results; pass it to "
+            "`gradgraph train`"
+        )
     step = chosen.build(model, rate=rate)
     if store == "float16":
         from gradgraph.export import float16_storage

@@ -1,4 +1,4 @@
-"""``gradgraph check``: check a model's gradients by finite differences, or its support by a runtime."""
+"""``gradgraph check``: check a model's gradients by finite differences, or whether a runtime supports the model."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     "--backend",
     cls=Named,
     type=CHECKED_BACKENDS,
-    help="Instead of running the model, list the nodes that this runtime would reject, run on the CPU, or compute "
-    "incorrectly.",
+    help="Do not run the model; list the nodes that this runtime would reject, run on the CPU, or compute incorrectly.",
 )
 @click.option(
     "--wrt",
@@ -76,10 +75,10 @@ def command(
       gradgraph check step/ --backend coreml
 
     All problems of the model itself are listed in one run. The exit code is 1 if there are any, or if a
-    gradient is wrong. Values are computed in float64. Where ONNX's reference implementation cannot run
-    the model, they are float32 with a wider tolerance, and the report says so.
+    gradient is wrong. Values are computed in float64. If ONNX's reference implementation cannot run the model,
+    onnxruntime computes them in float32, with a wider tolerance, and the report says so.
 
-    Small values are tried for dynamic dimensions; --size sets them. A check that exceeds --seconds or --memory
+    Dynamic dimensions get small sizes by default; set them with --size. A check that exceeds --seconds or --memory
     stops with an error.
 
     With --backend, MODEL (or a step folder) is compared with that runtime's operator support table; nothing is run.
@@ -88,7 +87,7 @@ def command(
     """
     if backend is not None:
         if wrt or target or data is not None:
-            raise click.UsageError("--backend runs nothing; omit --wrt, --output and --data")
+            raise click.UsageError("--wrt, --output and --data have no effect with --backend; omit them")
         from gradgraph.verify.check_backend import check_backend
 
         found = check_backend(model, backend)
@@ -111,7 +110,7 @@ def command(
             )
     except (ModelError, UnsupportedOperatorError) as error:
         findings = diagnose(model, list(wrt) or None, target)
-        if len(findings) < 2:  # the error lists them
+        if len(findings) < 2:  # the error already states a single finding
             raise
         for finding in findings:
             output.error(str(finding))
@@ -127,14 +126,14 @@ def command(
 
 @contextlib.contextmanager
 def _bounded(model: Path, seconds: int, memory: float | None) -> Iterator[None]:
-    """Enforce limits on time and (on Linux) memory, since a model may ask for any amount of both."""
+    """Limit the time and (on Linux) the memory of the check, since a model may require any amount of either."""
     held = sum(f.stat().st_size for f in model.parent.glob(f"{glob.escape(model.name)}*") if f.is_file())
     most = int(memory * 1e9) if memory else 1_000_000_000 + 16 * held
 
     def stop() -> None:
         output.error(f"checking '{shown(model)}' took longer than {seconds} seconds; pass small sizes with --size, or "
                      "raise --seconds")  # fmt: skip
-        os._exit(1)  # from a library's loop, nothing else ends the process
+        os._exit(1)  # nothing else ends a process that is inside a library's loop
 
     timer = threading.Timer(seconds, stop)
     timer.daemon = True
@@ -151,14 +150,14 @@ def _bounded(model: Path, seconds: int, memory: float | None) -> Iterator[None]:
         timer.cancel()
 
 
-_SAID = {"untried": "not tried", "falls back": "CPU fallback", "refused": "refused", "wrong": "computed wrong"}
+_SAID = {"untried": "not tested", "falls back": "CPU fallback", "refused": "rejected", "wrong": "computed incorrectly"}
 
 
 def _print_findings(report: BackendReport) -> None:
     for note in report.notes:
         output.say(f"note: {note}")
     if not report.tested:
-        output.say(f"note: not tested by us; from {report.source}")
+        output.say(f"note: this runtime's support table was not tested by gradgraph; its source: {report.source}")
     if report.findings:
         rows = ((f.file, f.node, f.verdict, f.reason) for f in report.findings)
         output.emit_table(["file", "node", "verdict", "reason"], rows)
@@ -174,7 +173,7 @@ def _verdict(tensor: TensorCheck) -> str:
     if not tensor.ok:
         return "WRONG"
     if tensor.kink:
-        return "ok (next to a kink)" if tensor.resolved else "kink (too close to others to decide)"
+        return "ok (next to a kink)" if tensor.resolved else "undecided (too close to a kink)"
     return "ok" if tensor.resolved else "ok (too small to decide)"
 
 

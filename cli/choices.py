@@ -1,4 +1,4 @@
-"""Parameter types of options, and choices that are read from the tables of names."""
+"""Parameter types of options, such as choices among names that are read from tables of the library."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ BATCH_SIZE = BatchSize()
 
 
 class Listed(click.Choice[str]):
-    """A choice among names that are read from their tables on demand, since importing these takes time.
+    """A choice among the names in tables of the library. Tables are imported on demand, since that takes time.
 
     Args:
-        places: tables or functions that return names, such as ``losses:LOSSES``; or plain names.
+        places: the places of tables, or of functions that return names, such as ``losses:LOSSES``; or plain names.
     """
 
     def __init__(self, *places: str) -> None:
@@ -44,7 +44,10 @@ class Listed(click.Choice[str]):
         return tuple(name for place in self.places for name in _names(place))
 
     def listed(self) -> tuple[str, ...]:
-        """Return the choices for help without importing tables: ``names.txt`` lists those of this package."""
+        """Return the choices for help without importing tables, from ``names.txt``, which lists their names.
+
+        If extensions are installed, which may add names, the tables are imported.
+        """
         extended = bool(metadata.entry_points(group="gradgraph"))  # other packages may add names
         return tuple(name for place in self.places for name in (_names if extended else _known)(place))
 
@@ -58,14 +61,14 @@ class Listed(click.Choice[str]):
 
 
 class Briefly(Listed):
-    """A choice whose names are too many for one line of help."""
+    """A choice with too many names for one line of help; the help shows ``NAME`` instead."""
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
         return "NAME"
 
 
 class Suggested(Briefly):
-    """A choice that is validated later, where the name is looked up."""
+    """A choice whose value is not validated here, but when the library looks it up."""
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         return value
@@ -83,19 +86,21 @@ class Named(click.Option):
 
 @functools.cache
 def written_names() -> dict[str, list[str]]:
-    """Return the names of each table as ``make pages`` wrote them: one line each, beginning with the place."""
+    """Return the names in each table by place, from ``names.txt``, which ``make pages`` writes."""
     lines = (Path(__file__).parent / "names.txt").read_text("utf-8").splitlines()
     return {place: names for place, *names in map(str.split, lines)}
 
 
 def _known(place: str) -> Iterable[str]:
-    """Names at a place: read from memory once its table has been imported, since names may have been added."""
+    """Return the names at a place: from the table if it is imported, since names may have been added; else from
+    ``names.txt``.
+    """
     is_imported = f"gradgraph.{place.partition(':')[0]}" in sys.modules
     return _names(place) if is_imported or ":" not in place else written_names()[place]
 
 
 def _names(place: str) -> Iterable[str]:
-    """Import the names at a place: a function that returns them, a table, or a plain name."""
+    """Return the names at a place, which is a table, a function that returns names, or a plain name."""
     if ":" not in place:
         return (place,)
     found = found_at(place)

@@ -1,4 +1,4 @@
-"""The class of all commands: help that preserves the lines of its examples, and the options that all commands share."""
+"""The class of all commands, which keeps the lines of examples in help, and the options that all commands have."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Command(click.Command):
 
 
 def keep_indented(text: str) -> str:
-    """Mark every paragraph with an indented line with a backspace, click's sign for "do not rewrap"."""
+    """Begin each paragraph that has an indented line with a backspace, click's mark for "do not rewrap"."""
     paragraphs = text.split("\n\n")
     return "\n\n".join(f"\b\n{p}" if "\n  " in p or p.startswith("  ") else p for p in paragraphs)
 

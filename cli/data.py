@@ -1,4 +1,4 @@
-"""Options that describe how files are read as arrays."""
+"""Options that describe how data files are read."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ READING = (
 
 
 def _columns(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
-    """Parse ``a,b``, column names; a name with a comma is quoted, as in a .csv."""
+    """Parse column names separated by commas (``a,b``); a name that contains a comma is quoted, as in a .csv."""
     if len(given) != 1 or ctx.get_parameter_source(parameter.name or "") is not ParameterSource.COMMANDLINE:
-        return tuple(given)  # recipes contain a list
+        return tuple(given)  # a recipe has a list of names
     from gradgraph.files.untrusted.documents import csv_head
 
     return tuple(name for name in csv_head(given[0].encode())[0] if name)
@@ -94,7 +94,7 @@ AUGMENT = placed(
 
 
 def reading_options(command: F) -> F:
-    """Add the options that describe how data are read; :class:`Reading` receives them."""
+    """Add the options that describe how data are read, which are the arguments of :class:`Reading`."""
     for option in reversed(READING):
         command = option(command)
     return command
@@ -102,12 +102,12 @@ def reading_options(command: F) -> F:
 
 @dataclass(frozen=True)
 class Reading:
-    """How files become arrays, as typed.
+    """The options of a command line that describe how data files are read.
 
     Args:
-        image, text, sound: preprocessing arguments.
-        tokenizer: path of the tokenizer.
-        model: the model, its step folder or its run; a tokenizer may be stored next to it.
+        image, text, sound: the arguments of --image, --text and --sound.
+        tokenizer: the path of the tokenizer.
+        model: the path of the model, step folder or run folder, next to which a tokenizer may be stored.
     """
 
     image: Mapping[str, Any] = field(default_factory=dict)
@@ -119,16 +119,16 @@ class Reading:
     def data(
         self, path: Path, names: DataNames | None = None, augment: Sequence[str] = (), one_length: bool = False
     ) -> Any:
-        """Return a dataset of texts, sounds, shards or images; any other ``path`` is returned as it is.
+        """Return the dataset at ``path`` if it contains texts, sounds, shards or images; otherwise ``path`` itself.
 
         Args:
-            path: path of the data.
-            names: column names of the training data; a model trained on texts reads texts.
-            augment: augmentation of images or sounds.
-            one_length: pad all texts to the length of the longest.
+            path: the path of the data.
+            names: the names in the training data of the model; a model that was trained on texts reads texts.
+            augment: augmentations of images or sounds.
+            one_length: whether to pad all texts to the length of the longest.
 
         Raises:
-            DataError: an option does not apply to the data, or is invalid.
+            DataError: if an option does not apply to the data, or is invalid.
         """
         from gradgraph.runtime.data.image_tables import image_table, is_image_table
         from gradgraph.runtime.data.images import image_folder, is_image_folder
@@ -154,7 +154,7 @@ class Reading:
         return read(path, **self.image, augment=list(augment) or None)
 
     def rows(self, path: Path) -> int:
-        """Return the number of samples."""
+        """Return the number of samples at ``path``."""
         from gradgraph.runtime.data.sources import rows_in
         from gradgraph.vision.reading import reader_of
 
@@ -199,15 +199,22 @@ class Reading:
 
 
 def _check(option: str, given: Mapping[str, Any], function: Callable[..., Any], others: Iterable[str]) -> None:
-    """Raise DataError for an argument that ``function`` does not have, or that has the wrong type."""
+    """Raise DataError for a name in ``given`` that is not an argument of ``function``.
+
+    Args:
+        option: the name of the command-line option.
+        given: its arguments.
+        function: the function that gets them.
+        others: arguments of the function that the option cannot set.
+    """
     known = [name for name in inspect.signature(function).parameters if name not in others]
     for name in given:
         if name not in known:
-            raise DataError(f"--{option} has no '{shown(name)}'{suggestion(name, known)}")
+            raise DataError(f"--{option} has no argument '{shown(name)}'{suggestion(name, known)}")
 
 
 def check_longest(trainer: Trainer, data: Any) -> None:
-    """Run the longest text, which fails if the model has fewer positions; raise DataError then."""
+    """Run the model on the longest text; raise DataError if that fails, as it does if the model has fewer positions."""
     from gradgraph.runtime.data.batch import fixed_rows
     from gradgraph.step.classes import as_class_numbers
     from gradgraph.text import TextTable
@@ -227,11 +234,17 @@ def check_longest(trainer: Trainer, data: Any) -> None:
         ) from None
 
 
-# --- tokenizers that go with what is written ------------------------------------------------------------------------
+# --- copies of the tokenizer next to written models -----------------------------------------------------------------
 
 
 def keep_tokenizer(data: Any, written: Iterable[Path | None], run: Path | None = None) -> None:
-    """Copy the tokenizer next to each model and step folder that is written, and once into a run's folder."""
+    """Copy the tokenizer of ``data`` next to each written model and step folder; into a run folder, only once.
+
+    Args:
+        data: the training data; nothing is copied unless they are texts.
+        written: the paths of the written models and step folders.
+        run: the run folder, if any.
+    """
     from gradgraph.text import TextTable
     from gradgraph.text.tokenizer import NAME, place_beside
 
@@ -243,7 +256,9 @@ def keep_tokenizer(data: Any, written: Iterable[Path | None], run: Path | None =
 
 
 def carry_tokenizer(model: Path, out: Path) -> Path | None:
-    """Copy the tokenizer next to a step folder to the exported model; return its path."""
+    """Copy the tokenizer that is stored next to a step folder next to the exported model; return the path of the copy,
+    or None.
+    """
     from gradgraph.step.step import Step
     from gradgraph.text import tokenizer_beside
     from gradgraph.text.tokenizer import place_beside

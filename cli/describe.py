@@ -44,12 +44,12 @@ class Selection:
 
 @paused_collection()
 def describe(path: Path, selection: Selection) -> dict[str, Any]:
-    """Return facts about the model at ``path``: header, inputs, outputs, weights with their roles, operators, and what
-    is missing.
+    """Return facts about the model at ``path``: header, inputs, outputs, weights with their roles, operators, and
+    operators without a gradient.
 
     Raises:
-        ModelError: the model cannot be read.
-        UnknownNameError, BuildError: the selection does not match the model.
+        ModelError: if the model cannot be read.
+        UnknownNameError, BuildError: if the selection does not match the model.
     """
     header: dict[str, Any] = {"file": str(path)}
     stored: list[dict[str, Any]] = []
@@ -98,7 +98,9 @@ def describe(path: Path, selection: Selection) -> dict[str, Any]:
 
 
 def _trained(model: ir.Model, selection: Selection, below: Sequence[str]) -> list[str]:
-    """Return the weights that the selection trains; empty if nothing is trainable and nothing was requested."""
+    """Return the names of the weights that the selection trains; empty for the default selection of a model without
+    trainable weights.
+    """
     graph = model.graph
     try:
         output = output_of(graph, output_name(graph, selection.output))
@@ -121,7 +123,9 @@ def _targets(graph: ir.Graph, selection: Selection) -> list[ir.Value]:
 
 
 def _weights(graph: ir.Graph, trained: Sequence[str], why: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Describe every initializer that is a tensor of its own: whether it is trained by default, and why."""
+    """Return the facts about each floating-point initializer, except constants, with its role (trained, frozen or
+    statistic) and the reason.
+    """
     chosen, statistics = set(trained), running_statistics(graph)
     rows = []
     for name, value in graph.initializers.items():

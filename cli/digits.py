@@ -1,4 +1,4 @@
-"""The demo's data, network and pictures: scikit-learn's handwritten digits, and a small CNN that learns them."""
+"""Data, network and pictures of the demo: scikit-learn's handwritten digits, and a small CNN that classifies them."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def check_packages() -> None:
     """Raise RuntimeUnavailableError if a package that the demo needs is missing."""
     missing = [name for module, name in _PACKAGES.items() if importlib.util.find_spec(module) is None]
     if missing:
-        raise RuntimeUnavailableError(f"the demo needs {' and '.join(missing)}; pip install {' '.join(missing)}")
+        raise RuntimeUnavailableError(f"the demo requires {' and '.join(missing)}; pip install {' '.join(missing)}")
 
 
 _PACKAGES = {"sklearn": "scikit-learn", "matplotlib": "matplotlib"}
 
 
 def split() -> tuple[Arrays, Arrays]:
-    """Return 1,797 images in [0, 1] with their digits: four fifths for training, one fifth held out."""
+    """Return the 1,797 images in [0, 1] and their digits, split into four fifths for training and one held out."""
     from sklearn.datasets import load_digits
 
     digits = cast("Any", load_digits())
@@ -83,7 +83,7 @@ def save_arrays(path: Path, arrays: Arrays) -> None:
 
 
 def draw_predictions(path: Path, images: np.ndarray[Any, Any], untrained: Any, trained: Any, labels: Any) -> None:
-    """Draw a grid of digits, each under "untrained → trained" predictions; mistakes of the trained model come first."""
+    """Draw a grid of digits, each titled "untrained → trained" prediction; mistakes of the trained model come first."""
     from matplotlib.figure import Figure
 
     rows, columns = GRID

@@ -73,8 +73,8 @@ def command(
       gradgraph evaluate runs/one --data photos/ --page mistakes.html
       gradgraph evaluate runs/one --data later.csv --drift
 
-    --per-class requires a step that counts classes: build it with --metric f1 or --metric confusion_matrix. --worst
-    finds wrong labels and samples that are not learnt yet.
+    --per-class requires a step with a confusion matrix: build it with --metric f1 or --metric confusion_matrix. --worst
+    helps to find wrong labels and samples that the model has not learnt.
     """
     from gradgraph.cli.tagged_words import entities
     from gradgraph.runtime.trainer import Trainer
@@ -118,7 +118,7 @@ def command(
 
 
 def _average_precision(trainer: Trainer, data: Any, batch_size: int | None, averaged: bool) -> dict[str, Any]:
-    """Compute COCO's average precision of a detector on images with boxes."""
+    """Return COCO's average precision if the model is a detector and the data are images with boxes; else empty."""
     import numpy as np
 
     from gradgraph.vision import Annotated, evaluate
@@ -128,7 +128,7 @@ def _average_precision(trainer: Trainer, data: Any, batch_size: int | None, aver
         return {}
     try:
         found = evaluate(trainer, data, batch_size=batch_size, averaged=averaged)
-    except DataError as error:  # the loss reads the outputs in a custom order
+    except DataError as error:  # outputs in a custom order cannot be decoded
         output.say(f"no average precision: {error}")
         return {}
     each = np.array(list(found["per_class"].values()))
@@ -136,7 +136,7 @@ def _average_precision(trainer: Trainer, data: Any, batch_size: int | None, aver
 
 
 def _printed(name: str, value: Any, classes: list[str]) -> str:
-    """Format one column of the evaluation; per-class values are printed with the class names."""
+    """Return one column of the evaluation as text; a value per class is printed with the class names."""
     if isinstance(value, float):
         return f"{name} {value:.6g}"
     if value.shape == (len(classes),):

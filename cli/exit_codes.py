@@ -1,3 +1,3 @@
-"""The exit codes of every command."""
+"""The exit codes of all commands: success, failure or finding, wrong command line, Ctrl-C."""
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130

@@ -50,14 +50,14 @@ if TYPE_CHECKING:
 @click.option(
     "--quantize",
     type=click.Choice(["int8"]),
-    help="Quantise: weights only or, with --calibration, every operator with an integer kernel (weights then lie "
-    "between -64 and 64, which saturates on no processor).",
+    help="Quantise weights only or, with --calibration, all operators with an integer kernel (quantised weights are "
+    "then from -64 to 64, so that products do not saturate on any processor).",
 )
 @click.option(
     "--calibration",
     type=PATH,
     metavar="DATA",
-    help="Some hundred samples, in a format that predict reads, to calibrate the ranges of --quantize.",
+    help="Samples to calibrate the ranges of --quantize, in a format that predict reads; a few hundred suffice.",
 )
 @click.option(
     "--calibrate",
@@ -90,7 +90,7 @@ def command(step: Path, out: Path, as_json: bool, force: bool, untrained: bool, 
         raise click.UsageError(f"--untrained has no effect on {kind.what}; omit it")
     if "checkpoint" in kind.takes and export.weights is None:
         export = replace(export, checkpoint=checkpoint_to_use(step, export.checkpoint, untrained, required=False))
-    export = replace(export, step=step_of(step))  # for a run, the weights have been chosen by now
+    export = replace(export, step=step_of(step))  # after the weights, which a run folder also has
     if not export.ort:
         check_output(out, step, *(p for p in (export.checkpoint, export.weights) if p))
     facts = kind.write(export, force) if export.ort else kind.write(export)
@@ -103,7 +103,7 @@ def command(step: Path, out: Path, as_json: bool, force: bool, untrained: bool, 
     for remark in filter(None, (facts.get("calibrated"), facts.get("stored"), facts.get("quantized"))):
         output.say(remark)
     settled = "checkpoint" not in kind.takes or untrained or export.checkpoint or export.weights
-    remark = "" if settled else ", with the weights as they were before training (no --checkpoint was given)"
+    remark = "" if settled else ", with the initial weights (no --checkpoint was given)"
     output.say(f"wrote {written(out, tokenizer)}: {kind.words.format(**facts)}{remark}")
     if checked := facts.get("checked"):
         output.say(checked)
@@ -111,7 +111,7 @@ def command(step: Path, out: Path, as_json: bool, force: bool, untrained: bool, 
 
 @dataclass(frozen=True)
 class _Export:
-    """The options as typed."""
+    """The options of the command."""
 
     step: Path
     out: Path
@@ -130,7 +130,7 @@ class _Export:
     types: bool
 
     def check(self, kind: _Kind) -> None:
-        """Raise UsageError for options that do not apply to the output file."""
+        """Raise UsageError for options that do not apply to this kind of output, or contradict each other."""
         options = {
             "checkpoint": self.checkpoint, "weights": self.weights, "output": self.outputs,
             "not-averaged": self.not_averaged, "mixed": self.mixed, "size": self.size,
@@ -147,7 +147,7 @@ class _Export:
                 raise click.UsageError(f"--{name} has no effect on {kind.what}; omit it")
 
     def other_weights(self) -> Any:
-        """Return the weights that replace those of the run: a path, or arrays by name."""
+        """Return the weights of ``--weights``, which replace those of the checkpoint: a path, or arrays by name."""
         if self.weights is None or self.weights.suffix != ".bin":
             return self.weights
         from gradgraph.export import FlatWeights
@@ -157,7 +157,14 @@ class _Export:
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of output file: the function that writes it and returns facts, the message about them, and its options."""
+    """A kind of output.
+
+    Attributes:
+        what: the kind in words, for messages.
+        write: the function that writes the output and returns facts about it.
+        words: the message about these facts, as a format string.
+        takes: the names of the options that apply to it.
+    """
 
     what: str
     write: Any
@@ -166,7 +173,7 @@ class _Kind:
 
 
 def _model(export: _Export, trainer: Trainer) -> tuple[ir.Model, dict[str, Any]]:
-    """Return the model and facts about it. Its weights stay in files and in the trainer's state until it is written."""
+    """Return the model to write, and facts about it. Large weights are not copied until the model is written."""
     from gradgraph.export.artifacts import served
     from gradgraph.export.storage import store_as_float16
 
@@ -190,7 +197,7 @@ def _model(export: _Export, trainer: Trainer) -> tuple[ir.Model, dict[str, Any]]
 
 
 def _samples(export: _Export, model: ir.Model) -> Any:
-    """Return the calibration samples, read as the model's data are."""
+    """Return the samples of ``--calibration``, read with the preprocessing of the model; None without the option."""
     from gradgraph.cli.data import Reading
     from gradgraph.step.data_names import DataNames
 
@@ -200,7 +207,7 @@ def _samples(export: _Export, model: ir.Model) -> Any:
 
 
 def _calibrated(export: _Export, trainer: Trainer, model: ir.Model) -> Temperature:
-    """Fit a temperature on the held-out data and put it into ``model``."""
+    """Fit a temperature on the data of ``--calibrate``, and divide the logits in ``model`` by it, in place."""
     from gradgraph.cli.data import Reading
     from gradgraph.export.temperature import put_temperature, temperature_of
 
@@ -208,13 +215,15 @@ def _calibrated(export: _Export, trainer: Trainer, model: ir.Model) -> Temperatu
     held_out = Reading(model=export.step).data(export.calibrate, trainer.names)
     output = export.outputs[0] if export.outputs else None
     found, _ = temperature_of(trainer, held_out, output=output, averaged=not export.not_averaged)
-    put_temperature(model, found.temperature)  # its first output is the requested one
+    put_temperature(model, found.temperature)  # changes the first output, which is the requested one
     return found
 
 
 def _opened(export: _Export) -> Trainer:
-    """Open a trainer with the weights to export, in sessions that do not copy them, since they run only a few
-    batches.
+    """Return a trainer with the weights to export.
+
+    Its sessions do not make packed copies of weights, which do not pay off for a few batches, unless ``--calibrate``
+    evaluates held-out data.
     """
     from gradgraph.export.artifacts import opened_trainer
     from gradgraph.runtime.execution.session import RuntimeOptions
@@ -234,9 +243,9 @@ def _onnx(export: _Export) -> dict[str, Any]:
     model, facts = _model(export, trainer)
     validate(model)  # before an existing file is replaced
     if export.image_input:
-        taking_images(model)  # which may fail
+        taking_images(model)  # raises an error now, before an existing file is replaced
     save_model(plain(model), export.out)
-    if not export.calibrate:  # from which the file differs on purpose
+    if not export.calibrate:  # calibrated probabilities differ from the trainer's on purpose
         report = report_of(export.out, trainer, averaged=not export.not_averaged)
         facts |= report.as_data | {"checked": str(report)}
     if export.image_input:

@@ -1,4 +1,4 @@
-"""Options of a command derived from the fields of a dataclass, with their help and types."""
+"""Command-line options made from the fields of a dataclass, whose metadata have help and types."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def options_of(kind: type) -> Callable[[F], F]:
-    """Add an option for each field, in order."""
+    """Return a decorator that adds an option to a command for each field of the dataclass ``kind``, in order."""
 
     def decorate(command: F) -> F:
         for option in reversed(fields(kind)):
@@ -37,7 +37,7 @@ def options_of(kind: type) -> Callable[[F], F]:
 
 
 def _check_of(kind: Kind) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    """Return a callback that rejects values of the wrong type, naming the option as typed."""
+    """Return a callback that raises ArgumentError for a value that is not of ``kind``, with the name of the option."""
 
     def check(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
         kind.check(parameter.opts[0], value)

@@ -1,4 +1,4 @@
-"""A description of the files that a command wrote: a model and its external data."""
+"""The list of files that a command wrote, for messages: a model, its external data, and others."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import Path
 
 
 def written(out: Path, *others: Path | None) -> str:
-    """List ``out``, its external data files, and those of ``others`` that exist."""
+    """Return the paths of ``out``, its external data files, and ``others`` that are not None, separated by commas."""
     return ", ".join(str(path) for path in (out, *data_beside(out), *others) if path is not None)
 
 
 def data_beside(model: Path) -> list[Path]:
-    """Return the external data files of a ``.onnx``."""
+    """Return the paths of the external data files of a model; empty for other files than ``.onnx``."""
     from gradgraph.files.external import data_names, stored_values
     from gradgraph.files.models import load_model
 

@@ -20,7 +20,7 @@ from gradgraph.errors import shown
 
 
 def columns_of(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
-    """Parse ``prompt=question``: an expected column name, and the name in the data."""
+    """Parse ``prompt=question``: the name of an expected column, and its name in the data."""
     found = {}
     for text in given:
         name, equals, own = text.partition("=")
@@ -117,7 +117,9 @@ def _print(examples: Sequence[Sequence[tuple[str, bool]]], names: Sequence[str])
     """Print each example with the trained tokens in green; without colours, between ⟦ and ⟧.
 
     Args:
-        names: names of the answers of a row, each of which is an example; empty where a row is one example.
+        examples: the examples, as pieces of text, each with whether it is trained.
+        names: the names of the answers in a row (chosen and rejected), if each is an example of its own; empty if each
+            row is one example.
     """
     from rich.text import Text
 

@@ -98,8 +98,8 @@ def command(
     as_json: bool,
     **asked: Any,
 ) -> None:
-    """Append gradients to MODEL (.onnx). The new model returns the output, then NAME.grad for each tensor
-    (or NAME.grad_1, … if MODEL already uses that name).
+    """Append gradients to MODEL (.onnx). The new model returns the output, then its gradient NAME.grad for each
+    selected tensor (or NAME.grad_1, … if MODEL already uses that name).
 
     Examples:
       gradgraph grad model.onnx --wrt 'conv1.*' --wrt x -o grad.onnx
@@ -114,7 +114,7 @@ def command(
     check_output(out, model)
     with told_if_slow("writing the gradient …", output.say):
         result = transform(model, wrt=list(wrt) or None, backend=backend, opset=opset, out=out, **arguments)
-    assert isinstance(result, ir.Model)  # what was written
+    assert isinstance(result, ir.Model)  # the written model
     names, count = [o.name or "" for o in result.graph.outputs], len(result.graph)
     if as_json:
         inputs = [x.name or "" for x in result.graph.inputs]
@@ -140,7 +140,7 @@ def _transform(
 
     asked = [name for name, given in flags.items() if given]
     if len(asked) > 1:
-        raise click.UsageError(f"--{asked[0]} and --{asked[1]} are different transforms; give one of them", ctx)
+        raise click.UsageError(f"--{asked[0]} and --{asked[1]} cannot be combined; give one of them", ctx)
     name = asked[0] if asked else "per_sample_gradients" if per_sample else "value_and_grad"
     if per_sample and name not in ("per_sample_gradients", "jacobian"):
         raise click.UsageError(f"--per-sample can be combined only with --jacobian, not with --{name}", ctx)

@@ -132,8 +132,9 @@ def _inspect_step(folder: Path, batch_size: int | None, size: dict[str, int], of
 
 
 def _sizes(step: Any, batch_size: int | None, size: dict[str, int]) -> dict[str, int]:
-    """Return the sizes of dynamic dimensions. The batch dimension is the first dynamic one of the first input that has
-    any.
+    """Return the sizes of dynamic dimensions; print a note about dimensions without a size, which are assumed to be 1.
+
+    ``batch_size`` is the size of the batch dimension: the symbolic first axis of the first input that has one.
     """
     from gradgraph.graph.shapes import size_factors
 
@@ -161,7 +162,7 @@ def _print_facts(facts: dict[str, Any]) -> None:
         named = facts["names"].get(what, {})
         rows |= {what: "; ".join(f"{name}: {listed(each)}" for name, each in named.items())} if named else {}
     for label, text in rows.items():
-        output.emit(f"{label:10}{' '.join(shown(word) for word in text.split(' '))}")  # not truncated as a whole
+        output.emit(f"{label:10}{' '.join(shown(word) for word in text.split(' '))}")  # only single words are shortened
     _print_weights(facts["weights"])
     # tensors that might be mistaken for weights
     numbers = [n for n in facts["numbers"] if not n["dtype"].startswith(("int64", "int32", "bool"))]

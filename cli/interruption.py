@@ -1,4 +1,4 @@
-"""Messages and files of ``gradgraph train`` when a run is interrupted or fails."""
+"""Messages and pictures when ``gradgraph train`` or ``finetune`` is interrupted or fails."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def drawn_if_stopped(folder: RunFolder | None, trainer: Trainer) -> Iterator[None]:
-    """Draw the curves so far in the run's folder if the run does not finish."""
+    """If the run does not finish, draw the training curves so far into the run folder."""
     try:
         yield
     except BaseException:
@@ -38,14 +38,14 @@ def how_to_resume(checkpoint: Path | None, folder: RunFolder | None, *, force: b
             output.say(f"resume with: {shlex.join(['gradgraph', 'train', str(folder.path), '--resume'])}")
         elif checkpoint is not None and checkpoint.exists():
             words = [w for w in output.talk.arguments if w not in ("--force", "--resume")]
-            kept = ["--no-force"] if force and "--force" not in output.talk.arguments else []  # set by a recipe
+            kept = ["--no-force"] if force and "--force" not in output.talk.arguments else []  # a recipe sets force
             output.say(f"resume with: {shlex.join(['gradgraph', *words, *kept, '--resume'])}")
         raise
 
 
 @contextlib.contextmanager
 def where_it_diverged(trainer: Trainer) -> Iterator[None]:
-    """After a non-finite loss, print the node of the model that produced the first such value."""
+    """After a non-finite loss, print the first non-finite value in the step, and the node that computed it."""
     try:
         yield
     except DivergedError as error:

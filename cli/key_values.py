@@ -13,7 +13,7 @@ from gradgraph.files.untrusted.regular import UnreadableError
 
 
 def arguments(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:
-    """Parse ``momentum=0.9``: a name and a JSON value (``True``, ``False`` and ``None`` are accepted, too)."""
+    """Parse values such as ``momentum=0.9``, a name and a JSON value, into a dict; see :func:`value_of`."""
     found = {}
     for text in given:
         key, equals, value = text.partition("=")
@@ -27,7 +27,10 @@ def arguments(ctx: click.Context, parameter: click.Parameter, given: tuple[str, 
 
 
 def groups(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """Parse ``head.*:lr=1e-3,betas=[0.8,0.9]``: a glob, then names with JSON values; ``lr`` may be a schedule."""
+    """Parse values such as ``head.*:lr=1e-3,betas=[0.8,0.9]`` into a dict of arguments by glob.
+
+    A glob is followed by names with JSON values; ``lr`` may be a schedule.
+    """
     found: dict[str, dict[str, Any]] = {}
     for text in given:
         glob, colon, _ = text.partition("=")[0].rpartition(":")
@@ -53,7 +56,7 @@ def _split_at_commas(text: str) -> list[str]:
 
 
 def sizes(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, int | tuple[int, ...]]:
-    """Parse ``batch=32``, a dimension and its size, or ``x=1,3,224,224``, an input and its shape."""
+    """Parse values such as ``batch=32`` (a dimension and its size) or ``x=1,3,224,224`` (an input and its shape)."""
     found: dict[str, int | tuple[int, ...]] = {}
     for text in given:
         name, equals, numbers = text.rpartition("=")
@@ -67,7 +70,7 @@ def sizes(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]
 
 
 def value_of(text: str) -> Any:
-    """Parse a JSON value (``True``, ``False`` and ``None`` are accepted, too); anything else is a string."""
+    """Parse a JSON value, or ``True``, ``False`` or ``None``; any other text is returned as a string."""
     python = {"True": True, "False": False, "None": None}
     if text in python:
         return python[text]

@@ -1,4 +1,4 @@
-"""Predictions with names: the file of each sample, its class, and the probability of each class."""
+"""Additional arrays of ``gradgraph predict``: the class of each sample, the probabilities of classes, and the file."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ OF_SAMPLES = Layout(axes=(0,))
 
 @dataclass(frozen=True)
 class Beside:
-    """An array that is written next to the outputs of a model.
+    """An array that is written in addition to the outputs of a model.
 
     Attributes:
-        name: its name.
-        made: computes it from the outputs of a batch and the indices of the batch's samples.
-        columns: its column names, if it has several columns.
+        name: the name of the array.
+        made: a function that computes it from the outputs of a batch and the indices of the batch's samples.
+        columns: the names of its columns, if it has several.
     """
 
     name: str
@@ -34,12 +34,15 @@ class Beside:
 
 
 def named(batches: Batches, files: Sequence[str], predictor: Predictor) -> tuple[Batches, Layouts, list[Beside]]:
-    """Add named arrays to batches, if there are names; return the batches, all layouts, and the additions.
+    """Add the class, the probabilities and the file of each sample to batches of outputs, as far as they are known.
 
     Args:
-        batches: at least one.
+        batches: the outputs of at least one batch.
         files: the file of each sample, in order; empty if samples are not files.
-        predictor: computes the batches.
+        predictor: the predictor that computes the batches.
+
+    Returns:
+        The batches with the added arrays, the layouts of all arrays, and the added arrays.
     """
     coming = iter(batches)
     rows, outputs = first = next(coming)
@@ -51,7 +54,7 @@ def named(batches: Batches, files: Sequence[str], predictor: Predictor) -> tuple
             yield count, {**found, **{one.name: one.made(found, slice(done, done + count)) for one in added}}
             done += count
 
-    beside = [name for name in outputs if name not in predictor.layouts]  # such as the words that were scored
+    beside = [name for name in outputs if name not in predictor.layouts]  # arrays of with_tags
     return every(), {**predictor.layouts, **dict.fromkeys([*beside, *(one.name for one in added)], OF_SAMPLES)}, added
 
 

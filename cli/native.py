@@ -33,7 +33,7 @@ def command(ctx: click.Context, action: Literal["build", "status"], compiler: st
     from gradgraph.backends.ort_native import library as kernels
 
     if action == "status" and compiler is not None:
-        raise click.UsageError("--compiler belongs to 'build'", ctx)
+        raise click.UsageError("--compiler applies to 'build' only; omit it", ctx)
     library = kernels.build(compiler) if action == "build" else kernels.here()
     if library.is_built:
         library.required()  # rejects files that another user may have written

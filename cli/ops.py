@@ -22,13 +22,13 @@ def command(status: str | None, as_json: bool) -> None:
       gradgraph ops
       gradgraph ops --status none --json
 
-      rule         has a gradient rule, tested on this many cases
+      rule         has a gradient rule, tested on the number of cases in the column "cases"
       body         differentiated through the function body that ONNX defines
-      lowered      rewritten with other operators first
+      lowered      first rewritten with other operators
       no gradient  the derivative is zero or undefined; gradients stop here
-      none         an error if the operator is on a path from a weight to the loss
+      none         no gradient rule: an error if the operator is on a path from a weight to the loss
 
-    The listed inputs have gradients, of any order unless it says 1.
+    The column "inputs" lists the inputs that have gradients; gradients can be of any order unless "order" is 1.
     """
     from gradgraph.verify.operator_status import STATUSES, operators
 

@@ -29,11 +29,11 @@ _TAKES: dict[str, dict[str, Any]] = {
 }
 SPELLINGS = spellings(BuildOptions)
 BUILDING = tuple(name for name, shell in SPELLINGS.items() if not shell.in_runs)
-"Options that describe how a step is built, but not how it is trained."
+"The options of a build that do not apply when a finished step is trained."
 
 
 def build_option(name: str, help: str = "") -> Callable[[F], F]:
-    """Declare the option ``name`` of ``gradgraph.build``; ``help`` replaces its description."""
+    """Return a decorator that adds the option ``name`` of ``gradgraph.build``; ``help`` replaces its help text."""
     shell = SPELLINGS[name]
     settings = {**_TAKES[shell.takes], "help": help or shell.help}
     if shell.metavar is not None:
@@ -49,7 +49,7 @@ def build_option(name: str, help: str = "") -> Callable[[F], F]:
 
 
 def build_options(*left_out: str) -> Callable[[F], F]:
-    """Declare the options of ``gradgraph.build`` in order, except those that the command omits or declares itself."""
+    """Return a decorator that adds the options of ``gradgraph.build`` in order, except those in ``left_out``."""
 
     def decorate(command: F) -> F:
         for name in reversed([name for name in SPELLINGS if name not in left_out]):
@@ -67,16 +67,16 @@ STORE = placed("output", "--store", type=click.Choice(["float32", "float16"]), d
 CHECKPOINT = click.option(
     "--checkpoint",
     type=PATH,
-    help="Checkpoint of the step. Default: that of the `train --run` folder which contains the step.",
+    help="Checkpoint of the step. Default: the checkpoint in the folder of `train --run` that contains the step.",
 )
-UNTRAINED = click.option("--untrained", is_flag=True, help="Use the initial weights, as the step was built.")
+UNTRAINED = click.option("--untrained", is_flag=True, help="Use the initial weights of the step.")
 NOT_AVERAGED = click.option(
     "--not-averaged", is_flag=True, help="Use the trained weights themselves instead of their moving averages."
 )
 
 
 def device_option(what: str) -> Callable[[F], F]:
-    """Declare ``--device``, with the purpose ``what``."""
+    """Return a decorator that adds the option ``--device``, whose help is "Where to ``what``."."""
     kinds = click.Choice(["auto", "cpu", "cuda"])
     return placed("training", "--device", type=kinds, default="auto", show_default=True, help=f"Where to {what}.")
 
@@ -88,7 +88,7 @@ def _register(ctx: click.Context, parameter: click.Parameter, paths: tuple[Path,
         library(path)
 
 
-# not exposed, so that no recipe can name a library
+# not a parameter of the command, so that a recipe cannot load a library
 CUSTOM_OPS = click.option("--custom-ops", type=PATH, multiple=True, expose_value=False, callback=_register,
                           help="Custom operator library for onnxruntime. Its code runs with your permissions; "
                                "repeatable.")  # fmt: skip
@@ -99,11 +99,11 @@ FORCE = placed("output", "--force", is_flag=True, help="Overwrite the output of 
 
 
 def one_or_all(given: Sequence[str]) -> str | Sequence[str] | None:
-    """Return the value of a repeatable option: None, one value, or several."""
+    """Return the values of a repeatable option: None if there are none, the value itself if there is one, else all."""
     return given[0] if len(given) == 1 else given or None
 
 
 def typed_by_user(ctx: click.Context, names: Sequence[str]) -> list[str]:
-    """Return the options among ``names`` that were given on the command line or in a recipe, as typed."""
+    """Return the options (``--option``) whose parameters in ``names`` were set on the command line or by a recipe."""
     default = click.core.ParameterSource.DEFAULT
     return [f"--{n.replace('_', '-')}" for n in names if ctx.get_parameter_source(n) not in (default, None)]

@@ -1,8 +1,7 @@
-"""Printing: data go to stdout, messages to stderr.
+"""Printing: results go to stdout, messages to stderr.
 
-Names in a model are untrusted: everything printed is passed through ``escaped`` or ``escaped_json``, without rich
-markup. rich decides about colour (none for ``NO_COLOR``, ``TERM=dumb`` and pipes) and is imported on demand.
-
+Names in a model are untrusted, so all printed text passes through ``escaped`` or ``escaped_json``, and rich markup is
+off. rich decides about colour (none for ``NO_COLOR``, ``TERM=dumb`` and pipes) and is imported on demand.
 """
 
 from __future__ import annotations
@@ -24,11 +23,15 @@ from gradgraph.errors import LONGEST_MESSAGE, Finding, cut, escaped, escaped_jso
 
 @dataclass
 class Talk:
-    """How verbose the command is, the command line as typed, and whether stdout already has its JSON document.
+    """The state of a command's output.
 
     Attributes:
-        follows: this process is a rank other than 0, which does not print.
-        ends_all: only this rank has failed, and all ranks are to exit.
+        debug: whether errors are printed with a traceback.
+        quiet: whether only errors are printed on stderr.
+        arguments: the command line as typed.
+        answered: whether a JSON document has been printed on stdout.
+        follows: whether this process is a rank other than 0, which does not print.
+        ends_all: whether only this rank has failed, so that it must make all ranks exit.
     """
 
     debug: bool = False
@@ -53,7 +56,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 
 def say(text: str) -> None:
-    """Print a line on stderr, unless ``--quiet``. Failures to write are ignored: a full log must not stop the work."""
+    """Print ``text`` on stderr, unless ``--quiet`` is set. Write errors, such as a full disk, are ignored."""
     if not (talk.quiet or talk.follows):
         with contextlib.suppress(OSError):
             click.echo(lines_of(text), err=True)
@@ -71,7 +74,7 @@ def error(sentence: str) -> None:
 
 @contextlib.contextmanager
 def notes() -> Iterator[None]:
-    """Print the library's warnings on stderr as ``note: …``."""
+    """Print warnings that the library logs on stderr, as ``note: …``."""
     handler = _Notes()
     logger = logging.getLogger("gradgraph")
     logger.addHandler(handler)
@@ -85,7 +88,7 @@ def notes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def printed_log(name: str) -> Iterator[None]:
-    """Print what the library logs under ``name`` on stderr; warnings are printed in any case, as notes."""
+    """Print messages of the logger ``name`` below the level of warnings on stderr; ``notes`` prints warnings."""
     handler, logger = _Lines(), logging.getLogger(name)
     before = logger.level
     logger.addHandler(handler)
@@ -113,7 +116,7 @@ class _Notes(logging.Handler):
 
 @contextlib.contextmanager
 def progress(label: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar on a terminal, and nothing elsewhere."""
+    """Show a progress bar if stderr is a terminal; yield a function to call with the numbers done and in total."""
     if talk.quiet or not sys.stderr.isatty():
         yield lambda done, total: None
         return
@@ -134,16 +137,16 @@ def emit(text: str) -> None:
 
 
 def emit_json(document: Any) -> None:
-    """Print one JSON document; NaN and infinities, which JSON does not have, become null."""
+    """Print one JSON document on stdout; NaN and infinities, which JSON does not have, become null."""
     if not talk.follows:
         click.echo(escaped_json(json.dumps(_plain(document), indent=2, ensure_ascii=False, allow_nan=False)))
     talk.answered = True
 
 
 def emit_failure(sentence: str, kind: str, remedy: str | None = None, findings: Iterable[Finding] = ()) -> None:
-    """Print the failure as the JSON document, if ``--json`` was given and none has been printed yet.
+    """With ``--json``, print the failure as a JSON document on stdout, unless one has been printed already.
 
-    Errors of writing to stdout are ignored, as they may be the failure itself; it is printed on stderr, too.
+    Write errors are ignored, as they may be the failure itself, which is also printed on stderr.
     """
     if "--json" in talk.arguments and not talk.answered:
         parts = [dataclasses.asdict(finding) for finding in findings]
@@ -167,7 +170,7 @@ def _plain(value: Any) -> Any:
 
 
 def emit_table(columns: Sequence[str], rows: Iterable[Sequence[object]], numeric: Sequence[str] = ()) -> None:
-    """Print aligned columns, the ``numeric`` ones right-aligned; nothing is truncated or wrapped."""
+    """Print a table with aligned columns, the ``numeric`` columns right-aligned; lines are not truncated or wrapped."""
     from gradgraph.runtime.saved.printed import text_table
 
     texts = [i for i, name in enumerate(columns) if name not in numeric]

@@ -10,11 +10,15 @@ from gradgraph.errors import OutputError, shown
 
 
 def check_output(path: Path | None, *inputs: Path) -> None:
-    """Raise an error before the work begins if its output could not be written.
+    """Check that a command can write its output file to ``path``; for None, do nothing.
+
+    Args:
+        path: the output file.
+        inputs: the files and folders that the command reads, which must not be overwritten.
 
     Raises:
-        OutputError: the folder does not exist or is not writable; ``path`` is a folder, a device, a link to itself or
-            an invalid name; or it is one of the input files.
+        OutputError: if the folder of ``path`` does not exist or is not writable; if ``path`` is a folder, a device, a
+            link to itself or an invalid name; or if it is one of the input files.
     """
     from gradgraph.files.atomic import check_writable
     from gradgraph.step.folder import ALL_FILES
@@ -36,7 +40,7 @@ def check_output(path: Path | None, *inputs: Path) -> None:
         where = target.parent if path.is_symlink() else path.parent
         raise OutputError(f"there is no folder '{shown(where)}' to write '{shown(target.name)}' to; create it first")
     for given in filter(Path.exists, inputs):
-        # of a folder, its files are the inputs
+        # if an input is a folder, its files are the inputs
         read = [f for glob in (*ALL_FILES, "*.npy") for f in given.glob(glob)] if given.is_dir() else [given]
         if path.exists() and any(file.samefile(path) for file in read):
             raise OutputError(f"'{shown(path)}' is an input of this command; choose another output path")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gradgraph.cli.predictions import Batches
 
 BATCH_SIZE = 32
-TARGET = "target"  # the default name of the first of them
+TARGET = "target"  # the default name of the first target
 
 
 @click.command("predict", cls=Command)
@@ -85,8 +85,8 @@ def command(
     (tables and arrays in Fortran order are loaded whole). Arrays that are not inputs of the model are ignored, and so
     are the targets of a table. An output without a sample axis, such as a sum, has one entry per batch.
 
-    Columns of a table are matched by name with those of the training data. If classes have names, the "class" and the
-    "probability" of each class are written after the outputs, and for a folder of images the "file".
+    Columns of a table are matched by name with those of the training data. If classes have names, the predicted "class"
+    and the "probability" of each class are written after the outputs; for a folder of images, also the "file".
     """
     from gradgraph.cli import predictions
     from gradgraph.cli.named_predictions import named
@@ -137,7 +137,7 @@ def command(
 def _model_and_targets(
     path: Path, checkpoint: Path | None, outputs: tuple[str, ...], averaged: bool
 ) -> tuple[ir.Model, Collection[str]]:
-    """Return the model to run and the names of its targets."""
+    """Return the model to run, and the names of the targets, which are ignored in the data."""
     from gradgraph.passes.normal import load_runnable
     from gradgraph.preprocess.column_nodes import cut_off
     from gradgraph.step.data_names import DataNames
@@ -167,7 +167,7 @@ def _model_and_targets(
 
 
 def _reported(batches: Batches, rows: int, advance: Callable[[int, int], None]) -> Batches:
-    """Pass batches on and report the number of samples processed."""
+    """Yield ``batches``, and call ``advance`` with the numbers of processed and of all samples after each."""
     done = 0
     for count, found in batches:
         yield count, found

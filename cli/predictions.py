@@ -1,4 +1,4 @@
-"""Write predictions as they are computed, to an ``.npz`` or as CSV."""
+"""Writers of predictions to an ``.npz`` or as CSV, batch by batch."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ CHUNK = 1 << 20
 
 
 def writer_for(path: Path) -> Callable[[Path, Batches, int, Layouts, Columns], Shapes]:
-    """Return the function that writes batches of outputs to ``path`` and returns their shapes.
+    """Return the function that writes batches of outputs to ``path``, and that returns the shape of each output.
 
     Raises:
-        OutputError: the suffix is unknown.
+        OutputError: if the suffix is neither .npz nor .csv.
     """
     if str(path) == "-":
         return print_csv
@@ -47,12 +47,12 @@ def writer_for(path: Path) -> Callable[[Path, Batches, int, Layouts, Columns], S
 
 @dataclass
 class _Plan:
-    """How an output is assembled from its parts, as determined from the first batch.
+    """The way in which an output is assembled from the arrays of all batches, determined from the first batch.
 
     Attributes:
-        shape: shape of the whole.
+        shape: the shape of the assembled output.
         axis: the sample axis, if there is one.
-        once: whether the first part is the whole.
+        once: whether the array of the first batch is already the whole output.
     """
 
     shape: list[int]
@@ -78,20 +78,23 @@ Part = tuple[_Plan, Array]
 
 
 def _checked(batches: Batches, all_rows: int, layouts: Layouts, shapes: Shapes) -> Iterator[dict[str, Part]]:
-    """Yield the outputs of batches after checking that they can be assembled; ``shapes`` receives the final shapes."""
+    """Yield the outputs of each batch with their plans, after checking that they can be assembled.
+
+    The shape of each assembled output is stored in ``shapes``.
+    """
     plans: dict[str, _Plan] = {}
     for rows, found in batches:
         for name, array in found.items():
             if not isinstance(array, np.ndarray):
-                raise DataError(f"the output '{shown(name)}' is not a tensor; choose others with --output")
+                raise DataError(f"the output '{shown(name)}' is not a tensor; select other outputs with --output")
             if name not in plans:
                 plans[name] = _Plan.of(array, rows, all_rows, layouts[name])
                 shapes[name] = plans[name].shape
             elif not plans[name].fits(array, rows):
                 raise DataError(
                     f"the output '{shown(name)}' changes shape between batches ({list(array.shape)} for {rows} "
-                    f"samples, which does not fit {shapes[name]}); pad the inputs to one length, or choose others "
-                    "with --output"
+                    f"samples, which does not fit {shapes[name]}); pad the inputs to one length, or select other "
+                    "outputs with --output"
                 )
         yield {name: (plans[name], array) for name, array in found.items()}
 
@@ -100,8 +103,9 @@ def _checked(batches: Batches, all_rows: int, layouts: Layouts, shapes: Shapes) 
 
 
 def write_npz(path: Path, batches: Batches, rows: int, layouts: Layouts, added: Columns) -> Shapes:
-    """Write an ``.npz`` atomically. Outputs are first written to files next to it, since a zip stores one after
-    another.
+    """Write an ``.npz`` atomically.
+
+    Outputs are first written to temporary files, since a zip file stores one member after another.
     """
     shapes: Shapes = {}
     with tempfile.TemporaryDirectory(prefix=".gradgraph-", dir=output_target(path).parent) as folder:
@@ -128,7 +132,9 @@ class _Growing:
             self._start = file.tell()
 
     def add(self, array: Array) -> None:
-        """Write the next part, which is not contiguous along an inner axis."""
+        """Write the array of the next batch; if the sample axis is not the first axis, its parts are not adjacent in
+        the file.
+        """
         axis = self._plan.axis or 0
         if self._plan.once and self._done:
             return
@@ -145,7 +151,7 @@ class _Growing:
 
 
 class _Pipe(io.RawIOBase):
-    """A stream that a zip file is written to and whose bytes are read out at the same time."""
+    """A stream to which a zip file is written; ``taken`` returns the bytes written since its last call."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -178,14 +184,14 @@ def _zipped(files: Mapping[str, Path]) -> Iterator[bytes]:
 
 
 def write_csv(path: Path, batches: Batches, rows: int, layouts: Layouts, added: Columns) -> Shapes:
-    """Write one line per sample, atomically; for outputs without a sample axis, one line per batch."""
+    """Write a ``.csv`` atomically, with one line per sample; for outputs without a sample axis, one line per batch."""
     shapes: Shapes = {}
     write_atomically(path, (text.encode() for text in _lines(_checked(batches, rows, layouts, shapes), added)))
     return shapes
 
 
 def print_csv(path: Path, batches: Batches, rows: int, layouts: Layouts, added: Columns) -> Shapes:
-    """Print the same lines on stdout."""
+    """Print the lines of ``write_csv`` on stdout."""
     shapes: Shapes = {}
     for text in _lines(_checked(batches, rows, layouts, shapes), added):
         click.echo(text, nl=False)
@@ -211,8 +217,10 @@ def _lines(batches: Iterable[Mapping[str, Part]], added: Columns) -> Iterator[st
 
 
 def _columns(name: str, plan: _Plan, array: Array, called: Sequence[str]) -> tuple[list[str], Array]:
-    """Return the column names (``name``, or ``name[0]``, ``name[1]``, …; ``name[cat]``, … for columns that are
-    ``called`` so) and a row of cells per sample, or per batch.
+    """Return the column names of an output, and a row of cells per sample, or per batch.
+
+    Columns are called ``name``, or ``name[0]``, ``name[1]``, … if there are several; with the names ``called``,
+    ``name[cat]``, ….
     """
     rows = array[np.newaxis] if plan.axis is None else np.moveaxis(array, plan.axis, 0)
     inner = ["".join(f"[{i}]" for i in index) for index in np.ndindex(*rows.shape[1:])]

@@ -18,7 +18,7 @@ _TRIALS = {"dry_run": "--dry-run", "find_lr": "--find-lr", "overfit": "--overfit
 
 
 def join(arguments: Sequence[str]) -> None:
-    """Join the ranks that a launcher has started; only rank 0 prints from now on."""
+    """Join the other ranks if a launcher started ``train`` in several processes; then only rank 0 prints."""
     if list(arguments[:1]) != ["train"] or not {"-h", "--help"}.isdisjoint(arguments):
         return
     from gradgraph.parallel.mpi import rank_here, started_ranks, world
@@ -29,7 +29,7 @@ def join(arguments: Sequence[str]) -> None:
 
 
 def begin_end(error: BaseException) -> str:
-    """Prepare to exit after a failure; return the prefix of the error message.
+    """Prepare to exit after an error; return the prefix of the error message.
 
     If all ranks fail, only rank 0 prints the error. If a single rank fails, its message begins with its number.
     """
@@ -41,7 +41,7 @@ def begin_end(error: BaseException) -> str:
 
 
 def end(code: int) -> int:
-    """Abort all ranks if only this one has failed; otherwise finalise MPI."""
+    """Abort all ranks if only this one has failed; otherwise finalise MPI. Return ``code``."""
     mpi = sys.modules.get("gradgraph.parallel.mpi")
     if mpi is not None:
         (mpi.end_all if output.talk.ends_all else mpi.finish)(code)
@@ -49,10 +49,10 @@ def end(code: int) -> int:
 
 
 def starts(ranks: int | None, given: Mapping[str, Any], model: Any, ctx: click.Context) -> bool:
-    """Whether this process is to launch the ranks of a run instead of being one.
+    """Whether this process must launch the ranks of a run, and is not a rank itself.
 
     Raises:
-        click.UsageError: the request supports a single process only.
+        click.UsageError: if an option does not support several ranks.
     """
     from gradgraph.parallel.mpi import started_ranks
 
@@ -66,7 +66,7 @@ def starts(ranks: int | None, given: Mapping[str, Any], model: Any, ctx: click.C
 
 
 def parallel(timeout: float, **ways: Any) -> DataParallel | None:
-    """Return the data-parallel group of this process, or None if it runs alone; ``ways`` are further arguments."""
+    """Return the ``DataParallel`` of this process, with further arguments ``ways``; None if there is one process."""
     from gradgraph.parallel.mpi import started_ranks
 
     if started_ranks() == 1:

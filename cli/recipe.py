@@ -1,4 +1,4 @@
-"""How to build a step, from the build options."""
+"""``Recipe``: the build options of a command line, turned into arguments of ``gradgraph.build``."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class Recipe:
-    """How to build a step, as typed on the command line.
+    """The build options of a command line.
 
     Args:
-        typed: option values by parameter name; defaults apply to the others.
+        typed: the values of options by parameter name. Options that are missing here are unset.
     """
 
     def __init__(self, typed: Mapping[str, Any]) -> None:
@@ -38,10 +38,10 @@ class Recipe:
         """Return the learning rate; None for the optimizer's default.
 
         Args:
-            total_steps: returns the number of steps of the run, if it is known.
+            total_steps: a function that returns the number of updates of the run, if it is known.
 
         Raises:
-            BuildError: the schedule is invalid.
+            BuildError: if the schedule is invalid.
         """
         lr: float | None = self.lr
         if self.schedule is None:
@@ -58,14 +58,14 @@ class Recipe:
         return schedule_from(self.schedule, known)
 
     def _optimizer_arguments(self) -> tuple[str, dict[str, Any]]:
-        """Return the optimizer's name and its own arguments, as typed."""
+        """Return the name of the optimizer, and the arguments of --optimizer, --optimizer-option and --lr."""
         from gradgraph.optim.recipes import RECIPES
 
         rate = {} if self.lr is None else {"lr": self.lr}
         return RECIPES.written(self.optimizer, self.optimizer_option, rate)
 
     def _grouping(self) -> dict[str, Any]:
-        """Return the parameter groups, and the arguments that every optimizer accepts."""
+        """Return the arguments of every optimizer that concern parameter groups: groups, no_decay and layer_decay."""
         from gradgraph.optim.written import schedule_from
 
         groups = {
@@ -76,12 +76,12 @@ class Recipe:
         return {name: value for name, value in grouping.items() if value}
 
     def build(self, model: Source, loss: Any = None, rate: Schedule | Plateau | float | None = None) -> Step:
-        """Build the step for ``model`` with this learning rate. Raises what ``gradgraph.build`` raises.
+        """Return the step for ``model``; raises the errors of ``gradgraph.build``.
 
         Args:
             model: a path or a model.
-            loss: the model's default loss, used unless one was typed.
-            rate: as returned by :meth:`rate`.
+            loss: the default loss of the model, used unless the command line has one.
+            rate: the learning rate, as returned by :meth:`rate`.
         """
         from gradgraph import build
         from gradgraph.runtime.loop.reporter import told_if_slow
@@ -131,7 +131,9 @@ class Recipe:
             return optimizer
         given = self.sparsity_option
         if stray := given.keys() - {"begin", "end", "every", "target", "scope"}:
-            raise BuildError(f"--sparsity-option {shown(min(stray))} is none of begin, end, every, target, scope")
+            raise BuildError(
+                f"--sparsity-option has no argument '{shown(min(stray))}'; pass begin, end, every, target or scope"
+            )
         part = self.sparsity if ":" in self.sparsity else _number(self.sparsity)
         return magnitude_pruning(optimizer, part, **given)
 
@@ -143,7 +145,7 @@ class Recipe:
         return Precision(self.precision, float32=self.keep_float32)
 
     def _loss(self) -> Any:
-        """Return the loss, or several by output."""
+        """Return the argument ``loss`` of ``gradgraph.build``: a loss, or a dict of losses by output."""
         from gradgraph.building.terms import OWN_LOSS
 
         if len(self.loss) > 1 or _output_and_rest(self.loss[0])[0]:
@@ -152,11 +154,11 @@ class Recipe:
         if name != OWN_LOSS:
             return _named_loss(name, self.loss_option)
         if self.loss_option:
-            raise BuildError(f"--loss {OWN_LOSS} uses the model's own scalar and takes no --loss-option; omit these")
+            raise BuildError(f"--loss-option does not apply to --loss {OWN_LOSS}, the model's own loss; omit it")
         return None
 
     def _mask(self) -> bool | dict[str, bool | int]:
-        """Return --mask and --mask-of as the argument ``mask`` of ``gradgraph.build``."""
+        """Return the argument ``mask`` of ``gradgraph.build``, from --mask and --mask-of."""
         masks: dict[str, bool | int] = {}
         for text in self.mask_of:
             output, colon, axes = text.rpartition(":")
@@ -169,7 +171,9 @@ class Recipe:
                     f"--mask-of {shown(text)}: a mask needs at least one axis; pass for example {shown(output)}:1"
                 )
         if masks and self.mask:
-            raise BuildError("--mask applies to every loss and --mask-of to one output; give only one of them")
+            raise BuildError(
+                "--mask applies to every loss, and --mask-of to the losses of one output; give only one of them"
+            )
         return masks or self.mask
 
     def _losses(self) -> dict[str, Any]:
@@ -181,7 +185,7 @@ class Recipe:
                 name, weight = rest, ""
             if not output:
                 raise BuildError(
-                    f"'{shown(text)}' names no output; with several losses, write each as --loss OUTPUT=NAME"
+                    f"--loss '{shown(text)}' names no output; with several losses, write each as --loss OUTPUT=NAME"
                 )
             try:
                 by_output.setdefault(output, []).append((name, float(weight or 1)))
@@ -200,11 +204,13 @@ class Recipe:
                 parts.append((_named_loss(name, options), factor))
             chosen[output] = parts[0] if len(parts) == 1 else parts
         if stray := [k for k in self.loss_option if k not in taken]:
-            raise BuildError(f"--loss-option {shown(stray[0])} matches none of the losses; write OUTPUT.KEY=VALUE")
+            raise BuildError(
+                f"--loss-option '{shown(stray[0])}' is not an argument of any of the losses; write OUTPUT.KEY=VALUE"
+            )
         return chosen
 
     def _metrics(self) -> Any:
-        """Return --metric as the argument ``metrics`` of ``gradgraph.build``: a dict, if they name outputs."""
+        """Return the argument ``metrics`` of ``gradgraph.build``, from --metric: names, or a dict by output."""
         if not self.metric:
             return None
         by_output: dict[str, list[str]] = {}
@@ -212,7 +218,9 @@ class Recipe:
             output, name = _output_and_rest(text)
             by_output.setdefault(output, []).append(name)
         if "" in by_output and len(by_output) > 1:
-            raise BuildError(f"--metric '{shown(by_output[''][0])}' names no output, but others do; write OUTPUT=NAME")
+            raise BuildError(
+                f"--metric '{shown(by_output[''][0])}' names no output, but other metrics do; write OUTPUT=NAME"
+            )
         return by_output.get("") or by_output
 
 
@@ -224,13 +232,13 @@ def _number(text: str) -> float | str:
 
 
 def _output_and_rest(text: str) -> tuple[str, str]:
-    """Split ``OUTPUT=NAME``; the "=" in ``f1(average="macro")`` does not count."""
+    """Split ``OUTPUT=NAME`` into output and name; without an output, as in ``f1(average="macro")``, it is ""."""
     output, equals, rest = text.partition("=")
     return (output, rest) if equals and "(" not in output else ("", text)
 
 
 def _arguments_of(loss: str) -> Mapping[str, Any]:
-    """Return the parameters of a loss given by name or as a call; none for an unknown loss."""
+    """Return the parameters of a loss, written as a name or a call; empty for an unknown loss."""
     from gradgraph.losses import LOSSES
 
     name = loss.partition("(")[0]

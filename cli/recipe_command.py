@@ -34,7 +34,7 @@ Tables = dict[str, dict[str, Any]]
 
 
 class RecipeCommand(Command):
-    """A command whose MODEL may be a recipe and whose help lists the options by section."""
+    """A command whose MODEL may be a recipe, and whose help lists the options by section."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -46,7 +46,9 @@ class RecipeCommand(Command):
         self.of = {p.name or "": of for p in self.params if (of := of_table(p)) is not None}
 
     def make_parser(self, ctx: click.Context) -> Any:
-        """Add a negation to each flag, since a recipe may have set it: ``--no-force``, ``--shuffle``."""
+        """Return a parser that also accepts the opposite of each flag (``--no-force``, ``--shuffle``), to override a
+        recipe.
+        """
         parser = super().make_parser(ctx)
         for flag in self.params:
             if isinstance(flag, click.Option) and flag.is_flag and section_of(flag):
@@ -68,7 +70,7 @@ class RecipeCommand(Command):
         except click.UsageError as error:
             error.ctx = ctx
             raise
-        # for a resumed run: its current folder, and nothing is overwritten again
+        # a resumed run uses the current path of its folder, and does not overwrite files even if its recipe has force
         ctx.default_map = recipe.defaults | ({} if run is None else {"run_folder": run, "force": False})
         try:
             rest = super().parse_args(ctx, args)
@@ -81,7 +83,7 @@ class RecipeCommand(Command):
         if given == STDIN == str(ctx.params.get("data")):
             raise click.UsageError("the recipe and --data are both read from stdin; pass one of them as a file", ctx)
         for name, arguments in recipe.arguments.items():
-            if not isinstance(typed.get(self.of[name]), str | list):  # for another table than that of the recipe
+            if not isinstance(typed.get(self.of[name]), str | list):  # else the command line chose another one
                 ctx.params[name] = _merged(arguments, ctx.params[name])
                 ctx.set_parameter_source(name, FROM_RECIPE)
         return rest
@@ -112,11 +114,11 @@ def _is_inverted(flag: click.Parameter) -> bool:
 
 
 def _going_on(run: str, typed: Mapping[str, Any], ctx: click.Context) -> str:
-    """Return the recipe in a run's folder, which is given in order to resume it."""
+    """Return the path of the recipe in a run folder that was given as MODEL; raise UsageError without --resume."""
     if not typed.get("resume"):
         raise click.UsageError(
-            f"'{shown(run)}' is the folder of a run; add --resume to resume it, or train its model "
-            f"'{shown(Path(run) / MODEL)}' again",
+            f"'{shown(run)}' is a run folder, not a model; add --resume to resume the run, or pass its model "
+            f"'{shown(Path(run) / MODEL)}'",
             ctx,
         )
     return str(Path(run) / RECIPE)
@@ -127,7 +129,13 @@ def _going_on(run: str, typed: Mapping[str, Any], ctx: click.Context) -> str:
 
 @dataclass
 class Given:
-    """The contents of a recipe for one command: MODEL, defaults of its options, and arguments by name."""
+    """The contents of a recipe, for one command.
+
+    Attributes:
+        model: the path of MODEL.
+        defaults: the values of options, by parameter name.
+        arguments: the tables of options with arguments, such as ``loss_option``, by parameter name.
+    """
 
     model: Path | None
     defaults: dict[str, Any] = field(default_factory=dict)
@@ -135,10 +143,12 @@ class Given:
 
 
 def read(path: str, command: click.Command) -> Given:
-    """Read the recipe at ``path`` ("-" is stdin) for ``command``. Keys of the other command are ignored.
+    """Return the contents of the recipe at ``path`` (or on stdin, for "-") for ``command``.
+
+    Keys that only the other command of ``build`` and ``train`` has are ignored.
 
     Raises:
-        UsageError: it cannot be read, has an unknown key, or a value of the wrong type.
+        UsageError: if the recipe cannot be read, or has an unknown key or a value of the wrong type.
     """
     tables = _load(path)
     name = "stdin" if path == STDIN else path
@@ -222,7 +232,7 @@ def _checked(parameter: click.Parameter, value: Any, where: str) -> Any:
     if isinstance(parameter, click.Option) and parameter.is_flag:
         if (
             parameter.name == "accumulate" and type(value) is int
-        ):  # building depends on whether it is known, not on the number
+        ):  # for `build`, it is a flag, and for `train` the number of batches
             return True
         if isinstance(value, bool):
             return value is not _is_inverted(parameter)
@@ -244,7 +254,7 @@ def _checked(parameter: click.Parameter, value: Any, where: str) -> Any:
 
 
 def _arguments(name: str, value: Any, folder: Path, where: str) -> dict[str, Any]:
-    """Return the table of an option with arguments in the form that its callback makes of typed words."""
+    """Return the table of an option with arguments, in the form that the option's callback returns."""
     if not isinstance(value, dict):
         raise click.UsageError(f"{where} should be a table, not {toml.shown_value(value)}")
     if name == "loss_option":  # [loss.options.boxes] applies to the loss of the output "boxes"
@@ -266,7 +276,7 @@ def _moved(schedule: str, folder: Path) -> str:
 
 
 def _merged(recipe: Mapping[str, Any], typed: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the arguments of both; typed ones override, and groups in both are merged."""
+    """Return the arguments of recipe and command line, which overrides the recipe; groups in both are merged."""
     both = {k: {**recipe[k], **v} for k, v in typed.items() if isinstance(v, dict) and isinstance(recipe.get(k), dict)}
     return {**recipe, **typed, **both}
 
@@ -275,7 +285,7 @@ def _merged(recipe: Mapping[str, Any], typed: Mapping[str, Any]) -> dict[str, An
 
 
 def resolved(ctx: click.Context) -> Tables:
-    """Return all options of a command, including defaults, as tables of a recipe; None for unset options."""
+    """Return the values of all options of a command, including defaults, as tables of a recipe; None if unset."""
     model = ctx.params["model"]
     left_out: tuple[str, ...] = (*BUILDING, "out") if model is not None and model.is_dir() else ()
     if ctx.params.get("start") is not None and not typed_by_user(ctx, ("loss",)):

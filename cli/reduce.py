@@ -28,7 +28,7 @@ from gradgraph.errors import listed
 @click.option(
     "--test",
     metavar="COMMAND",
-    help="Your own test command, which exits with 0 if the fault shows; {} stands for the path of a model.",
+    help="Your own test command, which must exit with 0 if the fault shows; {} stands for the path of a model.",
 )
 @click.option(
     "--seconds",
@@ -43,7 +43,7 @@ from gradgraph.errors import listed
 def command(
     model: Path, fault: str, test: str | None, seconds: float, keep_names: bool, out: Path, as_json: bool
 ) -> None:
-    """Shrink MODEL (.onnx) as far as its fault still shows, for a bug report.
+    """Shrink MODEL (.onnx) as long as its fault still shows, for a bug report.
 
     Examples:
       gradgraph reduce model.onnx -o small.onnx

@@ -1,8 +1,8 @@
-"""``gradgraph train --run FOLDER``: everything that a run writes, in one folder with a page that explains it.
+"""``gradgraph train --run FOLDER``: all files of a run in one folder, with a README.md that explains them.
 
-The page is written before the first step and again at the end, so that it explains how to resume a run that
-was killed. Existing files belong to the user: without ``--force``, a run starts in an empty folder. A resumed run keeps
-its recipe, the command it was started with, and a page that somebody else wrote. Later commands are appended to a list.
+README.md is written before the first step and again at the end, so that it also explains how to resume a run that was
+killed. Existing files are not overwritten: without ``--force``, a run requires an empty folder. A resumed run keeps its
+recipe, its first command, and a README.md that the user wrote. All commands are appended to commands.txt.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ OTHERS = {
     BEST: "the state of the best epoch, with `--patience`",
     PLOT: "the learning curves",
     "tokenizer.json": "the model's tokenizer",
-    MISTAKES: "the held-out images that it gets wrong, and the classes it confuses",
-    COMMANDS: "the commands that trained it, each with the time (UTC) and the step count at its start",
+    MISTAKES: "the held-out images that the model misclassifies, and the classes that it confuses",
+    COMMANDS: "the commands of this run, each with the time (UTC) and the step count at its start",
     RECIPE: "all options of this run; pass it to `gradgraph train` in place of a model",
 }
-LARGEST_LIST = 1 << 20  # bytes of commands
-LARGEST_DIGESTED = 1 << 30  # bytes: for larger files, only the size is given
+LARGEST_LIST = 1 << 20  # bytes that are read of commands.txt
+LARGEST_DIGESTED = 1 << 30  # bytes; of larger input files, README.md has only the size
 
 
 @dataclass
@@ -55,10 +55,10 @@ class RunFolder:
     """The folder of a run.
 
     Args:
-        path: its path.
-        recipe: all options, as tables of TOML.
-        read: the input files, by their role.
-        resume: the run is resumed.
+        path: the path of the folder.
+        recipe: all options of the run, as tables of a recipe.
+        read: the input files by role, such as "data".
+        resume: whether the run is resumed.
     """
 
     path: Path
@@ -68,8 +68,11 @@ class RunFolder:
     _first: str = ""  # the command that started the run
 
     def fill(self, given: dict[str, Any], builds: bool) -> None:
-        """Fill in the file names that were not given, in place; a step folder is written if the run ``builds`` a
-        step.
+        """Set the output options that were not given to files in this folder, in place.
+
+        Args:
+            given: the options by name.
+            builds: whether the run builds a step, so that a step folder is written.
         """
         for option, (name, _) in FILES.items():
             if option != "out" or builds:
@@ -77,30 +80,30 @@ class RunFolder:
                 given[option] = given[option] or ((path,) if option == "logs" else path)
 
     def check(self, force: bool) -> None:
-        """Raise OutputError if the run would overwrite files that do not belong to a run."""
+        """Raise OutputError if the folder is not empty, unless ``force`` is set or the run in it is resumed."""
         if force or not self.path.is_dir() or not any(self.path.iterdir()):
             return
         if self.resume and not (self.path / RECIPE).is_file():
-            raise OutputError(f"the folder '{shown(self.path)}' contains no run to resume, as there is no {RECIPE}; "
-                              "pass --run the folder of one, or an empty one")  # fmt: skip
+            raise OutputError(f"the folder '{shown(self.path)}' contains no run to resume, as it has no {RECIPE}; "
+                              "pass the folder of a run, or an empty folder, to --run")  # fmt: skip
         if (
             not self.resume and not (self.path / LAST).exists()
         ):  # an existing checkpoint is checked elsewhere, with a better message
-            raise OutputError(f"the folder '{shown(self.path)}' is not empty; pass --run another one, or add --force "
-                              "to overwrite its contents")  # fmt: skip
+            raise OutputError(f"the folder '{shown(self.path)}' is not empty; pass another folder to --run, or add "
+                              "--force to overwrite its contents")  # fmt: skip
 
     @contextlib.contextmanager
     def made(self) -> Iterator[None]:
         """Create the folder, and remove it afterwards if nothing was written.
 
         Raises:
-            OutputError: it cannot be created.
+            OutputError: if the folder cannot be created.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputError(
-                f"the folder '{shown(self.path)}' cannot be created ({error.strerror}); pass --run another path"
+                f"the folder '{shown(self.path)}' cannot be created ({error.strerror}); pass another path to --run"
             ) from None
         try:
             yield
@@ -109,13 +112,13 @@ class RunFolder:
                 self.path.rmdir()
 
     def begin(self, trainer: Trainer) -> None:
-        """Write the recipe, and the page of an unfinished run.
+        """Write the recipe, the list of commands, and README.md as for an unfinished run.
 
         Raises:
-            OutputError: they cannot be written.
+            OutputError: if a file cannot be written.
         """
         if not self.resume:
-            for name in (BEST, PLOT, MISTAKES, COMMANDS):  # of a run that is overwritten
+            for name in (BEST, PLOT, MISTAKES, COMMANDS):  # left by a run that is overwritten
                 (self.path / name).unlink(missing_ok=True)
         if not (self.resume and (self.path / RECIPE).exists()):
             write_atomically(self.path / RECIPE, toml.written(self.recipe).encode() + b"\n")
@@ -127,7 +130,7 @@ class RunFolder:
         self._write(trainer, ["Not finished: still running, or stopped."])
 
     def show_mistakes(self, trainer: Trainer, held_out: Any) -> None:
-        """Write a page of the images that a classifier gets wrong; nothing for other models or data."""
+        """Write mistakes.html, with the images that a classifier misclassifies; nothing for other models or data."""
         from gradgraph.export import save_mistakes
 
         if held_out is not None and any(len(spec.shape) == 4 for spec in trainer.manifest.inputs):
@@ -135,7 +138,7 @@ class RunFolder:
                 save_mistakes(trainer, held_out, self.path / MISTAKES, title=self.path.name)
 
     def finish(self, trainer: Trainer, history: History) -> None:
-        """Draw the curves and write the page again, with the results."""
+        """Draw the learning curves, and write README.md again, with the results."""
         drawing = self._draw(history) if history else []
         restored = history.restored
         row = history.row(-1 if restored is None else restored) if history else {}
@@ -146,17 +149,17 @@ class RunFolder:
         )
 
     def draw(self, history: History) -> None:
-        """Draw the curves of an interrupted run."""
+        """Draw the learning curves of an interrupted run."""
         if history:
             self._draw(history)
 
     def _draw(self, history: History) -> list[str]:
-        """Draw the curves and return the lines of the page that show them."""
+        """Draw the learning curves, and return the lines of README.md that show them."""
         history.to_svg(self.path / PLOT)
         return ["", f"![The curves of loss and metrics over the epochs]({PLOT})"]
 
     def _commands(self) -> list[str]:
-        """Return the commands in the list so far."""
+        """Return the commands in commands.txt so far."""
         try:
             lines = regular_bytes(self.path / COMMANDS, LARGEST_LIST).decode("utf-8", "replace").splitlines()
         except UnreadableError:
@@ -201,7 +204,7 @@ class RunFolder:
         write_atomically(self.path / PAGE, "\n".join(lines).encode())
 
     def _wrote_page(self) -> bool:
-        """Whether the existing page, if any, was written by a run."""
+        """Whether README.md does not exist, or was written by a run and not by the user."""
         try:
             return _TRAINED.encode() in regular_bytes(self.path / PAGE)[:1000]
         except MissingFileError:
@@ -213,9 +216,9 @@ class RunFolder:
         run, data = str(self.path), str(self.read.get("validation", self.read["data"]))
         commands = {
             "train for more epochs": ["train", run, "--resume"],
-            "show what it gets wrong": ["evaluate", run, "--data", data, "--worst", "10"],
+            "show the samples with the largest losses": ["evaluate", run, "--data", data, "--worst", "10"],
             "write its predictions": ["predict", run, "--data", data],
-            "compare it with the runs next to it": ["runs", str(self.path.parent)],
+            "compare it with other runs in the same folder": ["runs", str(self.path.parent)],
         }
         return [f"{shlex.join(['gradgraph', *words])}    # {why}" for why, words in commands.items()]
 
@@ -234,7 +237,7 @@ def _table(head: list[str], rows: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _identified(path: Path) -> str:
-    """Describe a file by its size and digest."""
+    """Return a line of README.md for an input file: its path, size and digest."""
     if not path.is_file():
         return f"`{shown(path)}`"
     size = path.stat().st_size

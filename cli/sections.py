@@ -1,6 +1,6 @@
-"""Sections of the options of ``build`` and ``train``: groups in help, and tables in recipes.
+"""Sections of the options of ``build`` and ``train``: groups in the help, and tables in recipes.
 
-An option declares its section: ``placed("data", "--validation", …)``.
+``placed("data", "--validation", …)`` declares an option in the section "data".
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ class Option(Named):
     """An option with a key in recipes.
 
     Args:
-        section: its table in recipes, and its group in help.
-        key: its name there; by default that of the parameter.
-        of: in a recipe, it is a table with the arguments of this option, or of none (""); None if it is not a table.
+        section: the option's table in recipes, and its group in the help.
+        key: its key in that table; by default the name of its parameter.
+        of: None if its value in a recipe is not a table. Otherwise the name of the option whose arguments the table
+            contains, such as "loss" for ``--loss-option``; "" if there is no such option.
     """
 
     def __init__(self, *declared: Any, section: str, key: str = "", of: str | None = None, **settings: Any) -> None:
@@ -32,15 +33,15 @@ class Option(Named):
 
 
 def placed(section: str, *declared: str, **settings: Any) -> Callable[[F], F]:
-    """Declare a ``click.option`` with a key in recipes."""
+    """Return a decorator that adds an option with a key in recipes; the arguments are those of ``click.option``."""
     return click.option(*declared, cls=Option, section=section, **settings)
 
 
 def section_of(parameter: click.Parameter) -> str | None:
-    """Return the section of a parameter; None for parameters about output that recipes do not set.
+    """Return the section of a parameter; None for parameters that recipes cannot set, such as ``--json``.
 
     Raises:
-        TypeError: it was declared without a section.
+        TypeError: if another parameter was declared without a section.
     """
     if not parameter.expose_value or parameter.name == "as_json":
         return None
@@ -52,17 +53,17 @@ def section_of(parameter: click.Parameter) -> str | None:
 
 
 def key_of(parameter: click.Parameter) -> str:
-    """Return the name of a parameter in its table of a recipe."""
+    """Return the key of a parameter in its table of a recipe."""
     return parameter.key if isinstance(parameter, Option) else "path"
 
 
 def of_table(parameter: click.Parameter) -> str | None:
-    """Return the option whose arguments are in a table of a recipe ("" for none); None if this is not a table."""
+    """Return ``Option.of`` of a parameter; None if its value in a recipe is not a table."""
     return parameter.of if isinstance(parameter, Option) else None
 
 
 def by_section(command: click.Command, ctx: click.Context) -> dict[str, list[click.Parameter]]:
-    """Return the parameters of a command by section, in order; the others are under an empty name."""
+    """Return the parameters of a command by section, in order; parameters without a section are under ""."""
     parts: dict[str, list[click.Parameter]] = {section: [] for section in (*SECTIONS, "")}
     for parameter in command.get_params(ctx):
         parts[section_of(parameter) or ""].append(parameter)

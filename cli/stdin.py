@@ -1,4 +1,4 @@
-"""Data read from stdin."""
+"""Reading of data from stdin."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ _ZIP = b"PK"  # the magic bytes of an .npz
 
 @contextlib.contextmanager
 def from_stdin(path: Path) -> Iterator[Path]:
-    """Yield ``path``, or for "-" a temporary copy of the ``.npz`` on stdin, since a zip file is read from its end.
+    """Yield ``path``, or for "-" the path of a temporary copy of the ``.npz`` on stdin.
+
+    A copy is needed because reading a zip file starts at its end.
 
     Raises:
-        DataError: stdin is not an ``.npz``.
+        DataError: if stdin is not an ``.npz``.
     """
     if path != STDIO:
         yield path
         return
     first = sys.stdin.buffer.read(len(_ZIP))
     if first != _ZIP:
-        raise DataError("stdin is not an .npz; pipe one in, with one array per input, or name a file")
+        raise DataError("the data on stdin are not an .npz; pipe in an .npz with one array per input, or pass a file")
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "stdin.npz"
         with copy.open("wb") as file:

@@ -1,4 +1,4 @@
-"""``gradgraph surgery``: edit a model: new head, inputs and outputs, adapters, weights."""
+"""``gradgraph surgery``: edit a model, such as its head, inputs and outputs, adapters or weights."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from gradgraph.errors import shown
 @output.json_option
 @click.pass_context
 def command(ctx: click.Context, /, model: Path, out: Path, as_json: bool, **asked: Any) -> None:
-    """Edit a MODEL (.onnx) as its framework would in source code. Several changes are made in the order
+    """Edit a MODEL (.onnx), as you would edit its source code in a framework. Several changes are made in the order
     of the options below.
 
     Examples:
@@ -86,7 +86,7 @@ def _is_asked(change: Change, typed: Mapping[str, Any]) -> bool:
 
 
 def _asked(ctx: click.Context, change: Change, typed: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[Any], Any]]]:
-    """Yield the description of each requested change, and a function from model to model."""
+    """Yield the description of each requested change, and the function that makes it: from model to model."""
     if not _is_asked(change, typed):
         return
     found = {argument: option.argument(ctx, typed[option.name]) for argument, option in change.options.items()}
@@ -113,11 +113,11 @@ def _changed(change: Change, arguments: Sequence[Any], given: Mapping[str, Any],
 
 
 def _check_companions(ctx: click.Context, typed: Mapping[str, Any]) -> None:
-    """Reject an option without the one that it requires."""
+    """Raise UsageError for an option whose change is not requested, such as --rank without --lora."""
     for option in OPTIONS.values():
         changes = [change for change in CHANGES if option in change.options.values()]
         asking = [asks for change in changes for asks in change.asking]
         if typed_by_user(ctx, [option.name]) and not any(typed[asks.name] for asks in asking):
             one = "one of these" if len(asking) > 1 else "that"
             flags = " or ".join(asks.flag for asks in asking)
-            raise click.UsageError(f"{option.flag} goes with {flags}; add {one}, or leave it out", ctx)
+            raise click.UsageError(f"{option.flag} requires {flags}; add {one}, or omit {option.flag}", ctx)

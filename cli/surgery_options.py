@@ -1,6 +1,7 @@
-"""The table of the changes ``gradgraph surgery`` makes, and their options.
+"""The table of the changes that ``gradgraph surgery`` can make, and their options.
 
-To expose another argument of a function of ``gradgraph.surgery``, add a row; a test compares rows with the functions.
+To expose another function of ``gradgraph.surgery``, or another argument, add a row; a test compares the rows with the
+functions.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from gradgraph.errors import shown
 
 @dataclass(frozen=True)
 class Option:
-    """A command line option.
+    """A command-line option.
 
     Attributes:
-        flag: its name as typed.
-        settings: arguments of ``click.option``.
-        read: converts all typed values to the function's argument; raises ValueError for an invalid one.
-        such: an example, for the error message.
+        flag: its name as typed, such as ``--new-head``.
+        settings: the arguments of ``click.option``.
+        read: a function that converts the typed value (for a repeatable option, all values) to the argument of the
+            surgery function; it raises ValueError with the text of an invalid value.
+        such: the expected form or an example, for the error message.
     """
 
     flag: str
@@ -36,10 +38,10 @@ class Option:
         return self.flag.partition("/")[0].lstrip("-").replace("-", "_")
 
     def argument(self, ctx: click.Context, given: Any) -> Any:
-        """Return the function's argument.
+        """Return the argument of the surgery function for the typed value.
 
         Raises:
-            click.UsageError: the value is invalid.
+            click.UsageError: if the value is invalid.
         """
         try:
             return self.read(given)
@@ -52,13 +54,15 @@ class Change:
     """A change of the model.
 
     Attributes:
-        function: its name in ``gradgraph.surgery``.
-        said: the description of the change; ``{load}`` is the value of ``--load``.
-        options: by argument name; one that only requests the change has a name in brackets.
-        asks: how many of these, from the first on, request the change; the others refine it.
-        each: every value of the first option is a change of its own and contains its arguments.
-        reports: the argument that receives the error of each module.
-        keeps: whether the model stays the same and something else is written.
+        function: the name of its function in ``gradgraph.surgery``.
+        said: the description of the change, for the output, or a function that returns it from the options; ``{load}``
+            stands for the value of ``--load``.
+        options: its options, by argument name of the function. An option that is not an argument, but only requests the
+            change, has a name in brackets.
+        asks: the number of options, from the first on, that request the change; further options refine it.
+        each: whether each value of the first option is a change of its own; the value has the arguments.
+        reports: the name of the argument for a dict that receives the error of each module.
+        keeps: whether the model stays the same, and something else is written.
     """
 
     function: str
@@ -86,7 +90,7 @@ def _several(flag: str, metavar: str, help: str, read: Callable[[Any], Any] = li
     return Option(flag, {"multiple": True, "metavar": metavar, "help": f"{help} Repeatable."}, read, such)
 
 
-# --- what is typed as LEFT=RIGHT ----------------------------------------------------------------------------------
+# --- values of the form LEFT=RIGHT --------------------------------------------------------------------------------
 
 
 def _pairs(given: Sequence[str]) -> list[tuple[str, str]]:
@@ -129,7 +133,7 @@ def _axes(given: Sequence[str]) -> dict[str, dict[int, str]]:
 
 # --- the table ----------------------------------------------------------------------------------------------------
 
-_TWO = "two names with = between them"
+_TWO = "two names joined by ="
 _SEED = _option("--seed", "Random seed of new parameters.", type=int, default=0)
 _NAME = _option("--name", "Adapter name, for a model with several: applies to --lora, --adapter, --merge, "
                           "--save-adapter and --switchable.")  # fmt: skip
@@ -196,13 +200,13 @@ CHANGES: Sequence[Change] = (
     }),
     Change("lora", "added adapters to {lora}: only they are trained", {
         "target": _several("--lora", "GLOB", "Add LoRA adapters to these layers."),
-        "kind": _option("--kind", "With --lora.", cls=Named,
+        "kind": _option("--kind", "With --lora: kind of adapter.", cls=Named,
                         type=Briefly("surgery.adapter_kinds.adapter_table:KINDS"),
                         default="lora"),
-        "rank": _option("--rank", "With --lora.", type=click.IntRange(min=1), default=8),
+        "rank": _option("--rank", "With --lora: adapter rank.", type=click.IntRange(min=1), default=8),
         "alpha": _option("--alpha", "With --lora: scaling is alpha/rank. Default: twice the rank.", type=float),
-        "dropout": _option("--dropout", "With --lora.", type=click.FloatRange(0, 1, max_open=True), default=0.0,
-                           show_default=False),
+        "dropout": _option("--dropout", "With --lora: dropout before the adapters.",
+                           type=click.FloatRange(0, 1, max_open=True), default=0.0, show_default=False),
         "feedforward": _several("--feedforward", "GLOB", "With ia3: the layers whose input is scaled."),
         "name": _NAME,
         "seed": _SEED,
@@ -244,9 +248,10 @@ CHANGES: Sequence[Change] = (
                         metavar="DATA"),
         "(go on)": _flag("--qat-quantised", "Make the weights of a quantised model trainable, keeping its "
                                             "quantise/dequantise pairs."),
-        "weights": _option("--weights", "With --qat.", type=click.Choice(["int8", "int4"]), default="int8"),
-        "activations": _option("--activations", "With --qat.", type=click.Choice(["uint8", "int8", "uint16"]),
-                               default="uint8"),
+        "weights": _option("--weights", "With --qat: type of quantised weights.", type=click.Choice(["int8", "int4"]),
+                           default="int8"),
+        "activations": _option("--activations", "With --qat: type of quantised activations.",
+                               type=click.Choice(["uint8", "int8", "uint16"]), default="uint8"),
         "target": _several("--qat-target", "GLOB", "With --qat or --qat-quantised: restrict it to these layers."),
         "ranges": _option("--ranges", "With --qat or --qat-quantised: compute scales from data and weights, or train "
                                       "them.", type=click.Choice(["observed", "learned"]), default="observed"),
@@ -254,8 +259,8 @@ CHANGES: Sequence[Change] = (
     Change("distill", "added {teacher} as a frozen teacher, which exports omit", {
         "teacher": _option("--teacher", "Add a frozen teacher model for distillation.", type=PATH,
                            metavar="FILE"),
-        "temperature": _option("--temperature", "With --teacher.", type=click.FloatRange(0, min_open=True),
-                               default=2.0),
+        "temperature": _option("--temperature", "With --teacher: softmax temperature of the distillation loss.",
+                               type=click.FloatRange(0, min_open=True), default=2.0),
         "alpha": _option("--teacher-share", "With --teacher: weight of the distillation loss; with 1 and `--loss "
                                             "none`, it is the only loss.", type=click.FloatRange(0, 1), default=0.5),
         "match": _several("--match", "VALUE=OTHER", "With --teacher: match this inner value to the teacher's.",

@@ -1,4 +1,4 @@
-"""Options for tables: a starting model, and preprocessing of columns."""
+"""Options of ``gradgraph train`` for tables: a starting model, and preprocessing of columns."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ LOOKED_AT = 1000  # rows to inspect for numeric codes
 
 
 def _kinds(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:
-    """Parse ``zip=category``, or a JSON object with the arguments of a kind; a name may contain ``=``."""
+    """Parse values such as ``zip=category`` into a dict of kinds by column.
+
+    The kind may also be a JSON object with arguments; the column name may contain ``=``.
+    """
     found = {}
     for text in given:
         parts = re.fullmatch(r"(.+?)=(\{.*\}|[^={}]+)", text, re.DOTALL)
@@ -81,7 +84,7 @@ DRIFT = click.option(
 
 @dataclass(frozen=True)
 class DriftTable:
-    """How the columns of a table differ from those of the training data."""
+    """A table of the differences between the columns of a table and those of the training data."""
 
     found: Drift
 
@@ -96,10 +99,16 @@ class DriftTable:
 
 
 def drift_of(names: DataNames, data: Path, asked: bool, as_json: bool) -> dict[str, DriftTable]:
-    """Return the table of ``--drift`` under that name; with ``--json``, whenever there is one.
+    """Return the table of ``--drift`` as ``{"drift": table}``; empty if it is not requested.
+
+    Args:
+        names: the names in the training data of the model.
+        data: the path of the data.
+        asked: whether ``--drift`` was given.
+        as_json: whether ``--json`` was given; then the table is returned whenever it can be computed.
 
     Raises:
-        DataError: it is requested, but the model has no columns, or the data are not a table.
+        DataError: if ``--drift`` was given, but the model has no preprocessing of columns, or the data are not a table.
     """
     from gradgraph.runtime.data.tables import is_table_file, read_table
 
@@ -107,13 +116,23 @@ def drift_of(names: DataNames, data: Path, asked: bool, as_json: bool) -> dict[s
         is_wanted = asked or as_json
         return {"drift": DriftTable(names.preprocess.drift(read_table(data, known=names)))} if is_wanted else {}
     if asked:
-        raise DataError("--drift compares a table with the training columns of a model (trained with --model or "
-                        "--preprocess auto), but the data or the model are of another kind; omit it")  # fmt: skip
+        raise DataError("--drift requires a table, and a model trained with --model or --preprocess auto, which has "
+                        "statistics of its training columns; omit --drift")  # fmt: skip
     return {}
 
 
 def learnt(data: Path, target: Sequence[str], kinds: Mapping[str, Any], index: bool) -> Preprocessing:
-    """Return the preprocessing learnt from the table in a file. Raises DataError."""
+    """Return the preprocessing learnt from the table in a file, and print it.
+
+    Args:
+        data: the path of the table.
+        target: the names of the target columns.
+        kinds: the kinds of columns given by ``--column``.
+        index: whether the model has an input for indices of categories.
+
+    Raises:
+        DataError: if the file does not exist, or is not a table.
+    """
     from gradgraph.preprocess import fit
     from gradgraph.preprocess.column_kinds import Category, Number
     from gradgraph.preprocess.frames import Frame
@@ -135,15 +154,16 @@ def learnt(data: Path, target: Sequence[str], kinds: Mapping[str, Any], index: b
         plan = fit(_with_codes(table, data, labels), target, kinds, index=index)
     numbers = [name for name, kind in plan.read.items() if isinstance(kind, Number) and name not in kinds]
     for name in codes_in(data, numbers, rows=LOOKED_AT):
-        log.warning("the column '%s' is read as numbers, but some begin with 0 or have more digits than floats keep; "
-                    "if they are codes, add --column %s=category, or %s=drop", *[shown(name)] * 3)  # fmt: skip
+        log.warning("the column '%s' is read as numbers, but some values begin with 0 or have more digits than a float "
+                    "can store; if they are codes, add --column %s=category, or %s=drop",
+                    *[shown(name)] * 3)  # fmt: skip
     for line in str(plan).split("\n"):
         output.say(f"  {line}")
     return plan
 
 
 def _with_codes(table: Frame, data: Path, names: Sequence[str]) -> Frame:
-    """Return ``table`` with the columns that contain codes in the file as text."""
+    """Return ``table`` with those columns among ``names`` as text that contain codes, such as "007", in the file."""
     from gradgraph.runtime.data.tables import codes_in
 
     for name, texts in codes_in(data, names).items():
@@ -157,9 +177,9 @@ def starting_model(
     """Return a starting model for the table in a file, and its loss.
 
     Args:
-        name: name of the model.
+        name: the name of the model.
         data, target, kinds: as for :func:`learnt`.
-        begun: the step of a resumed run, whose columns the model keeps.
+        begun: the step folder of a resumed run, whose preprocessing is used again.
     """
     from gradgraph.step.step import Step
     from gradgraph.tables import INDEXED, MODELS, loss
@@ -172,7 +192,7 @@ def starting_model(
 
 
 def preprocess(trainer: Trainer, data: Path, target: Sequence[str], kinds: Mapping[str, Any]) -> None:
-    """Let a trainer without preprocessing learn it from the table in a file."""
+    """Learn preprocessing from the table in a file, and set it in ``trainer.names``, unless it has one already."""
     from gradgraph.step.column_assignment import compared
     from gradgraph.step.data_names import DataNames
 
@@ -185,8 +205,9 @@ def preprocess(trainer: Trainer, data: Path, target: Sequence[str], kinds: Mappi
 
 
 def check_same_data(trainer: Trainer, step: Step) -> None:
-    """Raise CheckpointError if a run is resumed whose starting model was made for other data."""
+    """Raise CheckpointError if the preprocessing in the checkpoint differs from that of the new starting model."""
     if trainer.names.preprocess != step.manifest.data.preprocess:
         raise CheckpointError(
-            "the run began with other data, which its model was made for; resume with those data, or from a run folder"
+            "the checkpoint's model was made for other data; resume with the data of the first command, or resume from "
+            "a run folder (gradgraph train FOLDER --resume)"
         )

@@ -1,4 +1,4 @@
-"""Words with predicted tags, and the scores of entities, on the command line."""
+"""Output of ``predict`` and ``evaluate`` for models that tag words: words with predicted tags, and entity scores."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ LOST = "?"  # the tag of a word that was truncated
 
 
 def tags_words(samples: Any, names: DataNames) -> bool:
-    """Whether the samples are words that are classified one by one, with class names."""
+    """Whether the model classifies each word of the samples, and its classes have names."""
     is_read = any("words" in read for read in names.texts.values())
     return is_read and bool(names.classes) and hasattr(samples, "tagged")
 
 
 def with_tags(batches: Batches, samples: Any, predictor: Predictor) -> Batches:
-    """Replace per-token class scores in batches by the words and their tags, separated by spaces."""
+    """Replace the class scores per token in ``batches`` by two text arrays, "words" and "tags", separated by spaces."""
     classes = next(iter(predictor.names.classes.values()))
     form = next(read for read in predictor.names.texts.values() if "words" in read)
     words = samples.columns.lists(samples.form.words or form["words"])
@@ -47,7 +47,7 @@ def with_tags(batches: Batches, samples: Any, predictor: Predictor) -> Batches:
 
 
 def entities(trainer: Trainer, samples: Any, averaged: bool) -> dict[str, Any]:
-    """Return the table of entities, if the classes are entity tags."""
+    """Return the table of entity scores as ``{"entities": table}``; empty unless classes are tags such as "B-PER"."""
     names = next(iter(trainer.names.classes.values()), ())
     if not tags_words(samples, trainer.names) or not any("-" in name for name in names):
         return {}

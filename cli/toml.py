@@ -1,4 +1,4 @@
-"""A TOML writer for recipes."""
+"""A writer of recipes in TOML."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gradgraph.errors import shown
 
 
 def written(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return ``tables`` as TOML. None becomes a comment; empty nested tables are omitted."""
+    """Return ``tables`` as TOML text. A key with the value None becomes a comment; empty nested tables are omitted."""
     return "\n\n".join("\n".join(_table(name, table)) for name, table in tables.items())
 
 
@@ -44,5 +44,5 @@ def _text(text: str) -> str:
 
 
 def shown_value(value: Any) -> str:
-    """Format ``value`` for a message, in TOML's terms."""
+    """Return ``value`` in TOML syntax, for a message."""
     return shown(_value(value))

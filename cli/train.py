@@ -293,9 +293,9 @@ def command(ctx: click.Context, /, model: Path | None, out: Path | None, as_json
         out, given = named.pop("out"), named
     run = Run(**given)
     if recipe.sample_weight and (run.start is not None or run.preprocess is not None):
-        run = replace(run, column={**run.column, "sample_weight": "drop"})  # which is not an input of the model
+        run = replace(run, column={**run.column, "sample_weight": "drop"})  # not a feature of the model
     if run.resume and run.checkpoint is None:
-        raise click.UsageError("--resume needs --checkpoint, the file to resume from", ctx)
+        raise click.UsageError("--resume needs --checkpoint, the file to resume from; add it", ctx)
     if run.resume and run.force:
         raise click.UsageError(
             "--resume continues from the checkpoint and --force overwrites it; give one of them", ctx
@@ -338,7 +338,7 @@ def command(ctx: click.Context, /, model: Path | None, out: Path | None, as_json
         preprocess(trainer, run.data, run.target, run.column)
     elif run.column and run.start is None:
         raise click.UsageError("--column requires --preprocess auto or --model; add --preprocess auto", ctx)
-    if run.target and run.start is None and run.preprocess is None:  # otherwise preprocessing is restored from it
+    if run.target and run.start is None and run.preprocess is None:  # preprocessing already has the target columns
         trainer.names = trainer.names.updated(target_columns(compared(step.manifest.targets), run.target))
     samples = run.reading(model).data(run.data, trainer.names, run.augment)
     data = trainer.prepare(samples, run.batch_size, shuffle=not run.no_shuffle, drop_last=run.drop_last)
@@ -350,7 +350,7 @@ def command(ctx: click.Context, /, model: Path | None, out: Path | None, as_json
     trainer.evaluate(data, limit=1)  # invalid data are rejected before anything is written
     goes_on = (
         folder is not None and run.resume and out is not None and out.exists()
-    )  # with the files that it wrote then
+    )  # a resumed run keeps its step folder
     if out is not None and not run.is_trial and not goes_on:
         step.remember(trainer.names)
         to, force, share = out, run.force, run.share_weights
@@ -380,7 +380,7 @@ def command(ctx: click.Context, /, model: Path | None, out: Path | None, as_json
                               **run.fit_arguments(rate))  # fmt: skip
     if not team.is_first:
         return
-    if run.export_to is not None:  # first, as it is the result of hours of work
+    if run.export_to is not None:  # first, as it is the most important result
         trainer.export_file(run.export_to)
     if run.history is not None:
         history.to_csv(run.history)
@@ -391,7 +391,7 @@ def command(ctx: click.Context, /, model: Path | None, out: Path | None, as_json
 
 
 def _run_folder(ctx: click.Context, model: Path | None, given: dict[str, Any]) -> RunFolder | None:
-    """Return the run folder, if one is requested; nothing is written yet."""
+    """Return the ``RunFolder`` of --run, and remove that option from ``given``; None if it was not given."""
     path = given.pop("run_folder")
     if path is None:
         return None
@@ -404,7 +404,7 @@ def _run_folder(ctx: click.Context, model: Path | None, given: dict[str, Any]) -
 
 @dataclass(frozen=True)
 class Run:
-    """The options of a run, by their names on the command line."""
+    """The options of a run, by parameter name."""
 
     data: Path
     validation: Path | None
@@ -451,16 +451,21 @@ class Run:
     force: bool
 
     def reading(self, model: Path | None = None) -> Reading:
-        """Return how files become arrays."""
+        """Return the options that describe how data files are read."""
         return Reading(self.image, self.tokenizer, self.text, self.sound, model)
 
     @property
     def is_trial(self) -> bool:
-        """Whether nothing is to be saved."""
+        """Whether the run is a trial, such as --dry-run, which saves nothing."""
         return self.dry_run or self.find_lr or self.overfit or self.profile
 
     def check_outputs(self, model: Path | None) -> None:
-        """Reject outputs that could not be written, before hours of training."""
+        """Raise an error, before training begins, if an output cannot be written.
+
+        Raises:
+            OutputError: if an output path is invalid, an input file, or used twice.
+            CheckpointError: if the checkpoint exists without --resume or --force, or --resume finds none.
+        """
         inputs = [p for p in (model, self.data, self.validation, self.weights) if p is not None]
         outputs = [("--checkpoint", self.checkpoint), ("--export", self.export_to), ("--history", self.history)]
         outputs += [("--log", path) for path in self.logs if path.suffix]  # a TensorBoard folder may exist
@@ -484,8 +489,10 @@ class Run:
             raise CheckpointError(f"there is no checkpoint '{shown(self.checkpoint)}' to resume from; omit --resume")
 
     def total_steps(self) -> int | None:
-        """Return the number of steps in all epochs, if the options determine it; a run that stops early resumes with
-        the rest.
+        """Return the number of updates in all epochs, which schedules need; None unless the batch size is a number and
+        the data exist.
+
+        --max-steps does not change it, so that a resumed run continues the same schedule.
         """
         if not isinstance(self.batch_size, int) or not self.data.exists():
             return None
@@ -494,10 +501,10 @@ class Run:
         steps = Order(self.batch_size, drop_last=self.drop_last).batch_count(self.reading().rows(self.data))
         steps = steps if self.limit is None else min(steps, self.limit)
         every = self.accumulate or 1
-        return self.epochs * -(-steps // every)  # in updates, which schedules count
+        return self.epochs * -(-steps // every)  # schedules count updates
 
     def fit_arguments(self, rate: Any) -> dict[str, Any]:
-        """Return the arguments of ``fit``; a ``rate`` that is part of the graph is not fed."""
+        """Return the arguments of ``fit``; without ``rate`` if it is a schedule, which is part of the graph."""
         from gradgraph.optim import Schedule
 
         rates = {} if rate is None or isinstance(rate, Schedule) else {"learning_rate": rate}
@@ -519,7 +526,8 @@ def _load_step(ctx: click.Context, folder: Path) -> Step:
     foreign = typed_by_user(ctx, (*BUILDING, "out"))
     if foreign:
         raise click.UsageError(
-            f"{foreign[0]} is a build option, but '{shown(folder)}' is a step folder, already built; omit it", ctx
+            f"{foreign[0]} is a build option, but '{shown(folder)}' is a step folder, which is already built; omit it",
+            ctx,
         )
     return Step.load(folder)
 
@@ -559,7 +567,7 @@ def _do_trials(trainer: Trainer, run: Run, model: Path | None, data: Any, rate: 
 
 
 def _report(trainer: Trainer, history: History, run: Run, step: Path | None, as_json: bool) -> None:
-    """Report how the run ended, with the metrics of the epoch whose weights the trainer has."""
+    """Print the results of a run: the metrics of the epoch whose weights were kept, and the files written."""
     p = trainer.progress
     written = {"checkpoint": run.checkpoint, "export": run.export_to, "history": run.history}
     files = {name: str(path) for name, path in written.items() if path is not None}

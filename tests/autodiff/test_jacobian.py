@@ -332,7 +332,7 @@ def test_from_the_shell(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--vjp", "--jvp"], "--vjp and --jvp are different transforms"),
+        (["--vjp", "--jvp"], "--vjp and --jvp cannot be combined"),
         (["--hessian", "--per-sample"], "--per-sample can be combined only with --jacobian"),
         (["--independent"], "--independent requires --per-sample"),
         (["--mode", "reverse"], "--mode requires --jacobian"),

@@ -87,7 +87,7 @@ def test_several_losses_from_the_shell(cli: Cli, folder: Path) -> None:
                         (["--metric", "f2"], "there is no metric 'f2'"),
                         (["--loss", "logits=mse", "--loss", "mse"], "names no output"),
                         (["--loss", "logits=mse:much"], "is not a number"),
-                        (["--loss", "logits=mse", "--loss-option", "delta=1"], "matches none")):  # fmt: skip
+                        (["--loss", "logits=mse", "--loss-option", "delta=1"], "is not an argument of any")):  # fmt: skip
         refused = cli("build", "two.onnx", *wrong)
         assert (refused.code, says in refused.err) == (1, True), refused.err
 
@@ -278,7 +278,7 @@ def test_export_of_weights(cli: Cli, folder: Path) -> None:
 
 def test_export_without_a_checkpoint_says_so(cli: Cli) -> None:
     ok(cli, "build", "model.onnx")
-    assert "before training" in cli("export", "step").err
+    assert "with the initial weights" in cli("export", "step").err
 
 
 def test_inspect_a_model(cli: Cli) -> None:

@@ -71,7 +71,7 @@ def test_a_step_folder_is_not_copied_and_named_files_stay_where_they_were_named(
 REFUSED = {
     "a run that is there": (TRAIN, "already exists; add --resume to resume from it"),
     "a trial": ((*TRAIN, "--dry-run"), "a trial has none"),
-    "a file": ((*TRAIN[:-1], "model.onnx/run"), "pass --run another path"),
+    "a file": ((*TRAIN[:-1], "model.onnx/run"), "pass another path to --run"),
 }
 
 
@@ -95,7 +95,7 @@ def test_a_folder_with_files_of_others_is_refused(cli: Cli, mine: str) -> None:
     (RUN / mine).parent.mkdir(parents=True)
     (RUN / mine).write_text("mine")
     ran = cli(*TRAIN)
-    assert ran.code == 1 and "is not empty; pass --run another one, or add --force" in ran.err
+    assert ran.code == 1 and "is not empty; pass another folder to --run, or add --force" in ran.err
     ran = cli(*TRAIN, "--resume")
     assert ran.code == 1 and ("contains no run to resume" in ran.err) is (mine != "recipe.toml")
     assert [p.read_text() for p in RUN.rglob("*") if p.is_file()] == ["mine"]

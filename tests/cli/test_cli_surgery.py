@@ -54,12 +54,12 @@ def test_several_changes_at_once(cli: Cli) -> None:
     ("words", "code", "says"),
     [
         ((), 2, "no change was requested"),
-        (("--partly",), 2, "--partly goes with --load"),
-        (("--head-name", "top"), 2, "--head-name goes with --new-head"),
-        (("--rank", "4"), 2, "--rank goes with --lora"),
-        (("--name-weights", "--seed", "4"), 2, "--seed goes with --new-head or --reset or --lora"),
+        (("--partly",), 2, "--partly requires --load"),
+        (("--head-name", "top"), 2, "--head-name requires --new-head"),
+        (("--rank", "4"), 2, "--rank requires --lora"),
+        (("--name-weights", "--seed", "4"), 2, "--seed requires --new-head or --reset or --lora"),
         (("--open", "x=batch"), 2, "should be such as x:0=batch"),
-        (("--tie", "first.weight"), 2, "two names with = between them"),
+        (("--tie", "first.weight"), 2, "two names joined by ="),
         (("--resize-embedding", "first.weight=many"), 2, "rows are a whole number"),
         (("--new-head", "0"), 2, "0 is not in the range"),
         (("--new-head", "3", "--head-output", "loss"), 1, "no value 'loss'"),
@@ -91,9 +91,9 @@ def test_adapters_are_put_in_trained_and_merged(cli: Cli) -> None:
     )
     np.testing.assert_allclose(merged, trained, rtol=1e-4, atol=1e-5)
     assert (
-        "--trained goes with --save-adapter or --merge" in cli("surgery", "lora.onnx", "--trained", "trained.onnx").err
+        "--trained requires --save-adapter or --merge" in cli("surgery", "lora.onnx", "--trained", "trained.onnx").err
     )
-    assert "--requantise goes with --merge" in cli("surgery", "lora.onnx", "--requantise").err
+    assert "--requantise requires --merge" in cli("surgery", "lora.onnx", "--requantise").err
 
 
 def test_a_quantised_model_goes_on(cli: Cli) -> None:

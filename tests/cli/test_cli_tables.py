@@ -154,7 +154,7 @@ def test_a_run_without_a_folder_goes_on_with_the_data_that_it_began_with_alone(c
     ok(cli, *words, "--resume", "--epochs", "3")
     tables[10:60].to_csv("train.csv", index=False)
     ran = cli(*words, "--resume", "--epochs", "4")
-    assert ran.code == 1 and "the run began with other data, which its model was made for" in ran.err
+    assert ran.code == 1 and "the checkpoint's model was made for other data" in ran.err
 
 
 def test_what_is_exported_is_held_against_the_step(cli: Cli, tables: Any) -> None:

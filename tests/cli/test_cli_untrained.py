@@ -56,7 +56,7 @@ def test_without_a_run_the_weights_are_asked_for(cli: Cli) -> None:
         ran = cli(name, "step", *TAKE_A_CHECKPOINT[name])
         assert ran.code == 1 and "add --checkpoint run.ckpt, or --untrained" in " ".join(ran.err.split())
         assert not Path("p.npz").exists() and cli(name, "step", "--untrained", *TAKE_A_CHECKPOINT[name]).code == 0
-    assert "as they were before training" in cli("export", "step", "-o", "w.safetensors").err
+    assert "with the initial weights" in cli("export", "step", "-o", "w.safetensors").err
     refused = cli("predict", "model.onnx", "--untrained", *DATA)
     assert refused.code == 2 and "--untrained requires a step folder" in refused.err
 
