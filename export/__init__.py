@@ -1,7 +1,7 @@
-"""Export after training, and artifacts of a step for other runtimes and training loops.
+"""Export of trained models, and artifacts of a step for other runtimes and training loops.
 
-It turns a step and trained weights into files: inference models, weights, flat buffers, ORT format, a page. It does not
-depend on how a step is built.
+The functions turn a step and trained weights into inference models, weight files, flat buffers, files in ORT format and
+HTML pages. They do not depend on how a step is built.
 """
 
 from gradgraph.export.artifacts import fixed_sizes, inference_model, save_inference, save_weights, weights

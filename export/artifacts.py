@@ -1,4 +1,4 @@
-"""The inference model and the weights of a step, from a checkpoint or before training."""
+"""The inference model and the weights of a step, with the state of a checkpoint or the initial state."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ def inference_model(
 
     Args:
         step: a step, or its folder.
-        checkpoint: the state of a run; without one, the initial weights are used.
-        outputs: which of the model's outputs to keep; by default all.
-        averaged: use averages of the weights, if the optimizer keeps some.
-        mixed: keep the mixed precision of the step; otherwise the model is float32.
-        weights: values that replace those of the step or checkpoint, as for ``Trainer.load_state_dict``, or flat
-            weights; other weights stay.
+        checkpoint: the checkpoint of a run; without one, the initial weights are used.
+        outputs: the model's outputs to keep; by default all.
+        averaged: whether to use averages of the weights, if the optimizer has any.
+        mixed: whether to keep the mixed precision of the step; otherwise the model is float32.
+        weights: weights that replace those of the step or checkpoint by name, in a form that
+            ``Trainer.load_state_dict`` accepts. Weights that are not in it keep their values.
         sizes: values of symbolic sizes, as for ``gradgraph.build``.
 
     Raises:
-        BuildError: ``mixed`` is set, but the step is not in mixed precision.
-        ModelError: the step is damaged, or has no output of the model.
-        UnknownNameError: the model has no such output.
-        CheckpointError: the checkpoint is damaged, or belongs to another step.
+        BuildError: if ``mixed`` is set, but the step is not in mixed precision.
+        ModelError: if the step is damaged, or the model has no output other than its loss.
+        UnknownNameError: if the model has no output of a given name.
+        CheckpointError: if the checkpoint is damaged, or belongs to another step.
     """
     trainer = opened_trainer(step, checkpoint, weights)
     if not sizes:
@@ -78,11 +78,11 @@ def save_inference(
     weights: Weights | None = None,
     sizes: Sizes | None = None,
 ) -> onnx.ModelProto:
-    """Write ``inference_model(step, checkpoint, outputs)`` to ``path`` and return it.
+    """Write the model of ``inference_model`` to ``path``, and return it.
 
     Raises:
         BuildError, ModelError, UnknownNameError, CheckpointError: as for ``inference_model``.
-        OutputError: ``path`` cannot be written; an existing file is intact.
+        OutputError: if ``path`` cannot be written; an existing file is left intact.
     """
     check_suffix(path, ".onnx")
     trainer = opened_trainer(step, checkpoint, weights)
@@ -100,15 +100,15 @@ def served(
     mixed: bool = False,
     sizes: Sizes | None = None,
 ) -> ir.Model:
-    """Return the model of ``inference_model``; its weights stay in files, and in the state of the trainer."""
+    """Return the model of ``inference_model`` without copying weights from files or from the state of the trainer."""
     model = trainer.exported(outputs, averaged=averaged, mixed=mixed, preprocess=True)
     return model if not sizes else _with_sizes(model, sizes)
 
 
 def weights(step: Step | Path, checkpoint: Path | None = None, *, averaged: bool = True) -> Arrays:
-    """Return every weight of the model by name: trained, running statistics, frozen; each with its shape and dtype.
+    """Return all weights of the model by name: trained weights, running statistics and frozen weights.
 
-    Large frozen ones are memory-mapped from the step's files.
+    Large frozen weights are memory-mapped from the step's files.
 
     Raises:
         ModelError, CheckpointError: as for ``inference_model``.
@@ -123,11 +123,11 @@ def weights(step: Step | Path, checkpoint: Path | None = None, *, averaged: bool
 
 
 def save_weights(step: Step | Path, path: Path, checkpoint: Path | None = None, *, averaged: bool = True) -> Arrays:
-    """Write ``weights(step, checkpoint)`` to ``path`` as safetensors and return them.
+    """Write ``weights(step, checkpoint)`` to ``path`` as safetensors, and return them.
 
     Raises:
         ModelError, CheckpointError: as for ``inference_model``.
-        OutputError: ``path`` cannot be written; an existing file is intact.
+        OutputError: if ``path`` cannot be written; an existing file is left intact.
     """
     check_suffix(path, ".safetensors")
     arrays = weights(step, checkpoint, averaged=averaged)
@@ -137,21 +137,22 @@ def save_weights(step: Step | Path, path: Path, checkpoint: Path | None = None, 
 
 @checked(sizes=SIZES)
 def fixed_sizes(model: Source, sizes: Sizes) -> onnx.ModelProto:
-    """Return a copy of an inference model with values for symbolic sizes; dependent values are folded.
+    """Return a copy of an inference model with numbers in place of symbolic sizes; values computed from the sizes are
+    folded.
 
-    A model of opset 17 to 21 keeps its opset; others are converted to opset 21.
+    A model of opset 17 to 21 keeps its opset; other models are converted to opset 21.
 
     Raises:
-        ArgumentError: ``sizes`` are invalid.
-        ModelError: the model is damaged.
-        UnknownNameError: no input has such a dimension, or there is no such input.
-        BuildError: an input has other dimensions.
+        ArgumentError: if ``sizes`` are invalid.
+        ModelError: if the model is damaged.
+        UnknownNameError: if ``sizes`` names a dimension or an input that the model does not have.
+        BuildError: if an input does not fit the given shape.
     """
     return to_proto(_with_sizes(load_model(model), sizes))
 
 
 def _with_sizes(model: ir.Model, sizes: Sizes) -> ir.Model:
-    """Set sizes as ``fixed_sizes``; ``model`` may change, and weights are shared."""
+    """Return the model of ``fixed_sizes``; ``model`` may be changed, and shares its weights with the result."""
     fix_sizes(model, sizes)
     opset = model.opset_imports.get("", OPSET)
     folded = clean_up(normalise(model, keep_quantization=True))
@@ -164,7 +165,9 @@ def opened_trainer(
     weights: Weights | None = None,
     options: RuntimeOptions | None = None,
 ) -> Trainer:
-    """Return a trainer with the state of ``checkpoint``, if given, and then these ``weights``."""
+    """Return a trainer of ``step`` with the state of ``checkpoint`` and with ``weights``, which replace those of the
+    checkpoint.
+    """
     trainer = Trainer(step, device="cpu", options=options)
     if checkpoint is not None:
         trainer.load(checkpoint)

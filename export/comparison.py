@@ -1,4 +1,4 @@
-"""Comparison of an exported model with its source: outputs on the same data, operators and size."""
+"""Comparison of an exported model with its step: outputs on the same data, operators and size."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gradgraph.verify.feeds import Feeds, candidates
 __all__ = ["Compared", "ExportReport", "compared", "drawn", "export_report"]
 
 Outputs = Mapping[str, np.ndarray[Any, Any]]
-_ROUNDING = 1e-5  # relative to the largest number: rounding of float32 sums in another order
+_ROUNDING = 1e-5  # a difference, relative to the largest number, that rounding of float32 sums can cause
 _ROWS = 16  # rows of a random table
 _MOST_SHOWN = 6  # operators listed
 
@@ -37,8 +37,8 @@ class Compared:
 
     Attributes:
         largest: the largest absolute difference; infinite if shapes differ.
-        relative: the same, relative to the largest number in the first model's output.
-        same_class: the share of samples whose largest entry is the same; None unless [samples, classes].
+        relative: the largest absolute difference over the largest absolute number in the first model's output.
+        same_class: for an output [samples, classes], the share of samples with the same predicted class; else None.
     """
 
     largest: float
@@ -47,8 +47,8 @@ class Compared:
 
     def __str__(self) -> str:
         if self.relative <= _ROUNDING:
-            return f"is equal up to rounding ({self.relative:.2g} of its largest number)"
-        said = f"differs by {self.largest:.2g} at most, {self.relative:.2g} of its largest number"
+            return f"is equal up to rounding (relative difference {self.relative:.2g})"
+        said = f"differs by at most {self.largest:.2g} (relative difference {self.relative:.2g})"
         return said if self.same_class is None else f"{said}, and has the same class for {self.same_class:.1%}"
 
 
@@ -57,12 +57,12 @@ class ExportReport:
     """The result of ``export_report``.
 
     Attributes:
-        opset, ir_version: of the exported model.
-        operators_before, operators_after: operator counts in the evaluation graph, and in the exported model.
-        bytes: of the exported model.
-        input_shapes, output_shapes: of the exported model, by name.
-        compared: the comparison of each output with the step's evaluation, on a random batch; empty if no random batch
-            fits the model.
+        opset, ir_version: the opset and IR version of the exported model.
+        operators_before, operators_after: the operator counts of eval.onnx and of the exported model.
+        bytes: the size of the exported model, without external data.
+        input_shapes, output_shapes: the shapes of its inputs and outputs, by name.
+        compared: the comparison of each output with that of eval.onnx on a random batch; empty if the model accepts no
+            random batch.
     """
 
     opset: int
@@ -89,7 +89,11 @@ class ExportReport:
         return (
             f"opset {self.opset}, {self.bytes:,} bytes; {after:,} nodes (evaluation graph: {before:,}): "
             f"{', '.join(names)}{more}\n"
-            + (f"compared with the evaluation graph, on a random batch: {said}" if said else "no random batch fits it")
+            + (
+                f"compared with the evaluation graph, on a random batch: {said}"
+                if said
+                else "not compared with the evaluation graph, as the model accepts no random batch"
+            )
         )
 
 
@@ -101,22 +105,22 @@ def export_report(
     averaged: bool = True,
     weights: Weights | None = None,
 ) -> ExportReport:
-    """Compare an exported model with the step's evaluation, on a random batch.
+    """Return a report that compares an exported model with eval.onnx of its step, on a random batch.
 
     Args:
-        model: a file, or a model, exported from the step, with the same ``checkpoint``, ``averaged`` and ``weights``;
-            in float16 or int8, differences include the rounding.
+        model: the exported model, or its file. It must have been exported with the same ``checkpoint``, ``averaged``
+            and ``weights``. For float16 or int8, differences include the rounding of weights.
         step, checkpoint, averaged, weights: as for ``inference_model``.
 
     Raises:
         ModelError, CheckpointError: as for ``inference_model``.
     """
-    trainer = opened_trainer(step, checkpoint, weights, RuntimeOptions(pack_weights=False))  # for a report on each
+    trainer = opened_trainer(step, checkpoint, weights, RuntimeOptions(pack_weights=False))  # runs only one batch
     return report_of(model, trainer, averaged=averaged)
 
 
 def report_of(model: Source, trainer: Trainer, *, averaged: bool = True) -> ExportReport:
-    """Compare as ``export_report``, with a trainer that has the exported weights."""
+    """Return the report of ``export_report``; ``trainer`` has the exported weights."""
     exported = load_model(model)
     after = Predictor(exported, device="cpu", packs=False)
     names = [o.name for o in trainer.definition.eval.graph.output]
@@ -131,7 +135,7 @@ def report_of(model: Source, trainer: Trainer, *, averaged: bool = True) -> Expo
         found = trainer.predict(given, averaged=averaged)
         return found if isinstance(found, Mapping) else {name: found for name in after.outputs if name in names}
 
-    last: list[Outputs] = []  # of both on the last batch that runs in both
+    last: list[Outputs] = []  # the outputs of both models on the last batch that both accepted
 
     def run(feeds: Feeds) -> None:
         last[:] = after(feeds), before(feeds)
@@ -156,7 +160,7 @@ def report_of(model: Source, trainer: Trainer, *, averaged: bool = True) -> Expo
 
 
 def _bytes(model: Source, opened: ir.Model) -> int:
-    """Return the size of a file, without its external data, or of a model in memory."""
+    """Return the size in bytes of a model file, without its external data, or of a model in memory."""
     if isinstance(model, str | os.PathLike):
         return pathlib.Path(model).stat().st_size
     proto = model if isinstance(model, onnx.ModelProto) else to_proto(opened)
@@ -168,7 +172,12 @@ def _sizes(value: ir.Value) -> list[int | str | None]:
 
 
 def drawn(model: ir.Model, run: Callable[[Feeds], object] | None = None) -> Feeds | None:
-    """Return the first random batch that the model accepts; None if there is none."""
+    """Return the first random batch that ``model`` accepts; None if it accepts none.
+
+    Args:
+        model: the model.
+        run: a function that runs a batch, and raises GradgraphError if it is rejected; by default the model itself.
+    """
     run = Predictor(model, device="cpu") if run is None else run
     try:
         for feeds in candidates(model.graph, np.random.default_rng(0)):
@@ -185,7 +194,12 @@ def drawn(model: ir.Model, run: Callable[[Feeds], object] | None = None) -> Feed
 def compared(
     before: Callable[[Any], Outputs], after: Callable[[Any], Outputs], batches: Iterable[Any]
 ) -> dict[str, Compared]:
-    """Compare the outputs of two models on the same batches, by name, as far as both have them."""
+    """Return the comparison of each numeric output that two models have in common.
+
+    Args:
+        before, after: functions that return the outputs of each model for a batch.
+        batches: the batches.
+    """
     largest: dict[str, float] = {}
     scale: dict[str, float] = {}
     classes: dict[str, list[np.ndarray[Any, Any]]] = {}

@@ -1,4 +1,4 @@
-"""All weights as one vector, with a table of offsets."""
+"""Flat weights: all weights in one float32 vector, with a table of offsets."""
 
 from __future__ import annotations
 
@@ -34,7 +34,13 @@ _KIND = "gradgraph flat weights"
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a tensor in a vector: its offset, and its shape."""
+    """The place of a tensor in a flat vector.
+
+    Attributes:
+        name: the name of the tensor.
+        offset: the index of its first element in the vector.
+        shape: its shape.
+    """
 
     name: str
     offset: int
@@ -55,7 +61,7 @@ class FlatWeights:
         table: the place of each tensor, in order, without gaps.
 
     Raises:
-        ModelError: the places do not fill the vector.
+        ModelError: if the places in ``table`` do not cover the vector exactly.
     """
 
     buffer: np.ndarray[Any, np.dtype[np.float32]]
@@ -66,30 +72,31 @@ class FlatWeights:
         for place in self.table:
             if place.offset != end or any(d < 0 for d in place.shape):
                 raise ModelError(
-                    f"'{shown(place.name)}' does not directly follow the previous tensor in the flat vector"
+                    f"the table of the flat vector has a gap or an overlap before '{shown(place.name)}'; write it again"
                 )
             end += place.size
         if self.buffer.dtype != np.float32 or self.buffer.shape != (end,):
             raise ModelError(
-                f"the flat vector is {self.buffer.dtype}{list(self.buffer.shape)}; its table needs float32[{end}]"
+                f"the flat vector is {self.buffer.dtype}{list(self.buffer.shape)}, but its table describes "
+                f"float32[{end}]; pass a vector of that type and length"
             )
         if len({p.name for p in self.table}) < len(self.table):
-            raise ModelError("the table of the flat vector has a duplicate name")
+            raise ModelError("the table of the flat vector has a duplicate name; write it again")
 
     def arrays(self) -> Arrays:
         """Return the tensors by name, as views of the vector, for ``trainer.load_state_dict(..., strict=False)``."""
         return {p.name: self.buffer[p.offset : p.offset + p.size].reshape(p.shape) for p in self.table}
 
     def replaced(self, buffer: np.ndarray[Any, Any]) -> FlatWeights:
-        """Return another vector with the same table."""
+        """Return flat weights with the same table and the vector ``buffer``."""
         return FlatWeights(np.ascontiguousarray(buffer, np.float32), self.table)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the numbers (float32, little-endian) to ``path``, and the table to the same path with ``.json``
-        appended.
+        """Write the vector (float32, little-endian) to ``path``, a ``.bin``, and the table to a ``.json`` of the same
+        name.
 
         Raises:
-            OutputError: they cannot be written.
+            OutputError: if a file cannot be written.
         """
         check_suffix(path, ".bin")
         _write(Path(path), self.table, [self.buffer])
@@ -99,7 +106,7 @@ class FlatWeights:
         """Load the files written by ``save``.
 
         Raises:
-            ModelError: a file is missing or damaged, or the two do not match.
+            ModelError: if a file is missing or damaged, or the two files do not match.
         """
         path = Path(path)
         beside = path.with_suffix(".json")
@@ -108,7 +115,10 @@ class FlatWeights:
             for read in (beside, path):
                 contents.append(regular_bytes(read))
         except UnreadableError as error:
-            raise ModelError(f"cannot read '{shown(read)}' ({error}); flat weights consist of two files") from None
+            raise ModelError(
+                f"cannot read '{shown(read)}' ({error}); flat weights consist of two files, a .bin and a .json of the "
+                "same name"
+            ) from None
         document, numbers = contents
         try:
             rows = tables_of(Fields(json_of(document), "it").value("tensors"), "'tensors'")
@@ -133,12 +143,12 @@ def flat_weights(
 
     Args:
         step: a step, or its folder.
-        checkpoint: the state of a run; without one, the initial weights are used.
+        checkpoint: the checkpoint of a run; without one, the initial weights are used.
         which: ``"trainable"``, or ``"all"`` to include running statistics.
 
     Raises:
-        ModelError: the step is damaged, or a weight is not float32 (or float16, which float32 represents exactly).
-        CheckpointError: the checkpoint is damaged, or belongs to another step.
+        ModelError: if the step is damaged, or a weight is neither float32 nor float16.
+        CheckpointError: if the checkpoint is damaged, or belongs to another step.
     """
     trainer = opened_trainer(step, checkpoint)
     table = _table(trainer.manifest, which)
@@ -151,11 +161,11 @@ def flat_weights(
 def save_flat(
     step: Step | str | os.PathLike[str], path: str | os.PathLike[str], checkpoint: str | os.PathLike[str] | None = None
 ) -> tuple[Place, ...]:
-    """Write ``flat_weights(step, checkpoint)`` to ``path`` without building the vector; returns the table.
+    """Write ``flat_weights(step, checkpoint)`` to ``path`` without building the vector in memory; return the table.
 
     Raises:
         ModelError, CheckpointError: as for ``flat_weights``.
-        OutputError: they cannot be written.
+        OutputError: if a file cannot be written.
     """
     check_suffix(path, ".bin")
     trainer = opened_trainer(step, checkpoint)
@@ -170,7 +180,7 @@ def _seen(trainer: Trainer, table: Sequence[Place]) -> list[np.ndarray[Any, Any]
 
 
 def _write(path: Path, table: Sequence[Place], arrays: Iterable[np.ndarray[Any, Any]]) -> None:
-    """Write the table, and the numbers of ``arrays``, one after the other."""
+    """Write ``arrays``, one after another, to ``path``, and the table to a ``.json`` of the same name."""
     rows = [{"name": p.name, "offset": p.offset, "shape": list(p.shape)} for p in table]
     document = {"kind": _KIND, "dtype": "float32", "elements": sum(p.size for p in table), "tensors": rows}
     write_atomically(path.with_suffix(".json"), (json.dumps(document, indent=1) + "\n").encode())
@@ -178,8 +188,8 @@ def _write(path: Path, table: Sequence[Place], arrays: Iterable[np.ndarray[Any, 
 
 
 def flat_models(step: Step | str | os.PathLike[str], *, which: Which = "trainable") -> dict[str, onnx.ModelProto]:
-    """Return two models for use next to a training step: ``"flatten"`` maps the weights by name to ``flat``;
-    ``"unflatten"`` maps ``flat`` to the weights.
+    """Return two ONNX models for use with train.onnx: ``"flatten"``, whose inputs are the weights by name and whose
+    output is the vector ``flat``, and the inverse ``"unflatten"``.
 
     Raises:
         ModelError: as for ``flat_weights``.
@@ -218,14 +228,16 @@ def flat_models(step: Step | str | os.PathLike[str], *, which: Which = "trainabl
 
 def _table(manifest: Manifest, which: Which) -> tuple[Place, ...]:
     if which not in ("trainable", "all"):
-        raise ModelError(f"there are no '{shown(which)}' weights; which is 'trainable' or 'all'")
+        raise ModelError(f"which is '{shown(which)}'; pass 'trainable' or 'all'")
     kinds = ("parameter",) if which == "trainable" else ("parameter", "statistic")
     table, end = list[Place](), 0
     for spec in manifest.state:
         if spec.kind not in kinds:
             continue
         if spec.dtype not in ("float32", "float16"):
-            raise ModelError(f"'{shown(spec.name)}' is {spec.dtype}, which a float32 vector does not represent exactly")
+            raise ModelError(
+                f"the weight '{shown(spec.name)}' is {spec.dtype}, which a float32 vector cannot represent exactly"
+            )
         table.append(Place(spec.name, end, tuple(int(d or 0) for d in spec.shape)))
         end += table[-1].size
     if not table:

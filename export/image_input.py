@@ -1,6 +1,4 @@
-"""Image preprocessing as ONNX nodes: a model that reads the bytes of images, with resizing, cropping and
-normalisation.
-"""
+"""Image preprocessing in the model: resizing, cropping and normalisation of uint8 images as ONNX nodes."""
 
 from __future__ import annotations
 
@@ -33,27 +31,30 @@ def with_image_input(model: Source) -> onnx.ModelProto:
 
     Height and width are symbolic. The preprocessing of ``gradgraph.image_folder`` in training, as recorded in the
     model's metadata (or a file next to it), is prepended in standard ONNX nodes: resizing as in Pillow, cropping or
-    letterboxing, order of channels, scale, mean and std. Pixels equal those of Pillow up to a level or two of 255 due
-    to ties.
+    letterboxing, order of channels, scale, mean and std. Resized pixels differ from those of Pillow by at most one or
+    two levels of 255, due to rounding of ties.
 
     Raises:
-        ModelError: the model has no input of images, or an opset below 13; images of four channels are resized, or with
-            another filter than bilinear and bicubic.
+        ModelError: if the model has no input of images, or an opset below 13; if images are resized that have four
+            channels, or with a filter other than bilinear and bicubic.
     """
     return to_proto(taking_images(model))
 
 
 def taking_images(model: Source) -> ir.Model:
-    """Convert as ``with_image_input``, to an onnx-ir model whose weights stay in their files."""
+    """Return the model of ``with_image_input`` as onnx-ir, without reading its external weights."""
     work = load_runnable(model)
     learn_preprocessing(work, model)
     names = DataNames.read_from(work.metadata_props)
     inputs = [v for v in work.graph.inputs if v.shape is not None and len(v.shape) == 4 and not v.is_initializer()]
     known = [v for v in inputs if v.name in names.images] or inputs
     if len(known) != 1 or known[0].dtype is None:
-        raise ModelError("the model has no input that is known to be of images, as image bytes require")
+        raise ModelError(
+            "the model has no input that is known to contain images: a single input of 4 axes, or one with image "
+            "preprocessing in the metadata"
+        )
     if work.opset_imports.get("", LEAST_OPSET) < LEAST_OPSET:
-        raise ModelError(f"the model is of an opset below {LEAST_OPSET}; convert it first")
+        raise ModelError(f"the model has an opset below {LEAST_OPSET}; convert it to a newer opset first")
     _put_in_front(work, known[0], names)
     return work
 
@@ -71,14 +72,14 @@ def _put_in_front(work: ir.Model, value: ir.Value, names: DataNames) -> None:
     value.replace_all_uses_with(made.value)
     graph.inputs[list(graph.inputs).index(value)] = raw
     op.finish(graph, graph[0])
-    prune(work)  # of constants that others were folded from
+    prune(work)  # removes constants that were folded into others
     images = {**names.images, name: {"layout": "NHWC"}}
     data = DataNames(names.columns, names.classes, images, names.softmax, sigmoid=names.sigmoid)
     work.metadata_props.update(data.as_metadata())
 
 
 def _resized(op: Builder, raw: Var, form: ImageForm) -> Var:
-    """Resize to float32 [samples, channels, height, width], at the size of the form."""
+    """Return the images as float32 [samples, channels, height, width], resized and cropped to the size of ``form``."""
     x = op.Transpose(op.Cast(raw, to=FLOAT), perm=[0, 3, 1, 2])
     if form.size is None:
         return x
@@ -89,7 +90,9 @@ def _resized(op: Builder, raw: Var, form: ImageForm) -> Var:
             if kind is None
             else "with four channels, whose colours Pillow premultiplies"
         )
-        raise ModelError(f"images {what} cannot be resized in the model; resize them before, and export without this")
+        raise ModelError(
+            f"images {what} cannot be resized in the model; resize them outside, and export without image input"
+        )
     sides = [op.Gather(op.Shape(raw), i, axis=0) for i in (1, 2)]
     new = [op.const(side) for side in form.size]
     if form.shorter is not None:
@@ -108,7 +111,7 @@ def _resized(op: Builder, raw: Var, form: ImageForm) -> Var:
 
 
 def _letterboxed(op: Builder, sides: Sequence[Var], size: tuple[int, int]) -> list[Var]:
-    """Return height and width, as large as the shape allows; in double precision, as in Python."""
+    """Return the height and width of the image scaled to fit into ``size``; computed in float64, as Python does."""
     wide = [op.Cast(side, to=ir.DataType.DOUBLE) for side in sides]
     scale = op.Min(*(op.const(np.float64(most)) / side for side, most in zip(wide, size, strict=True)))
     rounded = [op.Cast(op.Round(side * scale), to=INT64) for side in wide]
@@ -116,21 +119,25 @@ def _letterboxed(op: Builder, sides: Sequence[Var], size: tuple[int, int]) -> li
 
 
 def _middle(op: Builder, x: Var, sides: Sequence[Var], form: ImageForm) -> Var:
-    """Crop the middle; smaller images are padded with black. ``form.crop`` defines the rounding of odd margins."""
+    """Crop the centre of size ``form.size``, after padding smaller images with black.
+
+    ``form.crop`` defines the rounding of margins that are not whole numbers.
+    """
     assert form.size is not None and form.shorter is not None
     if form.shorter < max(form.size):
         x, sides = _padded(op, x, sides, form.size, 0.0), [op.Max(s, w) for s, w in zip(sides, form.size, strict=True)]
     for axis, side, wanted in zip((2, 3), sides, form.size, strict=True):
         half = (op.Cast(side, to=FLOAT) - float(wanted)) * 0.5
-        first = op.Cast(half if form.crop == "floor" else op.Round(half), to=INT64)  # to even, as in Python
+        first = op.Cast(half if form.crop == "floor" else op.Round(half), to=INT64)  # half to even, as in Python
         first = op.Reshape(first, [1])
         x = op.Slice(x, first, first + wanted, [axis])
     return x
 
 
 def _padded(op: Builder, x: Var, sides: Sequence[Var], size: tuple[int, int], level: float) -> Var:
-    """Pad with pixels of a ``level`` around the middle, up to ``size``; the leading side gets one fewer if it is
-    odd.
+    """Pad images on all sides to ``size`` with pixels of value ``level``.
+
+    If the number of missing pixels is odd, the top or left margin gets one fewer.
     """
     missing = [op.Reshape(op.Max(wanted - side, op.const(0)), [1]) for side, wanted in zip(sides, size, strict=True)]
     front = [rest / 2 for rest in missing]
@@ -140,9 +147,10 @@ def _padded(op: Builder, x: Var, sides: Sequence[Var], size: tuple[int, int], le
 
 
 def _weights(op: Builder, before: Var, after: Var, kind: Callable[[Builder, Var], Var]) -> Var:
-    """Return the weight of each of ``before`` pixels for each of ``after``: [after, before].
+    """Return the resampling weights along one axis: [after, before], the weight of each old pixel in each new one.
 
-    As in Pillow's ``precompute_coeffs``: a filter around the middle of each new pixel, as wide as it is in old ones.
+    As in Pillow's ``precompute_coeffs``, the filter ``kind`` is centred on each new pixel, and scaled by the reduction
+    factor when an image shrinks.
     """
     zero, step = op.const(0), op.const(1)
     scale = op.Cast(before, to=FLOAT) / op.Cast(after, to=FLOAT)
@@ -158,7 +166,7 @@ def _bilinear(op: Builder, far: Var) -> Var:
 
 
 def _bicubic(op: Builder, far: Var) -> Var:
-    """Keys' cubic with a = −1/2."""
+    """Return Keys' cubic kernel with a = −1/2 at distance ``far``."""
     near = (1.5 * far - 2.5) * far * far + 1.0
     beyond = ((far - 5.0) * far + 8.0) * far * -0.5 + 2.0
     return op.Where(far < 1.0, near, op.Where(far < 2.0, beyond, 0.0))
@@ -170,9 +178,10 @@ _FILTERS: dict[str, Callable[[Builder, Var], Var]] = {"bilinear": _bilinear, "bi
 def _in_order_of_pillow(
     op: Builder, x: Var, across: Var, down: Var, before: Sequence[Var], after: Sequence[Var]
 ) -> Var:
-    """Resize rows first, or columns first where the height shrinks by more than twice what the width does.
+    """Resize the width first, then the height; the other way round if the height shrinks by more than twice as many
+    pixels as the width.
 
-    Pillow cuts the overshoots of bicubic weights off after the first direction, so the order shows.
+    Pillow clips the overshoots of bicubic weights after the first direction, so the order affects the result.
     """
     height, width = (op.cast(old, INT64) - new for old, new in zip(before, after, strict=True))
     is_tall = op.And(op.Greater(height, 0), op.Greater(height, width * 2))
@@ -192,12 +201,12 @@ def _down(op: Builder, weights: Var, x: Var) -> Var:
 
 
 def _rounded(op: Builder, x: Var) -> Var:
-    """Round to byte levels, as Pillow does after each direction."""
+    """Round to whole numbers from 0 to 255, as Pillow does after each direction."""
     return op.Clip(op.Floor(x + 0.5), 0.0, BYTE)
 
 
 def _normalised(op: Builder, x: Var, form: ImageForm, dtype: ir.DataType) -> Var:
-    """Normalise to the type and layout of the model."""
+    """Return the images with the channel order, scale, mean, std, layout and type that the model expects."""
     if form.order == "BGR":
         x = op.Gather(x, op.const(np.array(REVERSED[: form.channels or 3])), axis=1)
     if not form.raw:

@@ -1,4 +1,4 @@
-"""A page of a classifier's mistakes: confusion matrix, most frequent confusions, the worst samples, with pictures."""
+"""A page of a classifier's mistakes: confusion matrix, most frequent confusions and worst samples, with pictures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gradgraph.runtime.execution.class_table import ClassTable
 from gradgraph.runtime.execution.confusions import Called, Confusions
 from gradgraph.runtime.trainer import Trainer
 
-MOST_CLASSES = 40  # classes in a matrix that is drawn
+MOST_CLASSES = 40  # with more classes, the page has no confusion matrix
 
 
 def save_mistakes(
@@ -29,22 +29,22 @@ def save_mistakes(
     batch_size: int | None = None,
     averaged: bool = True,
 ) -> Confusions:
-    """Write a page of a classifier's mistakes on held-out data; a single file that works offline.
+    """Write a page of a classifier's mistakes on held-out data; a single HTML file that works offline.
 
     Args:
-        trainer: of the classifier.
-        data: as for ``Trainer.evaluate``; images are shown on the page.
-        path: of the page.
-        title: by default the name of the file.
-        scores: metrics to show on top, such as the result of ``Trainer.evaluate``.
+        trainer: the trainer of the classifier.
+        data: the data, as for ``Trainer.evaluate``; images are shown on the page.
+        path: the path of the page.
+        title: the title; by default the name of the file.
+        scores: metrics to show at the top, such as the result of ``Trainer.evaluate``.
         batch_size, averaged: as for ``Trainer.evaluate``.
 
     Returns:
         The contents of the page.
 
     Raises:
-        DataError: the data do not fit, or the step is not a classifier.
-        OutputError: ``path`` cannot be written.
+        DataError: if the data do not match the step, or the step is not a classifier.
+        OutputError: if ``path`` cannot be written.
     """
     check_suffix(path, ".html")
     found = trainer.confusions(data, batch_size, averaged=averaged)
@@ -53,7 +53,7 @@ def save_mistakes(
 
 
 def page(title: str, found: Confusions, scores: Mapping[str, float]) -> str:
-    """Return the page that shows ``found``."""
+    """Return the HTML of the page that shows ``found``."""
     facts = {"accuracy": f"{found.table.accuracy:.4f}", "samples": f"{int(found.table.samples.sum()):,}",
              **{name: f"{value:.4g}" for name, value in scores.items() if name != "accuracy"}}  # fmt: skip
     told = "".join(f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in facts.items())
@@ -88,7 +88,7 @@ def _figure(one: Called) -> str:
 
 
 def _matrix(table: ClassTable) -> str:
-    """Return the confusion matrix, a row for each class; empty if there are too many."""
+    """Return the HTML of the confusion matrix; empty if there are more than ``MOST_CLASSES`` classes."""
     if len(table.names) > MOST_CLASSES:
         return ""
     head = "".join(f'<th class="number" scope="col">{_text(name)}</th>' for name in table.names)

@@ -1,7 +1,7 @@
 """``.ort`` files for reduced builds of onnxruntime, and the list of operators that such a build needs.
 
-Both are made by onnxruntime itself, in a separate process. Large weights are external to the models that it reads, and
-pre-packing is disabled: so it needs 1.5 times their size in memory instead of 3.1 times.
+onnxruntime itself writes both, in a separate process. It reads models with large weights in external files, and
+pre-packing is disabled, so that it needs 1.5 times the size of the weights in memory instead of 3.1 times.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _SOURCE = Kind(
     lambda value: isinstance(value, Step | onnx.ModelProto) or PATH.fits(value),
 )
 
-# Writes an .ort file next to each model in the folder of each level, then the operators that all of these need. The
-# settings are those of onnxruntime.tools.convert_onnx_models_to_ort, except that pre-packing is disabled, which it has
-# no setting for.
+# A script that writes an .ort file next to each model in the folder of each level, then the list of operators that all
+# of them need. Its settings are those of onnxruntime.tools.convert_onnx_models_to_ort, except that pre-packing is
+# disabled, for which that tool has no option.
 _CONVERT = """
 import mmap, pathlib, sys
 import onnxruntime as ort
@@ -71,9 +71,10 @@ for path in sorted(folder.glob("*/*.onnx")):
     ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"], disabled_optimizers=without)
 create_config_from_models(sorted(folder.glob("*/*.ort")), folder / config, types)
 """
-# levels; functions are inlined in all. On x86-64 convolutions may be in NCHWc blocks, which no .ort file has
+# optimisation levels; functions are inlined in all of them. The last one includes NCHWc convolutions, which onnxruntime
+# uses on x86-64 when it reads an .onnx, but which an .ort file for any processor cannot contain
 _AS_IT_IS, _OPTIMISED, _IN_BLOCKS = "disable", "enable", "enable-amd64"
-Writer = Callable[[Path], None]  # writes a model to that path, and its large weights to an external file
+Writer = Callable[[Path], None]  # writes a model to the path, and its large weights to an external file
 
 
 @checked(source=_SOURCE, types=FLAG, custom_ops=PATH.or_none())
@@ -83,20 +84,21 @@ def required_operators(
     types: bool = False,
     custom_ops: str | os.PathLike[str] | None = None,
 ) -> str:
-    """List the operators that a build of onnxruntime needs to run these ``.onnx`` files, for
-    ``--include_ops_by_config``.
+    """Return the text of a configuration file with the operators that a reduced build of onnxruntime needs to run a
+    step or model, for the build option ``--include_ops_by_config``.
 
-    The list includes operators in functions and loops, and those that onnxruntime's optimizers write; on x86-64 also
-    its NCHWc convolutions.
+    The list includes operators in functions and loops, and operators that onnxruntime's optimizers write, among them
+    the NCHWc convolutions of x86-64.
 
     Args:
         source: a step, its folder, or a model: its path, or a ModelProto.
-        types: include the element types of each, for ``--enable_reduced_operator_type_support``.
+        types: whether to include the element types of each operator, for
+            ``--enable_reduced_operator_type_support``.
         custom_ops: the library of custom ops in the model, unless registered with ``gradgraph.extend.library``.
 
     Raises:
-        ModelError: onnxruntime rejects a model.
-        RuntimeUnavailableError: its converter does not run.
+        ModelError: if onnxruntime rejects a model.
+        RuntimeUnavailableError: if onnxruntime's converter does not run.
     """
     levels: dict[str, Mapping[str, Writer]] = dict.fromkeys((_AS_IT_IS, _OPTIMISED, _IN_BLOCKS), _models(source))
     with _converted(levels, types, custom_ops) as (_, config):
@@ -111,11 +113,11 @@ def save_required_operators(
     types: bool = False,
     custom_ops: str | os.PathLike[str] | None = None,
 ) -> str:
-    """Write ``required_operators(source)`` to ``path`` and return it.
+    """Write the text of ``required_operators`` to ``path``, and return it.
 
     Raises:
         ModelError, RuntimeUnavailableError: as for ``required_operators``.
-        OutputError: ``path`` cannot be written.
+        OutputError: if ``path`` cannot be written.
     """
     check_suffix(path, ".config")
     text = required_operators(source, types=types, custom_ops=custom_ops)
@@ -124,11 +126,11 @@ def save_required_operators(
 
 
 def ort_model(model: onnx.ModelProto, *, custom_ops: str | os.PathLike[str] | None = None) -> bytes:
-    """Return the ``.ort`` file of a model, optimised for any processor.
+    """Return a model in ORT format, as the bytes of an ``.ort`` file; its optimisations suit any processor.
 
     Raises:
-        ModelError: onnxruntime rejects the model.
-        RuntimeUnavailableError: its converter does not run.
+        ModelError: if onnxruntime rejects the model.
+        RuntimeUnavailableError: if onnxruntime's converter does not run.
     """
     with _converted({_OPTIMISED: {"model": _writer(model)}}, False, custom_ops) as (made, _):
         return (made / _OPTIMISED / "model.ort").read_bytes()
@@ -137,11 +139,15 @@ def ort_model(model: onnx.ModelProto, *, custom_ops: str | os.PathLike[str] | No
 def write_ort_models(
     models: Mapping[Path, onnx.ModelProto | ir.Model], custom_ops: str | os.PathLike[str] | None = None
 ) -> str:
-    """Write models as ``.ort`` files to these paths; returns the operators that a build of onnxruntime needs for all.
+    """Write models as ``.ort`` files, and return the list of operators that a build of onnxruntime needs for all.
+
+    Args:
+        models: the models by the path to write each to.
+        custom_ops: as for ``required_operators``.
 
     Raises:
         ModelError, RuntimeUnavailableError: as for ``ort_model``.
-        OutputError: a file cannot be written.
+        OutputError: if a file cannot be written.
     """
     called = {f"model-{i}": path for i, path in enumerate(models)}
     writers = {name: _writer(models[path]) for name, path in called.items()}
@@ -160,21 +166,22 @@ def save_ort(
     types: bool = False,
     custom_ops: str | os.PathLike[str] | None = None,
 ) -> Path:
-    """Write a step as ``.ort`` files: each model, ``manifest.json``, and ``required_operators.config`` for a reduced
-    build.
+    """Write a step as a folder of ``.ort`` files, with ``manifest.json``, and ``required_operators.config`` for a
+    reduced build of onnxruntime.
 
-    The initial state is still computed in init.onnx; the other models are optimised.
+    All models except init.ort are optimised.
 
     Raises:
-        ModelError: the step is damaged, or onnxruntime rejects one of its models.
-        RuntimeUnavailableError: onnxruntime's converter does not run.
-        OutputError: the folder cannot be written, or is not empty and ``force`` is not set.
+        ModelError: if the step is damaged, or onnxruntime rejects one of its models.
+        RuntimeUnavailableError: if onnxruntime's converter does not run.
+        OutputError: if the folder cannot be written, or is not empty and ``force`` is not set.
     """
     check_suffix(folder, FOLDER)
     step = step if isinstance(step, Step) else Step.load(step)
     models = _models(step)
-    check_replaceable(Path(folder), [*(f"{name}.ort" for name in models), MANIFEST_FILE, CONFIG], force)  # slow
-    first = {"init": models.pop("init")}  # optimising it would store its zeros
+    # checked now, as the conversion takes long
+    check_replaceable(Path(folder), [*(f"{name}.ort" for name in models), MANIFEST_FILE, CONFIG], force)
+    first = {"init": models.pop("init")}  # optimising it would fold the zeros of optimizer state, and store them
     with _converted({_AS_IT_IS: first, _OPTIMISED: models}, types, custom_ops) as (made, config):
         contents: dict[str, Any] = {f"{name}.ort": _read(made / _OPTIMISED / f"{name}.ort") for name in models}
         contents["init.ort"] = _read(made / _AS_IT_IS / "init.ort")
@@ -185,7 +192,7 @@ def save_ort(
 
 
 def _models(source: Any) -> dict[str, Writer]:
-    """Return the writers of the models of a source, by file name."""
+    """Return a writer for each model of a step, step folder or model, by file name without suffix."""
     if not isinstance(source, Step | onnx.ModelProto) and Path(source).is_dir():
         source = Step.load(source)
     if isinstance(source, Step):
@@ -239,10 +246,16 @@ def _read(path: Path) -> Iterator[bytes]:
 def _converted(
     levels: Mapping[str, Mapping[str, Writer]], types: bool, custom_ops: str | os.PathLike[str] | None
 ) -> Iterator[tuple[Path, str]]:
-    """Yield a folder with the ``.ort`` files of models, in a subfolder for each level, and the operators that all need.
+    """Convert models in a temporary folder.
+
+    Args:
+        levels: the writers of the models to convert at each level, by name.
+        types: whether to list the element types of each operator.
+        custom_ops: the library of custom ops, if any.
 
     Yields:
-        The folder of these subfolders, and the text of that list.
+        The folder, which has a subfolder with ``.ort`` files for each level, and the text of the list of operators that
+        all models need.
     """
     libraries = list(dict.fromkeys([*KNOWN, *absolute(custom_ops or ())]))
     if len(libraries) > 1:

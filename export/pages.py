@@ -1,4 +1,4 @@
-"""Self-contained HTML pages with a common style, light or dark, wide or narrow."""
+"""Self-contained HTML pages with a common style, which adapts to dark mode and to the width of the window."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ def text_of(name: str) -> str:
 
 
 def whole_page(title: str, body: str, style: str = "") -> str:
-    """Return a page in the common style.
+    """Return the HTML of a page in the common style.
 
     Args:
-        title: text.
-        body: markup, with text from models and data already escaped.
-        style: CSS of this page only.
+        title: the title, as plain text.
+        body: the markup of the body, in which text from models and data is already escaped.
+        style: further CSS.
     """
     whole = text_of("frame.html").replace("/* style */", text_of("look.css") + style).replace("<!-- body -->", body)
     return whole.replace("<!-- title -->", html.escape(f"{title} · gradgraph"))
 
 
 def as_script_data(data: Mapping[str, Any]) -> str:
-    """Return JSON for a ``script`` element, escaped so that no text ends the element."""
+    """Return ``data`` as JSON for a ``script`` element, with "<" escaped so that no text in it can end the element."""
     return json.dumps(data, separators=(",", ":"), ensure_ascii=True).replace("<", "\\u003c")

@@ -1,4 +1,4 @@
-"""A page that compares runs: a table of their metrics and differing options, and their curves."""
+"""A page that compares runs: a table of their metrics and the options that differ, and their learning curves."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from gradgraph.runtime.saved.curves import svg
 
 
 def save_runs(runs: Sequence[Run], path: str | os.PathLike[str], title: str | None = None) -> None:
-    """Write a page that compares runs; a single file that works offline.
+    """Write a page that compares runs; a single HTML file that works offline.
 
     Args:
-        runs: in the order of the table, as returned by :func:`gradgraph.runtime.saved.compared_runs.runs_in`.
-        path: of the page.
-        title: by default the name of the file.
+        runs: the runs in the order of the table, as returned by :func:`gradgraph.runtime.saved.compared_runs.runs_in`.
+        path: the path of the page.
+        title: the title; by default the name of the file.
 
     Raises:
-        OutputError: ``path`` cannot be written.
+        OutputError: if ``path`` cannot be written.
     """
     check_suffix(path, ".html")
     head, *rows = table_of(runs)

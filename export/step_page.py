@@ -1,6 +1,6 @@
 """A page that shows a training step: a single HTML file that works offline.
 
-Its contents are data in the file; ``page/step.js`` draws them. Anything from a model is text there, never markup.
+The file contains data as JSON, which ``page/step.js`` draws. Names from a model are inserted as text, never as markup.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ def save_page(
     profiles: Mapping[str, Profile] | None = None,
     **sizes: int,
 ) -> None:
-    """Write a page of a step: its graph by modules of the model, memory and time over the step, its weights.
+    """Write a page of a step: its graph by module, memory and time of its nodes, and its weights.
 
     Args:
         source: a :class:`gradgraph.Step`, or its folder; or an ``.onnx``, for its graph and weights.
-        path: of the page.
-        title: by default the name of the folder or file.
-        profiles: results of ``Trainer.profile``, by the name of the step; ``""`` for a single step.
-        sizes: of symbolic dimensions, such as ``batch=32``, for the memory; 1 by default.
+        path: the path of the page.
+        title: the title; by default the name of the folder or file.
+        profiles: the results of ``Trainer.profile``, by the name of the step; ``""`` for a single step.
+        sizes: the sizes of symbolic dimensions, such as ``batch=32``, for the memory; 1 by default.
 
     Raises:
-        ModelError: ``source`` is damaged.
-        UnknownNameError: the step has no such dimension.
-        OutputError: ``path`` cannot be written.
+        ModelError: if ``source`` is damaged.
+        UnknownNameError: if the step has no dimension of a given name.
+        OutputError: if ``path`` cannot be written.
     """
     check_suffix(path, ".html")
     if not isinstance(source, Step):
@@ -63,13 +63,13 @@ def save_page(
 
 
 def page(title: str, data: Mapping[str, Any]) -> str:
-    """Return the page that shows ``data``."""
+    """Return the HTML of the page that shows ``data``."""
     body = text_of("step.html").replace("/* step.js */", text_of("step.js"))
     return whole_page(title, body.replace("/* data */", as_script_data({"title": title, **data})), text_of("step.css"))
 
 
 def model_data(model: onnx.ModelProto) -> dict[str, Any]:
-    """Describe a model for its page, as plain data."""
+    """Return the data of the page of a model: facts, nodes and weights."""
     graph, origins = model.graph, Origins.of_model(model)
     stored = {t.name for t in graph.initializer}
     inputs = [_declared(i) for i in graph.input if i.name not in stored]
@@ -85,7 +85,7 @@ def _declared(value: onnx.ValueInfoProto) -> TensorSpec:
 
 
 def step_data(step: Step, profiles: Mapping[str, Profile], sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Describe a step for its page, as plain data."""
+    """Return the data of the page of a step: facts, train graphs and weights."""
     m = step.manifest
     lived = moments(step, sizes)
     graphs = [_graph(step, name, lived[name], profiles.get(name)) for name in m.parts]
@@ -115,7 +115,7 @@ def _signatures(specs: Iterable[TensorSpec]) -> str:
 
 
 def _graph(step: Step, name: str, lived: list[Moment], profile: Profile | None) -> dict[str, Any]:
-    """Describe a train graph: its nodes, and the timeline of its memory."""
+    """Return the data of a train graph: its nodes, its memory over time, and the times of ``profile``, if given."""
     train = step.trains[name]
     origins = Origins.of_step(step.manifest, step.eval, train)
     at = {node.name: i for i, node in enumerate(train.graph.node)}
@@ -129,7 +129,7 @@ def _graph(step: Step, name: str, lived: list[Moment], profile: Profile | None) 
 
 
 def _node(node: onnx.NodeProto, origins: Origins, number: str = "") -> dict[str, Any]:
-    """Describe a node; one without a name gets its number."""
+    """Return the data of a node, under the keys that ``step.js`` reads; a node without a name gets ``number``."""
     origin = origins(node.name)
     known = {
         "o": operator_name(node.op_type, node.domain),
@@ -157,9 +157,10 @@ def _kind_of_input(step: Step, name: str) -> str:
 
 
 def _moments(lived: list[Moment], origins: Origins, at: Mapping[str, int]) -> list[list[int]]:
-    """Return a row for each executed node: the index of its node in the train graph (or -1), the bytes that it
-    allocates, and the bytes in use at that time, by kind. A node whose long name was truncated shares the index of the
-    node before it.
+    """Return a row for each executed node: the index of its node in the train graph (or −1), the bytes that it
+    allocates, and the bytes in use at that time, by kind.
+
+    A node whose index is unknown, as its long name was truncated, gets the index of the previous node of its role.
     """
     found: list[list[int]] = []
     last: dict[str, int] = dict.fromkeys(ROLES, -1)
@@ -183,8 +184,8 @@ def _times(profile: Profile, origins: Origins, at: Mapping[str, int]) -> dict[st
 
 
 def _weights(step: Step) -> list[dict[str, Any]]:
-    """Describe every weight, in the order of the model: its element type, shape, role, bytes, and those of its
-    optimizer slots.
+    """Return the data of each weight, in the order of the model: its element type, shape, role, size in bytes, and the
+    size of its optimizer state.
     """
     m = step.manifest
     trained, slots, kept = set(m.trainable), Counter[str](), kept_of(m)

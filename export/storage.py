@@ -1,4 +1,4 @@
-"""Weights stored as float16, and cast back to float32 when the file is loaded, to halve its size."""
+"""Storage of weights as float16, which halves the size of a file; a Cast in the model restores float32."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Float16Storage:
     """The result of ``float16_storage``.
 
     Attributes:
-        result: the model, or the step whose init.onnx is stored so.
+        result: the model, or the step with the converted init.onnx.
         tensors: the number of weights stored as float16.
-        bytes_before, bytes_after: of all initializers of that file.
-        largest_error: the largest absolute rounding error.
-        relative_error: the largest error of a tensor: the norm of the difference over the norm of the tensor.
-        kept: weights that float16 cannot represent (beyond 65504, or not finite), which stay float32.
+        bytes_before, bytes_after: the size of all initializers before and after the conversion.
+        largest_error: the largest absolute rounding error of a number.
+        relative_error: the largest relative error of a tensor: the norm of the difference over the norm of the tensor.
+        kept: the names of weights that float16 cannot represent (beyond 65504, or not finite), which stay float32.
     """
 
     result: Any
@@ -48,27 +48,27 @@ class Float16Storage:
 
     def __str__(self) -> str:
         names = ", ".join(map(shown, self.kept))
-        kept = f"; kept as float32, as float16 cannot hold them: {names}" if names else ""
+        kept = f"; kept as float32, as float16 cannot represent them: {names}" if names else ""
         return (
             f"{self.tensors} {'tensor' if self.tensors == 1 else 'tensors'} stored as float16: {self.bytes_before:,} "
-            f"bytes are {self.bytes_after:,}; the largest error of a number is {self.largest_error:.2g}, of a tensor "
-            f"{self.relative_error:.2g} of its norm{kept}"
+            f"bytes before, {self.bytes_after:,} after; largest error of a number {self.largest_error:.2g}, largest "
+            f"relative error of a tensor {self.relative_error:.2g}{kept}"
         )
 
 
 @checked(model=_MODEL)
 def float16_storage(model: onnx.ModelProto | Step) -> Float16Storage:
-    """Store the float32 weights of a model as float16, each followed by a Cast.
+    """Return a copy of a model whose float32 weights are stored as float16, each followed by a Cast to float32.
 
-    Runtimes fold the Casts when they load the file: nothing is slower, and the only loss is the rounding of the
-    weights. Tensors of fewer than 256 numbers stay as they are.
+    Runtimes fold the Casts when they load the file, so the model is not slower; only weights are rounded. Tensors of
+    fewer than 256 numbers stay float32.
 
     Args:
-        model: an inference model; or a step, whose init.onnx is stored so.
+        model: an inference model; or a step, whose init.onnx is converted.
 
     Raises:
-        ArgumentError: ``model`` is neither.
-        ModelError: its weights are external.
+        ArgumentError: if ``model`` is neither a model nor a step.
+        ModelError: if the weights of the model are external.
     """
     if isinstance(model, Step):
         stored = _stored(model.resolved("init"))
@@ -85,7 +85,8 @@ def _stored(model: onnx.ModelProto) -> Float16Storage:
     for tensor in model.graph.initializer:
         if is_external(tensor):
             raise ModelError(
-                f"the weights of '{shown(tensor.name)}' are in another file; load the model with them first"
+                f"the weight '{shown(tensor.name)}' is stored in an external file; load the model with its external "
+                "data first"
             )
     work: ir.Model = ir.from_proto(model)
     found = store_as_float16(work)
@@ -93,7 +94,7 @@ def _stored(model: onnx.ModelProto) -> Float16Storage:
 
 
 def _with_weights_of(work: ir.Model, model: onnx.ModelProto, casts: int) -> onnx.ModelProto:
-    """Return a copy of ``model`` with the initializers of ``work`` and the Casts at its start, otherwise unchanged."""
+    """Return a copy of ``model`` with the initializers of ``work`` and its first ``casts`` nodes, the Casts."""
     result, graph = copied(model, without="graph"), copied(model.graph, without="initializer")
     del graph.node[:]
     graph.node.extend(map(ir.to_proto, itertools.islice(work.graph, casts)))
@@ -107,7 +108,7 @@ def _with_weights_of(work: ir.Model, model: onnx.ModelProto, casts: int) -> onnx
 
 
 def store_as_float16(model: ir.Model) -> Float16Storage:
-    """Convert as ``float16_storage``, in place; weights are rounded one at a time when they are written."""
+    """Convert a model as ``float16_storage`` does, in place; each weight is rounded when it is written."""
     graph = model.graph
     before = after = count = 0
     largest = relative = 0.0
@@ -148,7 +149,7 @@ def _narrow(tensor: ir.TensorProtocol) -> np.ndarray[Any, Any]:
 
 
 def _widened_in(graph: ir.Graph, value: ir.Value, tensor: ir.TensorProtocol, called: str) -> ir.Node:
-    """Return a Cast that restores the initializer ``value``, now stored as float16 under another name."""
+    """Store the initializer ``value`` as float16 under the name ``called``; return the Cast that restores it."""
     name, half, shape = value.name or "", ir.DataType.FLOAT16, ir.Shape(tensor.shape.numpy())
     kept = ir.LazyTensor(lambda: ir.tensor(_narrow(tensor)), half, shape, name=called)
     stored = ir.Value(name=called, type=ir.TensorType(half), shape=shape, const_value=kept)

@@ -1,6 +1,6 @@
-"""Temperature scaling: logits are divided by one number, to calibrate the model's probabilities.
+"""Temperature scaling: calibration of a classifier's probabilities by dividing its logits by one number.
 
-After Guo et al., "On Calibration of Modern Neural Networks" (2017), section 4.2.
+The method is that of Guo et al., "On Calibration of Modern Neural Networks" (2017), section 4.2.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from gradgraph.step.column_assignment import MASK, SAMPLE_WEIGHT
 from gradgraph.step.finishes import calibration
 from gradgraph.step.manifest import TargetSpec
 
-BINS = 15  # bins of the calibration error, as in the metric
-LEAST, MOST = 0.01, 100.0  # range of temperatures searched
-TINY = 1e-38  # least probability
+BINS = 15  # bins of the expected calibration error, as in the metric ece
+LEAST, MOST = 0.01, 100.0  # range of temperatures that is searched
+TINY = 1e-38  # probabilities are clamped to this before their logarithm
 
 
 @dataclass(frozen=True, eq=False)
 class Temperature:
-    """A ``Calibration`` without its model."""
+    """The attributes of a ``Calibration`` other than the model."""
 
     temperature: float
     nll: tuple[float, float]
@@ -56,14 +56,14 @@ class Temperature:
 
 @dataclass(frozen=True, eq=False)
 class Calibration(Temperature):
-    """A temperature, and its effect on the calibration data. Its text form is one line.
+    """The result of ``Trainer.calibrate``: a temperature, its effect on the data, and the model. ``str()`` is one line.
 
     Attributes:
-        temperature: the divisor of the logits: above 1 if the model was overconfident.
+        temperature: the divisor of the logits; above 1 if the model was overconfident.
         nll: the mean negative log-likelihood of the labels before and after.
         ece: the expected calibration error before and after (the metric ``ece``).
         labels: the number of labels that are not ignored.
-        model: the exported model with the Div.
+        model: the exported model, which divides its logits by the temperature.
     """
 
     model: onnx.ModelProto = field(repr=False)
@@ -72,7 +72,7 @@ class Calibration(Temperature):
         """Write the model to a file and return it.
 
         Raises:
-            OutputError: ``path`` cannot be written, or has the extension of another format.
+            OutputError: if ``path`` cannot be written, or has the suffix of another format.
         """
         check_suffix(path, ".onnx")
         save_model(self.model, path)
@@ -82,22 +82,22 @@ class Calibration(Temperature):
 def calibrate(
     trainer: Trainer, data: Any, batch_size: int | None = None, *, output: str | None = None, averaged: bool = True
 ) -> Calibration:
-    """Find the temperature that maximises the likelihood of the labels of ``data``; the trainer does not change.
+    """Return the temperature that maximises the likelihood of the labels of ``data``, and the calibrated model.
 
-    Predicted classes stay the same, only the confidence of the exported model changes. Masks, ignored labels and sample
-    weights are respected.
+    Predicted classes do not change, only their probabilities. Masks, ignored labels and sample weights are applied. The
+    trainer does not change.
 
     Args:
-        trainer: of a step with one loss on class indices, or on yes or no.
-        data: as for ``Trainer.evaluate``; held-out data, as models are overconfident on training data.
-        batch_size: samples per run.
-        output: the output that the loss reads; the first by default.
+        trainer: the trainer of a step with a single loss, on class indices or on binary targets.
+        data: held-out data, as for ``Trainer.evaluate``; on its training data, a model is overconfident.
+        batch_size: the number of samples per run.
+        output: the output that the loss reads; by default the first output.
         averaged: as for ``Trainer.evaluate``.
 
     Raises:
-        DataError: the data do not fit, or all labels are ignored.
-        ModelError: the loss has another kind of target, or the logits behind an output are unknown.
-        UnknownNameError: the model has no such output.
+        DataError: if the data do not match the step, or all labels are ignored.
+        ModelError: if the loss has another kind of target, or the logits of an output of probabilities are unknown.
+        UnknownNameError: if the model has no output of that name.
     """
     found, served = temperature_of(trainer, data, batch_size, output=output, averaged=averaged)
     model = trainer.exported(averaged=averaged, preprocess=True)
@@ -108,8 +108,9 @@ def calibrate(
 def temperature_of(
     trainer: Trainer, data: Any, batch_size: int | None = None, *, output: str | None = None, averaged: bool = True
 ) -> tuple[Temperature, str]:
-    """Return the temperature of ``calibrate``, and the output of the exported model that it applies to; copies no
-    weights.
+    """Return the temperature of ``calibrate``, and the name of the output in the exported model that it applies to.
+
+    No weights are copied.
 
     Raises:
         DataError, ModelError, UnknownNameError: as for ``calibrate``.
@@ -117,15 +118,15 @@ def temperature_of(
     m = trainer.manifest
     if len(m.parts) > 1 or not m.targets or not _fits(m.targets[0], m.loss.get("name", "")):
         raise ModelError(
-            "calibration requires one loss on class indices, or on yes or no, and this step has another; calibrate a "
-            "step with cross_entropy, or with bce_with_logits"
+            "calibration requires a step with a single loss on class indices or on binary targets, such as "
+            "cross_entropy or bce_with_logits, but this step has another loss"
         )
     name = output or m.outputs[0]
     if name not in m.outputs:
         raise UnknownNameError(f"the model has no output '{shown(name)}'{suggestion(name, m.outputs)}")
     bare, whole = (trainer.exported(averaged=averaged, preprocess=behind).graph for behind in (False, True))
     end = output_of(bare, name)
-    served = whole.outputs[list(bare.outputs).index(end)].name or ""  # another one if a column has that name
+    served = whole.outputs[list(bare.outputs).index(end)].name or ""  # differs if a column of a table has that name
     found = probabilities(end)
     rows = list(_rows(trainer, data, batch_size, name, averaged, found is not None))
     logits, hits, weights = (np.concatenate(parts) for parts in zip(*rows, strict=True))
@@ -133,7 +134,7 @@ def temperature_of(
         raise DataError("all labels of these data are ignored, so there is no temperature; use other data")
     if not np.isfinite(logits[weights > 0]).all():
         raise DataError(
-            "the model returns NaN or infinity for some of these data; look at them with trainer.worst(data)"
+            "the model returns NaN or infinity for some of these data; find the samples with trainer.worst(data)"
         )
     scores = _Scores(logits[weights > 0], hits[weights > 0], weights[weights > 0])
     temperature = scores.best()
@@ -151,7 +152,10 @@ def _fits(target: TargetSpec, loss: str) -> bool:
 def _rows(
     trainer: Trainer, data: Any, batch_size: int | None, output: str, averaged: bool, probable: bool
 ) -> Iterator[tuple[Array, Array, Array]]:
-    """Yield logits [labels, classes] of each batch, the true classes, and their weights; yes or no is two classes."""
+    """Yield for each batch the logits [labels, classes], the true classes [labels], and their weights [labels].
+
+    A binary target has two classes, with the logits 0 and the model's score.
+    """
     m = trainer.manifest
     target, arguments = m.targets[0], m.loss.get("arguments", {})
     for batch in trainer.prepare(data, batch_size, shuffle=False).batches(0):
@@ -174,14 +178,14 @@ def _rows(
 
 
 class _Scores(NamedTuple):
-    """Logits [labels, classes], the true classes, and the weights of labels."""
+    """Logits [labels, classes], true classes [labels], and weights of the labels [labels]."""
 
     logits: Array
     hits: Array
     weights: Array
 
     def _shares(self, temperature: float) -> tuple[Array, Array]:
-        """Return logits over the temperature minus their maximum, and the Softmax of these."""
+        """Return the logits divided by the temperature, minus their maximum in each row, and their Softmax."""
         scaled = self.logits / temperature
         scaled -= scaled.max(1, keepdims=True)
         p = np.exp(scaled)
@@ -203,12 +207,14 @@ class _Scores(NamedTuple):
         return float(calibration(np.stack(sums)))
 
     def _slope(self, temperature: float) -> float:
-        """Return the derivative of the NLL by ``1 / temperature``, which increases: mean ``Σ p·z − z[true]``."""
+        """Return the derivative of the NLL with respect to ``1 / temperature``, which is monotonic: the mean of
+        ``Σ p·z − z[true]`` over labels, with logits z and probabilities p.
+        """
         p = self._shares(temperature)[1]
         return float(np.average((p * self.logits).sum(1) - self._true(self.logits), weights=self.weights))
 
     def best(self) -> float:
-        """Return the temperature of the unique minimum of the NLL, by bisection of its logarithm."""
+        """Return the temperature at the minimum of the NLL, which is unique, by bisection of its logarithm."""
         low, high = math.log(LEAST), math.log(MOST)
         for _ in range(50):
             middle = (low + high) / 2
@@ -216,19 +222,20 @@ class _Scores(NamedTuple):
         return math.exp((low + high) / 2)
 
 
-# --- the Div -------------------------------------------------------------------------------------------------
+# --- division of the logits ----------------------------------------------------------------------------------
 
 
 def with_temperature(model: onnx.ModelProto, temperature: float, output: str | None = None) -> onnx.ModelProto:
-    """Return a copy of an inference model whose logits are divided by ``temperature``, in one Div.
+    """Return a copy of an inference model whose logits are divided by ``temperature``, by a Div node.
 
     Args:
         model: an inference model.
-        temperature: above zero.
-        output: its logits, or the Softmax, LogSoftmax or Sigmoid of them; the first output by default.
+        temperature: the divisor, above zero.
+        output: the name of the output with the logits, or with their Softmax, LogSoftmax or Sigmoid; by default the
+            first output.
 
     Raises:
-        ModelError: the output holds probabilities whose logits cannot be found.
+        ModelError: if the output is probabilities whose logits cannot be found.
     """
     changed = load_runnable(model)
     put_temperature(changed, temperature, output)
@@ -236,7 +243,7 @@ def with_temperature(model: onnx.ModelProto, temperature: float, output: str | N
 
 
 def put_temperature(model: ir.Model, temperature: float, output: str | None = None) -> None:
-    """Divide as ``with_temperature``, in place."""
+    """Divide the logits of a model as ``with_temperature`` does, in place."""
     graph = model.graph
     end = graph.outputs[0] if output is None else output_of(graph, output)
     logits = _logits_of(end)
@@ -268,8 +275,8 @@ def _logits_of(end: ir.Value) -> ir.Value:
         return end
     if found.logits is None:
         raise ModelError(
-            f"the output '{shown(end.name)}' holds probabilities whose logits cannot be found in the file; export the "
-            "model with its logits as an output, and calibrate that one"
+            f"the output '{shown(end.name)}' contains probabilities whose logits cannot be found in the model; export "
+            "the model with its logits as an output, and calibrate that output"
         )
     return found.logits
 

@@ -87,7 +87,7 @@ def test_several_losses_from_the_shell(cli: Cli, folder: Path) -> None:
                         (["--metric", "f2"], "there is no metric 'f2'"),
                         (["--loss", "logits=mse", "--loss", "mse"], "names no output"),
                         (["--loss", "logits=mse:much"], "is not a number"),
-                        (["--loss", "logits=mse", "--loss-option", "delta=1"], "is not an argument of any")):  # fmt: skip
+                        (["--loss", "logits=mse", "--loss-option", "delta=1"], "not an argument of any")):  # fmt: skip
         refused = cli("build", "two.onnx", *wrong)
         assert (refused.code, says in refused.err) == (1, True), refused.err
 

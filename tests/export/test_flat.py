@@ -54,9 +54,9 @@ def test_files_say_where_each_tensor_lies(step: gg.Step, tmp_path: Path) -> None
     [
         (lambda f: f.with_suffix(".json").unlink(), "flat weights consist of two files"),
         (lambda f: f.with_suffix(".json").write_text("{}"), "is not a table of flat weights"),
-        (lambda f: f.write_bytes(f.read_bytes()[:-4]), "its table needs float32"),
+        (lambda f: f.write_bytes(f.read_bytes()[:-4]), "its table describes float32"),
         (lambda f: f.write_bytes(f.read_bytes()[:-1]), "is truncated"),
-        (lambda f: _edit(f, offset=3), "does not directly follow the previous tensor"),
+        (lambda f: _edit(f, offset=3), "has a gap or an overlap before"),
         (lambda f: _edit(f, name="fc.bias"), "a duplicate name"),
     ],
 )
@@ -103,7 +103,7 @@ def test_models_do_the_same_where_a_step_trains(dtype: type) -> None:
 def test_what_a_float32_vector_cannot_hold_is_refused(step: gg.Step) -> None:
     graph = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
         g (double[n, 2] x) => (double[n, 2] y) <double[2] w = {1, 2}> { y = Mul(x, w) }""")
-    with pytest.raises(ModelError, match="'w' is float64, which a float32 vector does not represent"):
+    with pytest.raises(ModelError, match="the weight 'w' is float64, which a float32 vector cannot represent"):
         flat_weights(gg.build(graph, "mse"))
     with pytest.raises(ModelError, match="no 'some' weights"):
         flat_weights(step, which="some")  # type: ignore[arg-type]

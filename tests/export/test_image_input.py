@@ -185,7 +185,7 @@ def test_an_exported_classifier_takes_bytes(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("dims", "images", "says"),
     [
-        ("n, 4", {}, "no input that is known to be of images"),
+        ("n, 4", {}, "no input that is known to contain images"),
         ("n, 3, 8, 8", {"resample": "lanczos"}, "with the filter lanczos"),
         ("n, 4, 8, 8", {"layout": "NCHW"}, "with four channels"),
     ],
@@ -207,6 +207,6 @@ def test_a_refusal_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest
         if name.startswith("old"):
             Path(name).write_bytes(b"old")
         assert run(["export", "step", "--image-input", "-o", name]) != 0
-        assert "no input that is known to be of images" in capsys.readouterr().err
+        assert "no input that is known to contain images" in capsys.readouterr().err
     assert not Path("new.onnx").exists()
     assert Path("old.onnx").read_bytes() == Path("old.ort").read_bytes() == b"old"

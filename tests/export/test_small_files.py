@@ -123,7 +123,7 @@ def test_weights_are_stored_as_float16_and_the_error_is_said() -> None:
     w = onnx.numpy_helper.to_array(model.graph.initializer[0])
     rounded = w.astype(np.float16).astype(np.float32)
     assert stored.largest_error == pytest.approx(float(np.abs(rounded - w).max()))
-    assert 0 < stored.relative_error < 2**-11 and "cannot hold them: v" in str(stored)
+    assert 0 < stored.relative_error < 2**-11 and "cannot represent them: v" in str(stored)
     x = np.random.default_rng(1).normal(size=(3, 16)).astype(np.float32)
     exact = wide_model()
     exact.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(rounded, "w"))
@@ -173,7 +173,7 @@ def test_a_step_begins_with_rounded_weights_and_loads_others_as_ever(tmp_path: P
 
 def test_what_has_its_weights_elsewhere_or_is_no_model_is_refused(tmp_path: Path) -> None:
     onnx.save(wide_model(), tmp_path / "m.onnx", save_as_external_data=True, size_threshold=0)
-    with pytest.raises(ModelError, match="are in another file"):
+    with pytest.raises(ModelError, match="is stored in an external file"):
         export.float16_storage(onnx.load(tmp_path / "m.onnx", load_external_data=False))
     with pytest.raises(ArgumentError):
         export.float16_storage("m.onnx")  # type: ignore[arg-type]

@@ -110,7 +110,7 @@ def test_only_labels_that_count_say_it() -> None:
 
 def test_what_has_no_temperature_is_refused() -> None:
     data = {"x": Z, "target": Z}
-    with pytest.raises(gg.GradgraphError, match="class indices, or on yes or no"):
+    with pytest.raises(gg.GradgraphError, match="class indices or on binary targets"):
         gg.calibrate(gg.Trainer(gg.build(model(), "mse"), device="cpu"), data)
     trainer = gg.Trainer(gg.build(model(), "cross_entropy"), device="cpu")
     with pytest.raises(gg.GradgraphError, match="has no output 'z'"):
