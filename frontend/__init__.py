@@ -1,8 +1,8 @@
-"""Networks in Python, lowered to ONNX.
+"""Networks written in Python and exported to ONNX.
 
-``nn`` and ``functional`` read like PyTorch; ``export`` traces a network into an ONNX model whose parameters are named
-initializers, and ``from_torch`` does the same for a PyTorch module (PyTorch is imported only when ``from_torch`` is
-called). ``from_onnx`` turns a model into a module, to be part of a network.
+``nn`` and ``functional`` have the names and arguments of PyTorch. ``export`` traces a network into an ONNX model whose
+parameters are named initializers; ``from_torch`` does the same for a PyTorch module (and imports PyTorch only when it
+is called). ``from_onnx`` turns an ONNX model into a module that can be part of a network.
 """
 
 from gradgraph.frontend import functional, init, nn

@@ -122,7 +122,7 @@ def logsigmoid(x: TensorLike) -> Tensor:
 
 
 def softplus(x: TensorLike, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
-    """``log(1 + exp(beta * x)) / beta``; the identity above ``threshold``, where both are equal in float32."""
+    """``log(1 + exp(beta * x)) / beta``; ``x``, equal in float32, where ``beta * x`` exceeds ``threshold``."""
     x = real(x)
     smooth = op.Softplus(x) if beta == 1.0 else op.Softplus(x * beta) * (1.0 / beta)
     return smooth if threshold >= 20.0 else where(x * beta > threshold, x, smooth)
@@ -183,7 +183,7 @@ def softmin(x: TensorLike, dim: int | None = None) -> Tensor:
 
 
 def _default_axis(x: Tensor) -> int:
-    """Return PyTorch's default for ``dim``."""
+    """Return the axis that PyTorch uses if ``dim`` is None."""
     return 0 if x.ndim in (0, 1, 3) else 1
 
 

@@ -1,4 +1,4 @@
-"""Grids of detectors: the anchors of RetinaNet, the priors of SSD, the points of FCOS."""
+"""Reference boxes and points of detectors: the anchors of RetinaNet, the priors of SSD, the points of FCOS."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ def anchors(
     scales: Sequence[float] = SCALES,
     ratios: Sequence[float] = RATIOS,
 ) -> Array:
-    """Return anchors of several sizes and shapes around the cells of feature maps (Lin et al. 2017): float64 ``[A,
+    """Return anchor boxes of several sizes and shapes around the cells of feature maps (Lin et al. 2017): float64 ``[A,
     4]``.
 
-    Each is (centre x, centre y, width, height) relative to the image. They are ordered by map, as in ``strides``, then
-    row by row, cell by cell, by ratio (height over width), and by scale.
+    Each box is (centre x, centre y, width, height) relative to the image. Boxes are ordered by map, as in ``strides``,
+    then by row, by cell, by ratio (height over width), and by scale.
 
     Args:
-        image_size: height and width of the model's input image.
-        strides: pixels between the cells of each map, which has ⌈side / stride⌉ of them.
-        size: of an anchor of scale 1 on a map, in strides: 4 · 8 = 32 pixels on the finest.
-        scales, ratios: of the anchors of each cell, whose area is that of a square of ``size · scale · stride``.
+        image_size: the height and width of the model's input image.
+        strides: the distance in pixels of the cells of each map; a map has ⌈side / stride⌉ cells along each side.
+        size: the side of a square anchor of scale 1, in strides: 4 · 8 = 32 pixels on the finest map.
+        scales, ratios: the scales and the ratios of height over width. A cell has an anchor for each pair of them, with
+            the area of a square of side ``size · scale · stride``.
     """
     height, width = image_size
     grown = np.repeat(1 / np.sqrt(np.asarray(ratios, float)), len(scales)) * np.tile(scales, len(ratios))
@@ -48,10 +49,10 @@ def anchors(
 
 
 def points(image_size: Sequence[int], strides: Sequence[int] = STRIDES) -> Array:
-    """Return the centres of the cells of feature maps (Tian et al. 2019): float64 ``[P, 3]``, each x, y and stride in
-    pixels.
+    """Return the centres of the cells of feature maps (Tian et al. 2019): float64 ``[P, 3]`` with rows (x, y, stride)
+    in pixels.
 
-    They are ordered by map, as in ``strides``, then row by row.
+    Points are ordered by map, as in ``strides``, then row by row.
     """
     grids = zip(strides, _grids(image_size, strides), strict=True)
     return np.concatenate([np.insert(centres, 2, stride, axis=1) for stride, centres in grids])
@@ -64,11 +65,11 @@ def _grids(image_size: Sequence[int], strides: Sequence[int]) -> Iterator[Array]
 
 
 def checked_size(name: str, given: Any) -> tuple[int, int]:
-    """Return height and width of the image; raises BuildError unless they are two whole numbers above zero."""
+    """Return ``given`` as height and width of the image; raise BuildError unless it is two whole numbers above zero."""
     sides = given if isinstance(given, list | tuple) else ()
     if len(sides) != 2 or not all(WHOLE.fits(side) and side > 0 for side in sides):
         raise BuildError(
-            f"{name} places a grid on the image, and requires its height and width",
+            f"the loss {name} requires the height and width of the image as image_size",
             remedy=f"pass the size of the model's input: gradgraph.losses.{name}(image_size=(480, 640))",
             shell=f"pass the size of the model's input: --loss '{name}(image_size=[480, 640])'",
         )
@@ -76,12 +77,12 @@ def checked_size(name: str, given: Any) -> tuple[int, int]:
 
 
 def checked_priors(given: Any) -> Array:
-    """Return boxes ``[A, 4]`` with sides above zero; raises BuildError if they are missing or invalid."""
+    """Return the priors of SSD as an array ``[A, 4]``; raise BuildError if they are missing or invalid."""
     if given is None:
         raise BuildError(
-            "ssd compares boxes with the priors of the model, and requires them",
+            "the loss ssd requires the prior boxes of the model",
             remedy="pass the array [A, 4] that the model was trained with: gradgraph.losses.ssd(priors)",
-            shell="pass those that the model was trained with: --loss 'ssd(priors=[[0.5, 0.5, 0.2, 0.2], …])'",
+            shell="pass the priors that the model was trained with: --loss 'ssd(priors=[[0.5, 0.5, 0.2, 0.2], …])'",
         )
     try:
         laid = np.asarray(given, float)

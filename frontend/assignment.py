@@ -27,20 +27,21 @@ NUMBER, WHOLE, FLAG = ir.DataType.DOUBLE, ir.DataType.INT64, ir.DataType.BOOL
 
 
 def linear_sum_assignment(cost: TensorLike, counts: TensorLike) -> Tensor:
-    """Return the row assigned to each column at minimum total cost, or −1 if there is none: int64 ``[B, m]``.
+    """Return the row assigned to each column at minimum total cost, or −1 for columns without a row: int64 ``[B, m]``.
 
-    The result is exact, like that of ``scipy.optimize.linear_sum_assignment``: shortest augmenting paths (Jonker and
-    Volgenant 1987, as in Crouse 2016) in float64, in a Loop over rows, for all matrices of the batch at once. Not
-    differentiable.
+    The result is optimal, like that of ``scipy.optimize.linear_sum_assignment``. The algorithm finds shortest
+    augmenting paths (Jonker and Volgenant 1987, as in Crouse 2016) in float64, in a Loop over rows, for all matrices of
+    the batch at once. It is not differentiable.
 
     Args:
         cost: finite costs, ``[B, n, m]``.
-        counts: mask of the rows to assign, bool ``[B, n]``. With more than m rows, the result is undefined.
+        counts: mask of the rows to assign, bool ``[B, n]``. The result is undefined if it selects more than m rows.
     """
     x, flags = detach(cast(cost, NUMBER)), cast(counts, FLAG)
     if (x.ndim, flags.ndim) != (3, 2):
         raise ModelError(
-            f"assignment expects costs [B, n, m] and flags [B, n], but got shapes {x.shape} and {flags.shape}"
+            f"linear_sum_assignment expects cost [B, n, m] and counts [B, n], but got shapes {x.shape} and "
+            f"{flags.shape}"
         )
     batch, rows, columns = x.shape
     wide, thin = (batch, columns), (batch, 1)
@@ -64,10 +65,11 @@ def _all_of(sizes: Sequence[Extent], value: float, dtype: ir.DataType) -> Tensor
 
 
 class _Assignment:
-    """The Loops of the assignment and their bodies. States are ``[B, m]``, per column, or ``[B, 1]``, per matrix.
+    """The writer of the Loops of the assignment and their bodies.
 
-    An assigned column satisfies ``cost = price of row + price of column``, so row prices need not be stored.
-    The loops terminate even if there is no free column.
+    The state of a Loop has a number per column, ``[B, m]``, or per matrix, ``[B, 1]``. An assigned column satisfies
+    ``cost = price of row + price of column`` (the dual variables), so row prices need not be stored. The Loops
+    terminate even if there is no free column.
 
     Args:
         cost, counts: as for ``linear_sum_assignment``.
@@ -87,7 +89,7 @@ class _Assignment:
         return self._loop("assign", self.op.Squeeze(rows), states, self.one)[1]
 
     def one(self, row: Var, price: Var, row_of: Var) -> list[Var]:
-        """Assign one row: find the shortest path from it to a free column, and shift the rows along this path."""
+        """Assign one row: find the shortest path from it to a free column, and reassign the columns on that path."""
         op = self.op
         skipped = op.Not(op.Gather(self.counts, op.Unsqueeze(row, [0]), axis=1))
         start = {"costs": op.Gather(self.cost, row, axis=1), **self.first, "found": skipped}
@@ -100,14 +102,14 @@ class _Assignment:
 
     def search(self, price: Var, row_of: Var, costs: Var, length: Var, before: Var, seen: Var, least: Var, at: Var,
                found: Var) -> list[Var]:  # fmt: skip
-        """Move to the nearest unvisited column, and continue with its row if it has one.
+        """Make a step of the search: go to the nearest unvisited column, and continue from its row if it has one.
 
         Args:
             price: the price of each column.
             row_of: the row of each column, or −1.
             costs: the costs of the current row of the path, minus its price.
             length: the length of the shortest path to each column.
-            before: the second-to-last column of that path, or −1.
+            before: the column before it on that path, or −1.
             seen: the visited columns.
             least: the length of the path to ``at``, the current column.
             found: whether a column without a row was reached.
@@ -128,7 +130,9 @@ class _Assignment:
         return [go, costs - of_row, length, before, seen, least, at, found]
 
     def move(self, row: Var, before: Var, row_of: Var, at: Var, moves: Var) -> list[Var]:
-        """Assign to the last column of the path the row of the column before it, and to the first the new ``row``."""
+        """Make a step back along the path from ``at``: give the column the row of the column before it, or, if it is
+        the first one, the new ``row``.
+        """
         op = self.op
         last = op.GatherElements(before, at, axis=1)
         is_first = last < 0
@@ -141,7 +145,13 @@ class _Assignment:
     def _loop(
         self, name: str, rounds: Var, states: Mapping[str, Var], write: Callable[..., Sequence[Var]]
     ) -> list[Var]:
-        """Run a Loop of at most ``rounds`` iterations, until the first result of ``write(round, *states)`` is false.
+        """Write a Loop of at most ``rounds`` iterations, which ends when the first result of the body is false.
+
+        Args:
+            name: the name of the body.
+            rounds: the maximum number of iterations.
+            states: the initial states by name.
+            write: writes the body: ``write(round, *states)`` returns whether to continue, then the new states.
 
         Returns:
             The final states.

@@ -1,4 +1,4 @@
-"""Attention from primitives, batch and sequence dimensions dynamic; embedding and dropout."""
+"""Attention, written in primitive operators with dynamic batch and sequence dimensions; embedding and dropout."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """``softmax(q kᵀ · scale + mask) v`` for ``q`` ``[..., L, E]``, ``k`` ``[..., S, E]``, ``v`` ``[..., S, V]``.
 
-    A boolean mask is true where attention is allowed; a query without any allowed position gets zeros. A floating mask
-    is added.
+    A boolean mask is true where attention is allowed; the output for a query without any allowed position is zero. A
+    floating-point mask is added to the scores.
     """
     return attend(query, key, value, attn_mask, dropout_p, is_causal, scale)[0]
 
@@ -49,11 +49,11 @@ def attend(
     """Return the attended values and the attention probabilities."""
     q, k, v = real(query), real(key), real(value)
     if is_causal and mask is not None:
-        raise ModelError("attention got both a mask and is_causal=True; make the mask causal instead")
+        raise ModelError("attention got both a mask and is_causal=True; pass a causal mask instead")
     width = q.shape[-1]
     factor = 1.0 / math.sqrt(width) if scale is None and isinstance(width, int) else scale
     if factor is None:
-        raise ModelError(f"attention over {width} features requires their number to be fixed, or a scale")
+        raise ModelError(f"the number of features of attention is dynamic ({width}); fix it, or pass scale")
     scores = op.MatMul(q * factor, k.transpose(-2, -1), shape=[*q.shape[:-1], k.shape[-2]])
     if is_causal:
         scores = where(causal_mask(q.shape[-2], k.shape[-2]), scores, lowest(scores))
@@ -72,12 +72,12 @@ def masked_softmax(scores: Tensor, allowed: Tensor) -> Tensor:
 
 
 def lowest(x: Tensor) -> float:
-    """Return the most negative finite number of the type, whose exponential vanishes next to any other score."""
+    """Return the most negative finite number of the type of ``x``, which Softmax turns into 0 next to other scores."""
     return -3e38 if x.dtype == ir.DataType.BFLOAT16 else float(np.finfo(x.dtype.numpy()).min)
 
 
 def causal_mask(rows: Extent, columns: Extent) -> Tensor:
-    """Boolean ``[rows, columns]``: position j is allowed for query i if j <= i. One per graph."""
+    """Return the causal mask, boolean ``[rows, columns]``: True where column j <= row i; one per size and graph."""
     cache = current().cache
     key = ("causal", str(rows), str(columns))
     if key not in cache:
@@ -94,9 +94,14 @@ def multi_head_attention(
     added: Tensor | None,
     dropout_p: float,
 ) -> tuple[Tensor, Tensor]:
-    """Attention of projected ``[N, L, E]`` and ``[N, S, E]``: ``[N, L, E]`` and the probabilities ``[N, heads, L, S]``.
+    """Return multi-head attention ``[N, L, E]``, and the probabilities ``[N, heads, L, S]``.
 
-    ``allowed`` (boolean) and ``added`` (floating) broadcast to ``[N, heads, L, S]``.
+    Args:
+        query, key, value: the projected queries ``[N, L, E]``, keys and values ``[N, S, E]``.
+        num_heads: the number of heads.
+        allowed: a boolean mask that broadcasts to ``[N, heads, L, S]``, true where attention is allowed.
+        added: a floating-point mask that broadcasts to the same shape, and is added to the scores.
+        dropout_p: the dropout probability of the attention probabilities.
     """
     q, k, v = (
         x.reshape(*x.shape[:2], num_heads, floor_divide(x.shape[2], num_heads)).transpose(1, 2)
@@ -112,8 +117,9 @@ def multi_head_attention(
 def combined_masks(
     attn_mask: TensorLike | None, key_padding_mask: TensorLike | None, num_heads: int
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Convert PyTorch's two masks (boolean: true is *not* attended) to one boolean (true is allowed) and one additive
-    mask.
+    """Return the masks ``allowed`` and ``added`` of ``multi_head_attention`` for PyTorch's two masks.
+
+    PyTorch's boolean masks are true where attention is *not* allowed.
     """
     allowed: Tensor | None = None
     added: Tensor | None = None
@@ -139,7 +145,7 @@ def combined_masks(
 def embedding(indices: TensorLike, weight: TensorLike, padding_idx: int | None = None) -> Tensor:
     """Rows of ``weight`` ``[count, width]`` at integer ``indices`` of any shape.
 
-    The row at ``padding_idx`` keeps its present value and gets no gradient here.
+    The row at ``padding_idx`` is constant: it keeps its present value and gets no gradient.
     """
     weight, places = tensor(weight), cast(indices, ir.DataType.INT64)
     rows = index_at(weight, 0, places)
@@ -149,7 +155,7 @@ def embedding(indices: TensorLike, weight: TensorLike, padding_idx: int | None =
     table = weight.traced.const
     if not isinstance(count, int) or table is None or not -count <= padding_idx < count:
         raise ModelError(
-            f"padding_idx {padding_idx} requires a parameter with that many rows, but got shape {weight.shape}"
+            f"padding_idx is {padding_idx}, but weight has shape {weight.shape}; pass the index of a row of a parameter"
         )
     row = table[padding_idx]
     fixed = tensor(row if row.any() else np.zeros((), row.dtype), weight.dtype)

@@ -27,8 +27,12 @@ EPS = 1e-7  # as in torchvision, for boxes without an area
 
 
 class Overlap(NamedTuple):
-    """The areas of the intersection, union and hull (the smallest box around both) of two boxes, and the hull's
-    sides.
+    """The overlap of pairs of boxes.
+
+    Attributes:
+        both, either: the areas of intersection and union.
+        hull: the area of the hull, the smallest box around both boxes.
+        sides: the width and height of the hull.
     """
 
     both: Tensor
@@ -85,7 +89,7 @@ def box_convert(boxes: TensorLike, in_fmt: str, out_fmt: str) -> Tensor:
 
 
 def overlap(a: Sequence[Tensor], b: Sequence[Tensor]) -> Overlap:
-    """Return the overlap of boxes given by their corners, which are broadcast."""
+    """Return the overlap of boxes ``a`` and ``b``, given as (left, top, right, bottom), which broadcast together."""
     width = relu(minimum(a[2], b[2]) - maximum(a[0], b[0]))
     height = relu(minimum(a[3], b[3]) - maximum(a[1], b[1]))
     both = width * height

@@ -1,4 +1,4 @@
-"""Convolutions and their transposes in 1, 2 and 3 dimensions."""
+"""Convolutions and transposed convolutions in 1, 2 and 3 dimensions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Spatial: TypeAlias = "int | Sequence[int]"
 
 
 def per_axis(value: Spatial, rank: int, what: str) -> list[int]:
-    """Return one number per spatial axis."""
+    """Return ``value``, one number or one per spatial axis, as a list of ``rank`` numbers."""
     numbers = [int(value)] * rank if isinstance(value, int | np.integer) else [int(v) for v in value]
     if len(numbers) != rank:
         raise ModelError(f"{what} {tuple(numbers)} must be one number or {rank}, one per spatial dimension")
@@ -72,7 +72,7 @@ conv2d = conv3d = conv1d
 def conv_pads(
     padding: str | Spatial, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """Return the padding before and after each axis; "same" puts the odd one after."""
+    """Return the padding before and after each axis; if "same" needs an odd number, the larger part comes after."""
     if not isinstance(padding, str):
         pads = per_axis(padding, len(kernel), "padding")
         return pads, pads

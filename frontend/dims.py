@@ -1,8 +1,8 @@
 """Symbolic sizes, as polynomials over named sizes.
 
-``x.shape[0] * 8 + 1`` for an input ``("batch", ...)`` is the ``Dim`` ``8*batch + 1``: arithmetic stays symbolic, equal
-formulas are equal sizes, and a graph node is written only where a kernel needs the number. Inexact integer division
-introduces a new name such as ``floor(width/2)``.
+For an input of shape ``("batch", ...)``, ``x.shape[0] * 8 + 1`` is the ``Dim`` ``8*batch + 1``. Arithmetic is symbolic,
+equal formulas are equal sizes, and nodes that compute a size are written only where an operator needs the number. An
+integer division that is not exact introduces a new name such as ``floor(width/2)``.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Extent: TypeAlias = "int | Dim"
 class Dim:
     """A size known only at run time: a sum of products of named sizes.
 
-    Supports ``+ - * // %`` with ints and other Dims, and is accepted wherever a traced function takes a size or a
-    number. Python cannot branch or loop on it: that raises ``ModelError``.
+    It supports ``+ - * // %`` with ints and other Dims, and is accepted wherever a traced function takes a size or a
+    number. Using it as a Python number, as in ``if`` or ``range``, raises ``ModelError``.
     """
 
     __slots__ = ("terms",)
@@ -33,12 +33,12 @@ class Dim:
 
     @staticmethod
     def named(name: str) -> Dim:
-        """Return the size of that name."""
+        """Return the ``Dim`` that is the size called ``name``."""
         return Dim({(name,): 1})
 
     @property
     def name(self) -> str | None:
-        """The name, if this is a single named size."""
+        """The name if this is a single named size, else None."""
         ((monomial, coefficient), *rest) = self.terms.items()
         return monomial[0] if not rest and coefficient == 1 and len(monomial) == 1 else None
 
@@ -53,7 +53,7 @@ class Dim:
         return f"Dim({self})"
 
     def same(self, other: Any) -> bool:
-        """Whether both are the same formula."""
+        """Whether ``other`` is the same formula."""
         return isinstance(other, Dim) and self.terms == other.terms
 
     # --- arithmetic ---
@@ -160,7 +160,7 @@ def product(sizes: Iterable[Extent]) -> Extent:
 
 
 def floor_divide(a: Extent, b: Extent) -> Extent:
-    """``a // b``: exact if the formula divides, else a new name ``floor(a/b)``."""
+    """Return ``a // b``: a formula if ``b`` divides ``a`` exactly, else a size with the new name ``floor(a/b)``."""
     if isinstance(a, int) and isinstance(b, int):
         return a // b
     if isinstance(b, int) and b == 0:
@@ -177,7 +177,7 @@ QUOTIENTS: dict[str, tuple[Extent, Extent]] = {}  # the operands of each name fl
 
 
 def _exact_quotient(a: Extent, b: Extent) -> Extent | None:
-    """Return ``a / b`` if every term of ``a`` is divisible by the one term of ``b``."""
+    """Return ``a / b`` if ``b`` has a single term, which divides every term of ``a``; else None."""
     divisor = _terms(b)
     if len(divisor) > 1:
         return 1 if same(a, b) else None

@@ -1,4 +1,4 @@
-"""Layers of functions with fixed options."""
+"""Layers made from functions: options are set in the constructor, and the function is applied in ``forward``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gradgraph.frontend.module import Module
 
 
 class FunctionLayer(Module):
-    """Base class of such layers: options are passed to the constructor, tensors to the call."""
+    """Base class of layers that apply a function: options are passed to the constructor, tensors to the call."""
 
     _computes: Callable[..., Any]
 
@@ -30,7 +30,14 @@ class FunctionLayer(Module):
 
 
 def layer_of(module: str, name: str, function: Callable[..., Any], options: str = "") -> type[FunctionLayer]:
-    """Return the layer of a function, with these ``options`` in order, and the function's docstring."""
+    """Return a layer class that applies a function.
+
+    Args:
+        module: the module in which the class is defined.
+        name: the name of the class.
+        function: the function; the class gets its docstring.
+        options: the parameters of the function that are arguments of the constructor, in order, separated by spaces.
+    """
     known = inspect.signature(function).parameters
     given = [known[option].replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD) for option in options.split()]
     members = {

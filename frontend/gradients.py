@@ -1,7 +1,7 @@
-"""Gradients inside a traced function: of traced tensors with respect to traced tensors, as nodes of the same graph.
+"""Gradients inside a traced function, of traced tensors with respect to traced tensors, as nodes of the same graph.
 
-They are written in differentiable operators, so a result can be differentiated again: by a second ``grad``, or by the
-step that trains the network.
+Gradients consist of differentiable operators, so they can be differentiated again, by a second ``grad`` or by the
+training step of the network.
 """
 
 from __future__ import annotations
@@ -54,17 +54,19 @@ def grad(y: Value, x: Sequence[Value], allow_unused: bool = False) -> tuple[Tens
 
 
 def grad(y: Value, x: Value | Sequence[Value], allow_unused: bool = False) -> Tensor | tuple[Tensor, ...]:
-    """Return the gradient of a scalar with respect to a tensor, or to each of several: of their shapes and element
-    types.
+    """Return the gradient of a scalar with respect to a tensor, or to each of several tensors.
+
+    A gradient has the shape and element type of its tensor.
 
     Args:
-        y: a floating tensor with one element.
-        x: floating tensors that ``y`` was computed from: inputs, parameters or inner values.
-        allow_unused: return zeros for tensors that ``y`` does not depend on, instead of raising.
+        y: a floating-point tensor with one element.
+        x: floating-point tensors that ``y`` was computed from: inputs, parameters or inner values.
+        allow_unused: whether to return zeros for tensors that ``y`` does not depend on, instead of raising an error.
 
     Raises:
-        DifferentiationError: ``y`` has several elements or does not depend on ``x``, or one of them is not floating.
-        UnsupportedOperatorError: operators between them have no rule; the message lists all of them.
+        DifferentiationError: if ``y`` has several elements or does not depend on ``x``, or a tensor is not
+            floating-point.
+        UnsupportedOperatorError: if operators between ``x`` and ``y`` have no gradient rule; the message lists them.
     """
     target = _floating(y, "y")
     if any(not isinstance(d, int) or d != 1 for d in target.shape):
@@ -89,7 +91,7 @@ def vjp(
 
     Args:
         y, x, allow_unused: as for ``grad``; ``y`` may have any shape.
-        cotangent: of the shape of ``y``, or broadcast to it.
+        cotangent: a tensor of the shape of ``y``, or one that broadcasts to it.
     """
     target = _floating(y, "y")
     found = _pulled(target, _several(x), _fitting(cotangent, target).traced, allow_unused)
@@ -99,12 +101,12 @@ def vjp(
 def jvp(
     y: Value, x: Value | Sequence[Value], tangent: TensorLike | Sequence[TensorLike], allow_unused: bool = False
 ) -> Tensor:
-    """Return the Jacobian-vector product ``Σ J(y, x) · tangent``: the change of ``y`` as each ``x`` moves along its
-    tangent.
+    """Return the Jacobian-vector product ``Σ J(y, x) · tangent``: the directional derivative of ``y`` as each ``x``
+    changes along its tangent.
 
     Args:
         y, x, allow_unused: as for ``grad``; ``y`` may have any shape.
-        tangent: one for each ``x``, of its shape or broadcast to it.
+        tangent: a tensor for each ``x``, of its shape or one that broadcasts to it.
 
     Returns:
         A tensor of the shape of ``y``.
@@ -123,7 +125,7 @@ def jvp(
 def _several(x: Value | Sequence[Value]) -> list[Value]:
     sources = list(x) if isinstance(x, list | tuple) else [cast("Value", x)]
     if not sources:
-        raise ModelError("a gradient with respect to no tensors; name at least one")
+        raise ModelError("x is an empty list; pass at least one tensor to differentiate with respect to")
     return sources
 
 
@@ -157,14 +159,14 @@ def _pulled(y: Tensor, x: Sequence[Value], seed: Var, allow_unused: bool) -> lis
                 remedy="differentiate with respect to a tensor that it was computed from, or pass allow_unused=True "
                 "for zeros",
             )
-    # training switches these to training mode after the gradient of their inference form is written
+    # a training step switches these operators to training mode, but the gradient here is that of their inference mode
     own, builder = set(trace.builder.nodes), trace.builder
     for node in path.every_node:
         if node in own and node.op_type in ("Dropout", "BatchNormalization"):
             raise DifferentiationError(
-                f"the gradient passes through {describe(node)}, which computes something else in training than in the "
-                "file; take the gradient in a loss function (gradgraph.build(model, loss=f)), which is traced in "
-                "either mode, or use a layer without modes, such as LayerNorm"
+                f"the gradient passes through {describe(node)}, whose training mode differs from the inference mode "
+                "that is traced here; take the gradient in a loss function (gradgraph.build(model, loss=f)), which is "
+                "traced in both modes, or use a layer without modes, such as LayerNorm"
             )
     check_rules(path)
     with builder.naming_operators(False):  # gradient operators cannot be differentiated

@@ -1,7 +1,7 @@
 """Initialisers, under PyTorch's names: each fills a parameter (or array) in place and returns it.
 
-All numbers come from one generator, seeded by ``manual_seed``; before the first call its seed is 0, so a script that
-builds the same networks in the same order gets the same numbers on every run.
+All random numbers come from one generator, seeded by ``manual_seed``. Its default seed is 0, so a script that builds
+the same networks in the same order gets the same numbers on every run.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _array(x: Stored | np.ndarray) -> np.ndarray:
 
 
 def uniform_(x: T, a: float = 0.0, b: float = 1.0) -> T:
-    """Draw evenly between ``a`` and ``b``."""
+    """Draw from the uniform distribution between ``a`` and ``b``."""
     return _fill(x, _GENERATOR.uniform(a, b, _array(x).shape))
 
 
@@ -134,7 +134,7 @@ def _kaiming_std(shape: tuple[int, ...], a: float, mode: str, nonlinearity: str)
 
 
 def orthogonal_(x: T, gain: float = 1.0) -> T:
-    """Fill with a random (semi-)orthogonal matrix; further dimensions count as columns."""
+    """Fill a parameter with a random (semi-)orthogonal matrix; all dimensions after the first are columns."""
     rows, columns = _array(x).shape[0], int(np.prod(_array(x).shape[1:]))
     q, r = np.linalg.qr(_GENERATOR.normal(size=(max(rows, columns), min(rows, columns))))
     q = q * np.sign(np.diag(r))  # makes the distribution uniform
@@ -142,7 +142,7 @@ def orthogonal_(x: T, gain: float = 1.0) -> T:
 
 
 def fans(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return the number of inputs of an output element, and of outputs of an input element."""
+    """Return fan-in and fan-out of a weight: the inputs per output element, and the outputs per input element."""
     if len(shape) < 2:
         raise ModelError(f"fan-in and fan-out require a weight of at least 2 dimensions, but got shape {shape}")
     field = int(np.prod(shape[2:]))

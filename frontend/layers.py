@@ -1,4 +1,4 @@
-"""Linear maps, normalisation, embedding, dropout and shapes as layers.
+"""Layers for linear maps, normalisation, embedding, dropout and reshaping.
 
 Arguments, their order, their defaults and the names and layouts of parameters are those of ``torch.nn``.
 """
@@ -106,7 +106,9 @@ class _BatchNorm(Module):
     ) -> None:
         super().__init__()
         if momentum is None and track_running_stats:
-            raise ModelError("BatchNorm with momentum=None: ONNX has no cumulative average; use a number such as 0.1")
+            raise ModelError(
+                "BatchNorm does not support momentum=None, as ONNX has no cumulative average; use a number such as 0.1"
+            )
         self.num_features, self.eps, self.momentum = num_features, eps, 0.1 if momentum is None else momentum
         self.register_parameter("weight", init.ones_(empty(num_features)) if affine else None)
         self.register_parameter("bias", empty(num_features) if affine else None)
@@ -209,7 +211,9 @@ class _InstanceNorm(Module):
     ) -> None:
         super().__init__()
         if track_running_stats:
-            raise ModelError("InstanceNorm with track_running_stats=True has no ONNX operator; use False")
+            raise ModelError(
+                "InstanceNorm does not support track_running_stats=True, for which ONNX has no operator; use False"
+            )
         self.num_features, self.eps = num_features, eps
         self.register_parameter("weight", init.ones_(empty(num_features)) if affine else None)
         self.register_parameter("bias", empty(num_features) if affine else None)

@@ -18,9 +18,9 @@ class MultiheadAttention(Module):
     """Attention over ``num_heads`` heads; batch and sequence lengths may be dynamic.
 
     ``forward(query, key, value, ...)`` takes ``[L, N, E]``, ``[S, N, kdim]``, ``[S, N, vdim]`` (batch first with
-    ``batch_first``) and returns ``(output, weights)``: ``[L, N, E]`` and ``[N, L, S]``, or ``None`` unless
-    ``need_weights``. Boolean masks are true where attention is *not* allowed; floating masks are added. A query that
-    boolean masks exclude from all positions gets zeros.
+    ``batch_first``) and returns ``(output, weights)``: the output ``[L, N, E]``, and the attention probabilities
+    ``[N, L, S]`` (``None`` unless ``need_weights``). Boolean masks are true where attention is *not* allowed;
+    floating-point masks are added to the scores. The output for a query without any allowed position is zero.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class MultiheadAttention(Module):
     ) -> None:
         super().__init__()
         if embed_dim % num_heads:
-            raise ModelError(f"embed_dim {embed_dim} must divide into {num_heads} heads")
+            raise ModelError(f"embed_dim {embed_dim} must be divisible by the number of heads, {num_heads}")
         if add_bias_kv or add_zero_attn:
             raise ModelError("MultiheadAttention does not support add_bias_kv and add_zero_attn; leave them False")
         self.embed_dim, self.num_heads, self.dropout, self.batch_first = embed_dim, num_heads, dropout, batch_first
@@ -71,7 +71,9 @@ class MultiheadAttention(Module):
         is_causal: bool = False,
     ) -> Any:
         if is_causal and attn_mask is None:
-            raise ModelError("MultiheadAttention with is_causal=True is only a hint; give the causal attn_mask as well")
+            raise ModelError(
+                "MultiheadAttention uses is_causal=True only as a hint, as PyTorch does; pass the causal attn_mask, too"
+            )
         q, k, v = self._project(query, key, value)
         allowed, added = attention.combined_masks(attn_mask, key_padding_mask, self.num_heads)
         out, weights = attention.multi_head_attention(q, k, v, self.num_heads, allowed, added, self.dropout)
@@ -82,7 +84,7 @@ class MultiheadAttention(Module):
         return out, reductions.mean(weights, 1) if average_attn_weights else weights
 
     def _project(self, query: TensorLike, key: TensorLike, value: TensorLike) -> list[Any]:
-        """Project queries, keys and values, batch first; self-attention needs only one product."""
+        """Return the projected queries, keys and values, batch first; for self-attention, by a single product."""
         inputs = [tensor(x) for x in (query, key, value)]
         if any(x.ndim != 3 for x in inputs):
             raise ModelError(f"MultiheadAttention got a query of shape {inputs[0].shape}; expected 3 dimensions")

@@ -1,6 +1,7 @@
-"""RNN, LSTM and GRU: PyTorch's parameters, rearranged in the graph to the layout of ONNX's operators.
+"""RNN, LSTM and GRU layers with PyTorch's parameters, which are rearranged in the graph for ONNX's operators.
 
-PyTorch stacks the gates of an LSTM as (i, f, g, o) and ONNX as (i, o, f, g); of a GRU (r, z, n) and (z, r, n).
+PyTorch stacks the gates of an LSTM as (i, f, g, o) and ONNX as (i, o, f, g); those of a GRU are (r, z, n) and
+(z, r, n).
 """
 
 from __future__ import annotations
@@ -24,7 +25,12 @@ __all__ = ["GRU", "LSTM", "RNN"]
 
 
 class Cell(NamedTuple):
-    """An ONNX recurrent operator: its name and the order of its gates relative to PyTorch's."""
+    """An ONNX recurrent operator.
+
+    Attributes:
+        op_type: the name of the operator.
+        order: for each of its gates, the index of the same gate in PyTorch.
+    """
 
     op_type: str
     order: tuple[int, ...]
@@ -38,8 +44,8 @@ class Recurrent(Module):
     direction, ``[layers * directions, N, hidden]``.
 
     ``lengths``, integers ``[N]`` of at most L, are the lengths of the sequences in a padded batch, as in PyTorch's
-    packed sequences: outputs in the padding are zeros without gradients, the last state is that at the end of the
-    sequence, and the backward direction starts there.
+    packed sequences. Outputs in the padding are zeros without gradients, the last state is the one at the end of each
+    sequence, and the backward direction starts at that end.
     """
 
     cell: Cell
@@ -58,8 +64,8 @@ class Recurrent(Module):
         super().__init__()
         if proj_size:
             raise ModelError(
-                f"{type(self).__name__} with proj_size={proj_size}: ONNX has no projection; apply a Linear to the "
-                "output"
+                f"{type(self).__name__} does not support proj_size={proj_size}, as ONNX has no projection; apply a "
+                "Linear to the output"
             )
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.bias, self.batch_first, self.dropout, self.bidirectional = bias, batch_first, dropout, bidirectional
@@ -117,7 +123,9 @@ class Recurrent(Module):
     def _layer(
         self, layer: int, x: Tensor, initial: list[Tensor], lengths: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Apply one layer to ``[L, N, in]``: its output ``[L, N, directions * hidden]`` and last states."""
+        """Return the output of one layer for ``x`` ``[L, N, in]``, ``[L, N, directions * hidden]``, and its last
+        states.
+        """
         length, batch, _ = x.shape
         suffixes = self._suffixes(layer)
         weights = [stack([self._gates(f"weight_{kind}{s}") for s in suffixes], 0) for kind in ("ih", "hh")]
@@ -144,7 +152,7 @@ class Recurrent(Module):
         return y, finals
 
     def _gates(self, name: str) -> Tensor:
-        """Return a stored array with its gates in ONNX's order."""
+        """Return the parameter called ``name`` with its gates in ONNX's order."""
         stored = tensor(getattr(self, name))
         if self.cell.order == tuple(range(len(self.cell.order))):
             return stored

@@ -65,7 +65,9 @@ class _Conv(_Ranked):
 
     def _create(self, in_channels: int, out_channels: int, kernel_size: Spatial, groups: int, bias: bool) -> None:
         if in_channels % groups or out_channels % groups:
-            raise ModelError(f"{in_channels} and {out_channels} channels must both divide into {groups} groups")
+            raise ModelError(
+                f"{in_channels} input and {out_channels} output channels must be divisible by groups={groups}"
+            )
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
         self.kernel_size = tuple(per_axis(kernel_size, self.rank, "kernel_size"))
         outer, inner = (in_channels, out_channels) if self.transposed else (out_channels, in_channels)
@@ -176,8 +178,8 @@ class _MaxPool(_Ranked):
         super().__init__()
         if return_indices:
             raise ModelError(
-                "max pooling with return_indices=True is not supported, as ONNX numbers positions "
-                "differently; leave it False"
+                "max pooling does not support return_indices=True, as the indices of ONNX differ from PyTorch's; leave "
+                "it False"
             )
         self.options = (kernel_size, stride, padding, dilation, ceil_mode)
 

@@ -1,4 +1,4 @@
-"""Named losses: each is a function of traced tensors, the outputs that it reads and its targets.
+"""``Loss``: a function of traced tensors (model outputs and targets), and the table of losses by name.
 
 ``gradgraph.losses`` and ``functional`` share one implementation: the files ``losses_*.py`` define each loss as a
 function under PyTorch's name, and ``named`` registers it in ``gradgraph.losses`` with its targets.
@@ -34,13 +34,16 @@ REDUCTIONS = ("mean", "sum", "none")
 
 
 class Spec(NamedTuple):
-    """A target: element type and shape; for class indices also their number, and the ignored one.
+    """The type, shape and valid values of a target.
 
     Attributes:
+        dtype, shape: its element type and shape.
         axes: for each of its axes, the axis of the first output with the same length; None for a length of its own.
-        most: numbers are in [0, most]; a name is a symbolic size.
+        classes: the number of classes, for class indices.
+        ignore_index: the label that is ignored, for class indices.
+        most: the largest valid number, or the name of a symbolic size; numbers are in [0, most].
         counted_by: the name of the target with the count of valid numbers in each row.
-        padded: ``ignore_index`` pads rows with fewer objects, and a batch may have none.
+        padded: whether rows with fewer objects are padded with ``ignore_index``; a batch may then have no object.
     """
 
     dtype: ir.DataType
@@ -55,14 +58,14 @@ class Spec(NamedTuple):
 
 @dataclass(frozen=True)
 class Target:
-    """An input that a loss compares with.
+    """A target of a loss: an input that it compares outputs with.
 
     Attributes:
-        name: except for the first, whose name is chosen by the user.
-        words: its description.
-        spec: its specification, for the outputs that the loss reads.
-        is_labels: it has class indices.
-        is_sign: it has −1 and 1.
+        name: the name of the target; for the first target, users can choose another one.
+        words: its description, for the documentation.
+        spec: a function that returns its specification for the outputs that the loss reads.
+        is_labels: whether it contains class indices.
+        is_sign: whether it contains −1 and 1.
     """
 
     name: str
@@ -73,7 +76,7 @@ class Target:
 
 
 def like(words: str = "as the prediction", is_sign: bool = False) -> Target:
-    """Return a target of the shape and type of the first output that the loss reads."""
+    """Return a target with the shape and element type of the first output that the loss reads."""
     return Target(
         "target",
         words,
@@ -83,7 +86,7 @@ def like(words: str = "as the prediction", is_sign: bool = False) -> Target:
 
 
 def over(output: Var, axes: Sequence[int], dtype: ir.DataType) -> Spec:
-    """Return a target with the lengths of these ``axes`` of ``output``."""
+    """Return the specification of a target whose axes have the lengths of the given ``axes`` of ``output``."""
     sizes = output.shape or ()
     return Spec(dtype, tuple(sizes[axis] for axis in axes), tuple(axes))
 
@@ -93,23 +96,25 @@ LIKE_PREDICTION = (like(),)
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss: a function from outputs of a model and targets to a number.
+    """A loss: a function of outputs of a model and targets that returns a scalar.
 
-    Call it with traced tensors, the outputs and then the targets.
+    Call it with traced tensors, first the outputs, then the targets.
 
     Args:
-        name: for the manifest.
-        function: of the tensors, with ``arguments`` by name; ``reduction`` is one of them.
-        arguments: for the manifest, too.
-        targets: that it compares with.
-        reads: names for the outputs of the model that it reads.
-        shares: of the same tensors: the weight of each element in an average; 1 by default.
-        binary: targets are yes (above 1/2) or no, and predictions likewise, above or below ``middle``.
-        activation: it applies this operator, Softmax or Sigmoid, to its first output, which therefore holds logits.
-        of_logs: its first output holds log-probabilities.
-        soft: targets are class probabilities along the axis; metrics use the largest as label.
-        spelt: of the same tensors: predicted and true label sequences, for metrics; int64 ``[rows, times]`` each,
-            padded with −1. None if each time has a label of its own.
+        name: the name of the loss, for the manifest.
+        function: the function of the tensors, which gets ``arguments`` by name; one of them is ``reduction``.
+        arguments: the options of the loss, which are also stored in the manifest.
+        targets: the targets.
+        reads: names for the model outputs that the loss reads.
+        shares: a function of the same tensors that returns the weight of each element in a mean; 1 if None.
+        binary: whether targets are binary: positive above 1/2. Predictions are positive above ``middle``.
+        middle: the decision threshold of predictions, for binary targets.
+        activation: the operator, Softmax or Sigmoid, that the loss applies to its first output, which must be logits;
+            empty if there is none.
+        of_logs: whether the first output must be log-probabilities.
+        soft: whether targets are class probabilities along the class axis; metrics use the most probable class.
+        spelt: a function of the same tensors that returns the predicted and the true label sequences, for metrics:
+            int64 ``[rows, times]`` each, padded with −1. None if each time has a label of its own.
     """
 
     name: str
@@ -129,12 +134,12 @@ class Loss:
         return self.function(*tensors, **self.arguments)
 
     def each(self, *tensors: Tensor) -> Tensor:
-        """Write the losses before they are reduced."""
+        """Return the losses of single elements, before the reduction."""
         return self.function(*tensors, **{**self.arguments, "reduction": "none"})
 
     @property
     def labels(self) -> bool:
-        """Whether targets are class indices (int64, without the class axis); else they have the prediction's form."""
+        """Whether targets are class indices (int64, without the class axis)."""
         return bool(self.targets) and self.targets[0].is_labels
 
     @property
@@ -152,7 +157,7 @@ class Loss:
 
 LOSSES: Makers[Loss] = Makers("loss", Loss, "gradgraph.losses", "mse()", entries.LOSSES)
 
-REMEDIES: dict[str, Mapping[str, str]] = {}  # by loss: the remedy for a non-finite value, "inf" or "nan"
+REMEDIES: dict[str, Mapping[str, str]] = {}  # for each loss, the remedies if its value is "inf" or "nan"
 
 _WEIGHTS = Kind("a number or a list of numbers", lambda value: NUMBER.fits(value) or NUMBERS.fits(value)).or_none()
 _ROWS = Kind("a list of rows of numbers", lambda value: hasattr(value, "__len__") and all(map(NUMBERS.fits, value)))
@@ -184,19 +189,20 @@ def named(
 
     Args:
         name, function, reads, shares, binary, middle, of_logs, soft, spelt: as for ``Loss``.
-        activation: likewise, or a function of the options that returns it.
-        options: the arguments of ``function`` that users may pass, in order; it defines their defaults and types.
+        activation: as for ``Loss``, or a function of the options that returns it.
+        options: the arguments of ``function`` that users may pass, in order, separated by spaces; their defaults and
+            types are those of ``function``.
         targets: as for ``Loss``, or a function of the options that returns them.
-        check: raises BuildError for invalid options.
-        reductions: that it supports.
-        remedies: for a value of ``"inf"`` or ``"nan"``, if that has a cause in the data.
+        check: a function that raises BuildError for invalid options.
+        reductions: the reductions that the loss supports.
+        remedies: remedies if the loss becomes ``"inf"`` or ``"nan"``, where data may cause that.
     """
 
     def make(arguments: dict[str, Any]) -> Loss:
         if "reduction" in arguments and arguments["reduction"] not in reductions:
             words = ", ".join(f"'{r}'" for r in reductions[:-1])
             raise BuildError(
-                f"a loss reduces by {words} or '{reductions[-1]}', not by '{shown(arguments['reduction'])}'"
+                f"the reduction of {name} is '{shown(arguments['reduction'])}'; use {words} or '{reductions[-1]}'"
             )
         check(arguments)
         chosen = targets(arguments) if callable(targets) else targets
@@ -214,7 +220,11 @@ def recipe(
 ) -> Callable[..., T]:
     """Return the public function ``name(options)``, with the defaults, types and docstring of ``function``.
 
-    ``make`` gets the options as a dict.
+    Args:
+        name: the name of the public function.
+        function: the function whose options it accepts.
+        options: the names of these options, in order, separated by spaces.
+        make: a function of the options, as a dict, that returns the result.
     """
     known = inspect.signature(function).parameters
     given = [known[option].replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD) for option in options.split()]
@@ -237,7 +247,7 @@ def _kind(option: inspect.Parameter) -> Kind:
 
 
 def positive(*names: str) -> Callable[[Mapping[str, Any]], None]:
-    """Return a check that these options are finite numbers above zero."""
+    """Return a function that raises BuildError unless the options ``names`` are finite numbers above zero."""
 
     def check(arguments: Mapping[str, Any]) -> None:
         for name in names:
@@ -258,25 +268,31 @@ def reduced(losses: Tensor, reduction: str) -> Tensor:
 
 
 def class_weights(weight: TensorLike, x: Tensor, axis: int) -> Tensor:
-    """Return a factor for each class of ``x``, along this axis.
+    """Return class weights in the element type of ``x``; ``axis`` is the class axis of ``x``.
 
     Raises:
-        BuildError: the numbers are known, and are not valid weights, or not as many as there are classes.
+        BuildError: if the weights are not a traced tensor, and are invalid or not as many as there are classes.
     """
     if (array := _known_weights("weight", weight)) is not None:
         shape = x.traced.shape
         classes = None if shape is None else shape[axis]
         if array.ndim != 1 or (isinstance(classes, int) and array.size != classes):
             has = "is a single number" if array.ndim == 0 else f"has the shape {list(array.shape)}"
-            raise BuildError(f"weight {has}, but a loss takes one for each of the {classes or 'n'} classes")
+            raise BuildError(f"weight {has}, but must be a list with a number for each of the {classes or 'n'} classes")
     return numbers_like(weight, x)
 
 
 def element_weights(name: str, weight: TensorLike, x: Tensor, signed: bool = False) -> Tensor:
-    """Return factors for the elements of ``x``, or for its last axes.
+    """Return weights for the elements of ``x``, or for its last axes, in the element type of ``x``.
+
+    Args:
+        name: the name of the option, for messages.
+        weight: the weights.
+        x: the prediction.
+        signed: whether weights below zero are valid.
 
     Raises:
-        BuildError: the numbers are known, and are not valid weights, or do not fit these axes.
+        BuildError: if the weights are not a traced tensor, and are invalid or do not broadcast to ``x``.
     """
     array, shape = _known_weights(name, weight, signed), x.traced.shape
     if array is not None and shape is not None:
@@ -290,20 +306,20 @@ def element_weights(name: str, weight: TensorLike, x: Tensor, signed: bool = Fal
 
 
 def _known_weights(name: str, weight: TensorLike, signed: bool = False) -> np.ndarray[Any, Any] | None:
-    """Return the numbers of weights; None for a traced tensor, whose numbers are unknown."""
+    """Return weights as an array, after checking them; None for a traced tensor, whose numbers are unknown."""
     if isinstance(weight, Value):
         return None
     array = np.asarray(weight, np.float64)
     wrong = ~(np.isfinite(array) & (signed | (array >= 0)))
     if wrong.any():
-        below = "" if signed else ", none of them below zero"
-        raise BuildError(f"{name} has {array[wrong][0]:g}; use finite numbers{below}")
+        below = "" if signed else " that are not below zero"
+        raise BuildError(f"{name} contains {array[wrong][0]:g}; use finite numbers{below}")
     if not signed and not array.any():
-        raise BuildError(f"{name} has no number above zero, so everything would be ignored; use at least one")
+        raise BuildError(f"{name} contains only zeros, so everything would be ignored; use a number above zero")
     return array
 
 
 def rank_of(x: Tensor) -> int | None:
-    """Return the number of axes of a tensor, if it is known."""
+    """Return the number of axes of a tensor; None if it is unknown."""
     shape = x.traced.shape
     return None if shape is None else len(shape)

@@ -1,4 +1,4 @@
-"""Box losses: one minus their overlap, with terms for boxes that do not overlap."""
+"""Box losses: one minus the overlap of predicted and true box, some with a term for boxes that do not overlap."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def _met(boxes: TensorLike, target: TensorLike, fmt: str) -> tuple[Corners, Corn
 
 
 def box_iou_loss(boxes: TensorLike, target: TensorLike, fmt: str = "xyxy", reduction: str = "mean") -> Tensor:
-    """``mean 1 − IoU`` of boxes ``[…, 4]``. Boxes that do not overlap get no gradient; use ``giou`` for these.
+    """``mean 1 − IoU`` of boxes ``[…, 4]``. Boxes that do not overlap get no gradient; use ``giou`` if there are any.
 
     Args:
-        boxes, target: ``fmt`` is "xyxy" (left, top, right, bottom), "xywh" or "cxcywh".
-        fmt: of both.
+        boxes, target: the predicted and the true boxes.
+        fmt: the format of both: "xyxy" (left, top, right, bottom), "xywh" or "cxcywh".
         reduction: "mean" or "sum" of all boxes, or "none".
     """
     return reduced(1.0 - _met(boxes, target, fmt)[2].iou, reduction)
@@ -72,7 +72,7 @@ def _distance(a: Corners, b: Corners, met: Overlap) -> Tensor:
 
 
 def _slant(box: Corners) -> Tensor:
-    """Return the angle whose tangent is width over height, with EPS for a height of 0."""
+    """Return atan(width / height) of boxes, with EPS in place of a height near 0."""
     height = box[3] - box[1]
     return atan((box[2] - box[0]) / where(op.Abs(height) < EPS, EPS, height))
 

@@ -22,9 +22,7 @@ __all__ = ["cross_entropy", "nll_loss", "soft_cross_entropy"]
 
 
 def class_axis(shape: Shape, axis: int) -> int:
-    """Return ``axis`` counted from the front; a prediction without a batch axis has its classes on axis 0, as in
-    PyTorch.
-    """
+    """Return the class axis as a non-negative number; for a prediction with a single axis, it is 0, as in PyTorch."""
     rank = len(shape)
     if rank == 0:
         raise BuildError("a classification loss requires an axis of classes, but the model's output is a scalar")
@@ -36,7 +34,7 @@ def class_axis(shape: Shape, axis: int) -> int:
 
 
 def classes_at(x: Tensor, axis: int) -> int:
-    """Return the class axis of ``x``."""
+    """Return the class axis ``axis`` of ``x`` as a non-negative number."""
     return class_axis((None,) * x.traced.rank, axis)
 
 
@@ -75,10 +73,10 @@ def cross_entropy(
     Args:
         logits: ``[N, C, ...]``.
         target: class indices ``[N, ...]``; or probabilities ``[N, C, ...]``, as in ``soft_cross_entropy``.
-        weight: a factor for each class.
+        weight: a weight for each class.
         ignore_index: the label that is ignored, also in the divisor.
         reduction: "mean", "sum", or "none" for the loss of each label.
-        label_smoothing: the share of a label that is spread evenly over all classes.
+        label_smoothing: the share of the target probability that is spread evenly over all classes.
         axis: the class axis.
         z_loss: for class indices, the factor of ``(log Σ exp x)²``, which keeps logits near 0 (PaLM, Chowdhery et al.,
             2022, section 5, uses 1e-4).

@@ -1,4 +1,4 @@
-"""Detection losses: which prediction is matched with which object, and the loss of the match.
+"""Detection losses: they match predictions with objects, and compare the matches.
 
 All have two targets: ``labels``, class indices int64 ``[B, N]``, padded with −1 for images with fewer than N objects;
 and ``boxes`` ``[B, N, 4]``, each (centre x, centre y, width, height) relative to the image. ``gradgraph.vision`` reads
@@ -37,12 +37,12 @@ __all__ = ["detr_loss", "fcos_loss", "retinanet_loss", "ssd_loss"]
 
 
 class Objects(NamedTuple):
-    """The objects of images, and one dummy object at the end, so that there is always one.
+    """The objects of a batch of images, with a dummy object at the end, so that there is always an object.
 
     Attributes:
-        labels: ``[B, N + 1]``; that of the dummy is ``nothing``.
-        boxes: ``[B, N + 1, 4]``.
-        real: whether an object is real, bool ``[B, N + 1]``.
+        labels: class indices ``[B, N + 1]``; padding and the dummy have the label ``nothing``.
+        boxes: boxes ``[B, N + 1, 4]``.
+        real: whether an object is neither padding nor the dummy, bool ``[B, N + 1]``.
     """
 
     labels: Tensor
@@ -60,7 +60,7 @@ class Objects(NamedTuple):
         return cls(where(t < 0, nothing, t), cat([b, full((batch, 1, 4), 0.0, dtype)], 1), t >= 0)
 
     def at(self, places: Tensor) -> Objects:
-        """Return the objects matched with predictions: ``places`` ``[B, Q]``, −1 for none."""
+        """Return the objects at the indices ``places`` ``[B, Q]``; the dummy object for −1."""
         batch, count = places.shape
         i = where(places < 0, self.labels.shape[1] - 1, places)
         boxes = gather(self.boxes, 1, i.unsqueeze(-1).expand(batch, count, 4))
@@ -68,13 +68,13 @@ class Objects(NamedTuple):
 
 
 def _scores(logits: TensorLike, name: str) -> tuple[Tensor, int]:
-    """Return scores ``[B, Q, C]`` and the number of classes, which must be known."""
+    """Return the scores ``[B, Q, C]`` in float32 or wider, and the number of classes C, which must be fixed."""
     x = wide(logits)
     classes = x.shape[-1] if x.ndim == 3 else None
     if not isinstance(classes, int):
         raise ModelError(
-            f"{name} expects scores of images, predictions and classes, a fixed number of these, but got the "
-            f"shape {list(x.shape)}"
+            f"{name} expects scores of shape [images, predictions, classes] with a fixed number of classes, but got "
+            f"{list(x.shape)}"
         )
     return x, classes
 
@@ -95,17 +95,20 @@ def detr_loss(
     box_weight: float = 5.0,
     giou_weight: float = 2.0,
 ) -> Tensor:
-    """``class_weight · cross entropy + box_weight · L1 + giou_weight · GIoU`` of predictions, with one per object,
-    matched so that ``Σ −class_cost · p[label] + box_cost · L1 − giou_cost · GIoU`` is minimal (Carion et al. 2020).
+    """``class_weight · cross entropy + box_weight · L1 + giou_weight · (1 − GIoU)`` of predictions, the loss of DETR.
+
+    Each object is matched with one prediction, so that the sum of ``−class_cost · p[label] + box_cost · L1 −
+    giou_cost · GIoU`` over all matches is minimal (Carion et al. 2020).
 
     Args:
         logits: scores ``[B, Q, C + 1]`` of Q predictions; the last class is "no object".
         boxes: ``[B, Q, 4]``: centre, width and height relative to the image, like the target boxes.
-        labels, target_boxes: as described in this module. With more than Q objects in an image, the loss is NaN.
-        no_object: the weight of that class in the cross entropy, a mean over all predictions.
-        class_cost, box_cost, giou_cost: for the matching.
-        class_weight, box_weight, giou_weight: of the terms of the loss. The latter two are sums over objects, divided
-            by the number of objects in the batch.
+        labels, target_boxes: class indices ``[B, N]``, padded with −1, and boxes ``[B, N, 4]``. If an image has more
+            than Q objects, the loss is NaN.
+        no_object: the weight of the class "no object" in the cross entropy, a mean over all predictions.
+        class_cost, box_cost, giou_cost: the factors of the matching cost.
+        class_weight, box_weight, giou_weight: the factors of the loss terms. The terms of boxes are sums over objects,
+            divided by the number of objects in the batch.
     """
     x, classes = _scores(logits, "detr")
     predicted = wide(boxes)
@@ -127,7 +130,7 @@ def detr_loss(
 def _assignment_costs(
     x: Tensor, boxes: Tensor, objects: Objects, class_cost: float, box_cost: float, giou_cost: float
 ) -> Tensor:
-    """Return the cost of each object for each prediction: ``[B, N + 1, Q]``."""
+    """Return the cost of matching each object with each prediction: ``[B, N + 1, Q]``."""
     batch, count = objects.labels.shape
     places = objects.labels.unsqueeze(-1).expand(batch, count, x.shape[1])
     called = gather(op.Softmax(x, axis=2).transpose(1, 2), 1, places)
@@ -156,24 +159,25 @@ def retinanet_loss(
     beta: float = 1 / 9,
     box_weight: float = 1.0,
 ) -> Tensor:
-    """Focal loss of anchors and ``box_weight`` · smooth L1 of their boxes (Lin et al. 2017), the loss of RetinaNet. For
-    SSD use ``ssd_loss``.
+    """Focal loss of anchors, and ``box_weight`` · smooth L1 of their boxes (Lin et al. 2017), the loss of RetinaNet.
+    For SSD use ``ssd_loss``.
 
-    An anchor is matched with the object with the greatest IoU, if that is at least ``positive``, or the greatest of
-    that object; it is background below ``negative``, and ignored in between. Per image, both sums are divided by the
-    number of matched anchors, at least 1; the loss is their mean over images (as in torchvision).
+    An anchor is matched with the object with which its IoU is greatest, if that IoU is at least ``positive``, or if no
+    anchor has a greater IoU with that object. It is background if its greatest IoU is below ``negative``; other anchors
+    are ignored. In each image, both sums are divided by the number of matched anchors, or 1 if there are none; the loss
+    is the mean over images (as in torchvision).
 
     Args:
-        logits: ``[B, A, C]``, an independent yes or no (sigmoid) for each class.
-        deltas: ``[B, A, 4]``: ``(x − xa)/wa``, ``(y − ya)/ha``, ``log(w/wa)``, ``log(h/ha)`` of the box's centre and
-            sides relative to the anchor's.
-        labels, target_boxes: as described in this module.
-        image_size, strides, size, scales, ratios: of the anchors, as for ``gradgraph.vision.anchors``, in the same
-        order as the model's outputs.
-        positive, negative: bounds of the IoU.
-        alpha, gamma: of the focal loss.
-        beta: where smooth L1 changes from quadratic to linear.
-        box_weight: of the smooth L1.
+        logits: ``[B, A, C]``, a logit (of a sigmoid) for each class.
+        deltas: ``[B, A, 4]``: ``(x − xa)/wa``, ``(y − ya)/ha``, ``log(w/wa)``, ``log(h/ha)`` of the centre (x, y) and
+            the sides (w, h) of the box relative to those of the anchor (xa, ya, wa, ha).
+        labels, target_boxes: class indices ``[B, N]``, padded with −1, and boxes ``[B, N, 4]``.
+        image_size, strides, size, scales, ratios: the arguments of ``gradgraph.vision.anchors``, which must return the
+            anchors in the order of the model's outputs.
+        positive, negative: the bounds of the IoU.
+        alpha, gamma: the parameters of the focal loss.
+        beta: the difference at which smooth L1 changes from quadratic to linear.
+        box_weight: the factor of the smooth L1.
     """
     x, classes = _scores(logits, "retinanet")
     laid = anchors(checked_size("retinanet", image_size), strides, size, scales, ratios)
@@ -194,7 +198,7 @@ def retinanet_loss(
 
 
 def _answers(anchor: Tensor, objects: Objects, positive: float, negative: float) -> tuple[Tensor, Tensor]:
-    """Return the object matched with each anchor, −1 for none, and which are background: ``[B, A]``."""
+    """Return the index of each anchor's object (−1 for none), and whether the anchor is background: ``[B, A]``."""
     iou = where(objects.real.unsqueeze(-1), pairs(objects.boxes, anchor, "cxcywh").iou, -1.0)
     iou = detach(iou)
     best, place = reductions.amax(iou, 1), op.ArgMax(iou, axis=1, keepdims=0)
@@ -210,8 +214,8 @@ def _check_places(
     found = x.shape[1]
     if isinstance(found, int) and found != expected:
         raise BuildError(
-            f"{name} places {expected} {what} on the image, but the model has outputs for {found}; pass the {options} "
-            "that the model was made for"
+            f"the options of {name} result in {expected} {what}, but the model has outputs for {found}; pass the "
+            f"{options} that the model was made for"
         )
 
 
@@ -233,24 +237,24 @@ def ssd_loss(
     """Cross entropy of priors with hard negative mining, and ``box_weight`` · smooth L1 of their boxes (Liu et al.
     2016, arXiv:1512.02325), the loss of SSD.
 
-    A prior is matched with the object with which its IoU is greatest, if that is ``positive`` or above; each object is
-    also matched with its best prior. Of the other priors of a picture, those with the greatest loss are trained as
-    background, ``negatives`` for each matched one. The sums are divided by the number of matched priors in the batch,
-    at least 1 (as in torchvision).
+    A prior is matched with the object with which its IoU is greatest, if that IoU is at least ``positive``; each object
+    is also matched with its best prior. Of the other priors of an image, those with the greatest loss are trained as
+    background, ``negatives`` for each matched prior. The sums are divided by the number of matched priors in the batch,
+    or 1 if there are none (as in torchvision).
 
     Args:
         logits: scores ``[B, A, C + 1]`` of the A priors; class 0 is the background, so label 0 is scored by
             ``logits[..., 1]``.
-        deltas: ``[B, A, 4]``: ``(x − xa)/wa/v₀``, ``(y − ya)/ha/v₀``, ``log(w/wa)/v₁``, ``log(h/ha)/v₁`` of the box's
-            centre and sides relative to the prior's.
-        labels, target_boxes: as described in this module.
+        deltas: ``[B, A, 4]``: ``(x − xa)/wa/v₀``, ``(y − ya)/ha/v₀``, ``log(w/wa)/v₁``, ``log(h/ha)/v₁`` of the centre
+            (x, y) and the sides (w, h) of the box relative to those of the prior (xa, ya, wa, ha).
+        labels, target_boxes: class indices ``[B, N]``, padded with −1, and boxes ``[B, N, 4]``.
         priors: ``[A, 4]``, the boxes that the model was made for, in its order: centre x, centre y, width and height
             relative to the image.
         variances: v₀ of centres and v₁ of sides; ``(1, 1)`` if the model has none.
         positive: the least IoU of a matched prior.
-        negatives: background priors for each matched one.
-        beta: where smooth L1 changes from quadratic to linear.
-        box_weight: of the smooth L1.
+        negatives: the number of background priors for each matched prior.
+        beta: the difference at which smooth L1 changes from quadratic to linear.
+        box_weight: the factor of the smooth L1.
     """
     x, _ = _scores(logits, "ssd")
     laid = checked_priors(priors)
@@ -271,7 +275,10 @@ def ssd_loss(
 
 
 def _matched(prior: Tensor, objects: Objects, positive: float) -> Tensor:
-    """Return the object matched with each prior, −1 for none ``[B, A]``; the best prior of an object is its own."""
+    """Return the index of the object matched with each prior, −1 for none: ``[B, A]``.
+
+    The prior with the greatest IoU with an object is always matched with that object.
+    """
     iou = where(objects.real.unsqueeze(-1), pairs(objects.boxes, prior, "cxcywh").iou, -1.0)
     iou = detach(iou)
     best, place = reductions.amax(iou, 1), op.ArgMax(iou, axis=1, keepdims=0)
@@ -297,24 +304,26 @@ def fcos_loss(
     gamma: float = 2.0,
     box_weight: float = 1.0,
 ) -> Tensor:
-    """Focal loss of points, ``box_weight`` · GIoU of their boxes and the cross entropy of their centerness (Tian et al.
-    2019; as in torchvision).
+    """Focal loss of points, ``box_weight`` · (1 − GIoU) of their boxes, and the cross entropy of their centerness, the
+    loss of FCOS (Tian et al. 2019; as in torchvision).
 
-    A point is matched with an object if it is in its box and less than ``radius`` strides from its centre, and the
-    farthest side is between 4 and 8 strides away (the finest map also covers nearer, the coarsest farther ones); of
-    several objects, with the smallest. All three are sums, divided by the number of matched points, at least 1.
+    A point is matched with an object if it is inside the object's box, less than ``radius`` strides from its centre,
+    and its farthest side is between 4 and 8 strides away (the finest map also covers nearer sides, the coarsest map
+    farther ones). If several objects qualify, the smallest is matched. All three terms are sums, divided by the number
+    of matched points, or 1 if there are none.
 
     Args:
-        logits: ``[B, P, C]``, an independent yes or no (sigmoid) for each class.
-        distances: ``[B, P, 4]``, in strides, from the point to the left, top, right and bottom of its box; not below
-            zero, so a model ends in Relu, Exp or Softplus.
-        centerness: ``[B, P, 1]``, a logit of ``√(min(l, r)/max(l, r) · min(t, b)/max(t, b))``.
-        labels, target_boxes: as described in this module.
-        image_size, strides: of the points, as for ``gradgraph.vision.points``, in the same order as the model's
-        outputs.
-        radius: in strides.
-        alpha, gamma: of the focal loss.
-        box_weight: of the GIoU.
+        logits: ``[B, P, C]``, a logit (of a sigmoid) for each class.
+        distances: ``[B, P, 4]``, in strides, from the point to the left, top, right and bottom side of its box. They
+            must not be below zero, so the model should end in Relu, Exp or Softplus.
+        centerness: ``[B, P, 1]``, the logit of ``√(min(l, r)/max(l, r) · min(t, b)/max(t, b))`` with the distances l,
+            t, r and b.
+        labels, target_boxes: class indices ``[B, N]``, padded with −1, and boxes ``[B, N, 4]``.
+        image_size, strides: the arguments of ``gradgraph.vision.points``, which must return the points in the order of
+            the model's outputs.
+        radius: the largest distance from the centre of the object, in strides.
+        alpha, gamma: the parameters of the focal loss.
+        box_weight: the factor of the term of boxes.
     """
     x, classes = _scores(logits, "fcos")
     height, width = checked_size("fcos", image_size)
@@ -341,7 +350,7 @@ def fcos_loss(
 
 
 def _nearest(laid: np.ndarray[Any, Any], objects: Objects, radius: float, dtype: ir.DataType) -> Tensor:
-    """Return the smallest object that each point may be matched with, −1 for none: ``[B, P]``."""
+    """Return the index of the object matched with each point, the smallest that qualifies, or −1: ``[B, P]``."""
     px, py, stride = (tensor(laid[:, i], dtype) for i in range(3))
     near, far = 4 * laid[:, 2], 8 * laid[:, 2]
     near = np.where(laid[:, 2] == laid[:, 2].min(), 0.0, near)
@@ -361,14 +370,16 @@ def _nearest(laid: np.ndarray[Any, Any], objects: Objects, radius: float, dtype:
 
 
 def _targets(spare: int) -> tuple[Target, ...]:
-    """Return the targets (labels and boxes) for models with ``spare`` classes that no object has."""
+    """Return the targets labels and boxes; ``spare`` is the number of the model's classes that no object has, such as
+    the background.
+    """
 
     def labels(outputs: Sequence[Var]) -> Spec:
         shape = outputs[0].shape or (None,) * outputs[0].rank
         if len(shape) != 3:
             raise BuildError(
-                "a detector outputs scores of images, predictions and classes, but its first output has "
-                f"shape {list(shape)}; name the outputs in the order of the loss"
+                "the first output of a detector must be scores of shape [images, predictions, classes], but has shape "
+                f"{list(shape)}; name the outputs in the order of the loss"
             )
         classes = shape[2] - spare if isinstance(shape[2], int) else None
         return Spec(ir.DataType.INT64, (shape[0], "objects"), (0, None), classes, -1, padded=True)
@@ -388,15 +399,18 @@ def _targets(spare: int) -> tuple[Target, ...]:
 def _check_bounds(arguments: Mapping[str, Any]) -> None:
     if not 0 <= arguments["negative"] <= arguments["positive"] <= 1:
         raise BuildError(
-            f"anchors are background below an IoU of {arguments['negative']} and positive "
-            f"from {arguments['positive']} on; use 0 ≤ negative ≤ positive ≤ 1"
+            f"negative is {arguments['negative']} and positive is {arguments['positive']}; use bounds of the IoU with "
+            "0 ≤ negative ≤ positive ≤ 1"
         )
 
 
 def _check_variances(arguments: Mapping[str, Any]) -> None:
     found = arguments["variances"]
     if np.shape(found) != (2,) or not all(0 < v < np.inf for v in found):
-        raise BuildError(f"ssd has two variances, of centres and of sides, not {shown(found)}; use (0.1, 0.2)")
+        raise BuildError(
+            f"variances is {shown(found)}, but must be two numbers above zero, for centres and for sides; use (0.1, "
+            "0.2)"
+        )
     if arguments["priors"] is not None:
         checked_priors(arguments["priors"])
 

@@ -1,4 +1,4 @@
-"""Embedding losses, which pull together rows that belong together, under PyTorch's names and arguments."""
+"""Embedding losses, which pull embeddings of matching samples together, under PyTorch's names and arguments."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def triplet_margin_loss(
 ) -> Tensor:
     """``mean max(0, ‖a − p‖ − ‖a − n‖ + margin)`` of anchor, positive and negative samples (``F.triplet_margin_loss``).
 
-    ``swap`` uses the distance of positive and negative if it is less than that of anchor and negative.
+    With ``swap``, the distance of positive and negative is used if it is smaller than that of anchor and negative.
     """
     a, b, c = tensors(real(anchor), positive, negative)
     near, far = norm(a - b + eps, p, -1), norm(a - c + eps, p, -1)
@@ -53,7 +53,9 @@ def triplet_margin_loss(
 
 
 def info_nce_loss(query: TensorLike, key: TensorLike, temperature: float = 0.07, reduction: str = "mean") -> Tensor:
-    """``mean −log softmax(cos(q, k)/T)[own]``: a query is classified among all keys of a batch (InfoNCE)."""
+    """``mean −log softmax(cos(q, k)/T)[own]`` (InfoNCE): the cross entropy of classifying each query q among all keys k
+    of the batch, where the key of the same row is the true class; T is the temperature.
+    """
     scores = _cosines(query, key) / temperature
     return cross_entropy(scores, arange(scores.shape[0]), reduction=reduction)
 

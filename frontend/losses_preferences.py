@@ -1,8 +1,8 @@
-"""Preference losses: a language model learns which of two answers is better, by their log-probabilities.
+"""Preference losses, with which a language model learns from pairs of answers which one is better.
 
-Each reads ``log_probability`` ``[pairs, 2]``, of the chosen and the rejected answer, an output of models converted by
-``gradgraph.surgery.pair_model``; some also read the number of ``tokens``. ``reference`` is the log-probability under
-the reference model (``gradgraph.surgery.reference``).
+Each reads ``log_probability`` ``[pairs, 2]``, the log-probabilities of the chosen and the rejected answer, an output of
+models converted by ``gradgraph.surgery.pair_model``; some also read the number of ``tokens``. ``reference`` are the
+log-probabilities under the reference model (``gradgraph.surgery.reference``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["dpo_loss", "ipo_loss", "kto_loss", "orpo_loss", "simpo_loss"]
 
-_CERTAIN = -1e-6  # nats per token: above it, odds are infinite in float32
+_CERTAIN = -1e-6  # nats per token: log-probabilities are clamped to this, above which odds are infinite in float32
 
 
 def dpo_loss(
@@ -123,7 +123,9 @@ def kto_loss(
 
 
 def preference_margin(log_probability: Tensor, reference: Tensor) -> Tensor:
-    """Return how much the chosen answer gained on the rejected one relative to the reference ``[pairs]``, in nats."""
+    """Return the margin ``(p₀ − r₀) − (p₁ − r₁)`` of each pair ``[pairs]``, in nats, with log-probabilities p, and r
+    under the reference model, of the chosen (0) and the rejected (1) answer.
+    """
     gain = _of_two(log_probability) - reference
     return gain[:, 0] - gain[:, 1]
 
@@ -139,18 +141,18 @@ def _of_two(x: Tensor) -> Tensor:
 
 
 def _by_token(x: Tensor, tokens: Tensor) -> Tensor:
-    """Return log-probabilities of answers per token; 0 for empty ones."""
+    """Return the log-probabilities of answers divided by their number of tokens; 0 for empty answers."""
     return _of_two(x) / where(tokens > 0.0, tokens, 1.0)
 
 
 def _preferred(gap: Tensor, smoothing: float) -> Tensor:
-    """−log σ(gap), plus a share of −log σ(−gap)."""
+    """Return ``(1 − smoothing)·(−log σ(gap)) + smoothing·(−log σ(−gap))``."""
     losses = softplus(-gap)
     return (1.0 - smoothing) * losses + smoothing * softplus(gap) if smoothing else losses
 
 
 def _exp_minus_1(x: Tensor) -> Tensor:
-    """eˣ − 1 for negative x, as tanh(x/2)·(eˣ + 1), which is accurate near 0."""
+    """Return eˣ − 1 for negative x, computed as tanh(x/2)·(eˣ + 1), which is accurate near 0."""
     return op.Tanh(x * 0.5) * (op.Exp(x) + 1.0)
 
 

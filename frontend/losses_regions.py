@@ -1,4 +1,4 @@
-"""Losses for sparse or unbalanced elements: focal losses, and region overlap."""
+"""Losses for unbalanced classes: focal losses, and losses of region overlap (Dice, Tversky, Lovász)."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def focal_loss(
 def sigmoid_focal_loss(
     x: TensorLike, target: TensorLike, alpha: float = 0.25, gamma: float = 2.0, reduction: str = "mean"
 ) -> Tensor:
-    """``mean −αₜ·(1 − pₜ)^γ·log pₜ`` with ``p = σ(x)``, ``α`` being the weight of positives; a negative ``α`` disables
-    it (``torchvision.ops.sigmoid_focal_loss``).
+    """``mean −αₜ·(1 − pₜ)^γ·log pₜ`` with ``p = σ(x)``, where ``α`` is the weight of positives and ``1 − α`` that of
+    negatives; a negative ``α`` means no weights (``torchvision.ops.sigmoid_focal_loss``).
     """
     x, target = pair(x, target)
     p = op.Sigmoid(x)
@@ -64,10 +64,11 @@ def dice_loss(
     activation: str = "sigmoid",
     reduction: str = "mean",
 ) -> Tensor:
-    """``mean 1 − (2·Σ p·t + s)/(Σ p + Σ t + s)`` over samples and classes, ``p`` being ``σ(x)``, ``softmax(x)``, ``x``.
+    """``mean 1 − (2·Σ p·t + s)/(Σ p + Σ t + s)`` over samples and classes, where ``p`` is ``σ(x)``, ``softmax(x)`` or
+    ``x``, as ``activation`` says, and ``s`` is ``smooth``.
 
-    The sums are over all axes after the first two; for vectors, over the second. If both are empty and ``s = 0``, the
-    loss is 0.
+    The sums are over all axes after the first two; for inputs of two axes, over the second. If prediction and target
+    are both empty and ``s = 0``, the loss is 0.
     """
     x, target = pair(x, target)
     if activation not in ACTIVATIONS:
@@ -139,7 +140,9 @@ def lovasz_softmax_loss(logits: TensorLike, target: TensorLike, ignore_index: in
 def _shares_of_classes(
     logits: TensorLike, target: TensorLike, ignore_index: int, axis: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return softmax, one-hot labels, and 1 for positions that are not ignored: ``[N, C, places]``."""
+    """Return class probabilities, one-hot labels, and 1 or 0 for positions that are counted or ignored, each ``[N, C,
+    places]``. The first two are 0 at ignored positions.
+    """
     x, target = real(logits), tensor(target)
     at = classes_at(x, axis)
     classes = x.shape[at]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ctc_loss"]
 
-NOTHING = -1e30  # log 0, as a number: ∞ − ∞ is NaN in gradients, and adding log-probabilities to it changes nothing
+NOTHING = -1e30  # in place of log 0 = −∞, whose gradients would be NaN; log-probabilities are negligible next to it
 
 
 def ctc_loss(
@@ -36,8 +36,8 @@ def ctc_loss(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> Tensor:
-    """``−log Σ p(path)`` over all paths that spell the labels (``F.ctc_loss``); "mean" divides each by its number of
-    labels.
+    """``−log Σ p(path)`` over all alignments (paths) that yield the labels (``F.ctc_loss``); "mean" divides the loss of
+    each row by its number of labels.
 
     Args:
         log_probs: log-probabilities ``[T, N, C]``.
@@ -45,7 +45,7 @@ def ctc_loss(
         input_lengths, target_lengths: ``[N]``; a row with an input length above T has a loss of NaN.
         blank: the index of the blank class.
         reduction: "mean", "sum", or "none" for the loss of each row.
-        zero_infinity: rows whose labels do not fit into their input have a loss of 0 instead of ∞.
+        zero_infinity: whether rows whose labels do not fit into their input have a loss of 0 instead of ∞.
     """
     x = real(log_probs)
     kind = x.dtype
@@ -64,15 +64,15 @@ def ctc_loss(
     losses = -logsumexp(ends, 1)
     impossible = losses > -0.5 * NOTHING
     losses = where(impossible, 0.0 if zero_infinity else np.inf, losses)
-    losses = where(steps > x.shape[0], np.nan, losses)  # for times beyond the input, where PyTorch raises
+    losses = where(steps > x.shape[0], np.nan, losses)  # an input length above T, for which PyTorch raises an error
     if reduction == "mean":
         losses = losses / cast(maximum(lengths, 1), x.dtype)
     return cast(reduced(losses, reduction), kind)
 
 
 def _states(labels: Tensor, lengths: Tensor, blank: int) -> tuple[Tensor, Tensor]:
-    """Return the classes blank, label, blank, …, label, blank ``[N, 2S+1]``, and where the previous blank may be
-    skipped.
+    """Return the states of the alignment: their classes blank, label, blank, …, label, blank ``[N, 2S+1]``, and whether
+    a path may skip the blank before each.
     """
     rows, most = labels.shape
     labels = where(arange(most) < lengths.unsqueeze(1), labels, blank)
@@ -84,7 +84,7 @@ def _states(labels: Tensor, lengths: Tensor, blank: int) -> tuple[Tensor, Tensor
 
 
 def _last(x: Tensor, states: Tensor, may_skip: Tensor, steps: Tensor) -> Tensor:
-    """Return the log-probability of all paths to each state, after the steps of each row ``[N, 2S+1]``."""
+    """Return the log-probability of all paths to each state, after the last step of each row: ``[N, 2S+1]``."""
     length, rows, _ = x.shape
     count = states.shape[1]
     emitted = gather(x, 2, states.unsqueeze(0).expand(length, rows, count))
@@ -118,7 +118,7 @@ def _ctc(
     reduction: str = "mean",
 ) -> Tensor:
     x = real(scores)
-    log_p = op.LogSoftmax(x.transpose(0, 1) if batch_first else x, axis=2)  # for log-probabilities it is the same
+    log_p = op.LogSoftmax(x.transpose(0, 1) if batch_first else x, axis=2)  # does not change log-probabilities
     return ctc_loss(log_p, targets, input_lengths, target_lengths, blank, reduction, zero_infinity)
 
 
@@ -131,8 +131,9 @@ def _spelt(
     batch_first: bool,
     **rest: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Return the decoded labels (best classes, repeats merged and blanks removed), and the true ones, padded with
-    −1.
+    """Return the decoded labels (greedy: best classes, with repeats merged and blanks removed), and the true labels.
+
+    At positions without a label, both have −1.
     """
     classes = op.ArgMax(scores, axis=2, keepdims=0)
     classes = classes if batch_first else classes.transpose(0, 1)

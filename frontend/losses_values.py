@@ -1,4 +1,4 @@
-"""Losses on numbers and distributions, under PyTorch's names and arguments, as plain differentiable graphs."""
+"""Losses on numbers and distributions, under PyTorch's names and arguments."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ __all__ = [
 
 
 def pair(x: TensorLike, target: TensorLike) -> list[Tensor]:
-    """Return a prediction and its target in their common type; raises if their ranks differ."""
+    """Return a prediction and its target in their common type; raise ModelError if their ranks differ."""
     a, b = tensors(real(x), target)
     if None not in (ranks := {rank_of(a), rank_of(b)}) and len(ranks) > 1:
         raise ModelError(
-            f"a loss got a prediction of shape {a.shape} and a target of shape {b.shape}, which must agree"
+            f"a loss got a prediction of shape {a.shape} and a target of shape {b.shape}; both must have the same shape"
         )
     return [a, b]
 
@@ -106,7 +106,7 @@ def binary_cross_entropy_with_logits(
 
 
 def softplus(x: Tensor) -> Tensor:
-    """``log(1 + eˣ)``; onnxruntime's CPU provider has no float64 kernel for it."""
+    """Return ``log(1 + eˣ)``; in float64 without Softplus, for which onnxruntime's CPU provider has no such kernel."""
     if x.dtype != ir.DataType.DOUBLE:
         return op.Softplus(x)
     return op.Max(x, 0.0) + op.Log(1.0 + op.Exp(-op.Abs(x)))
@@ -125,7 +125,7 @@ def binary_cross_entropy(
 
 
 def _held_log(p: Tensor) -> Tensor:
-    """``max(log p, −100)``, as in PyTorch, without the ∞·0 in the gradient of ``log 0``."""
+    """Return ``max(log p, −100)``, as in PyTorch, with the gradient 0 instead of NaN at ``p = 0``."""
     return where(p > 0.0, op.Log(where(p > 0.0, p, 1.0)), -100.0)
 
 

@@ -26,9 +26,10 @@ from gradgraph.graph.prune import needed
 
 @dataclass(frozen=True)
 class Input:
-    """An input of a network: a shape and an element type.
+    """The shape and element type of an input of a network.
 
-    A size is a number, a name (dynamic; the same name is the same size) or ``None`` (dynamic, without a name).
+    A size is a number, a name (a dynamic size; equal names are equal sizes) or ``None`` (a dynamic size without a
+    name).
     """
 
     shape: Sequence[int | str | None]
@@ -50,17 +51,17 @@ def export(
 
     Args:
         net: a module, or any function of traced tensors.
-        inputs: shapes by name, ``{"x": ("batch", 3, 32, 32)}`` (float32), or ``Input(shape, dtype)``. Names of
-            arguments of ``forward`` are passed by keyword; if there are none, all are passed in order.
-        outputs: name or names of the outputs; by default "output", "output_0" and so on, or the keys of the dict that
-            ``forward`` returns.
-        name: name of the graph; by default that of the network's class.
+        inputs: the shape of each input by name, ``{"x": ("batch", 3, 32, 32)}`` (float32), or its ``Input(shape,
+            dtype)``. If the names are arguments of ``forward``, they are passed by keyword; otherwise in order.
+        outputs: the name or names of the outputs; by default "output", "output_0" and so on, or the keys of the dict
+            that ``forward`` returns.
+        name: the name of the graph; by default that of the network's class.
 
-    Parameters and buffers that ``forward`` uses are initializers under their paths (``layer1.0.weight``), a shared
-    one once. Dropout and BatchNormalization are in inference mode; building a training step switches them.
+    Parameters and buffers that ``forward`` uses become initializers under their paths (``layer1.0.weight``), a shared
+    one only once. Dropout and BatchNormalization are in inference mode; building a training step switches them.
 
     Raises:
-        ModelError: shapes do not fit, names clash, or ``forward`` needs values that are known only at run time.
+        ModelError: if shapes do not fit, names clash, or ``forward`` needs values that are known only at run time.
     """
     stored: dict[int, str] = {}
     if isinstance(net, Module):
@@ -88,7 +89,7 @@ def export(
 
 
 def input_of(name: str, spec: Spec) -> ir.Value:
-    """Return the value that ``spec`` declares."""
+    """Return the graph input called ``name`` with the shape and element type in ``spec``."""
     declared = spec if isinstance(spec, Input) else Input(spec)
     if isinstance(declared.shape, str) or not isinstance(declared.shape, Sequence):
         raise ModelError(f"input '{name}' has shape {declared.shape!r}; use a tuple such as ('batch', 3, 32, 32)")
@@ -102,7 +103,7 @@ def input_of(name: str, spec: Spec) -> ir.Value:
 
 
 def _call(net: Any, tensors: dict[str, Tensor]) -> Any:
-    """Call ``net`` on the inputs, by name if ``forward`` has these names, else in order."""
+    """Return ``net(inputs)``: passed by name if ``forward`` has arguments of these names, else in order."""
     forward = getattr(net, "forward", None) if isinstance(net, Module) else net
     arguments = inspect.signature(forward).parameters if forward is not None else {}
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -139,8 +140,8 @@ def _named_outputs(result: Any, names: Sequence[str] | None) -> list[tuple[str, 
 
 
 def _leaves(result: Any, path: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a nested result with their names: keys of dicts, positions in tuples; ``None`` is
-    skipped.
+    """Yield the name and value of each tensor in a nested result. Names consist of dict keys and positions in tuples;
+    ``None`` is skipped.
     """
     if isinstance(result, Mapping):
         for key, value in result.items():
@@ -155,7 +156,7 @@ def _leaves(result: Any, path: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def _outputs(trace: Trace, named: Mapping[str, Tensor], reserved: set[str]) -> list[ir.Value]:
-    """Rename the values to outputs; one that must keep its name (an input, a parameter) gets an Identity."""
+    """Return the outputs of the graph, renamed; values that must keep their name, as inputs, are copied by Identity."""
     if clash := reserved & set(named):
         raise ModelError(f"'{min(clash)}' names both an output and an input or parameter; rename the output")
     values: list[ir.Value] = []
@@ -178,7 +179,7 @@ def _outputs(trace: Trace, named: Mapping[str, Tensor], reserved: set[str]) -> l
 
 
 def _graph(trace: Trace, inputs: list[ir.Value], outputs: list[ir.Value], name: str) -> ir.Graph:
-    """Return a graph of the nodes that the outputs need, in order, with parameters by first use."""
+    """Return the graph of the nodes that the outputs need, with parameters in the order of their first use."""
     builder = trace.builder
     builder.nodes, read = needed(builder.nodes, outputs, lambda node: node.outputs, reads)
     for node in builder.nodes:
@@ -192,7 +193,7 @@ def _graph(trace: Trace, inputs: list[ir.Value], outputs: list[ir.Value], name: 
 
 
 def _with_constants(builder: Builder) -> list[ir.Node]:
-    """Return the nodes, with each constant as a Constant node before its first use: only parameters are
+    """Return the nodes, with a Constant node for each constant before its first use, so that only parameters are
     initializers.
     """
     constants = set(builder.constants)

@@ -1,6 +1,6 @@
-"""Metrics as sums over the samples of a batch, accumulated over batches and finished at the end.
+"""Metrics: sums over the samples of a batch, which are added up over batches and finished at the end.
 
-Ranking metrics, which are not sums, return a row for each sample instead.
+Ranking metrics are not sums; they return a row for each sample instead.
 """
 
 from __future__ import annotations
@@ -35,10 +35,14 @@ Better = Literal["min", "max"] | None
 
 
 class Sums(NamedTuple):
-    """The value of a metric for a batch: sums of a fixed shape, and the name of the finish for their total.
+    """The contribution of a batch to a metric.
 
     Attributes:
-        rows: ``sums`` has a row of this shape for each sample instead, in an evaluation; the finish gets all rows.
+        sums: sums over the samples.
+        shape: the shape of ``sums``, which is fixed.
+        finish: the name of the function that computes the value of the metric from the total of all batches.
+        arguments: the arguments of the finish.
+        rows: whether ``sums`` has a row of this shape for each sample instead; the finish gets the rows of all batches.
     """
 
     sums: Tensor
@@ -49,7 +53,7 @@ class Sums(NamedTuple):
 
 
 class Share(NamedTuple):
-    """A ratio metric of a batch, before accumulation: ``Σ above / Σ below``."""
+    """The elements of a ratio metric for a batch: its value is ``Σ above / Σ below`` over all batches."""
 
     above: Tensor
     below: Tensor
@@ -57,17 +61,17 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric with its options. Calling it with a traced prediction and target (and a mask) writes its sums.
+    """A metric with its options. Calling it with a traced prediction and target (and a mask) returns its sums.
 
     Args:
-        name: of the metric.
-        function: of prediction, target and mask, with ``arguments`` by name.
-        arguments: those of the call.
+        name: the name of the metric.
+        function: the function of prediction, target and mask, which gets ``arguments`` by name.
+        arguments: the options of the metric.
         column: its column in the history.
-        reads: the kind of targets: "classes" (or yes and no), "scores" (a score for each class, never yes and no), or
-            "numbers".
+        reads: what it compares: "classes" (class indices or binary targets), "scores" (scores of classes with class
+            indices), "numbers" or "sequences" (of labels).
         better: whether a low value is better ("min") or a high one ("max"); None if neither is.
-        as_number: a step with one plain loss outputs its ``number``, readable in any runtime.
+        as_number: whether a step with a single loss outputs its ``number``, which every runtime can read.
     """
 
     name: str
@@ -83,7 +87,7 @@ class Metric:
         return share(*found) if isinstance(found, Share) else found
 
     def number(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Return the ratio of one batch, computed in the graph; 0 if everything is ignored."""
+        """Return the ratio of a single batch, computed in the graph; 0 if all labels are ignored."""
         found = self.function(prediction, target, None, **self.arguments)
         assert isinstance(found, Share)
         total = reductions.sum(cast(found.below, ir.DataType.FLOAT))
@@ -91,25 +95,36 @@ class Metric:
 
     @property
     def ranks(self) -> bool:
-        """Whether it uses scores as such, rather than their sign."""
+        """Whether it depends on the values of scores, and not only on the predicted class."""
         return "probable" in self.arguments
 
     def bound(self, axis: int, ignore_index: int | None, probable: bool = False) -> Metric:
-        """Set the class axis, the ignored label, and whether scores are probabilities, unless the options do."""
+        """Return the metric with these values for options that are None.
+
+        Args:
+            axis: the class axis.
+            ignore_index: the ignored label.
+            probable: whether scores are probabilities.
+        """
         known = {"axis": axis, "ignore_index": ignore_index, "probable": probable}
         filled = {name: known[name] if value is None and name in known else value
                   for name, value in self.arguments.items()}  # fmt: skip
         return replace(self, arguments=filled)
 
     def check_fits(self, loss: Loss) -> None:
-        """Raise BuildError unless it fits the target of ``loss``."""
+        """Raise BuildError unless it can compare the prediction with the target of ``loss``."""
         if loss.labels and self.reads == "numbers":
-            raise BuildError(f"the metric '{self.name}' compares numbers, but the loss has class indices")
+            raise BuildError(
+                f"the metric '{self.name}' compares numbers, but the targets of the loss are class indices; use a "
+                "metric of classes, such as accuracy"
+            )
         if self.reads == "sequences" and loss.spelt:
             return
         fits = self.reads == "numbers" or loss.soft or (self.reads == "classes" and loss.binary)
         if not loss.labels and not fits:
-            raise BuildError(f"the metric '{self.name}' requires a loss on class indices, such as cross_entropy")
+            raise BuildError(
+                f"the metric '{self.name}' requires a loss whose targets are class indices, such as cross_entropy"
+            )
 
 
 Formula = TypeVar("Formula", bound=Callable[..., "Sums | Share"])
@@ -121,12 +136,12 @@ _SCORES = " probable ignore_index axis"
 def metric(
     options: str = "", *, reads: Reads = "classes", better: Better = None, column: str = "", as_number: bool = False
 ) -> Callable[[Formula], Formula]:
-    """Register a function of prediction, target and mask in ``gradgraph.metrics`` by its name.
+    """Register a function of prediction, target and mask in ``gradgraph.metrics``, under its own name.
 
     Args:
-        options: the arguments that users may pass, in order; each has a default.
+        options: the arguments that users may pass, in order, separated by spaces; each has a default.
         reads, better, as_number: as for ``Metric``.
-        column: of the history, formatted with the options; by default the name.
+        column: the column in the history, a template that is formatted with the options; by default the name.
     """
 
     def register(function: Formula) -> Formula:
@@ -135,13 +150,13 @@ def metric(
         def make(arguments: dict[str, Any]) -> Metric:
             if (average := arguments.get("average", "macro")) not in AVERAGES:
                 words = ", ".join(f"'{a}'" for a in AVERAGES)
-                raise BuildError(f"{name} averages by one of {words}, not by '{shown(average)}'")
+                raise BuildError(f"the average of {name} is '{shown(average)}'; use one of {words}")
             if (weights := arguments.get("weights")) not in KAPPA_WEIGHTS:
-                raise BuildError(f"{name} takes weights 'linear', 'quadratic' or None, not '{shown(weights)}'")
+                raise BuildError(f"the weights of {name} are '{shown(weights)}'; use 'linear', 'quadratic' or None")
             if arguments.get("bins", 1) < 1:
-                raise BuildError(f"{name} requires at least one bin, not {arguments['bins']}")
+                raise BuildError(f"bins of {name} is {arguments['bins']}, but must be at least 1")
             if arguments.get("k", 1) < 1:
-                raise BuildError(f"{name} counts the k largest scores; k must be at least 1, not {arguments['k']}")
+                raise BuildError(f"k of {name}, the number of best scores, is {arguments['k']}, but must be at least 1")
             return Metric(name, function, arguments, column.format(**arguments) or name, reads, better, as_number)
 
         METRICS.add(name, recipe(name, function, options, make))
@@ -151,7 +166,7 @@ def metric(
 
 
 def share(above: Tensor, below: Tensor) -> Sums:
-    """``Σ above / Σ below``."""
+    """Return the sums of the metric ``Σ above / Σ below``."""
     parts = [reductions.sum(cast(x, ir.DataType.FLOAT)) for x in (above, below)]
     return Sums(stack(parts), (2,), "ratio")
 
@@ -160,7 +175,7 @@ def share(above: Tensor, below: Tensor) -> Sums:
 
 
 def _counted(target: Tensor, mask: Tensor | None, ignore_index: int | None) -> Tensor:
-    """Return which labels are not ignored."""
+    """Return whether each label counts: is neither ignored nor masked."""
     counted = target != (-100 if ignore_index is None else ignore_index)
     return counted if mask is None else logical_and(counted, mask)
 
@@ -173,7 +188,7 @@ def _along(axis: int | None) -> int:
 def accuracy(
     x: Tensor, target: Tensor, mask: Tensor | None = None, ignore_index: int | None = None, axis: int | None = None
 ) -> Share:
-    """The share of correctly classified labels, ignoring ``ignore_index``; for numbers, by sign."""
+    """The share of correctly classified labels other than ``ignore_index``; for binary targets, by the sign of x."""
     if target.is_floating_point():
         hit = (real(x) > 0.0) == (target > 0.5)
         counts = ones_like(cast(hit, "float32")) if mask is None else _spread(mask, hit)
@@ -184,7 +199,7 @@ def accuracy(
 
 
 def _spread(mask: Tensor, x: Tensor) -> Tensor:
-    """Broadcast ``mask``, which aligns with the leading axes, to the elements."""
+    """Return ``mask``, whose axes are the leading axes of ``x``, with the shape of ``x``, in float32."""
     extra = list(range(mask.ndim, x.ndim))
     factor = cast(mask, ir.DataType.FLOAT)
     return op.Expand(op.Unsqueeze(factor, extra) if extra else factor, op.Shape(x))
@@ -194,14 +209,14 @@ def _spread(mask: Tensor, x: Tensor) -> Tensor:
 def token_accuracy(
     x: Tensor, target: Tensor, mask: Tensor | None = None, ignore_index: int | None = None, axis: int = -1
 ) -> Share:
-    """The share of correct tokens, ignoring padding (``ignore_index``); classes on the last axis."""
+    """The share of correct tokens, without padding (``ignore_index``); classes are on the last axis."""
     return accuracy(x, target, mask, ignore_index, axis)
 
 
 @metric(reads="numbers", better="max")
 def reward_accuracy(x: Tensor, target: Tensor, mask: Tensor | None = None) -> Share:
-    """The share of pairs in which the chosen answer gained more log-probability over the reference than the rejected
-    one.
+    """The share of pairs in which the log-probability of the chosen answer increased more, relative to the reference
+    model, than that of the rejected one.
     """
     won = preference_margin(real(x), target) > 0.0
     return Share(won, ones_like(cast(won, "float32")) if mask is None else mask)
@@ -216,7 +231,7 @@ def top_k(
     ignore_index: int | None = None,
     axis: int | None = None,
 ) -> Share:
-    """The share of labels that are among the ``k`` largest scores."""
+    """The share of labels whose score is among the ``k`` largest."""
     at, counted = classes_at(x, _along(axis)), _counted(target, mask, ignore_index)
     classes = x.shape[at]
     best = topk(x, min(k, classes) if isinstance(classes, int) else k, at).indices
@@ -227,7 +242,7 @@ def top_k(
 def perplexity(
     x: Tensor, target: Tensor, mask: Tensor | None = None, ignore_index: int | None = None, axis: int | None = None
 ) -> Sums:
-    """``exp`` of the mean cross entropy of the labels that are not ignored."""
+    """``exp`` of the mean cross entropy, over the labels that are not ignored."""
     ignored = -100 if ignore_index is None else ignore_index
     counted = _counted(target, mask, ignored)
     kept = where(counted, target, ignored)
@@ -239,7 +254,7 @@ def perplexity(
 def confusion_matrix(
     x: Tensor, target: Tensor, mask: Tensor | None = None, ignore_index: int | None = None, axis: int | None = None
 ) -> Sums:
-    """Counts by true class (row) and predicted class (column); for numbers, ≤ 0 and > 0."""
+    """The number of samples by true class (row) and predicted class (column); for binary targets, negative is first."""
     return _from_matrix("confusion", x, target, mask, ignore_index, axis)
 
 
@@ -262,7 +277,10 @@ def _from_matrix(
         at, flags = classes_at(x, _along(axis)), _counted(target, mask, ignore_index)
         size = x.shape[at]
         if not isinstance(size, int):
-            raise ModelError(f"a confusion matrix requires a fixed number of classes, but there are {size} scores")
+            raise ModelError(
+                "a confusion matrix requires a fixed number of classes, but the class axis has the symbolic size "
+                f"{size}"
+            )
         called, truth, classes = op.ArgMax(x, axis=at, keepdims=0), where(flags, target, 0), size
         counted = cast(flags, ir.DataType.FLOAT)
     places, counts = (op.Reshape(y, [-1]) for y in (truth * classes + called, counted))
@@ -273,7 +291,16 @@ def _from_matrix(
 def _of_labels(
     finish: str, places: Tensor, counted: Tensor, labels: int, axis: int, arguments: Mapping[str, Any]
 ) -> Sums:
-    """Return a 2×2 table of truth and prediction for each of several labels along an axis."""
+    """Return the sums of a 2×2 table of truth and prediction for each label.
+
+    Args:
+        finish: the name of the finish of a single table.
+        places: ``2·truth + prediction`` of each element.
+        counted: the weight of each element.
+        labels: the number of labels.
+        axis: the axis of the labels.
+        arguments: the arguments of the finish.
+    """
     shape = [1] * axis + [labels] + [1] * (places.ndim - axis - 1)
     places = places + np.arange(0, 4 * labels, 4).reshape(shape)
     places, counts = (op.Reshape(y, [-1]) for y in (places, counted))
@@ -281,7 +308,7 @@ def _of_labels(
 
 
 def _averaged(name: str, doc: str) -> Callable[..., Sums]:
-    """Return a metric defined per class."""
+    """Return the metric ``name``, which has a value per class; ``doc`` is its docstring."""
 
     def averaged(
         x: Tensor,
@@ -299,15 +326,24 @@ def _averaged(name: str, doc: str) -> Callable[..., Sums]:
 
 
 precision = _averaged(
-    "precision", 'The share of true ones among predictions of a class, averaged over classes; "none" returns each.'
+    "precision",
+    'The share of correct predictions among the predictions of a class, averaged over classes; "none" returns one '
+    "value per class.",
 )
 recall = _averaged(
-    "recall", 'The share of a class that is predicted as such, averaged over classes; "none" returns each.'
+    "recall",
+    'The share of the samples of a class that are predicted as such, averaged over classes; "none" returns one value '
+    "per class.",
 )
-f1 = _averaged("f1", '``2·precision·recall / (precision + recall)`` of each class, averaged; "none" returns each.')
+f1 = _averaged(
+    "f1",
+    '``2·precision·recall / (precision + recall)`` of each class, averaged over classes; "none" returns one value per '
+    "class.",
+)
 iou = _averaged(
     "iou",
-    'Intersection over union of predicted and true members of a class, averaged over classes; "none" returns each.',
+    "Intersection over union of the predicted and the true samples of a class, averaged over classes; "
+    '"none" returns one value per class.',
 )
 
 
@@ -315,7 +351,7 @@ iou = _averaged(
 def balanced_accuracy(
     x: Tensor, target: Tensor, mask: Tensor | None = None, ignore_index: int | None = None, axis: int | None = None
 ) -> Sums:
-    """The mean recall over the classes that occur."""
+    """The mean recall over the classes that occur in the targets."""
     return _from_matrix("balanced_accuracy", x, target, mask, ignore_index, axis)
 
 
@@ -323,7 +359,7 @@ def balanced_accuracy(
 def mcc(
     x: Tensor, target: Tensor, mask: Tensor | None = None, ignore_index: int | None = None, axis: int | None = None
 ) -> Sums:
-    """Matthews' correlation of predicted and true classes; 0 if either is constant."""
+    """Matthews' correlation coefficient of predicted and true classes; 0 if either is constant."""
     return _from_matrix("mcc", x, target, mask, ignore_index, axis)
 
 
@@ -336,7 +372,7 @@ def cohen_kappa(
     ignore_index: int | None = None,
     axis: int | None = None,
 ) -> Sums:
-    """Cohen's κ, the agreement beyond chance; with ``weights`` "linear" or "quadratic", for ordered classes."""
+    """Cohen's κ, the agreement beyond chance; for ordered classes, ``weights`` are "linear" or "quadratic"."""
     return _from_matrix("cohen_kappa", x, target, mask, ignore_index, axis, weights=weights)
 
 
@@ -344,9 +380,7 @@ def cohen_kappa(
 def exact_match(
     x: Tensor, target: Tensor, mask: Tensor | None = None, ignore_index: int | None = None, axis: int = -1
 ) -> Share:
-    """The share of samples whose labels are all correct, ignoring ``ignore_index``: whole texts, or all yes/no
-    answers.
-    """
+    """The share of samples whose labels, other than ``ignore_index``, are all correct, such as whole texts."""
     if target.is_floating_point():
         hit = (real(x) > 0.0) == (target > 0.5)
         counted = cast(ones_like(cast(hit, "float32")) if mask is None else _spread(mask, hit), "bool")
@@ -364,7 +398,14 @@ def exact_match(
 
 
 class _Scored(NamedTuple):
-    """Scores as float32 [rows, classes], their labels [rows] (0 if ignored) and whether these are not ignored."""
+    """Scores and class indices with one row per label.
+
+    Attributes:
+        scores: float32 ``[rows, classes]``.
+        labels: class indices ``[rows]``; 0 if ignored.
+        counts: float32 ``[rows]``; 0 if the label is ignored, else 1.
+        classes: the number of classes.
+    """
 
     scores: Tensor
     labels: Tensor
@@ -376,20 +417,22 @@ def _scored(x: Tensor, target: Tensor, mask: Tensor | None, ignore_index: int | 
     at, flags = classes_at(x, _along(axis)), _counted(target, mask, ignore_index)
     size = x.shape[at]
     if not isinstance(size, int):
-        raise ModelError(f"class probabilities require a fixed number of classes, but there are {size} scores")
+        raise ModelError(
+            f"class probabilities require a fixed number of classes, but the class axis has the symbolic size {size}"
+        )
     scores = op.Reshape(movedim(cast(x, ir.DataType.FLOAT), at, -1), [-1, size])
     labels, counts = (op.Reshape(y, [-1]) for y in (where(flags, target, 0), cast(flags, ir.DataType.FLOAT)))
     return _Scored(scores, labels, counts, size)
 
 
 def _answers(x: Tensor, target: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return scores of yes, the truth (1 or 0), and weights: float32, all of one shape."""
+    """Return scores, binary targets (1 or 0) and weights, in float32 and of the same shape."""
     scores, truth = (cast(y, ir.DataType.FLOAT) for y in (x, target > 0.5))
     return scores, truth, ones_like(truth) if mask is None else _spread(mask, truth)
 
 
 def _share_of(each: Tensor, counts: Tensor) -> Sums:
-    """``Σ counts·each / Σ counts``."""
+    """Return the sums of the metric ``Σ counts·each / Σ counts``."""
     return Sums(stack([reductions.sum(each * counts), reductions.sum(counts)]), (2,), "ratio")
 
 
@@ -402,7 +445,9 @@ def log_loss(
     ignore_index: int | None = None,
     axis: int | None = None,
 ) -> Sums:
-    """``mean −log p`` of the true class, with ``p`` the Softmax or Sigmoid of scores, or the scores themselves."""
+    """The mean of ``−log p`` of the true class; ``p`` is the Softmax or Sigmoid of the scores, or, if ``probable``, the
+    scores themselves.
+    """
     if target.is_floating_point():
         scores, truth, counts = _answers(x, target, mask)
         loss = binary_cross_entropy if probable else binary_cross_entropy_with_logits
@@ -423,7 +468,7 @@ def brier(
     ignore_index: int | None = None,
     axis: int | None = None,
 ) -> Sums:
-    """Brier's score, ``mean (p − t)²``: for yes, or for one of two classes; summed over three or more classes."""
+    """Brier's score, ``mean (p − t)²``: of one class for binary targets or two classes; else summed over classes."""
     if target.is_floating_point():
         scores, truth, counts = _answers(x, target, mask)
         wrong = (scores if probable else op.Sigmoid(scores)) - truth
@@ -447,7 +492,7 @@ def ece(
 ) -> Sums:
     """The expected calibration error ``Σ |hits − Σ p| / n`` over ``bins`` of equal width of the highest probability p.
 
-    After Guo et al., "On Calibration of Modern Neural Networks" (2017), equation 3; a bin holds its upper end.
+    After Guo et al., "On Calibration of Modern Neural Networks" (2017), equation 3; bins include their upper end.
     """
     if target.is_floating_point():
         scores, truth, counts = _answers(x, target, mask)
@@ -466,7 +511,7 @@ def ece(
 
 
 def _ranked(name: str, doc: str) -> Callable[..., Sums]:
-    """Return a ranking metric: it outputs scores and labels, which are ranked at the end."""
+    """Return a ranking metric, which outputs scores and labels of each sample; its finish ranks them all."""
 
     def ranked(
         x: Tensor,
@@ -482,7 +527,9 @@ def _ranked(name: str, doc: str) -> Callable[..., Sums]:
             scores, truth, counts = _answers(x, target, mask)
             width = x.shape[-1] if x.ndim == 2 else 1
             if not isinstance(width, int):
-                raise ModelError(f"{name} requires a fixed number of answers, but there are {width} on the last axis")
+                raise ModelError(
+                    f"{name} requires a fixed number of outputs, but the last axis has the symbolic size {width}"
+                )
             pairs = [op.Reshape(y, [-1, width]) for y in (scores, where(counts > 0.0, truth, -1.0))]
             return Sums(stack(pairs, 1), (2, width), name, arguments, rows=True)
         given = _scored(x, target, mask, ignore_index, axis)
@@ -497,13 +544,13 @@ def _ranked(name: str, doc: str) -> Callable[..., Sums]:
 roc_auc = _ranked(
     "roc_auc",
     "The area under the ROC curve, each class against the rest: how often a positive has a higher score than a "
-    'negative, with ties counted half. Exact: an evaluation keeps all scores. "macro" skips classes without '
+    'negative; ties count one half. It is exact, as an evaluation keeps all scores. "macro" skips classes without '
     "positives or negatives.",
 )
 average_precision = _ranked(
     "average_precision",
     "The mean precision over all positives, each class against the rest: ``Σ (recallₙ − recallₙ₋₁)·precisionₙ`` over "
-    "scores. Exact: an evaluation keeps all of them.",
+    "scores. It is exact, as an evaluation keeps all scores.",
 )
 
 
@@ -537,7 +584,7 @@ def _mean_of(of: Callable[[Tensor], Tensor], x: Tensor, target: Tensor, mask: Te
 
 @metric(reads="numbers", better="max")
 def r2(x: Tensor, target: Tensor, mask: Tensor | None = None) -> Sums:
-    """``1 − Σ (t − x)² / Σ (t − mean t)²``, averaged over the last axis if there are several."""
+    """``1 − Σ (t − x)² / Σ (t − mean t)²``, averaged over the values on the last axis."""
     a, t, counted, width = _columns("r2", x, target, mask)
     errors = op.ReduceSum(op.Reshape((t - a) * (t - a) * counted, [-1, width]), [0], keepdims=0)
     return _shifted("r2_shifted", [*_moments(t, counted, width), cast(errors, ir.DataType.DOUBLE)], width)
@@ -556,16 +603,17 @@ _EPSILON = 2.0**-52  # scikit-learn's
 
 @metric(reads="numbers", better="max")
 def explained_variance(x: Tensor, target: Tensor, mask: Tensor | None = None) -> Sums:
-    """``1 − Var(t − x) / Var t``, averaged over the last axis if there are several: r2 except for a constant error."""
+    """``1 − Var(t − x) / Var t``, averaged over the values on the last axis; unlike r2, it ignores a constant error."""
     a, t, counted, width = _columns("explained_variance", x, target, mask)
     moments = [*_moments(t, counted, width), *_moments(t - a, counted, width)]
     return _shifted("explained_variance_shifted", moments, width)
 
 
 def _moments(t: Tensor, counted: Tensor, width: int) -> list[Tensor]:
-    """``[n, Σ p, Σ d, Σ p², Σ 2·p·d, Σ d²]`` in float64 with ``t = p + d``. The pivot ``p`` is the mean of this batch,
-    rounded to 9 bits: its sums and those of its square are exact, and ``d`` is small, so no digits are lost between
-    them.
+    """Return ``[n, Σ p, Σ d, Σ p², Σ 2·p·d, Σ d²]`` in float64, where ``t = p + d``.
+
+    The pivot ``p`` is the mean of this batch, rounded to 9 bits. The sums of ``p`` and ``p²`` are therefore exact, and
+    ``d`` is small, so rounding errors do not matter in their differences.
     """
     t, counted = (op.Reshape(cast(y, ir.DataType.DOUBLE), [-1, width]) for y in (t, counted))
     count = op.ReduceSum(counted, [0], keepdims=0)
@@ -579,7 +627,7 @@ def _moments(t: Tensor, counted: Tensor, width: int) -> list[Tensor]:
 
 
 def _shifted(finish: str, rows: list[Tensor], width: int) -> Sums:
-    """Split float64 numbers into three float32 numbers each, which add up to them."""
+    """Return float64 sums as float32 sums: each number becomes three float32 numbers that add up to it."""
     rest, addends = stack(rows), []
     for _ in range(3):
         addends.append(cast(rest, ir.DataType.FLOAT))
@@ -588,9 +636,9 @@ def _shifted(finish: str, rows: list[Tensor], width: int) -> Sums:
 
 
 def _columns(name: str, x: Tensor, target: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Return prediction, target and mask, as float32, and the number of values on the last axis."""
+    """Return prediction, target and mask in float32, and the length of the last axis, which must be fixed."""
     a, t = (cast(y, ir.DataType.FLOAT) for y in pair(x, target))
     width = t.shape[-1] if t.ndim > 1 else 1
     if not isinstance(width, int):
-        raise ModelError(f"{name} requires a fixed number of values on the last axis, but there are {width}")
+        raise ModelError(f"{name} requires a fixed number of values, but the last axis has the symbolic size {width}")
     return a, t, ones_like(t) if mask is None else _spread(mask, t), width

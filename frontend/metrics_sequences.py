@@ -1,4 +1,4 @@
-"""Sequence metrics: edit distance of predictions to the truth, in labels or in words of labels.
+"""Metrics of sequences: the edit distance between prediction and truth, counted in labels or in words.
 
 An edit inserts, deletes or replaces one label (Levenshtein, 1966).
 """
@@ -30,7 +30,7 @@ FAR = 1e9  # larger than the distance of any two sequences
 
 
 class Row(NamedTuple):
-    """Sequences of labels, each at the start of a row ``[N, T + 1]`` and padded with −1; their lengths ``[N]``."""
+    """Sequences of labels, as rows ``[N, T + 1]`` padded with −1 at the end, and their lengths ``[N]``."""
 
     labels: Tensor
     lengths: Tensor
@@ -40,7 +40,7 @@ class Row(NamedTuple):
 def edit_distance(
     x: Tensor, target: Tensor, mask: Tensor | None = None, ignore_index: int | None = None, axis: int | None = None
 ) -> Share:
-    """The mean edit distance over sequences, from prediction to truth."""
+    """The mean edit distance between predicted and true sequences."""
     found, truth, counts = _sequences(x, target, mask, ignore_index, axis)
     return Share(_edits(found, truth) * counts, counts)
 
@@ -49,7 +49,7 @@ def edit_distance(
 def cer(
     x: Tensor, target: Tensor, mask: Tensor | None = None, ignore_index: int | None = None, axis: int | None = None
 ) -> Share:
-    """The label error rate, such as for characters: the edits of all sequences over their number of true labels."""
+    """The character error rate, for labels of any kind: the edits of all sequences, divided by their true labels."""
     found, truth, counts = _sequences(x, target, mask, ignore_index, axis)
     return _rate(found, truth, counts)
 
@@ -63,7 +63,7 @@ def wer(
     ignore_index: int | None = None,
     axis: int | None = None,
 ) -> Share:
-    """The word error rate, with words separated by the label ``space``; None: each label is a word."""
+    """The word error rate. The label ``space`` separates words; if it is None, each label is a word."""
     found, truth, counts = _sequences(x, target, mask, ignore_index, axis)
     return _rate(found, truth, counts) if space is None else _rate(_words(found, space), _words(truth, space), counts)
 
@@ -75,14 +75,15 @@ def _rate(found: Row, truth: Row, counts: Tensor) -> Share:
 def _sequences(
     x: Tensor, target: Tensor, mask: Tensor | None, ignore_index: int | None, axis: int | None
 ) -> tuple[Row, Row, Tensor]:
-    """Return predicted and true sequences, and which rows are not masked (1.0 or 0.0).
+    """Return the predicted and the true sequences, and the weight of each row: 0.0 if it is masked, else 1.0.
 
-    Scores are used where the target is not ignored; labels where they are not negative.
+    If ``x`` has scores, the predicted sequence has a label wherever the true one has; if it has labels, wherever they
+    are not negative.
     """
     if target.ndim != 2 or target.is_floating_point():
         raise ModelError(
-            f"edit distance is defined for sequences, but the labels have shape {target.shape}; use class indices "
-            "[rows, times]"
+            f"the edit distance requires targets [rows, times] of class indices, but they have shape {target.shape} "
+            f"and type {target.dtype.name.lower()}"
         )
     counted = logical_and(target >= 0, target != (-100 if ignore_index is None else ignore_index))
     if mask is not None and mask.ndim == 2:
@@ -96,7 +97,7 @@ def _sequences(
 
 
 def _joined(labels: Tensor, kept: Tensor) -> Row:
-    """Move the kept labels of each row to its start."""
+    """Return the labels where ``kept`` is True, moved to the start of their row."""
     rows, most = labels.shape
     count = cast(kept, ir.DataType.INT64)
     places = where(kept, cumsum(count, 1) - 1, most)
@@ -105,11 +106,11 @@ def _joined(labels: Tensor, kept: Tensor) -> Row:
 
 
 def _edits(found: Row, truth: Row) -> Tensor:
-    """Return the distance of each pair of rows, as float32 ``[N]``: ``dᵢⱼ = min(dᵢ₋₁ⱼ + 1, dᵢⱼ₋₁ + 1, dᵢ₋₁ⱼ₋₁ + [aᵢ ≠
-    bⱼ])``.
+    """Return the edit distance of each pair of rows, as float32 ``[N]``.
 
-    A step computes the diagonal ``i + j = k``, for all ``j`` at once, from the two before it. The formula is from
-    Wagner and Fischer, "The string-to-string correction problem" (1974).
+    The formula is from Wagner and Fischer, "The string-to-string correction problem" (1974): ``dᵢⱼ = min(dᵢ₋₁ⱼ + 1,
+    dᵢⱼ₋₁ + 1, dᵢ₋₁ⱼ₋₁ + [aᵢ ≠ bⱼ])``. Each iteration computes the diagonal ``i + j = k``, for all ``j`` at once, from
+    the two diagonals before it.
     """
     (rows, times), most = found.labels.shape, truth.labels.shape[1]
     diagonals = arange(1, times + most + 1)
@@ -138,7 +139,7 @@ _FACTORS, _PRIME = np.array([[1_000_003], [69_069]]), 2**31 - 1
 
 
 def _words(letters: Row, space: int) -> Row:
-    """Hash the words of each row to numbers: letters as digits to two bases, modulo a prime."""
+    """Replace the words of each row by numbers, their polynomial hashes to two bases modulo a prime."""
     rows = letters.labels.shape[0]
     inside = logical_and(letters.labels != space, letters.labels >= 0)
     builder = letters.labels.traced.op

@@ -1,4 +1,4 @@
-"""Modules: networks as objects that hold parameters, buffers and other modules, as in ``torch.nn``."""
+"""Modules: networks as objects that contain parameters, buffers and other modules, as in ``torch.nn``."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ N = TypeVar("N", bound="_Numbered")
 
 
 class Stored(TensorMethods):
-    """An array held by a module; inside ``forward`` it behaves like any traced tensor.
+    """An array of a module, which can be used as a traced tensor inside ``forward``.
 
     Args:
-        data: the numbers (anything that ``numpy.asarray`` accepts; float64 becomes float32 unless ``dtype`` says
-            otherwise).
-        dtype: element type, if not that of ``data``.
+        data: the numbers: a PyTorch tensor, or whatever ``numpy.asarray`` accepts.
+        dtype: the element type; by default that of ``data``, or float32 for float64.
     """
 
     role = ""
@@ -55,7 +54,7 @@ class Stored(TensorMethods):
 
 
 class Parameter(Stored):
-    """A trained array: an initializer of the exported model under its path, ``layer1.0.weight``."""
+    """A trained array. In the exported model it is an initializer named after its path, such as ``layer1.0.weight``."""
 
     role = "parameter"
 
@@ -84,8 +83,9 @@ def as_array(data: Any) -> np.ndarray:
 class Module:
     """Base class of networks and layers.
 
-    Assign parameters, buffers and modules to attributes in ``__init__`` (after ``super().__init__()``) and compute in
-    ``forward``. Calling a module works while ``gradgraph.frontend.export`` traces it.
+    In a subclass, assign parameters, buffers and modules to attributes in ``__init__``, after ``super().__init__()``,
+    and write the computation in ``forward``. Modules can be called only while ``gradgraph.frontend.export`` traces
+    them.
     """
 
     training: bool
@@ -179,13 +179,13 @@ class Module:
         return (m for _, m in self.named_modules())
 
     def _walk(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
-        """Like ``named_modules``, but yield a shared module once for each of its paths."""
+        """Yield the same as ``named_modules``, but a shared module once for each of its paths."""
         yield prefix, self
         for name, child in self.named_children():
             yield from child._walk(f"{prefix}.{name}" if prefix else name)
 
     def named_parameters(self, prefix: str = "", remove_duplicate: bool = True) -> Iterator[tuple[str, Parameter]]:
-        """Yield parameters with their paths; a shared one once, under its first path."""
+        """Yield parameters with their paths. A shared parameter is yielded once, under its first path."""
         return _distinct(self._stored("_parameters", prefix), remove_duplicate)
 
     def parameters(self) -> Iterator[Parameter]:
@@ -193,7 +193,7 @@ class Module:
         return (p for _, p in self.named_parameters())
 
     def named_buffers(self, prefix: str = "", remove_duplicate: bool = True) -> Iterator[tuple[str, Buffer]]:
-        """Yield buffers with their paths; a shared one once, under its first path."""
+        """Yield buffers with their paths. A shared buffer is yielded once, under its first path."""
         return _distinct(self._stored("_buffers", prefix), remove_duplicate)
 
     def buffers(self) -> Iterator[Buffer]:
@@ -236,13 +236,17 @@ class Module:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
-        """Load arrays (or PyTorch tensors) by name. If any does not match, nothing is loaded.
+        """Load arrays or PyTorch tensors by name. If this raises, nothing has been loaded.
 
         PyTorch's ``num_batches_tracked`` is ignored.
 
+        Args:
+            state: the arrays by name.
+            strict: whether names must match exactly; otherwise names that are missing or unexpected are ignored.
+
         Raises:
-            UnknownNameError: a name is missing or unexpected, with ``strict=True``.
-            ModelError: the shapes of an array and its parameter differ.
+            UnknownNameError: if names are missing or unexpected, and ``strict`` is True.
+            ModelError: if the shapes of an array and its parameter or buffer differ.
         """
         own = self._state()
         given = {k: as_array(v) for k, v in state.items() if not k.endswith("num_batches_tracked")}
@@ -251,20 +255,21 @@ class Module:
             parts = [f"lacks {', '.join(missing)}"] if missing else []
             parts += [f"has the unexpected {', '.join(unexpected)}"] if unexpected else []
             raise UnknownNameError(
-                f"the state for {type(self).__name__} {' and '.join(parts)}; strict=False loads what fits"
+                f"the state for {type(self).__name__} {' and '.join(parts)}; use strict=False to load only matching "
+                "names"
             )
         for name, held in own.items():
             if name in given and given[name].shape != held.data.shape:
                 raise ModelError(
-                    f"'{name}' has shape {given[name].shape} in the state and {held.data.shape} in the module; build "
-                    "the module with the sizes of the saved one"
+                    f"'{name}' has shape {given[name].shape} in the state and {held.data.shape} in the module; create "
+                    "the module with the same sizes as the saved one"
                 )
         for name, held in own.items():
             if name in given:
                 held.data = given[name].astype(held.data.dtype)
 
     def to(self: M, dtype: Any) -> M:
-        """Convert all floating parameters and buffers to another floating type."""
+        """Convert all floating-point parameters and buffers to the element type ``dtype``, and return the module."""
         target = as_dtype(dtype)
         for held in {id(h): h for t in ("_parameters", "_buffers") for _, h in self._stored(t)}.values():
             if held.data.dtype.kind == "f" or held.data.dtype.name == "bfloat16":
@@ -272,23 +277,23 @@ class Module:
         return self
 
     def train(self: M, mode: bool = True) -> M:
-        """Set the flag ``training``, which ``forward`` may read.
+        """Set the attribute ``training`` of all modules, which ``forward`` may read, and return the module.
 
-        ``export`` always writes the inference mode of Dropout and BatchNormalization; building the training step
-        switches them.
+        Dropout and BatchNormalization ignore it: ``export`` always writes their inference mode, and building a training
+        step switches them to training mode.
         """
         for module in self.modules():
             object.__setattr__(module, "training", mode)
         return self
 
     def eval(self: M) -> M:
-        """Set evaluation mode: ``train(False)``."""
+        """Return ``train(False)``."""
         return self.train(False)
 
     # --- printing ---
 
     def extra_repr(self) -> str:
-        """The constructor's arguments, for printing."""
+        """Return the arguments of the constructor as text, for ``repr``."""
         return ""
 
     def __repr__(self) -> str:
@@ -344,7 +349,7 @@ class _Numbered(Module):
         return self._of(modules[i]) if isinstance(i, slice) else modules[i]
 
     def _of(self, modules: list[Module]) -> Module:
-        """Return a container of the same kind with other modules."""
+        """Return a container of the same kind with these modules."""
         raise NotImplementedError
 
 
@@ -402,15 +407,15 @@ class ModuleDict(Module):
         return name in self._modules
 
     def keys(self) -> Iterable[str]:
-        """The names."""
+        """Return the names of the submodules."""
         return self._modules.keys()
 
     def values(self) -> Iterable[Module | None]:
-        """The modules."""
+        """Return the submodules."""
         return self._modules.values()
 
     def items(self) -> Iterable[tuple[str, Module | None]]:
-        """Names and modules."""
+        """Return the submodules with their names."""
         return self._modules.items()
 
 
@@ -438,5 +443,5 @@ class ParameterList(Module):
 
 
 def clones(module: M, count: int) -> list[M]:
-    """Return ``count`` independent copies."""
+    """Return ``count`` independent copies of ``module``."""
     return [copy.deepcopy(module) for _ in range(count)]

@@ -19,7 +19,7 @@ __all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm", "local_res
 
 
 def affine(x: Tensor, scale: TensorLike | None, bias: TensorLike | None, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return scale and bias, as constants 1 and 0 if absent (ONNX requires both)."""
+    """Return scale and bias; if they are None, constants of this shape, 1 and 0, as ONNX requires both."""
     return (
         tensor(np.ones(shape, np.float32) if scale is None else scale, x.dtype),
         tensor(np.zeros(shape, np.float32) if bias is None else bias, x.dtype),
@@ -46,11 +46,14 @@ def batch_norm(
 ) -> Tensor:
     """BatchNormalization in inference mode; building a training step switches it to batch statistics.
 
-    Without running statistics it uses those of the batch, in training and inference alike.
+    Without running statistics, it uses the statistics of the batch in both modes.
     """
     x = real(x)
     if training and running_mean is not None:
-        raise ModelError("batch_norm is traced in inference mode; leave training=False: building the step switches it")
+        raise ModelError(
+            "batch_norm got training=True, but is traced in inference mode; leave training=False, as building a "
+            "training step switches the mode"
+        )
     count = channels(x)
     if running_mean is None or running_var is None:
         axes = [a for a in range(x.ndim) if a != 1]
@@ -88,7 +91,7 @@ def rms_norm(
     weight: TensorLike | None = None,
     eps: float | None = None,
 ) -> Tensor:
-    """``x`` divided by its root mean square over its last dimensions; ``eps`` defaults to the type's resolution."""
+    """``x`` divided by its root mean square over its last dimensions; ``eps`` is by default the machine epsilon."""
     x = real(x)
     inner = normalized(x, normalized_shape)
     eps = float(np.finfo(x.dtype.numpy()).eps) if eps is None else eps
@@ -97,7 +100,7 @@ def rms_norm(
 
 
 def sizes_of(shape: int | Sequence[int]) -> tuple[int, ...]:
-    """Return one size or several, as a tuple."""
+    """Return a size, or a sequence of sizes, as a tuple."""
     return (int(shape),) if isinstance(shape, int | np.integer) else tuple(shape)
 
 
@@ -106,7 +109,8 @@ def normalized(x: Tensor, normalized_shape: int | Sequence[int]) -> list[int]:
     fixed = x.shape[x.ndim - len(inner) :] if len(inner) <= x.ndim else ()
     if len(fixed) != len(inner) or any(isinstance(d, int) and d != n for d, n in zip(fixed, inner, strict=True)):
         raise ModelError(
-            f"normalising over {tuple(inner)} got an input of shape {x.shape}; its last dimensions must be these"
+            f"a normalisation over {tuple(inner)} got an input of shape {x.shape}; its last dimensions must be "
+            f"{tuple(inner)}"
         )
     return inner
 
@@ -118,7 +122,7 @@ def group_norm(
     x = real(x)
     count = channels(x)
     if count % num_groups:
-        raise ModelError(f"group_norm splits {count} channels into {num_groups} groups; the number must divide")
+        raise ModelError(f"group_norm requires channels divisible by num_groups={num_groups}, but got {count}")
     scale, shift = affine(x, weight, bias, [count])
     return op.GroupNormalization(x, scale, shift, epsilon=eps, num_groups=num_groups, shape=x.shape)
 
@@ -138,7 +142,8 @@ def instance_norm(
     """
     if running_mean is not None or running_var is not None or not use_input_stats or momentum != 0.1:
         raise ModelError(
-            "instance_norm keeps no running statistics; remove their arguments, use_input_stats and momentum"
+            "instance_norm does not support running statistics; remove the arguments running_mean, running_var, "
+            "use_input_stats and momentum"
         )
     x = real(x)
     scale, shift = affine(x, weight, bias, [channels(x)])
@@ -146,7 +151,7 @@ def instance_norm(
 
 
 def local_response_norm(x: TensorLike, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Tensor:
-    """``x`` over ``(k + alpha * mean of squares of size neighbouring channels) ** beta``."""
+    """``x`` divided by ``(k + alpha · m) ** beta``, where m is the mean square of ``size`` neighbouring channels."""
     if size % 2 == 0:
-        raise ModelError(f"local_response_norm with size {size}: ONNX centres the window, so size must be odd")
+        raise ModelError(f"the size of local_response_norm is {size}, but must be odd, as ONNX centres the window")
     return op.LRN(real(x), size=size, alpha=alpha, beta=beta, bias=k)

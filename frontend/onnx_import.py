@@ -1,4 +1,4 @@
-"""``from_onnx``: a model file as a module, for use in networks written in Python."""
+"""``from_onnx``: load a model file as a module, for networks written in Python."""
 
 from __future__ import annotations
 
@@ -26,21 +26,22 @@ from gradgraph.passes.normal.functions.inline import applied
 
 @checked(outputs=NAMES.or_none())
 def from_onnx(model: Source, outputs: str | Sequence[str] | None = None) -> OnnxModule:
-    """Load a model as a module: a backbone for a new head, an encoder, a teacher.
+    """Load a model as a module, such as a backbone for a new head, an encoder or a teacher.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
-        outputs: results of the module: names of outputs or of inner values. Nodes and weights that they do not need are
-            dropped. By default all outputs.
+        outputs: the values that the module returns: names of outputs or of inner values. Nodes and weights that they do
+            not depend on are removed. By default all outputs.
 
     Returns:
         A module whose ``forward`` takes the model's inputs, by position or by name. It returns a tensor if ``outputs``
-        is one name or the model has one output, and a dict by name otherwise. Its weights are parameters under their
-        names in the file, running statistics are buffers, and numbers in formulas are constants.
+        is a string, or by default if the model has one output; otherwise a dict by name. Weights become parameters
+        with their names in the file, and running statistics become buffers. Other initializers, such as constants of
+        formulas, are not trained.
 
     Raises:
-        ModelError: the file is damaged, or its operators have no equivalent at opset 21.
-        UnknownNameError: it has no value of that name.
+        ModelError: if the file is damaged, or its operators have no equivalent at opset 21.
+        UnknownNameError: if the model has no value of that name.
     """
     read = load_model(model)
     names = [v.name or "" for v in read.graph.outputs] if outputs is None else as_names(outputs)
@@ -75,7 +76,7 @@ class OnnxModule(Module):
             functools.cache(functools.partial(trace.builder.fresh_in, trace.builder.scope)),
             {v: self._stored_in(trace, name, v) for name, v in self._graph.initializers.items()},
         )
-        sizes: dict[str, int | str] = {}  # the symbolic sizes of the model in the surrounding network
+        sizes: dict[str, int | str] = {}  # for each symbolic size of the model, that of the surrounding network
         for declared, x in zip(self._graph.inputs, inputs, strict=True):
             for dim, here in zip(declared.shape or (), x.shape, strict=False):
                 if isinstance(dim, ir.SymbolicDim) and dim.value is not None:
@@ -92,7 +93,7 @@ class OnnxModule(Module):
         return f"{', '.join(v.name or '' for v in self._graph.inputs)} -> {', '.join(self._names)}"
 
     def _inputs(self, given: Sequence[Any], by_name: Mapping[str, Any]) -> list[Tensor]:
-        """Return a tensor for each of the model's inputs, of its type and rank."""
+        """Return a tensor for each of the model's inputs, after checking types and shapes."""
         wanted = {v.name or "": v for v in self._graph.inputs}
         found = {**dict(zip(wanted, given, strict=False)), **by_name}
         if len(given) > len(wanted) or set(found) != set(wanted) or len(found) != len(given) + len(by_name):
@@ -120,7 +121,7 @@ class OnnxModule(Module):
 
 
 def _keep_outputs(model: ir.Model, names: Sequence[str]) -> None:
-    """Make these values the outputs, and drop everything that they do not need, including inputs."""
+    """Make these values the outputs, and remove everything that they do not depend on, including inputs."""
     graph = model.graph
     known = {v.name or "": v for v in (*(o for node in graph for o in node.outputs), *graph.outputs)}
     for name in names:
@@ -148,11 +149,13 @@ def _check_fits(declared: ir.Value, x: Tensor) -> None:
     )
     if wrong:
         wanted, given = (", ".join(str(d) for d in dims) for dims in (shape, here))
-        raise ModelError(f"input '{name}' of the model has shape ({wanted}), but got ({given})")
+        raise ModelError(f"input '{name}' of the model has shape ({wanted}), but got ({given}); reshape it first")
 
 
 def _rename_sizes(trace: Trace, value: ir.Value, sizes: dict[str, int | str]) -> None:
-    """Rename the symbolic sizes of the file to those of the surrounding network; new ones get new names."""
+    """Rename the symbolic sizes in the shape of ``value`` to those of the surrounding network; other ones get unused
+    names.
+    """
     if value.shape is None:
         return
     dims: list[int | str | None] = []

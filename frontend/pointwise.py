@@ -93,12 +93,12 @@ def real(x: TensorLike) -> Tensor:
 
 
 def cast(x: TensorLike, dtype: Any) -> Tensor:
-    """Cast ``x`` to another element type; fractions are truncated for integers."""
+    """Cast ``x`` to another element type. A cast to integers truncates fractions."""
     return tensor(x, as_dtype(dtype)) if isinstance(x, Value) else tensor(tensor(x), as_dtype(dtype))
 
 
 def numbers_like(weight: TensorLike, x: Tensor) -> Tensor:
-    """Return numbers, or a tensor, in the element type of ``x``."""
+    """Return ``weight``, numbers or a tensor, as a tensor with the element type of ``x``."""
     return tensor(weight if isinstance(weight, Value) else np.asarray(weight, x.dtype.numpy()), x.dtype)
 
 
@@ -154,7 +154,7 @@ def mul(x: TensorLike, y: TensorLike) -> Tensor:
 
 
 def div(x: TensorLike, y: TensorLike, *, rounding_mode: str | None = None) -> Tensor:
-    """True division of any types; ``rounding_mode`` "floor" and "trunc" keep integers integers."""
+    """``x / y``, floating-point by default; with ``rounding_mode`` "floor" or "trunc", integers remain integers."""
     a, b = tensors(x, y)
     if rounding_mode == "floor":
         return floor_divide(a, b)
@@ -191,7 +191,7 @@ sign = unary("Sign", "−1, 0 or 1.", tensor)
 
 
 def pow(x: TensorLike, exponent: TensorLike) -> Tensor:
-    """``x ** exponent`` with a number or a tensor as either of them."""
+    """``x ** exponent``; each of them is a number or a tensor."""
     a, b = tensors(x, exponent)
     return op.Pow(a, b)
 
@@ -346,13 +346,13 @@ def where(condition: TensorLike, x: TensorLike, y: TensorLike) -> Tensor:
 
 
 def masked_fill(x: TensorLike, mask: TensorLike, value: TensorLike) -> Tensor:
-    """``x`` with ``value`` where the mask is true; keeps the type of ``x``."""
+    """``value`` where the mask is true, else ``x``; the element type is that of ``x``."""
     x = tensor(x)
     return op.Where(cast(mask, ir.DataType.BOOL), tensor(value, x.dtype), x)
 
 
 def nan_to_num(x: TensorLike, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
-    """``x`` with NaN and infinities replaced by numbers."""
+    """``x`` with NaN and infinities replaced; infinities by default with the largest and smallest finite number."""
     x = real(x)
     limits = ir.DataType(x.dtype).numpy()
     top = float(np.finfo(limits).max)
@@ -364,39 +364,43 @@ def nan_to_num(x: TensorLike, nan: float = 0.0, posinf: float | None = None, neg
 # --- comparisons and logic -----------------------------------------------------------------------
 
 
-eq = binary("eq", "Equal", "Where ``x = y``.")
-lt = binary("lt", "Less", "Where ``x < y``.")
-le = binary("le", "LessOrEqual", "Where ``x ≤ y``.")
-gt = binary("gt", "Greater", "Where ``x > y``.")
-ge = binary("ge", "GreaterOrEqual", "Where ``x ≥ y``.")
+eq = binary("eq", "Equal", "True where ``x = y``.")
+lt = binary("lt", "Less", "True where ``x < y``.")
+le = binary("le", "LessOrEqual", "True where ``x ≤ y``.")
+gt = binary("gt", "Greater", "True where ``x > y``.")
+ge = binary("ge", "GreaterOrEqual", "True where ``x ≥ y``.")
 
 
 def ne(x: TensorLike, y: TensorLike) -> Tensor:
-    """Where ``x ≠ y``."""
+    """True where ``x ≠ y``."""
     return op.Not(eq(x, y))
 
 
-isnan = unary("IsNaN", "Where ``x`` is NaN.")
-isinf = unary("IsInf", "Where ``x`` is infinite.")
+isnan = unary("IsNaN", "True where ``x`` is NaN.")
+isinf = unary("IsInf", "True where ``x`` is infinite.")
 
 
 def isfinite(x: TensorLike) -> Tensor:
-    """Where ``x`` is neither infinite nor NaN."""
+    """True where ``x`` is neither infinite nor NaN."""
     return op.Not(op.Or(isnan(x), isinf(x)))
 
 
-logical_and = binary("logical_and", "And", "Where both are true.", _as_booleans)
-logical_or = binary("logical_or", "Or", "Where one of them is true, or both.", _as_booleans)
-logical_xor = binary("logical_xor", "Xor", "Where one of them is true and the other is not.", _as_booleans)
+logical_and = binary("logical_and", "And", "True where ``x`` and ``y`` are true.", _as_booleans)
+logical_or = binary("logical_or", "Or", "True where ``x`` or ``y`` is true, or both.", _as_booleans)
+logical_xor = binary("logical_xor", "Xor", "True where either ``x`` or ``y`` is true, but not both.", _as_booleans)
 
 
 def logical_not(x: TensorLike) -> Tensor:
-    """Where ``x`` is false."""
+    """True where ``x`` is false."""
     return op.Not(cast(x, "bool"))
 
 
 def bitwise(op_type: str) -> Callable[[TensorLike, TensorLike], Tensor]:
-    """``And``, ``Or`` or ``Xor`` of booleans, or bit by bit of integers (Python's ``& | ^``)."""
+    """Return Python's operator ``&``, ``|`` or ``^``: of booleans or, bit by bit, of integers.
+
+    Args:
+        op_type: "And", "Or" or "Xor".
+    """
 
     def operator(x: TensorLike, y: TensorLike) -> Tensor:
         a, b = tensors(x, y)

@@ -66,8 +66,8 @@ def max_pool(
 
 
 def _end(count: Extent, size: Extent, kernel: int, stride: int, pad: int, dilation: int) -> int:
-    """Return how far the last window extends beyond the input: padding is explicit, as runtimes disagree on
-    ceil_mode.
+    """Return the padding at the end of an axis that the last window requires; MaxPool gets it explicitly, as runtimes
+    differ in ceil_mode.
     """
     if not isinstance(count, int) or not isinstance(size, int):
         return pad  # stride 1, for which ceil_mode has no effect
@@ -83,9 +83,7 @@ def avg_pool(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> Tensor:
-    """The mean of each window of ``x`` ``[N, C, *spatial]``; including padding unless ``count_include_pad`` is
-    false.
-    """
+    """The mean of each window of ``x`` ``[N, C, *spatial]``; by default, it includes the padding."""
     x = _checked(tensor(x), rank, "AvgPool")
     kernel, strides, pads = _windows(rank, kernel_size, stride, padding)
     axes = list(zip(x.shape[2:], kernel, strides, pads, [1] * rank, strict=True))
@@ -102,13 +100,17 @@ def avg_pool(
 
 
 def _rounds_up(counts: list[Extent], axes: list[tuple[Extent, int, int, int, int]]) -> bool:
-    """Whether ONNX's ceil_mode yields these counts (it keeps a window that starts in the padding; PyTorch does not)."""
+    """Return the value of ONNX's ceil_mode that results in these numbers of windows.
+
+    With ceil_mode, ONNX includes a last window that starts in the padding; PyTorch does not.
+    """
     for up in (False, True):
         if all(same(c, window_dim(n, k, s, 2 * p, d, up)) for c, (n, k, s, p, d) in zip(counts, axes, strict=True)):
             return up
     raise ModelError(
-        "average pooling with this ceil_mode rounds some dimensions up and others down, which ONNX does not support; "
-        "pad the input and leave ceil_mode False"
+        "ceil_mode=True rounds the sizes of some dimensions up and of others down here, which ONNX does not support "
+        "for "
+        "average pooling; pad the input and leave ceil_mode False"
     )
 
 
@@ -119,18 +121,20 @@ def _windows(
     strides = kernel if stride is None else per_axis(stride, rank, "stride")
     pads = per_axis(padding, rank, "padding")
     if any(2 * p > k for p, k in zip(pads, kernel, strict=True)):
-        raise ModelError(f"pooling pads {tuple(pads)}, which must be at most half the kernel {tuple(kernel)}")
+        raise ModelError(f"the padding {tuple(pads)} of pooling must be at most half the kernel {tuple(kernel)}")
     return kernel, strides, pads
 
 
 def _count(size: Extent, kernel: int, stride: int, pad: int, dilation: int, ceil_mode: bool) -> Extent:
-    """Return the number of windows; with ceil_mode the last one must still start inside the input or before it."""
+    """Return the number of windows along an axis; with ceil_mode, without a window that starts in the end padding."""
     count = window_dim(size, kernel, stride, 2 * pad, dilation, ceil_mode)
     if not ceil_mode or stride == 1:
         return count
     if not isinstance(count, int) or not isinstance(size, int):
         raise ModelError(
-            f"pooling with ceil_mode requires fixed sizes, but got '{size}'; fix it, or pad the input instead"
+            f"pooling with ceil_mode requires fixed sizes, but got the symbolic size '{size}'; use a fixed size, or "
+            "pad "
+            "the input instead"
         )
     return count - 1 if (count - 1) * stride >= size + pad else count
 
@@ -145,22 +149,25 @@ def _checked(x: Tensor, rank: int, name: str) -> Tensor:
 
 
 def adaptive_avg_pool(x: TensorLike, rank: int, output_size: Output) -> Tensor:
-    """Means over ``output_size`` windows; ``None`` keeps a size."""
+    """The means of ``output_size`` windows that cover the input; None keeps the size of an axis."""
     return _adaptive(_checked(tensor(x), rank, "AdaptiveAvgPool"), output_size, "AveragePool")
 
 
 def adaptive_max_pool(x: TensorLike, rank: int, output_size: Output) -> Tensor:
-    """Maxima over ``output_size`` windows; ``None`` keeps a size."""
+    """The maxima of ``output_size`` windows that cover the input; None keeps the size of an axis."""
     return _adaptive(_checked(tensor(x), rank, "AdaptiveMaxPool"), output_size, "MaxPool")
 
 
 def _adaptive(x: Tensor, output_size: Output, kind: str) -> Tensor:
-    """Apply a global pool, a plain pool if sizes divide, else pool one axis after another."""
+    """Pool to ``output_size``: with a global pool or a plain one if possible, else one axis after another."""
     sizes = x.shape[2:]
     given = list(output_size) if isinstance(output_size, Sequence) else [output_size] * len(sizes)
     asked: list[int | None] = [int(o) if isinstance(o, np.integer) else o for o in given]
     if len(asked) != len(sizes):
-        raise ModelError(f"adaptive pooling to {tuple(asked)} must name {len(sizes)} sizes, one per spatial dimension")
+        raise ModelError(
+            f"the output_size of adaptive pooling is {tuple(asked)}, but must be {len(sizes)} sizes, one per spatial "
+            "dimension"
+        )
     outputs = [n if o is None else o for o, n in zip(asked, sizes, strict=True)]
     if all(same(o, 1) for o in outputs):
         return op.emit(f"Global{kind}", x, shape=[*x.shape[:2], *outputs])
@@ -180,7 +187,10 @@ def _adaptive_axis(x: Tensor, axis: int, size: Extent, out: Extent, kind: str) -
     if same(out, 1):
         return reduce(x, axis, keepdim=True)
     if not isinstance(size, int) or not isinstance(out, int):
-        raise ModelError(f"adaptive pooling of size '{size}' to {out} requires a fixed size; fix it, or pool to 1")
+        raise ModelError(
+            f"adaptive pooling to size {out} requires a fixed input size, but got the symbolic size '{size}'; use a "
+            "fixed size, or pool to 1"
+        )
     windows = [(i * size // out, -(-(i + 1) * size // out)) for i in range(out)]
     if kind == "MaxPool":
         parts = [x[(slice(None),) * axis + (slice(a, b),)] for a, b in windows]

@@ -31,7 +31,7 @@ __all__ = [
 
 
 def matmul(x: TensorLike, y: TensorLike) -> Tensor:
-    """The matrix product over the last two dimensions, with broadcasting of the leading ones; vectors as in NumPy."""
+    """The matrix product over the last two dimensions; leading dimensions broadcast, and vectors work as in NumPy."""
     a, b = tensors(x, y)
     if a.ndim and b.ndim:
         inner, other = a.shape[-1], b.shape[-2 if b.ndim > 1 else 0]
@@ -74,7 +74,7 @@ def bilinear(x1: TensorLike, x2: TensorLike, weight: TensorLike, bias: TensorLik
 
 
 def einsum(equation: str, *operands: TensorLike | Sequence[TensorLike]) -> Tensor:
-    """Einstein summation, in the notation shared by NumPy, PyTorch and ONNX; operands one by one or as a list."""
+    """Einstein summation, in the common notation of NumPy, PyTorch and ONNX; operands may also be given as a list."""
     listed = operands[0] if len(operands) == 1 and isinstance(operands[0], list | tuple) else operands
     xs = tensors(*listed)
     equation = equation.replace(" ", "")
@@ -91,7 +91,10 @@ def _einsum_shape(terms: str, output: str, xs: list[Tensor]) -> list[Extent]:
     sizes: dict[str, Extent] = {}
     for term, x in zip(terms.split(","), xs, strict=True):
         if len(term) != x.ndim:
-            raise ModelError(f"einsum term '{term}' has {len(term)} letters for a tensor of shape {x.shape}")
+            raise ModelError(
+                f"einsum term '{term}' has {len(term)} letters, but its tensor has shape {x.shape}; use a letter per "
+                "dimension"
+            )
         for letter, size in zip(term, x.shape, strict=True):
             known = sizes.setdefault(letter, size)
             if isinstance(known, Dim) and isinstance(size, int):
@@ -99,18 +102,18 @@ def _einsum_shape(terms: str, output: str, xs: list[Tensor]) -> list[Extent]:
             elif isinstance(known, int) and isinstance(size, int) and known != size:
                 raise ModelError(f"einsum letter '{letter}' stands for sizes {known} and {size}, which must be equal")
     if missing := set(output) - set(sizes):
-        raise ModelError(f"einsum output letter '{min(missing)}' appears in no operand")
+        raise ModelError(f"einsum output letter '{min(missing)}' appears in no operand; add it to a term or remove it")
     return [sizes[letter] for letter in output]
 
 
 def normalize(x: TensorLike, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
-    """``x`` divided by its p-norm along ``dim``, which is at least ``eps``."""
+    """``x`` divided by its p-norm along ``dim``, or by ``eps`` if that is larger."""
     x = real(x)
     return x / norm(x, p, dim, keepdim=True).clamp(min=eps)
 
 
 def cosine_similarity(x1: TensorLike, x2: TensorLike, dim: int = 1, eps: float = 1e-8) -> Tensor:
-    """The cosine of the angle between vectors along ``dim``, with norms at least ``eps``."""
+    """The cosine of the angle between vectors along ``dim``; norms below ``eps`` are replaced by ``eps``."""
     a, b = (real(x) for x in (x1, x2))
     a, b = (x / norm(x, 2.0, dim, keepdim=True).clamp(min=eps) for x in (a, b))
     return reductions.sum(a * b, dim)

@@ -1,7 +1,7 @@
-"""Random numbers, under PyTorch's names: ONNX's random operators, replaced in a training step.
+"""Random numbers, under PyTorch's names: they write ONNX's random operators, which a training step replaces.
 
-In a step they come from its counter-based generator, so that a resumed run draws the same ones (``passes/draws.py``);
-in a model that is run or exported, the runtime draws them. They have no gradient.
+In a step, the numbers come from its counter-based generator, so that a resumed run draws the same numbers
+(``passes/draws.py``); in an exported model, the runtime draws them. They have no gradient.
 """
 
 from __future__ import annotations
@@ -59,15 +59,17 @@ def randint(low: int, high: Any, size: Sequence[Extent] | None = None, dtype: An
     """
     first, end, sizes = (low, high, size) if size is not None else (0, low, high)
     if not isinstance(end, int) or not 0 < end - first <= _MOST:
-        raise ModelError(f"randint from {first} to {end!r}: pass a range of at least 1 and at most 2**24 numbers")
+        raise ModelError(
+            f"the range of randint is {first} to {end!r}, but must have at least 1 and at most 2**24 integers"
+        )
     return cast(floor(rand(*_sizes(sizes)) * (end - first)), as_dtype(dtype)) + first
 
 
 def bernoulli(p: TensorLike) -> Tensor:
-    """1 with probability ``p``, else 0: of the shape and element type of ``p``.
+    """1 with probability ``p``, else 0, with the shape and element type of ``p``.
 
-    ONNX's Bernoulli is not used: its function body in the standard, which onnxruntime runs, yields 1 with probability
-    ``1 - p``.
+    ONNX's Bernoulli is not used: its function body in the ONNX standard, which onnxruntime runs, returns 1 with
+    probability ``1 - p``.
     """
     p = tensor(p)
     _check_floating(p.dtype, "bernoulli")
@@ -78,10 +80,10 @@ def multinomial(weights: TensorLike, num_samples: int, replacement: bool = False
     """Class indices, drawn with probabilities proportional to ``weights``.
 
     Args:
-        weights: ``[classes]`` or ``[rows, classes]``, not negative; each row has at least ``num_samples`` that are not
-            zero, unless ``replacement`` is set.
-        num_samples: per row.
-        replacement: whether a class may be drawn again.
+        weights: numbers not below zero, ``[classes]`` or ``[rows, classes]``. Without replacement, at least
+            ``num_samples`` of each row must be above zero.
+        num_samples: the number of samples per row.
+        replacement: whether a class may be drawn more than once.
 
     Returns:
         int64 ``[num_samples]`` or ``[rows, num_samples]``.
@@ -90,8 +92,8 @@ def multinomial(weights: TensorLike, num_samples: int, replacement: bool = False
     _check_floating(weights.dtype, "multinomial")
     if weights.ndim not in (1, 2) or not isinstance(num_samples, int) or num_samples < 1:
         raise ModelError(
-            f"multinomial of {num_samples!r} samples from a tensor of shape {weights.shape}; expected one or two "
-            "dimensions, and at least one sample"
+            f"multinomial got num_samples={num_samples!r} and weights of shape {weights.shape}; use at least one "
+            "sample, and weights with one or two dimensions"
         )
     logits = log(cast(weights, ir.DataType.FLOAT))
     if not replacement and num_samples > 1:  # the Gumbel-max trick
@@ -103,7 +105,9 @@ def multinomial(weights: TensorLike, num_samples: int, replacement: bool = False
 
 
 def gumbel_softmax(logits: TensorLike, tau: float = 1.0, hard: bool = False, dim: int = -1) -> Tensor:
-    """A relaxed one-hot sample along ``dim``; with ``hard`` exactly one-hot, with the gradient of the relaxed one."""
+    """A relaxed one-hot sample along ``dim``; if ``hard``, it is exactly one-hot, but has the gradient of the relaxed
+    sample.
+    """
     logits = tensor(logits)
     soft = softmax((logits + _gumbel_noise(logits)) / tau, dim)
     if not hard:
@@ -116,7 +120,7 @@ def gumbel_softmax(logits: TensorLike, tau: float = 1.0, hard: bool = False, dim
 
 
 def _gumbel_noise(like: Tensor) -> Tensor:
-    """Draw Gumbel noise, computed in float32 at least."""
+    """Return Gumbel noise with the shape and type of ``like``, computed in float32 or wider."""
     wide = like.dtype if like.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
     return cast(-log(-log(clamp(rand_like(like, wide), 2.0**-25))), like.dtype)
 
@@ -145,4 +149,6 @@ def _sizes(size: Sequence[Any]) -> tuple[Extent, ...]:
 
 def _check_floating(dtype: ir.DataType, what: str) -> None:
     if not dtype.is_floating_point():
-        raise ModelError(f"{what} of {dtype.name.lower()} numbers; use a floating element type, such as 'float32'")
+        raise ModelError(
+            f"{what} has the element type {dtype.name.lower()}, but requires a floating-point type, such as 'float32'"
+        )

@@ -54,7 +54,7 @@ R = TypeVar("R")
 
 
 def numpy_words(function: Callable[P, R]) -> Callable[P, R]:
-    """Accept ``axis`` and ``keepdims`` as ``dim`` and ``keepdim``, as PyTorch does."""
+    """Return ``function`` so that it also accepts NumPy's ``axis`` and ``keepdims`` for ``dim`` and ``keepdim``."""
 
     @functools.wraps(function)
     def translated(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -67,7 +67,7 @@ def numpy_words(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def axes_of(x: Tensor, dim: Axes) -> list[int]:
-    """Return ``dim`` as a list of non-negative axes; raises ``ModelError`` if there is no such axis."""
+    """Return ``dim`` as a list of non-negative axes; raise ``ModelError`` if ``x`` has no such axis."""
     given = list(range(x.ndim)) if dim is None else [int(dim)] if isinstance(dim, int | np.integer) else list(dim)
     return [axis_of(x, d) for d in given]
 
@@ -75,7 +75,7 @@ def axes_of(x: Tensor, dim: Axes) -> list[int]:
 def axis_of(x: Tensor, dim: int) -> int:
     rank = x.ndim or 1
     if not -rank <= dim < rank:
-        raise ModelError(f"dimension {dim} does not exist in a tensor of shape {x.shape}; give one below {x.ndim}")
+        raise ModelError(f"a tensor of shape {x.shape} has no dimension {dim}; use a number from {-rank} to {rank - 1}")
     return dim % x.ndim if x.ndim else 0
 
 
@@ -86,7 +86,7 @@ def reduce(op_type: str, x: Tensor, dim: Axes, keepdim: bool) -> Tensor:
 
 @numpy_words
 def sum(x: TensorLike, dim: Axes = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    """The sum; integers and booleans are summed as int64."""
+    """The sum of all elements, or along ``dim``; integers and booleans are summed as int64."""
     x = tensor(x)
     if dtype is None and not x.is_floating_point():
         dtype = ir.DataType.INT64
@@ -98,7 +98,7 @@ def mean(x: TensorLike, dim: Axes = None, keepdim: bool = False, *, dtype: Any =
     """The mean of all elements, or along ``dim``."""
     x = tensor(x) if dtype is None else cast(x, dtype)
     if not x.is_floating_point():
-        raise ModelError(f"mean of a tensor of {x.dtype.name.lower()}: convert it with .float() first")
+        raise ModelError(f"mean requires a floating-point tensor, not {x.dtype.name.lower()}; convert it with .float()")
     return reduce("ReduceMean", x, dim, keepdim)
 
 
@@ -111,21 +111,21 @@ def prod(x: TensorLike, dim: int | None = None, keepdim: bool = False) -> Tensor
 
 @numpy_words
 def amax(x: TensorLike, dim: Axes = None, keepdim: bool = False) -> Tensor:
-    """The maximum; its gradient is shared equally among ties."""
+    """The maximum of all elements, or along ``dim``; its gradient is divided equally among ties."""
     return reduce("ReduceMax", tensor(x), dim, keepdim)
 
 
 @numpy_words
 def amin(x: TensorLike, dim: Axes = None, keepdim: bool = False) -> Tensor:
-    """The minimum; its gradient is shared equally among ties."""
+    """The minimum of all elements, or along ``dim``; its gradient is divided equally among ties."""
     return reduce("ReduceMin", tensor(x), dim, keepdim)
 
 
 @numpy_words
 def max(x: TensorLike, dim: TensorLike | None = None, keepdim: bool = False) -> Any:
-    """Without ``dim`` the maximum; with it, ``(values, indices)``, with the gradient at these indices.
+    """Without ``dim``, the maximum; with it, ``(values, indices)``, and only elements at these indices get a gradient.
 
-    A tensor as second argument returns the element-wise maximum, as in PyTorch.
+    If the second argument is a tensor, the element-wise maximum, as in PyTorch.
     """
     if dim is None:
         return amax(x)
@@ -134,7 +134,7 @@ def max(x: TensorLike, dim: TensorLike | None = None, keepdim: bool = False) -> 
 
 @numpy_words
 def min(x: TensorLike, dim: TensorLike | None = None, keepdim: bool = False) -> Any:
-    """As ``max``, for the minimum."""
+    """The minimum, as ``max`` for the maximum."""
     if dim is None:
         return amin(x)
     return _extreme("ArgMin", x, int(dim), keepdim) if isinstance(dim, int | np.integer) else minimum(x, dim)
@@ -176,7 +176,7 @@ def var(
     *,
     correction: int | None = None,
 ) -> Tensor:
-    """The variance: squared deviations over ``count - correction`` (1 by default, as in PyTorch)."""
+    """The variance: the sum of squared deviations, divided by ``count - correction`` (1 by default, as in PyTorch)."""
     x = real(x)
     axes = axes_of(x, dim)
     if correction is None:
@@ -219,13 +219,13 @@ def norm(x: TensorLike, p: float | str = 2.0, dim: Axes = None, keepdim: bool = 
 
 @numpy_words
 def any(x: TensorLike, dim: Axes = None, keepdim: bool = False) -> Tensor:
-    """Whether any element is true, of the whole tensor or along ``dim``."""
+    """Whether any element is true, in the whole tensor or along ``dim``."""
     return cast(reduce("ReduceMax", _flags(x), dim, keepdim), "bool")
 
 
 @numpy_words
 def all(x: TensorLike, dim: Axes = None, keepdim: bool = False) -> Tensor:
-    """Whether all elements are true, of the whole tensor or along ``dim``."""
+    """Whether all elements are true, in the whole tensor or along ``dim``."""
     return cast(reduce("ReduceMin", _flags(x), dim, keepdim), "bool")
 
 

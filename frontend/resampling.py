@@ -22,12 +22,12 @@ PAD_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge", 
 
 
 def pad(x: TensorLike, pad: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:
-    """``pad`` lists (before, after) from the last dimension backwards; negative numbers crop."""
+    """``x`` with padding: ``pad`` lists (before, after), from the last dimension backwards; negative numbers crop."""
     x = tensor(x)
     if mode not in PAD_MODES:
         raise ModelError(f"pad has no mode {mode!r}; use one of {', '.join(PAD_MODES)}")
     if len(pad) % 2 or len(pad) > 2 * x.ndim:
-        raise ModelError(f"pad {tuple(pad)} must hold a pair for each of at most {x.ndim} dimensions")
+        raise ModelError(f"pad is {tuple(pad)}, but must contain two numbers for each of at most {x.ndim} dimensions")
     pairs = list(zip(pad[::2], pad[1::2], strict=True))[::-1]
     if mode != "constant" and any(p < 0 for p in pad):
         raise ModelError(f"pad {tuple(pad)} crops, which mode {mode!r} does not support; slice the tensor instead")
@@ -90,7 +90,9 @@ def interpolate(
         else [float(f) for f in scale_factor or ()]
     )
     if len(factors) != rank:
-        raise ModelError(f"scale_factor {tuple(factors)} must be one number or {rank}, one per spatial dimension")
+        raise ModelError(
+            f"scale_factor is {tuple(factors)}, but must be one number, or {rank} numbers, one per spatial dimension"
+        )
     scaled: list[Extent] = []
     for n, factor in zip(x.shape[2:], factors, strict=True):
         above, below = factor.as_integer_ratio()
@@ -106,19 +108,19 @@ def upsample(
     mode: str = "nearest",
     align_corners: bool | None = None,
 ) -> Tensor:
-    """``interpolate`` under its older name."""
+    """``interpolate``, under its older name in PyTorch."""
     return interpolate(x, size, scale_factor, mode, align_corners)
 
 
 def pixel_shuffle(x: TensorLike, upscale_factor: int) -> Tensor:
-    """``[N, C·r², H, W]`` to ``[N, C, H·r, W·r]``."""
+    """``x`` ``[N, C·r², H, W]`` rearranged to ``[N, C, H·r, W·r]``."""
     x, r = tensor(x), upscale_factor
     n, c, h, w = x.shape
     return op.DepthToSpace(x, blocksize=r, mode="CRD", shape=[n, floor_divide(c, r * r), h * r, w * r])
 
 
 def pixel_unshuffle(x: TensorLike, downscale_factor: int) -> Tensor:
-    """``[N, C, H·r, W·r]`` to ``[N, C·r², H, W]``: the inverse of ``pixel_shuffle``."""
+    """``x`` ``[N, C, H·r, W·r]`` rearranged to ``[N, C·r², H, W]``: the inverse of ``pixel_shuffle``."""
     x, r = tensor(x), downscale_factor
     n, c, h, w = x.shape
     h, w = floor_divide(h, r), floor_divide(w, r)

@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 def scanned(
     step: Callable[..., Sequence[Var]], states: Sequence[Tensor], along: Sequence[Tensor], rows: int = 0
 ) -> list[Tensor]:
-    """Scan ``step`` along the first axis of the tensors in ``along``, as ``jax.lax.scan`` does.
+    """Call ``step`` for each index of the first axis of the tensors in ``along``, as ``jax.lax.scan`` does.
 
     Args:
-        step: called as ``step(*states, *elements)``, with one element of each tensor in ``along``. Returns the next
-            states, of unchanged shapes, and then ``rows`` outputs, each of the shape of the first state.
+        step: a function, called as ``step(*states, *elements)`` with one element of each tensor in ``along``. It
+            returns the next states, of the same shapes, and then ``rows`` outputs, each with the shape of the first
+            state.
         states: the initial states.
         along: the tensors to scan; their first axes have equal sizes.
         rows: the number of outputs per step. Each is stacked along a new first axis.

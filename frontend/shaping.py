@@ -1,4 +1,4 @@
-"""Reshaping functions: reshape, transpose, join, split, repeat, as in PyTorch, also with dynamic sizes."""
+"""Functions that reshape, transpose, join, split and repeat tensors, as in PyTorch, also with dynamic sizes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def reshape(x: TensorLike, *shape: Sizes) -> Tensor:
 
 
 def _without_hole(x: Tensor, dims: list[Extent]) -> list[Extent]:
-    """Replace -1 in ``dims`` by its size, after checking what can be checked."""
+    """Return ``dims`` with -1 replaced by its size; raise ModelError if they cannot fit ``x``."""
     total = product(x.shape)
     holes = [i for i, d in enumerate(dims) if isinstance(d, int) and d == -1]
     if len(holes) > 1:
@@ -81,12 +81,15 @@ def _without_hole(x: Tensor, dims: list[Extent]) -> list[Extent]:
             )
         dims = [floor_divide(total, rest) if i == holes[0] else d for i, d in enumerate(dims)]
     elif isinstance(total, int) and isinstance(product(dims), int) and total != product(dims):
-        raise ModelError(f"a tensor of shape {x.shape} has {total} elements and cannot be reshaped to {tuple(dims)}")
+        raise ModelError(
+            f"a tensor of shape {x.shape} has {total} elements and cannot be reshaped to {tuple(dims)}; use sizes with "
+            f"the product {total}"
+        )
     return dims
 
 
 def listed(sizes: Sequence[Sizes]) -> list[Extent]:
-    """Accept sizes as ``f(2, 3)`` or ``f((2, 3))``."""
+    """Return the sizes of a variadic argument, given as ``f(2, 3)`` or ``f((2, 3))``, as a list."""
     flat: Any = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], numbers.Integral | Dim) else sizes
     return [d if isinstance(d, Dim) else int(d) for d in flat]
 
@@ -97,7 +100,7 @@ def op_sizes(dims: Sequence[Extent]) -> Tensor:
 
 
 def flatten(x: TensorLike, start_dim: int = 0, end_dim: int = -1) -> Tensor:
-    """Dimensions ``start_dim`` to ``end_dim`` as one."""
+    """``x`` with the dimensions ``start_dim`` to ``end_dim`` merged into one."""
     x = tensor(x)
     if x.ndim == 0:
         return op.Reshape(x, [1])
@@ -109,7 +112,7 @@ def flatten(x: TensorLike, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 
 
 def unflatten(x: TensorLike, dim: int, sizes: Sequence[Extent]) -> Tensor:
-    """One dimension as several, one of which may be −1."""
+    """``x`` with the dimension ``dim`` split into several of these ``sizes``, one of which may be −1."""
     x = tensor(x)
     axis = axis_of(x, dim)
     size, rest = x.shape[axis], product(d for d in sizes if not (isinstance(d, int) and d == -1))
@@ -146,7 +149,7 @@ def permute(x: TensorLike, *dims: int | Sequence[int]) -> Tensor:
 
 
 def transpose(x: TensorLike, *dims: int) -> Tensor:
-    """Swap two dimensions; with none or more than two given, as NumPy's ``transpose``."""
+    """Swap two dimensions; if none or more than two are given, reorder them as NumPy's ``transpose`` does."""
     x = tensor(x)
     if len(dims) != 2:
         return permute(x, dims or list(range(x.ndim))[::-1])
@@ -158,7 +161,7 @@ def transpose(x: TensorLike, *dims: int) -> Tensor:
 
 
 def movedim(x: TensorLike, source: int, destination: int) -> Tensor:
-    """Move dimensions; the others keep their order."""
+    """Move the dimension ``source`` to ``destination``; the others keep their order."""
     x = tensor(x)
     axes = list(range(x.ndim))
     axes.insert(axis_of(x, destination), axes.pop(axis_of(x, source)))
@@ -202,7 +205,7 @@ def expand(x: TensorLike, *sizes: Sizes) -> Tensor:
             raise ModelError(
                 f"a tensor of shape {x.shape} cannot be expanded to {tuple(wanted)}; {b} is neither 1 nor {d}"
             )
-    # Expand broadcasts both ways, so a kept size is written as 1
+    # Expand broadcasts in both directions, so a size that stays is written as 1
     target = [1 if same(d, b) else d for d, b in zip(dims, before, strict=True)]
     if len(dims) == x.ndim and all(map(same, dims, before)):
         return x
@@ -223,7 +226,7 @@ tile = repeat
 
 
 def repeat_interleave(x: TensorLike, repeats: int, dim: int | None = None) -> Tensor:
-    """Repeat each element along ``dim``, in place."""
+    """Repeat each element along ``dim``: ``[a, b]`` becomes ``[a, a, b, b]`` for 2 ``repeats``."""
     x = tensor(x).reshape(-1) if dim is None else tensor(x)
     axis = axis_of(x, dim or 0)
     wide = unsqueeze(x, axis + 1)
@@ -260,7 +263,7 @@ def stack(xs: Sequence[TensorLike], dim: int = 0) -> Tensor:
 
 
 def split(x: TensorLike, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
-    """Split into pieces of equal size (the last may be smaller), or of the listed sizes."""
+    """Split ``x`` along ``dim`` into pieces of equal size (the last may be smaller), or of the listed sizes."""
     x = tensor(x)
     axis = axis_of(x, dim)
     size = x.shape[axis]
@@ -268,8 +271,8 @@ def split(x: TensorLike, split_size_or_sections: int | Sequence[int], dim: int =
         step = int(split_size_or_sections)
         if not isinstance(size, int):
             raise ModelError(
-                f"split by {step} along dimension {dim} of size '{size}' has an unknown number of pieces; use chunk, "
-                "list the sizes, or make that dimension fixed"
+                f"the number of pieces of size {step} along dimension {dim} is unknown, as its size '{size}' is "
+                "symbolic; use chunk, list the sizes, or make that size fixed"
             )
         sections = [min(step, size - i) for i in range(0, size, step)]
     else:
@@ -283,7 +286,7 @@ def split(x: TensorLike, split_size_or_sections: int | Sequence[int], dim: int =
 
 
 def chunk(x: TensorLike, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
-    """Split into ``chunks`` pieces of equal size, the last one possibly smaller."""
+    """Split ``x`` along ``dim`` into ``chunks`` pieces of equal size; the last may be smaller."""
     x = tensor(x)
     axis = axis_of(x, dim)
     size = x.shape[axis]

@@ -1,4 +1,4 @@
-"""Indexing: ``x[...]`` as in NumPy, gather, triangles, and creation of ranges."""
+"""Indexing: ``x[...]`` as in NumPy, gather and scatter; triangles; creation of constant tensors and ranges."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ FIRST = np.iinfo(np.int64).min  # an open end of a Slice with a negative step
 
 
 def index(x: TensorLike, key: Any) -> Tensor:
-    """``x[key]``: integers, slices (of any step), ``None``, ``...``, integer tensors and one boolean mask.
+    """``x[key]`` for integers, slices (of any step), ``None``, ``...``, integer tensors and a boolean mask.
 
-    As in PyTorch, an integer removes its dimension first; tensors then broadcast together, and their dimensions replace
-    theirs if these are adjacent, else come first.
+    As in PyTorch, integers remove their dimension first. Index tensors then broadcast with each other; the dimensions
+    of the result replace the dimensions that they index if these are adjacent, and come first otherwise.
     """
     x = tensor(x)
     entries = _listed_key(key)
     used = sum(e is not None and e is not Ellipsis for e in entries)
     if used > x.ndim:
-        raise ModelError(f"{used} indices are too many for a tensor of shape {x.shape}")
-    # ... expanded, and whole slices for the remaining dimensions
+        raise ModelError(f"{used} indices are too many for a tensor of shape {x.shape}; use at most {x.ndim}")
+    # replace ... by full slices, also for dimensions without an index
     at = next((i for i, e in enumerate(entries) if e is Ellipsis), len(entries))
     behind = [e for e in entries[at + 1 :] if e is not Ellipsis]
     x, entries = _cut(x, [*entries[:at], *[slice(None)] * (x.ndim - used), *behind])
@@ -63,7 +63,7 @@ def index(x: TensorLike, key: Any) -> Tensor:
 
 
 def _listed_key(key: Any) -> list[Any]:
-    """Return one entry per position: lists and arrays as tensors, a mask as the tensors of its positions."""
+    """Return the indices as a list: lists and arrays become tensors, and a mask a tensor per dimension."""
     entries: list[Any] = []
     for entry in key if isinstance(key, tuple) else (key,):
         if isinstance(entry, bool | np.bool_ | float):
@@ -83,7 +83,7 @@ def _listed_key(key: Any) -> list[Any]:
 
 
 def _cut(x: Tensor, entries: list[Any]) -> tuple[Tensor, list[Any]]:
-    """Write all slices and integers as one Slice (and Squeeze); return the remaining entries with the result."""
+    """Apply all slices and integers, as a Slice and a Squeeze; return the result, and the indices without integers."""
     cuts: list[tuple[int, Extent, Extent, int]] = []
     dims = list(x.shape)
     dropped = []
@@ -91,7 +91,10 @@ def _cut(x: Tensor, entries: list[Any]) -> tuple[Tensor, list[Any]]:
         if isinstance(entry, int | Dim):
             size = dims[axis]
             if isinstance(size, int) and isinstance(entry, int) and not -size <= entry < size:
-                raise ModelError(f"index {entry} is outside a dimension of size {size}")
+                raise ModelError(
+                    f"index {entry} is out of bounds for a dimension of size {size}; use an index from {-size} to "
+                    f"{size - 1}"
+                )
             cuts.append((axis, entry, LAST if isinstance(entry, int) and entry == -1 else entry + 1, 1))
             dims[axis] = 1
             dropped.append(axis)
@@ -113,7 +116,7 @@ def _cut(x: Tensor, entries: list[Any]) -> tuple[Tensor, list[Any]]:
 
 
 def _sliced_size(x: Tensor, size: Extent, part: slice, step: int) -> Extent:
-    """Return the size of a sliced dimension; if known only at run time, a name that describes it."""
+    """Return the size of a sliced dimension; if it is known only at run time, a symbolic size."""
     start, stop = None if isinstance(part.start, int) and part.start == 0 and step > 0 else part.start, part.stop
     if isinstance(size, int) and not isinstance(start, Dim) and not isinstance(stop, Dim):
         return len(range(*part.indices(size)))
@@ -121,16 +124,16 @@ def _sliced_size(x: Tensor, size: Extent, part: slice, step: int) -> Extent:
         return size
     is_long = same(stop, size) or (isinstance(size, int) and size > 1)
     if step == 1 and start is None and isinstance(stop, Dim) and is_long:
-        return stop  # x[:n] of a long enough table
+        return stop  # x[:n], where n is not above the size
     if step == 1 and isinstance(size, Dim):
         cut = start if stop is None else -stop if start is None and isinstance(stop, int) else None
-        if isinstance(cut, int) and cut > 0:  # x[k:] and x[:-k] are equally long; a dimension has at least 1 element
+        if isinstance(cut, int) and cut > 0:  # x[k:] or x[:-k]; a dimension has at least 1 element
             return size - 1 if cut == 1 else Dim.named(f"max({size} - {cut}, 0)")
     return Dim.named(current().builder.fresh(f"{x.traced.value.name}[{part.start}:{part.stop}:{part.step}]"))
 
 
 def _take(x: Tensor, chosen: list[tuple[int, Value]]) -> Tensor:
-    """Return ``x`` at the positions of integer tensors, given with their axes."""
+    """Return ``x`` indexed by integer tensors, each given with its axis."""
     if not chosen:
         return x
     axes = [axis for axis, _ in chosen]
@@ -151,7 +154,7 @@ def _take(x: Tensor, chosen: list[tuple[int, Value]]) -> Tensor:
 
 
 def broadcast_shape(*shapes: Sequence[Extent]) -> list[Extent]:
-    """Return the broadcast shape; two different names cannot be combined."""
+    """Return the shape to which ``shapes`` broadcast; raise ModelError if two symbolic sizes of an axis differ."""
     rank = max(map(len, shapes))
     result: list[Extent] = []
     for column in zip(*[(*[1] * (rank - len(s)), *s) for s in shapes], strict=True):
@@ -166,7 +169,7 @@ def broadcast_shape(*shapes: Sequence[Extent]) -> list[Extent]:
 
 
 def gather(x: TensorLike, dim: int, index: TensorLike) -> Tensor:
-    """PyTorch's ``gather``: ``out[i, j] = x[index[i, j], j]`` for ``dim=0``, and so on."""
+    """The elements at ``index`` along ``dim``: ``out[i, j] = x[index[i, j], j]`` for ``dim=0``, as in PyTorch."""
     x, places = tensor(x), cast(index, ir.DataType.INT64)
     axis = axis_of(x, dim)
     for i, (size, wanted) in enumerate(zip(x.shape, places.shape, strict=True)):
@@ -176,7 +179,7 @@ def gather(x: TensorLike, dim: int, index: TensorLike) -> Tensor:
 
 
 def index_select(x: TensorLike, dim: int, index: TensorLike) -> Tensor:
-    """The slices along ``dim`` at the indices in a vector."""
+    """The slices of ``x`` along ``dim`` at the indices in the vector ``index``."""
     x = tensor(x)
     return index_at(x, axis_of(x, dim), tensor(index))
 
@@ -187,12 +190,14 @@ def index_at(x: Tensor, axis: int, places: Tensor) -> Tensor:
 
 
 def take_along_dim(x: TensorLike, indices: TensorLike, dim: int) -> Tensor:
-    """The elements at ``indices`` along ``dim``; the other dimensions are broadcast."""
+    """The elements at ``indices`` along ``dim``, as ``gather``."""
     return gather(x, dim, indices)
 
 
 def scatter(x: TensorLike, dim: int, index: TensorLike, src: TensorLike, *, reduce: str | None = None) -> Tensor:
-    """``x`` with ``src`` written at ``index`` along ``dim``; ``reduce`` is ``None``, "add" or "multiply"."""
+    """``x`` with ``src`` written at ``index`` along ``dim``, or, by ``reduce``, added ("add") or multiplied
+    ("multiply").
+    """
     x, places = tensor(x), cast(index, ir.DataType.INT64)
     update = tensor(src, x.dtype)
     update = update.expand(places.shape) if update.ndim == 0 else update
@@ -228,7 +233,7 @@ def nonzero(x: TensorLike, as_tuple: bool = False) -> Any:
 
 
 def full(size: Extent | Sequence[Extent], value: float, dtype: Any = "float32") -> Tensor:
-    """A tensor of one value; sizes may be dynamic."""
+    """A tensor filled with ``value``; sizes may be dynamic."""
     dims = [size] if isinstance(size, int | Dim) else list(size)
     kind = as_dtype(dtype)
     filled = wrap(current().builder.full(current().sizes(dims), value, kind))
@@ -236,33 +241,33 @@ def full(size: Extent | Sequence[Extent], value: float, dtype: Any = "float32") 
 
 
 def zeros(*size: Any, dtype: Any = "float32") -> Tensor:
-    """Zeros of this shape."""
+    """A tensor of zeros; sizes may be dynamic."""
     return full(size[0] if len(size) == 1 else size, 0, dtype)
 
 
 def ones(*size: Any, dtype: Any = "float32") -> Tensor:
-    """Ones of this shape."""
+    """A tensor of ones; sizes may be dynamic."""
     return full(size[0] if len(size) == 1 else size, 1, dtype)
 
 
 def full_like(x: TensorLike, value: float) -> Tensor:
-    """A tensor of the shape of ``x``, filled with ``value``."""
+    """A tensor with the shape and element type of ``x``, filled with ``value``."""
     x = tensor(x)
     return full(x.shape, value, x.dtype)
 
 
 def zeros_like(x: TensorLike) -> Tensor:
-    """Zeros of the shape of ``x``."""
+    """Zeros with the shape and element type of ``x``."""
     return full_like(x, 0)
 
 
 def ones_like(x: TensorLike) -> Tensor:
-    """Ones of the shape of ``x``."""
+    """Ones with the shape and element type of ``x``."""
     return full_like(x, 1)
 
 
 def arange(start: Extent | float, end: Extent | float | None = None, step: float = 1, dtype: Any = None) -> Tensor:
-    """Numbers from ``start`` (0 by default) up to but excluding ``end``; bounds may be dynamic."""
+    """Numbers from ``start`` (0 by default) up to, but excluding, ``end``; bounds may be dynamic."""
     low, high = (0, start) if end is None else (start, end)
     if not isinstance(low, Dim) and not isinstance(high, Dim):
         return tensor(np.arange(low, high, step), None if dtype is None else as_dtype(dtype))

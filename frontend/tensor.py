@@ -1,6 +1,6 @@
-"""The traced tensor, on which ``forward`` computes.
+"""The traced tensor, with which ``forward`` computes.
 
-Operators and methods are those of ``torch.Tensor``, each one the function of the same name in ``functional``.
+Its operators and methods are those of ``torch.Tensor``; most are the function of the same name in ``functional``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gradgraph.graph.builder import Var
 
 
 class Size(tuple[Extent, ...]):
-    """A shape: numbers, and ``Dim`` objects where a size is known only at run time."""
+    """A shape: integers, and ``Dim`` objects for sizes that are known only at run time."""
 
     def numel(self) -> Extent:
         return product(self)
@@ -33,7 +33,7 @@ class Size(tuple[Extent, ...]):
 def _reflected(
     function: Callable[[TensorLike, TensorLike], Tensor],
 ) -> Callable[[TensorMethods, TensorLike], Tensor]:
-    """Return the reflected operator, for a tensor on the right of a number or an array."""
+    """Return the reflected operator of ``function``, for a tensor to the right of a number or an array."""
 
     def operator(self: TensorMethods, other: TensorLike) -> Tensor:
         return function(other, self)
@@ -205,12 +205,12 @@ class TensorMethods(Value):
 
     @property
     def T(self) -> Tensor:  # noqa: N802
-        """The dimensions in reverse order."""
+        """The tensor with its dimensions in reverse order."""
         return shaping.permute(self, list(range(self.ndim))[::-1])
 
     @property
     def mT(self) -> Tensor:  # noqa: N802
-        """The last two dimensions exchanged."""
+        """The tensor with its last two dimensions exchanged."""
         return shaping.transpose(self, -2, -1)
 
     def t(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""``from_torch``: a PyTorch module as an ONNX model whose initializers keep the names of its parameters."""
+"""``from_torch``: export a PyTorch module as an ONNX model whose initializers have the names of its parameters."""
 
 from __future__ import annotations
 
@@ -27,25 +27,29 @@ def from_torch(
     output_names: str | Sequence[str] | None = None,
     dynamic: Dynamic | None = None,
 ) -> onnx.ModelProto:
-    """Export a ``torch.nn.Module`` with all names of parameters and buffers kept.
-
-    Args:
-        module: the module; its weights are copied and it is not changed.
-        example_inputs: a tensor or a tuple of tensors to trace with.
-        input_names: names of the inputs; by default those of the arguments of ``forward``.
-        output_names: names of the outputs; by default "output", or "output_0" and so on.
-        dynamic: dynamic axes by input, such as ``{"x": {0: "batch", 1: "time"}}``; the same name is the same size. By
-            default axis 0 of every input, named "batch"; ``{}`` fixes everything. The example must have a size of at
-            least 2 along a dynamic axis.
+    """Export a ``torch.nn.Module``; parameters and buffers keep their names.
 
     The model is in inference mode, but can be trained: every BatchNormalization is one node with its running
-    statistics, and every ``nn.Dropout`` or ``torch.nn.functional.dropout`` is a Dropout node, switched off. Parameters
-    with ``requires_grad=False`` are frozen in the file, too, unless all are: a step trains them only if they are named
-    in full. Dropout inside ``scaled_dot_product_attention`` is absent, as PyTorch omits it in evaluation mode.
+    statistics, and every ``nn.Dropout`` or ``torch.nn.functional.dropout`` is an inactive Dropout node. Parameters with
+    ``requires_grad=False`` are also frozen in the file, unless all parameters are: a training step trains them only if
+    their full names are given. Dropout inside ``scaled_dot_product_attention`` is absent, as PyTorch omits it in
+    evaluation mode.
+
+    Args:
+        module: the module; its weights are copied, and it is not changed.
+        example_inputs: a tensor or a tuple of tensors, with which PyTorch traces the module.
+        input_names: the names of the inputs; by default those of the arguments of ``forward``.
+        output_names: the names of the outputs; by default "output", or "output_0" and so on if there are several.
+        dynamic: the dynamic axes of each input, such as ``{"x": {0: "batch", 1: "time"}}``; axes with the same name
+            have the same size. By default axis 0 of every input, named "batch"; with ``{}``, all sizes are fixed. The
+            example must have a size of at least 2 along a dynamic axis.
+
+    Returns:
+        The model.
 
     Raises:
-        RuntimeUnavailableError: torch or onnxscript is not installed.
-        ModelError: the example does not fit, or PyTorch cannot export the module (see the cause).
+        RuntimeUnavailableError: if torch or onnxscript is not installed.
+        ModelError: if the example does not fit the module, or PyTorch cannot export it (see the cause).
     """
     try:
         import onnxscript  # noqa: F401 (the exporter needs it)
@@ -62,7 +66,7 @@ def from_torch(
     _name_outputs(model.graph, as_names(output_names or ()))
     _switch_off_dropout(model.graph)
     _drop_misshapen_biases(model.graph)
-    # a parameter is frozen if it needs no gradient while others do; if none needs one, nobody has chosen
+    # parameters without a gradient are frozen, unless all are: then gradients were only switched off for inference
     trained = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
     frozen = [name for name, trains in trained.items() if not trains] if any(trained.values()) else []
     roles = dict.fromkeys(frozen, "frozen") | {name: "buffer" for name, _ in module.named_buffers()}
@@ -131,7 +135,7 @@ def _export(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the exporter's notes on its internals and on missing packages."""
+    """Hide the exporter's warnings about its internals and about missing packages."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -145,7 +149,7 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _evaluating(torch: Any, module: Any) -> Iterator[None]:
-    """Put the module into evaluation mode, with dropout still recorded; restores all flags."""
+    """Put the module into evaluation mode, but still record dropout; restore the module at the end."""
     flags = {m: m.training for m in module.modules()}
     functional = torch.nn.functional
     original = functional.dropout
@@ -164,7 +168,7 @@ def _evaluating(torch: Any, module: Any) -> Iterator[None]:
 
 
 def _switch_off_dropout(graph: ir.Graph) -> None:
-    """Put Dropout nodes into inference mode, without the input training_mode."""
+    """Put Dropout nodes into inference mode: remove their input training_mode."""
     for node in list(graph.all_nodes()):
         if node.op_type == "Dropout" and len(node.inputs) > 2:
             flag = node.inputs[2]
@@ -175,8 +179,8 @@ def _switch_off_dropout(graph: ir.Graph) -> None:
 
 
 def _drop_misshapen_biases(graph: ir.Graph) -> None:
-    """Remove zeros of shape [channels, 2], which PyTorch 2.13 writes for a Conv3d without bias, and no runtime
-    accepts.
+    """Remove the bias of shape [channels, 2], zeros, that PyTorch 2.13 writes for a Conv3d without bias; no runtime
+    accepts it.
     """
     misshapen = [n for n in graph if n.op_type == "Conv" and len(n.inputs) == 3 and _is_misshapen(n.inputs[2])]
     for node in misshapen:
@@ -196,7 +200,9 @@ def _name_outputs(graph: ir.Graph, names: Sequence[str]) -> None:
     outputs = list(graph.outputs)
     names = names or (["output"] if len(outputs) == 1 else [f"output_{i}" for i in range(len(outputs))])
     if len(names) != len(outputs):
-        raise ModelError(f"the module returns {len(outputs)} tensors, but output_names has {len(names)}")
+        raise ModelError(
+            f"the module returns {len(outputs)} tensors, but output_names has {len(names)}; pass one name for each"
+        )
     taken = {v.name: v for node in graph.all_nodes() for v in node.outputs if v.name in names}
     for name, value in taken.items():
         value.name = f"{name}.inner"

@@ -1,8 +1,9 @@
 """Recording of a forward pass as ONNX nodes.
 
-While ``export`` runs a module's ``forward``, a ``Trace`` is current. ``op.Relu(x)`` appends a node to it and returns a
-``Tensor`` (the interface of ``gradgraph.graph.builder``, on traced tensors). Parameters become its initializers when
-they are first used, and it names sizes that are known only at run time.
+While ``export`` runs a module's ``forward``, the current ``Trace`` is the graph under construction. ``op.Relu(x)``
+appends a node to it and returns a ``Tensor``; this is the interface of ``gradgraph.graph.builder``, for traced tensors.
+Parameters become initializers of the graph at their first use. The trace also names sizes that are known only at run
+time.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ TensorLike: TypeAlias = "Value | Dim | bool | int | float | np.ndarray | Sequenc
 
 
 class Value:
-    """A tensor during tracing: a traced ``Tensor``, a ``Parameter`` or a ``Buffer``."""
+    """Base class of the tensors of a traced function: ``Tensor``, ``Parameter`` and ``Buffer``."""
 
     @property
     def traced(self) -> Var:
@@ -37,18 +38,18 @@ class Value:
 
 
 def mark_role(value: ir.Value, role: str) -> None:
-    """Mark an initializer as ``parameter``, or as ``buffer``, which is not trained."""
+    """Mark an initializer as "parameter", as "buffer", which is not trained, or as "frozen"."""
     if value.const_value is not None:
         value.const_value.metadata_props["gradgraph.role"] = role
 
 
 class Trace:
-    """One graph under construction.
+    """A graph under construction.
 
     Args:
-        stored: names of the parameters and buffers by ``id``; using any other one raises.
-        taken: reserved names.
-        builder: that of a graph to extend; by default one for a new graph.
+        stored: the names of the parameters and buffers by ``id``; the use of other ones raises ModelError.
+        taken: names that new values must not get.
+        builder: the builder of the graph to extend; by default that of a new graph.
         before: the nodes of the graph to extend.
     """
 
@@ -71,14 +72,15 @@ class Trace:
     # --- parameters and scopes ---
 
     def stored(self, owner: Value, array: np.ndarray, role: str) -> Var:
-        """Return the initializer of a parameter or buffer: one, however often it is used."""
+        """Return the initializer of the parameter or buffer ``owner``, the same for each use."""
         value = self.initializers.get(id(owner))
         if value is None:
             name = self._stored.get(id(owner))
             if name is None:
                 raise ModelError(
-                    f"forward uses a {role} of shape {array.shape} that no module holds; assign it to an attribute of "
-                    "a module, or store it in a ParameterList"
+                    f"forward uses a {role} of shape {array.shape} that belongs to no module; assign it to an "
+                    "attribute "
+                    "of a module, or append it to a ParameterList"
                 )
             held = ir.Tensor(array, name=name)
             value = ir.Value(name=name, type=ir.TensorType(held.dtype), shape=ir.Shape(array.shape), const_value=held)
@@ -88,7 +90,7 @@ class Trace:
 
     @contextlib.contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """Prefix the names of nodes written inside with the path of their module."""
+        """Prefix the names of nodes that are written inside this context with ``name``, the path of a module."""
         outer, self.builder.scope = self.builder.scope, name
         try:
             yield
@@ -98,7 +100,7 @@ class Trace:
     # --- sizes ---
 
     def shape(self, var: Var) -> tuple[Extent, ...]:
-        """Return every dimension as a number or a ``Dim``; an anonymous one gets a name."""
+        """Return the shape of ``var`` as integers and ``Dim`` objects; a size without a name gets one."""
         known = var.shape
         if known is None:
             raise ModelError(f"the rank of '{var.value.name}' is unknown; reshape it to a fixed number of dimensions")
@@ -112,7 +114,7 @@ class Trace:
         return tuple(d if isinstance(d, int) else self._formulas[d or ""] for d in known)
 
     def record(self, var: Var, dims: Sequence[Extent]) -> None:
-        """Declare the shape of ``var``; a new name is defined as the size of that axis."""
+        """Declare the shape of ``var``; a new name of a size denotes the size of that axis from now on."""
         for axis, dim in enumerate(dims):
             if isinstance(dim, Dim):
                 self._formulas.setdefault(str(dim), dim)
@@ -121,7 +123,7 @@ class Trace:
         record_shape(var.value, tuple(d if isinstance(d, int) else str(d) for d in dims))
 
     def size(self, dim: Extent) -> Var:
-        """Return a size as an int64 vector of length 1: a constant if it is a number."""
+        """Return a size as an int64 vector of length 1 in the graph, which is a constant for an integer."""
         if isinstance(dim, int):
             return self.builder.const(np.array([dim], np.int64))
         terms = []
@@ -136,14 +138,14 @@ class Trace:
         source = self._sources.get(name)
         if isinstance(source, tuple):
             source = self.builder.dim(*source)
-        elif source is None:  # ONNX rounds integer division towards zero, so the remainder is subtracted first
+        elif source is None:  # as ONNX rounds integer division towards zero, the remainder is subtracted first
             dividend, divisor = (self.size(part) for part in QUOTIENTS[name])
             source = (dividend - self.builder.Mod(dividend, divisor)) / divisor
         self._sources[name] = source
         return source
 
     def sizes(self, dims: Sequence[Extent]) -> Var:
-        """Return several sizes as one int64 vector."""
+        """Return several sizes as one int64 vector in the graph."""
         if is_static(dims):
             return self.builder.const(np.array(dims, np.int64))
         parts = [self.size(d) for d in dims]
@@ -154,11 +156,11 @@ _CURRENT: ContextVar[Trace | None] = ContextVar("gradgraph_trace", default=None)
 
 
 def current() -> Trace:
-    """Return the graph under construction; raises ``ModelError`` outside of ``export``."""
+    """Return the graph under construction; raise ``ModelError`` outside ``export``."""
     trace = _CURRENT.get()
     if trace is None:
         raise ModelError(
-            "tensor functions and modules record a graph and run only inside gradgraph.frontend.export(net, inputs); "
+            "tensor functions and modules record a graph, and work only inside gradgraph.frontend.export(net, inputs); "
             "to compute numbers, export the network and run the file"
         )
     return trace
@@ -189,20 +191,20 @@ class _Emitter:
         return functools.partial(self.emit, op_type)
 
     def emit(self, op_type: str, *inputs: Any, shape: Sequence[Extent] | None = None, **attributes: Any) -> Tensor:
-        """Append a node; ``shape`` declares the shape of its output if ONNX's inference would lose it."""
+        """Append a node with one output; pass ``shape`` if ONNX's shape inference cannot find it."""
         trace = current()
         result = wrap(trace.builder.emit(op_type, *[_operand(trace, x) for x in inputs], outputs=1, **attributes))
         return result if shape is None else shaped(result, shape)
 
     def several(self, op_type: str, *inputs: Any, outputs: int, **attributes: Any) -> tuple[Tensor, ...]:
-        """Append a node of several outputs."""
+        """Append a node with several outputs."""
         trace = current()
         operands = [_operand(trace, x) for x in inputs]
         return tuple(map(wrap, all_of(trace.builder.emit(op_type, *operands, outputs=outputs, **attributes))))
 
 
 def shaped(x: Tensor, dims: Sequence[Extent]) -> Tensor:
-    """Return ``x`` with its shape declared (no node is written)."""
+    """Declare the shape of ``x`` without writing a node, and return ``x``."""
     if x.traced.const is None:
         current().record(x.traced, dims)
     return x
@@ -221,8 +223,8 @@ def _operand(trace: Trace, x: Any) -> Any:
 
 
 def tensor(x: TensorLike, dtype: ir.DataType | None = None) -> Tensor:
-    """Return ``x`` as a traced tensor; numbers and arrays become constants (float64 as float32, unless ``dtype`` is
-    given).
+    """Return ``x`` as a traced tensor. Numbers and arrays become constants, in float32 for float64 unless ``dtype`` is
+    given.
     """
     trace = current()
     if isinstance(x, Value):
@@ -237,20 +239,20 @@ def tensor(x: TensorLike, dtype: ir.DataType | None = None) -> Tensor:
 def _literal(x: Any) -> np.ndarray:
     if isinstance(x, Mapping):
         raise ModelError(
-            f"a traced computation got tensors by name ({listed(x)}) but needs one tensor; use one of them, as in "
-            f"out['{shown(next(iter(x), '...'))}']"
+            f"a traced computation got a dict of tensors ({listed(x)}), but requires a single tensor; select one of "
+            f"them, such as out['{shown(next(iter(x), '...'))}']"
         )
     array = np.asarray(x)
     if array.dtype.kind not in "biuf":
-        raise ModelError(f"a traced computation got {type(x).__name__}, which is not a number, an array or a tensor")
+        raise ModelError(f"a traced computation got {type(x).__name__}; use a number, an array or a tensor")
     wide = {np.dtype(np.float64): np.float32, np.dtype(np.int32): np.int64}
     return array.astype(wide[array.dtype]) if array.dtype in wide else array
 
 
 def tensors(*xs: TensorLike) -> list[Tensor]:
-    """Return the operands of one operation in their common type, as PyTorch promotes types.
+    """Return the operands of one operation in their common element type, according to PyTorch's type promotion.
 
-    Only tensors decide the width; numbers, arrays and sizes only raise the kind (bool < integer < floating).
+    Only tensors determine the width of the type; numbers, arrays and sizes only its kind (bool < integer < floating).
     """
     dtype = common_dtype(*xs)
     return [tensor(x, dtype) for x in xs]

@@ -222,7 +222,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "all outputs for one": (
         lambda out, batch: F.relu(out).mean(),
         {},
-        r"needs one tensor; use one .* out\['logits'\]",
+        r"requires a single tensor; select one .* out\['logits'\]",
     ),
     "no tensor": (lambda out, batch: 3.0, {}, r"returned 3\.0; return a scalar tensor"),
     "nothing": (lambda out, batch: None, {}, "returned None"),

@@ -58,10 +58,10 @@ def test_a_detector_trains_is_evaluated_and_predicts(files: Path, cli: Cli) -> N
 
 
 WRONG = {
-    "option": (("--image", "shorter=7", *LOSS), "--image has no 'shorter'"),
+    "option": (("--image", "shorter=7", *LOSS), "--image has no argument 'shorter'"),
     "augmentation": (("--augment", "mixup", *LOSS), "boxes and masks cannot follow"),
     "size": (("--loss", "fcos"), "--loss 'fcos(image_size=[480, 640])'"),
-    "other cells": (("--loss", "fcos(image_size=[64,64],strides=[8])"), "fcos places 64 points on the image"),
+    "other cells": (("--loss", "fcos(image_size=[64,64],strides=[8])"), "the options of fcos result in 64 points"),
     "other targets": (("--loss", "mse"), "provides images, labels [N, objects], boxes"),
 }
 

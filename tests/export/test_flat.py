@@ -105,5 +105,5 @@ def test_what_a_float32_vector_cannot_hold_is_refused(step: gg.Step) -> None:
         g (double[n, 2] x) => (double[n, 2] y) <double[2] w = {1, 2}> { y = Mul(x, w) }""")
     with pytest.raises(ModelError, match="the weight 'w' is float64, which a float32 vector cannot represent"):
         flat_weights(gg.build(graph, "mse"))
-    with pytest.raises(ModelError, match="no 'some' weights"):
+    with pytest.raises(ModelError, match="which is 'some'; pass 'trainable' or 'all'"):
         flat_weights(step, which="some")  # type: ignore[arg-type]

@@ -46,7 +46,7 @@ CASES = {
     "loop over a size": (lambda v: sum(v[i] for i in range(v.shape[0])), X, "used as a Python integer"),
     "truth of a size": (lambda v: v if v.shape[0] else -v, X, "cannot be tested"),
     "split of a size": (lambda v: v.split(2, 0)[0], X, "use chunk, list the sizes"),
-    "adaptive pool": (nn.AdaptiveAvgPool2d(3), IMAGE, "of size 'height' to 3 requires a fixed size"),
+    "adaptive pool": (nn.AdaptiveAvgPool2d(3), IMAGE, "to size 3 requires a fixed input size"),
     "ceil mode": (nn.MaxPool2d(2, ceil_mode=True), IMAGE, "ceil_mode requires fixed sizes"),
     # a traced tensor is no number
     "branch on a tensor": (lambda v: v if v.sum() > 0 else -v, X, "choose between tensors with where"),
@@ -58,8 +58,8 @@ CASES = {
     "two holes": (lambda v: v.reshape(-1, -1), X, "at most one -1"),
     "expand": (lambda v: v.expand(-1, 4, 8), X, "3 is neither 1 nor 4"),
     "permute": (lambda v: v.permute(0, 1, 1), X, "name each of the 3 dimensions"),
-    "axis": (lambda v: v.sum(3), X, "dimension 3 does not exist"),
-    "index": (lambda v: v[:, 3], X, "index 3 is outside a dimension of size 3"),
+    "axis": (lambda v: v.sum(3), X, "has no dimension 3; use a number from -3 to 2"),
+    "index": (lambda v: v[:, 3], X, "index 3 is out of bounds for a dimension of size 3"),
     "too many indices": (lambda v: v[0, 0, 0, 0], X, "4 indices are too many"),
     "linear": (nn.Linear(4, 2), X, "from 4 features got an input of shape (batch, 3, 8)"),
     "matmul": (lambda v: v @ np.ones((7, 2)), X, "8 and 7 must be equal"),
@@ -70,13 +70,13 @@ CASES = {
     "instance norm statistics": (
         lambda v: F.instance_norm(v, np.zeros(3), np.ones(3)),
         X,
-        "instance_norm keeps no running statistics",
+        "instance_norm does not support running statistics",
     ),
-    "layer norm": (nn.LayerNorm(7), X, "its last dimensions must be these"),
+    "layer norm": (nn.LayerNorm(7), X, "its last dimensions must be (7,)"),
     "lengths": (lambda v: nn.LSTM(8, 2)(v, lengths=v[:, 0, 0])[0], X, "pass integers, one per sequence"),
     "pool rank": (nn.MaxPool2d(2), X, "MaxPool2d got an input of shape"),
     "split sizes": (lambda v: v.split([1, 1], 1)[0], X, "must add up to 3"),
-    "einsum": (lambda v: F.einsum("ij->i", v), X, "has 2 letters for a tensor of shape"),
+    "einsum": (lambda v: F.einsum("ij->i", v), X, "has 2 letters, but its tensor has shape"),
     "einsum output": (lambda v: F.einsum("bij->bb", v), X, "name each output dimension once"),
     "loss": (lambda v: F.cross_entropy(v, v.argmax(-1)[..., None]), X, "the scores without axis 1"),
     # options
@@ -89,9 +89,9 @@ CASES = {
     "reduction": (lambda v: F.mse_loss(v, v, reduction="median"), X, "no reduction 'median'"),
     "clamp": (lambda v: F.clamp(v), X, "pass at least one bound"),
     "dtype": (lambda v: v.to("float33"), X, "not an element type"),
-    "mean of integers": (lambda v: v.mean(), {"v": Input(("n",), "int64")}, "convert it with .float() first"),
+    "mean of integers": (lambda v: v.mean(), {"v": Input(("n",), "int64")}, "convert it with .float()"),
     # parameters, inputs, outputs
-    "loose parameter": (Loose(), X, "that no module holds"),
+    "loose parameter": (Loose(), X, "that belongs to no module"),
     "no forward": (nn.Module(), X, "Module has no forward"),
     "strange output": (lambda v: "text", X, "forward returned str"),
     "no output": (lambda v: None, X, "forward returned nothing"),
@@ -122,7 +122,7 @@ def test_names_of_outputs_are_checked():
 
 
 CONSTRUCTORS = {
-    "groups": (lambda: nn.Conv2d(3, 4, 3, groups=2), "divide into 2 groups"),
+    "groups": (lambda: nn.Conv2d(3, 4, 3, groups=2), "must be divisible by groups=2"),
     "kernel": (lambda: nn.Conv2d(3, 4, (3, 3, 3)), "one number or 2"),
     "padding mode": (lambda: nn.Conv2d(3, 4, 3, padding_mode="mirror"), "no padding_mode 'mirror'"),
     "heads": (lambda: nn.MultiheadAttention(8, 3), "divide into 3 heads"),
@@ -137,8 +137,8 @@ CONSTRUCTORS = {
     "gain": (lambda: init.calculate_gain("swish"), "no gain is known for 'swish'"),
     "fans": (lambda: init.xavier_uniform_(np.ones(3)), "at least 2 dimensions"),
     "submodule": (lambda: nn.Sequential(nn.ReLU()).get_submodule("1"), "has no module '1'"),
-    "outside of export": (lambda: nn.ReLU()(np.ones(3)), "run only inside gradgraph.frontend.export"),
-    "parameter outside of export": (lambda: Parameter(np.ones(3)) + 1, "run only inside gradgraph.frontend.export"),
+    "outside of export": (lambda: nn.ReLU()(np.ones(3)), "work only inside gradgraph.frontend.export"),
+    "parameter outside of export": (lambda: Parameter(np.ones(3)) + 1, "work only inside gradgraph.frontend.export"),
 }
 
 

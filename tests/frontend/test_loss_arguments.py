@@ -23,12 +23,12 @@ WEIGHTED = {  # each argument that holds weights, of every loss
     (name, option) for name, make in LOSSES.items() for option in make().arguments if option in ("weight", "pos_weight")
 }
 WRONG: dict[str, tuple[Any, str]] = {
-    "NaN": ([1.0, math.nan, 1.0], "has nan"),
-    "infinite": ([1.0, math.inf, 1.0], "has inf"),
+    "NaN": ([1.0, math.nan, 1.0], "contains nan"),
+    "infinite": ([1.0, math.inf, 1.0], "contains inf"),
     "too many": ([1.0] * 4, r"the shape \[4\]"),
     "too few": ([1.0] * 2, r"the shape \[2\]"),
-    "nothing": ([0.0] * CLASSES, "no number above zero"),
-    "below zero": ([1.0, -1.0, 1.0], "has -1"),
+    "nothing": ([0.0] * CLASSES, "only zeros"),
+    "below zero": ([1.0, -1.0, 1.0], "contains -1"),
 }
 
 
@@ -71,7 +71,9 @@ def test_weights_that_fit(loss: str, option: str) -> None:
 
 
 def test_a_number_is_no_weight_of_each_class() -> None:
-    with pytest.raises(BuildError, match="weight is a single number, but a loss takes one for each of the 3 classes"):
+    with pytest.raises(
+        BuildError, match="weight is a single number, but must be a list with a number for each of the 3 classes"
+    ):
         gg.build(network(), gg.losses.cross_entropy(weight=2.0))
 
 
@@ -79,7 +81,7 @@ def test_functions_say_it_too() -> None:
     def loss(out: Any, batch: Any) -> Any:
         return F.cross_entropy(out["logits"], batch["t"], weight=[1.0, math.nan, 1.0])
 
-    with pytest.raises(BuildError, match="weight has nan"):
+    with pytest.raises(BuildError, match="weight contains nan"):
         gg.build(network(), loss, targets={"t": ("batch", "int64")})
 
 

@@ -165,7 +165,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "unknown loss": ({"loss": "cros_entropy"}, "did you mean 'cross_entropy'"),
     "own output is no scalar": ({"loss": None}, "itself must be a scalar output"),
     "unknown metric": ({"loss": "mse", "metrics": ["acuracy"]}, "did you mean 'accuracy'"),
-    "metric without labels": ({"loss": "mse", "metrics": ["accuracy"]}, "requires a loss on class indices"),
+    "metric without labels": ({"loss": "mse", "metrics": ["accuracy"]}, "a loss whose targets are class indices"),
     "unknown output": ({"output": "z"}, "no floating output 'z'"),
     "train glob": ({"train": "conv*"}, "'conv\\*' in train matches no weight"),
     "freeze glob": ({"freeze": "conv*"}, "'conv\\*' in freeze matches no weight"),

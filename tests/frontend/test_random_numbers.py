@@ -87,11 +87,11 @@ def test_a_relaxed_choice_has_the_gradient_of_the_soft_one() -> None:
 
 
 BAD: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "whole numbers": (lambda x: F.randn_like(x.long()), "int64 numbers; use a floating element type"),
-    "a type": (lambda x: F.rand(3, dtype="int64"), "int64 numbers"),
-    "whole shares": (lambda x: F.bernoulli(x.long()), "bernoulli of int64 numbers"),
+    "whole numbers": (lambda x: F.randn_like(x.long()), "element type int64, but requires a floating-point type"),
+    "a type": (lambda x: F.rand(3, dtype="int64"), "element type int64"),
+    "whole shares": (lambda x: F.bernoulli(x.long()), "bernoulli has the element type int64"),
     "no sample": (lambda x: F.multinomial(x, 0), "at least one sample"),
-    "three dimensions": (lambda x: F.multinomial(x.unsqueeze(0), 1), "expected one or two dimensions"),
+    "three dimensions": (lambda x: F.multinomial(x.unsqueeze(0), 1), "weights with one or two dimensions"),
     "nothing to choose from": (lambda x: F.randint(5, 5, (2,)), "at least 1 and at most"),
 }
 
