@@ -246,7 +246,7 @@ REFUSED: dict[str, tuple[losses.Loss, list[tuple[int, ...]], str]] = {
                      " in 1 priors, but the model has outputs for 90; pass the priors that"),
     "other cells": (losses.fcos((32, 32)), [(1, 30, 3), (1, 30, 4), (1, 30, 1)], "the options of fcos result in 23"
                     " points, but the model has outputs for 30"),
-    "no classes": (losses.detr(), [(1, 30), (1, 30, 4)], r"expects scores of shape \[images, predictions, classes"),
+    "no classes": (losses.detr(), [(1, 30), (1, 30, 4)], r"must be scores of shape \[images, predictions, classes"),
     "boxes of 3": (losses.detr(), [(1, 30, 3), (1, 30, 3)], "boxes must have 4 numbers on the last axis"),
 }  # fmt: skip
 

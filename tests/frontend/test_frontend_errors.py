@@ -125,7 +125,7 @@ CONSTRUCTORS = {
     "groups": (lambda: nn.Conv2d(3, 4, 3, groups=2), "must be divisible by groups=2"),
     "kernel": (lambda: nn.Conv2d(3, 4, (3, 3, 3)), "one number or 2"),
     "padding mode": (lambda: nn.Conv2d(3, 4, 3, padding_mode="mirror"), "no padding_mode 'mirror'"),
-    "heads": (lambda: nn.MultiheadAttention(8, 3), "divide into 3 heads"),
+    "heads": (lambda: nn.MultiheadAttention(8, 3), "divisible by the number of heads, 3"),
     "activation": (lambda: nn.TransformerEncoderLayer(8, 2, activation="swish"), "no activation 'swish'"),
     "batch norm momentum": (lambda: nn.BatchNorm1d(3, momentum=None), "no cumulative average"),
     "instance norm statistics": (lambda: nn.InstanceNorm1d(3, track_running_stats=True), "use False"),
