@@ -94,7 +94,6 @@ BAD = [
     ),
     ("", ["build", "model.onnx", "--optimizer-option", "betas=[0.9,x]"], 1, "it should be two numbers, such as"),
     ("", ["build", "model.onnx", "--loss", "none", "--loss-option", "axis=1"], 1, "--loss-option does not apply"),
-    ("", ["build", "model.onnx", "--loss", "none", "--loss-option", "axis=1"], 1, "--loss-option does not apply"),
     ("", ["build", "model.onnx", "--loss", "none"], 1, "computes itself must be a scalar output"),
     ("", ["build", "model.onnx", "--lr", "-1"], 1, "must not be negative"),
     ("", ["build", "model.onnx", "--train", "convolution.*"], 1, "matches no weight"),
