@@ -391,7 +391,7 @@ class Trainer(Exports):
             return given
         limit_of(given)
         if self._executor.team.ranks > 1:
-            raise DataError("batch_size='auto' is not supported with several ranks; give a number")
+            raise DataError("an automatic batch size is not supported with several ranks; give a number")
         known = self.progress.order.get("batch_size")
         if known is not None and self._resumed_at == self.progress.steps:
             return int(known)

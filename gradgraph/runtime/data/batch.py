@@ -305,7 +305,7 @@ class BatchChecker:
             return array
         if wanted.kind == "O":
             raise DataError(
-                f"the input '{shown(spec.name)}' is text, which a Trainer does not support; replace the input by the "
+                f"'{shown(spec.name)}' is text, which a Trainer does not support; replace the input by the "
                 "numbers that the text is encoded as (train.onnx itself runs on text)"
             )
         if array.dtype.kind not in _CONVERTIBLE["f" if wanted.kind == "V" else wanted.kind]:

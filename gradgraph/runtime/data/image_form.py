@@ -92,7 +92,8 @@ class ImageForm:
             )
         if form.shorter is not None and form.size is None:
             raise DataError(
-                f"shorter={form.shorter} requires a crop size, but the size of '{shown(spec.name)}' is dynamic",
+                f"resizing the shorter side to {form.shorter} requires a crop size, but the size of "
+                f"'{shown(spec.name)}' is dynamic",
                 remedy="pass one, such as size=(224, 224)",
                 shell="add one, such as --image size=224",
             )

@@ -101,7 +101,7 @@ def find_batch_size(executor: Executor, source: Source, limit: int | None, drop_
     if fixed is None and rows is None:
         raise DataError("the data are already batched, so batch_size has no effect; remove it")
     if not executor.state.on_cpu:
-        raise DataError("batch_size='auto' is supported on the CPU only; give a number")
+        raise DataError("an automatic batch size is supported on the CPU only; give a number")
     allowed = _allowed(limit)
     search = _Search(executor, source, allowed, drop_last)
     if fixed is not None:
