@@ -326,7 +326,7 @@ def test_a_model_of_another_size_is_told_what_is_made() -> None:
     plan, frame = _plan()
     trainer = gg.Trainer(gg.build(gg.frontend.export(nn.Linear(3, 1), {"x": ("batch", 3)}), loss="mse"), device="cpu")
     trainer.names = gg.DataNames(preprocess=plan)
-    with pytest.raises(DataError, match=r"computes 4 features .* \('age', 'town=Bonn'.*'x' of the model takes 3"):
+    with pytest.raises(DataError, match=r"computes 4 features .* \('age', 'town=Bonn'.*'x' expects 3"):
         trainer.fit(frame, progress=False)
 
 
