@@ -175,7 +175,8 @@ class Reading:
         read: Any = folder if is_sound_folder(path) else table if is_sound_table(path) else None
         if read is None:
             if self.sound:
-                raise DataError(f"--sound describes how sounds are read, but '{shown(path)}' contains no WAV files")
+                raise DataError(f"--sound was passed, but '{shown(path)}' contains no WAV files; remove --sound, or "
+                                "pass another path")  # fmt: skip
             return None
         _check("sound", self.sound, folder, ("path", "augment", "threads"))
         return read(path, **self.sound, augment=list(augment) or None)

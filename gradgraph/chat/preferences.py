@@ -146,7 +146,8 @@ class PairBatches(Loadable):
         if extra or not {IDS, LABELS} <= set(specs):
             takes = ", ".join(map(str, specs.values()))
             raise DataError(
-                f"pairs provide tokens and labels, but the step expects {takes}; build it on gg.surgery.pair_model"
+                f"pairs provide tokens and labels, but the step expects {takes}; build it on the result "
+                "of surgery.pair_model"
             )
         if TARGET in specs and self.reference is None:
             raise DataError("the loss requires a reference; set reference= to the result of surgery.reference")

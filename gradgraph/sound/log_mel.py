@@ -92,8 +92,8 @@ def log_mel(
     low, high = how.low if low is None else low, sample_rate / 2 if high is None else high
     if not low < high <= sample_rate / 2:
         raise ModelError(
-            f"the frequency range is {low:g} to {high:g} Hz, but at {sample_rate:,} samples per second it must be "
-            f"within 0 and {sample_rate / 2:g}; change low, high or sample_rate"
+            f"the frequency range is {low:g} to {high:g} Hz, but at {sample_rate:,} samples per second it must satisfy "
+            f"low < high ≤ {sample_rate / 2:g}; change low, high or sample_rate"
         )
     if n_fft < 2:
         raise ModelError(f"n_fft is {n_fft}, but a frame has at least 2 samples; pass a larger one")

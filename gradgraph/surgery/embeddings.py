@@ -47,10 +47,11 @@ def resize_embedding(model: Source, weight: str, rows: int, *, out: Path | None 
     tensor = numbers_of(table)
     if tensor is None or tensor.shape.rank() != 2 or not tensor.dtype.is_floating_point():
         raise ModelError(
-            f"'{shown(weight)}' is not a floating matrix of the model's weights, so it is not an embedding"
+            f"'{shown(weight)}' is not a floating-point matrix, so it is not an embedding; pass the weight of one"
         )
     if not any(Layer(node).takes_rows and place == 0 for node, place in table.uses()):
-        raise ModelError(f"no Gather reads rows from '{shown(weight)}', so it is not an embedding")
+        raise ModelError(f"no Gather reads rows from '{shown(weight)}', so it is not an embedding; pass the "
+                         "weight of one")  # fmt: skip
     old = tensor.numpy()
     new = np.repeat(old.mean(0, keepdims=True, dtype=np.float64).astype(old.dtype), rows, axis=0)
     new[: len(old)] = old[:rows]

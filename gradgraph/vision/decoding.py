@@ -148,8 +148,9 @@ def detections(
     same = len({shape[:2] for shape in shapes}) == 1 and all(len(shape) == 3 for shape in shapes)
     if len(outputs) != len(made.reads) or not same or shapes[1][2] != 4:
         raise DataError(
-            f"the loss {loss} reads {listed(made.reads)}, each [images, predictions, …], but the outputs have the "
-            f"shapes {listed([str(list(shape)) for shape in shapes])}; pass the outputs that it reads, in this order"
+            f"the loss {loss} reads {listed(made.reads)}, each [images, predictions, …] and boxes with 4 "
+            f"numbers, but the outputs have the shapes {listed([str(list(shape)) for shape in shapes])}; pass the "
+            "outputs that it reads, in this order"
         )
     scores, boxes = DECODERS[loss]([np.asarray(x, np.float64) for x in outputs], made.arguments)
     boxes = np.clip(boxes, 0, 1)

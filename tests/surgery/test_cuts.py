@@ -159,7 +159,7 @@ def test_an_embedding_and_its_tied_head_get_other_rows(rows: int) -> None:
 
 
 def test_what_is_no_embedding() -> None:
-    for name, says in (("norm_weight", "not a floating matrix"), ("x", "not a floating matrix")):
+    for name, says in (("norm_weight", "not a floating-point matrix"), ("x", "not a floating-point matrix")):
         with pytest.raises(ModelError, match=says):
             surgery.resize_embedding(language_model(), name, 7)
     with pytest.raises(ModelError, match="no Gather reads rows"):

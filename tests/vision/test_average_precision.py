@@ -211,6 +211,7 @@ def test_outputs_of_another_loss() -> None:
     with pytest.raises(DataError, match="the loss 'mse' has no decoder"):
         gg.vision.detections("mse", [])
     with pytest.raises(
-        DataError, match=r"detr reads 'logits', 'boxes', each \[images, predictions, …\], but the outputs"
+        DataError,
+        match=r"detr reads 'logits', 'boxes', each \[images, predictions, …\] and boxes with 4 numbers, but the",
     ):
         gg.vision.detections("detr", [np.zeros((1, 2, 3))])
