@@ -80,7 +80,7 @@ def _load_npy(path: Path) -> np.ndarray[Any, Any] | StoredArray:
 
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Convert errors of reading an ``.npz`` in a block to DataError with a remedy."""
+    """Run a block that reads the ``.npz`` at ``path``; convert its errors to a DataError with a remedy."""
     try:
         with archive_errors():
             yield

@@ -31,7 +31,7 @@ Batch: TypeAlias = Mapping[str, Any] | Sequence[Any] | Any
 
 
 class Known(dict[str, Array]):
-    """A batch that needs no checks, since the whole columns that it comes from were checked.
+    """A batch of rows from columns that were checked as a whole, so the batch needs no checks.
 
     Attributes:
         counts: the numbers of samples and of loss terms, as returned by ``BatchChecker.counts``.
@@ -48,7 +48,7 @@ class FromTables(dict[str, Feed]):
     """A checked batch that the user passed as one or several tables.
 
     Attributes:
-        names: names of the columns that its arrays were made from.
+        names: names of the table columns from which the arrays of the batch were made.
     """
 
     __slots__ = ("names",)
@@ -95,7 +95,10 @@ class BatchChecker:
 
     @property
     def kind(self) -> tuple[dict[str, TensorSpec], bool]:
-        """The checks of this object: data that passed another checker of the same kind need not be checked again."""
+        """A comparable summary of the checks: the specs, and whether floats must be finite.
+
+        Data that passed a checker with an equal ``kind`` need no second check.
+        """
         return self.specs, self._finite
 
     @property
@@ -156,7 +159,7 @@ class BatchChecker:
 
     @contextlib.contextmanager
     def any_may_be_ignored(self) -> Iterator[None]:
-        """Accept batches in which all labels are ignored during a block."""
+        """Run a block in which this checker accepts batches whose labels are all ignored."""
         before, self.some_count = self.some_count, False
         try:
             yield
@@ -164,10 +167,10 @@ class BatchChecker:
             self.some_count = before
 
     def counts_of_all(self, columns: Mapping[str, Array], rows: int) -> tuple[int, int] | None:
-        """Return the common :meth:`counts` of all batches of ``rows`` rows of ``columns``, if none needs checks.
+        """Return the :meth:`counts` that all batches of ``rows`` rows of ``columns`` have in common.
 
-        This is so if the first batch is valid, and all labels in the columns are in range. Otherwise, return None:
-        batches must be checked one by one.
+        This also means that no batch needs a check: the first batch is valid, and all labels in the columns are in
+        range. Otherwise, return None; batches must then be checked one by one.
         """
         try:
             self({name: array[:rows] for name, array in columns.items()})
@@ -184,7 +187,10 @@ class BatchChecker:
             usual.forget()
 
     def _is_usual(self, batch: Batch) -> TypeGuard[dict[str, Array]]:
-        """Whether a batch needs no checks: a dict of arrays like those of the previous batch, with labels in range.
+        """Whether a batch needs no full check.
+
+        This holds for a dict of arrays whose shapes and dtypes equal those of the last fully checked batch, if all
+        labels are in range.
 
         This runs in every step, so it is kept minimal.
         """
@@ -206,7 +212,9 @@ class BatchChecker:
     def arrays_by_name(
         self, data: Batch, known: DataNames, raw: bool = True, whole: bool = True
     ) -> tuple[Mapping[str, Any], DataNames]:
-        """Return data by name, with tables converted to arrays and labels to class indices; and their names.
+        """Return the data as arrays by input or target name, and the names of their columns and classes.
+
+        Tables are converted to arrays, and labels to class indices.
 
         Args:
             data: the data in any form that :meth:`named` accepts, or a table.
@@ -327,7 +335,7 @@ class BatchChecker:
         return converted
 
     def check_bounds(self, arrays: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> None:
-        """Raise DataError if lengths or labels exceed their bounds, as far as ``arrays`` contains them.
+        """Raise DataError if a number of a target with an upper bound (``TargetSpec.most``) is out of range.
 
         Args:
             arrays: the arrays of a batch, or whole columns, by name.
@@ -361,9 +369,9 @@ class BatchChecker:
 
 
 class _Usual:
-    """The properties of an array in the last checked batch, for a quick check of later arrays.
+    """The dtype, shape and label range of an input in the last fully checked batch, to check later arrays quickly.
 
-    A buffer that its owner refills for each batch is recognized as the same object.
+    The last array is remembered, too: if the caller refills one buffer for each batch, only its labels are checked.
 
     Attributes:
         labels: number of labels to check; 0 if the array does not contain labels.
@@ -575,7 +583,10 @@ def check_range(spec: TargetSpec, labels: Array, first: int = 0) -> None:
 
 
 def _check_bound(spec: TargetSpec, array: Array, most: int | None, counted: Array | None) -> None:
-    """Raise DataError if a number is below 0 or above ``most``; if ``counted`` is a mask, only where it is true."""
+    """Raise DataError if an element of ``array`` is below 0, or above ``most`` unless that is None.
+
+    If ``counted`` is a mask, only elements where it is true are checked.
+    """
     wrong = (array < 0) if most is None else (array < 0) | (array > most)
     if counted is not None:
         wrong &= counted
@@ -598,6 +609,9 @@ def _in_range(unsigned: Array, classes: int) -> bool:
 
 
 def _position(where: Array, first: int = 0) -> str:
-    """Return a text such as ``in row 3`` or, with several axes, ``in row 3 at [0, 2]``."""
+    """Return the text for the index ``where``, such as ``in row 3`` or, with several axes, ``in row 3 at [0, 2]``.
+
+    Rows are counted from ``first``.
+    """
     inner = f" at {where[1:].tolist()}" if len(where) > 1 else ""
     return f"in row {first + where[0]}{inner}" if len(where) else "as its only element"

@@ -1,4 +1,4 @@
-"""Fingerprints of data, by which ranks verify that they have the same data; and the usual loss terms of a batch."""
+"""Fingerprints by which ranks verify that they have the same data, and the number of loss terms in a batch."""
 
 from __future__ import annotations
 

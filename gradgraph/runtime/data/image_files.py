@@ -90,7 +90,7 @@ def _at(path: str | os.PathLike[str], read: Any) -> Any:
 
 
 def _decoded(content: Any, name: str, stated: tuple[int, int] | None = None) -> Any:
-    """Return the upright image with its original levels."""
+    """Return an upright Pillow image with its original pixel levels; arguments and errors as for :func:`opened`."""
     try:
         from PIL import Image
     except ImportError:
@@ -146,7 +146,10 @@ def _orientation(image: Any) -> Any:
 
 
 def _is_one_of_several(image: Any) -> bool:
-    """Whether a file has several frames or pages; additional images in a JPEG (MPO, from phones) do not count."""
+    """Whether an image file has several frames or pages; additional images in a JPEG (MPO, from phones) do not count.
+
+    Nor do thumbnails in a TIFF, which are smaller than its first page.
+    """
     if image.format != "TIFF":
         return image.format in ("PNG", "WEBP") and getattr(image, "n_frames", 1) > 1
     size = image.size
@@ -165,7 +168,10 @@ def _is_inverted(image: Any) -> bool:
 
 
 def _check_bright(largest: float, white: float, name: str) -> None:
-    """Raise DataError if a 16-bit image would be almost black, because its levels have fewer bits."""
+    """Raise DataError if the largest level of a 16-bit image is so far below ``white`` that it would be almost black.
+
+    Such files usually contain 12-bit levels.
+    """
     if 0 < largest < white * FAINTEST:
         raise DataError(
             f"'{shown(name)}' has 16-bit levels up to {largest:g} only, where {white:g} is white, so it would be "

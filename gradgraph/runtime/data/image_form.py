@@ -101,7 +101,7 @@ class ImageForm:
 
     @property
     def given(self) -> dict[str, Any]:
-        """The options that are set, by name."""
+        """Return the options that are not None, by name."""
         return {name: value for name in ARGUMENTS if (value := getattr(self, name)) is not None}
 
     def like(self, known: Mapping[str, Any]) -> ImageForm:
@@ -144,11 +144,14 @@ class ImageForm:
         return image if image.size == (width, height) else image.resize((width, height), how)
 
     def _cut_off(self, rest: int) -> int:
-        """Return the part of the margin ``rest`` that is cropped at the start; a negative one is black padding."""
+        """Return the number of pixels to crop at the start of an axis, where the image is ``rest`` pixels too long.
+
+        If ``rest`` is negative, the result is negative, too: the number of black pixels to add there.
+        """
         return round(rest / 2) if rest > 0 and self.crop != "floor" else int(rest / 2)
 
     def _normalised(self, image: Any) -> Array:
-        """Return an image as a new array [height, width, channels], normalized."""
+        """Return a Pillow image as a new array [height, width, channels], scaled and normalized by these options."""
         array = np.array(image)
         if array.ndim == 2:
             array = array[:, :, None]
@@ -171,7 +174,7 @@ class ImageForm:
 
     @property
     def axes(self) -> tuple[int, int]:
-        """The height and width axes of a batch."""
+        """The indices of the height and width axes in a batch of images."""
         return (1, 2) if self.layout == "NHWC" else (2, 3)
 
 

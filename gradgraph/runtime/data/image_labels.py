@@ -34,14 +34,19 @@ class Labels:
 
     @property
     def alone(self) -> tuple[Array, list[str]]:
-        """The labels as numbers, and the class names for these numbers, independently of a model."""
+        """Return the labels as numbers, and the class name of each number, without matching them to a model.
+
+        Text labels are numbered in sorted order. If the labels are numbers without class names, the list is empty.
+        """
         if self.names or kind_of(self.values) != "text":
             return self.values, self.names
         names, numbers = np.unique(text_of(self.values).astype(str), return_inverse=True)
         return numbers.astype(np.int64), names.tolist()
 
     def matched(self, spec: TensorSpec, known: Classes | None) -> tuple[Array, Classes]:
-        """Return the class index of each label (or the number of a regression target unchanged), and the classes.
+        """Return the class index of each label in the model, and the model's classes.
+
+        Regression targets are returned unchanged.
 
         Raises:
             UnmatchedError: if a class is not known from training.
@@ -110,7 +115,7 @@ def as_targets(numbers: Array, spec: TensorSpec, classes: int | None, where: str
 
 
 def number_of(seed: Sequence[int], *further: int) -> list[int]:
-    """Return the seed of the random generator for one image (with its index as ``further``) or one batch."""
+    """Return the seed of NumPy's random generator for a batch, or for an image if ``further`` is its index."""
     return [*(s % (1 << 64) for s in seed), *further]
 
 

@@ -32,7 +32,7 @@ Opened = tuple[
 def in_order(
     data: Any, wanted: Mapping[str, TensorSpec], unread: Collection[str] = (), known: DataNames = NO_NAMES
 ) -> Ordered:
-    """Open a dataset, or the arrays at a path, to read it once; arguments as for ``InOrder``."""
+    """Open a dataset, or the arrays at a path, to read all samples once in order; arguments as for :class:`InOrder`."""
     if isinstance(data, Loadable):
         return LoadedInOrder(data, wanted, known)
     return InOrder(data, wanted, unread, known)

@@ -21,9 +21,10 @@ DEEPEST = 4  # levels of datasets to search: a subset refers to the dataset that
 
 
 def check_same(names: DataNames, known: DataNames) -> None:
-    """Raise UnmatchedError if two sets of names assign different columns or classes to the same numbers.
+    """Raise UnmatchedError if data named ``names`` do not match data named ``known``.
 
-    Names that only one of them has match anything, and either may have additional classes at the end.
+    For each input or target named in both, columns must be equal, and classes must have equal indices; one of them may
+    have additional classes at the end. The preprocessing must be equal if both have one.
     """
     if names.preprocess != known.preprocess and names.preprocess and known.preprocess:
         raise UnmatchedError("the data were prepared with another preprocessing than the model's; prepare them again")
@@ -43,9 +44,10 @@ def _prepared_otherwise(name: str, what: str, mine: Sequence[str], known: Sequen
 
 
 def with_activations(names: DataNames, manifest: Manifest) -> DataNames:
-    """Return ``names`` with ``softmax`` and ``sigmoid`` set: the targets whose scores are logits of these functions.
+    """Return a copy of ``names`` with the targets whose loss treats the model's scores as logits.
 
-    ``sigmoid`` contains only targets with one number per sample.
+    Its ``softmax`` lists the targets with logits of a Softmax, its ``sigmoid`` the targets with one number per sample
+    and the logit of a Sigmoid.
     """
     of = {name: _computed_by(loss_of(name, manifest)) for name in names.classes}
     return replace(
@@ -65,7 +67,7 @@ def _computed_by(loss: Loss | None) -> str:
 
 
 def loss_of(target: str, manifest: Manifest) -> Loss | None:
-    """Return the loss of a target; None for a user's function."""
+    """Return the loss of a target; None if the loss is a user's function or the target has none."""
     from gradgraph.losses import LOSSES
 
     for part in manifest.parts.values():
@@ -79,7 +81,7 @@ def loss_of(target: str, manifest: Manifest) -> Loss | None:
 
 
 def check_numbers_mean(names: DataNames, manifest: Manifest) -> None:
-    """Raise DataError if classes have names, so they are numbered from 0, but the loss expects the labels −1 and 1."""
+    """Raise DataError for a target with class names, which become the numbers 0 and 1, if its loss expects −1 and 1."""
     for target in names.classes:
         loss = loss_of(target, manifest)
         if loss is not None and any(one.is_sign for one in loss.targets):
@@ -97,7 +99,8 @@ class Declared:
 
     Attributes:
         names: all class names, by target.
-        numbers: for targets whose class indices in the model differ, the model's index for each class of the dataset.
+        numbers: target → array with the model's class index for each class index of the dataset; only targets for
+            which these indices differ.
     """
 
     names: DataNames = NO_NAMES
@@ -133,7 +136,10 @@ class Declared:
         return not self.numbers
 
     def numbered(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Replace the dataset's class indices in ``batch`` by the model's; other labels, such as ignored ones, stay."""
+        """Return a copy of ``batch`` with the dataset's class indices replaced by the model's.
+
+        Labels that are not class indices, such as ignored labels, are unchanged.
+        """
         made = dict(batch)
         for name, numbers in self.numbers.items():
             labels = np.asarray(made[name])

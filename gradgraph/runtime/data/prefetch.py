@@ -14,7 +14,7 @@ PREFETCHED = 2  # number of batches loaded in advance
 
 
 def prefetched(batches: Iterator[Item]) -> Iterator[Item]:
-    """Yield the same batches, each prepared by a thread while the previous one is in use."""
+    """Yield the items of ``batches``; a thread computes each item while the caller uses the previous one."""
     with ThreadPoolExecutor(1, "gradgraph-data") as worker:
         following = worker.submit(next, batches, None)
         while (batch := following.result()) is not None:
@@ -25,7 +25,10 @@ def prefetched(batches: Iterator[Item]) -> Iterator[Item]:
 def prefetched_samples(
     batches: Iterator[Sequence[Item]], load: Callable[[Item], Made], threads: int, most: int = PREFETCHED
 ) -> Iterator[list[Made]]:
-    """Load the samples of each batch in order, by threads that are at most ``most`` batches ahead."""
+    """Yield, for each batch of sample indices or paths, the list of its samples, loaded by ``threads`` threads.
+
+    ``load`` loads one sample. At most ``most`` batches are loaded in advance.
+    """
     waiting: deque[list[Future[Made]]] = deque()
     with ThreadPoolExecutor(threads, "gradgraph-data") as workers:
         try:

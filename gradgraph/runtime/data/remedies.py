@@ -16,7 +16,7 @@ from gradgraph.step.manifest import TargetSpec, TensorSpec
 
 
 def for_type(spec: TensorSpec, array: np.ndarray[Any, Any]) -> Remedies:
-    """Return the remedies for ``array``, whose type cannot be converted to that of ``spec``."""
+    """Return the remedies for an array whose dtype cannot be converted to the dtype of ``spec``."""
     name, kind = shown(spec.name), array.dtype.kind
     if kind in "USTO":
         if takes_labels(spec):
@@ -95,7 +95,10 @@ def _both(words: str) -> Remedies:
 
 
 def _axis_of_classes(spec: TensorSpec, shape: Sequence[int]) -> int | None:
-    """Return the axis with one entry per class, if ``shape`` has one axis more than the labels of ``spec``."""
+    """Return the axis of ``shape`` with one entry per class; None if ``shape`` is not that of one-hot labels.
+
+    One-hot labels have one axis more than the class indices that ``spec`` expects.
+    """
     classes = spec.classes if isinstance(spec, TargetSpec) else None
     if classes is None or len(shape) != len(spec.shape) + 1:
         return None

@@ -178,7 +178,10 @@ class Shards(Loadable):
             yield {name: batch[name] for name in specs}
 
     def _named(self, spec: TensorSpec, field: Field, known: Classes | None) -> Labels | None:
-        """Return the labels of a target if they are class names, after reading all of them; None for numbers."""
+        """Return all labels of a target, read from all shards, if they are class names; None if they are numbers.
+
+        Numbers may be class names, too, if the model's classes are named by numbers.
+        """
         if not isinstance(spec, TargetSpec) or _last(field.extension) not in ("cls", "json"):
             return None
         if field not in self._labels:
@@ -263,7 +266,7 @@ class Shards(Loadable):
         return sample
 
     def _labels_in(self, field: Field) -> Iterator[Any]:
-        """Read a field of every sample, in order, as a label."""
+        """Yield the label in ``field`` of every sample, in order; see :func:`_label`."""
         for shard in range(len(self.paths)):
             with self._opened(shard) as file:
                 for i in range(self._shards[shard], self._shards[shard + 1]):
@@ -313,7 +316,7 @@ def _read(content: bytes, field: Field, where: str) -> Array:
 
 
 def _label(content: bytes, field: Field, where: str) -> Any:
-    """Return the class name in the bytes of a ``.cls`` or ``.json``; return other content as an array."""
+    """Return the label in the bytes of a ``.cls`` or ``.json``: a string if it is a class name, otherwise an array."""
     if field.key is None:
         try:
             text = content.decode().strip()

@@ -10,7 +10,7 @@ from gradgraph.runtime.data.sources import Columns, Samples, Source
 
 
 class Spare(dict[str, Any]):
-    """A batch of a process that has no sample of its own: it contains a sample of another one, with weight zero."""
+    """A batch for a process without a sample of its own: one sample of another process, which gets the weight zero."""
 
 
 def shares(
@@ -19,8 +19,9 @@ def shares(
     """Yield this process's share of each batch of an epoch.
 
     Args:
-        source: the data. Columns and datasets load only this process's samples; of ready batches, rows are selected.
-        checker: reads the arrays of ready batches.
+        source: the data. Arrays and datasets load only the samples of this process. From an iterable of whole batches,
+            every N-th row is selected.
+        checker: converts the batches of an iterable to arrays.
         epoch: the epoch, from 0.
         start: the first batch to yield.
         rank, ranks: this process, and the number of processes.

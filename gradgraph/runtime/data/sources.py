@@ -81,14 +81,14 @@ class Order:
         return self.size_of(self.batch_size)
 
     def size_of(self, rows: int) -> int:
-        """Return the number of samples that this process loads of a batch of ``rows`` samples.
+        """Return this process's number of samples in a batch that has ``rows`` samples over all processes.
 
-        It is at least 1, since a process without a sample of its own loads one of another process.
+        The number is at least 1: a process without a sample of its own loads a sample of another process.
         """
         return max(1, -(-(rows - self.rank) // self.ranks))
 
     def lacks(self, batch: int, rows: int) -> bool:
-        """Whether this process has no sample of its own in a batch (from 0) of an epoch of ``rows`` samples."""
+        """Whether this process has no sample of its own in a batch, by its index; an epoch has ``rows`` samples."""
         return rows - batch * self.batch_size <= self.rank
 
     def indices(self, epoch: int, rows: int) -> Array | None:
@@ -97,7 +97,7 @@ class Order:
         return whole if self.ranks == 1 else self.share(np.arange(rows) if whole is None else whole)
 
     def share(self, indices: Array) -> Array:
-        """Select this process's samples from the sample ``indices`` of an epoch, batch after batch."""
+        """Return this process's part of the sample ``indices`` of an epoch: every N-th index of each batch."""
         if self.ranks == 1:
             return indices
         full = len(indices) // self.batch_size * self.batch_size
@@ -268,7 +268,7 @@ class Samples:
                 yield self._numbered(stacked)
 
     def _numbered(self, batch: Mapping[str, Any]) -> Any:
-        """Replace the class numbers or names in ``batch`` by the model's class indices."""
+        """Return ``batch`` with class indices or class names of the dataset replaced by the model's class indices."""
         return self._checker.numbered(self._declared.numbered(batch), self._declared.names.classes)
 
     def text_of(self, i: int, known: DataNames) -> str:
@@ -276,7 +276,7 @@ class Samples:
         return self.dataset.text_of(i, known) if isinstance(self.dataset, Loadable) else ""
 
     def _wanted_part(self, sample: Any) -> Any:
-        """Return the fields of a sample that the step uses; samples may have others, such as an identifier."""
+        """Return a sample without fields that the step does not use, such as an identifier; log their names once."""
         if not isinstance(sample, Mapping) or not self._checker.specs.keys() < sample.keys():
             return sample
         further = [name for name in sample if name not in self._checker.specs]
@@ -405,7 +405,10 @@ def rows_at(source: Source, numbers: Sequence[int], specs: Mapping[str, TensorSp
 
 
 def _column(checker: BatchChecker, name: str, value: Any, order: Order) -> Array | StoredArray:
-    """Return a whole array after checking and converting it; an array on disk is converted batch by batch later."""
+    """Return the array for the input or target ``name``, checked and converted to its dtype.
+
+    Arrays on disk are checked here, but converted batch by batch during training.
+    """
     spec = checker.specs[name]
     array = value if isinstance(value, StoredArray) else as_column(spec, to_array(name, value))
     row_count(name, array.shape)

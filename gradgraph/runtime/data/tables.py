@@ -94,9 +94,9 @@ def read_table(
 
 
 def codes_in(path: Path, names: Collection[str], rows: int | None = None) -> dict[str, Array]:
-    """Return the columns of a ``.csv`` or ``.tsv`` that contain codes, as text; missing values are None.
+    """Return all columns among ``names`` in a ``.csv`` or ``.tsv`` that contain codes: their cells as text, by name.
 
-    Codes are integers that begin with 0, or that are too long to be distinguished as floats.
+    Codes are integers that begin with 0, or that are too long to be distinguished as floats. Missing values are None.
 
     Args:
         path: the file.
@@ -111,13 +111,13 @@ def codes_in(path: Path, names: Collection[str], rows: int | None = None) -> dic
 
 
 def written_in(table: Any) -> Any:
-    """Return a table with every cell as text, if ``table`` is the path of a ``.csv`` or ``.tsv``; otherwise None."""
+    """Return the table at the path ``table`` with every cell as text; None unless it is a ``.csv`` or ``.tsv``."""
     is_path = isinstance(table, str | os.PathLike)
     return read_table(Path(table), as_text=True) if is_path and Path(table).suffix.lower() in SEPARATORS else None
 
 
 def _read_by_library(path: Path, more: Mapping[str, Mapping[str, Any]]) -> Any:
-    """Read a table file; ``more`` contains additional options by library."""
+    """Read a table file with pandas, or else with polars; ``more`` contains additional options by library name."""
     suffix = path.suffix.lower()
     for library, name in zip(("pandas", "polars"), _READERS[suffix], strict=True):
         try:
@@ -165,7 +165,7 @@ def _with_exact_ids(table: Any, read: Callable[..., Any], path: str) -> Any:
 
 
 def _without_guesses(library: Any, suffix: str) -> Mapping[str, Any]:
-    """Return the options with which pandas reads cells verbatim; empty if that is its default."""
+    """Return the options by which an old pandas reads cells unconverted; empty for other versions and libraries."""
     version = tuple(int(part) for part in library.__version__.split(".")[:2])
     return _GUESSES.get(suffix, {}) if library.__name__ == "pandas" and version < (3, 1) else {}
 
@@ -182,7 +182,10 @@ def _texts_in(known: DataNames, specs: Mapping[str, TensorSpec]) -> set[str]:
 
 
 def _texts_alone(names: Collection[str], alone: bool = False, rows: int | None = None) -> dict[str, dict[str, Any]]:
-    """Return the options to read these columns as text; with ``alone``, only these columns are read."""
+    """Return, for each library, the options to read the columns ``names`` as text.
+
+    With ``alone``, no other columns are read, and only the first ``rows`` rows.
+    """
     as_text, chosen = dict.fromkeys(names, str), list(names)
     return {
         "pandas": {"dtype": as_text, **({"usecols": chosen, "nrows": rows} if alone else {})},
@@ -338,7 +341,10 @@ def _preprocessed(table: Any, specs: Mapping[str, TensorSpec], known: DataNames)
 
 
 def _fed(plan: Preprocessing, table: Any) -> dict[str, Array]:
-    """Return the columns in the form that the preprocessing reads; log values unseen in training in one line."""
+    """Return the columns of ``table`` as inputs of the preprocessing ``plan``, by name.
+
+    Values that did not occur in training are logged in one line.
+    """
     feeds = plan.feeds(table)
     if said := str(Drift.of(plan.read, feeds)):
         log.warning("%s", said)
@@ -364,7 +370,9 @@ def target_columns(targets: Sequence[TensorSpec], given: Sequence[str]) -> DataN
 def _made_of(
     columns: _Columns, specs: Mapping[str, TensorSpec], known: DataNames, unread: Collection[str]
 ) -> tuple[dict[str, list[str]], str | None]:
-    """Return the columns that each input or target is made from, and the input made from all remaining ones, if any.
+    """Return the column names for each input or target, and the name of the matrix input made from all other columns.
+
+    That name is None if no input uses all other columns.
 
     Raises:
         DataError: if the columns do not match the step.
@@ -395,7 +403,7 @@ def _rest(
     known: DataNames,
     unread: Collection[str],
 ) -> list[str]:
-    """Return the columns that no input or target uses."""
+    """Return the columns that no input or target, preprocessing or ``unread`` mentions."""
     plan = known.preprocess
     used = {*specs, *unread, *(column for each in made_of.values() for column in each)}
     used |= {*plan.columns, *plan.targets} if plan is not None else set()
@@ -496,7 +504,11 @@ class _Columns(Frame):
     """A table whose columns can be converted to the inputs and targets of a step."""
 
     def matrix(self, name: str, made_of: Sequence[str], rest: Sequence[str], may_have_gaps: bool = False) -> Array:
-        """Return the matrix for the input ``name`` from the columns ``made_of``; log that the ``rest`` is ignored."""
+        """Return the matrix for the input ``name`` from the columns ``made_of``; warn that columns ``rest`` are ignored.
+
+        Raises:
+            UnmatchedError: if the table lacks one of the columns.
+        """
         missing = [column for column in made_of if column not in self.keys]
         if missing:
             has = f", and has the new {_columns(rest)}" if rest else ""
@@ -513,7 +525,7 @@ class _Columns(Frame):
     def labels_or_numbers(
         self, spec: TensorSpec, column: str, known: DataNames, whole: bool = True
     ) -> tuple[Array, Classes | None]:
-        """Return a column in the shape of ``spec``; if it contains labels, return class indices, and the classes."""
+        """Return a column in the shape of ``spec``, and None; for labels, their class indices, and the classes."""
         shape = (-1,) if len(spec.shape) == 1 else (-1, 1)
         if numpy_dtype(spec.dtype).kind in "OUT":
             return text_of(self[column]).reshape(shape), None
@@ -584,12 +596,15 @@ def array_labels(
 
 
 def _are_numbers_of_classes(values: Array, spec: TargetSpec) -> bool:
-    """Whether the values are numbers that can be used as class indices directly; checked in one pass."""
+    """Whether the values are numbers below the number of classes, so that they can be used as class indices."""
     return values.dtype.kind in "iuf" and (spec.classes is None or not (values >= spec.classes).any())
 
 
 def _are_labels(values: Array, spec: TensorSpec, classes: Classes | None) -> bool:
-    """Whether a target's values are class labels; text with two different values also for a target of numbers."""
+    """Whether a target's values are class labels, as its spec or the known classes require.
+
+    For a target of numbers, text with exactly two different values counts as labels, too.
+    """
     if takes_labels(spec) or (classes is not None and classes.names):
         return True
     return bool(values.size) and kind_of(values) == "text" and len(set(values.tolist())) == 2

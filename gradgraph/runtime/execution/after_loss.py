@@ -88,7 +88,7 @@ def _computed_floats(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
 
 
 def _ancestors(nodes: list[onnx.NodeProto], writer: Mapping[str, int]) -> list[int]:
-    """Return, for each node, the set of its ancestors and itself, as an integer with one bit per node."""
+    """Return, for each node, an integer whose bits mark the node and its ancestors: bit i is the node at index i."""
     found: list[int] = []
     for i, node in enumerate(nodes):
         mask = 1 << i
@@ -100,7 +100,10 @@ def _ancestors(nodes: list[onnx.NodeProto], writer: Mapping[str, int]) -> list[i
 
 
 def _place(node: onnx.NodeProto, floats: Collection[str]) -> int | None:
-    """Return the index of the first input that may pass through a Reshape (data, not sizes or axes); None without."""
+    """Return the index of the first input of ``node`` in ``floats``, through which the node can be made to wait.
+
+    Return None if there is no such input, or onnxruntime fuses the node with the node before it.
+    """
     if node.op_type in _FUSED:
         return None
     return next((k for k, x in enumerate(node.input) if x in floats), None)
@@ -142,12 +145,15 @@ class Keeping:
         self._options.add_run_config_entry("gpu_graph_id", "0")  # as for ``Interrupts``
 
     def begin(self, options: ort.RunOptions | None) -> ort.RunOptions | None:
-        """Reset the loss buffer; return ``options``, or if the run overwrites the state, others that cannot stop it."""
+        """Reset the loss buffer before a run, and return the run options to use.
+
+        A run that overwrites the state gets options that the caller cannot terminate; other runs get ``options``.
+        """
         self._loss.fill(self._unknown)
         return self._options if self._is_gated else options
 
     def refuses(self) -> bool:
-        """Whether the last run left the state unchanged because its loss is not finite."""
+        """Return whether the last run left the state unchanged because its loss is not finite."""
         return self._needs_number and not math.isfinite(self._loss.item())
 
     def has_kept(self) -> bool:

@@ -20,7 +20,7 @@ CLASSES = 21  # size classes: 256 bytes, 512, and so on
 
 @dataclass(eq=False)
 class Piece:
-    """A contiguous part of a region, free or used by one tensor.
+    """A contiguous piece of a memory region, either free or allocated to one tensor.
 
     Attributes:
         region: index of the region.
@@ -46,7 +46,7 @@ class Arena:
 
     Args:
         first: bytes of the first region.
-        most_left: if at least this many bytes, or half of a piece, would stay unused, the piece is split.
+        most_left: a free piece is split if a tensor would leave at least this many bytes, or half of the piece, unused.
 
     Attributes:
         used: for each region, the bytes up to the end of the last piece ever in use.
@@ -61,7 +61,7 @@ class Arena:
 
     @property
     def taken(self) -> int:
-        """Bytes of memory used: all that was ever written."""
+        """The total memory of the allocator in bytes: all bytes ever allocated to tensors, and the tables."""
         return sum(self.used) + self.tables
 
     def take(self, size: int) -> Piece:

@@ -33,8 +33,8 @@ class Ports:
     Attributes:
         results: reported name → floating output of one element, which is read back after every run.
         next_of: state tensor → output with its next value; empty except for training.
-        constants: inputs in fixed memory, such as hyperparameters, whose owner writes their values there.
-        measures: columns of the history that are computed from output sums, which are read back, too.
+        constants: other inputs → memory that stays bound and into which their owner writes, such as hyperparameters.
+        measures: columns of the history that are computed from outputs that are sums; these are read back, too.
         memory: other outputs → the memory that they are written to.
     """
 
@@ -109,7 +109,9 @@ class BoundSession:
         return Shown(self) if self.measures else self.numbers
 
     def release(self) -> None:
-        """Drop references to batches; if an array of one is bound, everything is bound again in the next run."""
+        """Drop references to batches. If an array of the caller is bound, the binding is dropped, too, and created anew
+        in the next run.
+        """
         self._sides = {number: side for number, side in self._sides.items() if side.let_go()}
 
     def run(self, feeds: Mapping[str, Feed], options: ort.RunOptions | None = None) -> None:
@@ -147,7 +149,7 @@ class BoundSession:
             self.rows = {m.name: np.array(value.numpy()) for m, value in zip(self._ranked, found, strict=True)}
 
     def _failed(self, error: Exception) -> None:
-        """Raise a readable form of ``error``, and mark the state as lost if it may be.
+        """Raise a readable form of ``error`` after a failed run; mark the state as lost if it may be overwritten.
 
         Return normally if the run failed only because its loss is not finite.
         """
@@ -183,7 +185,9 @@ class BoundSession:
         return self._sides[number]
 
     def bound(self, side: int) -> ort.IOBinding:
-        """Create a binding that reads the state tensors that are current when ``State.side`` is ``side``."""
+        """Create a binding for one value of ``State.side``: it reads the tensors that are then current, and writes the
+        others.
+        """
         binding = self.session.io_binding()
         values = self._state.values(side)
         read = {name: values[self._stand_ins.get(name, name)] for name in values}
@@ -203,9 +207,9 @@ class BoundSession:
 
 
 class Shown(Mapping[str, Any]):
-    """The results of a session's last run, as a mapping.
+    """A mapping from column name to result of a session's last run.
 
-    Columns computed from sums are computed on demand, since a progress bar does not show all of them.
+    Columns computed from sums are computed when the mapping is read, since a progress bar does not show all of them.
     """
 
     def __init__(self, session: BoundSession) -> None:
@@ -267,13 +271,16 @@ class Side:
                 self._bind(name, feed, known)
 
     def let_go(self) -> bool:
-        """Drop references to the caller's arrays; return False if one of them is bound, so this object must go."""
+        """Drop references to the caller's arrays; return whether this worked.
+
+        If an array itself is bound, the binding keeps a reference, so the caller must drop this object.
+        """
         for known in self._inputs.values():
             known.seen = None
         return all(known.bound is None for known in self._inputs.values())
 
     def bind(self, name: str, array: Array) -> None:
-        """Bind the memory of an array of any size; later changes of the array are read, too."""
+        """Bind the memory of ``array`` to the input ``name`` without copying, so later changes of it are read, too."""
         self._inputs[name] = _Input(array.shape, array, None, array)
         bind_array(self.binding, name, array)
 
@@ -296,9 +303,9 @@ class _Input:
 
     Attributes:
         shape: shape of the input; () for an OrtValue.
-        bound: the caller's array or OrtValue, if its own memory is bound.
-        stage: otherwise, the memory into which arrays are copied.
-        seen: the last array that was passed.
+        bound: the caller's array or OrtValue whose memory is bound; None if arrays are copied into ``stage``.
+        stage: the bound memory into which the caller's arrays are copied; None if an array itself is bound.
+        seen: the caller's last array.
     """
 
     __slots__ = ("bound", "seen", "shape", "stage")
@@ -319,15 +326,15 @@ _FLOATS = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(fl
 
 
 def result_buffer(output: Any) -> Array:
-    """Allocate memory for a result of the declared shape, where unknown sizes are 1."""
+    """Return an array for the session output ``output``, with its declared shape; unknown sizes become 1."""
     return np.zeros(sizes_or(output.shape, 1), _FLOATS.get(output.type, np.float32))
 
 
 @contextlib.contextmanager
 def released(bound: BoundSession, checker: BatchChecker) -> Iterator[None]:
-    """Run many batches in a block, in which pages of mapped weights do not stay in memory.
+    """Run a block that runs ``bound`` on many batches, then drop all references of ``bound`` and ``checker`` to them.
 
-    Afterwards, the session and the checker drop their references to batches.
+    Within the block, pages of mapped weights do not stay in memory.
     """
     try:
         with weights_pass_through(bound.session):

@@ -61,7 +61,7 @@ def _refused(reason: str, wanted: bool | Literal["auto"]) -> bool:
 
 
 def capturing(placement: Placement) -> Placement:
-    """Return ``placement`` with the provider option that captures runs as CUDA graphs."""
+    """Return a copy of ``placement`` whose first provider has the option ``enable_cuda_graph``."""
     first = placement.providers[0]
     name, settings = first if isinstance(first, tuple) else (first, {})
     return replace(placement, providers=((name, {**settings, "enable_cuda_graph": "1"}), *placement.providers[1:]))
@@ -108,7 +108,7 @@ class CapturedSession(BoundSession):
         return self._bindings[side]
 
     def _copy(self, name: str, feed: Feed) -> None:
-        """Copy an input into the memory that the graphs read."""
+        """Copy ``feed`` into the device memory from which the CUDA graphs read the input ``name``."""
         if isinstance(feed, ort.OrtValue):
             feed = feed.numpy() if feed.device_name() == "cpu" else feed
         if name not in self._fixed:

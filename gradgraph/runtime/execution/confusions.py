@@ -49,7 +49,7 @@ class Called:
 
     @property
     def markup(self) -> Markup:
-        """The picture in HTML."""
+        """The picture of the sample as an HTML image; empty if it has none."""
         return image_markup(self.picture)
 
     def __str__(self) -> str:
@@ -60,7 +60,13 @@ class Called:
 
 @dataclass(frozen=True, eq=False)
 class Confusion:
-    """A pair of confused classes: the count, and the samples that are most wrong."""
+    """A pair of confused classes.
+
+    Attributes:
+        label, called: names of the true class and of the predicted class.
+        count: the number of samples of ``label`` that were predicted as ``called``.
+        samples: the samples with the largest losses among them.
+    """
 
     label: str
     called: str
@@ -114,7 +120,7 @@ class Judged:
 
     @property
     def counted(self) -> Array:
-        """Whether each sample has a valid class label."""
+        """A mask [samples]: True for each sample with a valid class label."""
         return (self.labels >= 0) & (self.labels < len(self.classes))
 
     def table(self) -> ClassTable:
@@ -124,9 +130,9 @@ class Judged:
         return ClassTable.of(matrix, self.classes)
 
     def worst(self, count: int, label: int | None = None, called: int | None = None) -> list[int]:
-        """Return the positions of the samples with the largest losses, largest first.
+        """Return the indices of the ``count`` samples with the largest losses, largest first.
 
-        With ``label``, only samples of this class that are predicted as ``called``.
+        With ``label``, only samples of the class ``label`` that are predicted as the class ``called`` are considered.
         """
         of_pair = self.counted if label is None else (self.labels == label) & (self.called == called)
         there = np.flatnonzero(of_pair)
@@ -139,7 +145,13 @@ class Judged:
 
 
 def _judged(labels: Array, array: Array, scores: Scores) -> tuple[Array, Array, Array, Array]:
-    """Return labels, predictions, probabilities and losses, as in ``Judged``, from the scores ``array`` of a batch."""
+    """Return the labels, predicted classes, probabilities and losses of a batch, as in ``Judged``.
+
+    Args:
+        labels: the target of the batch.
+        array: the model's scores.
+        scores: the meaning of the scores.
+    """
     labels = scores.labels(labels)
     rows, called = np.arange(len(array)), scores.numbers(array)
     own = np.clip(labels, 0, len(scores.classes) - 1)
@@ -172,7 +184,7 @@ def confusions_of(executor: Executor, source: Source, most: int, examples: int, 
 
 
 def _judge(executor: Executor, source: Source, target: str, names: DataNames, averaged: bool) -> Judged:
-    """Run the model on all samples, batch by batch."""
+    """Run the model on all samples; return their true and predicted classes, probabilities and losses."""
     bound, checker = executor.opened.prediction(averaged), executor.checker
     found: list[Scores] = []
 
@@ -198,7 +210,7 @@ def _judge(executor: Executor, source: Source, target: str, names: DataNames, av
 
 
 def _has_several(labels: Array, scores: Scores) -> bool:
-    """Whether a sample has several labels, or none, in a row of class probabilities."""
+    """Whether a row of class probabilities in ``labels`` has several classes above 0.5, or none above 0."""
     if labels.ndim < 2 or scores.single:
         return False
     return bool(((labels > 0.5).sum(1) > 1).any() or (labels.max(1, initial=0) <= 0).any())

@@ -36,7 +36,10 @@ _this = _Thread()
 
 
 class FlushingSession(ort.InferenceSession):  # type: ignore[misc]
-    """A session whose runs flush denormals in the calling thread; its options should also have ``SETTING``."""
+    """A session whose runs flush denormals in the calling thread.
+
+    Its session options should also contain ``SETTING``, for the threads of onnxruntime's pool.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         with Flushed():  # restores this thread afterwards, which onnxruntime may have set
@@ -73,12 +76,12 @@ class Flushed:
 
 
 def known_here() -> bool:
-    """Whether this platform is supported."""
+    """Return whether denormals can be flushed on this platform."""
     return _control() is not None
 
 
 class _Control:
-    """Access to C's ``fegetenv`` and ``fesetenv``, with the environment to set: the default one plus flushing."""
+    """A wrapper of C's ``fegetenv`` and ``fesetenv`` that sets the default floating-point environment plus flushing."""
 
     def __init__(self) -> None:
         library = ctypes.PyDLL("libm.so.6")  # PyDLL does not release the GIL, which would take longer than the calls
