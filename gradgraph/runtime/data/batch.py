@@ -189,7 +189,7 @@ class BatchChecker:
     def _is_usual(self, batch: Batch) -> TypeGuard[dict[str, Array]]:
         """Whether a batch needs no full check.
 
-        This holds for a dict of arrays whose shapes and dtypes equal those of the last fully checked batch, if all
+        This holds for a dict of arrays with the shapes and dtypes of the last fully checked batch, if all
         labels are in range.
 
         This runs in every step, so it is kept minimal.

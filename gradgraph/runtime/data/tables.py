@@ -504,7 +504,7 @@ class _Columns(Frame):
     """A table whose columns can be converted to the inputs and targets of a step."""
 
     def matrix(self, name: str, made_of: Sequence[str], rest: Sequence[str], may_have_gaps: bool = False) -> Array:
-        """Return the matrix for the input ``name`` from the columns ``made_of``; warn that columns ``rest`` are ignored.
+        """Return the matrix for the input ``name`` from the columns ``made_of``; warn that ``rest`` is ignored.
 
         Raises:
             UnmatchedError: if the table lacks one of the columns.
