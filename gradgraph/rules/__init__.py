@@ -1,4 +1,5 @@
-"""Gradient rules: the table, its helpers, and the rules, one file per family; ``families`` lists them.
+"""Gradient rules of operators: the table of rules, and one file of rules per family of operators (see ``families``).
 
-A rule contains its operator's formula. It does not depend on the path, on which gradients are wanted, or on runtimes.
+A rule contains the formula of its operator. It does not depend on the rest of the model, on which gradients are
+requested, or on the runtime.
 """

@@ -1,8 +1,8 @@
 """Gradient rules of activations.
 
-Derivatives at kinks are those of PyTorch: the left one for Relu and similar functions, 0 at the ends of HardSigmoid. If
-the output shows the side of the kink as well as the input does, the rule reads the output, so that a forward pass may
-fuse or overwrite the input. No formula overflows at large inputs.
+Derivatives at kinks follow PyTorch: the left derivative for Relu and similar functions, 0 at the ends of HardSigmoid.
+If the sign of the output determines the derivative (as for Relu), the rule reads the output instead of the input, so
+that the forward pass may fuse or overwrite the input. No formula overflows at large inputs.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ def normal_cdf(op: Builder, x: Var) -> Var:
 
 
 def _tanh_gelu_slope(op: Builder, x: Var) -> Var:
-    """Return the derivative of x·σ(v) for v = 2√(2/π)·(x + 0.044715·x³): σ + x·v'·σ·(1 - σ)."""
+    """Return the derivative of the tanh GELU, x·σ(v) with v = 2√(2/π)·(x + 0.044715·x³): σ + x·v'·σ·(1 - σ)."""
     if x.dtype != ir.DataType.DOUBLE:
         x = op.Clip(x, -20.0, 20.0)  # x³ overflows; the slope is 0 or 1 well before that
     k = 2.0 * math.sqrt(2.0 / math.pi)

@@ -1,4 +1,4 @@
-"""Undo broadcasting, for all rules: sum a gradient that has the output's shape to the shape of an input."""
+"""Undo broadcasting, for all rules: reduce a gradient with the output's shape to the shape of an input."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def unbroadcast(op: Builder, dx: Var, y: Var, x: Var) -> Var:
 
 
 def _at_run_time(op: Builder, dx: Var, x: Var) -> Var:
-    """Sum over the axes of size 1 in ``x``, padded with leading ones; if ``dx`` also has size 1, nothing changes."""
+    """Sum ``dx`` to the shape of ``x``, which is read at run time: over missing leading axes and axes of size 1."""
     size = op.shape(x)
     missing = op.Sub(op.Shape(op.Shape(dx)), op.Shape(size))
     padded = op.Concat(op.full(missing, 1, size.dtype), size, axis=0)

@@ -1,7 +1,7 @@
 """Gradients of control flow: the gradient of an If is an If, the gradient of a loop is a loop run backwards.
 
 The body of the backward loop recomputes the forward pass of an iteration from the state that entered the iteration. The
-forward loop saves these states as scan outputs (only those that the gradient reads). So the cost is linear in the
+forward loop saves the states that the gradient reads, as scan outputs. So the cost is linear in the
 number of iterations, and only one iteration's intermediate values are in memory. The states of the backward loop are
 the cotangents of the forward states, and the sums of cotangents of captured values. Cotangents of scan inputs and
 outputs are scanned.
@@ -73,7 +73,7 @@ def if_(
 ) -> Gradients:
     """Write an If with the same condition: each branch is the backward pass of the forward branch.
 
-    Values that only the other branch captures get zeros.
+    The gradient of a value that only one branch captures is zero in the other branch.
     """
     captured = bodies.captured
 

@@ -118,7 +118,7 @@ def _where(attrs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _seen(w: Var, attrs: dict[str, Any]) -> Windows:
-    """Return the windows, with the kernel's sizes as far as known from the attribute or the weight's shape."""
+    """Return the windows; kernel sizes come from the attribute or else the weight's shape, and may be None."""
     dims = (w.shape or ())[2 : w.rank]  # w.rank raises an error if the rank is unknown
     return windows(**{**attrs, "kernel_shape": attrs.get("kernel_shape") or sizes_or(dims, None)})
 
@@ -141,11 +141,11 @@ def input_gradient(op: Builder, dy: Var, w: Var, x: Var, *, group: int = 1, **at
 
 
 def hand_back(op: Builder, dy: Var, w: Var, x: Var, seen: Windows, group: int) -> Var:
-    """Write the input gradient; of ``x`` only the spatial sizes matter.
+    """Write the input gradient; only the spatial sizes of ``x`` are read.
 
     With stride 1 and many channels it is a Conv with flipped weights, a third faster than ConvTranspose. Otherwise it
-    is a ConvTranspose whose output has room for elements that no window read: exactly as many as there are if sizes are
-    known; otherwise as many as the stride allows, and the result is cropped at run time.
+    is a ConvTranspose whose output padding covers the elements at the end that no window read. If sizes are unknown,
+    the padding is the largest that the stride allows, and the result is cropped at run time.
     """
     c = _channels(w)[1] or LEAST_CHANNELS_TURNED
     if seen.mirrored is not None and c * group >= LEAST_CHANNELS_TURNED:

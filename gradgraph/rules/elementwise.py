@@ -36,7 +36,7 @@ no_gradient("it reads the bits of a number, not the number", "BitCast")
 
 
 def fixed(x: Var) -> np.ndarray | None:
-    """Return the array if ``x`` is a marked constant; None for others, also for initializers, which may be trained."""
+    """Return the value of ``x`` if it is marked as a constant, else None; initializers may be trained."""
     return x.const if is_marked_constant(x.value) else None
 
 
@@ -112,8 +112,8 @@ def abs_(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
 def stepped_sign(op: Builder, x: Var) -> Var:
     """Compute ``Sign(x)`` with Clip, Ceil, Floor and Add.
 
-    Clipped to [-½, ½], ``x`` rounds up to 1 where x > 0 (else 0), and down to -1 where x < 0 (else 0). onnxruntime's
-    CPU kernels vectorise these four operators, but not Sign, which would be a single pass in other runtimes.
+    After clipping to [-½, ½], Ceil returns 1 where x > 0 (else 0), and Floor returns -1 where x < 0 (else 0).
+    onnxruntime's CPU kernels vectorise these four operators, but not Sign. In other runtimes, Sign would be faster.
     """
     near = op.Clip(x, -0.5, 0.5)
     return op.Ceil(near) + op.Floor(near)
@@ -182,7 +182,7 @@ def pow(op: Builder, dz: Var, z: Var, x: Var, y: Var) -> Gradients:
 
 
 def _power_slope(op: Builder, dz: Var, x: Var, e: Var, known: np.ndarray | None) -> Var:
-    """Return the gradient of the base of a power: dz * e * x**(e - 1)."""
+    """Return the gradient of the base of a power, dz * e * x**(e - 1); ``known`` is the exponent if it is constant."""
     if known is not None and known.size == 1:
         c = float(known.item())
         if c in (0.0, 1.0):

@@ -71,7 +71,7 @@ def slice_(
 
 
 def _along(x: Var, starts: Var, axes: Var | None) -> list[int] | None:
-    """Return the sliced axes, nonnegative; None if they are known at run time only."""
+    """Return the nonnegative indices of the sliced axes; None if they are known at run time only."""
     if axes is not None:
         if axes.const is None or (x.shape is None and (axes.const < 0).any()):
             return None
@@ -81,7 +81,7 @@ def _along(x: Var, starts: Var, axes: Var | None) -> list[int] | None:
 
 
 def _within(x: Var, along: Sequence[int], stride: np.ndarray) -> np.ndarray:
-    """Limit each step to the size of its axis: a longer step also reads one element, but would need more padding."""
+    """Return the steps of a Slice, limited to the sizes of their axes, so that the gradient needs less padding."""
     sizes = [MOST_ELEMENTS if x.shape is None or not isinstance(d := x.shape[a], int) else max(d, 1) for a in along]
     return np.array([max(-size, min(int(step), size)) for step, size in zip(stride, sizes, strict=True)], np.int64)
 
@@ -106,7 +106,7 @@ def _lowest(op: Builder, size: Var, taken: Var, starts: Var, stride: np.ndarray)
 
 
 def _placed(op: Builder, dx: Var, low: Var, size: Var, taken: Var, along: Sequence[int], stride: np.ndarray) -> Var:
-    """Pad ``dx`` with zeros so that it begins at position ``low`` of each axis (a gap after its end may be cropped)."""
+    """Pad ``dx`` with zeros to the size of each sliced axis, so that it begins at position ``low``."""
     rest = size - (taken if (abs(stride) == 1).all() else taken * abs(stride))
     if low.const is None or low.const.any():
         rest = rest - low
@@ -166,7 +166,7 @@ def gather(op: Builder, dy: Var, y: Var, x: Var, indices: Var, *, axis: int = 0)
 
 
 def _single(op: Builder, dy: Var, index: int, x: Var, axis: int, rank: int) -> Var:
-    """Return the vjp of a Gather with one constant index: the slice ``dy`` among zeros."""
+    """Return the gradient of a Gather with one constant index: zeros, except for ``dy`` at ``index``."""
     if rank != 1:
         dy = op.Unsqueeze(dy, [axis]) if rank == 0 else op.Squeeze(dy, np.arange(axis, axis + rank - 1))
     size, one = op.dim(x, axis), op.const([1])
@@ -236,9 +236,9 @@ def compress(op: Builder, dy: Var, y: Var, x: Var, condition: Var, *, axis: int 
     case(np.zeros(0, np.int64), 2, real(2)),
 )
 def one_hot(op: Builder, dy: Var, y: Var, indices: Var, depth: Var, values: Var, *, axis: int = -1) -> Gradients:
-    """Return the gradients of ``off`` and ``on``, the two values: the sums of the cotangent where each is the output.
+    """Return the gradient of ``values`` = [off, on]: the cotangent summed where the output is off, and where it is on.
 
-    The row of an index out of range is all ``off``.
+    If an index is out of range, its whole row is off.
     """
     masks = (op.OneHot(indices, depth, op.const(v, dy.dtype), axis=axis) for v in ([1, 0], [0, 1]))
     off, on = (op.ReduceSum(dy * mask, keepdims=0) for mask in masks)
@@ -271,7 +271,9 @@ Write = Callable[[Var, Var, str], Var]
 
 
 def _written(op: Builder, dy: Var, data: Var, updates: Var, read: Read, write: Write, reduction: str) -> Gradients:
-    """Return the gradients of ``data`` and ``updates`` of a scatter, given functions that read and write its positions.
+    """Return the gradients of ``data`` and ``updates`` of a scatter.
+
+    ``read`` and ``write`` gather from and scatter to the positions of the updates.
 
     Without a reduction, positions must not repeat (by the specification), and each update gets its cotangent.
     """

@@ -48,7 +48,7 @@ class Backward:
         states: the indices of the states that have a gradient.
         rows: the indices of the scan outputs that have a cotangent, among the outputs of the node.
         sliced: the indices of the scan inputs that have a gradient, among the inputs of the forward body.
-        gathered: the captured values of which each iteration reads other rows, with the Gathers that read them.
+        gathered: the captured values from which each iteration gathers different rows, with the Gathers that read them.
         captured: the other captured values.
         initial: the initial states of the backward loop.
         entering: the inputs of ``step`` for the states of the backward loop.
@@ -113,13 +113,13 @@ class Backward:
         return self.lead == 0 and x.shape is None and isinstance(x.value.type, ir.TensorType)
 
     def _models(self, states: Sequence[Var], dys: Sequence[Var]) -> list[Var]:
-        """Return a tensor with the shape of each state: its cotangent, or the state if iterations change its shape."""
+        """Return, for each state, a tensor of its shape: its cotangent, or the state if its shape changes."""
         changing = [changes(self.body.inputs[self.first + i], self.body.outputs[self.lead + i]) for i in self.states]
         return [x if c else dy for c, x, dy in zip(changing, states, dys, strict=True)]
 
     @property
     def row_count(self) -> int:
-        """The number of outputs of the backward loop that are rows."""
+        """The number of scan outputs of the backward loop."""
         return len(self.sliced) + sum(map(len, self.gathered.values()))
 
     def gradients(self, results: Var | Sequence[Var], inputs: Sequence[Var]) -> list[Var | None]:
@@ -162,10 +162,10 @@ class Backward:
 
 
 def gathers_by_counting(x: Var, body: ir.Graph, bodies: Bodies, lead: int, states: int) -> list[ir.Node]:
-    """Return the Gathers that read ``x`` in ``body`` if they are its only readers and each iteration reads other rows.
+    """Return the Gathers in ``body`` that read ``x``; an empty list if ``x`` has other readers, or if rows may repeat.
 
-    Then the cotangents of the rows are together as large as the gradient of ``x``, and one accumulation at the end
-    costs as much as reading the rows. Adding a gradient as large as ``x`` in each iteration would make the cost
+    If each iteration gathers different rows, the cotangents of all rows are together as large as the gradient of ``x``,
+    and are accumulated once at the end. Adding a gradient as large as ``x`` in each iteration would make the cost
     quadratic.
     """
     nodes = bodies.readers(x)
@@ -230,9 +230,9 @@ def changes(entering: ir.Value, leaving: ir.Value) -> bool:
 
 
 def saved(op: Builder, y: Var, body: ir.Graph, value: ir.Value, states: int) -> Var:
-    """Return a scan output that stacks ``value``, a value in ``body``, of all iterations.
+    """Return a scan output that stacks ``value``, a value in ``body``, over all iterations.
 
-    It is added to the loop that computes ``y`` unless the loop has one already.
+    The scan output is added to the loop that computes ``y``, unless the loop already has it.
     """
     node = y.value.producer()
     assert node is not None
@@ -315,7 +315,7 @@ def replayed(
 
 
 def _history(op: Builder, state: Var, entering: ir.Value) -> Var:
-    """Return an empty sequence for the values of a state, with the shape that all of them share, as far as known."""
+    """Return an empty sequence for a state's values in all iterations; sizes that may vary are unknown in its shape."""
     if isinstance(state.value.type, ir.OptionalType):
         raise UnsupportedOperatorError(
             f"the optional '{shown(state.value.name)}' is a state of a Loop, whose gradient needs to store its values; "
@@ -334,7 +334,7 @@ def _remembered(op: Builder, history: Var, x: Var) -> Var:
 
 
 def _list_at(op: Builder, state: Var, history: Var, lengths: Var, at: Var) -> Var:
-    """Return the sequence that entered iteration ``at``."""
+    """Return the sequence state before iteration ``at``; ``history`` concatenates its values in all iterations."""
     start = op.Gather(op.CumSum(lengths, 0, exclusive=1), at)
     taken = extended(op, empty(op, state), op.Gather(lengths, at), lambda place: element(op, history, start + place))
     return typed(taken, state)
@@ -354,12 +354,12 @@ def cotangent(x: ir.Value) -> ir.Value:
 
 
 def _last(name: str | None) -> str:
-    """Return a name without its scopes, because the scope of the new node is prepended."""
+    """Return a name without its scope prefixes; the builder prepends the scope of the new node."""
     return (name or "x").rsplit("/", 1)[-1]
 
 
 def parts(items: Sequence[Any], *counts: int) -> tuple[list[Any], ...]:
-    """Split ``items`` into lists of these lengths, and a list of the rest."""
+    """Split ``items`` into lists of lengths ``counts``, and a list of the remaining items."""
     cuts = [*itertools.accumulate(counts, initial=0), len(items)]
     return tuple(list(items[a:b]) for a, b in itertools.pairwise(cuts))
 
@@ -374,7 +374,7 @@ def total(op: Builder, terms: Sequence[Var | None], model: Var) -> Var:
 
 
 def described(results: Var | Sequence[Var], models: Sequence[Var]) -> list[Var]:
-    """Return the outputs of a control-flow node with the types and shapes of ``models``, whose gradients they are."""
+    """Return ``results``, the gradients of ``models``, with their types and shapes set to those of ``models``."""
     found = all_of(results)
     for result, model in zip(found, models, strict=True):
         result.value.type, result.value.shape = cotangent_type(model.value), model.value.shape
@@ -382,7 +382,7 @@ def described(results: Var | Sequence[Var], models: Sequence[Var]) -> list[Var]:
 
 
 def inlined(op: Builder, graph: ir.Graph, given: Sequence[Var | None]) -> list[Var]:
-    """Inline the nodes of ``graph``, with ``given`` for its inputs (None: unread); return its outputs."""
+    """Move the nodes of ``graph`` to ``op``, with its inputs replaced by ``given``; return its outputs."""
     for x, replacement in zip(graph.inputs, given, strict=True):
         if replacement is not None:
             x.replace_all_uses_with(replacement.value)

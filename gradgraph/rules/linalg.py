@@ -55,12 +55,12 @@ def product_gradients(op: Builder, dz: Var, x: Var, y: Var) -> tuple[Var, Var]:
 
 
 def _linear_layer(op: Builder, dz: Var, x: Var, y: Var) -> tuple[Var, Var]:
-    """Return the gradients for ``x`` of any rank and a matrix ``y``, with flat products instead of batches and sums."""
+    """Return the gradients of ``x @ y`` for a matrix ``y``; leading axes of ``x`` are merged into one."""
     return dz @ transposed(op, y), op.Gemm(op.Flatten(x, axis=-1), op.Flatten(dz, axis=-1), transA=1)
 
 
 def _vector_product(op: Builder, dz: Var, x: Var, y: Var) -> tuple[Var, Var]:
-    """Return the gradients of a product with a vector, which is a row on the left and a column on the right."""
+    """Return the gradients of ``x @ y`` if a factor is a vector: ``x`` as a row, or ``y`` as a column."""
     if x.rank == y.rank == 1:
         return dz * y, dz * x
     if y.rank == 1:
@@ -71,7 +71,7 @@ def _vector_product(op: Builder, dz: Var, x: Var, y: Var) -> tuple[Var, Var]:
 
 
 def _by_vector(op: Builder, dz: Var, x: Var, y: Var) -> tuple[Var, Var]:
-    """Return the gradients for ``x`` of any rank and a vector ``y``."""
+    """Return the gradients of ``x @ y`` for ``x`` of any rank and a vector ``y``."""
     return op.Unsqueeze(dz, [-1]) * y, op.Reshape(dz, [-1]) @ op.Flatten(x, axis=-1)
 
 
@@ -209,13 +209,13 @@ def _lone_labels(term: str, x: Var, covered: str, others: list[tuple[str, Var]])
 
 
 def _without_ones(op: Builder, term: str, x: Var, labels: str) -> tuple[str, Var]:
-    """Remove axes of ``x`` that are known to broadcast: onnxruntime takes their size 1 for the size of the label."""
+    """Remove axes of size 1 with these labels from ``x`` and its term: onnxruntime does not broadcast them."""
     ones = [i for i, (c, d) in enumerate(zip(term, x.shape or (), strict=True)) if c in labels and d == 1]
     return "".join(c for i, c in enumerate(term) if i not in ones), op.Squeeze(x, ones) if ones else x
 
 
 def _sizes(terms: list[str], xs: tuple[Var, ...]) -> dict[str, shapes.Dim]:
-    """Return the size of every label; axes of size 1 broadcast."""
+    """Return the size of every label, or None if it is unknown; axes of size 1 broadcast."""
     sizes: dict[str, shapes.Dim] = {}
     for term, x in zip(terms, xs, strict=True):
         for label, dim in zip(term, x.shape or (), strict=True):

@@ -1,4 +1,4 @@
-"""Operators of ai.onnx.ml without a derivative; ``passes.normal.dialects.ml_models`` rewrites the other operators."""
+"""Operators of ai.onnx.ml without a gradient; ``passes.normal.dialects.ml_models`` rewrites all others."""
 
 from gradgraph.rules.registry import no_gradient
 

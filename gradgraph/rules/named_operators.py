@@ -41,8 +41,8 @@ class NamedOperator:
         name: the name in the domain ``gradgraph``.
         portable: the function that writes the operator in standard ONNX nodes.
         like: for each output, the index of an input with the same type and shape.
-        shape_only: the indices of inputs of which only the shape is read. If it is known, they are not passed, so that
-            the runtime can free them.
+        shape_only: the indices of inputs that are needed only for their shape. If the shape is known, the input is not
+            passed, so that the runtime can free it.
         parameters: the names of the inputs.
         cases: inputs and attributes for the tests of the operator's forms.
     """
@@ -119,7 +119,7 @@ def operator_of(node: ir.Node) -> NamedOperator | None:
 
 
 def arguments(op: Builder, node: ir.Node) -> tuple[list[Var | None], dict[str, Any]]:
-    """Return the inputs and attributes of a call as its forms accept them; inputs not passed have only a shape."""
+    """Return the inputs and attributes of a call; an omitted ``shape_only`` input is a value that has only a shape."""
     operator = OPERATORS[node.op_type]
     attrs = {a.name: list(a.value) if isinstance(a.value, tuple | list) else a.value for a in node.attributes.values()}
     floats = (v.type for v in node.inputs if v is not None and v.dtype is not None and v.dtype.is_floating_point())
@@ -135,7 +135,7 @@ def arguments(op: Builder, node: ir.Node) -> tuple[list[Var | None], dict[str, A
 
 
 def describe(node: ir.Node) -> None:
-    """Record the shapes of a call's outputs, which are those of the inputs listed in ``like``."""
+    """Set the types and shapes of a call's outputs to those of the inputs listed in ``like``."""
     for out, source in zip(node.outputs, OPERATORS[node.op_type].like, strict=True):
         model = node.inputs[source] if source < len(node.inputs) else None
         if model is not None and model.shape is not None:

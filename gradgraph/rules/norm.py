@@ -42,7 +42,9 @@ def _standardized(op: Builder, x: Var, axes: Sequence[int], epsilon: float) -> t
 def _standardized_vjp(
     op: Builder, g: Var, xhat: Var, inv: Var, axes: Sequence[int], epsilon: float | None = None
 ) -> Var:
-    """Return the cotangent of x from ``g``, the cotangent of ``x̂``; with ``epsilon``, accurate even for few numbers."""
+    """Return the cotangent of x from ``g``, the cotangent of ``x̂``.
+
+    With ``epsilon``, rounding errors are removed if few numbers share a mean (see ``_are_few``)."""
     k = op.ReduceMean(g * xhat, axes, keepdims=1)
     u = g - op.ReduceMean(g, axes, keepdims=1) - xhat * k
     if epsilon is not None and _are_few([(xhat.shape or ())[axis] for axis in axes]):
@@ -52,15 +54,15 @@ def _standardized_vjp(
 
 
 def _are_few(sizes: Sequence[int | str | None]) -> bool:
-    """Whether so few numbers share a mean and a deviation that projections remove nearly all of their cotangent.
+    """Whether so few numbers share a mean and deviation that nearly all of their cotangent cancels.
 
-    For two numbers only a fraction ε/(var + ε) remains. It may be 1e-5, which is as small as the rounding error.
+    For two numbers, only a fraction ε/(var + ε) remains, which may be as small as the rounding error (1e-5).
     """
     return 1 < math.prod(d if isinstance(d, int) else math.inf for d in sizes) <= MOST_NUMBERS_PROJECTED_OUT
 
 
 def channel_sums(op: Builder, x: Var) -> Var:
-    """Sum over all axes except channels: first over space, which is contiguous. That is twice as fast as one sum."""
+    """Sum over all axes except channels, first over space and then over the batch: twice as fast as a single sum."""
     of_sample = op.ReduceSum(x, list(range(2, x.rank)), keepdims=0) if x.rank > 2 else x
     return op.ReduceSum(of_sample, [0], keepdims=int(x.rank == 1))  # x of rank 1 has one channel
 
@@ -184,7 +186,7 @@ def _with_given_statistics(op: Builder, dy: Var, x: Var, scale: Var, mean: Var, 
 
 
 def _batch_statistics(op: Builder, x: Var) -> list[Var]:
-    """Return the mean and (biased) variance of each channel, as the node with momentum 0 outputs them."""
+    """Return the mean and (biased) variance of each channel, as a training BatchNormalization computes them."""
     n = batch_size(op, x)
     mean = channel_sums(op, x) / n
     centred = x - columns(op, mean, x)
@@ -201,7 +203,7 @@ def _batch_statistics(op: Builder, x: Var) -> list[Var]:
 def batch_normalization_gradient(
     op: Builder, dy: Var, x: Var, scale: Var, mean: Var, var: Var, *, epsilon: float
 ) -> tuple[Var, Var, Var]:
-    """Return the gradients of x, scale and bias; ``mean`` and (biased) ``var`` are those of each channel of ``x``.
+    """Return the gradients of x, scale and bias; ``mean`` and (biased) ``var`` are the statistics of ``x`` per channel.
 
     ``dx = a·(dy − k·centred − s)``, with a, k and s per channel, needs few passes over large tensors. If few numbers
     share a channel, the terms in the bracket cancel almost completely, so the projection is applied twice.
@@ -219,7 +221,7 @@ def batch_normalization_gradient(
 def unscaled_batch_normalization_gradient(
     op: Builder, dy: Var, x: Var, scale: Var, mean: Var, var: Var, *, epsilon: float
 ) -> tuple[Var, Var, Var, Var]:
-    """Return u, a, dscale and db, where ``dx = a·u``: for callers that apply the factor more cheaply elsewhere."""
+    """Return u, a, dscale and dbias, where ``dx = a·u``, for callers that apply the factor a elsewhere."""
     return _unscaled(op, dy, x, scale, mean, var, epsilon)
 
 
@@ -239,7 +241,7 @@ def has_few(x: Var) -> bool:
 
 
 def _projected_again(op: Builder, u: Var, centred: Var, var: Var, along: Var, epsilon: float) -> Var:
-    """Project ``u`` again to remove rounding errors: so that Σ u = 0 and Σ u·centred = along·ε/(var + ε)."""
+    """Remove rounding errors from ``u``, so that per channel Σ u = 0 and Σ u·centred = along·ε/(var + ε)."""
     n, wide = batch_size(op, u), var + epsilon
     k = (channel_sums(op, u * centred) - along * (epsilon / wide)) / (wide * n)
     mean = channel_sums(op, u) / n
@@ -249,9 +251,9 @@ def _projected_again(op: Builder, u: Var, centred: Var, var: Var, along: Var, ep
 def batch_normalization_factors(
     op: Builder, x: Var, scale: Var, var: Var, db: Var, along: Var, epsilon: float
 ) -> tuple[Var, Var, Var, Var]:
-    """Return ``dscale``, and the factors a, k and s of each channel, from ``db = Σ dy`` and ``along = Σ dy·centred``.
+    """Return ``dscale``, and per channel the factors a, k and s in ``dx = a·(dy − k·centred − s)``.
 
-    The factors are those in ``dx = a·(dy − k·centred − s)``.
+    They are computed from ``db = Σ dy`` and ``along = Σ dy·centred``.
     """
     n = batch_size(op, x)
     inv = inverse_deviation(op, var, epsilon)

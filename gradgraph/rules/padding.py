@@ -1,4 +1,4 @@
-"""The gradient rule of Pad: the border of dy is cut off (mode "constant"), or added to the elements that it copies."""
+"""The gradient rule of Pad: crop the border of dy (mode "constant"), or add it to the copied elements."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def pad(
 
 
 def _cut(op: Builder, dy: Var, pads: Var, axes: Var | None) -> Var:
-    """Crop the border from ``dy``: by a Slice, whose kernel is faster, or by a Pad if the forward Pad cropped, too."""
+    """Crop the border from ``dy``: by a Slice, which is faster, or by a Pad if a padding may be negative."""
     if pads.const is None or (pads.const < 0).any():
         return op.Pad(dy, -pads, None, axes)
     if not pads.const.any():
@@ -83,7 +83,7 @@ def _widths(x: Var, pads: Var, axes: Var | None) -> dict[int, tuple[int, int]] |
 
 
 def _folds(mode: str, x: Var, axis: int, before: int, after: int) -> bool:
-    """Whether each border of the axis is one contiguous copy of elements, or one repeated element ("edge").
+    """Whether each border of the axis copies one run of elements, without wrapping around, or repeats one ("edge").
 
     If the size is unknown, "reflect" is assumed to be narrower than the axis, as onnxruntime and PyTorch require.
     """

@@ -39,7 +39,7 @@ class Walk:
         self.passed = [last]
 
     def to(self, value: ir.Value | None, *op_types: str) -> ir.Node:
-        """Return the producer of ``value``, which must be one of these operators, in the same graph."""
+        """Return the producer of ``value`` in this graph; raise MismatchError if it is not one of ``op_types``."""
         node = some(made_by(value, *op_types))
         need(node.graph is self.last.graph)
         self.passed.append(node)
@@ -57,7 +57,7 @@ class Walk:
 
 
 def number_of(value: ir.Value | None) -> float | None:
-    """Return the only element of ``value`` if it is a marked constant, else None; weights are not constants."""
+    """Return the element of ``value`` if it is a constant with one element, else None (also for weights)."""
     producer = None if value is None else value.producer()
     if producer is not None and is_for_precision(producer):
         value = producer.inputs[0]
@@ -68,7 +68,7 @@ def number_of(value: ir.Value | None) -> float | None:
 
 
 def is_number(value: ir.Value | None, expected: float) -> bool:
-    """Whether ``value`` is this number, rounded to its type."""
+    """Whether ``value`` is a constant equal to ``expected``, up to rounding in its type."""
     known = number_of(value)
     if value is None or known is None or value.dtype is None:
         return False
@@ -83,7 +83,7 @@ def epsilon(dtype: ir.DataType) -> float:
 
 
 def with_number(node: ir.Node) -> tuple[ir.Value, float]:
-    """Return ``x`` and the constant ``c`` if ``node`` computes ``x·c`` or ``c·x``; for ``x/c``, ``x`` and ``1/c``."""
+    """Return ``x`` and ``c`` for a node ``x·c`` or ``c·x`` with a constant c; for ``x/c``, ``x`` and ``1/c``."""
     x, c = node.inputs
     if is_standard(node, "Mul") and number_of(c) is None:
         x, c = c, x
@@ -93,5 +93,5 @@ def with_number(node: ir.Node) -> tuple[ir.Value, float]:
 
 
 def need_one_rank(walk: Walk, x: ir.Value | None) -> None:
-    """Raise MismatchError unless the last node's output has the rank of ``x``: a constant may have added axes."""
+    """Raise MismatchError if the last node's output has another rank than ``x``, because a constant added axes."""
     need(len(some(shapes.shape_of(some(x)))) == len(some(shapes.shape_of(walk.last.outputs[0]))))

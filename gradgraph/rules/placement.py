@@ -87,7 +87,7 @@ def gather_gradient(op: Builder, dy: Var, where: Var, x: Var, *, axis: int) -> V
 
 
 def few_places(x: Var, axis: int) -> int:
-    """Return the number of places along ``axis`` if they are so few that a matrix product adds fastest; else 0."""
+    """Return the size of ``axis`` if it is so small that adding slices by a matrix product is fastest; else 0."""
     size = x.shape[axis] if x.shape is not None and x.rank <= 2 else None
     return size if isinstance(size, int) and size <= MOST_PLACES else 0
 

@@ -25,7 +25,7 @@ from gradgraph.rules.windows import Windows, flat, positions, ranked, sizes, spa
 
 
 def _seen(x: Var, y: Var, ceil_mode: int = 0, **attrs: Any) -> tuple[Windows, Var]:
-    """Return the windows of a pool, and ``y`` with the rank of ``x`` recorded."""
+    """Return the windows of a pool, and ``y``, whose unknown shape gets the rank of ``x``."""
     seen, y = windows(**attrs), ranked(y, x)
     if ceil_mode:
         _refuse_windows_behind_the_end(x, y, seen)
@@ -33,7 +33,7 @@ def _seen(x: Var, y: Var, ceil_mode: int = 0, **attrs: Any) -> tuple[Windows, Va
 
 
 def _refuse_windows_behind_the_end(x: Var, y: Var, seen: Windows) -> None:
-    """Raise ModelError if ONNX's inference counts a window that runtimes drop and the normal form could not remove."""
+    """Raise ModelError if ONNX shape inference counts a window that starts beyond the end, which runtimes drop."""
     for size, count, stride, begin in zip(seen.spatial(x), seen.spatial(y), seen.strides, seen.begins, strict=True):
         if isinstance(size, int) and isinstance(count, int) and (count - 1) * stride >= size + begin:
             raise ModelError(
@@ -264,7 +264,7 @@ def spread(op: Builder, dy: Var, x: Var, seen: Windows) -> Var:
     """Add each cotangent, divided by the number of taps, to all elements that its window read.
 
     ``dx[i·s + t·d - p] += dy[i] / (number of taps)`` for windows i, taps t, stride s, dilation d and begin padding p.
-    For adjacent windows each number is repeated; with stride 1 it is an average over mirrored windows; otherwise a
+    Adjacent windows repeat each cotangent; with stride 1 the result is an average pool of ``dy``; otherwise it is a
     ConvTranspose with one channel (channels are merged into the batch, because their number may be unknown).
     """
     rest = [r for r in seen.rest(x, dy) if r is not None and r >= 0]
@@ -291,14 +291,14 @@ def _repeated(op: Builder, dy: Var, seen: Windows, rest: Sequence[int]) -> Var:
 
 
 def _may_lack_taps(x: Var, y: Var, axis: int, seen: Windows, pads_count: bool, ceil: bool) -> bool:
-    """Whether some window may have taps along ``axis`` that do not count: in the padding, or beyond the end."""
+    """Whether a window may have taps along ``axis`` that the average excludes: in the padding or beyond the end."""
     rest = seen.rest(x, y)[axis]
     overhang = ceil and (rest is None or rest < 0)
     return overhang or (not pads_count and (seen.begins[axis] > 0 or seen.ends[axis] > 0))
 
 
 def _counts(op: Builder, x: Var, y: Var, axis: int, seen: Windows, pads_count: bool) -> Any:
-    """Return the number of taps that count, of each window along one axis: int64, ready to broadcast."""
+    """Return the number of taps in each window along one axis that the average counts: int64, ready to broadcast."""
     begin, end = seen.begins[axis], seen.ends[axis]
     taps, size = positions(op, y, seen, axis), op.dim(x, axis + 2)
     low, high = (0, op.Add(size, begin + end)) if pads_count else (begin, op.Add(size, begin))

@@ -1,4 +1,4 @@
-"""Quantized tensors: the scale of DequantizeLinear has a gradient; integers do not."""
+"""Gradient rules of quantization operators: the scale of DequantizeLinear has a gradient, but integers have none."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def dequantize_linear(
     axis: int = 1,
     block_size: int = 0,
 ) -> Gradients:
-    """Sum ``dy · (x - zero_point)`` over the elements that share a scale, as ``y = (x - zero_point) · scale``."""
+    """Return the gradient of the scale: ``dy · (x - zero_point)``, summed over the elements that share a scale."""
     wide_dy, steps = all_wide(op, dy, scale)  # float16 overflows before 70,000
     terms = wide_dy * op.DequantizeLinear(x, op.ones_like(steps), zero_point, axis=axis, block_size=block_size)
     return None, op.cast(_sums(op, terms, x, steps, axis, block_size), scale.dtype)

@@ -336,9 +336,10 @@ def _lstm(op: Builder, s: Direction, coupled: bool) -> tuple[Var, ...]:
 
 
 class _CellState:
-    """The cell state of an LSTM before each step (c) and after it (c'), and the gates: i = f(ai + pi c), …
+    """The cell state of an LSTM before each step (c) and after it (c'), and its gates, such as i = f(ai + pi c).
 
-    ``coupled`` means that the forget gate is 1 − i; ``pre`` are the arguments of the gates without peepholes.
+    Here f is the gate activation, and pi the peephole weights. ``pre`` are the gate arguments without peepholes (ai,
+    ao, af, ag); ``coupled`` means that the forget gate is 1 − i.
     """
 
     def __init__(self, op: Builder, s: Direction, coupled: bool, pre: Sequence[Var]) -> None:
@@ -375,9 +376,9 @@ class _CellState:
         return a if self.peepholes is None else a + self.peepholes[gate] * c
 
     def slopes(self) -> tuple[Var, Var, Var]:
-        """Return the factors between cotangents: from h' to c'; to the gates i, o, f, g; and from c' to c.
+        """Return three factors that cotangents are multiplied by: from h' to c'; to the gates i, o, f, g; from c' to c.
 
-        The gates i, f and g get theirs from c', and o gets its cotangent from h'.
+        The cotangents of i, f and g are computed from that of c', and the cotangent of o from that of h'.
         """
         op, f, before, after = self.op, self.f, self.before, self.after
         ai, ao, af = self._peep(self.ai, 0, before), self._peep(self.ao, 1, after), self._peep(self.af, 2, before)

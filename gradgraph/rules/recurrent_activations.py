@@ -17,7 +17,7 @@ from gradgraph.rules.rounding import wide
 
 @dataclass(frozen=True)
 class Kind:
-    """An activation function ``value(op, x, α, β)``, its derivative ``slope(op, x, y, α, β)``, and defaults of both."""
+    """An activation ``value(op, x, α, β)``, its derivative ``slope(op, x, y, α, β)``, and defaults of α and β."""
 
     value: Callable[[Builder, Var, float, float], Var]
     slope: Callable[[Builder, Var, Var, float, float], Var]
@@ -66,7 +66,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Activation:
-    """An activation function with its parameters, applied after the clip (pass-through on the closed interval)."""
+    """An activation function with its parameters, and the clip before it (gradient 1 on the closed interval)."""
 
     kind: Kind
     alpha: float

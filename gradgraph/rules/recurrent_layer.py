@@ -47,7 +47,7 @@ class Direction:
         return None if self.biases is None else self.biases[0] + self.biases[1]
 
     def before(self, states: Var, k: int = 0) -> Var:
-        """Return the state that enters each step, from ``states``, those after each step; k is 0 for h and 1 for c."""
+        """Return the state before each step from ``states``, the states after each step; k is 0 for h, 1 for c."""
         first = self.op.Unsqueeze(self.first[k], [0])
         if self.inside is not None:  # Y is zero beyond the ends, where the reverse direction begins
             states = self.op.Where(self.inside, states, first) if self.backwards else states
@@ -230,7 +230,7 @@ class Cell:
 
 
 def of_operands(op: Builder, operands: Sequence[Any], backwards: int, *activations: str) -> Direction:
-    """Return the direction that the inputs of a gradient operator describe."""
+    """Return the ``Direction`` with the inputs of a gradient operator as its operands."""
     X, W, R, Wb, Rb, *rest = operands
     n = (len(rest) - 1) // 2
     first, Y, dlast, dY = tuple(rest[:n]), rest[n], tuple(rest[n + 1 : 2 * n + 1]), rest[2 * n + 1]

@@ -117,8 +117,8 @@ def case(
     ``real`` for the floating type: ``case(real(3), graph="s = SequenceConstruct(x0, x0) y0 = SequenceAt(s, x1)")``.
 
     The kit compares gradients with central differences in float64: with all shapes known, with unknown shapes, with
-    every other axis known, and with the literals as run-time inputs; then the second-order gradient; and then in
-    onnxruntime in float32. Each of these can be skipped only with a reason.
+    alternate axes known, and with the literals as run-time inputs. Then it checks the second-order gradient, and the
+    gradient in onnxruntime in float32. The text arguments are reasons to skip one of these checks.
     """
     chosen = None if read is None else tuple(read)
     return Case(inputs, attrs, outputs, chosen, first_order_only, constant_literals, known_shapes, onnxruntime, graph)
@@ -170,8 +170,8 @@ class Bodies(Protocol):
     ) -> list[Var | None]:
         """Copy a subgraph, applied to ``inputs``, with its backward pass; return the gradient of each of ``wrt``.
 
-        ``wrt`` are among ``inputs``, captured values, and values of ``graph``, which stand for their copies. Unread
-        forward nodes are left for pruning.
+        ``wrt`` may contain ``inputs``, captured values and values of ``graph`` (whose copies are then differentiated).
+        Forward nodes whose outputs are unused remain; they are pruned later.
         """
         ...
 

@@ -41,7 +41,7 @@ def _rounding() -> list[Case]:
 
 
 def _tied() -> list[Case]:
-    """Return cases with one aspect ratio for all axes: kernels that read beyond the edges, then regions of interest."""
+    """Return cases with keep_aspect_ratio_policy: kernels that read beyond the edges, then regions of interest."""
     wide: list[dict[str, Any]] = [
         {"mode": "cubic"},
         {"mode": "cubic", "cubic_coeff_a": -0.5, "exclude_outside": 1},
@@ -189,7 +189,7 @@ def _entries(op: Builder, x: Var | None, where: list[int]) -> Var | None:
 
 
 def _stays(x: Var, y: Var, axis: int, j: int, scales: Var | None, roi: Var | None) -> bool:
-    """Whether the axis is known to be unchanged. (A scale of 1.1 may keep its size and yet move elements.)"""
+    """Whether Resize is known not to change the axis. (A scale of 1.1 may keep its size, but still move elements.)"""
     if roi is not None:
         return False
     if scales is not None:
@@ -198,7 +198,7 @@ def _stays(x: Var, y: Var, axis: int, j: int, scales: Var | None, roi: Var | Non
 
 
 def _copied(x: Var, sizes: Var | None) -> set[int]:
-    """Return the axes whose size ``sizes`` copies from x, as in ``resize_scales``: Where(other axes, …, Shape(x))."""
+    """Return the axes whose entry in ``sizes``, a node Where(other axes, …, Shape(x)), is the size of ``x``."""
     where = None if sizes is None else sizes.value.producer()
     shape = where.inputs[2].producer() if where is not None and where.op_type == "Where" and where.inputs[2] else None
     if where is None or shape is None or shape.op_type != "Shape" or shape.inputs[0] is not x.value:
@@ -211,7 +211,7 @@ def _copied(x: Var, sizes: Var | None) -> set[int]:
 
 
 def _repeats(x: Var, y: Var, along: list[int], scales: Var | None, how: dict[str, Any]) -> list[int] | None:
-    """Return the factor of each spatial axis if Resize only repeats every element that many times; else None."""
+    """Return how often Resize repeats elements along each spatial axis; None if it also interpolates or drops."""
     centre = how.get("coordinate_transformation_mode", "half_pixel")
     rounding = how.get("nearest_mode", "round_prefer_floor")
     blocks = (centre == "asymmetric" and rounding == "floor") or (centre in _CENTRED and rounding.startswith("round"))
@@ -240,7 +240,7 @@ def _ratio(x: Var, y: Var, axis: int, scale: tuple[Var, int] | None) -> float:
 def _matrix(
     op: Builder, x: Var, axis: int, roi: Var | None, scale: Var | None, size: Var | None, how: dict[str, Any]
 ) -> Var:
-    """Return W[output, input]: the identity, resized along its first axis (rows outside a region of interest are 0)."""
+    """Return W[output, input]: the identity matrix, resized along its first axis (0 outside a region of interest)."""
     n = op.dim(x, axis)
     identity = op.EyeLike(op.full(op.Concat(n, n, axis=0), 0, ir.DataType.FLOAT), dtype=int(ir.DataType.FLOAT))
     return op.Resize(op.cast(identity, x.dtype), roi, scale, size, axes=[0], **{**how, "extrapolation_value": 0.0})

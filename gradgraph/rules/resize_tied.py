@@ -31,7 +31,7 @@ def tied_matrix(
     policy: str,
     how: dict[str, Any],
 ) -> Var:
-    """Return W[output, input] of ``axis``, one of the axes ``along`` which Resize works; ``roi`` is None if unused."""
+    """Return W[output, input] of ``axis``; ``along`` lists all resized axes, and ``roi`` is None if it is not used."""
     return op.cast(_matrix(op, x, y, axis, along, roi, sizes, {**how, "keep_aspect_ratio_policy": policy}), x.dtype)
 
 
@@ -51,7 +51,7 @@ def _matrix(
 
 
 def _common_scale(op: Builder, x: Var, along: Sequence[int], sizes: Var, how: dict[str, Any]) -> Var:
-    """Return the scale of all axes: by the policy, the smallest or the largest of the axes' own scales."""
+    """Return the scale of all axes: the smallest of their scales for the policy "not_larger", else the largest."""
     before = op.Concat(*(op.dim(x, a) for a in along), axis=0)
     scales = op.cast(sizes, _wide(x)) / op.cast(before, _wide(x))
     reduce = op.ReduceMin if how["keep_aspect_ratio_policy"] == "not_larger" else op.ReduceMax
@@ -64,9 +64,9 @@ def _common_scale(op: Builder, x: Var, along: Sequence[int], sizes: Var, how: di
 def _read_off(
     op: Builder, x: Var, axis: int, along: Sequence[int], roi: Var | None, sizes: Var, how: dict[str, Any]
 ) -> Var:
-    """Return the coordinates c of Resize itself, by resizing a ramp 0, 1, 2, …: linear interpolation returns c.
+    """Return the coordinates c(o), read from a Resize of the ramp 0, 1, 2, …, whose linear interpolation returns c.
 
-    In mode "nearest", c is rounded already. It is never beyond the edges, and -1 outside of the region of interest.
+    In mode "nearest", c is rounded. It is limited to the edges, and -1 outside of the region of interest.
     """
     others = [a for a in range(x.rank) if a != axis]
     shape = op.Concat(*(op.dim(x, a) if a in along else op.const([1]) for a in range(x.rank)), axis=0)
@@ -83,7 +83,7 @@ def _region(op: Builder, roi: Var, j: int, count: int) -> Var:
 
 
 def _written(op: Builder, x: Var, y: Var, axis: int, s: Var, how: dict[str, Any]) -> Var:
-    """Return the coordinates c by the specification's formulas, also beyond the edges."""
+    """Return the coordinates c(o) by the formulas of the ONNX specification; they may lie beyond the edges."""
     n, count = (op.cast(op.Squeeze(op.dim(v, axis), [0]), _wide(x)) for v in (x, y))
     o = _steps(op, y, axis)
     half = (o + 0.5) / s - 0.5
@@ -114,9 +114,9 @@ def _wide(x: Var) -> ir.DataType:
 
 
 def _weights(op: Builder, x: Var, axis: int, c: Var, shrunk: Var | None, how: dict[str, Any]) -> Var:
-    """Return W for a kernel that also reads beyond the edges, and is widened by 1 / ``shrunk`` (antialias).
+    """Return W for the coordinates ``c``; with antialias, the kernel is widened by 1 / ``shrunk``.
 
-    A pixel beyond an edge has the value at the edge; with exclude_outside it does not count.
+    The kernel may read pixels beyond an edge, which have the value at the edge; exclude_outside excludes them.
     """
     n, reach = op.dim(x, axis), _REACH[how["mode"]]
     # coordinates are less than 1 beyond the edges

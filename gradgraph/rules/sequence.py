@@ -1,7 +1,7 @@
 """Gradient rules of sequences and optionals.
 
 If indices are constant, the normal form has replaced sequences by tensors. Other sequences are built at run time, and
-so are their gradients: sequences of equal length with the gradient of each element.
+their gradients are sequences of equal length, with the gradient of each element.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ no_gradient("a truth value", "OptionalHasElement")
 
 
 def from_the_front(op: Builder, place: Var, length: Var) -> Var:
-    """Convert an index that may be negative, and then counts from the end, to a nonnegative one."""
+    """Convert an index that may be negative (counting from the end) to a nonnegative index."""
     if place.const is not None and (place.const >= 0).all():
         return place
     place = op.cast(place, length.dtype)

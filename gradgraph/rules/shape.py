@@ -234,7 +234,7 @@ def split(
 
 @vjp("Range", case(uniform(0.1, 0.2), 3.0, uniform(0.5, 0.52)), case(uniform(2.0, 2.1), 0.0, uniform(-0.55, -0.5)))
 def range_(op: Builder, dy: Var, y: Var, start: Var, limit: Var, delta: Var) -> Gradients:
-    """Sum the cotangent for ``start``, and its products with 0, 1, 2, … for ``delta``.
+    """Return the gradients of ``start``, Σ dy, and of ``delta``, Σ i·dy[i].
 
     ``limit`` has no gradient, because the number of elements is piecewise constant.
     """

@@ -1,4 +1,4 @@
-"""Gradient rules of DFT, STFT and Col2Im: they are linear, so each gradient is the adjoint.
+"""Gradient rules of DFT, STFT and Col2Im. The operators are linear, so the gradient is their adjoint, applied to dy.
 
 Conjugation flips the sign of the exponent in a Fourier transform: the adjoint of the sum over e^(-iφ) is the sum over
 e^(+iφ), which is the inverse transform without its factor 1/n, and vice versa.
@@ -83,7 +83,7 @@ def _adjoint(op: Builder, dy: Var, n: Var, axis: Var, inverse: int) -> Var:
 
 
 def _resized(op: Builder, x: Var, size: Var, wanted: Var, axis: Var) -> Var:
-    """Change the length of an axis from ``size`` to ``wanted``, by zeros or by dropping elements at its end."""
+    """Change the length of an axis from ``size`` to ``wanted``, by appending zeros or dropping elements at the end."""
     more = op.Sub(wanted, size)
     if more.const is not None and not more.const.any():
         return x
@@ -125,7 +125,7 @@ def stft(
     *,
     onesided: int = 1,
 ) -> Gradients:
-    """Apply the adjoint of the transform of frames ``window · signal[f · step :]``; overlapping frames add up."""
+    """Transform the cotangents of all frames ``window · signal[f · step :]`` back, and add overlapping frames."""
     given, signal = signal, op.Unsqueeze(signal, [2]) if signal.rank == 2 else signal  # as in onnxruntime
     if dy.shape is None:  # ONNX does not infer it without a window and a length
         record_shape(dy.value, (None,) * 4)
@@ -173,7 +173,7 @@ def col2im(
     pads: Sequence[int] | None = None,
     dilations: Sequence[int] | None = None,
 ) -> Gradients:
-    """Gather columns, axis by axis, ``dy[n, c, k·dilation + window·stride]``, which is the adjoint of Col2Im."""
+    """Apply the adjoint of Col2Im: gather the columns ``dy[n, c, k·dilation + window·stride]``, axis by axis."""
     axes = _axes(image_shape, strides, dilations, [0] * (len(pads or ()) // 2))
     ones, pads = [1] * axes, list(pads or [0] * 2 * axes)
     columns = op.Pad(dy, [0, 0, *pads[:axes], 0, 0, *pads[axes:]]) if any(pads) else dy

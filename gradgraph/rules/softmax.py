@@ -51,9 +51,10 @@ def softmax(op: Builder, dy: Var, y: Var, x: Var, *, axis: int) -> Gradients:
     like=[1],
 )
 def softmax_gradient(op: Builder, dy: Var, y: Var, do: Var | None = None, o: Var | None = None, *, axis: int) -> Var:
-    """Compute ``y·(dy − Σ dy·y)``.
+    """Compute ``y·(dy − Σ dy·y)``, summed along ``axis``.
 
-    If y are attention probabilities, the sum is computed as Σ do·o from the attention's output o and its cotangent do.
+    For attention probabilities y, the equal sum Σ do·o is computed if the attention's output ``o`` and its cotangent
+    ``do`` are passed.
     """
     weighed = dy * y if do is None or o is None else do * o
     return y * (dy - op.ReduceSum(weighed, [axis], keepdims=1))
@@ -98,7 +99,7 @@ def cross_entropy_gradient(op: Builder, log_p: Var, places: Var, d: Var, *, axis
 
 @dataclass(frozen=True)
 class Targets:
-    """The class labels, ready for indexing: ignored samples have the label 0 and are not ``counted``."""
+    """The class labels, ready for indexing: ignored samples have label 0, and False in ``counted``."""
 
     labels: Var  # [N, d1, …]
     places: Var  # [N, 1, d1, …]: indices along the class axis
@@ -247,7 +248,9 @@ def labels_gradient(
     reduction: str,
     ignore_index: int | None = None,
 ) -> tuple[Var, None, Var | None]:
-    """Return the gradients of the scores that ``log_p`` is computed from, the target (None), and the class weights."""
+    """Return the gradients of the inputs of a loss on class labels: scores, target (None) and class weights.
+
+    ``log_p`` is the LogSoftmax of the scores, ``w`` are the class weights."""
     targets = Targets.of(op, target, ignore_index)
     weights = targets.weights(op, w, log_p.dtype)
     total = _total(op, targets, weights, dloss.dtype, reduction)

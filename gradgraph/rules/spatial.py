@@ -30,7 +30,7 @@ def _every_mode(x: Any, grid: Any, modes: Sequence[str]) -> list[Case]:
 
 
 def _edge(at: float, dx: list[float], dg: float, padding_mode: str = "border") -> Point:
-    """Return a case of one sample at ``at``, on a kink or beyond the image, in a row of three pixels at -1, 0 and 1."""
+    """Return a point for GridSample with one sample, at coordinate ``at``, in a row of three pixels at -1, 0 and 1."""
     row, grid = [[[[1.0, 5.0, 2.0]]]], [[[[at, 0.0]]]]
     return point(row, grid, gives=[[[[dx]]], [[[[dg, 0.0]]]]], padding_mode=padding_mode, align_corners=1)
 
@@ -98,9 +98,9 @@ def _points(op: Builder, grid: Var) -> Var:
     case(real(1, 2, 3), [1, 1, 1, 3], align_corners=1),
 )
 def affine_grid(op: Builder, dy: Var, y: Var, theta: Var, size: Var, *, align_corners: int = 0) -> Gradients:
-    """Sum ``dy[n, p]`` times ``[b[p], 1]`` over points p, as ``y[n, p] = theta[n] @ [b[p], 1]``.
+    """Return the gradient of theta: Σ dy[n, p]·[b[p], 1] over points p, because ``y[n, p] = theta[n] @ [b[p], 1]``.
 
-    The positions b are the grid of the identity.
+    Here b[p] is the position of point p in the grid of the identity.
     """
     axes = op.dim(theta, 1)
     identity = op.EyeLike(op.full(op.dims(theta, 1, 3), 0, theta.dtype))
@@ -161,8 +161,7 @@ def deform_conv(
 ) -> Gradients:
     """Differentiate a matrix product with the columns ``v = mask · sampled x``, [N, C·taps, places], as in im2col.
 
-    Images and points are split by offset group (og of them): N·og images of C/og channels, with taps·places points
-    each.
+    The og offset groups become part of the batch: N·og images of C/og channels, with taps·places points each.
     """
     images, dy = _grouped(op, x, offset_group), ranked(dy, x)
     seen = taps(op, _offset_places(op, offset, w, **attrs), images)

@@ -31,10 +31,10 @@ class Samples:
     """The samples of all regions along one axis.
 
     Attributes:
-        at: their pixel coordinates, [R, bins, samples].
+        at: the pixel coordinates, [R, bins, samples].
         counted: whether each sample exists, as regions may differ in their number of samples.
         share: 1 / (the number of samples of a bin), or 0 for a sample too far outside of the image.
-        along: their relative position between the start (0) and the end (1) of the region.
+        along: the relative position of each sample between the start (0) and the end (1) of the region.
         free: [R, 1, 1], 1 if the length of the region follows its corners, 0 if it is clamped to the minimum.
     """
 
@@ -106,7 +106,7 @@ _BOXES = [
 
 
 def _on_edges() -> list[Point]:
-    """Return points with one sample in a row of three pixels, exactly where another formula begins."""
+    """Return points with one sample in a row of three pixels, at positions where the formula changes."""
     pixels, ends = [[[[1.0, 5.0, 2.0]]]], "output_half_pixel"
     rows: list[tuple[float, float, int, float, dict[str, Any]]] = [
         (-1.5, 0.5, 0, 0.0, {}),  # one pixel before the first, as far out as a sample counts
@@ -302,7 +302,7 @@ def _crossed(op: Builder, p: Var, q: Var, combine: Callable[..., Var]) -> Var:
 def _winners(
     op: Builder, x: Var, batch: Var, rows: Var, columns: Var, counted: Var, weight: Var | None = None
 ) -> tuple[Var, Var]:
-    """Return which pixel is the largest of every bin and channel [R, bins·bins, C], and its position in flat x."""
+    """Return the index of the largest pixel in each bin and channel [R, bins·bins, C], and its position in flat x."""
     where = _crossed(op, op.Mul(rows, op.dim(x, 3)), columns, op.Add)
     count, batch = op.ReduceProd(op.dims(x, 2, 4), keepdims=1), op.Unsqueeze(batch, [1, 2])
     table = op.Reshape(op.Transpose(flat_space(op, x, 0, 0), perm=[0, 2, 1]), op.Concat([-1], op.dim(x, 1), axis=0))

@@ -43,7 +43,7 @@ class Windows:
 
     @property
     def taps(self) -> list[int]:
-        """The kernel's sizes that are known; all sizes of a pool are."""
+        """The known kernel sizes; for a pool, all of them."""
         return [k for k in self.kernel if k is not None]
 
     @property
@@ -54,7 +54,7 @@ class Windows:
 
     @property
     def mirrored(self) -> list[int] | None:
-        """The pads with which mirrored windows map y back to x at stride 1; ``None`` if there are no such pads."""
+        """The pads of the stride-1 convolution from y back to x; ``None`` if the stride is not 1 or a pad is negative."""
         pairs = list(zip(self.pads, self.extents * 2, strict=True))
         pads = [e - 1 - p for p, e in pairs if e is not None and e > p]
         return pads if len(pads) == len(pairs) and set(self.strides) == {1} else None
@@ -115,7 +115,7 @@ def windows(
 
 
 def ranked(y: Var, x: Var) -> Var:
-    """Record the rank of ``x`` for ``y`` if it has no shape: shape inference may find nothing for unknown sizes."""
+    """Return ``y``; if its shape is unknown, record the rank of ``x``, because shape inference may have failed."""
     if y.shape is None:
         record_shape(y.value, (None,) * x.rank)
     return y
@@ -151,6 +151,6 @@ def positions(op: Builder, y: Var, seen: Windows, axis: int) -> Var:
 
 
 def crop(op: Builder, x: Var, model: Var) -> Var:
-    """Crop ``x`` at the end of each spatial axis to the size of ``model``."""
+    """Crop the end of each spatial axis of ``x`` to the size of the axis in ``model``."""
     axes = spatial(model)
     return op.Slice(x, [0] * len(axes), space(op, model), axes)

@@ -1,1 +1,1 @@
-"""Composites: functions that exporters write as several nodes. Each file defines how one is found, and its rule."""
+"""Composites: functions that exporters write as several nodes. Each file finds some in a graph, and has their rules."""

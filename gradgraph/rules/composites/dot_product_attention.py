@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, softmax(mask(c·Q·Kᵀ))·V; if scores are computed otherwise, only softmax(S)·V."""
+"""Scaled dot-product attention, softmax(mask(c·Q·Kᵀ))·V, or softmax(S)·V for scores S of another form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_STEPS = 8  # nodes between the product and its last mask
 
 
 def find_weighed(walk: Walk) -> Found:
-    """Find P·V with P = Softmax(S), in which NaN may be replaced by zeros. The inputs are S and V."""
+    """Find P·V with P = Softmax(S), where a Where may replace NaN in P by zeros. The inputs are S and V."""
     p, v = walk.last.inputs
     softmax = walk.to(_unguarded(walk, some(p)), "Softmax")
     rank = len(some(shape_of(some(p))))
@@ -28,7 +28,7 @@ def find_weighed(walk: Walk) -> Found:
 
 
 def _unguarded(walk: Walk, p: ir.Value) -> ir.Value:
-    """Return ``p`` before the Where by which PyTorch replaces NaN (0/0) in fully masked rows by zeros, if any."""
+    """Return ``p``, or the input of the Where that replaces its NaN (0/0, in fully masked rows) by zeros."""
     node = p.producer()
     if node is None or not is_standard(node, "Where"):
         return p
@@ -200,8 +200,8 @@ def attention_gradient(
     """Return the gradients of Q, K, V, and of the masked scores S = Q·Kᵀ, given the probabilities P (``p``).
 
     dP = dY·Vᵀ, dV = Pᵀ·dY, dS = P·(dP − Σ dP·P), dQ = dS·K, dK = dSᵀ·Q. If there is a ``condition``, dS is 0 except
-    where the condition equals ``kept``. ``spread`` is Q·Kᵀ if a mask may be larger than Q·Kᵀ: dS is summed to its
-    shape.
+    where the condition equals ``kept``. If a mask may broadcast Q·Kᵀ to a larger shape, ``spread`` is Q·Kᵀ, and dS is
+    summed to the shape of ``spread`` before dQ and dK are computed.
     """
     dp, dv = product_gradients(op, dy, p, v)
     ds = weights_gradient(op, dp, p, dy, y)
@@ -229,7 +229,7 @@ def weighed_values(op: Builder, dy: Var, y: Var, s: Var, v: Var, p: Var) -> Grad
 def weights_gradient(op: Builder, dp: Var, p: Var, dy: Var, y: Var) -> Var:
     """Return the gradient of the scores, P·(dP − Σ dP·P), for y = P·V and dP = dY·Vᵀ.
 
-    The row sum Σ dP·P equals Σ dY·y, which is used if its rows are not longer.
+    The row sum Σ dP·P equals Σ dY·y. The latter is used unless the rows of y are longer than those of P.
     """
     keys, size = (None if x.shape is None else x.shape[-1] for x in (p, y))
     longer = isinstance(keys, int) and isinstance(size, int) and size > keys

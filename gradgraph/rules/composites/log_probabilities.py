@@ -16,7 +16,7 @@ from gradgraph.rules.softmax import cross_entropy_gradient, labels_gradient
 
 
 def find_picked(walk: Walk) -> Found:
-    """Find a GatherElements that reads one place per row of a LogSoftmax, along the axis of the LogSoftmax."""
+    """Find a GatherElements that reads one log-probability per row of a LogSoftmax, along its axis."""
     log_p, places = walk.last.inputs
     softmax = walk.to(log_p, "LogSoftmax")
     size, chosen = shapes.shape_of(some(log_p)), shapes.shape_of(some(places))

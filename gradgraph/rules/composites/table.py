@@ -76,7 +76,7 @@ def composite(
 
     Args:
         name: the name of the composite in tests.
-        last: the operators that its last node may have.
+        last: the operator types of the last node.
         find: a function that walks backwards from the last node and returns the arguments of the rule, or raises
             ``MismatchError`` (by ``some`` and ``need``).
         trials: cases and points of the rule kit, with graphs as exporters write them.
@@ -126,7 +126,9 @@ def _call(last: ir.Node, active: Collection[ir.Value], wrt: Collection[ir.Value]
 
 
 def _is_whole(walk: Walk, found: Found, active: Collection[ir.Value], wrt: Collection[ir.Value]) -> bool:
-    """Whether all gradients through the composite's nodes end at its inputs, and the rules of its nodes are our own."""
+    """Whether the composite's rule may replace its nodes' rules.
+
+    All its nodes must have gradgraph's own rules, and only ``found.inputs`` may receive gradients from them."""
     between = {y for node in walk.passed[1:] for y in node.outputs}
     read = {x for node in walk.passed for x in node.inputs if x is not None and x not in between}
     return (
