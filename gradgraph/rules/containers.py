@@ -30,7 +30,8 @@ def cotangent_type(x: ir.Value) -> ir.TypeProtocol | None:
 def typed(x: Var, like: Var) -> Var:
     """Return ``x``, with its type and shape set to those of ``like``.
 
-    The shape of a sequence is the shape of its elements, if they are equal."""
+    The shape of a sequence is the shape of its elements, if they are equal.
+    """
     x.value.type, x.value.shape = like.value.type, like.value.shape
     return x
 

@@ -44,7 +44,8 @@ def _standardized_vjp(
 ) -> Var:
     """Return the cotangent of x from ``g``, the cotangent of ``x̂``.
 
-    With ``epsilon``, rounding errors are removed if few numbers share a mean (see ``_are_few``)."""
+    With ``epsilon``, rounding errors are removed if few numbers share a mean (see ``_are_few``).
+    """
     k = op.ReduceMean(g * xhat, axes, keepdims=1)
     u = g - op.ReduceMean(g, axes, keepdims=1) - xhat * k
     if epsilon is not None and _are_few([(xhat.shape or ())[axis] for axis in axes]):

@@ -250,7 +250,8 @@ def labels_gradient(
 ) -> tuple[Var, None, Var | None]:
     """Return the gradients of the inputs of a loss on class labels: scores, target (None) and class weights.
 
-    ``log_p`` is the LogSoftmax of the scores, ``w`` are the class weights."""
+    ``log_p`` is the LogSoftmax of the scores, ``w`` are the class weights.
+    """
     targets = Targets.of(op, target, ignore_index)
     weights = targets.weights(op, w, log_p.dtype)
     total = _total(op, targets, weights, dloss.dtype, reduction)

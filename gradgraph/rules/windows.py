@@ -54,7 +54,7 @@ class Windows:
 
     @property
     def mirrored(self) -> list[int] | None:
-        """The pads of the stride-1 convolution from y back to x; ``None`` if the stride is not 1 or a pad is negative."""
+        """The pads of the convolution from y back to x; ``None`` if a stride is not 1 or a pad would be negative."""
         pairs = list(zip(self.pads, self.extents * 2, strict=True))
         pads = [e - 1 - p for p, e in pairs if e is not None and e > p]
         return pads if len(pads) == len(pairs) and set(self.strides) == {1} else None

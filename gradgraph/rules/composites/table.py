@@ -128,7 +128,8 @@ def _call(last: ir.Node, active: Collection[ir.Value], wrt: Collection[ir.Value]
 def _is_whole(walk: Walk, found: Found, active: Collection[ir.Value], wrt: Collection[ir.Value]) -> bool:
     """Whether the composite's rule may replace its nodes' rules.
 
-    All its nodes must have gradgraph's own rules, and only ``found.inputs`` may receive gradients from them."""
+    All its nodes must have gradgraph's own rules, and only ``found.inputs`` may receive gradients from them.
+    """
     between = {y for node in walk.passed[1:] for y in node.outputs}
     read = {x for node in walk.passed for x in node.inputs if x is not None and x not in between}
     return (
