@@ -1,9 +1,9 @@
 """Adapter checkpoints in the format of Hugging Face's PEFT: adapter_config.json, adapter_model.safetensors.
 
 PEFT's names are ``base_model.model.<module>.lora_A.weight`` of shape (rank, inputs) and ``….lora_B.weight`` of
-(outputs, rank), with ``….lora_magnitude_vector`` of DoRA; of an embedding ``….lora_embedding_A`` (rank, rows) and
-``….lora_embedding_B`` (columns, rank); of IA3 ``….ia3_l``; for prefixes see ``prefix_files``. Kinds that PEFT lacks
-(bottlenecks, biases, prefixes of some attentions only) are stored in the same files, with their own names and types.
+(outputs, rank). DoRA adds ``….lora_magnitude_vector``. An embedding has ``….lora_embedding_A`` (rank, rows) and
+``….lora_embedding_B`` (columns, rank), and IA3 has ``….ia3_l``; for prefixes see ``prefix_files``. Kinds that PEFT does
+not support (bottlenecks, biases, prefixes of some attentions only) are stored in the same files, under our own names.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def save_adapter(
 
 
 def _called(names: Mapping[str, str], layers: Sequence[str]) -> dict[str, str]:
-    """Return the name in the folder of each layer that ``names`` matches.
+    """Map each layer that ``names`` matches to its name in the folder.
 
     Raises:
         UnknownNameError: no layer has one of the names.
@@ -162,7 +162,10 @@ def _as_stored(work: ir.Model, adapter: Adapter) -> dict[str, Array]:
 
 
 def _groups(shapes: list[tuple[int, ...]]) -> int:
-    """Return the number of groups of a Conv with factors (rank, …) and (outputs, rank of a group, …)."""
+    """Return the number of groups of a Conv, from the shapes of its adapter's tensors; 1 for other layers.
+
+    Its two factors have the shapes (rank, inputs of a group, …) and (outputs, rank of a group, …).
+    """
     return shapes[0][0] // shapes[1][1] if len(shapes) > 1 and len(shapes[1]) > 1 else 1
 
 
@@ -179,10 +182,10 @@ def _turned(adapter: Adapter, place: int, array: Array, groups: int, rank: int) 
 
     Args:
         adapter: the adapter.
-        place: index of the tensor among those of the adapter.
+        place: index of the tensor in the adapter's tensors.
         array: the tensor.
         groups: number of groups of a Conv.
-        rank: number of axes of the first factor.
+        rank: number of axes (``ndim``) of the adapter's first factor.
     """
     if adapter.kind == "ia3" and adapter.operator == "Conv":
         return array[None]
@@ -204,7 +207,10 @@ def _is_low_rank(kind: str) -> bool:
 def _of_family(
     work: ir.Model, adapters: list[Adapter], family: Family, called: Mapping[str, str]
 ) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Return tensors and settings under Hugging Face's layer names, or the names in ``called``."""
+    """Return the adapters' tensors and the content of ``adapter_config.json`` under Hugging Face's layer names.
+
+    ``called`` maps layers of the model to other names in the folder.
+    """
     other = next((a for a in adapters if not _is_low_rank(a.kind) or a.operator in ("Conv", "Gather")), None)
     if other is not None:
         if KINDS[other.kind].peft is None:
@@ -268,7 +274,7 @@ def _config(adapters: list[Adapter], ranks: Mapping[str, int]) -> dict[str, Any]
 
 
 def _rank_held(work: ir.Model, adapter: Adapter) -> int:
-    """Return the rank of an adapter's factors; for a grouped Conv it is a multiple of the number of groups."""
+    """Return the rank of an adapter, as read from the shape of its first tensor."""
     return int(array_named(work, adapter.weights[0]).shape[0 if adapter.operator == "Conv" else 1])
 
 
@@ -387,15 +393,15 @@ def _take_whole_weights(work: ir.Model, kind: str, settings: Settings, arrays: d
 
 
 def _last(weight: str) -> str:
-    """Return the last part of the name of a weight's module."""
+    """Return the last part of a weight's module name, such as ``q_proj`` for ``layers.0.q_proj.weight``."""
     return weight.removesuffix(".weight").rpartition(".")[2]
 
 
 def _outputs_first(layer: Layer, array: Array, inputs_first: bool) -> Array | None:
-    """Return a fully trained weight with outputs first, for ``stored_weights``; None if its shape is not the layer's.
+    """Convert a fully trained weight from a PEFT folder to outputs first; return None if it does not fit the layer.
 
-    Layers of PyTorch have (outputs, inputs), the Conv1D of GPT-2 (inputs, outputs). For a square weight,
-    ``inputs_first`` decides.
+    PyTorch's linear layers store (outputs, inputs); GPT-2's Conv1D stores (inputs, outputs). ``inputs_first`` is the
+    layout of square weights, whose shape does not show it.
     """
     if layer.kind in ("Conv", "Gather"):
         fitting = array.shape == layer.shape
@@ -420,7 +426,10 @@ def _check_lying(layer: Layer, key: str, new: Array) -> None:
 
 
 def _is_changed(layer: Layer, new: Array, stored_in: np.dtype[Any]) -> bool:
-    """Whether a weight differs from the model's by more than their precision; False for a quantised layer."""
+    """Whether a weight differs from the model's after both are rounded to the coarser of their stored types.
+
+    Always false for a quantised layer.
+    """
     if is_quantised(layer):
         return False
     own = canonical(layer)
@@ -487,7 +496,10 @@ def _factors(stored: list[Array], scale: float) -> tuple[Array, Array, float, Ar
 
 
 def _repeated(kind: str, layers: list[Any], arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Return copies of tensors for layers that are further calls of a module, since PEFT stores one adapter for all."""
+    """Return adapter tensors for every later call of a module: copies of the tensors for its first call.
+
+    PEFT stores one adapter per module, while each call is a layer of its own here.
+    """
     copies: dict[str, Array] = {}
     for layer in layers:
         if isinstance(layer, Layer) and layer.repeats:
@@ -537,7 +549,10 @@ def _fill(work: ir.Model, made: list[Adapter], arrays: Mapping[str, Array], fold
 
 
 def _back(adapter: Adapter, place: int, array: Array, shape: tuple[int, ...], groups: int) -> Array | None:
-    """Convert a tensor of an adapter from PEFT's layout to ours, the inverse of ``_turned``; None for another shape."""
+    """Convert a tensor of an adapter from PEFT's layout to ours: the inverse of ``_turned``.
+
+    Returns None if the result would not have ``shape``, or if it cannot be expressed in ``groups`` groups.
+    """
     if adapter.kind == "ia3" or place == 2 or KINDS[adapter.kind].peft is None:
         same = array.shape == shape or (KINDS[adapter.kind].peft is not None and array.size == np.prod(shape))
         return np.ascontiguousarray(array.reshape(shape)) if same else None

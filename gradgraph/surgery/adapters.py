@@ -117,7 +117,7 @@ lora.__doc__ = (lora.__doc__ or "").rstrip() + "\n\n    Kinds:\n" + "".join(
 
 
 def _inward(layers: Sequence[Any], feedforward: str | Sequence[str], kind: str) -> set[str]:
-    """Return the names of the layers whose input is multiplied."""
+    """Return the names of the layers that ``feedforward`` matches, whose input an IA3 adapter multiplies."""
     if not as_names(feedforward):
         return set()
     if kind != "ia3":
@@ -132,14 +132,14 @@ def _names_of(layers: Sequence[Any]) -> list[str]:
 
 
 def _weighable() -> str:
-    """List the kinds that can share a layer, each with a scale."""
+    """Return the kinds of adapters that can share a layer, as text for a message."""
     return " and ".join(name for name, kind in KINDS.items() if kind.adds)
 
 
 def put_all(
     work: ir.Model, layers: Sequence[Any], wanted: Sequence[Adapter], rng: np.random.Generator
 ) -> list[Adapter]:
-    """Add adapters to layers."""
+    """Add one adapter of ``wanted`` to each of ``layers``, and return the adapters as added."""
     wanted = [replace(one, pieces=known_pieces(layer)) for layer, one in zip(layers, wanted, strict=True)]
     made = [KINDS[one.kind].put(work, layer, one, rng) for layer, one in zip(layers, wanted, strict=True)]
     finish = KINDS[wanted[0].kind].finish
@@ -147,14 +147,16 @@ def put_all(
 
 
 def rested(adapters: Sequence[Adapter]) -> list[Adapter]:
-    """Return the adapters, marked as not trained."""
+    """Return copies of the adapters that are marked as not trained."""
     return [replace(a, trained=False) for a in adapters]
 
 
 def adaptable(
     work: ir.Model, target: str | Sequence[str], kind: str, name: str, before: Sequence[Adapter]
 ) -> list[Any]:
-    """Return the parts of the model that ``target`` matches, excluding parts of existing adapters.
+    """Return the layers (for some kinds attentions or biases) that ``target`` matches, for adapters of ``kind``.
+
+    Layers of existing adapters (``before``) are excluded. Integer products are converted to float products first.
 
     Raises:
         UnknownNameError, BuildError: as :func:`lora` does.
@@ -266,7 +268,7 @@ def _weighed(work: ir.Model, adapter: Adapter, weight: float) -> Adapter:
 
 
 def factor_of(work: ir.Model, adapter: Adapter, number: float) -> tuple[ir.Value, np.ndarray]:
-    """Return the value in the model that scales an adapter, and ``number`` as an array of its type.
+    """Return the graph value that contains an adapter's scale, and ``number`` as an array of that value's type.
 
     Raises:
         BuildError: the adapter's nodes were changed.

@@ -75,7 +75,7 @@ def open_axes(model: Source, axes: Mapping[str, Mapping[int, str]], *, out: Path
 
 
 def _declare(work: ir.Model, axes: Mapping[str, Mapping[int, str]]) -> dict[str, int | str | None]:
-    """Set the symbolic sizes of the inputs; return the size that each name replaced."""
+    """Set the inputs' axes to symbolic sizes; return the former size by symbolic name."""
     inputs = {v.name: v for v in work.graph.inputs if v.name not in work.graph.initializers}
     stood_for: dict[str, int | str | None] = {}
     for name, chosen in axes.items():
@@ -97,7 +97,11 @@ def _declare(work: ir.Model, axes: Mapping[str, Mapping[int, str]]) -> dict[str,
 
 
 def _follow(work: ir.Model, before: Mapping[str, shapes.Shape]) -> None:
-    """Adapt fixed sizes, starting at the inputs; each node's sizes are looked up in the normal form."""
+    """Adapt each node that contains a fixed size of an axis that is now symbolic.
+
+    Symbolic sizes are inferred in a normal form of the model, of which every node is adapted, too. ``before`` has the
+    original shapes, by value.
+    """
     normal = normalise(work)
     own = {v.name: node for node in work.graph for v in node.outputs if v.name}
     for value in (v for node in normal.graph for v in node.outputs):
@@ -117,9 +121,9 @@ Follow = Callable[[ir.Model, ir.Node, ir.Node, Sequence[shapes.Shape | None]], N
 
 
 def _reshape(model: ir.Model, node: ir.Node, known: ir.Node, sizes: Sequence[shapes.Shape | None]) -> None:
-    """Set a symbolic axis in a constant target shape to 0 if its position is unchanged, else −1.
+    """Replace the sizes of symbolic axes in the target shape of a Reshape: by 0 at an unchanged position, else by −1.
 
-    A computed target needs no change. In both cases, the symbolic sizes of the result are recorded.
+    A computed target shape is not changed. In both cases, the symbolic sizes of the output are recorded.
     """
     source, result = known.inputs[0], known.outputs[0]
     dims = shapes.shape_of(source)
@@ -146,7 +150,9 @@ def _open_ones(dims: shapes.Shape) -> list[int]:
 
 
 def _place(axis: int, read: list[int], made: list[int]) -> tuple[int, bool]:
-    """Return the output axis of a Reshape that contains the given input axis, and whether it contains nothing else.
+    """Return the output axis of a Reshape that input axis ``axis`` becomes part of, and whether it is all of it.
+
+    ``read`` and ``made`` are the sizes of input and output.
 
     Elements keep their order, so the product of the sizes before an axis is the same in input and output.
     """
@@ -177,7 +183,7 @@ def _concat(model: ir.Model, node: ir.Node, known: ir.Node, sizes: Sequence[shap
 
 
 def _repeat(model: ir.Model, node: ir.Node, position: int, partner: int, axis: int, rank: int) -> None:
-    """Expand an input of ``node`` to the size of another one along ``axis``."""
+    """Expand input ``position`` of ``node`` along ``axis`` to the size of input ``partner``."""
     names = f"{node.outputs[0].name}.part{position}"
     one = add_weight(model, f"{names}.ones", np.ones(rank, np.int64))
     place = add_weight(model, f"{names}.axis", np.array([axis], np.int64))

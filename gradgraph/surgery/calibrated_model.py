@@ -89,9 +89,9 @@ def _calibrated(model: ir.Model, batches: Iterable[Batch], folder: Path) -> ir.M
 
 
 def turn_weights(model: ir.Model) -> None:
-    """Replace large weights that MatMuls read through a Transpose by transposed weights, in place.
+    """Remove each Transpose between a large weight and MatMuls, in place; the weight is transposed instead.
 
-    The transposed weights are computed on access. onnxruntime would compute them, too, but hold all in memory.
+    Transposed weights are computed on access. onnxruntime would transpose them, too, but keep all of them in memory.
     """
     for node in [*model.graph]:
         weight, old = next(iter(node.inputs), None), node.outputs[0]
@@ -132,10 +132,10 @@ def _optimised(model: ir.Model, path: Path) -> ir.Model:
 
 
 def _own_biases(model: ir.Model) -> None:
-    """Give each layer a bias of its own, one number per output, including the ``beta`` of a Gemm, in place.
+    """Give each layer its own bias with one number per output, multiplied by the ``beta`` of a Gemm, in place.
 
-    The quantiser ignores a ``beta`` other than 1, and fails for other shapes. For a shared bias it uses the scale of
-    the first layer, while onnxruntime's integer kernels use that of each.
+    The quantiser ignores ``beta`` and fails for biases of other shapes. It quantises a bias that layers share with the
+    first layer's scale, while onnxruntime's integer kernels assume the scale of each layer.
     """
     for node in [*model.graph]:
         bias = node.inputs[2] if node.op_type in _BIASED and len(node.inputs) > 2 else None
@@ -170,9 +170,9 @@ def _large(value: ir.Value) -> ir.TensorProtocol | None:
 
 
 def _ranges(proto: onnx.ModelProto, weights: FrozenWeights | None, batches: Iterable[Batch]) -> Ranges:
-    """Return the smallest and the largest number of each floating tensor that nodes read or write, by name.
+    """Return the smallest and the largest number of each floating activation of quantised operators, by name.
 
-    The nodes that compute them follow all others in reverse order, so that onnxruntime runs each as soon as it can.
+    The nodes that compute the ranges are appended in reverse order: so onnxruntime runs each as soon as it can.
     """
     stored, operators = {t.name for t in proto.graph.initializer}, _operators()
     values = (*proto.graph.value_info, *proto.graph.output, *proto.graph.input)
@@ -211,7 +211,7 @@ def _operators() -> set[str]:
 
 
 def _quantised(proto: onnx.ModelProto, weights: Mapping[str, Array], ranges: Ranges) -> onnx.ModelProto:
-    """Quantise ``proto`` with onnxruntime's quantiser, with these weights in place of its large ones."""
+    """Quantise ``proto`` with onnxruntime's quantiser, after replacing its large weights by the small ``weights``."""
     from onnxruntime.quantization import CalibrationMethod, QDQQuantizer, QuantType
     from onnxruntime.quantization.calibrate import TensorData, TensorsData
     from onnxruntime.quantization.quant_utils import add_infer_metadata
@@ -245,7 +245,7 @@ def _in_floats(proto: onnx.ModelProto) -> list[str]:
 
 
 def _axes(quantised: onnx.ModelProto, large: Large) -> dict[str, int | None]:
-    """Return the axis of the scales of each weight that became int8; None for a single scale."""
+    """Map each large weight that was quantised to int8 to the axis of its scales; None for a single scale."""
     stored = {t.name: t.data_type for t in quantised.graph.initializer}
     weights = {f"{name}{_INTEGERS}": name for name in large}
     return {
@@ -256,14 +256,17 @@ def _axes(quantised: onnx.ModelProto, large: Large) -> dict[str, int | None]:
 
 
 def _condensed(weight: Array, axis: int | None) -> Array:
-    """Return a small weight with the smallest and the largest number of each slice along ``axis``, or of all."""
+    """Return a small weight with the same ranges: the minimum and the maximum of each slice along ``axis``.
+
+    Without an axis, those of the whole weight.
+    """
     kept = None if axis is None else axis % weight.ndim
     others = tuple(a for a in range(weight.ndim) if a != kept)
     return np.concatenate([weight.min(others, keepdims=True), weight.max(others, keepdims=True)], others[0])
 
 
 def _with_weights(quantised: onnx.ModelProto, large: Large, rounded: Collection[str]) -> ir.Model:
-    """Return ``quantised`` with large weights: integers for those in ``rounded``, floats for other weights."""
+    """Return ``quantised`` with large weights in place of small ones: int8 for names in ``rounded``, else floats."""
     result: ir.Model = ir.from_proto(quantised)
     stored = result.graph.initializers
     for name, tensor in large.items():

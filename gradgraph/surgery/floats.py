@@ -57,7 +57,7 @@ def compute_in_float32(work: ir.Model) -> None:
 
 
 def _widen(node: ir.Node) -> None:
-    """Set type attributes of an operator to float32."""
+    """Convert an operator's attributes from float16 or bfloat16 to float32: tensors and type attributes."""
     for name, attribute in list(node.attributes.items()):
         if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype in NARROW:
             tensor = attribute.as_tensor()

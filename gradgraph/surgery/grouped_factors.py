@@ -19,7 +19,10 @@ def spread(array: Array, groups: int) -> Array:
 
 
 def gathered(array: Array, groups: int) -> Array | None:
-    """Invert ``spread``; None if a group uses the inputs of others, as adapters trained in PEFT do."""
+    """Invert ``spread``: convert (rank, all inputs, …) to (rank, inputs of a group, …).
+
+    Returns None if a group uses inputs of other groups, as in adapters trained in PEFT.
+    """
     rank, inputs = len(array), array.shape[1] // groups
     parts = np.zeros((rank, inputs, *array.shape[2:]), array.dtype)
     for rows, columns in _own_parts(rank, inputs, groups):

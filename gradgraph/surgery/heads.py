@@ -175,7 +175,7 @@ def _called(node: ir.Node) -> str:
 
 
 def _withstored(node: ir.Node) -> tuple[ir.Value | None, ir.TensorProtocol | None]:
-    """Return the computed operand and the stored one of an Add, Sub, Mul or Div with a stored tensor."""
+    """Return the computed and the stored operand of an Add, Sub, Mul or Div; None twice if no operand is stored."""
     if node.op_type in ("Add", "Sub", "Mul", "Div") and not node.domain:
         for value, other in (node.inputs, node.inputs[::-1]):
             if (tensor := numbers_of(stored(other))) is not None:
@@ -184,7 +184,7 @@ def _withstored(node: ir.Node) -> tuple[ir.Value | None, ir.TensorProtocol | Non
 
 
 def _count(tensor: ir.TensorProtocol | None) -> int:
-    """Return the number of elements of a tensor with at most one axis longer than 1; otherwise 0."""
+    """Return the number of elements of a vector or scalar (at most one axis longer than 1), or 0 for other tensors."""
     longest = 0 if tensor is None else max(tensor.shape.numpy(), default=1)
     return longest if tensor is not None and tensor.size == longest else 0
 
@@ -244,7 +244,7 @@ def _replace(work: ir.Model, head: _Head, classes: int, rng: np.random.Generator
 
 
 def _settled(behind: list[ir.Node]) -> Iterator[ir.Node]:
-    """Yield the nodes after the head, skipping Q/DQ pairs, whose ranges were calibrated on the old classes."""
+    """Yield the nodes after the head; remove Q/DQ pairs, whose ranges were calibrated on the old classes."""
     for node in behind:
         if node.op_type not in _PAIR:
             yield node

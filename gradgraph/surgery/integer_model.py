@@ -156,10 +156,10 @@ def _calibrated(model: ir.Model, batches: list[Batch], folder: Folder) -> ir.Mod
 
 
 def _move_to_file(model: ir.Model, folder: Folder, name: str) -> None:
-    """Move large weights from memory, or computed on access, to a file that is deleted with ``folder``.
+    """Write large weights to a file in ``folder``, with which it is deleted; weights computed on access are computed.
 
-    Weights in another file are moved, too, since a session maps files of one folder only. Weights stay in memory if
-    they are few, or if there is no disk space for the file.
+    Weights stored in another file are written, too, since a session maps files of one folder only. Weights stay in
+    memory if their total is small, or if the disk has no space for the file.
     """
     large = [v for v in stored_values(model) if bytes_of([v]) >= LEAST_BYTES]
     if bytes_of(v for v in large if not isinstance(v.const_value, ir.ExternalTensor)) >= large_weights.LEAST_KEPT:

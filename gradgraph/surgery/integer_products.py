@@ -73,7 +73,11 @@ _MOVES = ("Flatten", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Uns
 
 
 def _dequantised(op: Builder, numbers: Var, scale: Var, zero: Var | None, axis: int = 0) -> Var:
-    """Dequantise integers before nodes that only move them (``_MOVES``), which then move floats, so gradients pass."""
+    """Return dequantised integers.
+
+    The DequantizeLinear is written before any nodes that only move numbers (``_MOVES``, such as a Reshape), so that
+    these nodes move floats and gradients pass through them.
+    """
     count = _count(scale)
     shape = [] if count == 1 else [count]
     scale = _shaped(op, scale, shape)
@@ -95,7 +99,10 @@ def _count(scale: Var) -> int:
 
 
 def _shaped(op: Builder, x: Var, shape: list[int]) -> Var:
-    """Return ``x`` reshaped; equal results are one value, since a Q/DQ pair is recognised by reading the same scale."""
+    """Return ``x`` reshaped to ``shape``.
+
+    Equal stored results are one initializer: a Q/DQ pair is recognised by the scale that both nodes read.
+    """
     if x.shape is not None and list(x.shape) == shape:
         return x
     numbers, graph = numbers_of(x.value), x.value.graph
@@ -105,7 +112,7 @@ def _shaped(op: Builder, x: Var, shape: list[int]) -> Var:
 
 
 def _stored(op: Builder, graph: ir.Graph, name: str, numbers: Any) -> Var:
-    """Return these numbers as an initializer, reusing an existing one."""
+    """Return an initializer with these numbers: an existing one if equal, otherwise a new one called ``name``."""
     while (held := graph.initializers.get(name)) is not None:
         tensor = numbers_of(held)
         if tensor is not None and tensor.shape.numpy() == numbers.shape and np.array_equal(tensor.numpy(), numbers):
@@ -190,7 +197,7 @@ def _element_wise(op_type: str, operands: int) -> Callable[[Editor, ir.Node], No
 
 
 def _straight(op: Builder, x: Var, rounded: Var) -> Var:
-    """Return ``rounded``, with the gradient of ``x``."""
+    """Return a value equal to ``rounded`` whose gradient is passed to ``x`` (straight-through)."""
     difference = op.Identity(rounded - x)
     producer = difference.value.producer()
     assert producer is not None
@@ -199,7 +206,7 @@ def _straight(op: Builder, x: Var, rounded: Var) -> Var:
 
 
 def _data(op: Builder, numbers: Var, scale: Var, zero: Var | None) -> Var:
-    """Return rounded data as floats; for a DynamicQuantizeLinear the gradient goes to its input."""
+    """Return dequantised data; if a DynamicQuantizeLinear wrote them, gradients pass straight through to its input."""
     x = op.DequantizeLinear(numbers, _shaped(op, scale, []), None if zero is None else _shaped(op, zero, []))
     source = numbers.value.producer()
     if source is not None and source.op_type == "DynamicQuantizeLinear" and source.inputs[0] is not None:

@@ -169,7 +169,7 @@ def _choose_outputs(graph: ir.Graph, asked: str | Sequence[str] | None) -> None:
 
 
 def _tokens_of(given: Sequence[ir.Value]) -> ir.Value | None:
-    """Return the input of tokens, or of their embeddings: the one named ``…input_ids``, or else the first candidate."""
+    """Return the input for tokens, or for token embeddings: ``…input_ids``, otherwise the first candidate."""
     whole = [v for v in given if _is_whole(v) and v.name not in _COUNTED]
     named = [v for v in whole if (v.name or "").endswith("input_ids")]  # T5's decoder has its encoder's mask first
     floating = [v for v in given if v.dtype and v.dtype.is_floating_point()]
@@ -194,7 +194,7 @@ def _check(past: Sequence[ir.Value]) -> None:
 
 
 def _replace(editor: Editor, old: ir.Value, new: Var) -> None:
-    """Replace an input by ``new``, which is computed before everything else."""
+    """Replace all uses of ``old`` by ``new``, whose nodes are inserted at the start of the graph."""
     editor.place(editor.root[0])
     old.replace_all_uses_with(new.value)
 
@@ -211,7 +211,7 @@ def _ones(editor: Editor, mask: ir.Value, tokens: ir.Value, kept: ir.Value | Non
 
 
 def _seen(op: Builder, mask: ir.Value) -> Var:
-    """Return the position of each token among those visible in a mask, int64 [batch, length]."""
+    """Return the index of each token, counted over the visible tokens of its row, int64 [batch, length]."""
     return op.Max(op.CumSum(op.cast(op.wrap(mask), ir.DataType.INT64), op.const(1)) - 1, 0)
 
 
@@ -239,10 +239,10 @@ def _hide_others(work: ir.Model, editor: Editor, tokens: ir.Value) -> None:
 
 
 def _hide(work: ir.Model, editor: Editor, seen: Var, tokens: ir.Value) -> None:
-    """Restrict each GroupQueryAttention to the keys that are ``seen`` ([batch, 1, length or 1, length]), by a bias.
+    """Add an attention bias to each GroupQueryAttention that hides all keys that are not ``seen``.
 
-    By itself, the operator reads only the number of keys from a mask. Its rotary positions need no change, since only
-    distances between positions matter.
+    ``seen`` is bool [batch, 1, queries or 1, keys]. The operator itself would read only the number of keys from a mask.
+    Its rotary positions need no change, since only distances between positions matter.
     """
     nodes = _attentions(work)
     if not nodes:
@@ -294,7 +294,7 @@ def _empty(editor: Editor, past: ir.Value, tokens: ir.Value, usual: int | None) 
         editor: writes nodes.
         past: an input for past keys or values, or another state.
         tokens: the input of tokens.
-        usual: the head size, if all attentions that declare it have the same.
+        usual: the head size that all attentions of the model declare, or None; a fallback for an unknown size.
     """
     size = usual
     grows = len(shape_of(past) or ()) == 4  # past keys or values [batch, heads, length, size]
@@ -325,14 +325,14 @@ def _empty(editor: Editor, past: ir.Value, tokens: ir.Value, usual: int | None) 
 
 
 def _batch_axis(past: ir.Value, tokens: ir.Value) -> int:
-    """Return the axis of ``past`` with the symbolic batch size of the tokens; 0 if no axis has it."""
+    """Return the batch axis of ``past``: the axis with the symbolic size of the tokens' first axis, otherwise 0."""
     batch = (shape_of(tokens) or (None,))[0]
     shape = list(shape_of(past) or ())
     return shape.index(batch) if isinstance(batch, str) and batch in shape else 0
 
 
 def _state(past: ir.Value, tokens: ir.Value) -> list[int | None]:
-    """Return the sizes of a state of fixed size, such as that of a recurrence; 0 for the batch, None if unknown.
+    """Return the shape of a state of fixed size, such as a recurrence's: 0 for the batch axis, None for unknown sizes.
 
     Raises:
         BuildError: the state is a key-value buffer of fixed length, whose valid part is defined by a mask.

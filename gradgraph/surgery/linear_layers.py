@@ -29,9 +29,9 @@ _REWRITES = ("Cast", "DequantizeLinear", "Identity", "Transpose")  # nodes that 
 
 
 def rewritten(value: ir.Value | None) -> tuple[ir.Value | None, list[ir.Node]]:
-    """Return the initializer or constant that ``value`` rewrites, and the nodes from there to ``value``.
+    """Return the initializer or constant that ``value`` is a rewritten form of, and the nodes from it to ``value``.
 
-    None if ``value`` is computed from anything else.
+    Rewriting nodes transpose, cast or dequantise stored numbers. Returns None and no nodes for any other value.
     """
     chain: list[ir.Node] = []
     while value is not None and numbers_of(value) is None:
@@ -54,10 +54,11 @@ class Layer:
     """One linear layer.
 
     Attributes:
-        node: the node.
+        node: the MatMul, Gemm, Conv, Gather or MatMulNBits that reads the weight.
         name: name of the layer's module, derived from the name of the weight (without ``.weight``) or of the node.
             Unique within a model.
-        repeats: if this is a further call of a module, the name of the layer of the first call; otherwise empty.
+        repeats: if the layer is a second or later call of a module, the name of the layer of its first call; otherwise
+            empty.
     """
 
     node: ir.Node
@@ -70,25 +71,25 @@ class Layer:
 
     @property
     def names(self) -> list[str]:
-        """The names by which a pattern matches the layer: weight, module, the module that it repeats, node."""
+        """The names that a pattern can match: of the weight, the module, the module's first call, and the node."""
         weight = stored(self.weight)
         return [n for n in (None if weight is None else weight.name, self.name, self.repeats, self.node.name) if n]
 
     @property
     def place(self) -> int:
-        """The index of the input that is the weight."""
+        """The index of the weight in the inputs of the node."""
         return 0 if self.kind == "Gather" else 1
 
     @property
     def weight(self) -> ir.Value:
-        """The weight as the node reads it; for a MatMulNBits, its packed numbers."""
+        """The weight input of the node; for a MatMulNBits, the packed integers."""
         value = self.node.inputs[self.place]
         assert value is not None
         return value
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The sizes of the weight; for a MatMulNBits (inputs, outputs), as it multiplies."""
+        """The shape of the weight as the node reads it; for a MatMulNBits (inputs, outputs)."""
         if self.kind == "MatMulNBits":
             return Packing.of(self.node).K, Packing.of(self.node).N
         found = all_sizes(shape_of(self.weight))
@@ -96,39 +97,39 @@ class Layer:
 
     @property
     def axis(self) -> int:
-        """The axis of ``shape`` that counts the outputs; for an embedding, its columns."""
+        """The axis of the outputs in ``shape``; for an embedding, the axis of its columns."""
         layout = None if self.kind in ("Gather", "MatMulNBits") else layout_at(self.node, self.place, len(self.shape))
         return 1 if layout is None else layout.outputs[-1]
 
     @property
     def turned(self) -> bool:
-        """Whether the sizes of the weight are (outputs, inputs), as in PyTorch; false for a Conv."""
+        """Whether the weight is stored as (outputs, inputs), as in PyTorch; false for a Conv."""
         return self.kind != "Conv" and self.axis == 0
 
     @property
     def weighs(self) -> bool:
-        """Whether the layer is a Gemm that scales its product or its bias."""
+        """Whether the layer is a Gemm with an ``alpha`` or ``beta`` other than 1."""
         return self.kind == "Gemm" and any(self.node.attributes.get_float(k, 1.0) != 1 for k in ("alpha", "beta"))
 
     @property
     def groups(self) -> int:
-        """The groups of a Conv; 1 for others."""
+        """The number of groups of a Conv; 1 for other layers."""
         return self.node.attributes.get_int("group", 1)
 
     @property
     def kernel(self) -> tuple[int, ...]:
-        """The sizes of a Conv's kernel; empty for others."""
+        """The kernel size of a Conv, per spatial axis; empty for other layers."""
         return self.shape[2:] if self.kind == "Conv" else ()
 
     @property
     def bias(self) -> ir.Value | None:
-        """The bias that the node itself adds; None if it has none."""
+        """The bias input of the node, or None if it has no bias."""
         place = {"MatMulNBits": 5, "Gemm": 2, "Conv": 2}.get(self.kind, len(self.node.inputs))
         return self.node.inputs[place] if place < len(self.node.inputs) else None
 
     @property
     def added(self) -> tuple[ir.Node, ir.Value] | None:
-        """The Add that is the only reader of the layer, and the stored vector that it adds; None if there is none."""
+        """The Add of a stored bias after the layer, if it is the only reader, and that bias; otherwise None."""
         result = self.node.outputs[0]
         uses = list(result.uses())
         if len(uses) != 1 or result.is_graph_output() or uses[0].node.op_type != "Add" or uses[0].node.domain:
@@ -141,14 +142,14 @@ class Layer:
 
     @property
     def result(self) -> ir.Value:
-        """The output of the layer, including the bias of an Add that is its only reader."""
+        """The output of the layer, or of the Add of a bias after it (``added``)."""
         added = self.added
         return self.node.outputs[0] if added is None else added[0].outputs[0]
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """The numbers of inputs and outputs; for a Conv, channels (in, per group); for an embedding, its rows and
-        columns.
+        """The numbers of inputs and outputs; for a Conv, channels (inputs per group, outputs); for an embedding, its
+        rows and columns.
         """
         return self.shape[1 - self.axis], self.shape[self.axis]
 
@@ -164,7 +165,7 @@ class Layer:
 
     @property
     def data(self) -> ir.Value:
-        """The value that is multiplied; for an embedding, the row indices."""
+        """The input that the weight multiplies; for an embedding, the row indices."""
         value = self.node.inputs[1 - self.place]
         assert value is not None
         return value
@@ -177,7 +178,7 @@ class Layer:
 
 
 def _stored_sizes(value: ir.Value) -> tuple[int, ...]:
-    """Return the sizes of a stored weight as its reader gets it: those of the stored tensor, transposed if needed."""
+    """Return the shape of a stored weight as its reader sees it: after any Transpose between tensor and reader."""
     start, chain = rewritten(value)
     sizes = known_sizes(shape_of(start))
     for node in chain:
@@ -228,7 +229,10 @@ def _weight_of(node: ir.Node) -> ir.Value | None:
 
 
 def _layers(work: ir.Model, weights: Mapping[ir.Node, ir.Value]) -> dict[ir.Node, Layer]:
-    """Return the layers with unique names; of several with one name, that whose module has the name keeps it."""
+    """Return the layer of each node in ``weights``, with unique names.
+
+    If several layers have one name, the layer whose node belongs to a module of this name keeps it.
+    """
     wanted = {n: _module_name(n, weights[n], place) for place, n in enumerate(work.graph) if n in weights}
     owners: dict[str, ir.Node] = {}
     for node, name in wanted.items():

@@ -58,7 +58,7 @@ class Packing:
         return np.stack(parts, -1).reshape(*packed.shape[:-1], packed.shape[-1] * each)
 
     def _packed(self, numbers: Array, size: int) -> Array:
-        """Pack ``numbers`` into ``size`` bytes of the last axis, padded with zeros."""
+        """Pack the last axis of ``numbers`` into ``size`` bytes, padded with zeros."""
         each = 8 // self.bits
         full = np.zeros((*numbers.shape[:-1], size * each), np.uint8)
         full[..., : numbers.shape[-1]] = numbers

@@ -101,7 +101,7 @@ def free_name(work: ir.Model, wanted: str) -> str:
 
 
 def make_way(work: ir.Model, value: ir.Value, new: str) -> None:
-    """Rename an inner value, so that its own name is free."""
+    """Rename ``value`` to ``new``, or the next free name, so that its former name can be used again."""
     before, value.name = value.name, free_name(work, new)
     work.meta[_TAKEN].discard(before)
 
@@ -172,7 +172,7 @@ def check_patterns(target: str | Sequence[str], names: Iterable[str], what: str,
 
 
 def parts_of(target: ir.Value | None) -> list[ir.Value | None]:
-    """Return the parts of a target shape that a Concat joins; otherwise the target shape itself."""
+    """Return the inputs of the Concat that computes a target shape; without a Concat, the target shape itself."""
     node = None if target is None else target.producer()
     return list(node.inputs) if node is not None and node.op_type == "Concat" else [target]
 

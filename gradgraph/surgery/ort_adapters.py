@@ -114,6 +114,6 @@ def save_ort_adapter(work: ir.Model, adapters: Sequence[Adapter], path: Path) ->
 
 
 def _plain(adapter: Adapter, weight: str) -> str:
-    """Return the name of a tensor without the name of its set of adapters, so that all sets fit one base model."""
+    """Return a tensor's name without the adapter name at its end, so that files of all adapters fit one base model."""
     own = adapter.name == DEFAULT or adapter.kind == "bitfit"  # tensors of bitfit are the model's own
     return weight if own else weight.removesuffix(f".{adapter.name}")

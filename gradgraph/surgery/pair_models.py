@@ -80,7 +80,7 @@ def pair_model(model: Source, *, next_token: bool = False, out: Path | None = No
 
 
 def _by_pairs(op: Builder, graph: ir.Graph, rows: ir.Value, sizes: tuple[Any, ...]) -> Var:
-    """Replace an input ``[batch, length]`` by an input ``[pairs, 2, length]``; return the latter flattened to rows."""
+    """Replace the input ``rows`` ``[batch, length]`` by an input ``[pairs, 2, length]``; return it reshaped to rows."""
     pairs = ir.Value(name=rows.name, type=rows.type, shape=ir.Shape(["pairs", 2, sizes[1]]))
     x = op.wrap(pairs)
     made = op.Reshape(x, op.Concat([-1], op.Slice(op.shape(x), [2], [3], [0]), axis=0))
@@ -95,7 +95,9 @@ def _by_pairs(op: Builder, graph: ir.Graph, rows: ir.Value, sizes: tuple[Any, ..
 
 
 def _of_answers(op: Builder, scores: Var, labels: Var) -> tuple[Var, Var]:
-    """Return Σ log softmax(scores)[label] and Σ 1 over the labels of a row that are not ignored; ``[pairs, 2]`` each.
+    """Return the log-probability of all labels of each answer, and their number; ``[pairs, 2]`` each.
+
+    Ignored labels are not counted. ``scores`` are logits [rows, length, vocabulary].
 
     Written as cross entropy, so that the gradient of all log-probabilities is never materialised.
     """
@@ -109,9 +111,9 @@ def _of_answers(op: Builder, scores: Var, labels: Var) -> tuple[Var, Var]:
 
 
 def _behind(op: Builder, scores: Var) -> Var:
-    """Return the most likely token after the last one of each row ``[pairs, 2]``.
+    """Return the most likely next token after the last position of each row, ``[pairs, 2]``.
 
-    Computed for all rows, so that the logits need not be materialised for it.
+    The argmax is taken at all positions before the last is selected, so that the logits need not be materialised.
     """
     likeliest = op.ArgMax(scores, axis=2, keepdims=0)
     return op.Reshape(op.Gather(likeliest, -1, axis=1), [-1, 2])

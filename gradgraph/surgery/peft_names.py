@@ -141,7 +141,7 @@ class Renamed:
 
 
 def _moved(name: str, pairs: Iterable[tuple[str, str]]) -> str | None:
-    """Rename ``name`` by the first matching pair, with the text of ``*`` copied."""
+    """Return ``name`` renamed by the first pair (pattern, new name) that matches, or None; ``*`` copies its text."""
     for source, target in pairs:
         begin, star, end = source.partition("*")
         if name == source or (star and len(name) >= len(begin + end) and name.startswith(begin) and name.endswith(end)):
@@ -153,7 +153,9 @@ def _moved(name: str, pairs: Iterable[tuple[str, str]]) -> str | None:
 
 
 def joined(pieces: Sequence[Factors | None], sizes: Sequence[int]) -> Factors:
-    """Join adapters of consecutive outputs into one; a piece without an adapter gets zeros.
+    """Join the adapters of a packed layer's pieces into one adapter.
+
+    ``sizes`` is the number of outputs of each piece. A piece without an adapter (None) gets zeros in B.
 
     Raises:
         ValueError: only some pieces have magnitudes.
@@ -177,9 +179,9 @@ def joined(pieces: Sequence[Factors | None], sizes: Sequence[int]) -> Factors:
 
 
 def split(whole: Factors, sizes: Sequence[int]) -> list[Factors | None]:
-    """Split the adapter of a packed layer into adapters of its pieces, which are consecutive outputs.
+    """Split the adapter of a packed layer into one adapter per piece; ``sizes`` is the number of outputs of each.
 
-    None for a piece that had no adapter when the pieces were joined.
+    A piece that had no adapter when the pieces were joined becomes None.
     """
     ends = list(accumulate(sizes))
     parts = [whole.rows(end - size, end) for end, size in zip(ends, sizes, strict=True)]
@@ -243,7 +245,7 @@ def for_layers(given: Mapping[str, Factors], layers: Iterable[Layer]) -> dict[st
 
 
 def _by_meaning(modules: Iterable[str]) -> dict[str, str]:
-    """Return PEFT's modules by the builder's full name, and by its part from the layer number on if that is unique."""
+    """Map the builder's names to PEFT's modules: full names, and unique endings that start at the layer number."""
     whole = {as_ours(module): module for module in modules}
     short: dict[str, list[str]] = {}
     for name, module in whole.items():

@@ -125,7 +125,10 @@ def _is_set(value: Any) -> bool:
 
 
 def _check_beginning(table: Fields, where: str) -> None:
-    """Raise DataError for an initialisation that changes the base model; PEFT repeats it when it loads the folder."""
+    """Raise DataError if ``init_lora_weights`` is a method that changes the base model's weights.
+
+    PEFT repeats this change when it loads the folder.
+    """
     begun = table.value("init_lora_weights")
     if begun in (None, True, False) or str(begun).lower() in _BEGINNINGS:
         return
@@ -142,7 +145,7 @@ def _check_beginning(table: Fields, where: str) -> None:
 
 
 def own_number(patterns: Mapping[str, N], module: str, usual: N) -> N:
-    """Return the number of the first pattern that matches a module; ``usual`` if none does."""
+    """Return the number (a rank or alpha) of the first pattern that matches a module, otherwise ``usual``."""
     return next((n for key, n in patterns.items() if fits(module, [key])), usual)
 
 

@@ -52,7 +52,10 @@ def count_seen(work: ir.Model, editor: Editor, fed: Collection[ir.Value], seen: 
 
 
 def _lookups(graph: ir.Graph, fed: Collection[ir.Value]) -> list[ir.Node]:
-    """Return each Gather whose indices depend on no input, and whose rows are added to a value that does."""
+    """Return the Gathers that may look up position embeddings.
+
+    Their indices do not depend on the values of inputs, and their rows are added to a value that does.
+    """
     told, found = set(fed), []
     for node in graph:
         if node.op_type not in _OF_SIZES and any(value in told for value in node.inputs if value is not None):
@@ -68,7 +71,7 @@ def _is_table(value: ir.Value | None) -> bool:
 
 
 def _is_added(rows: ir.Value, told: Collection[ir.Value]) -> bool:
-    """Whether rows of a table are added to a value that depends on inputs, possibly through an adapter."""
+    """Whether rows of a table are added, possibly after an adapter, to a value in ``told``, which depends on inputs."""
     for node in (use.node for use in rows.uses()):
         if node.domain or any(value in told for value in node.inputs):
             if node.op_type == "Add" and not node.domain:
@@ -79,7 +82,7 @@ def _is_added(rows: ir.Value, told: Collection[ir.Value]) -> bool:
 
 
 def _origin(numbers: ir.Value | None) -> ir.Value | None:
-    """Return the value that ``numbers`` is a reshaped, cast or repeated form of."""
+    """Return the value from which ``numbers`` is computed by reshaping, casting and repeating alone."""
     while numbers is not None:
         node = numbers.producer()
         if node is None or node.domain or node.op_type not in _SAME_NUMBERS:

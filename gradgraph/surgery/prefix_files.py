@@ -31,7 +31,7 @@ def is_as_in_peft(work: ir.Model, adapters: Sequence[Adapter]) -> bool:
 
 
 def _numbers(work: ir.Model, adapters: Sequence[Adapter]) -> list[list[Array]]:
-    """Return keys and values [heads, length, size] of each layer."""
+    """Return, for each adapter, its prefix keys and its prefix values [heads, length, size]."""
     return [[array_named(work, name) for name in adapter.weights] for adapter in adapters]
 
 
@@ -55,7 +55,7 @@ def joined(work: ir.Model, adapters: Sequence[Adapter]) -> tuple[dict[str, Array
 
 
 def apart(config: Fields, arrays: Mapping[str, Array], layers: Sequence[Attention]) -> tuple[int, list[Array]]:
-    """Return the length of a PEFT prefix, and its keys and values [heads, length, size], layer by layer.
+    """Return the length of a PEFT prefix, and its arrays [heads, length, size]: keys, values of layer 0, of layer 1, ….
 
     Raises:
         DataError: the settings, the tensor and the model's attentions do not match.
@@ -83,7 +83,7 @@ def apart(config: Fields, arrays: Mapping[str, Array], layers: Sequence[Attentio
 
 
 def check_counted(made: Sequence[Adapter]) -> None:
-    """Raise DataError if positions of the text are not offset by the prefix, as in PEFT."""
+    """Raise DataError unless the model offsets the positions of the text by the prefix length, as PEFT does."""
     if not all(a.counted for a in made):
         raise DataError(
             "PEFT offsets the positions of the text by the length of the prefix, but this model has neither an input "

@@ -44,7 +44,7 @@ def refuse_integer_products(work: ir.Model) -> None:
 
 
 def names_of_quantised(work: ir.Model) -> list[str]:
-    """Return all names by which a pattern can match quantised weights."""
+    """Return all names of quantised weights that a pattern can match: of integer tensors, their readers and modules."""
     return [name for node in _with_integers(work) for name in _names(node)]
 
 
@@ -85,7 +85,7 @@ def _is(node: ir.Node | None, op_type: str) -> bool:
 
 
 def _named(nodes: Sequence[ir.Node], target: str | Sequence[str]) -> list[ir.Node]:
-    """Return the nodes whose integer tensor, reader or reader's module matches a pattern."""
+    """Return the DequantizeLinear nodes whose integer tensor, reader or reader's module ``target`` matches."""
     return matched(target, ((_names(node), node) for node in nodes))
 
 
@@ -101,7 +101,7 @@ def _base(name: str) -> str:
 
 
 def _float_weight(work: ir.Model, node: ir.Node, integers: ir.Value, numbers: np.ndarray) -> ir.Value:
-    """Return a new weight with the dequantised values of ``integers``, rounded to the same grid in the graph."""
+    """Add a float weight with the dequantised ``numbers``; return the integers to which the graph rounds it."""
     kind, result = numbers_of(integers), node.outputs[0]
     assert kind is not None
     if numbers.dtype != np.float32:
@@ -131,7 +131,7 @@ def _float_weight(work: ir.Model, node: ir.Node, integers: ir.Value, numbers: np
 
 
 def _take_place(work: ir.Model, integers: ir.Value, rounded: ir.Value) -> None:
-    """Give ``rounded`` the name of the stored integers, which are no longer used."""
+    """Replace the stored ``integers`` by ``rounded``, which takes their name."""
     name = integers.name
     integers.replace_all_uses_with(rounded)
     if integers.is_initializer():
@@ -149,7 +149,8 @@ def _learn(work: ir.Model, weights: Sequence[ir.Node], everywhere: bool) -> None
     Args:
         work: the model.
         weights: the DequantizeLinear nodes of quantised weights, whose scales are trained.
-        everywhere: train the scales of all Q/DQ pairs on data; otherwise only of those on the inputs of these layers.
+        everywhere: train the scales of all Q/DQ pairs on activations; otherwise only those on the inputs of the layers
+            that read ``weights``.
     """
     first = work.graph[0]  # scales depend on weights only, so they are computed before all other nodes
     biases = [n for n in weights if (held := numbers_of(n.inputs[0])) is not None and held.dtype == ir.DataType.INT32]
@@ -171,7 +172,7 @@ def _learn(work: ir.Model, weights: Sequence[ir.Node], everywhere: bool) -> None
 
 
 def _follow(work: ir.Model, first: ir.Node, bias: ir.Node) -> None:
-    """Compute the scale of a bias in the graph, as data scale times weight scale of its layer, if both are known."""
+    """Replace the stored scale of a bias by data scale times weight scale of its layer, if both are known."""
     layer = next((use.node for use in bias.outputs[0].uses() if use.idx == 2), None)
     dequantised = [v.producer() if v is not None else None for v in (layer.inputs[:2] if layer is not None else ())]
     found = [n.inputs[1] for n in dequantised if n is not None and _is(n, "DequantizeLinear")]

@@ -211,7 +211,7 @@ class _Range:
 
 
 def _ranges(work: ir.Model, values: set[ir.Value], data: Mapping[str, np.ndarray]) -> dict[ir.Value, _Range]:
-    """Return the range of each value on ``data``, extended to include 0."""
+    """Return the smallest and the largest number of each value when the model runs on ``data``; ranges include 0."""
     names = [v.name or "" for v in values]
     probe = work.clone()
     inner = {v.name: v for node in probe.graph for v in node.outputs}
@@ -243,7 +243,7 @@ def _batches(work: ir.Model, data: Mapping[str, np.ndarray]) -> list[Feeds]:
 
 
 def _rounded(work: ir.Model, layer: Layer, found: _Range, kind: str, learned: bool) -> ir.Value:
-    """Write nodes that round the input of a layer to the integers of its range; return the rounded input."""
+    """Write a Q/DQ pair on the input of a layer, with scale and zero point for its range; return the result."""
     lowest, highest = INTEGER_RANGES[ACTIVATIONS[kind]]
     size = max((found.high - found.low) / (highest - lowest), SMALLEST)
     zero = int(np.clip(round(lowest - found.low / size), lowest, highest))

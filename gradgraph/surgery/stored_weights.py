@@ -26,7 +26,10 @@ def canonical(layer: Layer) -> Array:
 
 
 def as_laid_out(layer: Layer, weight: Array) -> Array:
-    """Convert a weight from outputs first to the node's layout, or back; a MatMulNBits has outputs first."""
+    """Convert a weight from outputs first to the layout of the layer's node, or back (a transpose, if any).
+
+    A MatMulNBits stores outputs first.
+    """
     return weight if layer.axis == 0 or layer.kind == "MatMulNBits" else weight.T
 
 
@@ -191,7 +194,13 @@ def _write_packed(work: ir.Model, node: ir.Node, weight: Array) -> None:
 
 
 def _write_stored(work: ir.Model, layer: Layer, weight: Array) -> None:
-    """Store a weight, in the layout of its layer, through the nodes between the stored tensor and the layer."""
+    """Quantise a weight (in the node's layout), and store integers, scales and zero points.
+
+    Transposes between the stored tensor and the layer are undone first.
+
+    Raises:
+        BuildError: the weight is quantised in a way that is not supported for writing.
+    """
     chain = _own_chain(work, layer)
     at = [i for i, node in enumerate(chain) if node.op_type == "DequantizeLinear"]
     if len(at) != 1:

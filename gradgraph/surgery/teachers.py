@@ -163,7 +163,7 @@ def _shape_text(shape: Any) -> str:
 
 
 def _call(teacher: ir.Model) -> None:
-    """Prefix all names except those of inputs with ``teacher.``."""
+    """Prefix all names of nodes and values with ``teacher.``, except the names of inputs."""
     inputs = set(teacher.graph.inputs)
     for graph in (teacher.graph, *teacher.graph.subgraphs()):
         values = [*graph.initializers.values(), *(v for node in graph for v in node.outputs)]

@@ -70,7 +70,7 @@ def _untie(work: ir.Model, value: ir.Value) -> None:
 
 
 def _name(work: ir.Model, module: str, use: tuple[ir.Node, int]) -> str:
-    """Return the name for the copy of a weight in a module; empty if unknown."""
+    """Return a name for a module's copy of a shared weight, such as ``query.bias``; empty if its role is unknown."""
     node, position = use
     if _is_second_name(node):
         name = node.outputs[0].name or ""

@@ -22,17 +22,17 @@ TOLERANCE = 1e-4  # relative to the largest number of an output: the order of su
 def check_opened(
     fixed: ir.Model, work: ir.Model, axes: Mapping[str, Mapping[int, str]], stood_for: Mapping[str, int | str | None]
 ) -> None:
-    """Raise ModelError unless ``work`` reproduces ``fixed`` at its old sizes, and runs correctly at larger ones.
+    """Raise ModelError unless ``work`` has the outputs of ``fixed`` at the original sizes, and runs at larger sizes.
 
-    If all inputs share the symbolic first axis, every output must grow with it, and its first rows must be those of
-    ``fixed``; the first axis of the outputs is then declared symbolic. For other symbolic axes, the model only has to
-    run.
+    If the first axis of all inputs has the same symbolic name (the batch), every output must grow with it and begin
+    with the rows of ``fixed``; the first axis of the outputs is then declared symbolic. For other symbolic axes, the
+    model only has to run.
 
     Args:
         fixed: the original model.
         work: the model with symbolic axes.
         axes: the names of symbolic axes, by input and index.
-        stood_for: the original size by name of a symbolic axis.
+        stood_for: the original size of each symbolic axis, by its name.
     """
     feeds = next(iter(candidates(fixed.graph, np.random.default_rng(0))))
     before = run_model(fixed, feeds, "as it was")
@@ -64,7 +64,10 @@ def _compare_rows(work: ir.Model, before: Feeds, found: Feeds, symbol: str, batc
 
 
 def _grown(array: np.ndarray, axes: set[int]) -> np.ndarray:
-    """Append rows along these axes: copies of the first rows, with other values for floats so that means change."""
+    """Return ``array`` made longer along ``axes``: its first rows are appended, for floats multiplied by −2.
+
+    The factor ensures that means change.
+    """
     for axis in axes:
         more = np.take(array, range(MORE), axis)
         array = np.concatenate([array, more if array.dtype.kind in "iub" else (-2 * more).astype(array.dtype)], axis)

@@ -192,7 +192,7 @@ def load_weights(
 
 
 def give_weights(work: ir.Model, weights: Arrays | Path) -> None:
-    """Load every tensor of ``weights`` that has the name and shape of a weight, in place.
+    """Load each tensor of ``weights`` whose name and shape match an initializer of the model, in place.
 
     Raises:
         DataError: the file cannot be read, or nothing in it fits.
@@ -219,7 +219,7 @@ def _read(path: Path) -> Stored:
 
 
 def _check_all(work: ir.Model, found: Mapping[str, str], stored: Stored, strict: bool) -> None:
-    """Raise DataError if names do not fit, and log how many are loaded."""
+    """Raise DataError if weights are missing in the file or unused; log the number of loaded weights."""
     wanted = _weights_of(work)
     missing = [name for name in wanted if name not in found]
     taken = set(found.values())
@@ -256,7 +256,7 @@ def _weights_of(model: ir.Model) -> list[str]:
 
 
 def _is_kept(name: str, array: np.ndarray, taken: Collection[str]) -> bool:
-    """Whether a tensor of a checkpoint is not a weight but other training state: optimizer state or a counter."""
+    """Whether a tensor of a checkpoint is training state instead of a weight: a counter, or the optimizer's."""
     return array.ndim == 0 or array.dtype.kind != "f" or any(name.startswith(f"{weight}.") for weight in taken)
 
 
@@ -276,14 +276,17 @@ def _is_square(data: np.ndarray) -> bool:
 
 
 def _outputs(value: ir.Value) -> int | None:
-    """Return the axis of a matrix that counts outputs; None for embeddings, and for weights that no product reads."""
+    """Return the output axis of a matrix; None for embeddings, and for weights that no product reads."""
     found = layouts(value)
     axes = {layout.outputs for layout in found if len(layout.outputs) == 1}
     return axes.pop()[0] if axes and all(layout.inputs is not None for layout in found) else None
 
 
 def _kinds(source: str) -> list[str]:
-    """Return the ends of a name without numbers, by which similar matrices are found: ``c_proj.weight``, ``weight``."""
+    """Return the last two parts and the last part of a name, without digits: ``c_proj.weight`` and ``weight``.
+
+    Matrices with such an ending in common are assumed to have one layout.
+    """
     words = [re.sub(r"\d+", "", word) for word in re.split(r"[./]", source)]
     return [".".join(words[-2:]), words[-1]] if len(words) > 1 else [""]
 
@@ -297,7 +300,10 @@ _WAYS: dict[str, Callable[[int, int], bool]] = {
 
 
 def _lying(pairs: Sequence[tuple[ir.Value, np.ndarray, str]]) -> dict[str, set[str]]:
-    """Return the possible layouts of matrices with similar names (``_kinds``), as determined by non-square matrices."""
+    """Return the possible layouts of matrices in the file by ending of their names (``_kinds``).
+
+    They are inferred from non-square matrices.
+    """
     found: dict[str, set[str]] = {}
     for value, data, source in pairs:
         if data.ndim != 2 or data.shape[0] == data.shape[1] or (own := _outputs(value)) is None:

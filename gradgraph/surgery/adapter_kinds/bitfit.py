@@ -42,7 +42,7 @@ class Bias:
 
     @property
     def names(self) -> list[str]:
-        """The names by which a pattern matches the bias."""
+        """The names that a pattern can match: of the bias tensor, of its module and of its node."""
         return [n for n in (self.name, self.name.removesuffix(".bias"), module_of(self.node), self.node.name) if n]
 
 
@@ -74,12 +74,12 @@ def _is_product(value: ir.Value | None) -> bool:
 
 
 def _is_a_row(sizes: Sequence[int]) -> bool:
-    """Whether a tensor of these sizes has one number per output: [n], or [n, 1, 1] after a Conv."""
+    """Whether a shape is that of a bias: at most one axis is longer than 1, as in [n], or in [n, 1, 1] after a Conv."""
     return sum(size > 1 for size in sizes) <= 1 and len(sizes) > 0
 
 
 def put(work: ir.Model, bias: Bias, wanted: Adapter, rng: np.random.Generator) -> Adapter:
-    """Record that the bias is trained; the graph does not change."""
+    """Return ``wanted`` with the bias as its trained tensor; the graph does not change."""
     del work, rng
     return wanted.put_at("", bias.value)
 

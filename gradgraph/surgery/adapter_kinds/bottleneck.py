@@ -1,7 +1,8 @@
 """Bottleneck adapters (Houlsby et al. 2019, arXiv:1902.00751): ``y + relu(y·D + d)·U + u`` after a layer and its bias.
 
-D of (outputs, rank) is initialised as a linear layer, U with zeros, so that the output is unchanged at first. It cannot
-be merged into a weight.
+y is the output of the layer. D (outputs, rank) and U (rank, outputs) are trained matrices, d and u their biases. D is
+initialised like a linear layer and U with zeros, so that the output is unchanged at first. A bottleneck cannot be
+merged into a weight.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from gradgraph.surgery.linear_layers import Layer, drawn
 
 
 def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator) -> Adapter:
-    """Write the two small layers after ``layer``; after a Conv, they are 1×1 Convs."""
+    """Insert the two linear layers of a bottleneck after ``layer``; after a Conv, they are 1×1 Convs."""
     writer, width, rank = Writer(work, layer.node, wanted, layer.dtype), layer.sizes[1], wanted.rank
     ones = [1] * len(layer.kernel)
     in_front, behind = (

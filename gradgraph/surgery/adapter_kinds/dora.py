@@ -56,7 +56,7 @@ def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator)
 
 
 def _norm(writer: Writer, layer: Layer, a: ir.Value, b: ir.Value, squares: Array) -> ir.Value:
-    """Return ``n = ‖W + s·A·B‖``, [outputs], without its gradient.
+    """Write nodes that compute ``n = ‖W + s·A·B‖`` of shape [outputs]; no gradient passes through it.
 
     Args:
         writer: writes the nodes.
@@ -86,7 +86,7 @@ def _norm(writer: Writer, layer: Layer, a: ir.Value, b: ir.Value, squares: Array
 
 
 def _through(writer: Writer, layer: Layer, rows: ir.Value) -> ir.Value:
-    """Return ``rows·W``, by a copy of the layer without its bias."""
+    """Write nodes that compute ``rows·W``, with the layer's operator but without its bias."""
     if layer.kind != "MatMulNBits":
         weight = writer.node("Transpose", layer.weight, perm=[1, 0]) if layer.turned else layer.weight
         return writer.node("MatMul", rows, weight)
@@ -102,7 +102,7 @@ def _bias(writer: Writer, layer: Layer) -> ir.Value | None:
 
 
 def factor(work: ir.Model, adapter: Adapter) -> ir.Value | None:
-    """Return the value of s in the model; None if the adapter's nodes were changed."""
+    """Return the graph value that contains the scale s, or None if the adapter's nodes were changed."""
     scaled = next((use.node for use in value_named(work, adapter.weights[1]).uses()), None)
     return None if scaled is None or scaled.op_type != "Mul" else scaled.inputs[1]
 

@@ -36,14 +36,14 @@ def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator)
 def put_beside(
     writer: Writer, layer: Layer, wanted: Adapter, factors: tuple[ir.Value, ir.Value], wide: ir.Value
 ) -> Adapter:
-    """Write ``+ s·(x·A)·B`` after a layer.
+    """Write nodes that add ``s·(x·A)·B`` to the output of a layer; return the adapter.
 
     Args:
         writer: writes the nodes.
         layer: the layer.
         wanted: the requested adapter.
         factors: the two trained tensors.
-        wide: A, which may be computed from the first trained tensor.
+        wide: A as multiplied: the first trained tensor, or a value computed from it (in QA-LoRA, with repeated rows).
     """
     a, b = factors
     product = product_of(writer, layer, wanted, wide, masked(writer, wanted, b))
@@ -53,14 +53,14 @@ def put_beside(
 
 
 def factor(work: ir.Model, adapter: Adapter) -> ir.Value | None:
-    """Return the value of s in the model; None if the adapter's nodes were changed."""
+    """Return the graph value that contains the scale s, or None if the adapter's nodes were changed."""
     added = value_named(work, adapter.output).producer()
     scaled = None if added is None or added.inputs[1] is None else added.inputs[1].producer()
     return None if scaled is None or scaled.op_type != "Mul" else scaled.inputs[1]
 
 
 def product_of(writer: Writer, layer: Layer, wanted: Adapter, a: ir.Value, b: ir.Value) -> ir.Value:
-    """Return ``(x·A)·B``."""
+    """Write nodes that compute ``(x·A)·B`` for the layer's input x, with dropout of x if requested."""
     x = layer.data
     if wanted.dropout and layer.kind != "Gather":
         x = writer.node("Dropout", x, writer.constant(wanted.dropout))
@@ -74,7 +74,7 @@ def product_of(writer: Writer, layer: Layer, wanted: Adapter, a: ir.Value, b: ir
 
 
 def masked(writer: Writer, wanted: Adapter, b: ir.Value) -> ir.Value:
-    """Return B with zeros outside its blocks, so that no gradient reaches it there."""
+    """Return B times the mask of its blocks (``Adapter.blocks``), so that B stays zero elsewhere in training."""
     if not wanted.blocks:
         return b
     outputs, ranks = (np.repeat(np.arange(len(wanted.blocks)), sizes) for sizes in zip(*wanted.blocks, strict=True))

@@ -54,7 +54,7 @@ class Attention:
 
     @property
     def names(self) -> list[str]:
-        """The names by which a pattern matches the attention."""
+        """The names that a pattern can match: of the attention's module and of its node."""
         return [n for n in (self.name, self.node.name) if n]
 
 
@@ -82,7 +82,7 @@ Sizes = tuple[int, int, int, Callable[[Writer, Attention, ir.Value, ir.Value], s
 
 
 def put(work: ir.Model, layer: Attention, wanted: Adapter, rng: np.random.Generator) -> Adapter:
-    """Insert keys [heads, rank, size] and values before those of an attention."""
+    """Prepend trained keys and values [heads, rank, size] to the keys and values of an attention."""
     kind = layer.node.outputs[0].dtype or ir.DataType.FLOAT
     writer = Writer(work, layer.node, wanted, kind)
     keys = writer.weight("prefix_key", rng.normal(0, STD, (layer.heads, wanted.rank, layer.size)))
@@ -104,7 +104,8 @@ def _length(writer: Writer, keys: ir.Value) -> ir.Value:
 def count_positions(work: ir.Model, layers: Sequence[Attention], made: list[Adapter]) -> list[Adapter]:
     """Offset the positions of the text by the length of the prefix, if all attentions have one.
 
-    The returned adapters are marked as ``counted`` if this was possible, or if attentions do it themselves.
+    The returned adapters are marked as ``counted`` if positions are offset, either by a node written here or by the
+    attentions themselves.
     """
     adapted = {layer.node for layer in layers}
     has_prefix = any(a.kind == "prefix" for a in adapters_in(work.metadata_props))
@@ -126,7 +127,7 @@ def count_positions(work: ir.Model, layers: Sequence[Attention], made: list[Adap
 
 
 def _counts_inside(node: ir.Node) -> bool:
-    """Whether rotary positions start at the length of the cache."""
+    """Whether a GroupQueryAttention applies rotary positions that it counts itself, from the length of its past."""
     rotates = node.op_type == "GroupQueryAttention" and node.attributes.get_int("do_rotary", 0) == 1
     return rotates and input_at(node, 9) is None
 
@@ -189,7 +190,7 @@ def _as_past(
 
 
 def _wider(writer: Writer, mask: ir.Value, count: ir.Value) -> ir.Value:
-    """Prepend ``count`` columns that hide nothing to a mask or an attention bias."""
+    """Return a mask or an attention bias with ``count`` more columns in front, which leave the prefix visible."""
     rank = len(shape_of(mask) or ())
     before = [writer.whole(*[0] * (rank - 1))] if rank > 1 else []
     pads = writer.node("Concat", *before, count, writer.whole(*[0] * rank), axis=0)
@@ -203,9 +204,9 @@ _AROUND = ("Add", "Where", "Mul", "Div", "Sub", "Cast", "Clip", "Dropout", "Iden
 
 
 def _written_out(softmax: ir.Node) -> Sizes | str | None:
-    """Return the sizes of the attention that a Softmax belongs to, or why it cannot have a prefix.
+    """Return the sizes of the attention that a Softmax belongs to; or, as text, why it cannot have a prefix.
 
-    None if the Softmax is not part of an attention.
+    Returns None if the Softmax is not part of an attention.
     """
     scores = _product_before(softmax)
     mixed = _product_behind(softmax)
@@ -222,7 +223,10 @@ def _written_out(softmax: ir.Node) -> Sizes | str | None:
 
 
 def _heads_before_repeating(value: ir.Value | None) -> int | None:
-    """Return the heads of values repeated for groups of queries: Reshape(Expand(x [batch, heads, 1, tokens, size]))."""
+    """Return the number of key-value heads before they are repeated for several query heads; None if not repeated.
+
+    The pattern is Reshape(Expand(x)) with x of [batch, heads, 1, tokens, size].
+    """
     node = None if value is None else value.producer()
     while node is not None and node.op_type in ("Reshape", "Identity"):
         value = node.inputs[0]
@@ -234,7 +238,7 @@ def _heads_before_repeating(value: ir.Value | None) -> int | None:
 
 
 def _product_before(softmax: ir.Node) -> ir.Node | None:
-    """Return the MatMul of queries and keys, both computed, that the scores come from; None if there is none."""
+    """Return the MatMul of queries and keys that computes the scores of a Softmax, or None if there is none."""
     waiting = [softmax.inputs[0]]
     for _ in range(16):
         value = waiting.pop(0) if waiting else None
@@ -289,7 +293,10 @@ def _before_scores(writer: Writer, layer: Attention, keys: ir.Value, values: ir.
 
 
 def _repeated(writer: Writer, layer: Attention, x: ir.Value, heads: int, count: ir.Value) -> ir.Value:
-    """Repeat the heads of prefix keys or values as the heads of the text's keys and values are repeated."""
+    """Repeat the heads of prefix keys or values ``x`` to ``heads`` heads, as the model does for the text.
+
+    ``count`` is the length of the prefix.
+    """
     if heads == layer.heads:
         return x
     size = _shape(x)[2]
@@ -299,7 +306,7 @@ def _repeated(writer: Writer, layer: Attention, x: ir.Value, heads: int, count: 
 
 
 def _weighed(writer: Writer, own: ir.Value | None, keys: ir.Value) -> ir.Value:
-    """Scale the keys of the prefix like those of the text, if the model scales keys before the product, as PyTorch."""
+    """Scale the prefix keys by the constant by which the model scales ``own``, the keys of the text, if it does."""
     node = None if own is None else own.producer()
     if node is None or node.op_type not in ("Mul", "Div"):
         return keys
@@ -308,7 +315,7 @@ def _weighed(writer: Writer, own: ir.Value | None, keys: ir.Value) -> ir.Value:
 
 
 def _scale(start: ir.Value, end: ir.Value) -> float:
-    """Return the factor of the scores between the product and the Softmax."""
+    """Return the product of the constants that scale the scores between the values ``start`` and ``end``."""
     factor, value = 1.0, start
     for _ in range(8):
         if value is end:

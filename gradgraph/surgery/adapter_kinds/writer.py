@@ -33,7 +33,7 @@ class Writer(NodeWriter):
         return super().constant(numbers, dtype or self.dtype)
 
     def instead(self, old: ir.Value, write: Callable[[ir.Value], ir.Value]) -> str:
-        """Replace a value, in all its uses, by the result of ``write``; return the new name."""
+        """Replace all uses of ``old`` by ``write(old)``, whose nodes are inserted after it; return the new name."""
         readers = list(old.uses())
         new = write(old)
         new.type, new.shape = old.type, old.shape
@@ -49,14 +49,14 @@ class Writer(NodeWriter):
         return new.name or ""
 
     def before(self, node: ir.Node, position: int, new: ir.Value | None) -> None:
-        """Replace this input of ``node`` by ``new``."""
+        """Set input ``position`` of ``node`` to ``new``, and insert the written nodes before ``node``."""
         if len(node.inputs) <= position:
             node.resize_inputs(position + 1)
         node.replace_input_with(position, new)
         self.place_before(node)
 
     def declare(self, node: ir.Node, outputs: int) -> None:
-        """Give ``node`` this number of outputs, even if the last ones are unused."""
+        """Ensure that ``node`` declares at least ``outputs`` named outputs, even if the last ones are unused."""
         node.resize_outputs(max(outputs, len(node.outputs)))
         for i, value in enumerate(node.outputs):
             if not value.name:
