@@ -66,7 +66,7 @@ def fixed(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _draws(root: ir.Graph, editor: Editor) -> Iterator[tuple[ir.Node, Turns | None]]:
-    """Yield the random operators with the iteration numbers around them, or ``None`` in a Scan."""
+    """Yield each random operator with the iteration numbers of the Loops around it, or with None if it is in a Scan."""
     stack: list[tuple[ir.Graph, Turns | None]] = [(root, ())]
     while stack:
         graph, turns = stack.pop()
@@ -114,7 +114,7 @@ def _asked_for(op: Builder, *like: Var, shape: Sequence[int] = (), dtype: int = 
 
 
 def _wide(dtype: ir.DataType) -> ir.DataType:
-    """Return the element type in which numbers of ``dtype`` are computed."""
+    """Return the element type, float32 or float64, in which random numbers of type ``dtype`` are computed."""
     return DOUBLE if dtype == DOUBLE else FLOAT
 
 

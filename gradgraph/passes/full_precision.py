@@ -49,7 +49,10 @@ def in_float32(model: onnx.ModelProto) -> None:
 
 
 def with_low_weights(model: onnx.ModelProto) -> None:
-    """Store the weights of ``model`` that are only read in a low precision in that precision, in place."""
+    """Store each weight whose only reader is a mixed-precision Cast in the type of that Cast, in place.
+
+    The Cast is removed.
+    """
     graph = model.graph
     read_by = Counter(name for n in graph.node for name in reads(n))
     weights = {t.name: t for t in graph.initializer}

@@ -163,7 +163,7 @@ class _Pass:
 
 
 def _chosen(nodes: Sequence[ir.Node], patterns: Collection[str]) -> set[ir.Node]:
-    """Return the nodes that match one of these names and globs of nodes or operators."""
+    """Return the nodes whose name or operator matches one of ``patterns``, which are names and globs."""
     found = set[ir.Node]()
     names = [n.name or "" for n in nodes]
     operators = sorted({n.op_type for n in nodes})
@@ -188,7 +188,7 @@ def _can_be_low(node: ir.Node) -> bool:
 
 
 def _places(node: ir.Node) -> list[int]:
-    """Return the indices of the inputs whose type must be that of the first output."""
+    """Return the indices of the inputs that must have the element type of the first output."""
     return [i for i, v in enumerate(node.inputs) if v is not None and _is_alike(node, i, of_output=False)]
 
 

@@ -99,7 +99,10 @@ def _never_drops(node: ir.Node) -> bool:
 
 
 def moves_statistics(node: ir.Node, frozen: set[ir.Value]) -> bool:
-    """Whether training updates the running statistics of ``node``: they are stored, and not all of it is frozen."""
+    """Whether ``node`` is a BatchNormalization whose running statistics training updates.
+
+    The statistics must be initializers, and scale and bias must not both be frozen.
+    """
     if not is_standard(node, "BatchNormalization") or all(v in frozen for v in node.inputs[1:3]):
         return False
     return all(v is not None and v.is_initializer() for v in node.inputs[3:5])
@@ -144,7 +147,7 @@ def _drop(op: Builder, node: ir.Node, keep_mask: Mask) -> list[Var]:
 
 
 def _keep_all(op: Builder, node: ir.Node) -> list[Var]:
-    """Return the input itself, and an all-true mask if the node has one."""
+    """Return the input of a Dropout unchanged, and an all-true mask if the node has a mask output."""
     x = op.wrap(inputs_of(node)[0])
     masks = [op.full(op.shape(x), True, ir.DataType.BOOL) for _ in node.outputs[1:]]
     return [x, *masks]

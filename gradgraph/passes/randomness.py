@@ -135,7 +135,7 @@ class RandomSource:
 
 
 def _round(op: Builder, x: Var, kinds: int) -> Var:
-    """Reduce modulo 1, then round down to one of ``kinds`` values."""
+    """Return the fractional part of ``x``, multiplied by ``kinds`` and rounded down."""
     return op.Floor((x - op.Floor(x)) * float(kinds))
 
 

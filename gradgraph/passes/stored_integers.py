@@ -36,7 +36,7 @@ Stored = tuple[str, Callable[[], onnx.TensorProto]]  # the name of a value, and 
 
 
 class Internal:
-    """The weights of a model that are stored in the protobuf message itself; so are the integers computed from them."""
+    """Weights stored in the protobuf message of the model itself, where integers computed from them are stored, too."""
 
     def numbers(self, tensor: onnx.TensorProto) -> Array:
         return np.asarray(onnx.numpy_helper.to_array(tensor))
@@ -99,7 +99,7 @@ def stores_integers(model: onnx.ModelProto) -> bool:
 
 
 def store_integers(model: onnx.ModelProto, weights: Internal | None = None) -> None:
-    """Apply the pass to ``model`` in place, with the values of its ``weights``."""
+    """Apply the pass to ``model`` in place; ``weights`` reads the numbers of its initializers."""
     if not stores_integers(model):
         return
     graph = model.graph
@@ -140,7 +140,7 @@ def _stored_for(
 def _integers(
     node: onnx.NodeProto, kind: ir.DataType, values: _Values, clip: onnx.NodeProto | None
 ) -> onnx.TensorProto:
-    """Return the result of a QuantizeLinear of stored numbers, or that of the Clip after it."""
+    """Return the result of a QuantizeLinear of stored numbers, or of ``clip``, the Clip after it."""
     source, scale, *point = node.input
     axis, block = _int_attribute(node, "axis", 1), _int_attribute(node, "block_size", 0)
     limits, name = INTEGER_RANGES[kind], (clip or node).output[0]
@@ -183,11 +183,11 @@ def _computable(graph: onnx.GraphProto, stored: set[str]) -> set[str]:
 
 @dataclass(frozen=True)
 class _Values:
-    """Computes the values of a graph that depend on stored numbers only.
+    """An evaluator of values that depend on stored numbers only.
 
     Attributes:
         model: the model.
-        stored: its initializers by name.
+        stored: the initializers by name.
         made_by: the node that computes each value.
         weights: reads the numbers of initializers.
     """

@@ -29,7 +29,7 @@ class Editor:
         self._gone: dict[ir.Graph, list[ir.Node]] | None = None
 
     def place(self, node: ir.Node) -> list[ir.Node]:
-        """Insert everything written so far before ``node``."""
+        """Insert all nodes written so far before ``node``, and return them; their constants become initializers."""
         for value in self.op.constants:
             self.root.register_initializer(value)
         placed, self.op.nodes, self.op.constants = self.op.nodes, [], []

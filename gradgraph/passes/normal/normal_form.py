@@ -57,9 +57,9 @@ def normalise(
 
 
 def load_plain(source: Source) -> ir.Model:
-    """Read a model as ``load_runnable`` does, but return a model in blocked layout (NCHWc) in normal form.
+    """Read a model as ``load_runnable`` does, and convert a model in blocked layout (NCHWc) to normal form.
 
-    Its weights then have ONNX's own layout, as in every other file.
+    Its weights are then in ONNX's standard layout.
     """
     model = load_runnable(source)
     return normalise(model, keep_quantization=True) if has_blocks(model) else model
@@ -75,10 +75,11 @@ def load_runnable(source: Source) -> ir.Model:
 
 @contextlib.contextmanager
 def blaming(model: Source) -> Iterator[None]:
-    """Replace an unexpected error in the context by the fault that ONNX's inference finds in ``model``, if any.
+    """In this context, replace an unexpected error by the error that ONNX's inference reports for ``model``, if any.
 
     Raises:
-        ModelError: the code in the context raised an error other than a GradgraphError, and ONNX finds a fault.
+        ModelError: the code in the context raised an error other than a GradgraphError, and ONNX's inference rejects
+            the model.
     """
     try:
         yield

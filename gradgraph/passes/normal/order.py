@@ -62,7 +62,7 @@ def reading(keep_inputs: bool, parameters: Collection[str]) -> tuple[Rewrite, ..
 
 
 def _settle(model: ir.Model) -> bool:
-    """Repeat ``ROUND`` while it changes anything; return True if sequences or loop states were resolved."""
+    """Repeat the passes in ``ROUND`` until nothing changes; return True if sequences or loop states were resolved."""
     learned = False
     while changed := run(ROUND, model):
         learned |= resolve_sequences in changed or settle_states in changed
@@ -71,7 +71,10 @@ def _settle(model: ir.Model) -> bool:
 
 
 def _write_standard_operators(model: ir.Model) -> bool:
-    """Rewrite other domains, whose forms use operators of any opset, and then other opsets; return True on changes."""
+    """Rewrite operators of other domains, then those of other opsets, because the former may add the latter.
+
+    Returns True if anything changed.
+    """
     return any([decompose(model), convert_to_opset(model)])
 
 

@@ -155,7 +155,7 @@ def fused_conv(
 
 
 def _activated(op: Builder, node: ir.Node, x: Var, activation: str, params: dict[str, Any]) -> Any:
-    """Apply an activation; missing parameters have the defaults of its operator."""
+    """Apply the operator ``activation``, with its defaults for missing ``params``; return ``x`` if the name is empty."""
     if not activation:
         return x
     if activation == "Clip":

@@ -144,9 +144,9 @@ def decoder_masked_multi_head_attention(
     past_present_share_buffer: int = 0,
     output_qk: int = 0,
 ) -> Any:
-    """Attend from one new token: the inputs of MultiHeadAttention in another order.
+    """Convert DecoderMaskedMultiHeadAttention: MultiHeadAttention for one new token, with its inputs in another order.
 
-    The beam width is read from the shape of ``beams``.
+    ``beam_width`` is ignored; the beam width is read from the shape of ``beams``.
     """
     if past_key is not None and not past_present_share_buffer:
         raise refuse(node, "has a past that is not a shared buffer, for which onnxruntime has no kernel")
@@ -178,10 +178,10 @@ def _numbers_below(op: Builder, length: Var) -> Var:
 
 
 def _of_beams(op: Builder, node: ir.Node, k: Var, v: Var, q: Var, past: Var, beams: Var | None) -> tuple[Var, Var]:
-    """Gather past keys and values by ``beams`` [batch, width, maximum]: the beam that each past token came from.
+    """Return ``k`` and ``v`` with past tokens gathered by ``beams``.
 
-    The batch axis of ``k`` and ``v`` contains the beams of every sample. onnxruntime supports beams for a single new
-    token only.
+    ``beams`` [batch, width, maximum] contains the beam that computed each past token. The batch axis of ``k`` and ``v``
+    contains the beams of every sample. onnxruntime supports beams for a single new token only.
     """
     new = q.dim(2)
     if beams is None or (isinstance(new, int) and new > 1):
@@ -248,8 +248,9 @@ def _mask_bias(op: Builder, node: ir.Node, mask: Var, q: Var, k: Var, hidden: fl
 
 
 def _between(op: Builder, node: ir.Node, ends: Var, q: Var, k: Var) -> Var:
-    """Return which keys each sample sees by a mask of one axis; the kind of a mask of unknown length is decided at run
-    time.
+    """Return a boolean mask [batch, 1, 1, keys] from ``ends``, a mask input of one axis (see ``_mask_bias``).
+
+    If the length of ``ends`` is unknown, the graph decides at run time which kind of mask it is.
     """
     batch, length = q.dim(0), ends.dim(0)
     key = _numbers_below(op, op.dim(k, 2))
@@ -291,9 +292,10 @@ def rotary_embedding(
     is_packed_batching: int = 0,
     scale: float = 1.0,
 ) -> Any:
-    """Rotate ``x`` by positions; positions of shape [1] are the position of the first token of every sample.
+    """Apply rotary position embeddings to ``x``.
 
-    If ``num_heads`` is 0, the tables ``cos`` and ``sin`` imply it.
+    ``positions`` has shape [batch, length], or [1] for the position of the first token of every sample. If
+    ``num_heads`` is 0, the number of heads is derived from the tables ``cos`` and ``sin``.
     """
     length = op.dim(x, 1 if x.rank == 3 else 2)
     if positions.rank == 1:
@@ -320,9 +322,10 @@ def multimodal_rotary_embedding(
     is_packed_batching: int = 0,
     scale: float = 1.0,
 ) -> Any:
-    """Rotate ``x`` by positions [3, batch, length]: time, height and width. Each column of the tables uses one of them.
+    """Apply rotary embeddings with ``positions`` [3, batch, length]: time, height and width.
 
-    The result is multiplied by ``scale``, which onnxruntime's RotaryEmbedding ignores.
+    Each column of the tables ``cos`` and ``sin`` uses one of the three positions. The result is multiplied by
+    ``scale``, which onnxruntime's RotaryEmbedding ignores.
     """
     owner = _owners(mrope_section, interleaved=bool(mrope_layout))
     split = x if x.rank == 4 else _in_rotary_heads(op, node, x, cos, num_heads, rotary_embedding_dim)
@@ -332,9 +335,10 @@ def multimodal_rotary_embedding(
 
 
 def _owners(sections: Sequence[int], interleaved: bool) -> list[int]:
-    """Return, for each column of the tables, the index of the position that it uses: 0, 1 or 2.
+    """Return, for each column of the rotary tables, the position that it uses: 0 for time, 1 for height, 2 for width.
 
-    Sections are consecutive columns; if ``interleaved``, height and width use every third column, from 1 and 2 on.
+    Each section is a run of consecutive columns. If ``interleaved``, height uses every third column from column 1 on,
+    and width every third from column 2 on.
     """
     if not interleaved:
         return [which for which, count in enumerate(sections) for _ in range(count)]
@@ -345,7 +349,7 @@ def _owners(sections: Sequence[int], interleaved: bool) -> list[int]:
 
 
 def _of_owners(op: Builder, angles: Var, owner: Sequence[int]) -> Var:
-    """Select column i of angles [3, batch, length, columns] from the position ``owner[i]``."""
+    """Select from ``angles`` [3, batch, length, columns], for each column i, the angles of position ``owner[i]``."""
     picked = [op.Squeeze(part, [0]) for part in op.Split(angles, axis=0, num_outputs=3, outputs=3)]
     result = picked[0]
     for which in (1, 2):
@@ -449,7 +453,7 @@ def group_query_attention(
 
 
 def _turning_places(op: Builder, positions: Var, first: Var, steps: Var) -> Var:
-    """Return the rotary positions of queries and keys; those of a first prompt count up from ``positions[0]``."""
+    """Return the rotary positions of queries and keys; in a first prompt, ``steps`` counted from ``positions[0]`` on."""
     start = op.Slice(op.Reshape(positions, [-1]), [0], [1], [0])
     return op.Where(first, steps + start, positions)
 
@@ -479,9 +483,10 @@ def _grouped_masks(
 
 
 def _sink_changes(op: Builder, q: Var, head_sink: Var | None, smooth: bool) -> tuple[_Change | None, _Change | None]:
-    """Return two functions that add an attention sink: a key without a value in the softmax of every query.
+    """Return two functions that implement an attention sink: a key without a value, in the softmax of every query.
 
-    The first adds its score, which is that of the head in ``head_sink`` or 0; the second removes its probability.
+    The first function appends the sink's score to the scores: ``head_sink`` of the head, or 0. The second one removes
+    the sink's probability. Both are None if the node has no sink.
     """
     if head_sink is None and not smooth:
         return None, None
@@ -498,7 +503,10 @@ def _sink_changes(op: Builder, q: Var, head_sink: Var | None, smooth: bool) -> t
 
 
 def _grouped_scores(op: Builder, node: ir.Node, result: Attended, masks: Masks, mode: int) -> Var | None:
-    """Return the optional output of scores: the input (``mode`` 1) or the output (2) of the softmax, 0 if masked."""
+    """Return the optional output of scores, 0 for masked keys, or None if nothing reads it.
+
+    The scores are the input of the softmax for ``mode`` 1, and its output for ``mode`` 2.
+    """
     if not reads_output(node, 3):
         return None
     if mode not in (1, 2):
@@ -513,18 +521,18 @@ def _split_packed(op: Builder, packed: Var, heads: tuple[int, int, int]) -> list
 
 
 def _appended(op: Builder, past: Var, new: Var, places: Var, total_length: Var) -> Var:
-    """Write ``new`` [batch, heads, tokens, size] at its places into a cache, which is extended to hold all tokens."""
+    """Write ``new`` [batch, heads, tokens, size] at positions ``places`` into the cache ``past``, enlarged if needed."""
     missing = op.Max(op.Reshape(op.cast(total_length, _INT64), [1]) - op.dim(past, 2), [0])
     cache = op.Pad(past, op.Concat([0, 0, 0, 0, 0, 0], missing, [0], axis=0))
     return _put_at(op, cache, new, places)
 
 
 def _put_from(op: Builder, cache: Var, new: Var, start: Var) -> Var:
-    """Write ``new`` into ``cache`` from place ``start`` [1] on."""
+    """Write ``new`` into ``cache`` at consecutive positions from ``start`` [1] on."""
     return _put_at(op, cache, new, op.Unsqueeze(_numbers_below(op, op.dim(new, 2)) + start, [0]))
 
 
 def _put_at(op: Builder, cache: Var, new: Var, places: Var) -> Var:
-    """Write ``new`` into ``cache`` [batch, heads, length, size] at its places [batch or 1, tokens]."""
+    """Write ``new`` into ``cache`` [batch, heads, length, size] at positions ``places`` [batch or 1, tokens]."""
     where = op.Expand(op.Unsqueeze(places, [1, 3]), op.shape(new))
     return op.ScatterElements(cache, where, new, axis=2)

@@ -32,7 +32,7 @@ def causal_conv_with_state(
     ndim: int = 1,
     state_window: int = 0,
 ) -> Any:
-    """Convolve x; with ``channels_last``, x and the state are [batch, length, *channels]."""
+    """Convert CausalConvWithState; with ``channels_last``, x and the state have shape [batch, length, *channels]."""
     if ndim != 1:
         raise refuse(node, f"convolves {ndim} axes")
     past = _newest_state(op, node, past, state_window)
@@ -72,7 +72,7 @@ def linear_attention(
 
 
 def _newest_state(op: Builder, node: ir.Node, past: Var | None, window: int) -> Var | None:
-    """Return the last of ``window`` states along axis 0, the only one that the operator reads."""
+    """Return the newest of ``window`` past states, stacked along axis 0; the past state itself if ``window`` is 0."""
     if window and reads_output(node, 1):
         raise refuse(node, "returns a window of states")
     return past if past is None or not window else op.Squeeze(op.Slice(past, [-1], [2**62], [0]), [0])

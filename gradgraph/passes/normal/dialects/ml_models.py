@@ -118,8 +118,8 @@ def linear_classifier(
 ) -> Any:
     """Compute the scores, and the labels from them.
 
-    With two labels and one row of coefficients, the row yields s, and the scores are 1 − s and s; for LOGISTIC, the
-    logistics of −s and s.
+    With two labels and one row of coefficients, the model computes a single score s, and returns the scores 1 − s and
+    s; for LOGISTIC, the logistics of −s and s.
     """
     if not reads_output(node, 1):
         return None
@@ -259,7 +259,8 @@ def _kernel(op: Builder, node: ir.Node, x: Var, vectors: np.ndarray, kind: str, 
 def _pair_weights(coefficients: Floats, counts: Sequence[int]) -> np.ndarray:
     """Return the weights [vectors, pairs] of support vectors in the decision value of each pair of classes.
 
-    For the pair (i, j), vectors of class i have the coefficients in row j − 1, those of class j the ones in row i.
+    For a pair (i, j) with i < j, vectors of class i use row j − 1 of the coefficients, and vectors of class j use row
+    i.
     """
     rows = _array(coefficients, len(counts) - 1, sum(counts))
     ends = np.cumsum([0, *counts])

@@ -111,7 +111,7 @@ def _keep_names(model: ir.Model) -> None:
 
 @dataclass
 class _Weight:
-    """A blocked weight or bias, the node that reads it, and its axes that are channels of blocked values."""
+    """A blocked weight or bias, the node that reads it, and the axes that index channels of blocked values."""
 
     value: ir.Value
     reader: ir.Node
@@ -149,13 +149,13 @@ class _Channels:
         self._sums.append((node, parts, whole))
 
     def record_weight(self, weight: _Weight, axis: int) -> None:
-        """Record that axis ``axis`` of ``weight`` has the channels of its group, plus padding in the last block."""
+        """Record that ``axis`` of ``weight`` has one entry per channel of its group, plus padding up to whole blocks."""
         self._weights.append((weight, axis))
 
     def count(self, block: int) -> dict[Axis, int]:
-        """Return the number of channels of each group, by its root.
+        """Return the number of channels of each group, by the root of the group.
 
-        Nodes at the borders of the blocked region declare it. For groups inside the region, the last channels count as
+        Nodes at the borders of the blocked region declare the number. Inside the region, trailing channels count as
         padding if all weights that write and read them are zeros.
         """
         counts: dict[Axis, int] = {}
@@ -175,7 +175,11 @@ class _Channels:
         return counts
 
     def _add_up(self, counts: dict[Axis, int], wide: dict[Axis, int]) -> None:
-        """Add up the channels of concatenated parts, in execution order. Each part must have a number in ``wide``."""
+        """Record the channels of concatenations, the sums over their parts, in ``counts`` and ``wide``, in order.
+
+        Raises:
+            ModelError: the number of channels of a part is unknown.
+        """
         for node, parts, whole in self._sums:
             sizes = [wide.get(self.root(part), 0) for part in parts]
             if not all(sizes):
@@ -202,7 +206,7 @@ def _last_used(members: Iterable[tuple[_Weight, int]], block: int) -> int:
 
 
 class _Layout:
-    """Finds the blocked tensors of a model; ``read`` is called for each node in execution order."""
+    """The blocked tensors of a model, found by calling ``read`` for each node in execution order."""
 
     def __init__(self, block: int) -> None:
         self.block = block
@@ -291,7 +295,7 @@ class _Layout:
         self.convolutions.add(node)
 
     def _hold(self, node: ir.Node, value: ir.Value, inputs_blocked: bool = False) -> None:
-        """Record that ``value`` is a weight or bias that writes the channels of the output."""
+        """Record that ``value`` is a weight or bias of ``node`` whose axis 0 indexes the channels of the output."""
         weight = self.weights.setdefault(value, _Weight(value, node, inputs_blocked))
         if value.const_value is None or value.is_graph_input() or weight.inputs_blocked != inputs_blocked:
             raise self.refuse(node, "has blocked channels and a weight that is not constant, or is read in two layouts")
@@ -300,9 +304,10 @@ class _Layout:
             self.channels.record_weight(weight, 0)
 
     def _read_reshape(self, node: ir.Node) -> None:
-        """Read a Reshape from the declared shape [N, C, H, W] to the stored [N, C/B, H, W, B], or back.
+        """Record a Reshape from the declared shape [N, C, H, W] to the stored [N, C/B, H, W, B], or back.
 
-        The addition in between broadcasts over all axes except channels, so it works in plain layout as well.
+        onnxruntime writes these around an addition, which broadcasts over all axes except channels, so the addition
+        works in plain layout as well.
         """
         source, target = node.inputs
         assert source is not None

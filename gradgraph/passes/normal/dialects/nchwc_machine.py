@@ -61,9 +61,10 @@ def block_size() -> int:
 
 
 def check_same(saved: ir.Model, plain: ir.Model) -> None:
-    """Check that ``plain`` computes the same as the blocked ``saved``: outputs, and all values that leave the blocks.
+    """Check that ``plain`` computes the same results as the blocked model ``saved``.
 
-    A model that runs on synthetic inputs of none of the sizes is not compared.
+    The outputs, and all values that leave the blocked region, are compared on synthetic inputs of the first of several
+    sizes at which ``saved`` runs. If it runs at none of the sizes, nothing is compared.
 
     Raises:
         ModelError: the results differ, or only ``saved`` runs.

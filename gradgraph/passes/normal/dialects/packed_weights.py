@@ -24,8 +24,8 @@ def as_stored(
 ) -> Var | None:
     """Emit a DequantizeLinear that computes the float weight (N, K) from the packed bytes.
 
-    Returns None unless the numbers are an initializer of 4 or 8 bits whose rows consist of whole blocks, and the zero
-    points are constant integers.
+    Returns None unless ``packed`` is an initializer of 4-bit or 8-bit numbers, its rows consist of whole blocks, and
+    the zero points are constant integers.
     """
     rows, columns = sizes
     tensor = packed.value.const_value

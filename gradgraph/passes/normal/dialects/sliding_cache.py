@@ -15,13 +15,13 @@ from gradgraph.passes.normal.opsets.attention_formula import Masks
 
 @dataclass(frozen=True)
 class SlidingCache:
-    """The contents of a cache [batch, heads, C, size] and of the new rows after it; T and L are [batch].
+    """A cache [batch, heads, C, size] that new tokens are appended to; C and W are defined in the module's docstring.
 
     Attributes:
-        capacity: C, as [1].
-        window: W.
-        earlier: T before the new tokens.
-        lengths: T after them.
+        capacity: C, the number of rows of the cache, with shape [1].
+        window: W, the number of positions that a query sees.
+        earlier: the number of positions before the new tokens, [batch].
+        lengths: the number of positions including the new tokens, [batch].
     """
 
     op: Builder
@@ -60,12 +60,12 @@ class SlidingCache:
         return self.op.Unsqueeze(self.op.Concat(old, now, axis=1), [1, 2])
 
     def seen(self, positions: Var, places: Var) -> Var:
-        """Whether a query at ``places`` [batch, tokens] sees a row: [batch, 1, tokens, C + tokens]."""
+        """Return a mask [batch, 1, tokens, C + tokens]: True for rows that a query at ``places`` [batch, tokens] sees."""
         place = self.op.Unsqueeze(places, [1, 3])
         return (positions >= 0) & (positions <= place) & (positions > place - self.window)
 
     def bias(self, bias: Var, positions: Var) -> Var:
-        """Convert ``bias`` from a column for every position to a column for every row."""
+        """Select the columns of ``bias``, one per position, that belong to the rows of the cache and the new tokens."""
         op = self.op
         batch, columns = op.dim(positions, 0), op.dim(positions, 3)
         rows = op.Expand(bias, op.Concat(batch, op.dim(bias, 1), op.dim(bias, 2), op.dim(bias, 3), axis=0))

@@ -96,8 +96,8 @@ def applied(
 ) -> tuple[list[ir.Node], dict[ir.Value, ir.Value]]:
     """Copy the nodes of a graph so that they read ``inputs``; return the copies, and the copy of each value.
 
-    Captured values and initializers that the nodes read are replaced as ``stored`` maps them; without an entry there,
-    the copies read the originals.
+    ``stored`` maps captured values and initializers to replacements, which the copies read. Values without an entry are
+    read unchanged.
     """
     copier = _Copier({}, rename)
     copier.values.update(zip(graph.inputs, inputs, strict=True))
@@ -111,8 +111,8 @@ def copied(
 ) -> tuple[list[ir.Node], dict[ir.Value, ir.Value]]:
     """Copy ``nodes``, which are in graph order; return the copies, and the copy of each output.
 
-    Values from elsewhere that the nodes read are replaced as ``stored`` maps them; without an entry there, the copies
-    read the originals.
+    ``stored`` maps values from outside ``nodes`` to replacements, which the copies read. Values without an entry are
+    read unchanged.
     """
     copier = _Copier({}, rename)
     copier.values.update(stored)

@@ -41,7 +41,7 @@ class Masks:
         return scores if self.allowed is None else op.Where(self.allowed, scores, hidden)
 
     def rows(self, op: Builder) -> Var:
-        """Whether a query sees any key: [..., queries, 1]."""
+        """Return booleans [..., queries, 1]: true for each query that sees at least one key."""
         if self.bias is not None:
             bias = self.bias if self.allowed is None else op.Where(self.allowed, self.bias, -_INF)
             return op.ReduceMax(bias, [-1], keepdims=1) > -_INF
@@ -116,9 +116,9 @@ def _scaled_factors(op: Builder, q: Var, k: Var, scale: float | None) -> tuple[V
 
 @dataclass(frozen=True)
 class _Groups:
-    """Folds the g heads of q that share one head of k and v into one matrix: [b, h, s, d] → [b, h/g, g·s, d], and back.
+    """The folding of g heads of q, which share one head of k and v, into one matrix: [b, h, s, d] → [b, h/g, g·s, d].
 
-    ``heads`` and ``kv_heads`` are None if they are equal, so that nothing is folded.
+    ``heads`` and ``kv_heads``, the numbers of heads of q and of k, are None if they are equal; then nothing is folded.
     """
 
     op: Builder

@@ -168,7 +168,7 @@ def prelu(op: Builder, node: ir.Node, x: Var, slope: Var) -> Any:
 
 @before(7, "Gemm", "GRU", "LSTM", "RNN")
 def without_switch(op: Builder, node: ir.Node, *inputs: Var | None, **attrs: Any) -> None:
-    """Drop attributes that allowed what is always allowed now: a smaller C, and the output of all time steps."""
+    """Drop attributes that enabled what is now always enabled: broadcasting of C, and the output of all time steps."""
     for name in ("broadcast", "output_sequence"):
         node.attributes.pop(name, None)
 
@@ -189,7 +189,7 @@ def cast_by_name(op: Builder, node: ir.Node, x: Var, *, to: str) -> Any:
 
 @before(6, "Selu")
 def selu(op: Builder, node: ir.Node, x: Var) -> None:
-    """Write the defaults, which had fewer digits."""
+    """Set absent attributes to the defaults of old opsets, which have fewer digits."""
     for name, default in (("alpha", 1.6732), ("gamma", 1.0507)):
         node.attributes.setdefault(name, ir.AttrFloat32(name, default))
 
@@ -203,7 +203,7 @@ def tile(op: Builder, node: ir.Node, x: Var, tiles: Var, axis: Var) -> Any:
 
 
 def _whole(op: Builder, x: Var) -> Var:
-    """One number, or a list of them, as int64 [n]."""
+    """Convert a number or a vector to an int64 vector."""
     known = x.const
     if known is not None:
         return op.const(known.astype(np.int64).reshape(-1))
@@ -224,7 +224,7 @@ def concat(op: Builder, node: ir.Node, *inputs: Var, axis: int = 1) -> Any:
 def split_by_input(
     op: Builder, node: ir.Node, x: Var, lengths: Var | None = None, *, axis: int, split: list[int] | None = None
 ) -> Any:
-    """Split by lengths that were floats; no axis was the default."""
+    """Split by ``lengths``, which old opsets stored as floats; ``axis`` had no default."""
     return split_evenly(op, node, x, split if lengths is None else _whole(op, lengths), axis=axis)
 
 
@@ -235,7 +235,7 @@ def pad_by_paddings(op: Builder, node: ir.Node, x: Var, *, paddings: list[int], 
 
 @before(2, "GlobalLpPool", "LpPool")
 def lp_pool(op: Builder, node: ir.Node, x: Var, *, p: float = 2.0, **attrs: Any) -> Any:
-    """Reject fractions."""
+    """Convert ``p`` to an integer; reject fractions."""
     if not float(p).is_integer():
         raise ModelError(f"{describe(node)} has p={p}, and only whole numbers are possible; export it with another p")
     return op.emit(node.op_type, x, p=int(p), **attrs)
@@ -272,7 +272,10 @@ def scaled_tanh(op: Builder, node: ir.Node, x: Var, *, alpha: float, beta: float
 
 @before(ALWAYS, "Crop")
 def crop(op: Builder, node: ir.Node, x: Var, *, border: list[int], scale: list[int] | None = None) -> Any:
-    """Cut left, top, right and bottom off [N, C, H, W]; with ``scale``, keep so many rows and columns instead."""
+    """Crop [N, C, H, W] by a left, top, right and bottom border; ``scale`` is the number of rows and columns to keep.
+
+    If ``scale`` is set, only the left and top border matter.
+    """
     if len(border) != 4 or len(scale or (0, 0)) != 2:
         raise ModelError(f"{describe(node)} must have four borders, and two sizes or none; export the model again")
     left, top, right, bottom = border
@@ -307,7 +310,11 @@ def batch_normalization(
     spatial: int = 1,
     is_test: int = 0,
 ) -> Any:
-    """Set ``training_mode``, which several outputs without ``is_test`` implied; reject spatial=0, saved statistics."""
+    """Set ``training_mode`` if there are several outputs and ``is_test`` is 0, which implied it in old opsets.
+
+    Raises:
+        ModelError: ``spatial`` is 0, or a saved statistic is read.
+    """
     if not spatial:
         raise ModelError(
             f"{describe(node)} has spatial=0, which no opset after 8 can express; export it with spatial=1"

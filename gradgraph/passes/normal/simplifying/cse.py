@@ -111,7 +111,10 @@ def name_outputs(model: ir.Model) -> ir.Model:
 
 
 def _known_key(node: ir.Node, keys: Keys, sizes_are_fixed: bool) -> Hashable:
-    """Return the key of ``node``, recomputed if its inputs changed; the key of a Shape also depends on sizes."""
+    """Return the cached key of ``node``.
+
+    It is recomputed if the inputs changed, and for a Shape, whose key depends on sizes.
+    """
     inputs, key = keys.get(node, (None, None))
     if inputs is not node.inputs or node.op_type == "Shape":
         key = _node_key(node, sizes_are_fixed)
@@ -152,7 +155,7 @@ def _tensor_key(tensor: ir.TensorProtocol) -> Hashable:
 
 
 def _named_sizes(node: ir.Node) -> shapes.Shape | None:
-    """Return the sizes that a Shape node returns if all are numbers or names of the model, else None."""
+    """Return the sizes that a Shape node outputs if all are numbers or names that the model declares, else None."""
     dims = shapes.shape_of(node.inputs[0])
     if dims is None:
         return None

@@ -99,7 +99,7 @@ def _takes_all(op: Builder, node: ir.Node) -> Var | None:
 
 
 def _as_target(dims: Shape | None) -> np.ndarray | None:
-    """Return sizes as the target of a Reshape: numbers and at most one −1; None if impossible."""
+    """Return ``dims`` as target of a Reshape, with −1 for an unknown size; None if several are unknown or one is 0."""
     if dims is None or 0 in dims or len(dims) > len(shapes.known_sizes(dims)) + 1:
         return None
     return np.array(shapes.sizes_or(dims, -1), np.int64)

@@ -66,7 +66,7 @@ def simplify(model: ir.Model) -> ir.Model:
 
 
 def _keeps_outputs(node: ir.Node, new: Var) -> bool:
-    """Whether ``new`` may replace ``node``: a graph output needs a new node of its own, not an existing value."""
+    """Whether ``new`` may replace ``node``: only the output of a new node may replace a graph output."""
     producer = new.value.producer()
     return not node.outputs[0].is_graph_output() or (producer is not None and producer.graph is None)
 
@@ -264,7 +264,10 @@ def _transpose_twice(op: Builder, node: ir.Node) -> Var | None:
 
 
 def _own_product(value: ir.Value, node: ir.Node) -> tuple[ir.Value, ir.Value, dict[str, Any]] | None:
-    """Return factors and attributes if ``value`` is a Gemm without a summand that only ``node`` reads, else None."""
+    """Return factors and attributes of the Gemm that computes ``value``, or None.
+
+    The Gemm must have no summand, and ``node`` must be the only reader of ``value``.
+    """
     product = made_by(value, "Gemm")
     if product is None or len(product.inputs) != 2 or not read_once(value, node):
         return None

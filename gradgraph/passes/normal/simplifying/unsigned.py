@@ -19,7 +19,10 @@ _SHIFT = 128
 
 
 def write_unsigned(model: ir.Model) -> None:
-    """Rewrite, in place, each QuantizeLinear to int8 that only DequantizeLinear reads and the optimizer may copy."""
+    """Convert int8 QuantizeLinear nodes that the optimizer may copy to uint8, in place, with their readers.
+
+    Only nodes whose readers are all DequantizeLinear are converted.
+    """
     editor = Editor(model)
     for node in calls_of(model, "QuantizeLinear"):
         readers = list(node.outputs[0].consumers())
@@ -44,7 +47,7 @@ def _might_be_copied(node: ir.Node, readers: list[ir.Node]) -> bool:
 
 
 def _zero_point(node: ir.Node) -> np.ndarray | None:
-    """Return the zero point if it is constant; zeros, one per scale, if the node has none; else None."""
+    """Return the constant zero point of ``node``, or zeros (one per scale) if it has none; None if it is unknown."""
     if (given := input_at(node, 2)) is not None:
         return constant_of(given)
     sizes = all_sizes(shape_of(node.inputs[1]))

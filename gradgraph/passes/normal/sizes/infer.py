@@ -221,7 +221,7 @@ def _hide_misjudged(graph: onnx.GraphProto, inferred: onnx.GraphProto, opset: in
 
 
 def _describe_ranks(graph: onnx.GraphProto, types: Mapping[str, onnx.TypeProto]) -> None:
-    """Keep the valid part of ``types``: element types, ranks, and nonzero sizes."""
+    """Record ``types`` in ``graph``, with sizes of 0 replaced by unknown sizes."""
     for kind in types.values():
         for dim in kind.tensor_type.shape.dim:
             if dim.dim_value == 0:
@@ -312,7 +312,7 @@ def correct_shapes(model: ir.Model) -> bool:
 
 
 def _derive_more(nodes: Iterable[ir.Node], derived: dict[str, shapes.Shape]) -> None:
-    """Add shapes that our own rules derive and ONNX's do not, for kernels of unknown size and groups."""
+    """Add shapes to ``derived`` that only our own rules infer, such as the rank of a pool of unknown size."""
     for node in nodes:
         first = node.outputs[0].name if node.outputs and node.domain == "" else None
         if first and first not in derived:
@@ -356,7 +356,10 @@ def objection(model: ir.Model) -> str | None:
 
 
 def _without_weights(model: ir.Model) -> onnx.ModelProto:
-    """Return the model as a message without its larger weights; huge sizes are replaced by marked names."""
+    """Return the model as a message without its larger weights.
+
+    A size above ``_MOST_WRITTEN_OUT`` becomes a dimension name: the prefix ``_NAMED`` and the number.
+    """
     proto = onnx.ModelProto(ir_version=shapes.IR_VERSION)
     proto.opset_import.extend(onnx.helper.make_opsetid(d, v) for d, v in model.opset_imports.items())
     graph = proto.graph

@@ -20,13 +20,13 @@ _READ = 64  # the most elements of a constant whose values are read
 
 
 class Bound(NamedTuple):
-    """Upper bounds of a value; 0 if unknown.
+    """Upper bounds for a value that data propagation may record; 0 for an unknown bound.
 
     Attributes:
         length: the number of elements, if the value is a vector.
-        number: the magnitude of its numbers.
-        size: its largest size.
-        elements: its number of elements, whatever its rank.
+        number: the magnitude of the value's elements.
+        size: the size of its largest axis.
+        elements: the number of elements at any rank.
     """
 
     length: float = 0.0
@@ -98,7 +98,7 @@ class _Scope:
         return _UNKNOWN if self._outside is None else self._outside[name]
 
     def is_whole(self, name: str) -> bool:
-        """Whether the value may consist of sizes: integers in at most one axis."""
+        """Whether the value may be a list of sizes: an integer scalar or vector."""
         info = self._infos.get(name)
         if info is None:
             return True
@@ -113,7 +113,7 @@ def _of_shape(kind: onnx.TypeProto.Tensor) -> Bound:
 
 
 def _of_constant(constant: onnx.TensorProto | onnx.NodeProto) -> Bound:
-    """Return the bound of a constant; the numbers of floats, which data propagation ignores, count 0."""
+    """Return the bound of a constant. Floats count as 0, because data propagation ignores them."""
     if isinstance(constant, onnx.TensorProto):
         return _of_tensor(constant)
     (a,) = constant.attribute[:1] or [onnx.AttributeProto()]
@@ -158,7 +158,7 @@ def _power(number: float, times: float) -> float:
 
 
 def _single(at: int) -> _Rule:
-    """Return a rule for a vector whose length is the value of input ``at``, if that is a scalar."""
+    """Return a rule for operators whose output may have as many elements or axes as the scalar input ``at`` says."""
     return lambda given: _at(given, at).number if _at(given, at).length <= 1 else 0.0
 
 

@@ -62,9 +62,9 @@ def _is_open(dim: Dim) -> bool:
 
 
 class _Proofs:
-    """Proofs about loops, cached by the shapes that a loop starts from and reads from outside.
+    """Proved shapes of loop states, cached by the shapes of initial states and of values that the body captures.
 
-    A nested loop is tried once for each assumption about the outer loop that leads to new shapes in the nested one.
+    A nested loop is proved again for each assumption about the outer loop that changes these shapes.
     """
 
     def __init__(self, loops: Sequence[ir.Node]) -> None:

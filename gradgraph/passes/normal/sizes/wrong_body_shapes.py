@@ -43,7 +43,7 @@ def _contradicts(value: ir.Value, entering: Shape | None) -> bool:
 
 
 def _entries(node: ir.Node) -> Iterator[_Entry]:
-    """Yield the states and, for a Scan, the slices, each with the shapes of the values passed to it."""
+    """Yield the body's states, and slices of a Scan, each with the shapes of the values that are passed to it."""
     body = node.attributes["body"].as_graph()
     if node.op_type == "Loop":
         yield from _states(node.inputs[2:], body.inputs[2:], body.outputs[1:])

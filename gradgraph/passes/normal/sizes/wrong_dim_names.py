@@ -48,17 +48,18 @@ def rename_wrong_dims(model: ir.Model) -> bool:
 
 
 def _squeezes_unit_axes(node: ir.Node) -> bool:
-    """Whether ``node`` is a Squeeze without axes, the rank of whose output depends on the batch size."""
+    """Whether ``node`` is a Squeeze without axes whose output rank is unknown, because it depends on the batch size."""
     return node.op_type == "Squeeze" and input_at(node, 1) is None and node.outputs[0].shape is None
 
 
 def _rename(
     model: ir.Model, names: set[str], sizes: dict[str, int], first: int = 0, others: dict[str, int] | None = None
 ) -> bool:
-    """Rename the sizes of outputs, from axis ``first`` on, that have one of ``names`` but not the number in ``sizes``.
+    """Rename dimensions of outputs whose name is in ``names`` but whose size is not the number in ``sizes``.
 
-    If the rank of the output differs with the numbers in ``others``, the declared rank implies this number, so it is
-    set instead of a name. Return True if anything changed.
+    Only outputs with such a name from axis ``first`` on are checked. ``sizes`` and ``others`` assign numbers to names.
+    If an output has another rank with ``others``, its declared rank holds only for ``sizes``, so the dimension is set
+    to its number instead. Returns True if anything changed.
     """
     doubtful = [v for v in model.graph.outputs if v.shape is not None and names & set(as_dims(v.shape)[first:])]
     true = _with_numbers(model, sizes) if doubtful else {}

@@ -87,7 +87,7 @@ def _split(editor: Editor, node: ir.Node, known: Elements) -> list[Var] | None:
 
 
 def _needs_pieces(reader: ir.Node) -> bool:
-    """Whether ``reader`` can only be replaced if the elements are known, even for a sequence of single slices."""
+    """Whether ``reader`` can be replaced only if each element is known, not just the tensor that is split into slices."""
     return reader.op_type in _MAKERS or reader.op_type == "ConcatFromSequence" or _place(reader, 1) is not None
 
 
@@ -137,7 +137,7 @@ def _at(editor: Editor, node: ir.Node, known: Elements) -> Var | None:
 
 
 def _slices(sequence: ir.Value) -> ir.Node | None:
-    """Return the SplitToSequence into single slices that computes ``sequence``, or None."""
+    """Return the SplitToSequence that splits a tensor into single slices to compute ``sequence``, or None."""
     source = made_by(sequence, "SplitToSequence")
     return source if source is not None and input_at(source, 1) is None else None
 

@@ -119,7 +119,7 @@ def _listed(allowed: Iterable[str]) -> str:
 
 
 def _typed_wrongly(node: ir.Node, schema: Signature) -> Iterator[Finding]:
-    """Yield a finding about the first type that does not match."""
+    """Yield a finding about the first input or output of ``node`` whose type does not match ``schema``."""
     bound: dict[str, tuple[ir.Value, ir.TypeProtocol]] = {}
     latest = signature(node.op_type, onnx.defs.onnx_opset_version()) or schema
     ends = [(i, False, v) for i, v in enumerate(node.inputs)] + [(i, True, v) for i, v in enumerate(node.outputs)]
@@ -207,9 +207,9 @@ def _input_findings(graph: ir.Graph) -> Iterator[Finding]:
 def _size_findings(model: ir.Model) -> Iterator[Finding]:
     """Yield findings about sizes that are wrong even without the declared sizes of intermediate values.
 
-    Exporters and tools may declare wrong sizes there, and onnxruntime only warns about them. A finding in a branch of
-    an If is reported only if ONNX's own inference objects as well, because then no runtime loads the model; otherwise
-    such sizes may never reach the branch.
+    Exporters and tools may declare wrong sizes of these values, and onnxruntime only warns about them. A finding in a
+    branch of an If is reported only if ONNX's own inference also rejects the node, because then no runtime loads the
+    model; otherwise such sizes may never reach the branch.
     """
     opset = model.opset_imports.get("", OPSET)
     suspects = []

@@ -53,7 +53,7 @@ EXPORT = "correct the sizes, or export the model again"
 
 
 def complaint(node: ir.Node, shapes: Sequence[Shape | None], opset: int) -> str | None:
-    """Return in words what is wrong with the sizes of ``node`` for inputs of these ``shapes``; None if nothing is."""
+    """Return a description of the wrong sizes of ``node`` for inputs of these ``shapes``; None if the sizes match."""
     rule = _RULES.get(node.op_type)
     if rule is None and not ranks.is_ranked(node.op_type):
         return None

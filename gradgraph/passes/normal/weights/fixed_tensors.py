@@ -97,8 +97,8 @@ class _Stored:
     """The values computed from stored tensors only, and the nodes that combine them with other values.
 
     Attributes:
-        readings: for each stored tensor, the inputs of nodes that read it, or a value computed from it, together with
-            values that are not stored.
+        readings: for each stored tensor, the (node, input index) pairs at which a node reads it, or a value computed
+            from it, together with values that are not stored.
         outputs: the stored tensors from which outputs of the model are computed directly.
     """
 
@@ -155,7 +155,7 @@ class _Stored:
 
 @dataclass(eq=False)
 class _Group:
-    """Uses of constants that belong together: of one input, or of outputs that are concatenated."""
+    """Constants that are applied to the same input, or to outputs that are concatenated."""
 
     uses: list[_Constant] = field(default_factory=list)
     into: _Group | None = None  # the group that this one has merged into
@@ -195,12 +195,15 @@ class _Constant:
 
     @property
     def is_possible(self) -> bool:
-        """Whether the constant is positive or no factor, as a deviation, width or stride is a positive factor."""
+        """Whether the constant may normalise: a factor must be positive, as deviations, widths and strides are."""
         return self.node.op_type not in _FACTORS or bool((self.array > 0).all())
 
 
 def _constant(node: ir.Node, stored: _Stored) -> _Constant | None:
-    """Return the only stored operand of ``node`` if its numbers are known and it is not a dividend, else None."""
+    """Return the stored operand of the binary operator ``node``, or None.
+
+    Returns None if both or no operands are stored, if it is a dividend, or if its numbers are not known.
+    """
     at = [i for i, v in enumerate(node.inputs) if v in stored]
     if len(node.inputs) != 2 or len(at) != 1 or (node.op_type == "Div" and at == [0]):
         return None
@@ -259,7 +262,10 @@ def _normalised(node: ir.Node, fed: dict[ir.Value, _Fed], stored: _Stored) -> _F
 
 
 def _fits(constant: _Constant, dims: Dims) -> bool:
-    """Whether the input keeps its shape. Otherwise the constant may be the centres of clusters, which are weights."""
+    """Whether ``constant`` broadcasts against an input of sizes ``dims`` without changing its shape.
+
+    Otherwise the constant may be the centres of clusters, which are weights.
+    """
     if dims is None:
         return constant.axes <= 1
     sizes = constant.array.shape
@@ -294,7 +300,7 @@ def _moved(node: ir.Node, dims: Dims, stored: _Stored) -> Dims:
 
 
 def _reach(fed: dict[ir.Value, _Fed], stored: _Stored) -> tuple[set[ir.Value], set[ir.Value]]:
-    """Return the values of ``fed`` from which some path leads to a layer, and those from which every path does."""
+    """Return two subsets of ``fed``: the values from which some path, and from which every path, leads to a layer."""
     some: set[ir.Value] = set()
     every: set[ir.Value] = set()
     for value in reversed(fed):
@@ -312,9 +318,10 @@ def _reach(fed: dict[ir.Value, _Fed], stored: _Stored) -> tuple[set[ir.Value], s
 
 
 def _normalising(group: _Group, some: set[ir.Value], every: set[ir.Value]) -> Iterator[_Constant]:
-    """Yield the constants of a group that normalise an input: by a difference or quotient, or along one axis.
+    """Yield the constants of a group that normalise an input.
 
-    Other sums and products may have weights as operands.
+    These are operands of differences and quotients, and constants that vary along at most one axis. Other sums and
+    products may have weights as operands.
     """
     is_plain = any(c.node.op_type in ("Div", "Sub") for c in group.uses)
     if not group.changes_something():
@@ -338,10 +345,10 @@ class _Made:
 
 
 def _behind_layers(graph: ir.Graph, stored: _Stored, fed: Collection[ir.Value], before: set[Reading]) -> set[Reading]:
-    """Return the uses of constants that scale and shift an output after the last layer.
+    """Return the uses of constants, as (node, input index), that scale and shift an output after the last layer.
 
-    Both a scale and a shift must occur, unless the constant undoes the normalisation of an input, with a tensor that is
-    read at ``before``.
+    An output must be both scaled and shifted, unless the constant undoes the normalisation of an input: it is then
+    computed from tensors that are also read at the uses ``before`` the layers.
     """
     normalising = {s for node, i in before for s in stored.sources_of(node.inputs[i])}
     last = _last_nodes(graph)
@@ -367,7 +374,7 @@ def _decodes(group: _Group) -> bool:
 
 
 def _last_nodes(graph: ir.Graph) -> set[ir.Node]:
-    """Return the nodes after the last layer."""
+    """Return the nodes after the last layer, from which no path leads to a layer."""
     found: set[ir.Node] = set()
     for node in reversed(graph):
         if (
@@ -477,7 +484,7 @@ def _is_softmax(value: ir.Value) -> bool:
 
 
 def _behind_moves(value: ir.Value) -> Iterator[Reading]:
-    """Yield the readers of ``value``, after nodes that only move its numbers."""
+    """Yield the readers of ``value``, as (node, input index), behind nodes that only move its numbers."""
     for node, i in value.uses():
         if i == 0 and node.op_type in MOVES and not node.domain:
             for moved in node.outputs:

@@ -95,7 +95,7 @@ def _arrays(
 
 
 class _Others:
-    """For each row length, the shapes with the fewest and second fewest rows, of different groups."""
+    """A table of the smallest number of rows for each row length, with a second one from a tensor of another group."""
 
     def __init__(self) -> None:
         self._shortest: dict[int, list[tuple[int, Hashable]]] = defaultdict(list)
@@ -107,7 +107,10 @@ class _Others:
             self._shortest[width] = [k for i, k in enumerate(known) if all(k[1] != other[1] for other in known[:i])][:2]
 
     def has(self, dims: Sequence[int], sign: int, group: Hashable, whole: bool = False) -> bool:
-        """Whether another group has a shorter shape, or a longer one if ``sign`` is negative."""
+        """Whether another group has a tensor of the same row length with fewer rows, or with more if ``sign`` is −1.
+
+        If ``whole``, it only has to have the same number of elements.
+        """
         return any(
             other != group and (whole or shortest < sign * length)
             for width, length in _keys(dims, whole)
@@ -116,7 +119,7 @@ class _Others:
 
 
 def _keys(dims: Sequence[int], whole: bool) -> list[tuple[int, int]]:
-    """Return the pairs (row length, rows) of a tensor as stored and transposed; (size, 0) if ``whole``."""
+    """Return (row length, number of rows) for a tensor as stored and transposed; if ``whole``, (size, 0)."""
     if whole:
         return [(math.prod(dims), 0)]
     return [(_row_length(dims), dims[0]), (dims[0], dims[1])] if len(dims) == 2 else [(_row_length(dims), dims[0])]

@@ -190,7 +190,7 @@ def _role(node: ir.Node, i: int, stored: _Stored) -> tuple[Role, str] | None:
 
 
 class _Stored:
-    """The values that are stored, or computed from stored values only, and which of them have one element."""
+    """Values that are stored, or computed from stored values only; it also records which have a single element."""
 
     def __init__(self, model: ir.Model) -> None:
         self._single = {v: is_single(v) for v in model.graph.initializers.values()}
@@ -206,7 +206,10 @@ class _Stored:
         return self._single.get(value, False)
 
     def passes(self, node: ir.Node, i: int) -> bool:
-        """Whether ``node`` only passes on its input ``i``; so does arithmetic on stored values only, such as 1 − w."""
+        """Whether the roles of the output of ``node`` are roles of input ``i``.
+
+        This holds for nodes that only move the input, and for arithmetic on stored values only, such as 1 − w.
+        """
         value = node.inputs[i]
         if node.domain or value is None or not node.outputs:
             return False
@@ -250,7 +253,7 @@ def _entering(node: ir.Node) -> tuple[int, int]:
 
 
 def _flows(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:
-    """Yield the pairs of values of which the first becomes the second when it enters or leaves a body of ``node``."""
+    """Yield pairs (before, after) of values passed into a body of ``node``, and of values passed out of it."""
     pairs: list[tuple[ir.Value | None, ir.Value]] = []
     for body in subgraphs(node) if has_bodies(node) else ():
         first, left = _entering(node)

@@ -30,7 +30,10 @@ def find_merged(weights: Iterable[ir.Value]) -> list[ir.Value]:
 
 
 def modules_of(value: ir.Value) -> dict[str, list[tuple[ir.Node, int]]]:
-    """Return the uses of a weight by module; each use counts as one module if the file does not record modules."""
+    """Return the uses of a weight, as (node, input index), by module.
+
+    If the file does not record modules, each use counts as a module of its own.
+    """
     found: dict[str, list[tuple[ir.Node, int]]] = {}
     for i, (node, position, module, _) in enumerate(_places(value)):
         found.setdefault(module or f"/{i}", []).append((node, position))

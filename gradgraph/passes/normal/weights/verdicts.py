@@ -173,7 +173,7 @@ def exporter_of(graph: ir.Graph) -> str:
 
 
 class _Judge:
-    """Decides for each initializer of a model whether it is a weight, from the file's exporter and its readers."""
+    """A judge that decides for each initializer whether it is a weight, from the file's exporter and its readers."""
 
     def __init__(self, model: ir.Model, exporter: str) -> None:
         self._uses = roles(model)
