@@ -155,7 +155,7 @@ def fused_conv(
 
 
 def _activated(op: Builder, node: ir.Node, x: Var, activation: str, params: dict[str, Any]) -> Any:
-    """Apply the operator ``activation``, with its defaults for missing ``params``; return ``x`` if the name is empty."""
+    """Apply the operator ``activation``, with its defaults for missing ``params``; return ``x`` if it is empty."""
     if not activation:
         return x
     if activation == "Clip":

@@ -453,7 +453,7 @@ def group_query_attention(
 
 
 def _turning_places(op: Builder, positions: Var, first: Var, steps: Var) -> Var:
-    """Return the rotary positions of queries and keys; in a first prompt, ``steps`` counted from ``positions[0]`` on."""
+    """Return the rotary positions: ``positions``, or in a first prompt, ``steps`` counted from ``positions[0]`` on."""
     start = op.Slice(op.Reshape(positions, [-1]), [0], [1], [0])
     return op.Where(first, steps + start, positions)
 
@@ -521,7 +521,7 @@ def _split_packed(op: Builder, packed: Var, heads: tuple[int, int, int]) -> list
 
 
 def _appended(op: Builder, past: Var, new: Var, places: Var, total_length: Var) -> Var:
-    """Write ``new`` [batch, heads, tokens, size] at positions ``places`` into the cache ``past``, enlarged if needed."""
+    """Write ``new`` [batch, heads, tokens, size] at positions ``places`` into the cache ``past``, enlarged if short."""
     missing = op.Max(op.Reshape(op.cast(total_length, _INT64), [1]) - op.dim(past, 2), [0])
     cache = op.Pad(past, op.Concat([0, 0, 0, 0, 0, 0], missing, [0], axis=0))
     return _put_at(op, cache, new, places)

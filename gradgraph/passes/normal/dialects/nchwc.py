@@ -149,7 +149,7 @@ class _Channels:
         self._sums.append((node, parts, whole))
 
     def record_weight(self, weight: _Weight, axis: int) -> None:
-        """Record that ``axis`` of ``weight`` has one entry per channel of its group, plus padding up to whole blocks."""
+        """Record that ``axis`` of ``weight`` has one entry per channel of its group, padded to whole blocks."""
         self._weights.append((weight, axis))
 
     def count(self, block: int) -> dict[Axis, int]:

@@ -60,7 +60,10 @@ class SlidingCache:
         return self.op.Unsqueeze(self.op.Concat(old, now, axis=1), [1, 2])
 
     def seen(self, positions: Var, places: Var) -> Var:
-        """Return a mask [batch, 1, tokens, C + tokens]: True for rows that a query at ``places`` [batch, tokens] sees."""
+        """Return a boolean mask of the rows that a query at ``places`` [batch, tokens] sees.
+
+        Its shape is [batch, 1, tokens, C + tokens].
+        """
         place = self.op.Unsqueeze(places, [1, 3])
         return (positions >= 0) & (positions <= place) & (positions > place - self.window)
 

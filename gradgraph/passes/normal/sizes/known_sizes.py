@@ -40,7 +40,7 @@ def settle_reshape(node: ir.Node, target: Sequence[Dim], op: Builder) -> bool:
 
 
 def _quotient(dims: Sequence[Dim], others: Sequence[Dim]) -> Dim:
-    """Return the product of ``dims`` divided by the product of ``others`` if it is a number or one symbol, else None."""
+    """Return the product of ``dims`` divided by the product of ``others`` if it is a number or one symbol, or None."""
     symbols = Counter(d for d in dims if not isinstance(d, int))
     symbols.subtract(d for d in others if not isinstance(d, int))
     left = [d for d, count in symbols.items() for _ in range(count)]

@@ -81,7 +81,7 @@ def _bounds(kind: ir.DataType, clip: ir.Node | None) -> tuple[int, int] | None:
 
 
 def _computed_from(values: Iterable[ir.Value | None]) -> set[ir.Value]:
-    """Return ``values``, the parameters of trained scales, and all values computed from them by Exp, Mul and Identity."""
+    """Return ``values``, the parameters of trained scales, and all that Exp, Mul and Identity compute from them."""
     waiting, found = [v for v in values if v is not None], set[ir.Value]()
     while waiting:
         value = waiting.pop()

@@ -87,7 +87,7 @@ def _split(editor: Editor, node: ir.Node, known: Elements) -> list[Var] | None:
 
 
 def _needs_pieces(reader: ir.Node) -> bool:
-    """Whether ``reader`` can be replaced only if each element is known, not just the tensor that is split into slices."""
+    """Whether replacing ``reader`` requires every element of its sequence, not just the tensor that was split."""
     return reader.op_type in _MAKERS or reader.op_type == "ConcatFromSequence" or _place(reader, 1) is not None
 
 
