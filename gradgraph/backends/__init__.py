@@ -67,6 +67,6 @@ def named(name: str, among: Iterable[str] = BACKENDS) -> Backend:
 
 
 def of_provider(provider: str) -> Backend:
-    """Return the backend to lower for when ``provider`` is onnxruntime's first; ``portable`` if it has no backend."""
+    """Return the backend for sessions whose first execution provider is ``provider``, by default ``portable``."""
     own = (b for b in BACKENDS.values() if b.provider == provider and b.extends is None)
     return next(own, BACKENDS["portable"])

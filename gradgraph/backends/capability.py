@@ -64,7 +64,7 @@ RIGHT = Verdict("right")
 
 @dataclass(frozen=True)
 class Condition:
-    """A conjunction of facts, and the reason, if the table states one."""
+    """A conjunction of facts for which an operator is rejected or wrong, and the reason, if the table states one."""
 
     terms: tuple[str, ...]
     why: str = ""
@@ -80,7 +80,7 @@ class Condition:
         return all(t == ALWAYS or ((t[1:] not in facts) if t[0] == "!" else t in facts) for t in self.terms)
 
     def in_words(self) -> str:
-        """Return the condition as words after "with": ``mode=cubic and input 1 computed or fed``."""
+        """Return the condition in words that fit after "with", such as ``mode=cubic and input 1 computed or fed``."""
         return " and ".join(_in_words(term) for term in self.terms if term != ALWAYS)
 
 
@@ -111,7 +111,7 @@ _WORDS = (  # facts as words after "with"
 
 
 def _in_words(term: str) -> str:
-    """Return a term of a condition as words."""
+    """Return one term of a condition in words."""
     negated, fact = term[0] == "!", term.lstrip("!")
     words = next((re.sub(p, w, fact) for p, w in _WORDS if re.fullmatch(p, fact)), fact)
     return f"not {words}" if negated else words
@@ -188,7 +188,7 @@ class Table:
         return self._by_types(op_type, row, known)
 
     def _by_types(self, op_type: str, row: Row, facts: Facts) -> Verdict:
-        """Return the verdict if no condition of the row is true: whether each type variable has a supported type."""
+        """Return the verdict by the types in ``facts`` alone, for a node to which no condition of ``row`` applies."""
         for fact in sorted(facts):
             variable, _, type_ = fact.partition(" ")
             if variable in row.types and type_ not in row.types[variable]:
@@ -201,7 +201,7 @@ class Table:
         return Verdict("falls back" if self.falls_back else "refused", reason)
 
     def takes(self, node: ir.Node) -> bool:
-        """Return whether the runtime computes ``node`` correctly, as far as known."""
+        """Return whether the runtime computes ``node`` correctly or was not tested with it."""
         return self.verdict(node).kind in ("right", "untried")
 
 
@@ -223,15 +223,22 @@ def age(version: str) -> tuple[int, ...]:
 
 
 def holding(rows: Sequence[Mapping[str, Any]], version: str, since: str = "version") -> Mapping[str, Any]:
-    """Return the last of ``rows``, oldest first, whose ``since`` is at most ``version``; the first if all are newer."""
+    """Return the newest row that is not newer than ``version``, or the oldest row if all are newer.
+
+    Args:
+        rows: rows of a table's file, oldest first.
+        version: a version of the runtime.
+        since: the key under which a row has its version.
+    """
     return next((row for row in reversed(rows) if age(row[since]) <= age(version)), rows[0])
 
 
 def row_at(rows: Mapping[str, Any] | Sequence[Mapping[str, Any]], version: str) -> Mapping[str, Any] | None:
-    """Return an operator's row that is valid at ``version``; None if the operator was added later.
+    """Return the row of an operator for ``version`` of the runtime, or None if the operator was added later.
 
     Args:
-        rows: from a table's file: one row, or one per version in which the operator changed.
+        rows: the operator's entry in a table's file: one row, or one row per version in which its support changed.
+        version: a version of the runtime.
     """
     if isinstance(rows, Mapping):
         return rows

@@ -201,7 +201,7 @@ def read_slices(node: ir.Node) -> list[int]:
 
 
 def is_output_twice(node: ir.Node) -> bool:
-    """Return whether ``node`` is an Identity from a constant to a graph output, and another output copies it, too."""
+    """Return whether ``node`` copies a constant to a graph output, and another graph output copies it, too."""
     if node.op_type != "Identity" or node.domain or not node.outputs[0].is_graph_output():
         return False
     source = copied(node.inputs[0])

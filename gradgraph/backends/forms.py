@@ -57,7 +57,7 @@ class Call:
         return f"{self.node.op_type}({inputs}; {attrs})"
 
     def shape(self, i: int) -> Shape | None:
-        """Return the shape of input ``i``, as far as it is known."""
+        """Return the shape of input ``i``, or None if the input is absent or its shape unknown."""
         x = self.inputs[i] if i < len(self.inputs) else None
         return None if x is None else x.shape
 
@@ -93,7 +93,11 @@ def _domain_of(op_type: str) -> str:
 
 
 class Forms:
-    """The table of one backend, or of several that share it; a table may start with a copy of the rows of others."""
+    """A table of forms for one or several backends.
+
+    Args:
+        others: tables whose forms are copied into this one.
+    """
 
     def __init__(self, *others: Forms) -> None:
         self._rows: dict[tuple[str, str], list[Form]] = {}

@@ -47,7 +47,7 @@ def _body_key(node: ir.Node) -> Hashable:
 
 
 def _name_of_shared_body(model: ir.Model, function: ir.Function, known: dict[bytes, str]) -> str:
-    """Return the name of the function with the body of ``function``, which is added to ``model`` if the body is new."""
+    """Return the name of the function in ``model`` with the body of ``function``; add ``function`` if there is none."""
     body = ir.to_proto(function).SerializeToString(deterministic=True)
     if body not in known:
         known[body] = function.name = function_name(function.name, len(known) + 1)
@@ -77,7 +77,10 @@ def write_inline(model: ir.Model) -> ir.Model:
 
 
 def _as_function(node: ir.Node) -> ir.Function:
-    """Return the portable form of ``node`` as a function. It declares the attributes, but their values are fixed."""
+    """Return a function whose body is the portable form of ``node``.
+
+    The function declares the attributes of ``node``, but its body has their values built in.
+    """
     op = Builder()
     inputs = [_own_input(op, node, i) for i in range(len(node.inputs))]
     passed = [None if old is None else new for old, new in zip(node.inputs, inputs, strict=True)]
@@ -103,6 +106,6 @@ def _as_function(node: ir.Node) -> ir.Function:
 
 
 def _own_input(op: Builder, node: ir.Node, i: int) -> ir.Value:
-    """Create the function's input ``i``; for an absent input it has no type, and the body does not read it."""
+    """Return a function input for input ``i`` of ``node``; without a type if ``node`` lacks this optional input."""
     name, given = op.fresh(OPERATORS[node.op_type].parameters[i]), node.inputs[i]
     return ir.Value(name=name) if given is None else ir.Value(name=name, type=given.type, shape=given.shape)

@@ -11,7 +11,7 @@ BACKEND_KEY = "gradgraph.backend"  # metadata key of a transformed model that do
 
 
 def mark(model: ir.Model, backend: Backend) -> None:
-    """Record in the metadata of ``model``, in place, where it runs; record nothing if it runs everywhere."""
+    """Record in the metadata of ``model`` which backend and hardware it requires; nothing if it runs anywhere."""
     model.metadata_props.pop(BACKEND_KEY, None)
     if backend.only_there:
         said = (backend.name, backend.machine(), backend.needs)

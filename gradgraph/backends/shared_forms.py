@@ -63,7 +63,7 @@ def written_out_batch_norm(
     momentum: float = 0.9,
     training_mode: int = 0,
 ) -> tuple[Var, Var, Var] | None:
-    """Compute training mode by its formula, for runtimes whose BatchNormalization does not support it."""
+    """Write BatchNormalization in training mode by its formula, for runtimes that do not support this mode."""
     if not training_mode or x.shape is None or x.dtype != ir.DataType.FLOAT:
         return None
     axes = [axis for axis in range(x.rank) if axis != 1]
@@ -81,7 +81,7 @@ def written_out_batch_norm(
 
 @TRAINING.add("MaxPoolGrad")
 def compared_winners(op: Builder, dy: Var, x: Var, **attrs: Any) -> Var | None:
-    """Compute MaxPool's gradient without indices: the first element that equals the maximum of its window gets it.
+    """Compute MaxPoolGrad without indices: the first element that equals the maximum of its window gets the gradient.
 
     Elements are compared tap by tap (a tap is one position within the window). If windows are adjacent, the gradients
     of all taps are interleaved; otherwise one ConvTranspose, whose weights select taps, adds them up.
@@ -112,7 +112,7 @@ def _padded(op: Builder, x: Var, seen: Windows) -> Var:
 
 
 def _taps(op: Builder, padded: Var, y: Var, seen: Windows) -> list[Var]:
-    """Return the first element of every window as one tensor, then the second, …; each is shaped like ``y``."""
+    """Return one tensor per tap, shaped like ``y``, with the element at this tap of every window."""
     found = []
     for place in itertools.product(*(range(k) for k in seen.taps)):  # row by row
         starts = [t * d for t, d in zip(place, seen.dilations, strict=True)]
@@ -122,7 +122,7 @@ def _taps(op: Builder, padded: Var, y: Var, seen: Windows) -> list[Var]:
 
 
 def _woven(op: Builder, shares: Sequence[Var], x: Var, y: Var, seen: Windows) -> Var:
-    """Interleave the taps of adjacent windows: [N, C, H, W] each → [N, C, H, kh, W, kw] → the shape of ``x``."""
+    """Interleave ``shares``, one tensor [N, C, H, W] per tap of adjacent windows, to the shape of ``x``."""
     n, last = seen.rank, y.rank
     stacked = op.Concat(*(op.Unsqueeze(s, [last]) for s in shares), axis=last)
     apart = op.Reshape(stacked, op.Concat(op.shape(y), list(seen.taps), axis=0))
@@ -131,7 +131,7 @@ def _woven(op: Builder, shares: Sequence[Var], x: Var, y: Var, seen: Windows) ->
 
 
 def _added_up(op: Builder, shares: Sequence[Var], x: Var, y: Var, seen: Windows) -> Var:
-    """Add up overlapping windows, or windows with gaps: [N·C, taps, H, W] through one-hot kernels."""
+    """Add up ``shares``, one tensor [N, C, H, W] per tap, at the pixels of ``x`` that taps read, by one-hot kernels."""
     rows = [op.Reshape(s, [-1, 1, *(sizes(y) or ())]) for s in shares]
     places = op.const(np.eye(len(shares), dtype=np.float32).reshape(len(shares), 1, *seen.taps))
     stacked = op.Concat(*rows, axis=1)
@@ -158,7 +158,7 @@ def reads_statistics(call: Call) -> bool:
 def written_out_layer_norm(
     op: Builder, x: Var, scale: Var, bias: Var | None = None, *, axis: int = -1, epsilon: float = 1e-5, **_: Any
 ) -> tuple[Var, Var, Var] | None:
-    """Compute all three outputs by their formulas."""
+    """Write LayerNormalization, with its mean and inverse deviation, by its formula."""
     if x.shape is None or x.dtype != ir.DataType.FLOAT:
         return None
     axes = list(range(axis % x.rank, x.rank))

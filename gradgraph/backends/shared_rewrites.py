@@ -61,7 +61,7 @@ def _write_forward(editor: Editor, node: ir.Node, states: int, back_in: Sequence
 
 
 def _scan_like(op: Builder, node: ir.Node, inputs: Sequence[ir.Value | None], outputs: Sequence[ir.Value]) -> list[Var]:
-    """Create a Scan with outputs like ``outputs`` that takes over the body and attributes of ``node``."""
+    """Write a Scan with outputs like ``outputs``, and move the body and attributes of ``node`` to it."""
     new = ir.Node("", "Scan", inputs, [node.attributes.pop(name) for name in list(node.attributes)],
                   num_outputs=len(outputs), name=op.fresh_in(op.scope, "Scan"))  # fmt: skip
     for out, like in zip(new.outputs, outputs, strict=True):
@@ -124,7 +124,7 @@ def _close_body(editor: Editor, node: ir.Node, body: ir.Graph, read: Sequence[ir
 
 
 def part_slices(model: ir.Model) -> None:
-    """Give each scan output a single use in the body, in place: tract also changes the shape of its other uses."""
+    """Make each scan output a separate Identity in its body, in place, as tract changes the shape of its other uses."""
     op = Builder(names_of(model))
     for node in _scans(model):
         body = node.attributes["body"].as_graph()
@@ -178,7 +178,7 @@ def _without_cancellation(editor: Editor, node: ir.Node) -> None:
 
 
 def retype_attributes(node: ir.Node, old: ir.DataType, *names: str) -> None:
-    """Convert tensors of type ``old`` in attributes of ``node`` to float32, and types in the attributes ``names``."""
+    """Change the type ``old`` to float32 in tensor attributes of ``node``, and in the attributes ``names``."""
     for name, attribute in list(node.attributes.items()):
         if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype == old:
             tensor = attribute.as_tensor()

@@ -18,7 +18,7 @@ form, lacks = FORMS.add, lacking("coreml")
 
 @form("Neg", case(real(3, 4)), when=lacks)
 def times_minus_one(op: Builder, x: Var) -> Var | None:
-    """Multiply by -1, as Core ML has no Neg."""
+    """Write Neg as a multiplication by -1, as Core ML has no Neg."""
     return x * op.const(np.asarray(-1, x.dtype.numpy())) if x.dtype.is_floating_point() else None
 
 
@@ -40,7 +40,7 @@ def product_and_sum(
     transA: int = 0,
     transB: int = 0,
 ) -> Var:
-    """Use MatMul: Core ML requires Gemm's second factor as a constant, and a trained weight is an input."""
+    """Write Gemm as MatMul and Add: Core ML requires Gemm's second factor as a constant; trained weights are inputs."""
     left, right = (op.Transpose(v, perm=[1, 0]) if turned else v for v, turned in ((a, transA), (b, transB)))
     product = _scaled(op.MatMul(left, right), alpha)
     return product if c is None else product + _scaled(c, beta)
@@ -57,7 +57,7 @@ def _scaled(x: Var, factor: float) -> Var:
     when=lacks,
 )
 def separate_bias(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> Var | None:
-    """Add the bias separately: Core ML requires Conv's bias as a constant, and a trained bias is an input."""
+    """Write Conv without bias and an Add: Core ML requires Conv's bias as a constant; a trained bias is an input."""
     if b is None or x.shape is None:
         return None
     column = op.Reshape(b, [1, -1, *[1] * (x.rank - 2)])

@@ -26,7 +26,10 @@ FORMS = Forms(TRAINING)
 def transposed_by_two_filters(
     op: Builder, x: Var, w: Var, bias: Var | None = None, *, group: int = 1, **attrs: Any
 ) -> Var | None:
-    """Pair the filter of each channel with a zero filter whose output is dropped; ``x`` [N, C, …], ``w`` [C, 1, …]."""
+    """Write a depthwise ConvTranspose with two filters per channel, as IREE does not support one.
+
+    The second filter is zero, and its output is dropped. ``x`` is [N, C, …], ``w`` [C, 1, …].
+    """
     if group == 1 or w.shape is None or w.shape[:2] != (group, 1):
         return None
     both = op.ConvTranspose(x, op.Concat(w, w * 0.0, axis=1), group=group, **attrs)

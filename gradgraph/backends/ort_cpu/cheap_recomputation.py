@@ -50,7 +50,7 @@ def recompute_cheap_values(model: ir.Model) -> bool:
 
 
 class Kept:
-    """The values of the forward pass that the backward pass reads.
+    """The forward values that the backward pass reads, divided into saved and recomputed ones.
 
     Attributes:
         order: the nodes in execution order.
@@ -100,7 +100,7 @@ class Kept:
         return (*nodes, node) if count <= MOST_NODES else None
 
     def _may_go(self, y: ir.Value) -> bool:
-        """Return whether ``y`` need not be saved: its sizes are known, and only nodes of the main graph read it."""
+        """Return whether ``y`` may be recomputed: its sizes are known, and only nodes of the main graph read it."""
         return _bytes_of(y) is not None and not y.is_graph_output() and all(n.graph is self._graph for n in _readers(y))
 
 
@@ -137,7 +137,7 @@ def _bytes_of(y: ir.Value) -> int | None:
 
 
 def _write_copies(model: ir.Model, kept: Kept) -> bool:
-    """Write the copies, and let the backward pass read them instead of the values in ``kept.again``."""
+    """Write nodes that recompute ``kept.again``, for the backward pass to read; return whether any were written."""
     op = Builder(names_of(model))
     place = {node: i for i, node in enumerate(kept.order)}
     readers = {y: min((n for n in _readers(y) if is_late(n)), key=place.__getitem__) for y in kept.again}
@@ -176,7 +176,12 @@ def _turns(kept: Kept) -> list[ir.Value | None]:
 
 
 def _sources(nodes: Iterable[ir.Node], copies: Iterable[ir.Value]) -> Iterable[ir.Value]:
-    """Yield the values that copies of ``nodes`` must read late: one input of each copy that reads no other copy."""
+    """Yield the largest variable input of each of ``nodes`` that reads no copied value; delaying it delays the copy.
+
+    Args:
+        nodes: the nodes to copy, in order.
+        copies: the values that are copied already.
+    """
     made = set(copies)
     for node in nodes:
         read = list(reads(node))

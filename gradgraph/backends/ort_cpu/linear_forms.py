@@ -23,7 +23,7 @@ FEWEST_ROWS, MOST_ROWS = 8, 1 << 20  # of ``row_of_ones``, whose ones are a cons
 
 
 def _rows(x: Var | None, axes: Var | None) -> int:
-    """Return the number of rows that are summed over, if the axes are the leading ones and sizes are known; else 0."""
+    """Return the number of rows of ``x`` to sum if ``axes`` are its leading axes and its sizes are known; else 0."""
     known = None if axes is None else axes.const
     if x is None or known is None or not shapes.is_static(x.shape):
         return 0
@@ -58,9 +58,9 @@ LARGE_SUMMAND = 1 << 15
 
 
 def _updates_weights(call: Call) -> bool:
-    """Return whether the summand is large, and a graph input with other readers, like weights in an update.
+    """Return whether the summand of a Gemm is a large graph input with other readers, such as weights in an update.
 
-    Sums in a loop are in the cache, and stay in the Gemm.
+    Running sums of a loop do not count: they are in the cache, and stay in the Gemm.
     """
     c = call.inputs[2] if len(call.inputs) > 2 else None
     if c is None or not shapes.is_static(c.shape) or math.prod(shapes.known_sizes(c.shape)) < LARGE_SUMMAND:
@@ -97,7 +97,7 @@ LARGE_WEIGHT = 1 << 18
 
 
 def _few_rows_meet(x: Var | None, w: Var | None) -> bool:
-    """Return whether few rows are multiplied by a large weight that is not constant, so that it is not prepacked."""
+    """Return whether ``x`` has few rows, and ``w`` is large and not constant, thus not prepacked by onnxruntime."""
     if x is None or w is None or not shapes.is_static(x.shape) or not shapes.is_static(w.shape):
         return False
     return (

@@ -66,7 +66,7 @@ NORMS = (
 def few_passes(
     op: Builder, dy: Var, x: Var, scale: Var, mean: Var, var: Var, *, epsilon: float
 ) -> tuple[Var, Var, Var] | None:
-    """Compute the gradient in 5 passes instead of 8.
+    """Compute BatchNormalizationGrad in 5 passes instead of 8.
 
     It takes 0.6 to 0.75 of the portable form's time for maps of 12 to 48 px; whole steps gain up to 3 %.
     """
@@ -83,7 +83,7 @@ def few_unscaled_passes(
 ) -> tuple[Var, Var, Var, Var] | None:
     """Compute ``u = dy − (k·centred + s)``, a, dscale and db, where ``dx = a·u`` and ``centred = x − mean``.
 
-    The bracket is one BatchNormalization in evaluation mode.
+    a, k and s are ``batch_normalization_factors``. The bracket is one BatchNormalization in evaluation mode.
     """
     channels = mean.shape[0] if mean.shape else None
     if not isinstance(channels, int) or not channels or x.rank < 3 or has_few(x) or x.value.dtype != ir.DataType.FLOAT:

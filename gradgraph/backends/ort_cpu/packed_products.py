@@ -38,7 +38,7 @@ _BLOCKS = (16, 32, 64, 128, 256)  # block sizes that MatMulNBits supports
 
 
 def multiply_packed(model: ir.Model, copied: bool | Literal["auto"] = "auto") -> None:
-    """Write products with low-bit weights of the main graph in these forms, in place.
+    """Rewrite products with low-bit weights in the main graph by MatMulNBits or strips, in place.
 
     Args:
         copied: whether sessions may copy the weights; "auto": if they have at most ``MOST_COPIED`` bytes in total.
@@ -117,7 +117,7 @@ def _before_transpose(value: ir.Value | None) -> ir.Value | None:
 
 
 def _stored_weight(value: ir.Value | None) -> StoredWeight | None:
-    """Return the stored matrix, with a scale per block of a row, that ``value`` is; None if it is no such matrix."""
+    """Return the low-bit matrix that ``value`` is dequantized from; None if it is not stored in blocks along rows."""
     node = None if value is None else value.producer()
     if node is None or node.op_type != "DequantizeLinear" or node.domain:
         return None
@@ -136,7 +136,7 @@ def _stored_weight(value: ir.Value | None) -> StoredWeight | None:
 
 
 class Writer:
-    """A writer of products in these forms, which shares nodes between them."""
+    """A writer of MatMulNBits and strips, which shares initializers between products."""
 
     def __init__(self, editor: Editor) -> None:
         self.editor, self.op = editor, editor.op
@@ -181,7 +181,10 @@ class Writer:
         return [self.op.const(np.frombuffer(tensor.tobytes(), np.uint8))] if fits else None
 
     def _by_strips(self, product: StoredProduct) -> Var:
-        """Return ``[x · W₁ᵀ, x · W₂ᵀ, …]``, or ``x₁ · W₁ + x₂ · W₂ + …`` with the matching slices of x."""
+        """Return the product computed with strips W₁, W₂, … of W.
+
+        ``x · Wᵀ`` is the concatenation of ``x · Wᵢᵀ``, and ``x · W`` the sum of ``xᵢ · Wᵢ`` with slices xᵢ of x.
+        """
         op, strips = self.op, self._strips(product)
         op.scope = product.node.name or ""
         x = self.editor.op.wrap(product.node.inputs[0])
@@ -199,10 +202,10 @@ class Writer:
         return total
 
     def _strips(self, product: StoredProduct) -> list[Var]:
-        """Return the float rows of W in strips, computed where the whole W was, just before the product.
+        """Return strips of W in float32, computed in place of the whole W.
 
-        Equal nodes would be merged, and strips of the forward pass kept for the backward pass. So for one of the two
-        products the axis of DequantizeLinear counts from the front (0), for the other from the end (−2).
+        Equal nodes would be merged, so that strips of the forward pass would stay in memory for the backward pass. To
+        prevent this, the axis of DequantizeLinear is 0 for ``x · Wᵀ`` and −2 for ``x · W``.
         """
         weight, axis = product.weight, 0 if product.turned else -2
         height = max(
@@ -227,7 +230,10 @@ class Writer:
         return self.op.Reshape(made, [count, weight.columns])
 
     def view(self, value: ir.Value, kind: ir.DataType, sizes: tuple[int, ...], first: int = 0) -> Var:
-        """Return an initializer that reads the same bytes as another type and shape, from element ``first`` on."""
+        """Return an initializer of type ``kind`` and shape ``sizes`` that shares bytes with the initializer ``value``.
+
+        The bytes begin at element ``first``, counted in elements of type ``kind``.
+        """
         key = (value, kind, sizes, first)
         if key not in self._seen:
             tensor = value.const_value

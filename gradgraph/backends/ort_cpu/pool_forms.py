@@ -28,9 +28,10 @@ TIES = np.array([[[[1, 1, 0, 0, 0, 2], [1, 1, 0, 0, 2, 2]]]], np.float32)
     case(real(1, 1, 1, 3), TIES, kernel_shape=[2, 2], strides=[2, 2]),
 )
 def without_indices(op: Builder, dy: Var, x: Var, **attrs: Any) -> Var | None:
-    """Spread the maxima over their windows and compare, for adjacent windows: twice as fast as pooling with Indices.
+    """Compute MaxPoolGrad of adjacent windows by comparing x with the maximum of its window, without Indices.
 
-    Of equal maxima the first gets the gradient: numbers that decrease along the window are compared in the same way.
+    It takes half the time of pooling with Indices. Of several equal maxima, the first one receives the gradient: their
+    ranks, which decrease along the window, are compared in the same way.
     """
     seen, sizes = windows(**attrs), known_sizes((x.shape or ())[2:])
     if x.value.dtype != ir.DataType.FLOAT or x.rank != 4 or len(sizes) != 2 or not tiles(seen, x, dy):
@@ -54,6 +55,6 @@ def without_indices(op: Builder, dy: Var, x: Var, **attrs: Any) -> Var | None:
 
 
 def falling(kernel: Sequence[int], size: Sequence[int]) -> np.ndarray:
-    """Return an image of numbers that decrease along each window."""
+    """Return an image of ``size`` in which each window of size ``kernel`` has the numbers n, n − 1, …, 1."""
     window = np.arange(math.prod(kernel), 0, -1, dtype=np.float32).reshape(kernel)
     return np.tile(window, [d // k for d, k in zip(size, kernel, strict=True)])

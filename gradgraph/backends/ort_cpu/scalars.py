@@ -17,7 +17,10 @@ LOGIC = ("And", "Or", "Xor", "Equal", "Greater", "GreaterOrEqual", "Less", "Less
 
 
 def reshape_numbers(model: ir.Model) -> None:
-    """Reshape scalars that are combined with such a tensor to its rank, in place, once per rank and graph."""
+    """Reshape scalars that are combined with tensors whose last axis has size 1 to the rank of the tensor, in place.
+
+    Each scalar is reshaped once per rank and graph.
+    """
     editor = Editor(model)
     raised: dict[tuple[ir.Value, int, ir.Graph], ir.Value] = {}
     for node in [n for n in nodes_of(model) if n.domain == "" and n.op_type in ARITHMETIC + LOGIC]:

@@ -30,7 +30,7 @@ from gradgraph.rules.windows import windows
 def separate_statistics(
     op: Builder, x: Var, scale: Var, b: Var, mean: Var, var: Var, *, training_mode: int = 0, **attrs: Any
 ) -> tuple[Var, Var, Var] | None:
-    """Compute mean and variance by reductions, and the rest by evaluation mode, as CUDA has no training mode."""
+    """Compute BatchNormalization in training mode by reductions and evaluation mode, as CUDA has no training mode."""
     if not training_mode or x.shape is None:
         return None
     epsilon, keep = attrs.get("epsilon", 1e-5), attrs.get("momentum", 0.9)
@@ -57,7 +57,7 @@ def _blended(old: Var, new: Var, keep: float) -> Var:
     case(real(2, 6, 4), real(6, 2, 3), real(2, 4, 6), group=2),
 )
 def backward_data(op: Builder, dy: Var, w: Var, x: Var, *, group: int | None = None, **attrs: Any) -> Var | None:
-    """Use ConvTranspose, which is cuDNN's input gradient, with unchanged weights.
+    """Compute ConvGradInput by ConvTranspose with unchanged weights, which runs cuDNN's input gradient.
 
     The portable form flips the weights in every step, as Conv is faster on CPUs.
     """
@@ -79,10 +79,11 @@ def backward_data(op: Builder, dy: Var, w: Var, x: Var, *, group: int | None = N
     when=lambda call: False,
 )
 def swapped(op: Builder, x: Var, dy: Var, w: Var, *, group: int | None = None, **attrs: Any) -> Var | None:
-    """Use a Conv with batch and channels swapped: no im2col matrix, but a filter as large as the image.
+    """Compute ConvGradWeight by a Conv with batch and channels swapped, whose filter is as large as the image.
 
-    A forward convolution computes each of its few outputs, which are long sums, in one place, while the product of the
-    portable form is spread over images. So it is a candidate for ``tune``, not the default.
+    This needs no im2col matrix. A forward convolution computes each of its few outputs, which are long sums, in one
+    place, while the product of the portable form is spread over images. So it is a candidate for ``tune``, not the
+    default.
     """
     seen = windows(**{**attrs, "kernel_shape": (w.shape or ())[2:]})
     if w.shape is None or x.shape is None or (group or 1) > 1:
@@ -96,7 +97,7 @@ def swapped(op: Builder, x: Var, dy: Var, w: Var, *, group: int | None = None, *
     case(real(2, 4, 6), real(4, 1, 3), pads=[2, 0], group=2, dilations=[2]),
 )
 def cropped(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> Var | None:
-    """Crop the result of ConvTranspose without pads if the pads are uneven, as cuDNN pads both ends equally."""
+    """Write a ConvTranspose with uneven pads as one without pads and a crop, as cuDNN pads both ends equally."""
     pads = list(attrs.get("pads") or ())
     half = len(pads) // 2
     begins, ends = pads[:half], pads[half:]
@@ -116,7 +117,7 @@ def cropped(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> 
     case(real(2, 5, 3), [1, 1, 3, 0, 1], real(2, 4, 3), axis=1),
 )
 def added(op: Builder, dy: Var, where: Var, x: Var, *, axis: int) -> Var | None:
-    """Add rows of dy to zeros at their positions, by atomic operations.
+    """Compute GatherGrad by adding rows of dy to zeros at the positions ``where``, with atomic operations.
 
     The portable form sorts positions, and the CPU waits for the number of distinct ones.
     """
@@ -143,7 +144,7 @@ _BITS = {ir.DataType.UINT32: 32, ir.DataType.UINT64: 64}
     case(_WORDS, np.uint32(15), direction="LEFT"),
 )
 def divided(op: Builder, x: Var, shift: Var, *, direction: str) -> Var | None:
-    """Shift by a constant as division or multiplication by a power of two: CUDA has no BitShift."""
+    """Write BitShift by a constant as division or multiplication by a power of two, as CUDA has no BitShift."""
     known = shift.const
     if known is None or x.dtype not in _BITS or int(known.max(initial=0)) >= _BITS[x.dtype]:
         return None
@@ -153,7 +154,7 @@ def divided(op: Builder, x: Var, shift: Var, *, direction: str) -> Var | None:
 
 @form("BitwiseXor", case(_WORDS, _WORDS[::-1]), case(_WORDS, np.uint32(2**31 + 77)))
 def by_bytes(op: Builder, x: Var, y: Var) -> Var | None:
-    """Look up each pair of bytes in a table of 256 x 256 results: CUDA has no bitwise kernels."""
+    """Look up the result for each pair of bytes in a table of 256 x 256 results, as CUDA has no bitwise kernels."""
     if x.dtype != ir.DataType.UINT32:
         return None
     table = op.const(np.bitwise_xor.outer(_BYTES, _BYTES).reshape(-1))

@@ -24,7 +24,7 @@ from gradgraph.rules.registry import case, real, uniform
 
 
 def _odd(x: Var, of_magnitude: Var) -> Var:
-    """Return an odd function, f(−x) = −f(x), of x, given f(|x|) as ``of_magnitude``."""
+    """Return f(x) for an odd function f, where ``of_magnitude`` is f(|x|)."""
     return of_magnitude * x.op.Sign(x)
 
 
@@ -42,7 +42,7 @@ _ARC_TANGENT = (-0.06071255, 0.10590755, -0.14243062, 0.19998442, -0.33333315)
 
 @form("Atan", case(uniform(-5.0, 5.0, 99)))
 def arc_tangent(op: Builder, x: Var) -> Var:
-    """Use a polynomial up to tan(π/8), and atan a = π/4 + atan (a − 1)/(a + 1) or π/2 − atan 1/a above.
+    """Compute Atan by a polynomial up to tan(π/8); above, atan a is π/4 + atan (a − 1)/(a + 1) or π/2 − atan 1/a.
 
     The polynomial is accurate enough for float32. In float64, a correction towards tan(angle) = a, with Sin and Cos,
     triples the number of correct digits.
@@ -69,7 +69,7 @@ def arc_sine(op: Builder, x: Var) -> Var:
 
 @form("Acos", case(uniform(-1.0, 1.0, 50)))
 def arc_cosine(op: Builder, x: Var) -> Var:
-    """Use the half-angle formula: π/2 − asin x would lose all digits near x = 1."""
+    """Compute Acos by the half-angle formula: π/2 − asin x would lose all digits near x = 1."""
     return op.Atan(op.Sqrt((1.0 - x) / (1.0 + x))) * 2.0
 
 
@@ -78,7 +78,7 @@ def arc_cosine(op: Builder, x: Var) -> Var:
 
 @form("Cosh", case(uniform(-9.0, 9.0, 50)))
 def hyperbolic_cosine(op: Builder, x: Var) -> Var:
-    """Use exp(|x|/2), halved before it is squared, which overflows only if the result does."""
+    """Compute Cosh by exp(|x|/2), halved before it is squared, which overflows only if the result does."""
     root = op.Exp(op.Abs(x) * 0.5)
     return root * 0.5 * root + 0.5 / root / root
 
@@ -102,7 +102,7 @@ def _log1p(op: Builder, t: Var) -> Var:
 
 @form("Asinh", case(uniform(-9.0, 9.0, 50)))
 def area_sine(op: Builder, x: Var) -> Var:
-    """``sign(x)·log(a + √(a² + 1))`` with a = |x|."""
+    """Compute Asinh as ``sign(x)·log(a + √(a² + 1))`` with a = |x|."""
     a, large = op.Abs(x), _large(x)
     near = op.Min(a, large)
     small = _log1p(op, near + near * (near / (op.Sqrt(near * near + 1.0) + 1.0)))
@@ -111,7 +111,7 @@ def area_sine(op: Builder, x: Var) -> Var:
 
 @form("Acosh", case(uniform(1.0, 9.0, 50)))
 def area_cosine(op: Builder, x: Var) -> Var:
-    """``log(x + √(x² − 1))``."""
+    """Compute Acosh as ``log(x + √(x² − 1))``."""
     large = _large(x)
     near = op.Min(x, large)
     above = near - 1.0
@@ -120,7 +120,7 @@ def area_cosine(op: Builder, x: Var) -> Var:
 
 @form("Atanh", case(uniform(-1.0, 1.0, 50)))
 def area_tangent(op: Builder, x: Var) -> Var:
-    """``sign(x)·log((1 + a)/(1 − a))/2`` with a = |x|."""
+    """Compute Atanh as ``sign(x)·log((1 + a)/(1 − a))/2`` with a = |x|."""
     a = op.Abs(x)
     return _odd(x, _log1p(op, a * 2.0 / (1.0 - a)) * 0.5)
 
@@ -130,7 +130,7 @@ def area_tangent(op: Builder, x: Var) -> Var:
 
 @form("Celu", case(real(2, 30)), case(real(2, 30), alpha=0.5), case(real(2, 30), alpha=2.0))
 def scaled_elu(op: Builder, x: Var, *, alpha: float = 1.0) -> Var | None:
-    """``α·Elu(x/α)``."""
+    """Compute Celu as ``α·Elu(x/α)``."""
     if alpha <= 0:
         return None
     return op.Elu(x) if alpha == 1 else op.Elu(x * (1 / alpha)) * alpha
@@ -143,7 +143,7 @@ def mean(op: Builder, *xs: Var) -> Var:
 
 @form("MeanVarianceNormalization", case(real(2, 3, 2, 2)), case(real(2, 3, 4), axes=[0, 2]))
 def standardized(op: Builder, x: Var, *, axes: Sequence[int] = (0, 2, 3)) -> Var:
-    """``(x − mean)/(deviation + 1e-9)`` over the axes."""
+    """Compute MeanVarianceNormalization as ``(x − mean)/(deviation + 1e-9)`` over ``axes``."""
     centred = x - op.ReduceMean(x, axes, keepdims=1)
     return centred / (op.Sqrt(op.ReduceMean(centred * centred, axes, keepdims=1)) + 1e-9)
 
@@ -155,7 +155,7 @@ def standardized(op: Builder, x: Var, *, axes: Sequence[int] = (0, 2, 3)) -> Var
     when=lambda call: call.attrs["size"] % 2 == 0,
 )
 def even_window(op: Builder, x: Var, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0) -> Var:
-    """Compute the mean over channels as a mean over space: cuDNN supports only odd numbers of channels."""
+    """Compute LRN over an even number of channels, which cuDNN does not support, with means over space."""
     return x * (channel_mean(op, x * x, size, (size - 1) // 2, size // 2) * alpha + bias) ** -beta
 
 
@@ -172,7 +172,7 @@ def even_window(op: Builder, x: Var, *, size: int, alpha: float = 1e-4, beta: fl
 def pooled_powers(
     op: Builder, x: Var, *, kernel_shape: Sequence[int], p: int = 2, ceil_mode: int = 0, **attrs: Any
 ) -> Var | None:
-    """Use the mean of the powers. Not with ``ceil_mode``, as windows at the end would be means of fewer elements."""
+    """Compute LpPool by an AveragePool of the powers, without ``ceil_mode``, for which the last windows are smaller."""
     if ceil_mode:
         return None
     powers = op.AveragePool(_power(op, x, p), kernel_shape=kernel_shape, count_include_pad=1, **attrs)
@@ -181,7 +181,7 @@ def pooled_powers(
 
 @form("GlobalLpPool", case(real(2, 3, 5)), case(real(2, 3, 4, 5), p=1), case(real(1, 2, 2, 3, 2), p=3))
 def global_norm(op: Builder, x: Var, *, p: int = 2) -> Var | None:
-    """``(Σ |x|ᵖ)^(1/p)`` over an image."""
+    """Compute GlobalLpPool as ``(Σ |x|ᵖ)^(1/p)`` over each channel of an image."""
     if x.shape is None:
         return None
     return _root(op, op.ReduceSum(_power(op, x, p), list(range(2, x.rank)), keepdims=1), p)
@@ -214,7 +214,7 @@ def scattered_columns(
     pads: Sequence[int] | None = None,
     dilations: Sequence[int] | None = None,
 ) -> Var | None:
-    """Add columns to an image of zeros by atomic operations at constant positions.
+    """Compute Col2Im: add columns to an image of zeros, with atomic operations at constant positions.
 
     One extra position after the image receives the padding.
     """
@@ -240,11 +240,11 @@ def scattered_columns(
 
 
 def _crossed(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Return the sums of all pairs of positions, for one more axis.
+    """Return the sums of all pairs of a position in ``rows`` and one in ``columns``, [all taps, all windows].
 
     Args:
-        rows: positions along the axes so far, [taps, windows].
-        columns: positions along the next axis, [taps, windows].
+        rows: positions in a flat image by the leading axes, [taps, windows].
+        columns: the next axis's contributions to positions, [taps, windows].
     """
     total: np.ndarray = rows[:, None, :, None] + columns[None, :, None, :]
     return total.reshape(rows.shape[0] * columns.shape[0], -1)
@@ -258,7 +258,7 @@ def _crossed(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     case(real(1, 2, 3), [1, 1, 1, 3], align_corners=1),
 )
 def moved_places(op: Builder, theta: Var, size: Var, *, align_corners: int = 0) -> Var | None:
-    """Multiply constant pixel positions by theta, as a sum of products per coordinate without rounded factors."""
+    """Compute AffineGrid: multiply constant pixel positions by theta, with Mul and ReduceSum to not round factors."""
     if size.const is None or not is_static(theta.shape):
         return None
     batch, _, *space = size.const.tolist()
@@ -269,9 +269,10 @@ def moved_places(op: Builder, theta: Var, size: Var, *, align_corners: int = 0) 
 
 
 def _ticks(count: int, corners: bool) -> np.ndarray:
-    """Return ``count`` pixel positions between −1 and 1: from −1 to 1 with ``corners``, else the centres of pixels.
+    """Return the positions of ``count`` pixels that divide the range from −1 to 1.
 
-    A single position with ``corners`` is 1, as on the CPU.
+    These are the centres of the pixels, or with ``corners`` numbers from −1 to 1 inclusive. With ``corners``, a single
+    position is 1, as on the CPU.
     """
     if corners:
         return np.linspace(-1, 1, count) if count > 1 else np.ones(1)

@@ -75,7 +75,7 @@ def on_host(model: ir.Model) -> list[ir.Node]:
 
 
 def obstacles_to_capture(model: ir.Model) -> list[Stray]:
-    """Return what prevents a CUDA graph of a step: nodes on the CPU, control flow, data-dependent sizes."""
+    """Return the obstacles to a CUDA graph of a step: nodes on the CPU, control flow, data-dependent sizes."""
     return [*without_kernel(model), *_read_back(model)]
 
 

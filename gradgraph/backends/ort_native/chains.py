@@ -70,7 +70,7 @@ def _is_applied_before(node: ir.Node) -> bool:
 
 
 def _whole_groups(graph: ir.Graph, shapes: Shapes) -> list[Group]:
-    """Return groups that neither read nor output a boolean."""
+    """Return the groups after dropping nodes until no group reads or outputs a boolean."""
     while True:
         groups = list(_groups(graph, shapes))
         torn = {node for group in groups for node in _tied_to_outside(group)}
@@ -94,7 +94,7 @@ def _is_read_outside(value: ir.Value, group: set[ir.Node]) -> bool:
 
 
 def _groups(graph: ir.Graph, shapes: Shapes) -> Iterator[Group]:
-    """Yield groups: nodes of one stage that read or write the same tensor of their shape, joined by union-find."""
+    """Yield groups: nodes of one stage are joined by union-find if they use the same tensor of their shape."""
     stage = stages(graph, lambda before, node: before in shapes and shapes[before] != shapes.get(node))
     near: dict[object, object] = {}  # the parent, in the forest of groups, of each node and of each tensor in a stage
 

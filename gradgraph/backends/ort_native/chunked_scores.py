@@ -107,7 +107,7 @@ class _Region:
         return sizes is not None and sizes[-1:] == [self.classes] and math.prod(sizes) == self.rows * self.classes
 
     def by_rows(self, node: ir.Node) -> list[int]:
-        """Return the indices of inputs of ``node`` that have rows of their own."""
+        """Return the indices of inputs of ``node`` that have one entry per row, rather than shared by all rows."""
         places = [i for i in _ROWS[key_of(node)] if i < len(node.inputs)]
         return [i for i in places if node.op_type not in _ELEMENTWISE or not self._is_for_all(node.inputs[i])]
 
@@ -217,7 +217,7 @@ def _as_rows(op: Builder, value: ir.Value, region: _Region) -> Var:
 
 
 def _written_for(op: Builder, node: ir.Node, region: _Region, values: dict[ir.Value, Var], rows: int) -> Var:
-    """Write ``node`` for a chunk of ``rows`` rows, with two axes."""
+    """Copy ``node`` for a chunk of ``rows`` rows, whose inputs are in ``values``; the result has two axes."""
     of_rows = region.by_rows(node)
     inputs: list[Var | None] = [
         values[x] if x is not None and i in of_rows else _for_all(op, node, x) for i, x in enumerate(node.inputs)
@@ -247,7 +247,7 @@ def _written_for(op: Builder, node: ir.Node, region: _Region, values: dict[ir.Va
 
 
 def _for_all(op: Builder, node: ir.Node, value: ir.Value | None) -> Var | None:
-    """Return an input that all rows of ``node`` share, with at most two axes, so that the result has two."""
+    """Return ``value``, an input shared by all rows of ``node``, with its last axis only if it has more than two."""
     sizes = all_sizes(shape_of(value)) or []
     is_deep = node.op_type in _ELEMENTWISE and len(sizes) > 2
     return op.Reshape(op.wrap(value), [sizes[-1]]) if is_deep else op.wrap(value)

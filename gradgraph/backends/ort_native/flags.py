@@ -51,12 +51,12 @@ def library_name(stem: str) -> str:
 
 
 def probe() -> list[str]:
-    """Return compiler options that list the macros for this processor, with C++ on stdin."""
+    """Return options with which a compiler, reading C++ from stdin, prints its predefined macros for this processor."""
     return [*([] if shipped_levels() is _ARM else ["-march=native"]), "-dM", "-E", "-x", "c++", "-"]
 
 
 def level_of(macros: str) -> str | None:
-    """Return the highest level that ``macros``, the output of a compiler, contains; None if there is none."""
+    """Return the highest processor level whose macro a compiler has printed in ``macros``; None if there is none."""
     known = (level for level in reversed(shipped_levels()) if f"#define {MACROS[level]} " in macros)
     return next(known, None)
 
@@ -74,7 +74,7 @@ def sources() -> bytes:
 
 @functools.cache
 def digest(*parts: str) -> str:
-    """Return a sixteen-digit hash of the sources and ``parts``, everything else that determines a library."""
+    """Return a hash, sixteen hexadecimal digits, of the sources and of ``parts``, such as the compiler options."""
     known = hashlib.sha256()
     for part in parts:
         known.update(part.encode() + b"\0")

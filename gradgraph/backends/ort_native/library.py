@@ -90,7 +90,7 @@ class Library:
 
     @property
     def has_fast_vectors(self) -> bool:
-        """Whether the library exists, without tiles, for vectors (AVX2, AVX512) that make its products faster.
+        """Whether the library exists and its products are faster by vectors (AVX2, AVX512); False if it has AMX tiles.
 
         Raises:
             RuntimeUnavailableError: if another user may have written it.

@@ -124,7 +124,7 @@ class Gradient:
     scale: float
 
     def place(self, scale: float) -> Destination:
-        """Return the last value that is ``scale`` times the gradient and has a supported layout."""
+        """Return the last value that is a moved copy of the gradient times ``scale``, in a supported layout."""
         return _last(
             d
             for d in destinations(self.value)
@@ -254,10 +254,12 @@ def _weights(p: ir.Value, readers: Collection[ir.Node]) -> Weights:
 
 
 def _unguarded(p: ir.Value) -> ir.Value:
-    """Return ``p`` before fully masked rows are replaced by zeros, as PyTorch's exporter does.
+    """Return the input of the nodes (IsNaN, Where) that replace NaN in ``p`` by zeros; ``p`` itself without such nodes.
+
+    PyTorch's exporter writes these nodes for fully masked rows.
 
     Raises:
-        MismatchError: if that value has other readers.
+        MismatchError: if the input of these nodes has other readers.
     """
     guard = p.producer()
     if guard is None or not is_standard(guard, "Where"):
@@ -271,7 +273,7 @@ def _unguarded(p: ir.Value) -> ir.Value:
 
 
 def _scores(value: ir.Value, sizes: Sizes) -> tuple[ir.Node, float, Mask | None]:
-    """Return the product of queries and keys that computes ``value``, its factor, and the mask."""
+    """Return how the scores ``value`` are computed: the product of queries and keys, its factor, and the mask."""
     scale, mask = 1.0, None
     while True:
         node = some(value.producer())
@@ -287,7 +289,7 @@ def _scores(value: ir.Value, sizes: Sizes) -> tuple[ir.Node, float, Mask | None]
 
 
 def _masked(node: ir.Node, sizes: Sizes) -> Iterator[tuple[ir.Value, Mask]]:
-    """Yield the scores and the mask that ``node`` may apply to them, for each interpretation of its inputs."""
+    """Yield scores and mask if ``node`` may mask scores (Add, Where), for each possible assignment of its inputs."""
     if is_standard(node, "Add"):
         for scores, mask in (node.inputs, node.inputs[::-1]):
             if scores is not None and _is_of_products(scores) and mask is not None and spreads(sizes_of(mask), sizes):
@@ -362,7 +364,7 @@ def _write_gradient(editor: Editor, attention: Attention, inputs: Sequence[Var],
 
 
 def _view(place: Destination, whole: Strided | None = None) -> Strided | None:
-    """Return the layout of the value at ``place``, if the numbers of a head are contiguous; else None."""
+    """Return the layout of the tensor moved to ``place``; None unless the numbers of each head are contiguous."""
     view = place.view(whole)
     return view if view is not None and view.strides[-1] == 1 else None
 
@@ -376,7 +378,7 @@ def _side_by_side(places: Sequence[Destination]) -> tuple[list[ir.Value], list[S
     """Return the tensor in which the values at ``places`` are concatenated, in its final layout, and their views in it.
 
     Returns:
-        None if they are not concatenated, or not in a supported layout.
+        The tensor (as a list of one) and the views; None if the values are not concatenated in a supported layout.
     """
     node = only_reader(places[0].value)
     if node is None or not is_standard(node, "Concat") or any(only_reader(p.value) is not node for p in places):
@@ -401,7 +403,7 @@ def _side_by_side(places: Sequence[Destination]) -> tuple[list[ir.Value], list[S
 
 
 def _layout(view: Strided) -> list[int]:
-    """Return the offset, and the strides of batch, head and row."""
+    """Return the offset of a view, and its strides of batch, head and row."""
     return [view.offset, *_padded_strides(view.strides)[:3]]
 
 

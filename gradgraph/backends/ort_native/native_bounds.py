@@ -32,7 +32,7 @@ def is_free(node: ir.Node) -> bool:
 
 
 def bounds_of(node: ir.Node) -> dict[str, Any] | None:
-    """Return the attributes that describe a Clip or Relu; None if its bounds are not known."""
+    """Return the attributes with which a kernel applies the Clip or Relu ``node``; None if its bounds are not known."""
     if node.op_type == "Relu":
         return {"lower": 0.0, "upper": ANY, "activation": OPEN}
     known = clip_bounds(node)

@@ -46,7 +46,7 @@ def _pays(conv: Layer) -> bool:
 
 @conv_form("Conv", (*CONVOLUTIONS, *TILED), serves=_serves, when=_pays, forms=FORMS)
 def by_tiles(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) -> Written | None:
-    """Compute ``Conv``; ``fuse_activations`` may set its bounds."""
+    """Compute ``Conv`` without activation; ``fuse_activations`` may add one later."""
     y = ir.Value(name="y", type=x.value.type, shape=ir.Shape((conv.batch, conv.m, *conv.count)))
     bounds = {"lower": -ANY, "upper": ANY}
     return native_kernel(op, "Conv", [x, w, b], [op.wrap(y)], **where_windows_lie(conv.seen), **bounds)

@@ -55,7 +55,7 @@ def _serves(conv: Layer) -> bool:
 
 
 def _where(conv: Layer) -> dict[str, Any]:
-    """Return the attributes that define the windows; a block is one channel."""
+    """Return the attributes for the windows, and ``block`` 1 for the plain layout."""
     return {**where_windows_lie(conv.seen), "block": 1}
 
 
@@ -165,7 +165,7 @@ def _is_alone(gradient: ir.Node) -> bool:
 
 
 def _same_cotangent(node: ir.Node) -> Iterator[ir.Node]:
-    """Yield the input gradients with the same dy and activation as ``node``."""
+    """Yield the input-gradient nodes with the same windows, dy and activation as ``node``, a weight gradient."""
     x, dy = node.inputs
     for other, i in () if dy is None else dy.uses():
         beside = is_native(other, GRADIENTS[0]) and i == 0 and other.graph is node.graph

@@ -29,14 +29,14 @@ LONG = 40_000  # elements: several chunks of work, the last one shorter
 
 
 def where_windows_lie(seen: Windows) -> dict[str, Sequence[int]]:
-    """Return the attributes that define the windows."""
+    """Return the attributes for the windows: strides, dilations, and padding (begins, ends)."""
     return {"strides": seen.strides, "dilations": seen.dilations, "begins": seen.begins, "ends": seen.ends}
 
 
 def native_kernel(
     op: Builder, op_type: str, inputs: Sequence[Var | None], like: Sequence[Var], **attrs: Any
 ) -> Written | None:
-    """Write one node whose outputs are like ``like``.
+    """Write one native node whose outputs have the types and shapes of ``like``.
 
     Returns:
         The output or outputs; None if an output is not float32, or a tensor has too many axes.
@@ -71,7 +71,7 @@ def adam_in_one_pass(
     *,
     takes: Sequence[float],
 ) -> Written | None:
-    """Use one pass over seven arrays; other forms take 12 or 13."""
+    """Compute AdamUpdate in one pass over seven arrays; other forms take 12 or 13 passes."""
     return native_kernel(op, "AdamUpdate", [p, g, m, v, rate, floor, keep], [p, m, v], takes=takes)
 
 
@@ -82,7 +82,7 @@ def adam_in_one_pass(
 def momentum_in_one_pass(
     op: Builder, p: Var, g: Var, m: Var, rate: Var, keep: Var | None = None, **attrs: Any
 ) -> Written | None:
-    """Use one pass over five arrays; the portable form takes 4 to 8."""
+    """Compute MomentumUpdate in one pass over five arrays; the portable form takes 4 to 8 passes."""
     return native_kernel(op, "MomentumUpdate", [p, g, m, rate, keep], [p, m], **attrs)
 
 
@@ -121,7 +121,7 @@ def silu_in_one_pass(op: Builder, dy: Var, y: Var, gate: Var) -> Written | None:
     case(real(8_001), TAILS, approximate="tanh"),
 )
 def gelu_in_one_pass(op: Builder, dy: Var, x: Var, *, approximate: str) -> Written | None:
-    """Compute the gradient in one pass, with exp and erf of the kernel; the portable form takes 9 passes."""
+    """Compute the gradient of Gelu in one pass, with the kernel's exp and erf; the portable form takes 9 passes."""
     if approximate == "tanh":
         return _program(op, [dy, x], x, "TanhGeluGrad 0 1")
     root = written_number(0.5**0.5)  # as in the forward pass, so that values and tangents share lines
@@ -136,7 +136,7 @@ def gelu_in_one_pass(op: Builder, dy: Var, x: Var, *, approximate: str) -> Writt
     case(real(5, 77, 48), real(5, 77, 48), real(48), real(5, 77, 1), positive(5, 77, 1), axis=2),
 )
 def layer_norm_by_rows(op: Builder, dy: Var, x: Var, scale: Var, mean: Var, inv: Var, *, axis: int) -> Written | None:
-    """Use two passes, the second over rows that are still in the cache."""
+    """Compute LayerNormalizationGrad in two passes, the second over rows that are still in the cache."""
     sizes = None if x.shape is None else x.shape[axis:]
     if not sizes or sizes != scale.shape or not is_static(sizes):
         return None
@@ -172,7 +172,7 @@ def _norms_pay(_: Call) -> bool:
 def _norm_gradient(
     op: Builder, op_type: str, dy: Var, x: Var, *rest: Var, vectors: int, **attrs: float
 ) -> Written | None:
-    """Return dx (or u) and as many vectors as ``vectors``, with one number per channel."""
+    """Write a gradient of BatchNormalization; return dx (or u) and ``vectors`` outputs of one number per channel."""
     if x.shape is None or len(x.shape) < 3 or has_few(x):
         return None
     inputs, like = [dy, x, *rest], [x, *[rest[0]] * vectors]
@@ -181,7 +181,7 @@ def _norm_gradient(
 
 @form("BatchNormalizationGrad", *NORMS, when=_norms_pay)
 def batch_norm_backwards(op: Builder, *inputs: Var, epsilon: float) -> Written | None:
-    """Use two passes; the form without kernels takes 5."""
+    """Compute BatchNormalizationGrad in two passes; the form without kernels takes 5."""
     return _norm_gradient(op, "BatchNormalizationGrad", *inputs, epsilon=epsilon, vectors=2)
 
 
@@ -203,7 +203,7 @@ OF_BATCH: dict[str, Any] = {"training_mode": 1, "momentum": 0.0, "epsilon": 1e-5
     when=_norms_pay,
 )
 def batch_norm(op: Builder, x: Var, scale: Var, bias: Var, *_: Var, **attrs: Any) -> Written | None:
-    """Compute statistics in one pass and the result in another, multithreaded; onnxruntime's is single-threaded."""
+    """Compute BatchNormalization in two passes, on several threads; onnxruntime's kernel is single-threaded."""
     if not is_of_batch(attrs) or x.shape is None or len(x.shape) < 3:
         return None
     inputs, like = [x, scale, bias], [x, scale, scale]
@@ -217,7 +217,7 @@ def batch_norm(op: Builder, x: Var, scale: Var, bias: Var, *_: Var, **attrs: Any
     case(real(2, 3, 3, 3), distinct(2, 3, 6, 6), kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1),
 )
 def max_pool_backwards(op: Builder, dy: Var, x: Var, **attrs: Any) -> Written | None:
-    """Search the maximum of every window again: no Indices, whose kernel is slow, and no scattering."""
+    """Compute MaxPoolGrad by searching the maximum of every window again, without the slow MaxPool with Indices."""
     seen = windows(**attrs)
     if seen.rank != 2 or None in seen.kernel or attrs.get("auto_pad", "NOTSET") not in ("NOTSET", ""):
         return None

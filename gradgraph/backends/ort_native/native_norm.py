@@ -55,7 +55,7 @@ def _leads_to(norm: ir.Node, dz: ir.Value) -> bool:
 
 
 def _take_over(graph: ir.Graph, norm: ir.Node, gradient: ir.Node, kind: dict[str, Any]) -> None:
-    """Make the gradient of ``norm`` read dy instead of dz, and the bias, with which it recomputes z."""
+    """Fuse the activation's ``gradient`` into the gradient of ``norm``, which then reads dy and the bias."""
     (reader,) = [n for n, _ in gradient.outputs[0].uses()]
     reader.resize_inputs(6)
     reader.replace_input_with(5, norm.inputs[2])

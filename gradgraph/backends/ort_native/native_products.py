@@ -33,7 +33,7 @@ LEAST_SIDE, LEAST_TURNED = 512, 1 << 29  # minimum sizes and multiplications for
 
 
 def _has_few_rows(call: Call) -> bool:
-    """Return whether few rows are multiplied by a large weight that is not constant, and is read as it is stored."""
+    """Return whether few rows are multiplied, by AMX tiles, by a large variable weight without transposition."""
     a, b = all_sizes(call.shape(0)), all_sizes(call.shape(1))
     weight = call.inputs[1]
     if a is None or b is None or weight is None or len(a) < 2 or len(b) != 2:
@@ -96,7 +96,10 @@ def _product(op: Builder, a: Var, b: Var, c: Var | None = None, **attrs: Any) ->
 
 
 def _as_it_lies(op: Builder, x: Var, turned: bool) -> tuple[Var, bool]:
-    """Return ``x`` without its Transpose of the last two axes, and whether the kernel must transpose it."""
+    """Return the input of the Transpose of the last two axes that computes ``x``, and the inverse of ``turned``.
+
+    ``turned`` is whether the kernel transposes the factor. Without such a Transpose, return ``x`` and ``turned``.
+    """
     source = _before_transpose(x)
     return (x, turned) if source is None else (op.wrap(source), not turned)
 
@@ -159,7 +162,7 @@ def gemm_by_tiles(op: Builder, a: Var, b: Var, c: Var | None = None, **attrs: An
 
 
 def _biased(*summands: Var | None) -> tuple[ir.Node, Var] | None:
-    """Return a product with a single reader, and the vector that is added to its rows."""
+    """Return the MatMul, with a single reader, and the bias if the ``summands`` of an Add are such; else None."""
     for product, bias in zip(summands, reversed(summands), strict=True):
         node = None if product is None else product.value.producer()
         if product is None or bias is None or node is None or node.op_type != "MatMul" or len(node.inputs) != 2:
@@ -183,7 +186,7 @@ def _gets_bias(call: Call) -> bool:
     when=_gets_bias,
 )
 def bias_in_product(op: Builder, a: Var, b: Var) -> Var | None:
-    """Add a bias while the product is written: separate passes were 4 % of a step of BERT."""
+    """Compute the Add of a bias and the MatMul before it by one kernel: separate passes were 4 % of a step of BERT."""
     found = _biased(a, b)
     if found is None:
         return None

@@ -24,7 +24,7 @@ from gradgraph.rules.recurrent_layer import Direction
 
 
 def run_of(gradient: ir.Node) -> WritesRun:
-    """Return the function that writes the layer of this gradient: the one with a kernel, if there is one."""
+    """Return the function that writes the layer of ``gradient``: native kernels for an LSTM with AMX, else loops."""
     return NativeRun.of if gradient.op_type == "LSTMGrad" and library.here().has_tiles else StockRun.of
 
 

@@ -34,7 +34,7 @@ class Program:
         self._places: dict[ir.Value, Place] = {}
 
     def add(self, instruction: str, *operands: Place | float) -> Place:
-        """Return the place of the result of a line, which is added if it is new; operands may also be numbers."""
+        """Add a line unless an equal one exists, and return the place of its result; operands may be numbers."""
         line = instruction, tuple(p if isinstance(p, str | tuple) else written_number(p) for p in operands)
         return "line", self.lines.setdefault(line, len(self.lines))
 
@@ -101,7 +101,7 @@ OPERATORS: dict[tuple[str, str], Write] = {}
 
 
 def written(op_type: str, domain: str = "") -> Callable[[Write], Write]:
-    """Register a function that writes the nodes of an operator, whose operands are all its inputs."""
+    """Return a decorator that registers, in ``OPERATORS``, a function that writes nodes of this operator as lines."""
 
     def register(write: Write) -> Write:
         OPERATORS[domain, op_type] = write
@@ -115,7 +115,7 @@ def _as_instruction(name: str) -> Write:
 
 
 def _as_lines(program: str) -> Write:
-    """Write these lines; a word in braces is an attribute of the node."""
+    """Return a function that writes a node as the lines of ``program``, where a word in braces is an attribute."""
     return lambda p, node: p.append(program.format_map(_Numbers(attributes(node))), p.operands(node))[-1]
 
 
@@ -125,7 +125,7 @@ class _Numbers(dict[str, Any]):
 
 
 def _one_by_one(name: str) -> Write:
-    """Apply ``name`` to the first two operands, then to the result and the third, and so on."""
+    """Return a function that applies the instruction ``name`` to two operands, then to the result and the third, …."""
 
     def write(p: Program, node: ir.Node) -> Place:
         total, *others = p.operands(node)
@@ -189,6 +189,6 @@ def _gelu(p: Program, node: ir.Node) -> Place:
 
 @written("Elementwise", DOMAIN)
 def _program(p: Program, node: ir.Node) -> Place:
-    """Append the program of one result that a form has written."""
+    """Append the program of ``node``, an Elementwise node with one output that a form has written."""
     last: int = attributes(node)["outputs"][0]
     return p.append(attributes(node)["program"], p.operands(node))[last]

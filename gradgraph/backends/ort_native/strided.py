@@ -41,7 +41,7 @@ class Strided:
         return Strided(self.offset, tuple(self.shape[a] for a in perm), tuple(self.strides[a] for a in perm))
 
     def turned(self) -> Strided:
-        """Return the same view with the last two axes swapped."""
+        """Return this view with the last two axes swapped."""
         axes = range(len(self.shape))
         return self.transposed([*axes[:-2], axes[-1], axes[-2]])
 
@@ -110,7 +110,7 @@ def scaled(node: ir.Node) -> tuple[ir.Value, float] | None:
 
 @dataclass(frozen=True)
 class Source:
-    """A value that is ``scale`` times the view ``view`` of ``base``."""
+    """The origin of a value that equals ``scale`` times the view ``view`` of the tensor ``base``."""
 
     base: ir.Value
     view: Strided
@@ -125,7 +125,7 @@ class Source:
 
 
 def behind_orders(value: ir.Value) -> ir.Value:
-    """Return ``value`` without the nodes that only make it wait for other nodes."""
+    """Return the value that ``value`` copies through nodes that only wait for other nodes."""
     while (node := value.producer()) is not None and is_order(node) and node.inputs[0] is not None:
         value = node.inputs[0]
     return value
@@ -202,14 +202,18 @@ def _permutation(node: ir.Node, rank: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Destination:
-    """A ``value`` that is ``scale`` times a moved tensor; ``back`` maps the layout of the value to the tensor's."""
+    """A ``value`` to which a tensor is moved, times ``scale``; ``back`` maps the value's layout to the tensor's."""
 
     value: ir.Value
     scale: float = 1.0
     back: tuple[Move, ...] = field(default=(), compare=False)
 
     def view(self, whole: Strided | None = None) -> Strided | None:
-        """Return the layout of the tensor in ``value``, or in ``whole``, a view of ``value`` in a larger tensor."""
+        """Return where the original tensor's elements are in ``value``; None if they are not a strided view.
+
+        Args:
+            whole: a view of ``value`` in a larger tensor, for positions in that tensor.
+        """
         sizes = sizes_of(self.value)
         view = Strided.whole(sizes) if whole is None and sizes is not None else whole
         for move in reversed(self.back):
@@ -241,7 +245,10 @@ def destinations(value: ir.Value, ignored: Sequence[ir.Node] = ()) -> Iterator[D
 
 
 def _backward_move(node: ir.Node, given: Sizes) -> Move | None:
-    """Return the map from the layout of the output of ``node`` to that of its input, which has the sizes ``given``."""
+    """Return the map from the layout of the output of ``node`` to the layout of its input, whose shape is ``given``.
+
+    Return None if the node does not only move data.
+    """
     if node.domain == "" and node.op_type == "Transpose":
         perm = _permutation(node, len(given))
         inverse = [perm.index(axis) for axis in range(len(perm))]

@@ -36,7 +36,7 @@ def batch_norm_by_statistics(
     training_mode: int = 0,
     **_: Any,
 ) -> Var | None:
-    """Compute evaluation mode by its formula where the statistics are inputs of a step, as tract requires constants."""
+    """Write BatchNormalization in evaluation mode by its formula, as tract requires constant statistics."""
     if training_mode or x.shape is None or x.dtype != ir.DataType.FLOAT:
         return None
     slope = scale * inverse_deviation(op, var, epsilon)

@@ -62,7 +62,11 @@ class BlockedForm:
 
 
 class BlockedForms:
-    """The blocked forms of one backend; those of ``extends`` are used for operators for which none applies."""
+    """The blocked forms of one backend.
+
+    Args:
+        extends: blocked forms of another backend, used for calls that no form of this backend supports.
+    """
 
     def __init__(self, extends: BlockedForms | None = None) -> None:
         self._rows: dict[tuple[str, str], list[BlockedForm]] = {}
@@ -71,7 +75,7 @@ class BlockedForms:
     def add(
         self, *op_types: str, when: Callable[[Call], bool], saves: float = 0.0, domain: str = ""
     ) -> Callable[[Writes], Writes]:
-        """Decorate a form of these operators; see :class:`BlockedForm` for ``when`` and ``saves``."""
+        """Return a decorator that adds a form of the operators ``op_types``, with fields of :class:`BlockedForm`."""
 
         def register(write: Writes) -> Writes:
             for op_type in op_types:
@@ -126,7 +130,12 @@ def elementwise(op: Builder, call: Call) -> Written:
 
 
 def _tensor_and_column(kind: Callable[[Var, Var], bool], call: Call) -> tuple[Var, Var] | None:
-    """Return the operand with the result's shape, which can be blocked, and the other one, if it is of ``kind``."""
+    """Return the blockable operand with the shape of the result, and the other operand; None if there is no such pair.
+
+    Args:
+        kind: returns whether the second operand (first argument) fits the blockable one (second argument).
+        call: an elementwise operation of two operands.
+    """
     y = call.node.outputs[0]
     first, second = inputs_of(call)
     pairs = [(first, second)] if call.node.op_type == "Sub" else [(first, second), (second, first)]
@@ -149,7 +158,7 @@ def _is_column_of_images(column: Var, tensor: Var) -> bool:
 
 @in_blocks("Add", "Mul", "Sub", when=lambda call: _tensor_and_column(_is_column, call) is not None)
 def by_channel(op: Builder, call: Call) -> Written:
-    """Compute ``a·x``, ``x + b`` or ``x − b`` with one number per channel."""
+    """Compute ``a·x``, ``x + b`` or ``x − b``, where a and b have one number per channel."""
     found = _tensor_and_column(_is_column, call)
     assert found is not None
     return _by_column(op, call.node.op_type, *found)
@@ -157,7 +166,10 @@ def by_channel(op: Builder, call: Call) -> Written:
 
 @in_blocks("Add", "Mul", "Sub", when=lambda call: _tensor_and_column(_is_column_of_images, call) is not None)
 def by_image(op: Builder, call: Call) -> Written:
-    """Compute the same with one number per channel and image: merge the channels of all images into one image."""
+    """Compute ``a·x``, ``x + b`` or ``x − b``, where a and b have one number per channel and image.
+
+    The images are merged into one image with the channels of all of them.
+    """
     found = _tensor_and_column(_is_column_of_images, call)
     assert found is not None
     images, channels, *size = _dims(found[0])
@@ -174,7 +186,11 @@ def _by_column(op: Builder, op_type: str, x: Var, column: Var) -> Var:
 
 
 def _column_and_number(call: Call) -> tuple[Var, float] | None:
-    """Return the numbers per channel and image, and the scalar that an image-shaped constant multiplies them by."""
+    """Return the factors of a product of a column [N, C, 1, 1] and an image of equal constants [1, 1, H, W].
+
+    Returns:
+        The column, and the constant's number; None if ``call`` is no such product.
+    """
     first, second = inputs_of(call)
     for column, image in ((first, second), (second, first)):
         flat = image.const is not None and (image.shape or ())[:2] == (1, 1) and len(set(image.const.reshape(-1))) == 1
@@ -185,7 +201,10 @@ def _column_and_number(call: Call) -> tuple[Var, float] | None:
 
 @in_blocks("Mul", when=lambda call: fits(call.node.outputs[0]) and _column_and_number(call) is not None)
 def spread_column(op: Builder, call: Call) -> Written:
-    """Spread the gradient of a mean over its image: an image of one pixel is the same in both layouts."""
+    """Write the product of a column [N, C, 1, 1] and an image of equal constants, as in the gradient of a mean.
+
+    Upsample repeats the scaled column over the image; images of one pixel are stored alike in both layouts.
+    """
     found = _column_and_number(call)
     assert found is not None
     y = shape_of(call.node.outputs[0]) or ()
@@ -212,7 +231,7 @@ def _dims(x: Var) -> list[int]:
 
 
 def _is_pool(call: Call) -> bool:
-    """Return whether it is a pool over images without dilation, ``ceil_mode`` and Indices."""
+    """Return whether ``call`` is a pool over images without dilation, ``ceil_mode`` and Indices."""
     x, (y, *others) = call.node.inputs[0], call.node.outputs
     plain = call.attrs.get("auto_pad", "NOTSET") in ("NOTSET", "") and not call.attrs.get("ceil_mode")
     dilated = any(d != 1 for d in call.attrs.get("dilations", ()))
@@ -230,7 +249,7 @@ NEAREST = {("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"), ("half
 
 
 def _repeats_pixels(call: Call) -> bool:
-    """Return whether the Resize repeats each pixel a whole number of times along each axis."""
+    """Return whether ``call`` is a Resize that repeats each pixel a whole number of times along each axis."""
     x, y = call.node.inputs[0], call.node.outputs[0]
     kind = (call.attrs.get("coordinate_transformation_mode"), call.attrs.get("nearest_mode"))
     if x is None or call.attrs.get("mode") != "nearest" or kind not in NEAREST or not (fits(x) and fits(y)):
@@ -244,21 +263,21 @@ def _repeats_pixels(call: Call) -> bool:
 
 
 def _scales(x: ir.Value, y: ir.Value) -> list[float]:
-    """Return the scale factors of height and width, as far as sizes are known."""
+    """Return the ratios of the sizes of images y to x, for height and width; an axis of unknown size is left out."""
     rows = zip((shape_of(x) or ())[2:], (shape_of(y) or ())[2:], strict=True)
     return [m / n for n, m in rows if isinstance(n, int) and isinstance(m, int)]
 
 
 @in_blocks("Resize", when=_repeats_pixels, saves=1.0)
 def resize(op: Builder, call: Call) -> Written:
-    """Repeat pixels in blocks."""
+    """Write a Resize that repeats pixels as Upsample, which supports the blocked layout."""
     x, y = inputs_of(call)[0], call.node.outputs[0]
     scales = [1, 1, *map(int, _scales(x.value, y))]
     return kernel(op, "Upsample", BLOCKED, [x], shape_of(y), scales=scales)
 
 
 def _pools_along_axes(call: Call) -> bool:
-    """Return whether ``pool_by_axis`` supports this gradient."""
+    """Return whether ``pool_by_axis`` supports ``call``, a gradient of MaxPool."""
     dy, x = inputs_of(call)
     if not (_is_of_known_size(x) and fits(dy.value)) or call.attrs.get("ceil_mode"):
         return False
@@ -302,7 +321,7 @@ def _pads(call: Call) -> np.ndarray | None:
 
 @in_blocks("Pad", when=lambda call: _pads(call) is not None)
 def pad(op: Builder, call: Call) -> Written:
-    """Pad rows of a block of channels, [W·b] numbers each; negative pads crop."""
+    """Write a Pad of height and width as a Pad of each block of channels, viewed as [H, W·b]; negative pads crop."""
     x, _, *value = inputs_of(call)
     pads = _pads(call)
     assert pads is not None
@@ -327,7 +346,7 @@ def _means(op: Builder, x: Var) -> Var:
 
 
 def _piece_count(size: list[int]) -> int:
-    """Return into how many runs of rows an image is divided, which are summed separately.
+    """Return the number of pieces, each a run of rows, whose pixels are summed separately, for images of this size.
 
     A kernel adds pixel by pixel, with rounding. For maps of 128 px the rounding error is seven times that of sums of
     runs of four rows, which take no longer.
@@ -336,7 +355,7 @@ def _piece_count(size: list[int]) -> int:
 
 
 def _by_piece(op: Builder, each: Var, channels: int, pieces: int) -> Var:
-    """Reshape results per piece and channel, [1, ·, 1, 1], to [N, C/b, pieces, b].
+    """Reshape ``each``, one number per piece and channel in blocked layout, to [N, C/b, pieces, b].
 
     A block of channels is stored as [H, W, b]; a piece is a run of its rows.
     """
@@ -345,7 +364,7 @@ def _by_piece(op: Builder, each: Var, channels: int, pieces: int) -> Var:
 
 
 def _sums_images(call: Call) -> bool:
-    """Return whether the reduction is over height and width."""
+    """Return whether ``call`` is a reduction over height and width."""
     x, *axes = inputs_of(call)
     chosen = axes[0].const if axes else None
     return fits(x.value) and chosen is not None and sorted(int(a) % 4 for a in chosen) == [2, 3]
@@ -386,7 +405,10 @@ def _takes_batch_statistics(call: Call) -> bool:
 
 @in_blocks("BatchNormalization", when=_takes_batch_statistics, saves=1.0)  # the plain form is single-threaded
 def batch_normalization(op: Builder, call: Call) -> Written:
-    """Compute mean, centred x, variance and the affine function in four passes; the gradient reuses the second."""
+    """Write BatchNormalization in training mode in four passes: mean, centred x, variance, affine function.
+
+    The gradient computes the centred x by equal nodes, so that it is computed only once.
+    """
     x, scale, bias = inputs_of(call)[:3]
     mean = op.ReduceMean(_means(op, x), [0, 2, 3], keepdims=0)
     centred = _affine(op, x, None, op.Neg(mean))
@@ -402,7 +424,10 @@ def _has_many_of_known_size(call: Call) -> bool:
 
 @in_blocks("BatchNormalizationGrad", domain=DOMAIN, when=_has_many_of_known_size, saves=1.0)
 def batch_normalization_gradient(op: Builder, call: Call) -> Written:
-    """Compute ``dx = (a·dy − a·s) + (−a·k)·centred``, with the sum in the convolution that scales dy."""
+    """Compute ``dx = (a·dy − a·s) + (−a·k)·centred``, where the convolution that scales dy also adds the second term.
+
+    See ``_normalized`` for a, k, s and centred.
+    """
     dy = inputs_of(call)[0]
     centred, (dscale, a, k, s), db = _normalized(op, call)
     return _affine(op, dy, a, op.Neg(a * s)) + _affine(op, centred, op.Neg(a * k), None), dscale, db
@@ -410,14 +435,14 @@ def batch_normalization_gradient(op: Builder, call: Call) -> Written:
 
 @in_blocks("UnscaledBatchNormalizationGrad", domain=DOMAIN, when=_has_many_of_known_size, saves=1.0)
 def unscaled_batch_normalization_gradient(op: Builder, call: Call) -> Written:
-    """Compute ``u = dy + ((−k)·centred − s)``, where ``dx = a·u``."""
+    """Compute ``u = dy + ((−k)·centred − s)``, where ``dx = a·u``; see ``_normalized`` for a, k, s and centred."""
     dy = inputs_of(call)[0]
     centred, (dscale, a, k, s), db = _normalized(op, call)
     return dy + _affine(op, centred, op.Neg(k), op.Neg(s)), a, dscale, db
 
 
 def _normalized(op: Builder, call: Call) -> tuple[Var, tuple[Var, ...], Var]:
-    """Return the centred input, ``batch_normalization_factors`` (dscale, a, k, s) and the gradient of the bias."""
+    """Return x minus its mean (centred), ``batch_normalization_factors`` (dscale, a, k, s) and the bias gradient."""
     dy, x, scale, mean, var = inputs_of(call)
     centred = _affine(op, x, None, op.Neg(mean))
     db = op.ReduceMean(_means(op, dy), [0, 2, 3], keepdims=0) * _count(x)

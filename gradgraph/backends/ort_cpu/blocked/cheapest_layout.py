@@ -69,7 +69,7 @@ def _cheapest(forms: Mapping[ir.Node, BlockedForm]) -> set[Hashable]:
 
 
 def _add_reorders(network: Network, value: ir.Value, forms: Mapping[ir.Node, BlockedForm]) -> None:
-    """Add the cost that is due if ``value`` is written in one layout, and read in the other by any node."""
+    """Add edges to ``network`` for the cost of reordering ``value``, due if any node reads it in another layout."""
     writer = _side_of(value.producer(), forms)
     readers = {_side_of(node, forms) for node, _ in value.uses()} | ({_PLAIN} if value.is_graph_output() else set())
     price = _elements(value) if value.dtype == ir.DataType.FLOAT else _NEVER
@@ -81,7 +81,7 @@ def _add_reorders(network: Network, value: ir.Value, forms: Mapping[ir.Node, Blo
 
 
 def _side_of(node: ir.Node | None, forms: Mapping[ir.Node, BlockedForm]) -> ir.Node | str:
-    """Return the side of ``node``, or the node itself if it may be on either side."""
+    """Return the layout in which ``node`` computes, or the node itself if it has a blocked form and may use either."""
     if node is not None and node in forms:
         return node
     return _BLOCKS if _is_reorder(node) else _PLAIN

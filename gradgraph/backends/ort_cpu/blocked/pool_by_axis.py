@@ -67,7 +67,7 @@ class _Line:
         return self.stride * (self.count - 1) + taps - self.begin - self.size
 
     def sized(self, dims: Sequence[int], size: int) -> list[int]:
-        """Return ``dims`` of images with ``size`` pixels along this axis."""
+        """Return the image shape ``dims`` with ``size`` instead of its number of pixels along this axis."""
         return [size if axis == 2 + self.axis else d for axis, d in enumerate(dims)]
 
     def windows(self, taps: int, begin: int, end: int, stride: int = 1) -> Windows:
@@ -83,7 +83,13 @@ def _lines(seen: Windows, size: Sequence[int], count: Sequence[int]) -> list[_Li
 
 
 def serves(seen: Windows, size: Sequence[int], count: Sequence[int]) -> bool:
-    """Return whether onnxruntime's pool supports these windows, also with fewer taps (but at least two)."""
+    """Return whether onnxruntime's pool supports the windows ``seen``, also if they had fewer taps (at least two).
+
+    Args:
+        seen: the windows of the pool.
+        size: height and width of the images.
+        count: the number of windows along each axis.
+    """
     lines = _lines(seen, size, count)
     padded = all(line.begin < t and line.end(t) < t for line in lines for t in range(2, line.taps + 1))
     return set(seen.dilations) == {1} and padded and all(line.taps >= line.stride for line in lines)  # a tap per phase
@@ -143,7 +149,7 @@ def _first_is_largest(op: Builder, x: Var, largest: Var, line: _Line) -> Var:
 
 
 def _read_tap(op: Builder, v: Var, tap: int, seen: Windows, total: Var | None = None, **activation: Any) -> Var:
-    """Return the pixel that one tap reads, plus ``total``; padding is 0."""
+    """Return the pixel of ``v`` that tap number ``tap`` reads in each window, plus ``total``; padding is 0."""
     channels, sizes = _dims(v)[1], [k or 1 for k in seen.kernel]
     taps = np.zeros([channels // nchwc_block(), max(sizes), nchwc_block()], np.float32)
     taps[:, tap] = 1

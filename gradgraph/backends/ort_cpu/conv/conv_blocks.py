@@ -27,7 +27,10 @@ LEAST_PADDING_WRITTEN = 4
 
 
 def fits_blocks(group: int, outputs: int, inputs: int) -> bool:
-    """Return whether channels can be blocked: depthwise, dense, or with so few inputs that these stay unblocked.
+    """Return whether a convolution can use blocked channels.
+
+    This requires that the block size divides the channels: of a depthwise layer, or of y and x. Fewer channels of x
+    than a block are supported, too, without blocking x.
 
     Args:
         group: the number of groups.
@@ -242,7 +245,7 @@ def blocked_weights(op: Builder, w: Var, conv: Layer) -> Any:
 
 
 def turned_weights(op: Builder, w: Var, conv: Layer, taps: np.ndarray, seen: Windows) -> Any:
-    """Return the blocked weights of the map from y back to x: channels swapped, with ``taps`` in this order."""
+    """Return the blocked weights of the convolution from dy to dx: channels swapped, taps in the order ``taps``."""
     block, inner = nchwc_block(), nchwc_block() if conv.m >= nchwc_block() else 1
     taps_first = op.Transpose(op.Reshape(w, [-1, conv.taps]), perm=[1, 0]) if conv.taps > 1 else w
     if conv.c == conv.m == 1:
@@ -254,7 +257,9 @@ def turned_weights(op: Builder, w: Var, conv: Layer, taps: np.ndarray, seen: Win
 
 
 def order_of_rows(sizes: Sequence[int], perm: Sequence[int], first: np.ndarray | None = None) -> np.ndarray:
-    """Return the order of rows that transposes ``sizes`` by ``perm``, with only ``first`` of the first axis.
+    """Return the row indices for a Gather that transposes rows arranged as ``sizes`` by ``perm``.
+
+    If ``first`` is set, only these indices of the first axis are kept, in this order.
 
     A Gather by this order is faster than Transpose: onnxruntime runs it on all threads.
     """

@@ -116,13 +116,13 @@ def _images_last(op: Builder, x: Var) -> Any:
 
 
 def _images_first(op: Builder, y: Var, channels: int, space: tuple[int, ...]) -> Var:
-    """Convert [C, pixels, N], however its axes are merged, to [N, C, *space]."""
+    """Convert ``y``, [C, pixels, N] with any merged axes, to [N, C, *space]."""
     flat = op.Reshape(y, [channels * int(np.prod(space)), -1])
     return op.Reshape(op.Transpose(flat, perm=[1, 0]), [-1, channels, *space])
 
 
 def _stack(op: Builder, x: Var, conv: Layer, rows: int, columns: int) -> Any:
-    """Reshape to one matrix per group, or to a plain matrix if there is only one group."""
+    """Reshape ``x`` to one matrix of ``rows`` x ``columns`` per group, or to a single matrix if there is one group."""
     return op.Reshape(x, [rows, columns] if conv.group == 1 else [conv.group, rows, columns])
 
 

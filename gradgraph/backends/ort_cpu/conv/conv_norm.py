@@ -78,9 +78,9 @@ def fold_norms(model: ir.Model) -> ir.Model:
 
 
 def _expands(layer: Layer) -> bool:
-    """Return whether the layer has so many more outputs that second moments pay.
+    """Return whether second moments are faster than passes over v, as y has many more channels than x.
 
-    They cost c²/m products and c/m passes more per element of v, with c channels of x and m of v.
+    Second moments cost c²/m products and c/m passes more per element of v, with c channels of x and m of v.
     """
     pays = layer.c * (layer.c + CHANNELS_A_PASS_PAYS) <= CHANNELS_A_PASS_PAYS * layer.m
     return pays and layer.c >= LEAST_CHANNELS and conv_pointwise.serves(layer) and layer.windows > MOST_PIXELS_UNBLOCKED
@@ -272,7 +272,7 @@ class _Expansion:
         return op.Reshape(dw, op.shape(self.w))
 
     def back(self, scaled: Var, k: Var, s: Var) -> Var:
-        """Return ``((a W)ᵀ k W) xc + (a W)ᵀ s``."""
+        """Return ``((a W)ᵀ k W) xc + (a W)ᵀ s``, the part of dx to subtract; ``scaled`` is a W."""
         op = self.op
         turned = op.Transpose(op.Reshape(scaled, op.shape(self.rows)), perm=[1, 0])
         weights = op.Unsqueeze(turned @ (self.rows * _column(op, k)), spatial(self.w))
@@ -280,7 +280,7 @@ class _Expansion:
 
 
 def _exact_where_it_cancels(op: Builder, var: Var, xc: Var, w: Var, reach: Var, epsilon: float, share: float) -> Var:
-    """Return ``var``, or where it is inaccurate the variance of ``Conv(xc, w)`` itself.
+    """Return ``var``, the variance of v by moments, or the variance of ``Conv(xc, w)`` if ``var`` is inaccurate.
 
     Args:
         reach: ``Σ |w|·σ(x)`` per channel; its square is compared with ``var + epsilon``.

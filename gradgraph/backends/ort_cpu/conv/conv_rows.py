@@ -68,7 +68,7 @@ class _Plan:
 
 
 def _wide_rows(conv: Layer) -> bool:
-    """Return whether there are so many windows, for this number of channels, that this is the fastest way to dw."""
+    """Return whether ``rows_dw`` is the fastest form of dw, by the numbers of windows and channels."""
     channels = min(conv.m, conv.c)
     return channels >= LEAST_CHANNELS_WITH_MORE and (
         conv.windows > LEAST_WINDOWS_AS_CHANNELS
@@ -101,7 +101,10 @@ def rows_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Var | None:
 
 
 def _plan(conv: Layer) -> _Plan | None:
-    """Use the side with fewer channels as the kernel, if it can be blocked; else the other; None if neither can be."""
+    """Return the plan for dw, or None if the layer is not supported.
+
+    The kernel is the side (x or dy) with fewer channels, or the larger side if only that one can be blocked.
+    """
     if conv.group > 1 or conv.seen.rank != 2 or not conv.images or set(conv.seen.strides) != {1} or not nchwc_block():
         return None
     both = _dy_as_kernel(conv), _x_as_kernel(conv)

@@ -129,7 +129,7 @@ def _add_columns(op: Builder, x: Var, dy: Var, total: Var, conv: Layer) -> Var:
 
 
 def _add_both_sides(op: Builder, x: Var, dy: Var, total: Var, conv: Layer) -> Var:
-    """Return the total for one image more, with row r of x times row r − t·d + p of dy for vertical tap t.
+    """Return ``total`` plus dw of one image: for vertical tap t, row r of x is multiplied by row r − t·d + p of dy.
 
     d is the dilation, and p the padding; rows outside of dy read an appended row of zeros.
     """
@@ -158,11 +158,11 @@ def _shifted(op: Builder, padded: Var, conv: Layer, start: int, stop: int) -> An
 
 
 def _reach(conv: Layer, axis: int) -> int:
-    """Return the number of pixels from the first to the last that windows read along ``axis``, including padding."""
+    """Return the number of pixels, including padding, that the windows span along ``axis``."""
     return (conv.count[axis] - 1) * conv.seen.strides[axis] + (conv.seen.extents[axis] or 1)
 
 
 def _pads(conv: Layer, axis: int) -> tuple[int, int]:
-    """Return the padding before and after along ``axis``; negative at the end if pixels there are not read."""
+    """Return the padding before and after along ``axis``; the latter is negative if the last pixels are not read."""
     begin = conv.seen.begins[axis]
     return begin, _reach(conv, axis) - begin - conv.size[axis]

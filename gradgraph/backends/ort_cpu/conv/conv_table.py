@@ -52,7 +52,7 @@ CONVOLUTIONS = (
 
 
 def gradients(convolutions: Iterable[Case], roles: str) -> tuple[Case, ...]:
-    """Return test cases of a gradient for these cases of Conv; ``roles`` are the inputs, as in ``OPERANDS``."""
+    """Return test cases of a Conv gradient whose inputs are ``roles`` (as in ``OPERANDS``), from test cases of Conv."""
     found = []
     for c in convolutions:
         x, w = c.inputs[:2]

@@ -125,7 +125,7 @@ def _convolve(op: Builder, x: Var, blocks: Var, b: Var | None, seen: Windows, ch
 
 
 def _tiles(op: Builder, x: Var, seen: Windows, tiles: int) -> Any:
-    """Yield ``Bᵀ x`` in blocks, for each point [images, channels, tiles, wide]."""
+    """Yield ``Bᵀ x`` for each point: a tensor in blocks, [images, channels, tiles, wide]."""
     channels, high, _ = known_sizes((x.shape or ())[1:])
     rows, begin = _rows(seen), seen.begins[0]
     end = rows * (tiles - 1) + SIX - begin - high
@@ -137,7 +137,10 @@ def _tiles(op: Builder, x: Var, seen: Windows, tiles: int) -> Any:
 
 
 def _weights(op: Builder, blocks: Var, seen: Windows, channels: int) -> Any:
-    """Return ``G w`` for each point, given blocked weights [out/b, in/b, down, across, b in, b out]; without down."""
+    """Return ``G w`` for each point, as blocked weights of one row of taps.
+
+    ``blocks`` are the weights [out/b, in/b, down, across, b in, b out]; the results have no axis ``down``.
+    """
     taps, width, block = seen.kernel[0] or 1, seen.kernel[1] or 1, nchwc_block()
     inputs = blocks.dim(1)
     assert isinstance(inputs, int)
@@ -150,7 +153,7 @@ def _weights(op: Builder, blocks: Var, seen: Windows, channels: int) -> Any:
 
 
 def _rows_of_y(op: Builder, at_points: Var, seen: Windows, image: tuple[int, int, int]) -> Any:
-    """Apply ``Aᵀ`` to the results at the points, in blocks, and crop the result to the rows of y."""
+    """Return y in blocks: ``Aᵀ`` applied to the results ``at_points``, cropped to the rows of the ``image`` y."""
     (channels, high, wide), rows = image, _rows(seen)
     block, tiles = nchwc_block(), -(-high // rows)
     summed = op.const(products(seen.kernel[0] or 1)[0].T.astype(np.float32)) @ at_points

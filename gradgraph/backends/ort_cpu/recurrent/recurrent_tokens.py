@@ -66,10 +66,10 @@ class Tokens:
 
 
 def tokens_of(op: Builder, layer: ir.Node, gradients: Sequence[ir.Node]) -> Tokens | None:
-    """Return the layer's input as tokens, if it is an embedding and the gradient of X is used for the table only.
+    """Return the layer's input X as tokens; None unless X is an embedding whose gradient only its table needs.
 
-    If so, the gradient of X that each node in ``gradients`` returns stands for its part of the table's gradient from
-    now on.
+    In that case the first output of each node in ``gradients`` is redefined, in place, from the gradient of X to the
+    node's contribution to the table's gradient.
     """
     X = layer.inputs[0]
     node = None if X is None else X.producer()
@@ -87,7 +87,7 @@ def tokens_of(op: Builder, layer: ir.Node, gradients: Sequence[ir.Node]) -> Toke
 
 
 def _turns(node: ir.Node) -> bool:
-    """Return whether ``node`` swaps steps and sequences."""
+    """Return whether ``node`` is a Transpose that swaps steps and sequences."""
     return _is(node, "Transpose") and list(node.attributes.get_ints("perm", ())) == TURNED
 
 
@@ -115,7 +115,7 @@ def _sizes(x: ir.Value | None) -> tuple[int, ...]:
 
 
 def _total_gradient(gradients: Sequence[ir.Value]) -> ir.Value | None:
-    """Return the sum of the gradients of X over directions; None if a gradient has other readers."""
+    """Return the value that sums the gradients of X over directions; None if a gradient has other readers."""
     reader = only_reader(gradients[0])
     if len(gradients) == 1:
         return gradients[0]
@@ -148,7 +148,7 @@ def _adds_rows(node: ir.Node, gather: ir.Node) -> bool:
 
 
 def _root_of(ids: ir.Value | None) -> ir.Value | None:
-    """Return the earliest tensor with the same numbers in the same order as ``ids``, possibly in 32 bits."""
+    """Return the tensor from which Reshapes, Identities and Casts from int32 to int64 compute ``ids``."""
     while ids is not None and (node := ids.producer()) is not None:
         x = node.inputs[0] if node.inputs else None
         types = None if x is None else (x.dtype, ids.dtype)
@@ -160,7 +160,7 @@ def _root_of(ids: ir.Value | None) -> ir.Value | None:
 
 
 def _replace_table_gradient(dX: ir.Value, way: Sequence[ir.Node], gradients: Sequence[ir.Node]) -> None:
-    """Replace the table's gradient by ``dX``, which now has its shape, and remove the nodes ``way`` between the two."""
+    """Make all readers of the table's gradient read ``dX`` in its shape, and remove the nodes ``way`` between them."""
     dtable = way[-1].outputs[0]
     for value in (dX, *(node.outputs[0] for node in gradients)):
         value.shape = dtable.shape

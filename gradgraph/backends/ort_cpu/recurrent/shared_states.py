@@ -119,7 +119,7 @@ class _Layer:
         return self.s.op
 
     def cut(self, x: Var, *gates: int) -> list[Var]:
-        """Cut ``x``, whose first axis is gates of units, into parts with these numbers of gates."""
+        """Split ``x`` along its first axis, gates of units, into parts with the numbers ``gates`` of gates."""
         if len(gates) == 1:
             return [x]
         units = self.op.dim(self.s.R, 1)
@@ -135,18 +135,23 @@ class _Layer:
         return self.op.Concat(*states, axis=self.at.axis)
 
     def projected(self, biases: Sequence[Var], *gates: int) -> list[Var]:
-        """Return the input's contribution to the gates of all steps: a part per number in ``gates``, with its bias."""
+        """Return ``W x + b`` of all steps, in parts of ``gates`` gates each.
+
+        Args:
+            biases: the bias b of each part.
+            gates: the number of gates of each part.
+        """
         rows, tokens = zip(self.cut(self.s.W, *gates), biases, strict=True), self.tokens
         if tokens is not None:
             return [self.at.enter(tokens.projected(w, b)) for w, b in rows]
         return [self.at.projected(self.s.X, w, b) for w, b in rows]
 
     def state(self, x: Var) -> Var:
-        """Return ``x`` [N, F] as a state."""
+        """Convert ``x`` [N, F] to a state in the layer's layout."""
         return self.op.Squeeze(self.at.enter(self.op.Unsqueeze(x, [0])), [0])
 
     def scan(self, write: Callable[..., Sequence[Var]], states: Sequence[Var], steps: Sequence[Var], back: bool) -> Any:
-        """Write ``Direction.scan``, and record the shapes of its results if those of one step are known."""
+        """Write a loop by ``Direction.scan``; record the shapes of results whose shape in one step is known."""
         results = self.s.scan(write, states, steps, against=back)
         node = results[0].value.producer()
         body, length = node.attributes["body"].as_graph(), self.s.X.dim(0)
@@ -220,7 +225,7 @@ class StockRun:
                 record_shape(x.value, tuple(sizes[-rank:]))
 
     def _arriving_cotangents(self, dY: Var | None, last: list[Var]) -> tuple[list[Var], list[Var]]:
-        """Return the cotangents of the last states, and those of the h before each step that come from Y."""
+        """Return the cotangents of the last states, and the cotangents that Y adds to h before each step."""
         if dY is None:
             return last, []
         op, backwards = self.layer.op, self.layer.s.backwards
@@ -238,7 +243,7 @@ class StockRun:
 
 
 def _direction(op: Builder, node: ir.Node, gradients: Sequence[ir.Node], k: int) -> tuple[Direction, ir.Node]:
-    """Return the ``k``-th direction of a node, and its gradient operator."""
+    """Return direction ``k`` of the layer ``node``, and the gradient operator of this direction."""
     count, backwards = len(gradients), bool(gradients[k].attributes["backwards"].as_int())
     X, *rest = (op.wrap(v) for v in (*node.inputs, *[None] * 7)[:7])
     own = (None if v is None else op.Gather(v, k, axis=0) if count > 1 else op.Squeeze(v, [0]) for v in rest)
