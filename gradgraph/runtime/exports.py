@@ -93,7 +93,7 @@ class Exports(Diagnosis):
         return Exported(self._executor, None if outputs is None else as_names(outputs), averaged, mixed, preprocess)
 
     def _warn_if_untrained(self) -> None:
-        """Warn once if the weights are the initial ones although a run of this step has a checkpoint."""
+        """Warn once if the weights are untrained, although a run of this step has a checkpoint that was not loaded."""
         if self._unread is not None and self._executor.progress.steps == 0:
             log.warning(
                 "these are the weights before training; gradgraph.Trainer.resume(step, '%s') loads the trained weights",

@@ -104,7 +104,10 @@ class Evaluator:
         return found
 
     def _one_by_one(self, source: Source, step: str, averaged: bool) -> Iterator[Valued]:
-        """Evaluate each sample as a batch of its own; those whose labels are all ignored are skipped."""
+        """Yield the index, loss and arrays of each sample, evaluated as a batch of its own.
+
+        Samples whose labels are all ignored are skipped. ``step`` is the named step whose loss is returned.
+        """
         self._definition.check_uncut()
         bound, loss, index = self._opened.evaluation(averaged), column(step, "loss"), -1
         unread = self._checker.specs.keys() - bound.inputs
@@ -122,7 +125,10 @@ class Evaluator:
     def _totals(
         self, source: Source, limit: int | None, stop: Callable[[], bool] | None, averaged: bool, team: Team = ALONE
     ) -> tuple[dict[str, WeightedMeans], dict[str, Array]]:
-        """Return the means of each step and the sums of each column, over all batches."""
+        """Return the mean results of each step, and the totals from which other columns are computed.
+
+        Both are over all batches and ranks. Arguments are as for :meth:`evaluate`.
+        """
         self._definition.check_uncut()
         # one mean per step, since the numbers of counted labels may differ between steps
         means = {step: WeightedMeans() for step in self._parts}
@@ -160,7 +166,7 @@ class Evaluator:
         return means, totals
 
     def predict(self, x: Any, order: Order, averaged: bool = True) -> list[tuple[dict[str, Array], int]]:
-        """Return, for each batch, the model's outputs by name and the number of samples.
+        """Return a pair for each batch: the model's outputs by name, and the number of samples.
 
         For a fixed batch size, the last batch is padded with copies of its last sample, whose outputs are dropped.
         """
@@ -184,7 +190,7 @@ class Evaluator:
         return parts
 
     def joined(self, parts: Sequence[tuple[Mapping[str, Array], int]]) -> dict[str, Array]:
-        """Concatenate the outputs of all batches; see ``Trainer.predict``."""
+        """Concatenate the results of :meth:`predict`, each output along its sample axis; see ``Trainer.predict``."""
         found = self._opened.layouts
         return {name: joined(name, [(p[name], rows) for p, rows in parts], found[name]) for name in parts[0][0]}
 
@@ -194,7 +200,7 @@ class Evaluator:
         return BatchChecker(specs, known=lambda: self._executor.known)
 
     def _without_targets(self, x: Any) -> Any:
-        """Return the inputs in ``x`` that prediction reads, without targets; a bare array is the only input."""
+        """Return the data ``x`` without targets; a bare array becomes a dict with the model's only input."""
         read = self._prediction_checker.specs
         if isinstance(x, Columns):
             check_same(x.names, self._executor.names)

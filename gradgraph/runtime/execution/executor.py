@@ -1,4 +1,4 @@
-"""The layer between the public Trainer, or the training loop, and an opened step: checks batches, trains, saves."""
+"""The executor, through which the public Trainer and the training loop run a step: it checks batches, trains, saves."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Executor:
 
     @property
     def names(self) -> DataNames:
-        """The column and class names that data must match: those of the training data, or else of the model."""
+        """The column and class names that data must match: names of the training data, or else of the model's data."""
         return self.progress.names or self._names_of_model
 
     @property
@@ -141,7 +141,7 @@ class Executor:
 
     @functools.cached_property
     def probable(self) -> set[str]:
-        """The outputs of the model that are probabilities."""
+        """The names of the model's outputs that are class probabilities."""
         return {v.name or "" for v in ir.from_proto(self.definition.eval).graph.outputs if is_probable(v)}
 
     def learn(self, names: DataNames) -> None:
@@ -198,7 +198,11 @@ class Executor:
         return source
 
     def to_train_on(self, data: Any, order: Order, steps: tuple[str, ...] | None = None) -> Source:
-        """Return training data as a source; before the first step, names that differ from the model's only warn."""
+        """Return training data as a source of batches.
+
+        If column or class names differ from the model's, this logs a warning before the first step of a run, and raises
+        UnmatchedError later.
+        """
         try:
             source = self.source(data, order, steps)
         except UnmatchedError as error:
@@ -215,10 +219,13 @@ class Executor:
         return source
 
     def held_out(self, data: Any, batch_size: int | None, team: Team = ALONE, *, is_validation: bool = False) -> Source:
-        """Return data for evaluation as a source, unshuffled and without augmentation, shared by a ``team``.
+        """Return data for evaluation as a source of batches, unshuffled and without augmentation.
 
-        Data that are already a source keep the order that they were created with. With ``is_validation``, class labels
-        must match those of the training data also before the first step.
+        Args:
+            data: the data; a source keeps its order.
+            batch_size: samples per batch; None for the default.
+            team: the processes that share each batch.
+            is_validation: require that class labels match the training data even before the first step.
         """
         is_prepared = isinstance(data, Columns | Samples)
         order = data.order if is_prepared else self.order(batch_size, shuffle=False, drop_last=False, team=team)
@@ -228,7 +235,7 @@ class Executor:
         return self.source(data, order, known=known)
 
     def one_after_another(self, data: Any, batch_size: int | None = None) -> Source:
-        """Return data for evaluation as a source that is never shuffled."""
+        """Return data for evaluation as an unshuffled source of batches, even if they are a shuffled source."""
         source = self.held_out(data, batch_size)
         if isinstance(source, Columns | Samples) and source.order.shuffle:
             return self.source(source, replace(source.order, shuffle=False))
@@ -312,7 +319,7 @@ class Executor:
         return session
 
     def _goes_on_with(self, kernels: str) -> None:
-        """Record which kernels train from now on; warn if the run was trained with other kernels before."""
+        """Record the name of the kernels that train from now on; warn if earlier steps used other kernels."""
         p = self.progress
         if p.kernels and kernels and p.steps:
             log.warning(
@@ -323,7 +330,10 @@ class Executor:
         p.kernels = kernels
 
     def _warn_if_ended(self, part: Part, ends: float) -> None:
-        """Warn once that a step's learning rate schedule has ended, so that further steps change nothing."""
+        """Warn once if a step's learning rate schedule has ended, so that further steps change nothing.
+
+        ``ends`` is the number of updates after which the learning rate stays 0.
+        """
         p = self.progress
         if (p.counts.get(part.name, 0) if part.name else p.steps) < ends:  # there are at most as many updates as steps
             return
@@ -392,13 +402,13 @@ class Executor:
         return self._learnt(self.checker_of((part.name,))(self.read_by((part.name,), batch), raw=raw))
 
     def _learnt(self, checked: Mapping[str, Feed]) -> Mapping[str, Feed]:
-        """Record the column names of a batch that was passed as a table; return the batch."""
+        """Return a checked batch; if it was passed as a table, record its column and class names."""
         if type(checked) is FromTables:
             self.learn(checked.names)
         return checked
 
     def read_by(self, steps: tuple[str, ...], data: Any) -> Any:
-        """Drop data that only other steps read."""
+        """Return ``data`` without the inputs and targets that none of ``steps`` reads."""
         if not isinstance(data, Mapping):
             return data
         read = self.checker_of(steps).specs
@@ -406,7 +416,7 @@ class Executor:
         return without({*others}, data) if others else data
 
     def checker_of(self, steps: tuple[str, ...]) -> BatchChecker:
-        """Return the checker of batches for these steps."""
+        """Return the checker of batches that contain only the inputs and targets of these steps."""
         if steps not in self._checkers:
             names = {s.name for step in steps for s in self.parts[step].specs}
             specs = [s for s in self.checker.specs.values() if s.name in names]
@@ -417,9 +427,10 @@ class Executor:
         return self._checkers[steps]
 
     def _check_all_count(self, arrays: Mapping[str, Feed]) -> None:
-        """Raise DataError for ignored labels, if the step has several losses, which ranks weigh by samples.
+        """Raise DataError if labels in ``arrays`` are ignored, but the step does not support this on several ranks.
 
-        Whole columns are checked before the first step; other data with each batch.
+        This is so for several losses, since ranks are weighted by samples. Whole columns are checked before the first
+        step, other data with each batch.
         """
         if self.manifest.separate is None or not self.manifest.separate.every_label:
             return
@@ -488,7 +499,7 @@ class Executor:
 
     @contextlib.contextmanager
     def undone(self) -> Iterator[None]:
-        """Run a block, and restore state and progress at its end, so that its training is undone."""
+        """Run a block that may train; afterwards, restore the state and progress from before the block."""
         state, progress = self.state.read(), self.progress
         self.progress = copy.deepcopy(progress)
         try:
@@ -528,10 +539,10 @@ class Executor:
                 part.training.expect_shapes(shapes)
 
     def computing(self, source: Source) -> contextlib.AbstractContextManager[None]:
-        """Return a context for many runs, which sets this thread's floating-point environment once for all of them.
+        """Return a context for many runs on the batches of ``source``, in which this thread flushes denormals.
 
-        Other code that runs in the context would be affected, so for data sources with code of the user, it does
-        nothing.
+        Setting the floating-point environment once takes less time than in each run. It would also affect the user's
+        code, so for data sources that call such code, the context does nothing.
         """
         return self.opened.options.computing() if isinstance(source, Columns) else contextlib.nullcontext()
 
@@ -582,7 +593,7 @@ class Executor:
         self.go_on(progress)
 
     def go_on(self, progress: Progress) -> None:
-        """Continue with this progress and the current state; sessions expect the recorded batch sizes."""
+        """Continue with the current state and this progress; training sessions are created for its batch sizes."""
         self.progress = progress
         for name, part in self.parts.items():
             part.rates.given = None
@@ -594,5 +605,5 @@ class Executor:
 
 
 def without(unread: Set[str], feeds: Mapping[str, Feed]) -> dict[str, Feed]:
-    """Return feeds without those that are ``unread``."""
+    """Return ``feeds`` without the names in ``unread``."""
     return {name: feed for name, feed in feeds.items() if name not in unread}

@@ -84,13 +84,16 @@ class Exported:
             return to_proto(self._served(ir.serde.deserialize_model(model)))
 
     def _served(self, model: ir.Model) -> ir.Model:
-        """Put the preprocessing in front of ``model`` in place, if requested."""
+        """Add the preprocessing of the training data to ``model``, in place, if requested; return ``model``."""
         if self.preprocess:
             serve(model, self.executor.names, own_outputs=self.outputs is None)
         return model
 
     def _converted(self) -> onnx.ModelProto:
-        """Return the model in float32, or in its storage types; large frozen weights may stay in the step's files."""
+        """Return the trained model in float32, or with ``mixed`` in mixed precision.
+
+        Quantized weights stay integers, and large frozen weights may stay in the step's files.
+        """
         definition, manifest = self.executor.definition, self.executor.manifest
         model = inference_model(definition.eval, manifest, self._values(), self.outputs)
         self._name(model)

@@ -41,7 +41,7 @@ class FrozenWeights:
         tensors: the initializers.
 
     Attributes:
-        size: total bytes; parts of a file that several initializers share count once.
+        size: total size in bytes; a part of a file that several initializers share counts once.
 
     Raises:
         ModelError: if a file was changed or truncated.
@@ -63,9 +63,9 @@ class FrozenWeights:
         self.size = sum({place[:3]: place[2] for place in self._values}.values())
 
     def _value(self, tensor: onnx.TensorProto, raw: Array | None = None) -> ort.OrtValue:
-        """Return an OrtValue over the mapped memory of a tensor.
+        """Return an OrtValue over the mapped bytes of an initializer, or over ``raw`` if these bytes are passed.
 
-        OrtValues are cached by type and shape, too, since lowered models may use the same bytes in another shape.
+        OrtValues are cached by location, type and shape, since lowered models may use the same bytes in another shape.
         """
         entry = external_entry(tensor)
         key = (*entry, tensor.data_type, *tensor.dims)
@@ -85,15 +85,15 @@ class FrozenWeights:
         return self._values[key]
 
     def passing_through(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which the pages of weights that sessions read do not stay in memory."""
+        """Return a context that releases pages of the mapped weights after sessions have read them."""
         return passing_through(self._raw)
 
     def holds(self, tensor: onnx.TensorProto, raw: bytes) -> bool:
-        """Whether ``raw`` equals the bytes of ``tensor`` in its file."""
+        """Return whether the bytes of ``tensor`` in its file equal ``raw``."""
         return np.array_equal(self._read(tensor).view(np.uint8), np.frombuffer(raw, np.uint8))
 
     def given_to(self, settings: ort.SessionOptions, model: onnx.ModelProto, copied: bool) -> onnx.ModelProto:
-        """Add the weights of ``model`` to the settings of its session; return the model to create it from.
+        """Add the external weights of ``model`` to session options; return the model from which to create the session.
 
         Args:
             settings: the options of the session, modified in place.

@@ -84,14 +84,14 @@ def _count(shapes: Shapes) -> int:
 
 
 def gather(model: onnx.ModelProto, shapes: Shapes) -> bool:
-    """Put a Gather in front of inputs of a model, in place, which then reads columns of any length and row indices.
+    """Put a Gather in front of inputs of a model, in place, so that the model reads whole columns and row indices.
 
     Args:
         model: the model.
         shapes: the inputs to gather, with their shapes in a batch.
 
     Returns:
-        False, without a change, if ``shapes`` is empty or does not match the model's inputs.
+        Whether the model was changed: False if ``shapes`` is empty or does not match the model's inputs.
     """
     inputs = {i.name: i for i in model.graph.input}
     if not shapes or any(

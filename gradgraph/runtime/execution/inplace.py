@@ -76,7 +76,7 @@ def with_updates_last(model: onnx.ModelProto, next_of: Mapping[str, str]) -> onn
 
 
 def large_of(model: onnx.ModelProto, next_of: Mapping[str, str]) -> list[str]:
-    """Return the large state tensors that a train graph updates."""
+    """Return the names of the state tensors that a train graph updates and that have at least ``LARGE`` elements."""
     sizes = {x.name: math.prod(sizes_or(shape_of_type(x.type), 0)) for x in model.graph.input}
     return [name for name, size in sizes.items() if name in next_of and size >= LARGE]
 
@@ -88,7 +88,10 @@ def append(graph: onnx.GraphProto, op_type: str, inputs: Sequence[str], output: 
 
 
 def _write_turn(graph: onnx.GraphProto, scope: str, tensors: Sequence[str]) -> str:
-    """Write an int64 vector of one zero, computed from the first element of each of ``tensors``; return its name."""
+    """Append nodes that compute an int64 vector of one zero from the first element of each of ``tensors``.
+
+    Return the name of the vector. A node that reads it runs after all ``tensors`` have been computed.
+    """
     numbers = {"flat": [-1], "from": [0], "to": [1]}
     graph.initializer.extend(numpy_helper.from_array(np.array(v), f"{scope}/{k}") for k, v in numbers.items())
     firsts = []
@@ -102,7 +105,7 @@ def _write_turn(graph: onnx.GraphProto, scope: str, tensors: Sequence[str]) -> s
 
 
 def let_wait(graph: onnx.GraphProto, node: onnx.NodeProto, place: int, turn: str) -> None:
-    """Make ``node`` run after ``turn`` has been computed, by a Reshape of one of its inputs that keeps its shape.
+    """Make ``node`` wait for the tensor ``turn`` by a Reshape of its input at index ``place`` that keeps the shape.
 
     The target shape consists of zeros, each of which copies a size, plus ``turn``, an int64 vector of one zero.
     """
@@ -151,9 +154,9 @@ def overwritable(model: onnx.ModelProto, next_of: Mapping[str, str], behind: str
 
 
 class _Readers:
-    """The readers of each tensor of a graph, and which readers of state tensors each node depends on.
+    """An index of the nodes that read each tensor of a graph, for the analysis of overwriting.
 
-    Sets of readers are integers with one bit per reader.
+    Sets of reader nodes are integers with one bit per reader.
     """
 
     def __init__(self, graph: onnx.GraphProto) -> None:
@@ -169,7 +172,10 @@ class _Readers:
                 self._readers.setdefault(name, []).append(i)
 
     def overwritable(self, next_of: Mapping[str, str], behind: str) -> frozenset[str]:
-        """Return the tensors whose next value is written by a node that depends on all their readers."""
+        """Return the state tensors that can be overwritten; arguments as for the function ``overwritable``.
+
+        The node that writes the next value must depend on all other readers of the tensor.
+        """
         if behind and behind not in self._writer:
             return frozenset()
         gates = {self._writer[behind]} if behind else set[int]()
@@ -191,10 +197,17 @@ class _Readers:
         return frozenset(found)
 
     def not_waiting(self, next_of: Mapping[str, str], names: Collection[str]) -> dict[str, tuple[list[int], list[int]]]:
-        """Return, for each state tensor whose update must wait, its update nodes and the readers to wait for.
+        """Return the state tensors whose update does not yet wait for all other readers.
 
-        Update nodes read the tensor only to compute its next value; the other readers may run after them. Tensors whose
-        other readers depend on an update are excluded, as waiting would be circular.
+        Update nodes read a state tensor only to compute its next value. Tensors whose other readers depend on an update
+        are excluded, since waiting would be circular.
+
+        Args:
+            next_of: state tensor → the output with its next value.
+            names: the state tensors to consider.
+
+        Returns:
+            State tensor → the indices of its update nodes, and of the readers for which they must wait.
         """
         writers = {name: self._writer[following] for name, following in next_of.items() if following in self._writer}
         reading: dict[str, list[int]] = {}
@@ -222,7 +235,7 @@ class _Readers:
         }
 
     def _memory(self, name: str) -> tuple[set[str], set[int]]:
-        """Return the tensor with its views, and the nodes that read any of them."""
+        """Return the names of a tensor and all views of it, and the indices of the nodes that read any of them."""
         views, nodes, waiting = {name}, set[int](), [name]
         while waiting:
             for i in self._readers.get(waiting.pop(), ()):
@@ -235,7 +248,7 @@ class _Readers:
         return views, nodes
 
     def _ancestors(self, bits: Mapping[int, int]) -> list[int]:
-        """Return, for each node, the bits of the readers among its ancestors."""
+        """Return, for each node, the union of the bits of its ancestors; ``bits`` maps node indices to their bits."""
         found: list[int] = []
         before: dict[str, int] = {}  # tensor → bits of the readers that it depends on
         for i, node in enumerate(self._nodes):

@@ -20,11 +20,11 @@ from gradgraph.runtime.data.batch import Array
 
 @dataclass(frozen=True)
 class Layout:
-    """The sample axis of an output.
+    """The possible sample axes of a model output.
 
     Attributes:
-        axes: the axes that may be the sample axis: those with the model's batch dimension, or else those without a
-            known size; None if unknown.
+        axes: the indices of axes with the model's batch dimension, or else of axes without a known size; None if any
+            axis may be the sample axis.
         varies: whether the output depends on the batch.
     """
 
@@ -32,7 +32,7 @@ class Layout:
     varies: bool = True
 
     def axis(self, parts: Sequence[tuple[Array, int]]) -> int | None:
-        """Return the sample axis: the first one whose size is the number of samples in all parts; None if none is.
+        """Return the sample axis: the first possible axis whose size in each part is its number of samples, or None.
 
         Args:
             parts: the output of each batch, with the number of samples in that batch.
@@ -42,7 +42,10 @@ class Layout:
 
 
 def layouts(model: onnx.ModelProto, fed: Collection[str]) -> dict[str, Layout]:
-    """Return the layouts of the model's outputs; the first axis of the first ``fed`` input is the batch dimension."""
+    """Return the layout of each output of a model, by name.
+
+    The batch dimension is the first axis of the first input in ``fed``, the inputs that contain the batch.
+    """
     graph = model.graph
     dims = {v.name: shape_of_type(v.type) for v in (*graph.input, *graph.output)}
     inputs = [dims[v.name] for v in graph.input if v.name in fed]
@@ -87,7 +90,10 @@ def joined(name: str, parts: Sequence[tuple[Array, int]], layout: Layout) -> Arr
 
 
 def filled(batch: Mapping[str, Array], size: int) -> tuple[Mapping[str, Array], int]:
-    """Pad a batch to ``size`` samples with copies of its last sample; return it, and its number of own samples."""
+    """Pad a batch to ``size`` samples with copies of its last sample.
+
+    Return the padded batch, and the number of samples before padding.
+    """
     rows = len(next(iter(batch.values())))
     if rows >= size:
         return batch, rows
@@ -95,7 +101,7 @@ def filled(batch: Mapping[str, Array], size: int) -> tuple[Mapping[str, Array], 
 
 
 def of_first(name: str, array: Array, rows: int, size: int, layout: Layout) -> Array:
-    """Return the part of an output that belongs to the first samples of a padded batch.
+    """Return an output of a padded batch without the padding.
 
     Args:
         name: name of the output.

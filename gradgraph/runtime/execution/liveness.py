@@ -49,7 +49,7 @@ def most_alive(model: onnx.ModelProto) -> int:
 
 
 def _sizes(graph: onnx.GraphProto) -> dict[str, int]:
-    """Return the bytes of the values of known size."""
+    """Return the size in bytes of each input and intermediate tensor whose size is known, by name."""
     found = dict[str, int]()
     for value in (*graph.input, *graph.value_info):
         sizes, dtype = all_sizes(shape_of_type(value.type)), value.type.tensor_type.elem_type

@@ -37,7 +37,7 @@ class Turns:
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
-        """Hold the lock during a block; a running ``fit`` yields it between two steps."""
+        """Run a block while holding the lock; if ``fit`` is running, it releases the lock between two steps."""
         self._waiting.append(None)
         try:
             self.lock.acquire()
@@ -50,7 +50,7 @@ class Turns:
 
     @contextlib.contextmanager
     def trained(self, what: str, in_callbacks: bool = True) -> Iterator[None]:
-        """Hold the lock during a block that changes the state.
+        """Run a block that changes the state, while holding the lock.
 
         Args:
             what: name of the calling method, for the error message.

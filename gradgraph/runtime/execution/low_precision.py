@@ -12,7 +12,7 @@ CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 
 def lacks(precision: str | None, provider: str | None) -> str:
-    """Return the reason why a precision is not faster than float32 on a provider; "" if it may be faster.
+    """Return a sentence for the warning that a precision is not faster than float32; "" if it may be faster.
 
     Args:
         precision: the low precision of the step; None for float32.
@@ -35,7 +35,7 @@ def lacks(precision: str | None, provider: str | None) -> str:
 
 
 def on_the_cpu(model: onnx.ModelProto) -> str:
-    """Return a message about the operators of a lowered step that have no CUDA kernel; "" if all have one."""
+    """Return a warning about nodes of a lowered step that run on the CPU for lack of a CUDA kernel; "" if none do."""
     strays = without_kernel(ir.from_proto(model))
     if not strays:
         return ""

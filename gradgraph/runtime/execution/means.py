@@ -28,7 +28,7 @@ class WeightedMeans:
 
 
 def add_weighted(sums: dict[str, float], values: Mapping[str, float], count: int) -> int:
-    """Add means over ``count`` samples to ``sums``, in place; return ``count``."""
+    """Add ``values``, means over ``count`` samples, to the weighted sums ``sums``, in place; return ``count``."""
     for name, value in values.items():  # the mean of a batch without counted labels may be NaN, and NaN · 0 is NaN
         sums[name] = sums.get(name, 0.0) + (value * count if count else 0.0)
     return count
@@ -38,7 +38,7 @@ Totals = tuple[dict[str, WeightedMeans], dict[str, Any], dict[str, list[Any]]]
 
 
 def pooled(found: Sequence[Totals]) -> Totals:
-    """Combine the means, sums and per-sample rows of several processes."""
+    """Return the means, sums and per-sample rows over all processes, from a triple of these for each process."""
     means: dict[str, WeightedMeans] = {}
     totals: dict[str, Any] = {}
     rows: dict[str, list[Any]] = {}

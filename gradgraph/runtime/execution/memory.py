@@ -70,7 +70,7 @@ class Memory:
 
     @property
     def peak(self) -> int:
-        """The peak of the tensors that exist only while a step runs, without ``gaps``."""
+        """The peak size of temporary tensors in bytes, without ``gaps``: activations, gradients and update."""
         return self.activations + self.gradients + self.update
 
     @property
@@ -119,13 +119,13 @@ def memory(step: Step | str, *, options: RuntimeOptions | None = None, **sizes: 
 
 
 def moments(step: Step, sizes: Mapping[str, int], options: RuntimeOptions | None = None) -> dict[str, list[Moment]]:
-    """Estimate, like :func:`memory`, the memory after each node of each train graph."""
+    """Estimate the memory in use after each node of each train graph; return these estimates by step name."""
     opened, whole = opened_here(step, options), all_sizes_of(step.manifest, sizes)
     return {name: walked(as_run(opened, part, whole)[0]).moments for name, part in opened.parts.items()}
 
 
 def as_run(opened: OpenedStep, part: Part, sizes: Mapping[str, int]) -> tuple[onnx.ModelProto, frozenset[str]]:
-    """Return the train graph as it is passed to a session, and the names of the state tensors that it overwrites."""
+    """Return the train graph of ``part``, lowered for these sizes, and the names of the state tensors it overwrites."""
     model = opened.lowered(part.model, dict(sizes))
     if not may_overwrite(model, part.ports.next_of, opened.options):
         return model, frozenset()
@@ -207,11 +207,11 @@ class Moment:
 
 
 def walked(model: onnx.ModelProto, state: int = 0) -> Walk:
-    """Simulate a run of the lowered graph of a step.
+    """Return a simulated run of the lowered train graph ``model``.
 
     Args:
         model: the lowered train graph.
-        state: bytes of the step's state, which decide the size of the arena's first region.
+        state: size of the step's state in bytes, on which the size of the arena's first region depends.
     """
     work: ir.Model = ir.from_proto(model)
     infer_shapes(work)
@@ -219,7 +219,11 @@ def walked(model: onnx.ModelProto, state: int = 0) -> Walk:
 
 
 class Walk:
-    """A simulated run of a graph, which tracks the tensors alive after each node.
+    """A simulated run of a graph that tracks the tensors alive after each node.
+
+    Args:
+        graph: the lowered graph.
+        region: size of the arena's first region in bytes.
 
     Attributes:
         peak: bytes of intermediate tensors at the peak, by kind.

@@ -66,10 +66,10 @@ def in_good_order(model: onnx.ModelProto, batch: Collection[str], following: Col
 
 
 def computed_as_written(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Sort the nodes of ``model`` in place so that onnxruntime executes them in their present order; return ``model``.
+    """Sort the nodes of ``model`` in place so that onnxruntime executes them in the order before sorting; return it.
 
-    The new file order is the order in which onnxruntime would execute the present file. Executing the new file restores
-    the present order, except for a few nodes with several readers (36 of 1,623 in a step of GPT-2).
+    The new order is the order in which onnxruntime would execute the unsorted nodes. Executing the sorted nodes
+    restores the original order, except for a few nodes with several readers (36 of 1,623 in a step of GPT-2).
     """
     order = order_of(model.graph)
     places = iter(sorted(range(len(order)), key=order.__getitem__))
@@ -78,6 +78,6 @@ def computed_as_written(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def order_of(graph: onnx.GraphProto) -> list[int]:
-    """Return the positions of the nodes in the file, in the order in which onnxruntime executes them."""
+    """Return the indices of the graph's nodes in the order in which onnxruntime executes them."""
     writer = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
     return executed_order([{writer[name] for name in reads(node) if name in writer} for node in graph.node])

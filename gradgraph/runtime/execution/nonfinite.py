@@ -93,7 +93,10 @@ class NonFiniteSearch:
         self._types = _element_types(model)
 
     def __call__(self, results: Sequence[str]) -> NonFinite | None:
-        """Return the origin of NaN or infinity in the first non-finite one of ``results``; None if all are finite."""
+        """Return the origin of NaN or infinity in the outputs ``results``; None if all are finite.
+
+        The search starts at the first output that is not finite.
+        """
         # count the NaN and the infinite elements of each floating tensor
         model = onnx.ModelProto()
         model.CopyFrom(self._model)
@@ -107,7 +110,10 @@ class NonFiniteSearch:
         return None if bad is None else self._origin(bad)
 
     def _origin(self, name: str) -> NonFinite:
-        """Return the origin of NaN or infinity in a tensor; for NaN computed from an infinity, that of the infinity."""
+        """Return the origin of NaN or infinity in the tensor ``name``.
+
+        If a node computes NaN from an infinity, this is the origin of the infinity.
+        """
         if not self.counts[name][0]:
             return self._told(self._followed(name, 1))
         name = self._followed(name, 0)
@@ -119,7 +125,10 @@ class NonFiniteSearch:
         return self._told(first, self._told(name))
 
     def _followed(self, name: str, which: int) -> str:
-        """Follow inputs with NaN (``which`` 0) or infinity (1) back from ``name``; return the first such tensor."""
+        """Return the name of the tensor in which the NaN (``which`` is 0) or infinity (1) of ``name`` begins.
+
+        The search goes back from each tensor to the first such input of its node, until no input has NaN or infinity.
+        """
         while True:
             maker = self._makers.get(name)
             before = [] if maker is None else [i for i in _read(maker) if self.counts.get(i, (0, 0))[which]]
@@ -142,7 +151,10 @@ class NonFiniteSearch:
         return NonFinite(maker.name, op_type, name, place, nan, inf, shape, inputs, after)
 
     def _values(self, names: Iterable[str]) -> dict[str, Array]:
-        """Run the step and return some of its tensors; floating ones as float64."""
+        """Run the step and return the values of the tensors ``names``, floating-point tensors as float64.
+
+        Tensors of unknown type and string tensors are omitted.
+        """
         model = onnx.ModelProto()
         model.CopyFrom(self._model)
         known = [name for name in names if self._types.get(name, STRING) != STRING]
@@ -167,7 +179,7 @@ class NonFiniteSearch:
 
 
 def _element_types(model: onnx.ModelProto) -> dict[str, int]:
-    """Return the element types of the tensors of the main graph, where known."""
+    """Return the ONNX element type of each tensor in the main graph whose type is known, by name."""
     graph = onnx.shape_inference.infer_shapes(model).graph
     values = (*graph.input, *graph.value_info, *graph.output)
     typed = {v.name: v.type.tensor_type.elem_type for v in values if v.type.HasField("tensor_type")}
@@ -178,7 +190,10 @@ def _element_types(model: onnx.ModelProto) -> dict[str, int]:
 
 
 def _counting_nodes(name: str, scope: str) -> list[onnx.NodeProto]:
-    """Return nodes that count the NaN elements of ``name``, and its NaN or infinite ones (where x − x is NaN)."""
+    """Return nodes that compute two counts for the tensor ``name``: its NaN elements, and its NaN or infinite elements.
+
+    The latter are the elements x for which x − x is NaN. Names of new tensors begin with ``scope``.
+    """
     make = onnx.helper.make_node
     nodes = [make("Cast", [name], [f"{scope}/x"], to=onnx.TensorProto.DOUBLE),
              make("Sub", [f"{scope}/x", f"{scope}/x"], [f"{scope}/zero"])]  # fmt: skip
@@ -190,7 +205,7 @@ def _counting_nodes(name: str, scope: str) -> list[onnx.NodeProto]:
 
 
 def _read(node: onnx.NodeProto) -> list[str]:
-    """Return the names of the tensors that a node reads: its inputs, then those read only in its subgraphs."""
+    """Return the names of the tensors that a node reads: its inputs, then tensors that only its subgraphs read."""
     return list(dict.fromkeys((*filter(None, node.input), *sorted(reads(node)))))
 
 

@@ -137,10 +137,9 @@ class OpenedStep:
         return state
 
     def _read_straight(self, state: State, model: onnx.ModelProto) -> set[str]:
-        """Read state tensors that init.onnx copies unchanged from a weight file directly, without mapping the file.
+        """Read the state tensors that init.onnx only copies from a weight file; return their names.
 
-        Returns:
-            The names of these tensors.
+        The file is read directly into their memory, without mapping it.
         """
         if not state.on_cpu:
             return set()
@@ -153,7 +152,14 @@ class OpenedStep:
         return read
 
     def follow(self, weights: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the state tensors that init.onnx computes from these weights, such as copies for an optimizer."""
+        """Return state tensors that init.onnx computes from weights, such as an optimizer's copies, for new weights.
+
+        Args:
+            weights: the new weights by name.
+
+        Returns:
+            The values of the dependent state tensors by name.
+        """
         model = widened(self.definition.init)
         made = {name for node in model.graph.node for name in node.output}
         of_weights = set(weights) - made
@@ -190,7 +196,10 @@ class OpenedStep:
         return NonFiniteSearch(part.model, feeds, batch, open_session)(results)
 
     def evaluation(self, averaged: bool = True) -> BoundSession:
-        """Return the session of loss and metrics; if ``averaged``, with averages of weights if the step has them."""
+        """Return the session that computes loss and metrics.
+
+        With ``averaged``, it reads the averaged weights, if the step has them.
+        """
         ports = Ports(self.manifest.results, measures=self.manifest.columns_of_sums)
         make = functools.partial(BoundSession, self._evaluating, self.state, ports)
         return self._once("evaluation", averaged, make)
@@ -215,7 +224,10 @@ class OpenedStep:
         return self._predicting[1]
 
     def _once(self, what: str, averaged: bool, make: Callable[..., Bound]) -> Bound:
-        """Return a session that is bound once and then cached, to averages of the weights or to the weights."""
+        """Return the cached session for ``what`` ("evaluation" or "prediction"), created by ``make`` on first use.
+
+        With ``averaged``, it is bound to the averaged weights, if the step has them.
+        """
         stand_ins = self.manifest.averages if averaged else {}
         key = what, bool(stand_ins)
         if key not in self._bound:
@@ -229,7 +241,7 @@ class OpenedStep:
 
     @property
     def _packs_twice(self) -> bool:
-        """Whether further sessions besides the training session may have their own copy of frozen weights.
+        """Whether sessions other than the training session may have their own copy of frozen weights.
 
         For BERT-base, such a copy takes 0.4 GB. With it, products of 4 to 64 rows are 1.3 to 2.7 times as fast, and
         those of 128 to 512 rows 1.04 to 1.3 times (2048 x 2048, one thread of an AMD EPYC). The decision depends only
@@ -244,7 +256,7 @@ class OpenedStep:
         return self._to_compute(model), found
 
     def alone(self, part: Part, sizes: Sizes, profile: Path | None = None) -> BoundSession:
-        """Create a training session for batches of these sizes that only the caller uses.
+        """Create a new training session for batches of these sizes, which is not cached or shared.
 
         Args:
             part: the step.
@@ -256,12 +268,12 @@ class OpenedStep:
         return BoundSession(session, self.state, part.ports)
 
     def lowered(self, model: onnx.ModelProto, sizes: Sizes) -> onnx.ModelProto:
-        """Return a train graph, or a part of one, lowered for these sizes, with its nodes in a memory-saving order."""
+        """Return a train graph, or a part of it, lowered for these sizes, with its nodes sorted to save memory."""
         choose = self._tuner(model, sizes) if self._tuner is not None else None
         return self._in_order(for_machine(model, self._backend, sizes, choose))
 
     def _warn_of_precision(self, model: onnx.ModelProto) -> None:
-        """Warn once if the provider has no suitable kernels for a step in mixed precision, a lowered train graph."""
+        """Warn once if the step uses mixed precision, but the provider lacks kernels for its lowered train graph."""
         name = self.manifest.precision.get("name")
         if name is None or self._said:
             return
@@ -301,10 +313,10 @@ class OpenedStep:
         return BoundSession(session, state, ports, safe, keeps=keeps)
 
     def packs_for(self, part: Part, sizes: Sizes) -> bool:
-        """Whether a session of ``part`` for these sizes may keep a copy of frozen weights, if the options allow it.
+        """Whether a session of ``part`` may keep a copy of frozen weights, if the options allow it.
 
-        The session for the usual sizes may; the session for all other batches (empty ``sizes``) only if
-        ``_packs_twice``.
+        The session for the usual sizes may. The general session for all other batches, with empty ``sizes``, may only
+        if ``_packs_twice`` is true.
         """
         return bool(sizes) or not part.training.has_sizes or self._packs_twice
 
@@ -333,7 +345,10 @@ class OpenedStep:
         return session, self._shared(executed, next_of) if in_place else frozenset()
 
     def lowered_half(self, model: onnx.ModelProto, sizes: Sizes) -> onnx.ModelProto:
-        """Return one half of the step, lowered, for the caller to split further; it is cached among the openings."""
+        """Return a half of the step (gradients or update) lowered for these sizes, for the caller to split further.
+
+        The result is read from the cache of lowered models, or stored there.
+        """
         name = self._training_key(model, sizes, {})
         found = openings.read(name, model)
         made = self.lowered(model, sizes) if found is None else found.model
@@ -346,7 +361,7 @@ class OpenedStep:
         return made
 
     def _shared(self, executed: onnx.ModelProto | None, next_of: Mapping[str, str]) -> frozenset[str]:
-        """Return the state tensors that a session may overwrite, after making both sets of the state share them.
+        """Return the state tensors that a session may overwrite; their memory becomes common to both sets of the state.
 
         Args:
             executed: the model that the session executes. If it is None, the session overwrites nothing, and then no
@@ -366,7 +381,7 @@ class OpenedStep:
         tells: bool = False,
         packs: bool = True,
     ) -> tuple[ort.InferenceSession, onnx.ModelProto | None]:
-        """Return a session of ``source``, from the cache of openings if possible, and the model that it executes.
+        """Return a session of ``source`` and the model that it executes, from the cache of optimized models if possible.
 
         Args:
             source: a model of the step.
@@ -395,11 +410,17 @@ class OpenedStep:
         return session, executed if tells else None
 
     def _writes_much(self, model: onnx.ModelProto, packs: bool) -> bool:
-        """Whether onnxruntime's optimized model would contain large constants computed from external weights."""
+        """Whether the optimized model of a session would contain large constants computed from external weights.
+
+        ``packs`` says whether the session may keep a copy of frozen weights.
+        """
         return self._copies_many(model, packs) and computes_with_weights(model)
 
     def _copies_many(self, model: onnx.ModelProto, packs: bool) -> bool:
-        """Whether a session copies large external weights, and would write them into the file of its executed model."""
+        """Whether a session copies large external weights, so that it would write them into its optimized model, too.
+
+        ``packs`` says whether the session may keep a copy of frozen weights.
+        """
         is_large = self.weights.size > openings.LARGEST_WRITTEN
         return is_large and copies_weights(model, self.placement, self.options, self.weights, packs)
 
@@ -427,14 +448,14 @@ class OpenedStep:
             return self._session(model, packs=packs), None
 
     def _is_whole(self, executed: onnx.ModelProto, model: onnx.ModelProto) -> bool:
-        """Whether a session of ``executed`` can replace one of ``model``: all external weights are the same.
+        """Make weights of ``executed``, the optimized model, refer to the files of ``model``, in place.
 
-        Weights of ``executed`` are then changed to refer to the files of ``model``.
+        Return whether all its external weights are weights of ``model``, so that ``executed`` can replace ``model``.
         """
         return openings.lies_beside(executed, model, self.weights.holds)
 
     def _of_executed(self, model: onnx.ModelProto, packs: bool) -> ort.InferenceSession:
-        """Create a session of a model that onnxruntime has already optimized."""
+        """Create a session of ``model``, which onnxruntime has already optimized, without optimizing it again."""
         options = replace(self.options, optimization="none")
         return create_session(model, self.placement, options, self.weights, packs=packs, memory=self._memory(model))
 
@@ -448,7 +469,7 @@ class OpenedStep:
         return self._key(model, self._backend, *further, self.checks_loss)
 
     def _to_compute(self, model: onnx.ModelProto, packs: bool = True) -> ort.InferenceSession:
-        """Create a session for evaluation or prediction."""
+        """Create a session of ``model`` for evaluation or prediction."""
         backend = self.placement.computes_for(self.options)
         key = functools.partial(self._key, model, backend)
         return self._executing(model, key, lambda: self._lowered(model), packs=packs)[0]

@@ -64,7 +64,7 @@ class Opening:
 
     Attributes:
         model: the model to create a session from.
-        executed: whether onnxruntime has already optimised it; otherwise it is only lowered.
+        executed: whether onnxruntime has already optimised the model; if False, it is only lowered.
     """
 
     model: onnx.ModelProto
@@ -130,10 +130,9 @@ def is_worth_it(model: onnx.ModelProto) -> bool:
 
 
 def keep(key: str, source: onnx.ModelProto, lowered: onnx.ModelProto, executed: onnx.ModelProto | None) -> None:
-    """Write the opened form of ``source`` to the cache, unless it is too large or the folder is not writable.
+    """Write the lowered or optimised form of a model to the cache, unless it is too large or the folder not writable.
 
     Args:
-        source: the model of the step.
         key: the cache key.
         source: the model of the step.
         lowered: the lowered model. It is modified: large constants are replaced by references to ``source``.
@@ -158,7 +157,7 @@ def keep(key: str, source: onnx.ModelProto, lowered: onnx.ModelProto, executed: 
 def lies_beside(
     executed: onnx.ModelProto, lowered: onnx.ModelProto, holds: Callable[[onnx.TensorProto, bytes], bool]
 ) -> bool:
-    """Make the weights of ``executed`` refer to the files of the same weights of ``lowered``, in place.
+    """Make weights of ``executed`` refer to the files of the equal weights of ``lowered``, in place.
 
     Args:
         executed: the model that onnxruntime executes.
@@ -166,7 +165,7 @@ def lies_beside(
         holds: returns whether an external tensor has the given bytes in its file.
 
     Returns:
-        False if an external weight of ``executed`` has no equal in ``lowered``.
+        Whether every external weight of ``executed`` equals a weight of ``lowered``.
     """
     lying = {t.name: t for t in lowered.graph.initializer if is_external(t)}
     for tensor in executed.graph.initializer:
@@ -284,7 +283,7 @@ def _kernels() -> tuple[object, ...]:
 
 
 def _is_ours(backend: Backend) -> bool:
-    """Whether lowering uses only code of this package, which the key covers."""
+    """Whether lowering for ``backend`` uses only code of this package; only such code is part of the cache key."""
     functions: list[Any] = [operator.portable for operator in OPERATORS.values()]
     return all(_of_this_package(function) for function in [*functions, *_functions_of(backend)])
 

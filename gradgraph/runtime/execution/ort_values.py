@@ -11,7 +11,10 @@ import onnxruntime as ort
 
 
 def is_of_numpy(dtype: np.dtype[Any]) -> bool:
-    """Whether a dtype is NumPy's own, not one of ml_dtypes; an unpickled dtype is a new object, so identity fails."""
+    """Whether a dtype is built into NumPy, not defined by ml_dtypes.
+
+    Comparing dtypes by identity would fail, since an unpickled dtype is a new object.
+    """
     return dtype.isbuiltin != 2
 
 

@@ -23,15 +23,15 @@ def may_overwrite(model: onnx.ModelProto, next_of: Mapping[str, str], options: R
 
 
 def prepared(model: onnx.ModelProto, ports: Ports, options: RuntimeOptions, checks_loss: bool) -> onnx.ModelProto:
-    """Prepare ``model`` for in-place updates: make updates run after other readers of the state; return ``model``.
+    """Modify ``model`` so that updates of state tensors run after all other nodes that read them; return ``model``.
 
-    Unless ``in_place`` is True, updates also wait for the loss. The model is modified in place.
+    Unless ``in_place`` is True, updates also wait for the loss.
 
     Args:
-        model: a train graph in topological order, lowered for the CPU.
+        model: a train graph in topological order, lowered for the CPU; modified in place.
         ports: the inputs and outputs of the graph.
-        options: whose ``in_place`` applies.
-        checks_loss: when updates wait for the loss, whether it must also be finite.
+        options: only ``in_place`` is used.
+        checks_loss: if updates wait for the loss, whether the run fails unless the loss is finite.
     """
     if options.in_place is True:
         return with_updates_last(model, ports.next_of)
@@ -47,7 +47,7 @@ def proven(executed: onnx.ModelProto, next_of: Mapping[str, str], options: Runti
     Args:
         executed: the graph as onnxruntime executes it.
         next_of: state tensor → the output with its next value.
-        options: whose ``in_place`` applies.
+        options: only ``in_place`` is used.
     """
     if options.in_place is True:
         return overwritable(executed, next_of, "")

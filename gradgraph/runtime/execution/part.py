@@ -16,7 +16,7 @@ from gradgraph.step.manifest import BATCH_WEIGHT, LEARNING_RATE, UPDATE, Manifes
 
 
 def check_accumulates(accumulate: int | None, parts: Iterable[Part]) -> None:
-    """Raise BuildError if gradients should be accumulated, but none of these steps supports accumulation.
+    """Raise BuildError if gradients should be accumulated, but none of ``parts`` supports this.
 
     Args:
         accumulate: the number of batches per update; None for no accumulation.
@@ -37,7 +37,7 @@ class Part:
         name: name of the step.
         manifest: the manifest of all steps.
         model: the train graph of this step.
-        make: creates a session of this step for the given sizes.
+        make: creates a training session for sizes of the symbolic dimensions.
 
     Attributes:
         specs: the tensors of a batch.
@@ -65,14 +65,14 @@ class Part:
 
     @functools.cached_property
     def ports(self) -> Ports:
-        """The inputs and outputs of the train graph: results, next values of the state, hyperparameters and sums."""
+        """The inputs and outputs of the train graph besides its batch."""
         spec = self._manifest.parts[self.name]
         moved = set(spec.writes)
         next_of = {s.name: s.next for s in self._manifest.state if s.name in moved}
         return Ports(spec.reported(self.name), next_of, self.rates.constants, spec.columns_of_sums(self.name))
 
     def told_to_add_up(self, moves: bool, counted: int) -> dict[str, float]:
-        """Return the extra inputs of a run with gradient accumulation; empty if this step has no such inputs.
+        """Return the values of the extra inputs for gradient accumulation, by name; empty if the step has none.
 
         Args:
             moves: whether this run also updates the weights with the accumulated gradients.

@@ -120,7 +120,10 @@ def _held(walk: Walk, origins: Origins) -> tuple[Held, ...]:
 
 
 def _by_batch(step: Step, options: RuntimeOptions | None, sizes: Mapping[str, int], found: Memory) -> dict[int, int]:
-    """Return the total bytes for this batch size, twice as many samples, and four times (by linear extrapolation)."""
+    """Return the total bytes by batch size, for one, two and four times the batch size of the estimate ``found``.
+
+    The last number is extrapolated linearly. The dict is empty if the batch size is fixed.
+    """
     first = next((d for s in step.manifest.inputs for d in s.shape[:1] if isinstance(d, str)), None)
     if first is None:
         return {}

@@ -109,10 +109,10 @@ class Predictor:
 
 
 def is_probable(value: ir.Value) -> bool:
-    """Return whether ``value`` contains class probabilities.
+    """Return whether a model output contains class probabilities.
 
-    This is so for the output of a Softmax over the second or last axis (or over an axis that cannot be determined), and
-    for the Sigmoid of one number per sample.
+    Outputs of a Softmax over the second axis, the last axis or an unknown axis do, and the Sigmoid of one number per
+    sample.
     """
     found = probabilities(value)
     if found is None:
@@ -124,11 +124,11 @@ def is_probable(value: ir.Value) -> bool:
 
 
 def _in_few_bits(model: ir.Model) -> bool:
-    """Return whether weights are stored as float16 or as dequantized integers.
+    """Return whether a model stores weights as float16, or as integers that it dequantizes.
 
     An optimizing session makes larger copies of such weights: it folds the Casts, and fuses a DequantizeLinear and a
-    matrix product to MatMulNBits. A model that also quantizes its data is excluded, since its integer products read
-    weights in their stored form.
+    matrix product to MatMulNBits. The result is False for integer weights if the model also quantizes its data, since
+    its integer products read weights in their stored form.
     """
     operators = {node.op_type for node in model.graph}
     few = any(name.endswith(STORED) for name in model.graph.initializers)

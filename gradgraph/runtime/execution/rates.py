@@ -18,7 +18,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 def can_be_fed(name: str, value: float) -> bool:
-    """Whether a hyperparameter may have this value: finite in float32, and for a learning rate not negative."""
+    """Whether ``value`` is valid for the hyperparameter: finite in float32, and not negative for a learning rate."""
     return abs(value) <= LARGEST and (value >= 0 or not _is_rate(name))
 
 
@@ -36,7 +36,7 @@ class Rates:
 
     Attributes:
         defaults: the default value of each hyperparameter.
-        given: the values passed to the last :meth:`write`; None makes the next step write them again.
+        given: the values passed to the last :meth:`write`; set to None to make the next step write its values again.
     """
 
     def __init__(self, defaults: Mapping[str, float]) -> None:

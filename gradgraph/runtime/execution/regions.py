@@ -46,7 +46,7 @@ _registering = threading.Lock()  # the registered arena belongs to the whole pro
 
 
 def region_for(state: int, alive: int) -> int:
-    """Return the size of the first region of the arena that a step uses.
+    """Return the size in bytes of the first region of a step's arena: ``USUAL`` if the step's state is small.
 
     Args:
         state: bytes of the step's state.
@@ -56,14 +56,15 @@ def region_for(state: int, alive: int) -> int:
 
 
 def most_left(region: int) -> int:
-    """Return the bytes that may stay unused at the end of a piece, in an arena with this size of its first region."""
+    """Return the number of unused bytes from which on an arena splits a piece, by the size of its first region."""
     return MOST_LEFT if region == USUAL else DIVIDED
 
 
 def first_region(alive: int) -> int:
-    """Return the size of the first region of our arena: ``USUAL`` if the system also counts memory never written.
+    """Return the size in bytes of the first region of our arena, about twice ``alive``, but at most ``LARGE``.
 
-    The region is twice as large as ``alive``, since fragmentation was at most 0.5 of the bytes alive.
+    The factor is 2, since fragmentation was at most 0.5 of the bytes alive. If the system also counts memory that is
+    never written, or limits address space, the size is ``USUAL``, that of onnxruntime's own arena.
     """
     if resource is None or sys.maxsize < 1 << 32 or _counts_all():
         return USUAL
@@ -95,7 +96,10 @@ def in_one_region(alive: int, settings: ort.SessionOptions) -> Iterator[None]:
 
 @contextlib.contextmanager
 def region_of_several(alive: int) -> Iterator[Memory]:
-    """Give several sessions one common arena: each is created in this block, inside the context that it yields."""
+    """Yield a context in which to create a session; all sessions created in it within this block share one arena.
+
+    The arena begins with one large region for ``alive`` bytes of temporary tensors.
+    """
     with _registering:
         _register(first_region(alive))
         try:

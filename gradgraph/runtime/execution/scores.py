@@ -39,7 +39,7 @@ class Scores:
 
     @property
     def middle(self) -> float:
-        """The threshold of a single score, above which the second class is predicted."""
+        """The threshold for models with a single score: above it, the second class is predicted."""
         return 0.5 if self.computed == "Identity" else 0.0
 
     def numbers(self, scores: Array) -> Array:
@@ -53,7 +53,7 @@ class Scores:
         return names
 
     def labels(self, target: Array) -> Array:
-        """Return the class indices of a target, [samples]; for class probabilities, that of the largest one."""
+        """Return the class index of each sample, [samples]; if ``target`` has class probabilities, the most probable."""
         if self.single:
             found: Array = (target.reshape(len(target)) > 0.5).astype(np.int64)
             return found
@@ -103,9 +103,9 @@ def scores_of(names: DataNames, shapes: Mapping[str, Sequence[object]], probable
 def _single_of(
     target: str, names: DataNames, shapes: Mapping[str, Sequence[object]], probable: Collection[str]
 ) -> str | None:
-    """Return the output with a single score for the second of two classes; None if there is none or no clear one.
+    """Return the name of the output with a single score per sample, for the second of two classes; None if unclear.
 
-    This is the output that the target is named after, or else the only output of a suitable shape.
+    The output is the one after which ``target`` is named, or else the only output of a suitable shape.
     """
     fitting = [
         name
@@ -117,7 +117,7 @@ def _single_of(
 
 
 def output_of(target: str, fitting: Sequence[str]) -> str | None:
-    """Return the output that the target is named after (``<output>_target``), or else the first of ``fitting``."""
+    """Return the output in ``fitting`` after which the target is named (``<output>_target``), or else the first one."""
     own = [name for name in fitting if target == f"{name}_target"]
     return next(iter([*own, *fitting]), None)
 
@@ -125,9 +125,9 @@ def output_of(target: str, fitting: Sequence[str]) -> str | None:
 def names_of_classes(
     names: DataNames, batch: Mapping[str, Array], outputs: Mapping[str, Array], probable: Collection[str]
 ) -> tuple[str, str]:
-    """Return the class name and the predicted class name of the single sample in a batch.
+    """Return the names of the true and of the predicted class of the only sample in a batch.
 
-    They are those of the first target with class names and a valid label; without one, both are empty.
+    The classes are of the first target with class names and a valid label; without such a target, both names are empty.
     """
     for one in scores_in(names, outputs, probable):
         label = batch.get(one.target)

@@ -30,7 +30,10 @@ def serve(model: ir.Model, names: DataNames, own_outputs: bool) -> None:
 
 
 def _scores(model: ir.Model, names: DataNames) -> dict[str, tuple[tuple[str, ...], str]]:
-    """Return, for each output with class scores, the class names and the function from scores to probabilities."""
+    """Return output → class names and the operator from scores to probabilities (see ``Scores.computed``).
+
+    Only outputs with class scores are included.
+    """
     shapes = {v.name or "": shape_of(v) or () for v in model.graph.outputs}
     probable = [v.name or "" for v in model.graph.outputs if probabilities(v) is not None]
     return {one.output: (one.classes, one.computed) for one in scores_of(names, shapes, probable)}

@@ -99,7 +99,10 @@ class RuntimeOptions:
     pack_weights: bool | Literal["auto"] = "auto"
 
     def packs(self, size: int) -> bool:
-        """Whether a session copies frozen weights of ``size`` bytes; for quantized ones, the backend decides."""
+        """Return whether these settings let a session copy frozen weights of ``size`` bytes.
+
+        For quantized weights, the backend decides.
+        """
         return size <= MOST_PACKED if self.pack_weights == "auto" else self.pack_weights
 
     def session_options(self) -> ort.SessionOptions:
@@ -127,7 +130,7 @@ class RuntimeOptions:
 
     @property
     def session_type(self) -> type[ort.InferenceSession]:
-        """The class of sessions to create with ``session_options()``."""
+        """The session class for these settings; it flushes denormals if ``flush_denormals`` applies here."""
         return denormals.FlushingSession if self._flushes else ort.InferenceSession
 
     def computing(self) -> contextlib.AbstractContextManager[None]:
@@ -166,7 +169,7 @@ class Placement:
         return packing(self.backend, options.pack_weights)
 
     def settled(self, options: RuntimeOptions) -> RuntimeOptions:
-        """Return ``options`` with ``native_kernels`` decided: None is replaced by whether to use them here.
+        """Return ``options`` with ``native_kernels=None`` replaced by whether to use native kernels on this machine.
 
         Raises:
             RuntimeUnavailableError: if ``GRADGRAPH_NATIVE_KERNELS`` has an invalid value.
@@ -369,24 +372,24 @@ def copies_weights(
 
 
 def _most_folded(model: onnx.ModelProto) -> int:
-    """Return the size in bytes of the largest constant that onnxruntime may fold.
+    """Return the size limit in bytes for constants that onnxruntime may fold in ``model``.
 
     Constants computed from frozen weights are about as large as the weights. Larger constants are filled with one
-    number, such as the zeros that an embedding's gradient is accumulated in; folded, they would stay in memory, and
-    still be copied in each step.
+    number, such as the zeros in which an embedding's gradient is accumulated. If these were folded, they would stay in
+    memory and still be copied in each step.
     """
     largest = max((math.prod(t.dims) for t in model.graph.initializer), default=0)
     return max(LARGEST_FILLED, 8 * largest)
 
 
 def results(session: ort.InferenceSession, outputs: Sequence[str], feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Run ``session`` on ``feeds`` and return the given outputs, which must be tensors, by name."""
+    """Run ``session`` on ``feeds``; return the values of ``outputs``, which must be tensors, by name."""
     arrays = cast("Sequence[np.ndarray]", session.run(outputs, dict(feeds)))
     return dict(zip(outputs, arrays, strict=True))
 
 
 def weights_pass_through(session: ort.InferenceSession) -> contextlib.AbstractContextManager[None]:
-    """Return a context for runs of ``session`` in which pages of mapped weights do not stay in memory."""
+    """Return a context for runs of ``session`` that releases pages of mapped weights after they were read."""
     weights: FrozenWeights | None = cast("Any", session).gradgraph_passed
     return contextlib.nullcontext() if weights is None else weights.passing_through()
 

@@ -17,7 +17,7 @@ Sizes = dict[str, int]
 
 
 class Releasing(Protocol):
-    """A session that may hold references to the arrays of its last batch."""
+    """The interface of sessions that may keep references to the arrays of the last batch, which ``release`` drops."""
 
     def release(self) -> None: ...
 
@@ -26,12 +26,13 @@ Session = TypeVar("Session", bound=Releasing)
 
 
 class ShapedSessions(Generic[Session]):
-    """The sessions of one model, which share its state: one for the usual sizes of its symbolic dimensions, and a
-    general one for all other batches. Each is created when it is first needed.
+    """The two sessions of a model, which share its state and are created on first use.
+
+    One is specialized for the usual sizes of the symbolic dimensions; the other accepts batches of any size.
 
     Args:
         specs: the tensors of a batch; dimensions of the same name have the same size.
-        make: creates a session for the given sizes, or for any sizes if the dictionary is empty.
+        make: creates a session for a dict of sizes by dimension, or for any sizes if the dict is empty.
 
     Attributes:
         has_sizes: whether the model has symbolic dimensions, so that batches may differ in size.

@@ -43,7 +43,7 @@ class Tensor:
         return fetched(self.value, self._dtype) if self._array is None else self._array.copy()
 
     def seen(self) -> np.ndarray[Any, Any]:
-        """Return a view of the memory, valid until the next step; a copy if the tensor is on a GPU."""
+        """Return the value as a view of its memory, valid until the next step; as a copy if the tensor is on a GPU."""
         return fetched(self.value, self._dtype) if self._array is None else self._array.view()
 
     def read_in(self, content: Iterable[memoryview]) -> None:
@@ -124,7 +124,7 @@ class State:
 
         Args:
             names: the tensors.
-            fetch: returns copies of some of them, by name.
+            fetch: a function that requests copies of tensors, by name, from the other processes.
         """
         self.absent = frozenset(names)
         self._fetch = fetch or self._fetch
@@ -159,7 +159,7 @@ class State:
         return self._second[name]
 
     def values(self, side: int) -> dict[str, ort.OrtValue]:
-        """Return the OrtValues of the tensors that are current for this value of ``side``."""
+        """Return the OrtValues of the current set of tensors by name, as selected by this value of ``side``."""
         return {name: self._tensor(name, side).value for name in self.here}
 
     def tensor_like(self, name: str) -> Tensor:
@@ -183,7 +183,7 @@ class State:
         self.side ^= bits
 
     def undo(self, bits: int) -> None:
-        """Restore the values from before the last step; with shared tensors, the state is lost instead."""
+        """Swap back to the values from before the last step; if tensors are shared, mark the state as lost instead."""
         self.swap(bits)
         self.failed()
 
@@ -228,7 +228,7 @@ class State:
         return {name: fetched[name] if name in fetched else give(self._tensor(name, self.side)) for name in names}
 
     def seen_for_use(self, names: Iterable[str], averages: Mapping[str, str]) -> dict[str, np.ndarray[Any, Any]]:
-        """Return current values like :meth:`seen`, with moving averages instead of the averaged tensors.
+        """Return current values by name, as views like :meth:`seen`; moving averages replace the averaged tensors.
 
         Args:
             names: the tensors to return.

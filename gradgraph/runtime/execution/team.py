@@ -27,7 +27,7 @@ class Team:
     Attributes:
         rank: rank of this process.
         ranks: number of processes.
-        spare: the current batch has no samples for this rank; it computes a dummy sample that does not count.
+        spare: whether the current batch has no samples for this rank, which then computes a dummy sample.
     """
 
     rank, ranks = 0, 1
@@ -48,7 +48,7 @@ class Team:
         return 0
 
     def opened(self, step: Step, placement: Placement, options: RuntimeOptions) -> tuple[Step, RuntimeOptions]:
-        """Return the step as executed by several ranks (split into gradients and update), and its session options."""
+        """Return the step and the session options to open; several ranks split the step into gradients and update."""
         return step, options
 
     def session(self, opened: Any, part: Part, sizes: Sizes) -> BoundSession | None:
@@ -74,7 +74,7 @@ class Team:
         """Send rank 0 the tensors that it requests while it saves a checkpoint."""
 
     def completed(self, values: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the state with the accumulated gradients of all ranks added."""
+        """Return the state values by name, with accumulated gradients summed over all ranks."""
         return dict(values)
 
     def kept(self, values: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:

@@ -108,7 +108,7 @@ class Tuner:
                 yield key, best
 
     def _race(self, node: ir.Node, forms: Sequence[Form]) -> dict[str, float]:
-        """Return the median seconds of each form that supports ``node``; the forms run in turn."""
+        """Return the median time in seconds of ``node`` in each form that supports it, by the form's name."""
         rng = np.random.default_rng(0)
         runs: dict[str, Callable[[], None]] = {}
         for candidate in (None, *(f for f in forms if _serves(f, node))):
@@ -202,9 +202,9 @@ def _stored(cache: Path | None) -> dict[str, dict[str, str]]:
 
 
 def _burst(run: Callable[[], None], count: int = 2) -> list[float]:
-    """Return the seconds of ``count`` consecutive runs, after a pause and a run that is not timed.
+    """Call ``run`` repeatedly; return the time in seconds of ``count`` calls, after a pause and an untimed call.
 
-    The pause lets the threads of the previous session stop spinning; the first run wakes up this session's threads.
+    The pause lets threads of the previous session stop spinning; the untimed call wakes up the threads of this session.
     """
     time.sleep(PAUSE)
     run()
@@ -228,9 +228,10 @@ def _can_stand_alone(node: ir.Node) -> bool:
 
 
 def _choice_of(candidate: Form | None, key: Key) -> Choose:
-    """Return a ``choose`` that selects ``candidate`` (None for the portable form) for the operator ``key``.
+    """Return a function ``choose`` that selects the form ``candidate`` for calls with this key.
 
-    Nodes that the candidate itself emits are lowered as usual.
+    If ``candidate`` is None, the portable form is selected. Other calls, such as nodes that the candidate itself emits,
+    are lowered as usual.
     """
 
     def choose(call: Call, forms: Sequence[Form]) -> Sequence[Form]:

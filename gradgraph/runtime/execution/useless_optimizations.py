@@ -40,7 +40,10 @@ _STARTS_FROM: dict[str, tuple[str, ...]] = {
 
 
 def useless_optimizations(model: onnx.ModelProto) -> list[str]:
-    """Return the optimizations for operators that ``model`` does not contain and no other optimization creates."""
+    """Return the names of onnxruntime optimizations that cannot apply to ``model``.
+
+    They apply to operators that ``model`` does not contain and that no other optimization creates.
+    """
     lists = (model.graph.node, *(f.node for f in model.functions))
     operators = " ".join({node.op_type for nodes in lists for node in proto_nodes(nodes)}).lower()
     return [name for name, parts in _STARTS_FROM.items() if not any(part in operators for part in parts)]

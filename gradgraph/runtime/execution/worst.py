@@ -44,7 +44,7 @@ class WorstSample:
 
     @property
     def words(self) -> dict[str, str]:
-        """The non-empty ones of its file, class names and text, by their labels in printed output."""
+        """The sample's file, class names and text by their captions in printed output, without empty ones."""
         known = {"file": self.file, "is": self.label, "called": self.called, "text": self.text}
         return {what: name for what, name in known.items() if name}
 
