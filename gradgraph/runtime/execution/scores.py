@@ -53,7 +53,7 @@ class Scores:
         return names
 
     def labels(self, target: Array) -> Array:
-        """Return the class index of each sample, [samples]; if ``target`` has class probabilities, the most probable."""
+        """Return the class index of each sample, [samples]; of class probabilities, the index of the largest one."""
         if self.single:
             found: Array = (target.reshape(len(target)) > 0.5).astype(np.int64)
             return found
