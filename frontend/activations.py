@@ -71,12 +71,12 @@ def prelu(x: TensorLike, weight: TensorLike) -> Tensor:
 
 
 def elu(x: TensorLike, alpha: float = 1.0, inplace: bool = False) -> Tensor:
-    """``x`` if positive, else ``α·(eˣ − 1)``."""
+    """``x`` if positive, else ``alpha·(eˣ − 1)``."""
     return op.Elu(real(x), alpha=alpha)
 
 
 def celu(x: TensorLike, alpha: float = 1.0, inplace: bool = False) -> Tensor:
-    """``max(0, x) + min(0, α·(e^(x/α) − 1))``."""
+    """``max(0, x) + min(0, alpha·(e^(x/alpha) − 1))``."""
     return op.Celu(real(x), alpha=alpha)
 
 
@@ -122,7 +122,9 @@ def logsigmoid(x: TensorLike) -> Tensor:
 
 
 def softplus(x: TensorLike, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
-    """``log(1 + exp(beta * x)) / beta``; ``x``, equal in float32, where ``beta * x`` exceeds ``threshold``."""
+    """``log(1 + exp(beta * x)) / beta``, or ``x`` where ``beta * x > threshold``; in float32, both are equal
+    above 20.
+    """
     x = real(x)
     smooth = op.Softplus(x) if beta == 1.0 else op.Softplus(x * beta) * (1.0 / beta)
     return smooth if threshold >= 20.0 else where(x * beta > threshold, x, smooth)
@@ -140,17 +142,17 @@ def tanhshrink(x: TensorLike) -> Tensor:
 
 
 def softshrink(x: TensorLike, lambd: float = 0.5) -> Tensor:
-    """``x`` shrunk towards 0 by ``λ``; 0 if ``|x| ≤ λ``."""
+    """``x`` moved towards 0 by ``lambd``; 0 if ``|x| ≤ lambd``."""
     return op.Shrink(real(x), lambd=lambd, bias=lambd)
 
 
 def hardshrink(x: TensorLike, lambd: float = 0.5) -> Tensor:
-    """``x`` if ``|x| > λ``, else 0."""
+    """``x`` if ``|x| > lambd``, else 0."""
     return op.Shrink(real(x), lambd=lambd, bias=0.0)
 
 
 def threshold(x: TensorLike, threshold: float, value: float, inplace: bool = False) -> Tensor:
-    """``x`` if above the threshold, else ``value``."""
+    """``x`` if above ``threshold``, else ``value``."""
     x = real(x)
     return where(x > threshold, x, value)
 
@@ -183,12 +185,15 @@ def softmin(x: TensorLike, dim: int | None = None) -> Tensor:
 
 
 def _default_axis(x: Tensor) -> int:
-    """Return the axis that PyTorch uses if ``dim`` is None."""
+    """Return the axis along which PyTorch computes softmax of ``x`` if ``dim`` is None."""
     return 0 if x.ndim in (0, 1, 3) else 1
 
 
 def gain(nonlinearity: str, param: float | None = None) -> float:
-    """Return the factor by which PyTorch's initialisers scale weights before this activation."""
+    """Return PyTorch's gain for an activation: the factor of the initial weights in front of it.
+
+    ``param`` is the negative slope of "leaky_relu", 0.01 by default.
+    """
     if nonlinearity == "leaky_relu":
         return math.sqrt(2.0 / (1.0 + (0.01 if param is None else param) ** 2))
     gains = {"relu": math.sqrt(2.0), "tanh": 5.0 / 3.0, "selu": 0.75}

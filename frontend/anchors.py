@@ -31,10 +31,11 @@ def anchors(
 
     Args:
         image_size: the height and width of the model's input image.
-        strides: the distance in pixels of the cells of each map; a map has ⌈side / stride⌉ cells along each side.
+        strides: for each map, the distance between adjacent cells in pixels; a map has ⌈side / stride⌉ cells along
+            each side of the image.
         size: the side of a square anchor of scale 1, in strides: 4 · 8 = 32 pixels on the finest map.
-        scales, ratios: the scales and the ratios of height over width. A cell has an anchor for each pair of them, with
-            the area of a square of side ``size · scale · stride``.
+        scales, ratios: the scales and the ratios of height over width. A cell has an anchor for each scale and ratio,
+            with the area of a square of side ``size · scale · stride``.
     """
     height, width = image_size
     grown = np.repeat(1 / np.sqrt(np.asarray(ratios, float)), len(scales)) * np.tile(scales, len(ratios))
@@ -65,7 +66,11 @@ def _grids(image_size: Sequence[int], strides: Sequence[int]) -> Iterator[Array]
 
 
 def checked_size(name: str, given: Any) -> tuple[int, int]:
-    """Return ``given`` as height and width of the image; raise BuildError unless it is two whole numbers above zero."""
+    """Return the option ``image_size`` of the loss ``name``, with the value ``given``, as (height, width).
+
+    Raises:
+        BuildError: unless ``given`` is two whole numbers above zero.
+    """
     sides = given if isinstance(given, list | tuple) else ()
     if len(sides) != 2 or not all(WHOLE.fits(side) and side > 0 for side in sides):
         raise BuildError(

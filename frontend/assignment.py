@@ -65,11 +65,11 @@ def _all_of(sizes: Sequence[Extent], value: float, dtype: ir.DataType) -> Tensor
 
 
 class _Assignment:
-    """The writer of the Loops of the assignment and their bodies.
+    """A builder of the ONNX Loops that solve the assignment.
 
-    The state of a Loop has a number per column, ``[B, m]``, or per matrix, ``[B, 1]``. An assigned column satisfies
-    ``cost = price of row + price of column`` (the dual variables), so row prices need not be stored. The Loops
-    terminate even if there is no free column.
+    Each state of a Loop is a tensor with one number per column, ``[B, m]``, or per matrix, ``[B, 1]``. An assigned
+    column satisfies ``cost = price of row + price of column`` (the dual variables), so row prices need not be
+    stored. The Loops terminate even if there is no free column.
 
     Args:
         cost, counts: as for ``linear_sum_assignment``.
@@ -83,13 +83,13 @@ class _Assignment:
         self.first = {name: x.traced for name, x in first.items()}
 
     def all(self, rows: Var, columns: Var, price: Tensor, row_of: Tensor) -> Var:
-        """Assign a column to each row, and return the row of each column."""
+        """Return the row that is assigned to each column, −1 for none, after all rows are assigned."""
         self.rounds = self.op.Squeeze(columns)
         states = {"price": price.traced, "row_of": row_of.traced}
         return self._loop("assign", self.op.Squeeze(rows), states, self.one)[1]
 
     def one(self, row: Var, price: Var, row_of: Var) -> list[Var]:
-        """Assign one row: find the shortest path from it to a free column, and reassign the columns on that path."""
+        """Return the state after ``row`` is assigned: rows are shifted along the shortest path to a free column."""
         op = self.op
         skipped = op.Not(op.Gather(self.counts, op.Unsqueeze(row, [0]), axis=1))
         start = {"costs": op.Gather(self.cost, row, axis=1), **self.first, "found": skipped}
@@ -102,14 +102,16 @@ class _Assignment:
 
     def search(self, price: Var, row_of: Var, costs: Var, length: Var, before: Var, seen: Var, least: Var, at: Var,
                found: Var) -> list[Var]:  # fmt: skip
-        """Make a step of the search: go to the nearest unvisited column, and continue from its row if it has one.
+        """Return the state after one step of the shortest-path search: visit the nearest unvisited column.
+
+        If that column has a row, the path continues from the row; otherwise the search has found its end.
 
         Args:
             price: the price of each column.
             row_of: the row of each column, or −1.
-            costs: the costs of the current row of the path, minus its price.
+            costs: the costs of the last row of the path, minus the price of that row.
             length: the length of the shortest path to each column.
-            before: the column before it on that path, or −1.
+            before: for each column, the previous column on the shortest path to it, or −1.
             seen: the visited columns.
             least: the length of the path to ``at``, the current column.
             found: whether a column without a row was reached.
@@ -130,8 +132,9 @@ class _Assignment:
         return [go, costs - of_row, length, before, seen, least, at, found]
 
     def move(self, row: Var, before: Var, row_of: Var, at: Var, moves: Var) -> list[Var]:
-        """Make a step back along the path from ``at``: give the column the row of the column before it, or, if it is
-        the first one, the new ``row``.
+        """Return the state after one step back along the path, which changes the row of the column ``at``.
+
+        The column gets the row of the previous column on the path, or, if it is the first column, the new ``row``.
         """
         op = self.op
         last = op.GatherElements(before, at, axis=1)

@@ -46,7 +46,7 @@ def attend(
     is_causal: bool,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the attended values and the attention probabilities."""
+    """Return attention outputs ``[..., L, V]`` and attention probabilities ``[..., L, S]``."""
     q, k, v = real(query), real(key), real(value)
     if is_causal and mask is not None:
         raise ModelError("attention got both a mask and is_causal=True; pass a causal mask instead")
@@ -72,12 +72,12 @@ def masked_softmax(scores: Tensor, allowed: Tensor) -> Tensor:
 
 
 def lowest(x: Tensor) -> float:
-    """Return the most negative finite number of the type of ``x``, which Softmax turns into 0 next to other scores."""
+    """Return the lowest finite number of the type of ``x``: a score that Softmax turns into 0 next to other scores."""
     return -3e38 if x.dtype == ir.DataType.BFLOAT16 else float(np.finfo(x.dtype.numpy()).min)
 
 
 def causal_mask(rows: Extent, columns: Extent) -> Tensor:
-    """Return the causal mask, boolean ``[rows, columns]``: True where column j <= row i; one per size and graph."""
+    """Return the causal mask, boolean ``[rows, columns]``: True where column <= row. A graph has one mask per size."""
     cache = current().cache
     key = ("causal", str(rows), str(columns))
     if key not in cache:

@@ -27,7 +27,7 @@ EPS = 1e-7  # as in torchvision, for boxes without an area
 
 
 class Overlap(NamedTuple):
-    """The overlap of pairs of boxes.
+    """Intersection, union and hull of pairs of boxes.
 
     Attributes:
         both, either: the areas of intersection and union.
@@ -50,13 +50,16 @@ class Overlap(NamedTuple):
 
 
 def wide(x: TensorLike) -> Tensor:
-    """Return ``x`` in float32 at least: float16 overflows at 65,504, the area of 256 × 256 pixels."""
+    """Return ``x``, cast to float32 unless its type is float32 or float64.
+
+    Box areas in float16 would overflow at 65,504, the area of 256 × 256 pixels.
+    """
     y = real(x)
     return cast(y, ir.DataType.FLOAT) if y.dtype.bitwidth < 32 else y
 
 
 def corners(boxes: TensorLike, form: str = "xyxy") -> tuple[Tensor, ...]:
-    """Return left, top, right and bottom of boxes ``[…, 4]``, each ``[…]``."""
+    """Return left, top, right and bottom, each ``[…]``, of boxes ``[…, 4]`` in the format ``form``."""
     x = wide(boxes)
     if form not in FORMATS:
         raise ModelError(f"box formats are {', '.join(FORMATS)}, not '{shown(form)}'")
@@ -89,7 +92,7 @@ def box_convert(boxes: TensorLike, in_fmt: str, out_fmt: str) -> Tensor:
 
 
 def overlap(a: Sequence[Tensor], b: Sequence[Tensor]) -> Overlap:
-    """Return the overlap of boxes ``a`` and ``b``, given as (left, top, right, bottom), which broadcast together."""
+    """Return the overlap of boxes ``a`` and ``b``, each (left, top, right, bottom), which broadcast together."""
     width = relu(minimum(a[2], b[2]) - maximum(a[0], b[0]))
     height = relu(minimum(a[3], b[3]) - maximum(a[1], b[1]))
     both = width * height
@@ -112,6 +115,7 @@ def box_iou(boxes1: TensorLike, boxes2: TensorLike, fmt: str = "xyxy") -> Tensor
 def generalized_box_iou(boxes1: TensorLike, boxes2: TensorLike, fmt: str = "xyxy") -> Tensor:
     """``IoU − (hull − union)/hull`` of each of the boxes ``[…, n, 4]`` with each of ``[…, m, 4]``: ``[…, n, m]``.
 
-    The hull is the smallest box around both, so that the value decreases with their distance (Rezatofighi et al. 2019).
+    The hull is the smallest box around both boxes, so the value decreases with their distance (Rezatofighi et al.
+    2019).
     """
     return pairs(boxes1, boxes2, fmt).giou

@@ -20,7 +20,10 @@ Spatial: TypeAlias = "int | Sequence[int]"
 
 
 def per_axis(value: Spatial, rank: int, what: str) -> list[int]:
-    """Return ``value``, one number or one per spatial axis, as a list of ``rank`` numbers."""
+    """Return ``value``, one number or one per spatial axis, as a list of ``rank`` numbers.
+
+    ``what`` is the name of the option, for the error message.
+    """
     numbers = [int(value)] * rank if isinstance(value, int | np.integer) else [int(v) for v in value]
     if len(numbers) != rank:
         raise ModelError(f"{what} {tuple(numbers)} must be one number or {rank}, one per spatial dimension")
@@ -28,7 +31,7 @@ def per_axis(value: Spatial, rank: int, what: str) -> list[int]:
 
 
 def window_dim(size: Extent, kernel: int, stride: int, pads: int, dilation: int, ceil_mode: bool = False) -> Extent:
-    """Return the number of windows: ``floor((size + pads - dilation*(kernel-1) - 1) / stride) + 1``."""
+    """Return the number of windows along an axis: ``floor((size + pads - dilation*(kernel-1) - 1) / stride) + 1``."""
     rest: Extent = size + (pads - dilation * (kernel - 1) - 1)
     return floor_divide(rest + (stride - 1 if ceil_mode else 0), stride) + 1
 
@@ -42,7 +45,10 @@ def conv1d(
     dilation: Spatial = 1,
     groups: int = 1,
 ) -> Tensor:
-    """``x`` ``[N, C, *spatial]`` with ``weight`` ``[out, C/groups, *kernel]``; ``padding`` may be "same" or "valid"."""
+    """Convolution of ``x`` ``[N, C, *spatial]`` with ``weight`` ``[out, C/groups, *kernel]``.
+
+    ``padding`` is "same", "valid", or the padding of each axis.
+    """
     x, weight = tensor(x), tensor(weight)
     _check(x, weight, x.shape[1], weight.shape[1] * groups)
     rank = weight.ndim - 2
@@ -96,7 +102,7 @@ def conv_transpose1d(
     groups: int = 1,
     dilation: Spatial = 1,
 ) -> Tensor:
-    """The transpose of a convolution; ``weight`` is ``[C, out/groups, *kernel]``."""
+    """Transposed convolution of ``x`` ``[N, C, *spatial]`` with ``weight`` ``[C, out/groups, *kernel]``."""
     x, weight = tensor(x), tensor(weight)
     _check(x, weight, x.shape[1], weight.shape[0])
     rank = weight.ndim - 2

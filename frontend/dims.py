@@ -33,7 +33,7 @@ class Dim:
 
     @staticmethod
     def named(name: str) -> Dim:
-        """Return the ``Dim`` that is the size called ``name``."""
+        """Return the size called ``name`` as a ``Dim``."""
         return Dim({(name,): 1})
 
     @property
@@ -53,7 +53,7 @@ class Dim:
         return f"Dim({self})"
 
     def same(self, other: Any) -> bool:
-        """Whether ``other`` is the same formula."""
+        """Whether ``other`` is a ``Dim`` with an equal formula."""
         return isinstance(other, Dim) and self.terms == other.terms
 
     # --- arithmetic ---
@@ -160,7 +160,7 @@ def product(sizes: Iterable[Extent]) -> Extent:
 
 
 def floor_divide(a: Extent, b: Extent) -> Extent:
-    """Return ``a // b``: a formula if ``b`` divides ``a`` exactly, else a size with the new name ``floor(a/b)``."""
+    """Return ``a // b``: the quotient's formula if ``b`` divides ``a`` exactly, else a named size ``floor(a/b)``."""
     if isinstance(a, int) and isinstance(b, int):
         return a // b
     if isinstance(b, int) and b == 0:
@@ -177,7 +177,7 @@ QUOTIENTS: dict[str, tuple[Extent, Extent]] = {}  # the operands of each name fl
 
 
 def _exact_quotient(a: Extent, b: Extent) -> Extent | None:
-    """Return ``a / b`` if ``b`` has a single term, which divides every term of ``a``; else None."""
+    """Return ``a / b`` if ``a`` equals ``b``, or ``b`` is a single term that divides every term of ``a``; else None."""
     divisor = _terms(b)
     if len(divisor) > 1:
         return 1 if same(a, b) else None

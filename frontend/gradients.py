@@ -56,7 +56,7 @@ def grad(y: Value, x: Sequence[Value], allow_unused: bool = False) -> tuple[Tens
 def grad(y: Value, x: Value | Sequence[Value], allow_unused: bool = False) -> Tensor | tuple[Tensor, ...]:
     """Return the gradient of a scalar with respect to a tensor, or to each of several tensors.
 
-    A gradient has the shape and element type of its tensor.
+    Each gradient has the shape and element type of the tensor in ``x``.
 
     Args:
         y: a floating-point tensor with one element.
@@ -91,7 +91,7 @@ def vjp(
 
     Args:
         y, x, allow_unused: as for ``grad``; ``y`` may have any shape.
-        cotangent: a tensor of the shape of ``y``, or one that broadcasts to it.
+        cotangent: a tensor whose shape is that of ``y``, or broadcasts to it.
     """
     target = _floating(y, "y")
     found = _pulled(target, _several(x), _fitting(cotangent, target).traced, allow_unused)
@@ -106,7 +106,7 @@ def jvp(
 
     Args:
         y, x, allow_unused: as for ``grad``; ``y`` may have any shape.
-        tangent: a tensor for each ``x``, of its shape or one that broadcasts to it.
+        tangent: for each tensor in ``x``, a tensor whose shape is equal, or broadcasts to it.
 
     Returns:
         A tensor of the shape of ``y``.
@@ -130,7 +130,7 @@ def _several(x: Value | Sequence[Value]) -> list[Value]:
 
 
 def _fitting(given: TensorLike, like: Tensor) -> Tensor:
-    """Return ``given`` in the element type and shape of ``like``."""
+    """Return ``given``, cast and broadcast to the element type and shape of ``like``."""
     x = tensor(given, like.dtype)
     return x if str(x.shape) == str(like.shape) else expand(x, like.shape)
 

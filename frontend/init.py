@@ -94,7 +94,7 @@ def eye_(x: T) -> T:
 
 
 def dirac_(x: T, groups: int = 1) -> T:
-    """Fill a convolution weight so that it preserves its input channels."""
+    """Fill a convolution weight so that the convolution returns its input channels unchanged."""
     kernel = np.zeros(_array(x).shape)
     per_group = _array(x).shape[0] // groups
     centre = tuple(k // 2 for k in _array(x).shape[2:])
@@ -134,7 +134,7 @@ def _kaiming_std(shape: tuple[int, ...], a: float, mode: str, nonlinearity: str)
 
 
 def orthogonal_(x: T, gain: float = 1.0) -> T:
-    """Fill a parameter with a random (semi-)orthogonal matrix; all dimensions after the first are columns."""
+    """Fill a parameter with a random (semi-)orthogonal matrix; dimensions after the first are flattened to columns."""
     rows, columns = _array(x).shape[0], int(np.prod(_array(x).shape[1:]))
     q, r = np.linalg.qr(_GENERATOR.normal(size=(max(rows, columns), min(rows, columns))))
     q = q * np.sign(np.diag(r))  # makes the distribution uniform
@@ -142,7 +142,7 @@ def orthogonal_(x: T, gain: float = 1.0) -> T:
 
 
 def fans(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return fan-in and fan-out of a weight: the inputs per output element, and the outputs per input element."""
+    """Return (fan-in, fan-out) of a weight: the inputs per output element, and the outputs per input element."""
     if len(shape) < 2:
         raise ModelError(f"fan-in and fan-out require a weight of at least 2 dimensions, but got shape {shape}")
     field = int(np.prod(shape[2:]))

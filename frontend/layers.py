@@ -42,7 +42,9 @@ def empty(*shape: int) -> Parameter:
 
 
 def fan_in_uniform(weight: Parameter, bias: Parameter | None) -> None:
-    """Initialise as PyTorch does for linear maps and convolutions: uniform within ``1 / sqrt(fan_in)``."""
+    """Fill ``weight`` and ``bias`` with uniform numbers in ``±1 / sqrt(fan_in)``, PyTorch's default for linear and
+    convolution layers.
+    """
     init.kaiming_uniform_(weight, a=math.sqrt(5.0))
     if bias is not None:
         bound = 1.0 / math.sqrt(init.fans(weight.data.shape)[0])
@@ -148,7 +150,7 @@ class BatchNorm3d(_BatchNorm):
 
 
 class LayerNorm(Module):
-    """Normalisation over the last dimensions, with a scale and a bias of their shape."""
+    """Normalisation over the last dimensions, with a scale and a bias of the shape ``normalized_shape``."""
 
     def __init__(
         self,
@@ -172,7 +174,7 @@ class LayerNorm(Module):
 
 
 class RMSNorm(Module):
-    """Division by the root mean square over the last dimensions, with a scale of their shape."""
+    """Division by the root mean square over the last dimensions, with a scale of the shape ``normalized_shape``."""
 
     def __init__(
         self, normalized_shape: int | Sequence[int], eps: float | None = None, elementwise_affine: bool = True
@@ -236,7 +238,7 @@ class InstanceNorm3d(_InstanceNorm):
 
 
 class LocalResponseNorm(Module):
-    """Division by the mean of squares of neighbouring channels."""
+    """Division by ``(k + alpha · m) ** beta``, where m is the mean square of ``size`` neighbouring channels."""
 
     def __init__(self, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> None:
         super().__init__()
@@ -250,7 +252,7 @@ class LocalResponseNorm(Module):
 
 
 class Dropout(Module):
-    """Dropout of a share ``p`` of the elements in the training step; the identity in the exported file."""
+    """Dropout of elements with probability ``p`` in the training step; the identity in the exported file."""
 
     def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
         super().__init__()
@@ -264,7 +266,7 @@ class Dropout(Module):
 
 
 class Embedding(Module):
-    """Rows of a table at integer positions. The row ``padding_idx`` starts as zeros and is not trained."""
+    """A table of vectors, looked up by integer index. The row ``padding_idx`` starts as zeros and is not trained."""
 
     def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None) -> None:
         super().__init__()
@@ -294,7 +296,7 @@ class Flatten(Module):
 
 
 class Unflatten(Module):
-    """One dimension split into ``unflattened_size``."""
+    """The dimension ``dim`` split into several, of the sizes ``unflattened_size``."""
 
     def __init__(self, dim: int, unflattened_size: Sequence[int]) -> None:
         super().__init__()

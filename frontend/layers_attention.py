@@ -176,5 +176,5 @@ class TransformerEncoder(Module):
 
 
 def generate_square_subsequent_mask(size: Any) -> Any:
-    """Return the causal mask of that (possibly dynamic) size, true where attention is *not* allowed."""
+    """Return the causal mask ``[size, size]``, true where attention is *not* allowed; ``size`` may be dynamic."""
     return ~attention.causal_mask(size, size)

@@ -29,7 +29,7 @@ class Cell(NamedTuple):
 
     Attributes:
         op_type: the name of the operator.
-        order: for each of its gates, the index of the same gate in PyTorch.
+        order: for each gate in ONNX's order, its index in PyTorch's order.
     """
 
     op_type: str
@@ -81,7 +81,7 @@ class Recurrent(Module):
 
     @property
     def directions(self) -> int:
-        """2 if bidirectional, else 1."""
+        """The number of directions: 2 if bidirectional, else 1."""
         return 2 if self.bidirectional else 1
 
     def _suffixes(self, layer: int) -> list[str]:
@@ -123,9 +123,7 @@ class Recurrent(Module):
     def _layer(
         self, layer: int, x: Tensor, initial: list[Tensor], lengths: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the output of one layer for ``x`` ``[L, N, in]``, ``[L, N, directions * hidden]``, and its last
-        states.
-        """
+        """Return the outputs ``[L, N, directions * hidden]`` and last states of one layer for ``x`` ``[L, N, in]``."""
         length, batch, _ = x.shape
         suffixes = self._suffixes(layer)
         weights = [stack([self._gates(f"weight_{kind}{s}") for s in suffixes], 0) for kind in ("ih", "hh")]

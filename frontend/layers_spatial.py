@@ -47,7 +47,7 @@ __all__ = [
 
 
 class _Ranked(Module):
-    """Base class of layers over a given number of spatial axes."""
+    """Base class of layers over ``rank`` spatial axes."""
 
     rank: ClassVar[int]
 
@@ -247,27 +247,27 @@ class AvgPool3d(_AvgPool, rank=3):
 
 
 class AdaptiveAvgPool1d(_AdaptiveAvg, rank=1):
-    """Means of ``[N, C, L]`` over a given number of windows; 1 is global pooling."""
+    """Means of ``[N, C, L]`` over ``output_size`` windows per axis; 1 is global pooling."""
 
 
 class AdaptiveAvgPool2d(_AdaptiveAvg, rank=2):
-    """Means of ``[N, C, H, W]`` over a given number of windows; 1 is global pooling."""
+    """Means of ``[N, C, H, W]`` over ``output_size`` windows per axis; 1 is global pooling."""
 
 
 class AdaptiveAvgPool3d(_AdaptiveAvg, rank=3):
-    """Means of ``[N, C, D, H, W]`` over a given number of windows; 1 is global pooling."""
+    """Means of ``[N, C, D, H, W]`` over ``output_size`` windows per axis; 1 is global pooling."""
 
 
 class AdaptiveMaxPool1d(_AdaptiveMax, rank=1):
-    """Maxima of ``[N, C, L]`` over a given number of windows; 1 is global pooling."""
+    """Maxima of ``[N, C, L]`` over ``output_size`` windows per axis; 1 is global pooling."""
 
 
 class AdaptiveMaxPool2d(_AdaptiveMax, rank=2):
-    """Maxima of ``[N, C, H, W]`` over a given number of windows; 1 is global pooling."""
+    """Maxima of ``[N, C, H, W]`` over ``output_size`` windows per axis; 1 is global pooling."""
 
 
 class AdaptiveMaxPool3d(_AdaptiveMax, rank=3):
-    """Maxima of ``[N, C, D, H, W]`` over a given number of windows; 1 is global pooling."""
+    """Maxima of ``[N, C, D, H, W]`` over ``output_size`` windows per axis; 1 is global pooling."""
 
 
 # --- resizing and padding ------------------------------------------------------------------------

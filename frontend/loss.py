@@ -37,11 +37,11 @@ class Spec(NamedTuple):
     """The type, shape and valid values of a target.
 
     Attributes:
-        dtype, shape: its element type and shape.
-        axes: for each of its axes, the axis of the first output with the same length; None for a length of its own.
+        dtype, shape: the element type and shape.
+        axes: for each axis of the target, the axis of the first output that has equal length; None if there is none.
         classes: the number of classes, for class indices.
         ignore_index: the label that is ignored, for class indices.
-        most: the largest valid number, or the name of a symbolic size; numbers are in [0, most].
+        most: the largest valid number, or the name of a symbolic size; valid numbers are in [0, most].
         counted_by: the name of the target with the count of valid numbers in each row.
         padded: whether rows with fewer objects are padded with ``ignore_index``; a batch may then have no object.
     """
@@ -58,14 +58,14 @@ class Spec(NamedTuple):
 
 @dataclass(frozen=True)
 class Target:
-    """A target of a loss: an input that it compares outputs with.
+    """A target of a loss: an input of the step that the loss compares with model outputs.
 
     Attributes:
         name: the name of the target; for the first target, users can choose another one.
-        words: its description, for the documentation.
-        spec: a function that returns its specification for the outputs that the loss reads.
-        is_labels: whether it contains class indices.
-        is_sign: whether it contains −1 and 1.
+        words: the description of the target, for the documentation.
+        spec: a function that returns the ``Spec`` of the target, called with the outputs that the loss reads.
+        is_labels: whether the target contains class indices.
+        is_sign: whether the target contains only −1 and 1.
     """
 
     name: str
@@ -86,7 +86,7 @@ def like(words: str = "as the prediction", is_sign: bool = False) -> Target:
 
 
 def over(output: Var, axes: Sequence[int], dtype: ir.DataType) -> Spec:
-    """Return the specification of a target whose axes have the lengths of the given ``axes`` of ``output``."""
+    """Return the specification of a target whose axes have the lengths of the axes ``axes`` of ``output``."""
     sizes = output.shape or ()
     return Spec(dtype, tuple(sizes[axis] for axis in axes), tuple(axes))
 
@@ -106,14 +106,14 @@ class Loss:
         arguments: the options of the loss, which are also stored in the manifest.
         targets: the targets.
         reads: names for the model outputs that the loss reads.
-        shares: a function of the same tensors that returns the weight of each element in a mean; 1 if None.
+        shares: a function of outputs and targets that returns the weight of each element in a mean; None if all are 1.
         binary: whether targets are binary: positive above 1/2. Predictions are positive above ``middle``.
         middle: the decision threshold of predictions, for binary targets.
         activation: the operator, Softmax or Sigmoid, that the loss applies to its first output, which must be logits;
             empty if there is none.
         of_logs: whether the first output must be log-probabilities.
         soft: whether targets are class probabilities along the class axis; metrics use the most probable class.
-        spelt: a function of the same tensors that returns the predicted and the true label sequences, for metrics:
+        spelt: a function of outputs and targets that returns predicted and true label sequences, for metrics:
             int64 ``[rows, times]`` each, padded with −1. None if each time has a label of its own.
     """
 
@@ -195,7 +195,7 @@ def named(
         targets: as for ``Loss``, or a function of the options that returns them.
         check: a function that raises BuildError for invalid options.
         reductions: the reductions that the loss supports.
-        remedies: remedies if the loss becomes ``"inf"`` or ``"nan"``, where data may cause that.
+        remedies: remedies in the error message after a non-finite loss, by value: ``"inf"`` or ``"nan"``.
     """
 
     def make(arguments: dict[str, Any]) -> Loss:
@@ -218,7 +218,9 @@ def named(
 def recipe(
     name: str, function: Callable[..., Any], options: str, make: Callable[[dict[str, Any]], T]
 ) -> Callable[..., T]:
-    """Return the public function ``name(options)``, with the defaults, types and docstring of ``function``.
+    """Return a public function called ``name`` that accepts only options, such as ``mse(reduction="sum")``.
+
+    Defaults, types and the docstring are those of ``function``.
 
     Args:
         name: the name of the public function.
@@ -271,7 +273,7 @@ def class_weights(weight: TensorLike, x: Tensor, axis: int) -> Tensor:
     """Return class weights in the element type of ``x``; ``axis`` is the class axis of ``x``.
 
     Raises:
-        BuildError: if the weights are not a traced tensor, and are invalid or not as many as there are classes.
+        BuildError: if ``weight`` is an array or a list, and not a vector with one valid number per class.
     """
     if (array := _known_weights("weight", weight)) is not None:
         shape = x.traced.shape
@@ -292,7 +294,7 @@ def element_weights(name: str, weight: TensorLike, x: Tensor, signed: bool = Fal
         signed: whether weights below zero are valid.
 
     Raises:
-        BuildError: if the weights are not a traced tensor, and are invalid or do not broadcast to ``x``.
+        BuildError: if ``weight`` is an array or a list, and its numbers are invalid, or it does not broadcast to ``x``.
     """
     array, shape = _known_weights(name, weight, signed), x.traced.shape
     if array is not None and shape is not None:
@@ -306,7 +308,7 @@ def element_weights(name: str, weight: TensorLike, x: Tensor, signed: bool = Fal
 
 
 def _known_weights(name: str, weight: TensorLike, signed: bool = False) -> np.ndarray[Any, Any] | None:
-    """Return weights as an array, after checking them; None for a traced tensor, whose numbers are unknown."""
+    """Return valid weights as an array, or None for a traced tensor, whose numbers are unknown; raises BuildError."""
     if isinstance(weight, Value):
         return None
     array = np.asarray(weight, np.float64)

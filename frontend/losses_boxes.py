@@ -44,22 +44,22 @@ def generalized_box_iou_loss(
 ) -> Tensor:
     """``mean 1 − IoU + (hull − union)/hull`` of boxes ``[…, 4]`` (Rezatofighi et al. 2019).
 
-    The hull is the smallest box around both: boxes that do not overlap attract each other. ``fmt`` is "xyxy", as in
-    torchvision, "xywh" or "cxcywh".
+    The hull is the smallest box around both boxes, so boxes that do not overlap get a gradient, too. ``fmt`` is
+    "xyxy", as in torchvision, "xywh" or "cxcywh".
     """
     return reduced(1.0 - _met(boxes, target, fmt)[2].giou, reduction)
 
 
 def distance_box_iou_loss(boxes: TensorLike, target: TensorLike, fmt: str = "xyxy", reduction: str = "mean") -> Tensor:
-    """``mean 1 − IoU + d²/c²`` of boxes ``[…, 4]``: the distance of centres over the diagonal of the hull (Zheng et al.
-    2020). ``fmt`` is "xyxy", "xywh" or "cxcywh".
+    """``mean 1 − IoU + d²/c²`` of boxes ``[…, 4]``, with the distance d of the centres and the diagonal c of the hull,
+    the smallest box around both (Zheng et al. 2020). ``fmt`` is "xyxy", "xywh" or "cxcywh".
     """
     return reduced(_distance(*_met(boxes, target, fmt)), reduction)
 
 
 def complete_box_iou_loss(boxes: TensorLike, target: TensorLike, fmt: str = "xyxy", reduction: str = "mean") -> Tensor:
-    """``diou + α·v`` with ``v = 4/π²·(atan(w/h) − atan(w'/h'))²``, ``α = v/(1 − IoU + v)`` treated as a constant (Zheng
-    et al. 2020). ``fmt`` is "xyxy", "xywh" or "cxcywh".
+    """``diou + α·v`` with ``v = 4/π²·(atan(w/h) − atan(w'/h'))²`` of the widths and heights of both boxes, and
+    ``α = v/(1 − IoU + v)`` without a gradient (Zheng et al. 2020). ``fmt`` is "xyxy", "xywh" or "cxcywh".
     """
     a, b, met = _met(boxes, target, fmt)
     v = square(_slant(b) - _slant(a)) * (4 / math.pi**2)
@@ -72,7 +72,7 @@ def _distance(a: Corners, b: Corners, met: Overlap) -> Tensor:
 
 
 def _slant(box: Corners) -> Tensor:
-    """Return atan(width / height) of boxes, with EPS in place of a height near 0."""
+    """Return atan(width / height) of boxes; EPS replaces a height near 0."""
     height = box[3] - box[1]
     return atan((box[2] - box[0]) / where(op.Abs(height) < EPS, EPS, height))
 

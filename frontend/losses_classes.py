@@ -22,7 +22,7 @@ __all__ = ["cross_entropy", "nll_loss", "soft_cross_entropy"]
 
 
 def class_axis(shape: Shape, axis: int) -> int:
-    """Return the class axis as a non-negative number; for a prediction with a single axis, it is 0, as in PyTorch."""
+    """Return the class axis of a prediction as a non-negative number; 0 if the prediction has a single axis."""
     rank = len(shape)
     if rank == 0:
         raise BuildError("a classification loss requires an axis of classes, but the model's output is a scalar")
@@ -34,12 +34,12 @@ def class_axis(shape: Shape, axis: int) -> int:
 
 
 def classes_at(x: Tensor, axis: int) -> int:
-    """Return the class axis ``axis`` of ``x`` as a non-negative number."""
+    """Return ``axis``, the class axis of ``x``, as a non-negative number."""
     return class_axis((None,) * x.traced.rank, axis)
 
 
 def labels(axis: int, ignore_index: int | None = None) -> Target:
-    """Return a target of class indices: the shape of the logits without the class axis."""
+    """Return a target of class indices (int64) that has the shape of the logits without the class axis ``axis``."""
 
     def spec(outputs: Sequence[Var]) -> Spec:
         scores = outputs[0]
@@ -68,13 +68,13 @@ def cross_entropy(
     axis: int = 1,
     z_loss: float = 0.0,
 ) -> Tensor:
-    """``−Σ w[t]·log softmax(x)[t] / Σ w[t]`` over labels other than ``ignore_index`` (``F.cross_entropy``).
+    """``−Σ w[t]·log softmax(x)[t] / Σ w[t]`` over labels ``t`` other than ``ignore_index`` (``F.cross_entropy``).
 
     Args:
         logits: ``[N, C, ...]``.
         target: class indices ``[N, ...]``; or probabilities ``[N, C, ...]``, as in ``soft_cross_entropy``.
         weight: a weight for each class.
-        ignore_index: the label that is ignored, also in the divisor.
+        ignore_index: the label that is ignored, in the sum and in the divisor.
         reduction: "mean", "sum", or "none" for the loss of each label.
         label_smoothing: the share of the target probability that is spread evenly over all classes.
         axis: the class axis.
@@ -109,7 +109,7 @@ def nll_loss(
     *,
     axis: int = 1,
 ) -> Tensor:
-    """``−Σ w[t]·x[t] / Σ w[t]``, for a model that outputs log-probabilities (``F.nll_loss``)."""
+    """``−Σ w[t]·x[t] / Σ w[t]`` over labels ``t``, for a model that outputs log-probabilities (``F.nll_loss``)."""
     return _likelihood(real(log_probabilities), tensor(target), axis, ignore_index, weight, reduction, 0.0)
 
 
@@ -153,7 +153,7 @@ def _likelihood(
 
 
 def label_shares(x: Tensor, target: Tensor, **arguments: Any) -> Tensor:
-    """Return the weight of each label in a mean: 0 if it is ignored, else the weight of its class."""
+    """Return the weight of each label in the mean loss: 0 for ignored labels, else the weight of the class."""
     counted = op.Not(op.Equal(target, arguments["ignore_index"]))
     share, weight = cast(counted, x.dtype), arguments["weight"]
     if weight is None:
@@ -163,7 +163,7 @@ def label_shares(x: Tensor, target: Tensor, **arguments: Any) -> Tensor:
 
 
 def _sum(x: Tensor) -> Tensor:
-    """Return Σ x; in float32 if x is float16, which overflows at 65,504."""
+    """Return the sum of all elements, in float32 for float16 ``x``, as float16 overflows at 65,504."""
     return op.ReduceSum(cast(x, ir.DataType.FLOAT) if x.dtype == ir.DataType.FLOAT16 else x, keepdims=0)
 
 
@@ -203,7 +203,7 @@ def _check_smoothing(arguments: Mapping[str, Any]) -> None:
 
 
 def by_class(arguments: Mapping[str, Any]) -> tuple[Target]:
-    """Return the target of class indices along the axis in the options."""
+    """Return the target of a loss on class indices, for its options ``axis`` and ``ignore_index``."""
     return (labels(arguments["axis"], arguments.get("ignore_index")),)
 
 

@@ -1,8 +1,8 @@
 """Detection losses: they match predictions with objects, and compare the matches.
 
-All have two targets: ``labels``, class indices int64 ``[B, N]``, padded with −1 for images with fewer than N objects;
-and ``boxes`` ``[B, N, 4]``, each (centre x, centre y, width, height) relative to the image. ``gradgraph.vision`` reads
-both from COCO and YOLO files.
+All losses have two targets: ``labels``, class indices int64 ``[B, N]``, padded with −1 for images with fewer than N
+objects; and ``boxes`` ``[B, N, 4]``, each (centre x, centre y, width, height) relative to the image.
+``gradgraph.vision`` reads both from COCO and YOLO files.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["detr_loss", "fcos_loss", "retinanet_loss", "ssd_loss"]
 
 
 class Objects(NamedTuple):
-    """The objects of a batch of images, with a dummy object at the end, so that there is always an object.
+    """The objects of a batch of images, and a dummy object at the end of each row, so that no row is empty.
 
     Attributes:
         labels: class indices ``[B, N + 1]``; padding and the dummy have the label ``nothing``.
@@ -68,7 +68,10 @@ class Objects(NamedTuple):
 
 
 def _scores(logits: TensorLike, name: str) -> tuple[Tensor, int]:
-    """Return the scores ``[B, Q, C]`` in float32 or wider, and the number of classes C, which must be fixed."""
+    """Return the scores ``[B, Q, C]`` in float32 or wider, and the number of classes C, which must be fixed.
+
+    ``name`` is the name of the loss, for the error message.
+    """
     x = wide(logits)
     classes = x.shape[-1] if x.ndim == 3 else None
     if not isinstance(classes, int):
@@ -198,7 +201,10 @@ def retinanet_loss(
 
 
 def _answers(anchor: Tensor, objects: Objects, positive: float, negative: float) -> tuple[Tensor, Tensor]:
-    """Return the index of each anchor's object (−1 for none), and whether the anchor is background: ``[B, A]``."""
+    """Return the index of the object matched with each anchor (−1 for none), and whether the anchor is background.
+
+    Both are ``[B, A]``; anchors that are neither are ignored.
+    """
     iou = where(objects.real.unsqueeze(-1), pairs(objects.boxes, anchor, "cxcywh").iou, -1.0)
     iou = detach(iou)
     best, place = reductions.amax(iou, 1), op.ArgMax(iou, axis=1, keepdims=0)
@@ -277,7 +283,7 @@ def ssd_loss(
 def _matched(prior: Tensor, objects: Objects, positive: float) -> Tensor:
     """Return the index of the object matched with each prior, −1 for none: ``[B, A]``.
 
-    The prior with the greatest IoU with an object is always matched with that object.
+    Each object is matched with the prior of the greatest IoU, even if that IoU is below ``positive``.
     """
     iou = where(objects.real.unsqueeze(-1), pairs(objects.boxes, prior, "cxcywh").iou, -1.0)
     iou = detach(iou)
@@ -350,7 +356,10 @@ def fcos_loss(
 
 
 def _nearest(laid: np.ndarray[Any, Any], objects: Objects, radius: float, dtype: ir.DataType) -> Tensor:
-    """Return the index of the object matched with each point, the smallest that qualifies, or −1: ``[B, P]``."""
+    """Return the index of the object matched with each point, −1 for none: ``[B, P]``.
+
+    If several objects qualify, the smallest is matched. ``laid`` are the points ``[P, 3]``: x, y, stride.
+    """
     px, py, stride = (tensor(laid[:, i], dtype) for i in range(3))
     near, far = 4 * laid[:, 2], 8 * laid[:, 2]
     near = np.where(laid[:, 2] == laid[:, 2].min(), 0.0, near)
@@ -370,8 +379,9 @@ def _nearest(laid: np.ndarray[Any, Any], objects: Objects, radius: float, dtype:
 
 
 def _targets(spare: int) -> tuple[Target, ...]:
-    """Return the targets labels and boxes; ``spare`` is the number of the model's classes that no object has, such as
-    the background.
+    """Return the targets ``labels`` and ``target_boxes`` of a detection loss.
+
+    ``spare`` is the number of the model's classes that are not classes of objects, such as the background.
     """
 
     def labels(outputs: Sequence[Var]) -> Spec:

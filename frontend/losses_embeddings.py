@@ -63,9 +63,9 @@ def info_nce_loss(query: TensorLike, key: TensorLike, temperature: float = 0.07,
 def clip_loss(
     image: TensorLike, text: TensorLike, logit_scale: TensorLike = 1.0 / 0.07, reduction: str = "mean"
 ) -> Tensor:
-    """The mean of ``info_nce`` from images to texts and from texts to images, with scores ``scale·cos`` (CLIP).
+    """The mean of ``info_nce`` from images to texts and from texts to images, with scores ``logit_scale·cos`` (CLIP).
 
-    ``logit_scale`` may be a tensor that is learned.
+    ``logit_scale`` may be a trained parameter.
     """
     scores = _cosines(image, text) * logit_scale
     own = arange(scores.shape[0])

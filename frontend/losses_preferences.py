@@ -1,4 +1,4 @@
-"""Preference losses, with which a language model learns from pairs of answers which one is better.
+"""Preference losses, which fine-tune a language model on pairs of a preferred and a rejected answer.
 
 Each reads ``log_probability`` ``[pairs, 2]``, the log-probabilities of the chosen and the rejected answer, an output of
 models converted by ``gradgraph.surgery.pair_model``; some also read the number of ``tokens``. ``reference`` are the
@@ -39,8 +39,8 @@ def dpo_loss(
     optimization (Rafailov et al. 2023, arXiv:2305.18290; with ``ε``, the share of wrong preferences, conservative DPO).
 
     Args:
-        log_probability: p, of the chosen and the rejected answer ``[pairs, 2]``, in nats.
-        reference: r, the same under the reference model.
+        log_probability: p, the log-probabilities in nats of the chosen (0) and rejected (1) answer, ``[pairs, 2]``.
+        reference: r, the log-probabilities of both answers under the reference model, ``[pairs, 2]``.
         beta: strength of the penalty for deviating from the reference.
         label_smoothing: ε, from 0 to below 1/2.
         reduction: "mean", "sum", or "none" for the loss of each pair.
@@ -56,7 +56,9 @@ def ipo_loss(
     beta: float = 0.1,
     reduction: str = "mean",
 ) -> Tensor:
-    """``(m − 1/(2β))²`` with the margin of DPO, of log-probabilities per token (Azar et al. 2023, arXiv:2310.12036)."""
+    """``(m − 1/(2β))²`` with the margin m of DPO, computed from log-probabilities per token (Azar et al. 2023,
+    arXiv:2310.12036).
+    """
     p, n, r = tensors(real(log_probability), tokens, reference)
     gap = preference_margin(_by_token(p, n), _by_token(r, n)) - 1.0 / (2.0 * beta)
     return reduced(gap * gap, reduction)
@@ -103,12 +105,12 @@ def kto_loss(
     without a gradient (Ethayarajh et al. 2024, arXiv:2402.01306).
 
     Args:
-        log_probability: p ``[rows, 2]``: of the row's own answer, and of an answer to another prompt, given this
-            prompt.
-        reference: r, the same under the reference model.
-        desirable: 1 or 0, one per row ``[rows]``.
+        log_probability: p ``[rows, 2]``, the log-probabilities of the row's own answer, and of an answer to another
+            prompt, both conditioned on the row's prompt.
+        reference: r, the log-probabilities of both answers under the reference model, ``[rows, 2]``.
+        desirable: 1 if the row's own answer is desirable, else 0: ``[rows]``.
         beta: strength of the penalty for deviating from the reference.
-        desirable_weight, undesirable_weight: w, for either kind of row.
+        desirable_weight, undesirable_weight: w, for rows with a desirable and with an undesirable answer.
         reduction: "mean", "sum", or "none" for the loss of each row.
     """
     p, r, wanted = tensors(real(log_probability), reference, desirable)
@@ -141,7 +143,7 @@ def _of_two(x: Tensor) -> Tensor:
 
 
 def _by_token(x: Tensor, tokens: Tensor) -> Tensor:
-    """Return the log-probabilities of answers divided by their number of tokens; 0 for empty answers."""
+    """Return log-probabilities per token, ``x / tokens``; 0 for answers without tokens."""
     return _of_two(x) / where(tokens > 0.0, tokens, 1.0)
 
 

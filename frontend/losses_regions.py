@@ -140,8 +140,9 @@ def lovasz_softmax_loss(logits: TensorLike, target: TensorLike, ignore_index: in
 def _shares_of_classes(
     logits: TensorLike, target: TensorLike, ignore_index: int, axis: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return class probabilities, one-hot labels, and 1 or 0 for positions that are counted or ignored, each ``[N, C,
-    places]``. The first two are 0 at ignored positions.
+    """Return class probabilities, one-hot labels, and flags (0 at ignored positions, else 1), each ``[N, C, places]``.
+
+    Probabilities and labels are 0 at ignored positions.
     """
     x, target = real(logits), tensor(target)
     at = classes_at(x, axis)

@@ -71,8 +71,8 @@ def ctc_loss(
 
 
 def _states(labels: Tensor, lengths: Tensor, blank: int) -> tuple[Tensor, Tensor]:
-    """Return the states of the alignment: their classes blank, label, blank, …, label, blank ``[N, 2S+1]``, and whether
-    a path may skip the blank before each.
+    """Return the class of each alignment state, blank, label, blank, …, label, blank ``[N, 2S+1]``, and a mask of the
+    states whose preceding blank a path may skip.
     """
     rows, most = labels.shape
     labels = where(arange(most) < lengths.unsqueeze(1), labels, blank)
@@ -84,7 +84,7 @@ def _states(labels: Tensor, lengths: Tensor, blank: int) -> tuple[Tensor, Tensor
 
 
 def _last(x: Tensor, states: Tensor, may_skip: Tensor, steps: Tensor) -> Tensor:
-    """Return the log-probability of all paths to each state, after the last step of each row: ``[N, 2S+1]``."""
+    """Return the log of the total probability of all paths to each state at the end of each row: ``[N, 2S+1]``."""
     length, rows, _ = x.shape
     count = states.shape[1]
     emitted = gather(x, 2, states.unsqueeze(0).expand(length, rows, count))
@@ -133,7 +133,7 @@ def _spelt(
 ) -> tuple[Tensor, Tensor]:
     """Return the decoded labels (greedy: best classes, with repeats merged and blanks removed), and the true labels.
 
-    At positions without a label, both have −1.
+    Both are ``[rows, times]``, with −1 at positions without a label.
     """
     classes = op.ArgMax(scores, axis=2, keepdims=0)
     classes = classes if batch_first else classes.transpose(0, 1)

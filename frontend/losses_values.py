@@ -93,7 +93,7 @@ def binary_cross_entropy_with_logits(
 ) -> Tensor:
     """``mean max(x, 0) − x·t + log(1 + e^−|x|)`` (``F.binary_cross_entropy_with_logits``).
 
-    ``weight`` scales losses; ``pos_weight`` scales those of positives.
+    ``weight`` is a factor of all losses, ``pos_weight`` of the losses of positive targets.
     """
     x, target = pair(x, target)
     if pos_weight is None:
@@ -106,7 +106,7 @@ def binary_cross_entropy_with_logits(
 
 
 def softplus(x: Tensor) -> Tensor:
-    """Return ``log(1 + eˣ)``; in float64 without Softplus, for which onnxruntime's CPU provider has no such kernel."""
+    """Return ``log(1 + eˣ)``; without Softplus for float64, for which onnxruntime has no CPU kernel of Softplus."""
     if x.dtype != ir.DataType.DOUBLE:
         return op.Softplus(x)
     return op.Max(x, 0.0) + op.Log(1.0 + op.Exp(-op.Abs(x)))

@@ -103,7 +103,7 @@ def input_of(name: str, spec: Spec) -> ir.Value:
 
 
 def _call(net: Any, tensors: dict[str, Tensor]) -> Any:
-    """Return ``net(inputs)``: passed by name if ``forward`` has arguments of these names, else in order."""
+    """Call ``net`` on ``tensors``, by keyword if ``forward`` has arguments of these names, else in order."""
     forward = getattr(net, "forward", None) if isinstance(net, Module) else net
     arguments = inspect.signature(forward).parameters if forward is not None else {}
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -156,7 +156,7 @@ def _leaves(result: Any, path: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def _outputs(trace: Trace, named: Mapping[str, Tensor], reserved: set[str]) -> list[ir.Value]:
-    """Return the outputs of the graph, renamed; values that must keep their name, as inputs, are copied by Identity."""
+    """Return the graph outputs under the names in ``named``; inputs, which keep their names, are copied by Identity."""
     if clash := reserved & set(named):
         raise ModelError(f"'{min(clash)}' names both an output and an input or parameter; rename the output")
     values: list[ir.Value] = []
@@ -193,8 +193,8 @@ def _graph(trace: Trace, inputs: list[ir.Value], outputs: list[ir.Value], name: 
 
 
 def _with_constants(builder: Builder) -> list[ir.Node]:
-    """Return the nodes, with a Constant node for each constant before its first use, so that only parameters are
-    initializers.
+    """Return the nodes of ``builder``, with a Constant node for each constant before its first use, so that only
+    parameters are initializers.
     """
     constants = set(builder.constants)
     written: dict[ir.Value, ir.Value] = {}

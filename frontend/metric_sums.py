@@ -1,4 +1,5 @@
-"""Metrics: sums over the samples of a batch, which are added up over batches and finished at the end.
+"""Metrics, computed from sums over the samples of each batch: sums are added up over batches, and a function in
+``FINISHES`` computes the metric from the total.
 
 Ranking metrics are not sums; they return a row for each sample instead.
 """
@@ -41,8 +42,9 @@ class Sums(NamedTuple):
         sums: sums over the samples.
         shape: the shape of ``sums``, which is fixed.
         finish: the name of the function that computes the value of the metric from the total of all batches.
-        arguments: the arguments of the finish.
-        rows: whether ``sums`` has a row of this shape for each sample instead; the finish gets the rows of all batches.
+        arguments: further arguments of that function.
+        rows: whether ``sums`` contains a row of shape ``shape`` per sample instead of sums; the function ``finish``
+            then gets the rows of all batches.
     """
 
     sums: Tensor
@@ -53,7 +55,7 @@ class Sums(NamedTuple):
 
 
 class Share(NamedTuple):
-    """The elements of a ratio metric for a batch: its value is ``Σ above / Σ below`` over all batches."""
+    """Terms of a ratio metric for the elements of a batch: the metric is ``Σ above / Σ below`` over all batches."""
 
     above: Tensor
     below: Tensor
@@ -67,11 +69,11 @@ class Metric:
         name: the name of the metric.
         function: the function of prediction, target and mask, which gets ``arguments`` by name.
         arguments: the options of the metric.
-        column: its column in the history.
-        reads: what it compares: "classes" (class indices or binary targets), "scores" (scores of classes with class
-            indices), "numbers" or "sequences" (of labels).
+        column: the name of the metric's column in the history.
+        reads: the kind of data that the metric compares: "classes" (class indices or binary targets), "scores" (scores
+            of classes with class indices), "numbers" or "sequences" (of labels).
         better: whether a low value is better ("min") or a high one ("max"); None if neither is.
-        as_number: whether a step with a single loss outputs its ``number``, which every runtime can read.
+        as_number: whether a step with a single loss also outputs ``number``, the value for a batch, for other runtimes.
     """
 
     name: str
@@ -87,7 +89,7 @@ class Metric:
         return share(*found) if isinstance(found, Share) else found
 
     def number(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Return the ratio of a single batch, computed in the graph; 0 if all labels are ignored."""
+        """Return the value of a ratio metric for a single batch, computed in the graph; 0 if all labels are ignored."""
         found = self.function(prediction, target, None, **self.arguments)
         assert isinstance(found, Share)
         total = reductions.sum(cast(found.below, ir.DataType.FLOAT))
@@ -95,11 +97,11 @@ class Metric:
 
     @property
     def ranks(self) -> bool:
-        """Whether it depends on the values of scores, and not only on the predicted class."""
+        """Whether the metric depends on the values of scores, and not only on the predicted class."""
         return "probable" in self.arguments
 
     def bound(self, axis: int, ignore_index: int | None, probable: bool = False) -> Metric:
-        """Return the metric with these values for options that are None.
+        """Return a copy whose options ``axis``, ``ignore_index`` and ``probable``, where None, are set to these values.
 
         Args:
             axis: the class axis.
@@ -112,7 +114,7 @@ class Metric:
         return replace(self, arguments=filled)
 
     def check_fits(self, loss: Loss) -> None:
-        """Raise BuildError unless it can compare the prediction with the target of ``loss``."""
+        """Raise BuildError unless the metric applies to the kind of target of ``loss``."""
         if loss.labels and self.reads == "numbers":
             raise BuildError(
                 f"the metric '{self.name}' compares numbers, but the targets of the loss are class indices; use a "
@@ -136,7 +138,8 @@ _SCORES = " probable ignore_index axis"
 def metric(
     options: str = "", *, reads: Reads = "classes", better: Better = None, column: str = "", as_number: bool = False
 ) -> Callable[[Formula], Formula]:
-    """Register a function of prediction, target and mask in ``gradgraph.metrics``, under its own name.
+    """Return a decorator that registers a function of prediction, target and mask in ``gradgraph.metrics``, under the
+    name of the function.
 
     Args:
         options: the arguments that users may pass, in order, separated by spaces; each has a default.
@@ -166,7 +169,7 @@ def metric(
 
 
 def share(above: Tensor, below: Tensor) -> Sums:
-    """Return the sums of the metric ``Σ above / Σ below``."""
+    """Return the sums of the ratio metric ``Σ above / Σ below``."""
     parts = [reductions.sum(cast(x, ir.DataType.FLOAT)) for x in (above, below)]
     return Sums(stack(parts), (2,), "ratio")
 
@@ -175,7 +178,7 @@ def share(above: Tensor, below: Tensor) -> Sums:
 
 
 def _counted(target: Tensor, mask: Tensor | None, ignore_index: int | None) -> Tensor:
-    """Return whether each label counts: is neither ignored nor masked."""
+    """Return a boolean mask of the labels that are neither ignored nor masked."""
     counted = target != (-100 if ignore_index is None else ignore_index)
     return counted if mask is None else logical_and(counted, mask)
 
@@ -291,15 +294,15 @@ def _from_matrix(
 def _of_labels(
     finish: str, places: Tensor, counted: Tensor, labels: int, axis: int, arguments: Mapping[str, Any]
 ) -> Sums:
-    """Return the sums of a 2×2 table of truth and prediction for each label.
+    """Return the sums of a metric computed from a 2×2 table per label, of true (row) and predicted (column) values.
 
     Args:
-        finish: the name of the finish of a single table.
-        places: ``2·truth + prediction`` of each element.
+        finish: the name of the function that computes the metric from a single table.
+        places: the cell of each element in its table: ``2·truth + prediction``.
         counted: the weight of each element.
         labels: the number of labels.
         axis: the axis of the labels.
-        arguments: the arguments of the finish.
+        arguments: the arguments of the function ``finish``.
     """
     shape = [1] * axis + [labels] + [1] * (places.ndim - axis - 1)
     places = places + np.arange(0, 4 * labels, 4).reshape(shape)
@@ -308,7 +311,7 @@ def _of_labels(
 
 
 def _averaged(name: str, doc: str) -> Callable[..., Sums]:
-    """Return the metric ``name``, which has a value per class; ``doc`` is its docstring."""
+    """Register and return the metric ``name``, which is computed per class and averaged, with the docstring ``doc``."""
 
     def averaged(
         x: Tensor,
@@ -426,7 +429,7 @@ def _scored(x: Tensor, target: Tensor, mask: Tensor | None, ignore_index: int | 
 
 
 def _answers(x: Tensor, target: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return scores, binary targets (1 or 0) and weights, in float32 and of the same shape."""
+    """Return scores, binary targets (1 or 0) and weights (0 if masked, else 1), in float32 and of equal shapes."""
     scores, truth = (cast(y, ir.DataType.FLOAT) for y in (x, target > 0.5))
     return scores, truth, ones_like(truth) if mask is None else _spread(mask, truth)
 
@@ -511,7 +514,10 @@ def ece(
 
 
 def _ranked(name: str, doc: str) -> Callable[..., Sums]:
-    """Return a ranking metric, which outputs scores and labels of each sample; its finish ranks them all."""
+    """Register and return the ranking metric ``name``, with the docstring ``doc``.
+
+    It outputs the scores and label of each sample; ranking happens at the end, over the samples of all batches.
+    """
 
     def ranked(
         x: Tensor,
@@ -610,10 +616,10 @@ def explained_variance(x: Tensor, target: Tensor, mask: Tensor | None = None) ->
 
 
 def _moments(t: Tensor, counted: Tensor, width: int) -> list[Tensor]:
-    """Return ``[n, Σ p, Σ d, Σ p², Σ 2·p·d, Σ d²]`` in float64, where ``t = p + d``.
+    """Return ``[n, Σ p, Σ d, Σ p², Σ 2·p·d, Σ d²]``, float64 vectors ``[width]``, of the counted numbers ``t = p + d``.
 
     The pivot ``p`` is the mean of this batch, rounded to 9 bits. The sums of ``p`` and ``p²`` are therefore exact, and
-    ``d`` is small, so rounding errors do not matter in their differences.
+    ``d`` is small, so rounding errors do not matter when the variance is computed from these sums.
     """
     t, counted = (op.Reshape(cast(y, ir.DataType.DOUBLE), [-1, width]) for y in (t, counted))
     count = op.ReduceSum(counted, [0], keepdims=0)
@@ -627,7 +633,10 @@ def _moments(t: Tensor, counted: Tensor, width: int) -> list[Tensor]:
 
 
 def _shifted(finish: str, rows: list[Tensor], width: int) -> Sums:
-    """Return float64 sums as float32 sums: each number becomes three float32 numbers that add up to it."""
+    """Return the float64 vectors ``rows`` as sums in float32, ``[3, rows, width]``.
+
+    Each number is split into three float32 numbers that add up to it.
+    """
     rest, addends = stack(rows), []
     for _ in range(3):
         addends.append(cast(rest, ir.DataType.FLOAT))

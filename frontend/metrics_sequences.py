@@ -30,7 +30,7 @@ FAR = 1e9  # larger than the distance of any two sequences
 
 
 class Row(NamedTuple):
-    """Sequences of labels, as rows ``[N, T + 1]`` padded with −1 at the end, and their lengths ``[N]``."""
+    """A batch of label sequences: labels ``[N, T + 1]``, padded with −1 at the end, and lengths ``[N]``."""
 
     labels: Tensor
     lengths: Tensor
@@ -77,8 +77,8 @@ def _sequences(
 ) -> tuple[Row, Row, Tensor]:
     """Return the predicted and the true sequences, and the weight of each row: 0.0 if it is masked, else 1.0.
 
-    If ``x`` has scores, the predicted sequence has a label wherever the true one has; if it has labels, wherever they
-    are not negative.
+    ``x`` contains scores or labels. For scores, a prediction is the best class at each position with a true label; for
+    labels, negative ones are padding.
     """
     if target.ndim != 2 or target.is_floating_point():
         raise ModelError(
@@ -97,7 +97,7 @@ def _sequences(
 
 
 def _joined(labels: Tensor, kept: Tensor) -> Row:
-    """Return the labels where ``kept`` is True, moved to the start of their row."""
+    """Return the labels at positions where ``kept`` is True, moved to the start of their row."""
     rows, most = labels.shape
     count = cast(kept, ir.DataType.INT64)
     places = where(kept, cumsum(count, 1) - 1, most)
@@ -139,7 +139,7 @@ _FACTORS, _PRIME = np.array([[1_000_003], [69_069]]), 2**31 - 1
 
 
 def _words(letters: Row, space: int) -> Row:
-    """Replace the words of each row by numbers, their polynomial hashes to two bases modulo a prime."""
+    """Return the words of each row, separated by ``space``, as numbers: polynomial hashes to two bases modulo a prime."""
     rows = letters.labels.shape[0]
     inside = logical_and(letters.labels != space, letters.labels >= 0)
     builder = letters.labels.traced.op

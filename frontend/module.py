@@ -23,7 +23,7 @@ class Stored(TensorMethods):
     """An array of a module, which can be used as a traced tensor inside ``forward``.
 
     Args:
-        data: the numbers: a PyTorch tensor, or whatever ``numpy.asarray`` accepts.
+        data: the numbers: a PyTorch tensor, or any argument of ``numpy.asarray``.
         dtype: the element type; by default that of ``data``, or float32 for float64.
     """
 
@@ -151,7 +151,7 @@ class Module:
         self._buffers[name] = None if data is None else Buffer(data, persistent=persistent)
 
     def register_module(self, name: str, module: Module | None) -> None:
-        """Register a module under a name; ``None`` reserves the name."""
+        """Register a submodule under a name; ``None`` reserves the name."""
         self._modules[name] = module
 
     add_module = register_module
@@ -179,7 +179,7 @@ class Module:
         return (m for _, m in self.named_modules())
 
     def _walk(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
-        """Yield the same as ``named_modules``, but a shared module once for each of its paths."""
+        """Yield the module itself and all submodules with their paths; a shared module is yielded once per path."""
         yield prefix, self
         for name, child in self.named_children():
             yield from child._walk(f"{prefix}.{name}" if prefix else name)

@@ -19,7 +19,7 @@ __all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm", "local_res
 
 
 def affine(x: Tensor, scale: TensorLike | None, bias: TensorLike | None, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return scale and bias; if they are None, constants of this shape, 1 and 0, as ONNX requires both."""
+    """Return scale and bias as tensors; None becomes a constant of shape ``shape``: 1 for the scale, 0 for the bias."""
     return (
         tensor(np.ones(shape, np.float32) if scale is None else scale, x.dtype),
         tensor(np.zeros(shape, np.float32) if bias is None else bias, x.dtype),
@@ -46,7 +46,7 @@ def batch_norm(
 ) -> Tensor:
     """BatchNormalization in inference mode; building a training step switches it to batch statistics.
 
-    Without running statistics, it uses the statistics of the batch in both modes.
+    Without running statistics, batch statistics are used in both modes.
     """
     x = real(x)
     if training and running_mean is not None:
@@ -76,7 +76,7 @@ def layer_norm(
     bias: TensorLike | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Normalise ``x`` to mean 0 and variance 1 over its last dimensions, those of ``normalized_shape``."""
+    """Normalise ``x`` to mean 0 and variance 1 over its last dimensions, whose sizes are ``normalized_shape``."""
     x = real(x)
     inner = normalized(x, normalized_shape)
     scale, shift = affine(x, weight, bias, inner)

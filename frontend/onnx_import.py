@@ -121,7 +121,7 @@ class OnnxModule(Module):
 
 
 def _keep_outputs(model: ir.Model, names: Sequence[str]) -> None:
-    """Make these values the outputs, and remove everything that they do not depend on, including inputs."""
+    """Make the values ``names`` the outputs of ``model``, and remove nodes, weights and inputs that become unused."""
     graph = model.graph
     known = {v.name or "": v for v in (*(o for node in graph for o in node.outputs), *graph.outputs)}
     for name in names:
@@ -153,8 +153,9 @@ def _check_fits(declared: ir.Value, x: Tensor) -> None:
 
 
 def _rename_sizes(trace: Trace, value: ir.Value, sizes: dict[str, int | str]) -> None:
-    """Rename the symbolic sizes in the shape of ``value`` to those of the surrounding network; other ones get unused
-    names.
+    """Replace the symbolic sizes in the shape of ``value`` by the sizes of the surrounding network.
+
+    ``sizes`` maps names in the model to sizes of the network; an unused name is added for each missing one.
     """
     if value.shape is None:
         return

@@ -174,13 +174,13 @@ def floor_divide(x: TensorLike, y: TensorLike) -> Tensor:
 
 
 def remainder(x: TensorLike, y: TensorLike) -> Tensor:
-    """The remainder with the sign of the divisor, as Python's ``%``."""
+    """The remainder of ``x / y`` with the sign of ``y``, as Python's ``%``."""
     a, b = tensors(x, y)
     return a - floor_divide(a, b) * b if a.is_floating_point() else op.Mod(a, b)
 
 
 def fmod(x: TensorLike, y: TensorLike) -> Tensor:
-    """The remainder with the sign of the dividend, as C's ``fmod``."""
+    """The remainder of ``x / y`` with the sign of ``x``, as C's ``fmod``."""
     a, b = tensors(x, y)
     return op.Mod(a, b, fmod=1)
 
@@ -191,7 +191,7 @@ sign = unary("Sign", "−1, 0 or 1.", tensor)
 
 
 def pow(x: TensorLike, exponent: TensorLike) -> Tensor:
-    """``x ** exponent``; each of them is a number or a tensor."""
+    """``x ** exponent``; both may be numbers or tensors."""
     a, b = tensors(x, exponent)
     return op.Pow(a, b)
 
@@ -289,7 +289,7 @@ def logaddexp(x: TensorLike, y: TensorLike) -> Tensor:
 
 
 def logit(x: TensorLike, eps: float | None = None) -> Tensor:
-    """``log(x / (1 − x))``; with ``eps``, of ``x`` clamped to ``[eps, 1 − eps]``."""
+    """``log(x / (1 − x))``; with ``eps``, ``x`` is clamped to ``[eps, 1 − eps]`` first."""
     x = real(x) if eps is None else clamp(real(x), eps, 1.0 - eps)
     return op.Log(x / (1.0 - x))
 
@@ -396,7 +396,7 @@ def logical_not(x: TensorLike) -> Tensor:
 
 
 def bitwise(op_type: str) -> Callable[[TensorLike, TensorLike], Tensor]:
-    """Return Python's operator ``&``, ``|`` or ``^``: of booleans or, bit by bit, of integers.
+    """Return the function of Python's operator ``&``, ``|`` or ``^``, for booleans and, bit by bit, for integers.
 
     Args:
         op_type: "And", "Or" or "Xor".

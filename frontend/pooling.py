@@ -66,8 +66,9 @@ def max_pool(
 
 
 def _end(count: Extent, size: Extent, kernel: int, stride: int, pad: int, dilation: int) -> int:
-    """Return the padding at the end of an axis that the last window requires; MaxPool gets it explicitly, as runtimes
-    differ in ceil_mode.
+    """Return the end padding of an axis that the last of ``count`` windows requires.
+
+    MaxPool gets this padding explicitly, as runtimes differ in ceil_mode.
     """
     if not isinstance(count, int) or not isinstance(size, int):
         return pad  # stride 1, for which ceil_mode has no effect
@@ -100,7 +101,9 @@ def avg_pool(
 
 
 def _rounds_up(counts: list[Extent], axes: list[tuple[Extent, int, int, int, int]]) -> bool:
-    """Return the value of ONNX's ceil_mode that results in these numbers of windows.
+    """Return the value of ONNX's ceil_mode that results in ``counts`` windows per axis; raise ModelError if none does.
+
+    Each of ``axes`` is (size, kernel, stride, padding, dilation).
 
     With ceil_mode, ONNX includes a last window that starts in the padding; PyTorch does not.
     """
@@ -126,7 +129,7 @@ def _windows(
 
 
 def _count(size: Extent, kernel: int, stride: int, pad: int, dilation: int, ceil_mode: bool) -> Extent:
-    """Return the number of windows along an axis; with ceil_mode, without a window that starts in the end padding."""
+    """Return PyTorch's number of windows along an axis: even with ceil_mode, none starts in the end padding."""
     count = window_dim(size, kernel, stride, 2 * pad, dilation, ceil_mode)
     if not ceil_mode or stride == 1:
         return count
@@ -159,7 +162,7 @@ def adaptive_max_pool(x: TensorLike, rank: int, output_size: Output) -> Tensor:
 
 
 def _adaptive(x: Tensor, output_size: Output, kind: str) -> Tensor:
-    """Pool to ``output_size``: with a global pool or a plain one if possible, else one axis after another."""
+    """Return the maxima or means (``kind``) of ``output_size`` windows: by one node if possible, else axis by axis."""
     sizes = x.shape[2:]
     given = list(output_size) if isinstance(output_size, Sequence) else [output_size] * len(sizes)
     asked: list[int | None] = [int(o) if isinstance(o, np.integer) else o for o in given]
@@ -207,7 +210,7 @@ def _adaptive_axis(x: Tensor, axis: int, size: Extent, out: Extent, kind: str) -
 def _of_rank(
     pool: Callable[Concatenate[TensorLike, int, P], Tensor], rank: int, words: str
 ) -> Callable[Concatenate[TensorLike, P], Tensor]:
-    """Return ``pool`` with ``rank`` spatial axes, under PyTorch's name."""
+    """Return ``pool`` for ``rank`` spatial axes, under PyTorch's name and with a docstring made from ``words``."""
 
     def function(x: TensorLike, *args: P.args, **kwargs: P.kwargs) -> Tensor:
         return pool(x, rank, *args, **kwargs)

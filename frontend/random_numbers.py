@@ -1,6 +1,6 @@
 """Random numbers, under PyTorch's names: they write ONNX's random operators, which a training step replaces.
 
-In a step, the numbers come from its counter-based generator, so that a resumed run draws the same numbers
+In a step, the numbers come from the step's counter-based generator, so that a resumed run draws the same numbers
 (``passes/draws.py``); in an exported model, the runtime draws them. They have no gradient.
 """
 
@@ -33,12 +33,12 @@ _MOST = 1 << 24  # distinct values of 24 random bits
 
 
 def rand(*size: Extent | Sequence[Extent], dtype: Any = "float32") -> Tensor:
-    """Uniform numbers in [0, 1) of this shape, whose sizes may be dynamic: ``rand(x.shape[0], 1)``."""
+    """Uniform numbers in [0, 1) of shape ``size``, which may be dynamic: ``rand(x.shape[0], 1)``."""
     return _drawn("RandomUniform", size, dtype, _UNIFORM)
 
 
 def randn(*size: Extent | Sequence[Extent], dtype: Any = "float32") -> Tensor:
-    """Standard normal numbers of this shape, whose sizes may be dynamic."""
+    """Standard normal numbers of shape ``size``, which may be dynamic."""
     return _drawn("RandomNormal", size, dtype, _NORMAL)
 
 

@@ -43,7 +43,7 @@ Axes: TypeAlias = "int | Sequence[int] | None"
 
 
 class Extreme(NamedTuple):
-    """The extreme (or sorted) values and their indices."""
+    """The values and indices returned by ``max``, ``min``, ``topk`` and ``sort`` along a dimension."""
 
     values: Tensor
     indices: Tensor
@@ -134,7 +134,10 @@ def max(x: TensorLike, dim: TensorLike | None = None, keepdim: bool = False) -> 
 
 @numpy_words
 def min(x: TensorLike, dim: TensorLike | None = None, keepdim: bool = False) -> Any:
-    """The minimum, as ``max`` for the maximum."""
+    """Without ``dim``, the minimum; with it, ``(values, indices)``, and only elements at these indices get a gradient.
+
+    If the second argument is a tensor, the element-wise minimum, as in PyTorch.
+    """
     if dim is None:
         return amin(x)
     return _extreme("ArgMin", x, int(dim), keepdim) if isinstance(dim, int | np.integer) else minimum(x, dim)

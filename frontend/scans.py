@@ -23,7 +23,7 @@ def scanned(
 
     Args:
         step: a function, called as ``step(*states, *elements)`` with one element of each tensor in ``along``. It
-            returns the next states, of the same shapes, and then ``rows`` outputs, each with the shape of the first
+            returns the next states, with unchanged shapes, and then ``rows`` outputs, each with the shape of the first
             state.
         states: the initial states.
         along: the tensors to scan; their first axes have equal sizes.

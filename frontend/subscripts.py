@@ -63,7 +63,7 @@ def index(x: TensorLike, key: Any) -> Tensor:
 
 
 def _listed_key(key: Any) -> list[Any]:
-    """Return the indices as a list: lists and arrays become tensors, and a mask a tensor per dimension."""
+    """Return the indices in ``key``: lists and arrays become tensors, and a mask becomes one tensor per dimension."""
     entries: list[Any] = []
     for entry in key if isinstance(key, tuple) else (key,):
         if isinstance(entry, bool | np.bool_ | float):
@@ -83,7 +83,10 @@ def _listed_key(key: Any) -> list[Any]:
 
 
 def _cut(x: Tensor, entries: list[Any]) -> tuple[Tensor, list[Any]]:
-    """Apply all slices and integers, as a Slice and a Squeeze; return the result, and the indices without integers."""
+    """Apply all slices and integers in ``entries`` by a Slice and a Squeeze.
+
+    Return the result, and the entries without integers.
+    """
     cuts: list[tuple[int, Extent, Extent, int]] = []
     dims = list(x.shape)
     dropped = []
@@ -116,7 +119,7 @@ def _cut(x: Tensor, entries: list[Any]) -> tuple[Tensor, list[Any]]:
 
 
 def _sliced_size(x: Tensor, size: Extent, part: slice, step: int) -> Extent:
-    """Return the size of a sliced dimension; if it is known only at run time, a symbolic size."""
+    """Return the size of a dimension of ``size`` after slicing; a symbolic size if it is known only at run time."""
     start, stop = None if isinstance(part.start, int) and part.start == 0 and step > 0 else part.start, part.stop
     if isinstance(size, int) and not isinstance(start, Dim) and not isinstance(stop, Dim):
         return len(range(*part.indices(size)))
@@ -133,7 +136,7 @@ def _sliced_size(x: Tensor, size: Extent, part: slice, step: int) -> Extent:
 
 
 def _take(x: Tensor, chosen: list[tuple[int, Value]]) -> Tensor:
-    """Return ``x`` indexed by integer tensors, each given with its axis."""
+    """Return ``x`` indexed by integer tensors; ``chosen`` lists (axis, indices)."""
     if not chosen:
         return x
     axes = [axis for axis, _ in chosen]
@@ -185,12 +188,12 @@ def index_select(x: TensorLike, dim: int, index: TensorLike) -> Tensor:
 
 
 def index_at(x: Tensor, axis: int, places: Tensor) -> Tensor:
-    """Return the entries of one axis at ``places`` (an integer tensor of any rank)."""
+    """Return the entries of ``x`` along ``axis`` at the indices ``places``, an integer tensor of any rank."""
     return _take(x, [(axis, places)])
 
 
 def take_along_dim(x: TensorLike, indices: TensorLike, dim: int) -> Tensor:
-    """The elements at ``indices`` along ``dim``, as ``gather``."""
+    """The elements at ``indices`` along ``dim``, as ``gather`` returns them."""
     return gather(x, dim, indices)
 
 

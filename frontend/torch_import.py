@@ -95,7 +95,7 @@ def _input_names(module: Any, args: tuple[Any, ...], names: Sequence[str] | None
 
 
 def _dynamic_axes(torch: Any, examples: dict[str, Any], dynamic: Dynamic | None) -> list[dict[int, Any] | None]:
-    """Return the dynamic axes of each input, in the exporter's format."""
+    """Return the dynamic axes of each input in the format of ``torch.onnx.export``; None for an input without any."""
     if dynamic is None:
         dynamic = {name: {0: "batch"} for name, x in examples.items() if getattr(x, "ndim", 0) > 0}
     if strange := set(dynamic) - set(examples):
@@ -149,7 +149,7 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _evaluating(torch: Any, module: Any) -> Iterator[None]:
-    """Put the module into evaluation mode, but still record dropout; restore the module at the end."""
+    """Put the module into evaluation mode, but let the exporter record dropout; restore the module at the end."""
     flags = {m: m.training for m in module.modules()}
     functional = torch.nn.functional
     original = functional.dropout

@@ -47,7 +47,7 @@ class Trace:
     """A graph under construction.
 
     Args:
-        stored: the names of the parameters and buffers by ``id``; the use of other ones raises ModelError.
+        stored: the names of the network's parameters and buffers by ``id``; using others raises ModelError.
         taken: names that new values must not get.
         builder: the builder of the graph to extend; by default that of a new graph.
         before: the nodes of the graph to extend.
@@ -72,7 +72,7 @@ class Trace:
     # --- parameters and scopes ---
 
     def stored(self, owner: Value, array: np.ndarray, role: str) -> Var:
-        """Return the initializer of the parameter or buffer ``owner``, the same for each use."""
+        """Return the initializer of the parameter or buffer ``owner``, created at its first use."""
         value = self.initializers.get(id(owner))
         if value is None:
             name = self._stored.get(id(owner))
@@ -114,7 +114,7 @@ class Trace:
         return tuple(d if isinstance(d, int) else self._formulas[d or ""] for d in known)
 
     def record(self, var: Var, dims: Sequence[Extent]) -> None:
-        """Declare the shape of ``var``; a new name of a size denotes the size of that axis from now on."""
+        """Declare the shape of ``var``; a size name that is new is defined as the size of that axis of ``var``."""
         for axis, dim in enumerate(dims):
             if isinstance(dim, Dim):
                 self._formulas.setdefault(str(dim), dim)
@@ -123,7 +123,7 @@ class Trace:
         record_shape(var.value, tuple(d if isinstance(d, int) else str(d) for d in dims))
 
     def size(self, dim: Extent) -> Var:
-        """Return a size as an int64 vector of length 1 in the graph, which is a constant for an integer."""
+        """Return a size as an int64 vector of length 1 in the graph; for an integer, a constant."""
         if isinstance(dim, int):
             return self.builder.const(np.array([dim], np.int64))
         terms = []
@@ -223,8 +223,9 @@ def _operand(trace: Trace, x: Any) -> Any:
 
 
 def tensor(x: TensorLike, dtype: ir.DataType | None = None) -> Tensor:
-    """Return ``x`` as a traced tensor. Numbers and arrays become constants, in float32 for float64 unless ``dtype`` is
-    given.
+    """Return ``x`` as a traced tensor, cast to ``dtype`` if set; numbers and arrays become constants.
+
+    By default, constants in float64 become float32.
     """
     trace = current()
     if isinstance(x, Value):
