@@ -139,7 +139,7 @@ _FACTORS, _PRIME = np.array([[1_000_003], [69_069]]), 2**31 - 1
 
 
 def _words(letters: Row, space: int) -> Row:
-    """Return the words of each row, separated by ``space``, as numbers: polynomial hashes to two bases modulo a prime."""
+    """Return the words of each row, split at ``space``, as numbers: polynomial hashes to two bases modulo a prime."""
     rows = letters.labels.shape[0]
     inside = logical_and(letters.labels != space, letters.labels >= 0)
     builder = letters.labels.traced.op
