@@ -94,7 +94,7 @@ def bound(
 
 
 def meant(word: str, known: Sequence[str]) -> str:
-    """Return the end of a message about ``word``, which is not among ``known``: a similar name, or where to find it."""
+    """Return the end of a message that ``word`` is not among ``known``: a similar name, or its equivalent elsewhere."""
     near, elsewhere = suggestion(word, known), advice(word, known)
     if elsewhere is None:
         return near
@@ -106,7 +106,7 @@ def _asks(words: str) -> bool:
 
 
 def described(value: Any) -> str:
-    """Describe ``value`` in a few words, never printing an array or a table."""
+    """Describe ``value`` in a few words, such as ``an array of shape [2, 3]``, without printing arrays or tables."""
     if value is None or isinstance(value, bool | int | float | str):
         return shown(repr(value))
     if isinstance(value, type):
@@ -174,7 +174,7 @@ class Table(dict[str, E]):
     """A dict of entries by name, such as the table of all losses, backends or adapter kinds.
 
     Args:
-        what: what an entry is called in messages, such as "loss".
+        what: the word for an entry in messages, such as "loss".
         known_as: for names in other libraries, the name of the entry here, or advice if there is no such entry; used in
             messages.
     """
@@ -232,7 +232,7 @@ class Makers(Table[Callable[..., T]]):
     """A table of functions that create objects, such as losses or optimizers, by name.
 
     Args:
-        what: what a created object is called in messages.
+        what: the word for a created object in messages, such as "loss".
         wanted: the class of the created objects.
         module: the public module that contains the functions, for messages.
         example: an example of a call, for messages.
@@ -325,10 +325,10 @@ class Makers(Table[Callable[..., T]]):
 
 
 def as_names(names: str | Iterable[str]) -> list[str]:
-    """Return a single name as a list."""
+    """Return ``names`` as a list; a single string becomes a list of one name."""
     return [names] if isinstance(names, str) else list(names)
 
 
 def matching(pattern: str, names: Sequence[str]) -> list[str]:
-    """Return the ``names`` that match ``pattern``: a name (which may contain brackets) or, otherwise, a glob."""
+    """Return the ``names`` that match the glob ``pattern``; only ``pattern`` itself if it is one of the names."""
     return [pattern] if pattern in names else fnmatch.filter(names, pattern)

@@ -79,7 +79,7 @@ def shown(name: object) -> str:
 
 
 def cut(text: str, length: int) -> str:
-    """Return ``text``, or its two ends around "…" if it is too long."""
+    """Return ``text``; if it is longer than ``length``, its beginning and its end around "…"."""
     if len(text) <= length:
         return text
     half = (length - 1) // 2
@@ -139,7 +139,7 @@ def bare(name: object) -> str:
 def _steers(char: str) -> bool:
     """Whether ``char`` may control a terminal or be invisible.
 
-    Its Unicode category is then C (control, format, surrogate, unassigned) or a separator other than the plain space.
+    These are the Unicode categories C (control, format, surrogate, unassigned) and Z (separators), except the space.
     """
     return unicodedata.category(char)[0] in "CZ" and char != " "
 
@@ -265,8 +265,8 @@ class DivergedError(GradgraphError):
     """Raised if the loss is NaN or infinite.
 
     Attributes:
-        batch, hyperparameters: the inputs of the step. The state is that before the step, so
-            ``trainer.step(error.batch, **error.hyperparameters)`` repeats it, masks included.
+        batch, hyperparameters: the inputs of the step. The trainer still has the state before the step, so
+            ``trainer.step(error.batch, **error.hyperparameters)`` repeats the step, dropout masks included.
         step: the name of the step, if there are several.
     """
 
@@ -307,7 +307,7 @@ class RuntimeUnavailableError(GradgraphError):
 
 
 def refused(first: Finding, *others: Finding) -> ModelError:
-    """Return the error for several findings: it states the first one and the number of the others."""
+    """Return a ModelError with these findings; its message states the first finding and the number of others."""
     more = f" (and {len(others)} more: `gradgraph check` lists them)" if others else ""
     return ModelError(f"{first.problem}{more}" + (f"; {first.remedy}" if first.remedy else ""), [first, *others])
 

@@ -322,7 +322,7 @@ def compression(make: F) -> F:
 
 
 def _options(what: str, function: Any, tensors: int | None = None) -> list[str]:
-    """Return the names of the arguments of a function that are options: those after its tensors.
+    """Return the names of the options of a function: the arguments after its tensor arguments.
 
     Args:
         what: the kind of function, such as "loss".
@@ -494,7 +494,7 @@ def _attribute(name: str, default: Any) -> OpSchema.Attribute:
 
 @dataclass(frozen=True)
 class _Inference:
-    """Type and shape inference from type variables and a shape rule, as called by onnx."""
+    """Type and shape inference of a declared operator, called by onnx."""
 
     op_type: str
     inputs: Sequence[str]

@@ -18,7 +18,7 @@ from gradgraph.step.manifest import BATCH_WEIGHT, UPDATE
 
 
 class Accumulation(Link):
-    """The link that accumulates gradients, and updates the weights in the branch of an If when an update is due.
+    """A link (see ``links``) that accumulates gradients, and updates the weights inside an If when an update is due.
 
     The optimizer gets the weighted mean of the gradients since the last update, or their sum if the loss is a sum.
 

@@ -25,13 +25,13 @@ from gradgraph.step.manifest import Manifest
 
 @dataclass
 class Part:
-    """One of several named steps over one state, or the only step, whose name is "".
+    """One of several named steps that share their state, or the only step, whose name is "".
 
     Attributes:
         name: the name of the step.
         options: its options.
         seed: the seed of its random numbers.
-        below: the weights frozen by ``freeze_below``.
+        below: the names of the weights frozen by ``freeze_below``.
         model: the model that becomes the train graph of this step.
         objective_for: a function that returns the objective for a graph.
         doubts: findings about the values that the objective reads.
@@ -62,7 +62,7 @@ class Part:
 
 @dataclass
 class Draft:
-    """A step under construction, or several named steps over one state. Each stage sets fields that later stages read.
+    """A step under construction, or several named steps that share their state. Stages set fields for later ones.
 
     Attributes:
         options: the options of ``gg.build``.

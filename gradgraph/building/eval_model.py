@@ -1,4 +1,4 @@
-"""Writing eval.onnx: the model with loss and metrics, its state as inputs."""
+"""Writing of eval.onnx: the model with loss and metrics, whose state tensors are inputs."""
 
 from __future__ import annotations
 

@@ -13,8 +13,9 @@ from gradgraph.optim.transform import Group, Vars
 
 
 class GroupStarts(Link):
-    """The link for parameter groups with a start step: before it, the gradients of the group are set to zero and its
-    weights are not updated.
+    """A link (see ``links``) for parameter groups with a start step.
+
+    Before that step, the gradients of the group are set to zero, and its weights are not updated.
 
     Args:
         state: the state of the step.

@@ -47,9 +47,10 @@ class InitModel:
 
 
 def owned(op: Builder, var: Var, name: str, like: ir.Value, taken: Collection[ir.Value]) -> ir.Value:
-    """Return ``var`` as a value of its own, with the name ``name`` and the type and shape of ``like``.
+    """Return ``var`` as a separate value named ``name``, with the type and shape of ``like``.
 
-    It is copied by an Identity node if ``op`` did not write it, or if it is already in ``taken``.
+    An Identity node copies ``var`` if ``op`` did not write it, or if it is already in ``taken``; otherwise ``var`` is
+    renamed.
     """
     node = var.value.producer()
     if node is None or node.graph is not None or var.value in taken:

@@ -18,8 +18,8 @@ class Weights:
     """Trained weights.
 
     Attributes:
-        params: the values in the model.
-        start: their initial values, in init.onnx.
+        params: the weights in the model.
+        start: the initial values, in init.onnx.
         old: the values that the optimizer updates: ``params``, or float32 copies of them.
     """
 
@@ -50,8 +50,9 @@ class Link:
 
 
 class MasterWeights(Link):
-    """The link that keeps float32 master copies of float16 weights: the optimizer updates the copies, and the weights
-    are the copies rounded to float16.
+    """A link that keeps float32 master copies of float16 weights.
+
+    The optimizer updates the copies, which are then rounded to float16.
     """
 
     def __init__(self, state: StepState) -> None:

@@ -1,4 +1,4 @@
-"""Losses on logits whose model outputs probabilities: they read the logits instead, or a finding is reported."""
+"""Losses that expect logits while the model outputs probabilities: they read the logits before Softmax or Sigmoid."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def logits_behind(graph: ir.Graph, terms: Sequence[Term], named: bool) -> tuple[
 
 
 def _as_output(graph: ir.Graph, logits: ir.Value, found: Probabilities) -> str:
-    """Return the name of logits in the layout of the probabilities; write nodes for the layout if necessary."""
+    """Return the name of the logits, with axes in the order of the probabilities; add nodes for this if necessary."""
     assert logits.name is not None
     if found.logits is not None:
         return logits.name

@@ -1,4 +1,4 @@
-"""Loss columns that are exact over all samples, and the weight of each batch in accumulated gradients."""
+"""Loss columns computed from sums over all samples, and the weight of each batch when gradients are accumulated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses given as a Python function: it is called with traced tensors while a step is built, which adds its nodes."""
+"""Losses that are Python functions, which are called with traced tensors while a step is built to write their nodes."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Quotient(NamedTuple):
 
 
 class _Pending(NamedTuple):
-    """A value on the way from the loss back to its sums, whose producer is still to be examined."""
+    """A value whose producer is still to be examined, in the search from the loss backwards to its sums."""
 
     value: ir.Value
     scaled: Callable[[Var], Var]  # applies the linear operations between this value and the loss
@@ -142,7 +142,7 @@ class _Reading:
         return Quotient(op.Where(op.Equal(below, 0.0), 0.0, self._wide(value) * below), below)
 
     def _compares(self, summed: ir.Value) -> bool:
-        """Whether a summand of ``summed``, the loss of a sample, depends on other samples.
+        """Whether a summand of ``summed`` (the loss of a sample) depends on other samples, as in a contrastive loss.
 
         Only nodes of the loss are considered. Nodes of the model compute each sample alone, except batch norms, for
         which there is an option of its own (``sync_batch_norm``).
@@ -234,7 +234,7 @@ class _Reading:
         return [_Pending(a, divided, below, of_mean)]
 
     def _chosen(self, pending: _Pending, is_so: ir.Value, a: ir.Value, b: ir.Value) -> Sequence[_Pending] | None:
-        """Return the other value of a Where that selects between a value and NaN; None for another Where."""
+        """Return the ``x`` of ``where(is_so, x, NaN)`` or ``where(is_so, NaN, x)``; None for other Where nodes."""
         scaled, op = pending.scaled, self._op
         for first, (value, other) in enumerate([(b, a), (a, b)]):
             number = constant_of(other)
@@ -254,9 +254,10 @@ class _Reading:
     # --- divisors --------------------------------------------------------------------------------------------
 
     def _divisor(self, value: ir.Value) -> tuple[Var, list[ir.Value], bool] | None:
-        """Split a divisor into a sum over the batch, constant factors, and whether it is a mean instead of a sum.
+        """Split a divisor into a sum over the batch and constant factors; None if it has another form.
 
-        Returns None if it is none of these.
+        Returns:
+            The sum; the factors; and whether the divisor is a mean, whose sum is the mean times its size.
         """
         factors: list[ir.Value] = []
         while True:
@@ -318,8 +319,9 @@ class _Reading:
         return found is not None and found[1]
 
     def _size_of(self, value: ir.Value) -> tuple[ir.Value, bool] | None:
-        """Return the tensor whose axis length or number of elements ``value`` is, and whether the batch axis is
-        included; None if ``value`` is not a size.
+        """Return the tensor whose size ``value`` is, and whether that size includes the batch axis.
+
+        A size is the length of an axis or the number of elements; the result is None if ``value`` is not a size.
         """
         node = value.producer()
         while node is not None and node.op_type in (*_SAME, "Gather", "Slice", "ReduceProd"):
@@ -377,7 +379,10 @@ def joint_divisor(parts: Sequence[Quotient]) -> Var | None:
 
 
 def counts(part: Quotient) -> bool:
-    """Whether a part is divided by a number of elements or labels: each has the weight 1, or 0 if it is ignored."""
+    """Whether the divisor of ``part`` is a number of elements or labels.
+
+    Each element or label then has the weight 1, or 0 if it is ignored.
+    """
     if part.below is None or part.counts_elements:
         return part.below is not None
     value, flags = part.below.value, ("Cast", "Not", "Equal", "And", "Where", "Expand", "Mul", "Reshape", "Identity")

@@ -19,7 +19,7 @@ from gradgraph.step.manifest import LOSS_SCALE, SKIPPED_STEPS, column
 
 
 class LossScale(Link):
-    """The link that scales the loss of a step; ``settings`` has the initial scale and how it is adjusted."""
+    """A link (see ``links``) that scales the loss of a step; ``settings`` has the initial scale and its adjustment."""
 
     def __init__(self, state: StepState, settings: Precision) -> None:
         self._state, self._settings = state, settings
@@ -58,7 +58,7 @@ class LossScale(Link):
     def _are_finite(self, gradients: Vars) -> Var:
         """Return a boolean scalar: whether the sum of all gradient elements is finite.
 
-        It is not if an element is NaN or infinite, or if the sum overflows.
+        The sum is not finite if an element is NaN or infinite, or if it overflows.
         """
         op = self._state.op
         sums = [op.cast(op.ReduceSum(g, keepdims=0), ir.DataType.FLOAT) for g in gradients]

@@ -122,7 +122,10 @@ class MetricColumns:
     kept: Sequence[str] = ()
 
     def write_numbers(self, builder: Builder, term: Term, tensors: Sequence[Tensor]) -> list[ir.Value]:
-        """Write ``numbers`` after the loss of ``term``; ``tensors`` are the outputs and targets that it compares."""
+        """Write the metrics in ``numbers`` after the loss of ``term``; return their values.
+
+        ``tensors`` are the outputs and targets that the loss compares.
+        """
         found = []
         with tracing(Trace({}, builder=builder)):
             for one in self.numbers:
@@ -135,7 +138,7 @@ class MetricColumns:
     def write_sums(
         self, builder: Builder, graph: ir.Graph, terms: Sequence[Term], fed: Mapping[str, str]
     ) -> tuple[list[Measure], list[str]]:
-        """Write ``sums`` after the losses.
+        """Write the sums of the metrics in ``sums``, after the losses.
 
         Args:
             builder: writes after ``graph``.

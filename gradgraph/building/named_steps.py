@@ -1,4 +1,4 @@
-"""Named steps over one state: the part of the model that each needs, and their entries in the manifest."""
+"""Named steps that share their state, such as the generator and discriminator of a GAN, and their manifest entries."""
 
 from __future__ import annotations
 

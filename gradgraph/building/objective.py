@@ -124,7 +124,7 @@ class Objective:
         return self.emit_and_read(builder, graph)[0]
 
     def emit_and_read(self, builder: Builder, graph: ir.Graph) -> tuple[Written, list[str]]:
-        """Like ``emit``, but also return the names of the values that metric functions read."""
+        """Add loss and metrics as ``emit`` does; also return the names of the values that metric functions read."""
         inputs, checked = {v.name: v.name for v in graph.inputs if v.name}, named_sizes(graph)
         written: Written | None = None
         if self.function is not None:
@@ -188,7 +188,7 @@ class Objective:
         return Written(loss, (), measures)
 
     def _added_up(self, builder: Builder, graph: ir.Graph, written: Written) -> Written:
-        """Return ``written`` with the divisor of the loss, which accumulation needs.
+        """Return ``written`` with the divisor of the loss, which gradient accumulation needs.
 
         Losses whose divisor is not a number of elements also get columns that are computed from sums.
         """

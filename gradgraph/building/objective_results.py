@@ -28,7 +28,7 @@ class Written(NamedTuple):
         adds_up: whether the loss is a sum over the batch.
         differs: the reason, as words that follow the name of the loss, why gradients accumulated with ``weight`` differ
             from those of one large batch; empty if they do not differ.
-        every_label: whether they differ only if labels are ignored.
+        every_label: whether these gradients differ only if labels are ignored.
     """
 
     loss: ir.Value

@@ -1,4 +1,4 @@
-"""The optimizer's update of the weights: the weights are moved by the gradients after its transforms."""
+"""The optimizer's update: its transforms turn gradients into updates, which are added to the weights."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class Option:
     shell: tuple[Shell, ...]
 
     def check(self, name: str, value: Any) -> None:
-        """Raise ArgumentError if ``value`` is of another kind."""
+        """Raise ArgumentError if ``value`` is not of the kind of this option; ``name`` is its name in the message."""
         kind = found_at(self.kind) if isinstance(self.kind, str) else self.kind
         if kind is not None:
             kind.check(name, value)

@@ -12,7 +12,7 @@ from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
 
 
 def output_of(graph: ir.Graph, name: str) -> ir.Value:
-    """Return the output of this name."""
+    """Return the graph output called ``name``, which must exist."""
     return next(v for v in graph.outputs if v.name == name)
 
 

@@ -17,7 +17,7 @@ from gradgraph.optim.transform import Vars
 
 
 class PruningMasks(Link):
-    """The link that applies pruning masks.
+    """A link (see ``links``) that applies pruning masks.
 
     Args:
         state: the state of the step.

@@ -37,7 +37,7 @@ def write_schedule(model: ir.Model, state: StepState) -> None:
 
 
 def _written(op: Builder, schedule: Schedule, clock: ir.Value, name: str) -> ir.Value:
-    """Return the learning rate after ``clock`` updates. Its nodes and constants, cleaned up, are left in ``op``."""
+    """Return the learning rate after ``clock`` updates; ``op`` gets its nodes and constants, after clean-up."""
     op.scope = "update"
     own = ir.Value(name=clock.name, type=clock.type, shape=clock.shape)
     rate = op.Identity(schedule.emit(op, op.cast(op.wrap(own), ir.DataType.FLOAT)), name=name).value
@@ -55,7 +55,8 @@ def _written(op: Builder, schedule: Schedule, clock: ir.Value, name: str) -> ir.
 
 
 def _input(model: ir.Model, like: ir.Value | None) -> ir.Value | None:
-    """Return the input of ``model`` with the name of ``like``; None if there is none (``model`` may be one half of the
-    step).
+    """Return the input of ``model`` with the name of ``like``, or None.
+
+    One half of a step (gradient.onnx or apply.onnx) may lack the input.
     """
     return next((v for v in model.graph.inputs if like is not None and v.name == like.name), None)

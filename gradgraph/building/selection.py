@@ -122,7 +122,7 @@ def weights_below(model: ir.Model, value: str) -> list[str]:
 
 
 def how_to_freeze(names: Sequence[str]) -> Remedies:
-    """Return the remedies, for messages, that say how to freeze the weights of these names."""
+    """Return the remedy of an error message: how to freeze these weights, in Python and on the command line."""
     these = names[0] if len(names) == 1 else list(names)
     typed = " ".join(f"--freeze {shlex.quote(shown(name))}" for name in names)
     it = "them" if names[1:] else "it"
@@ -161,7 +161,7 @@ def _hint_at_integers(graph: ir.Graph) -> dict[str, Any]:
 
 
 def frozen_values(graph: ir.Graph, trained: Sequence[str]) -> set[ir.Value]:
-    """Return the frozen weights, without constants: a layer without affine parameters has nothing to freeze."""
+    """Return the frozen weights: initializers that are not trained, except those marked as constants."""
     kept = set(trained)
     return {v for n, v in graph.initializers.items() if n not in kept and not is_marked_constant(v)}
 

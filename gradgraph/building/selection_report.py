@@ -19,7 +19,7 @@ _NAMED = 6  # weights listed
 def matches_of_globs(draft: Draft) -> list[str]:
     """Return a line for each glob in the options of each part, with the weights that it matches.
 
-    Names without wildcards are skipped, and so is ``*``, except for pruning.
+    Options without wildcards are skipped, and so is ``*`` in all options except pruning.
     """
     return [line for part in draft.parts for line in _of_part(part)]
 

@@ -107,7 +107,7 @@ def _values(model: ir.Model) -> dict[str, ir.Value]:
 
 
 def _feed(model: ir.Model, names: Iterable[str]) -> None:
-    """Make the values of these names inputs of the graph, in place of the nodes that compute them."""
+    """Turn the values called ``names`` into inputs of the graph; the nodes that computed them are no longer read."""
     made = _values(model)
     for name in names:
         old = made[name]

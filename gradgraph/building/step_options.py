@@ -44,7 +44,7 @@ STEPS = Kind(
 
 @options
 class StepOptions:
-    """One of several named steps over one state: ``gradgraph.build(model, steps={"name": StepOptions(...), ...})``.
+    """One of several named steps that share their state: ``gradgraph.build(model, steps={"name": StepOptions(...)})``.
 
     The arguments are those of ``gradgraph.build``.
 

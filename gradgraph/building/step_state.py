@@ -100,7 +100,7 @@ class StepState:
 
     @property
     def counter(self) -> ir.Value | None:
-        """The step counter, if anything reads it."""
+        """The step counter; None if nothing reads it."""
         return None if self._counter is None else self._counter.value
 
     def fed(self, name: str) -> Var:
@@ -121,7 +121,7 @@ class StepState:
     def where(self, condition: Var, old: Vars, new: Vars, first: int) -> list[Var]:
         """Return ``new`` if the scalar ``condition`` is true, otherwise ``old``.
 
-        The slots from ``first`` on are changed likewise: they keep their values if ``condition`` is false.
+        The state tensors in ``slots[first:]`` also keep their old values if ``condition`` is false.
         """
         op = self.op
         self.slots[first:] = [s._replace(new=op.Where(condition, s.new, op.wrap(s.value))) for s in self.slots[first:]]
@@ -136,7 +136,7 @@ class StepState:
     def next_step(self, moves: Var | None = None) -> list[Slot]:
         """Return the slot that increments the step counter, or no slot if nothing reads the counter.
 
-        With ``moves``, a boolean scalar, it is incremented only if that is true.
+        If ``moves``, a boolean scalar, is passed, the counter is incremented only where it is true.
         """
         if self._counter is None:
             return []

@@ -164,8 +164,8 @@ def terms_of(graph: ir.Graph, loss: Loss | Mapping[Any, Any], output: Any, targe
 
 
 def _term(graph: ir.Graph, loss: Loss, output: Any, target: str, free: Builder, prefix: str = "", **more: Any) -> Term:
-    """Return the term of ``loss``. The first target is called ``target``, further targets ``<prefix><name>``, or a free
-    name derived from these (``free``).
+    """Return the term of ``loss``. The first target is called ``target``, further targets ``<prefix><name>``; ``free``
+    changes names that are already used.
     """
     if loss.arguments.get("reduction") == "none":
         raise BuildError(
@@ -312,5 +312,5 @@ def _mask_of(
 
 
 def _usual_shape(graph: ir.Graph, term: Term) -> tuple[Any, ...]:
-    """Return the shape of the term's target, or else of its output."""
+    """Return the shape of the term's first target; for a loss without targets, of its first output."""
     return tuple(term.targets[0].shape) if term.targets else tuple(shape_of(output_of(graph, term.outputs[0])) or ())

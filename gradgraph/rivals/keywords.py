@@ -23,7 +23,7 @@ OWN = {
 
 @dataclass(frozen=True)
 class Home:
-    """The equivalent of an argument of other libraries.
+    """The equivalent in gradgraph of an argument of other libraries.
 
     Attributes:
         words: the names of the argument in other libraries, separated by spaces.
@@ -56,7 +56,7 @@ class Home:
 
 
 def _advice(names: str, instead: str) -> Home:
-    """Return an entry for arguments without an equivalent."""
+    """Return a ``Home`` for arguments without an equivalent, with advice ``instead``."""
     return Home(names, instead=instead)
 
 
@@ -217,7 +217,7 @@ RIVALS = {word: home for home in HOMES for word in home.words.split()}
 
 
 def own_homes(word: str) -> Iterator[Home]:
-    """Yield an entry for each function in ``OWN`` that has an argument of this name."""
+    """Yield a ``Home`` for each gradgraph function in ``OWN`` that has an argument called ``word``."""
     for name, place in OWN.items():
         module, _, path = place.partition(":")
         found = importlib.import_module(f"gradgraph.{module}")

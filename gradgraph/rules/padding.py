@@ -83,7 +83,7 @@ def _widths(x: Var, pads: Var, axes: Var | None) -> dict[int, tuple[int, int]] |
 
 
 def _folds(mode: str, x: Var, axis: int, before: int, after: int) -> bool:
-    """Whether each border of the axis copies one run of elements, without wrapping around, or repeats one ("edge").
+    """Whether each border of the axis copies one contiguous run of elements, or repeats one element ("edge").
 
     If the size is unknown, "reflect" is assumed to be narrower than the axis, as onnxruntime and PyTorch require.
     """

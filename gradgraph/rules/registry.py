@@ -118,7 +118,7 @@ def case(
 
     The kit compares gradients with central differences in float64: with all shapes known, with unknown shapes, with
     alternate axes known, and with the literals as run-time inputs. Then it checks the second-order gradient, and the
-    gradient in onnxruntime in float32. The text arguments are reasons to skip one of these checks.
+    gradient in onnxruntime in float32. To skip a check, pass a reason: ``first_order_only`` and so on.
     """
     chosen = None if read is None else tuple(read)
     return Case(inputs, attrs, outputs, chosen, first_order_only, constant_literals, known_shapes, onnxruntime, graph)

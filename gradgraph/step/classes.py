@@ -44,7 +44,7 @@ class ClassNumbers(np.ndarray[Any, Any]):
 
 
 def as_class_numbers(batch: Mapping[str, Any], targets: Collection[str]) -> dict[str, Any]:
-    """Mark the arrays of ``targets`` as class indices, so that they are not matched with class names again."""
+    """Return a batch with the arrays of ``targets`` marked as class indices, which are not matched with class names."""
     return {
         name: value.view(ClassNumbers) if name in targets and isinstance(value, np.ndarray) else value
         for name, value in batch.items()
@@ -87,8 +87,9 @@ class Classes:
         return not self.numbered and self.look_like_numbers and not are_their_numbers
 
     def look_at_numbers(self, spec: TensorSpec) -> bool:
-        """Whether whole numbers in the data must be matched with the classes: they may be names, or indices beyond the
-        named classes.
+        """Whether whole numbers in the data must be matched with the classes.
+
+        This is so if they may be class names, or if not every class index has a name.
         """
         most = spec.classes if isinstance(spec, TargetSpec) else None
         return bool(self.names) and (self.may_be_named_by_numbers or most is None or len(self.names) < most)
@@ -269,8 +270,8 @@ def labelled(
         known: the classes that the model was trained on; None before the first training.
         where: the origin of the labels, for messages.
         own: the class names that the source lists for the indices from 0 on.
-        whole: whether ``values`` are all labels of the data. If so, numbers that are positive, no more than the
-            model's classes, and too large for class indices are taken as class names.
+        whole: whether ``values`` are all labels of the data. If so, positive whole numbers are taken as class names if
+            some are too large for class indices, and there are no more distinct ones than the model has classes.
 
     Raises:
         UnmatchedError: if a label matches no known class.
@@ -370,7 +371,7 @@ def _are_names(numbers: Collection[Any], spec: TensorSpec, ignored: int | None) 
 
 
 def _both_of_truth(names: Sequence[str]) -> list[str]:
-    """Return the class names "false" and "true" in the data's spelling, even if only one of them occurs in the data."""
+    """Return the class names "false" and "true", in upper or lower case as in ``names``, which may lack one of them."""
     by_word = {name.casefold(): name for name in names}
     if len(by_word) < len(names):
         return list(names)

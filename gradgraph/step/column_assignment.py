@@ -66,7 +66,10 @@ def _input(name: str, fitting: Sequence[str], inputs: Sequence[TensorSpec]) -> s
 
 
 def _learnt(names: DataNames, targets: Sequence[TargetSpec]) -> DataNames:
-    """Return the columns and classes of the targets for which ``names`` has no columns yet."""
+    """Assign the target columns of the preprocessing to targets; return their columns and class names.
+
+    The result is empty if ``names`` already has columns for all targets.
+    """
     plan = names.preprocess
     assert plan is not None
     columns = list(plan.targets)

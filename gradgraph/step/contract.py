@@ -91,7 +91,7 @@ def _scalars(names: Iterable[str]) -> dict[str, TensorSpec | None]:
 
 
 def _next_values(state: Mapping[str, StateSpec], names: Iterable[str]) -> dict[str, TensorSpec | None]:
-    """Return the specs of the outputs with the updated values of these state tensors, by name."""
+    """Return the specs of the ``next`` outputs (updated values) of these state tensors, by output name."""
     return {s.next: TensorSpec(s.next, s.dtype, s.shape) for s in (state[name] for name in names)}
 
 

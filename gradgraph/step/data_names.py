@@ -32,7 +32,7 @@ def _mapping(name: str, value: Any) -> Mapping[str, Any]:
 
 
 def is_text(name: str) -> bool:
-    """Whether UTF-8 can encode ``name``; file names may contain unpaired surrogates, which it cannot."""
+    """Whether UTF-8 can encode ``name``; it cannot encode unpaired surrogates, which file names may contain."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -172,7 +172,7 @@ class DataNames:
         )
 
     def _keeps_in(self, other: DataNames) -> Callable[[str], bool]:
-        """Return a function that says whether ``other`` leaves the classes of a target unchanged."""
+        """Return a predicate of a target: whether updating with ``other`` leaves the target's classes unchanged."""
         return lambda target: other.classes.get(target, self.classes.get(target)) == self.classes.get(target)
 
     def fitting(self, columns: Mapping[str, Any], classes: Mapping[str, Any]) -> DataNames:

@@ -103,28 +103,29 @@ def _spread(count: Array, pivots: Array, rests: Array, squares: Array, products:
 
 
 def label_precision(sums: Array, average: str) -> Any:
-    """Return the precision over labels, ``hits / predicted``, from sums `[labels, 2, 2]`."""
+    """Return the precision over labels, ``hits / predicted``, from a 2×2 confusion matrix per label."""
     return _of_labels(sums, average, lambda hits, called, so: (hits, called))
 
 
 def label_recall(sums: Array, average: str) -> Any:
-    """Return the recall over labels, ``hits / true``, from sums `[labels, 2, 2]`."""
+    """Return the recall over labels, ``hits / true``, from a 2×2 confusion matrix per label."""
     return _of_labels(sums, average, lambda hits, called, so: (hits, so))
 
 
 def label_f1(sums: Array, average: str) -> Any:
-    """Return the F1 score over labels, ``2·hits / (predicted + true)``, from sums `[labels, 2, 2]`."""
+    """Return the F1 score over labels, ``2·hits / (predicted + true)``, from a 2×2 confusion matrix per label."""
     return _of_labels(sums, average, lambda hits, called, so: (2.0 * hits, called + so))
 
 
 def label_iou(sums: Array, average: str) -> Any:
-    """Return the IoU over labels, ``hits / (predicted + true − hits)``, from sums `[labels, 2, 2]`."""
+    """Return the IoU over labels, ``hits / (predicted + true − hits)``, from a 2×2 confusion matrix per label."""
     return _of_labels(sums, average, lambda hits, called, so: (hits, called + so - hits))
 
 
 def _of_labels(sums: Array, average: str, parts: Callable[[Array, Array, Array], tuple[Array, Array]]) -> Any:
     """Average a ratio over labels as scikit-learn does, with 0 for 0/0.
 
+    ``sums`` is [labels, 2, 2]: for each label, counts by truth (no, yes) and prediction (no, yes).
     "binary" pools the predictions of all labels, as "micro" does. ``parts`` returns the numerators and denominators,
     one per label, from the hits, predicted and true counts.
     """
@@ -215,7 +216,7 @@ def roc_auc(sums: Array, average: str, probable: bool) -> Any:
     or negatives.
 
     Args:
-        sums: rows of samples.
+        sums: one row per sample, with its scores and label.
         average: how to average over classes.
         probable: whether scores are probabilities, so that Softmax is not applied.
     """
@@ -247,7 +248,10 @@ def _ranked(figure: Callable[[Array, Array], float], rows: Array, average: str, 
 
 
 def _against_the_rest(rows: Array, probable: bool) -> list[tuple[Array, Array]]:
-    """Return the scores and truth of each class against the rest, or of each yes/no prediction."""
+    """Return a pair (scores, truth) for each class against the rest, or for each yes/no prediction.
+
+    Softmax is applied to the scores unless they are ``probable``. Samples without a valid label are dropped.
+    """
     if rows.ndim == 3:
         columns = (rows[..., i] for i in range(rows.shape[2]))
         return [(c[c[:, 1] >= 0, 0], c[c[:, 1] >= 0, 1] > 0) for c in columns]
@@ -260,8 +264,8 @@ def _against_the_rest(rows: Array, probable: bool) -> list[tuple[Array, Array]]:
 
 
 def _steps(scores: Array, truth: Array) -> tuple[Array, Array]:
-    """For each distinct score, from the highest down, return the numbers of positives and of negatives whose score is
-    at least that.
+    """Return the numbers of positives and of negatives with at least each score, for distinct scores from the highest
+    down.
     """
     order = np.argsort(-scores, kind="stable")
     ends = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
@@ -285,7 +289,7 @@ def _mean_precision(scores: Array, truth: Array) -> float:
 
 
 def _averaged(above: Array, below: Array, matrix: Array, average: str) -> Any:
-    """Average a ratio over classes as scikit-learn does, with 0 for 0/0."""
+    """Average ``above / below`` over the classes of a confusion matrix as scikit-learn does, with 0 for 0/0."""
     shares = np.where(below > 0, above / np.where(below > 0, below, 1.0), 0.0)
     if average == "none":
         return shares

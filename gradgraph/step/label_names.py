@@ -21,7 +21,7 @@ UNNAMED = re.compile(r"LABEL_\d+")  # written by transformers when classes have 
 
 
 def names_beside(source: object) -> DataNames:
-    """Return the class names stored next to a model file, as those of the only target.
+    """Return the class names stored next to a model file; they apply to the only target of a step.
 
     They are read from ``config.json`` in the folder of the file, or in its parent for ``onnx/model.onnx``, as
     transformers.js does. The result is empty if there are no names, or only placeholders such as ``LABEL_0``.

@@ -63,7 +63,8 @@ class TargetSpec(TensorSpec):
     Attributes:
         classes: the number of classes, for labels: each is in [0, classes), or equals ``ignore_index``.
         ignore_index: the label that the loss ignores; None if the target does not contain labels.
-        most: the largest allowed number, from 0 on; if it is a string, the size of that dimension in the batch.
+        most: the largest allowed number (the smallest is 0), or the name of a dimension whose size in the batch is the
+            largest allowed number.
         counted_by: the name of the target with the number of valid entries in each row; further entries are ignored.
         padded: whether rows with fewer objects are padded with ``ignore_index``; a batch may then have no object.
     """
@@ -133,7 +134,7 @@ class StepSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class PartSpec(StepSpec):
-    """One of several named steps over one state; its columns in the history are called ``<step>.<column>``.
+    """One of several named steps that share their state; its history columns are called ``<step>.<column>``.
 
     Attributes:
         inputs: names of the inputs and targets that the step reads from a batch.
@@ -155,7 +156,7 @@ class PartSpec(StepSpec):
         return {**self.results(step), **{name.removeprefix(f"{step}."): name for name in self.reports}}
 
     def columns_of_sums(self, step: str) -> tuple[MeasureSpec, ...]:
-        """Return the measures of training under their column names without the prefix ``<step>.``."""
+        """Return the measures that train.onnx computes, with column names without the prefix ``<step>.``."""
         return tuple(dataclasses.replace(m, name=m.name.removeprefix(f"{step}.")) for m in self.trained_measures)
 
 
@@ -225,7 +226,7 @@ class Manifest(StepSpec):
         opset: the ONNX opset version of the models.
         gradgraph: the version of gradgraph that wrote the step.
         version: the version of the manifest's format.
-        steps: the named steps, if there are several over one state; each has its own loss and optimizer.
+        steps: the named steps, if several share the state; each has its own loss and optimizer.
         separate: the inputs and outputs of gradient.onnx and apply.onnx, if the step has them.
         data: the names in the training data of the step or its model, with which later data are matched.
     """
@@ -315,7 +316,7 @@ class Manifest(StepSpec):
 
     @functools.cached_property
     def parts(self) -> Mapping[str, PartSpec]:
-        """The named steps; for a single step, itself under the name ""."""
+        """The named steps by name; a single step has the name ""."""
         if self.steps:
             return self.steps
         state = tuple(s.name for s in self.state)

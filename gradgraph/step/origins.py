@@ -31,8 +31,7 @@ class Origin:
 
     Attributes:
         role: one of ``ROLES``.
-        node: the name of the node of the user's model or of the loss that it is, or that it was derived from; empty if
-            there is none.
+        node: the name of the node of the user's model or loss that this node is, or was derived from; may be empty.
         forward: for a node of the backward pass, the forward node whose gradient it is part of.
         module: the module of ``node``, or of ``weight``.
         weight: for a node of the optimizer, the weight that it updates; empty if there are several.
@@ -103,7 +102,7 @@ class Origins:
         return found
 
     def place(self, name: str) -> str:
-        """Return the name of the node in the train graph that a node of the lowered graph is, or was derived from."""
+        """Return the name of the train-graph node from which the lowered node ``name`` was derived; "" if unknown."""
         return next((prefix for prefix in _prefixes(name) if prefix in self._nodes), "")
 
     def __call__(self, name: str) -> Origin:
@@ -138,8 +137,8 @@ class Origins:
         return self._shortened.get(tail, "") if cut else ""
 
     def _node(self, name: str) -> str:
-        """Return the node of the model or of the loss that ``name`` was derived from: the Dropout node for each of
-        the nodes that implement it.
+        """Return the node of the model or loss that ``name`` was derived from, such as the Dropout of each node that
+        implements the Dropout.
         """
         if name in self._own:
             return name
@@ -213,7 +212,7 @@ def parent_of(name: str) -> str:
 
 
 def _own_names(graph: onnx.GraphProto, outputs: set[str]) -> set[str]:
-    """Return the nodes of the user's model: those outside the loss, and those that lead to outputs of the model."""
+    """Return the names of the nodes of the user's model: all nodes outside the loss, or upstream of ``outputs``."""
     read, found = set(outputs), set[str]()
     for node in reversed(graph.node):
         leads = not read.isdisjoint(node.output)

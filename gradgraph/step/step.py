@@ -8,13 +8,13 @@ train.onnx      batch, targets, hyperparameters, every state tensor   loss, metr
 eval.onnx       batch, targets, the state tensors that it reads       loss, metrics, the model's own outputs
 ==============  ====================================================  ==============================================
 
-A step built with ``separate=True`` has two more: ``gradient.onnx`` reads the batch and returns the loss and the
+A step built with ``separate=True`` has two more files: ``gradient.onnx`` reads the batch and returns the loss and the
 gradient of each weight, ``apply.onnx`` reads the gradients and returns the updated state.
 
-Named steps over one state (for a GAN: generator and discriminator) have a train graph each, ``train.<name>.onnx``, with
-only the state tensors that it reads and updates.
+Named steps that share their state (for a GAN: generator and discriminator) have a train graph each,
+``train.<name>.onnx``, with only the state tensors that the graph reads and updates.
 
-``manifest.json`` gives the role of each name; each model carries the same text in its ``metadata_props`` under
+``manifest.json`` records the role of each name; each model has the same text in its ``metadata_props`` under
 ``gradgraph``. Large frozen weights, used by train.onnx and eval.onnx, are stored once in ``frozen.bin``.
 """
 
@@ -364,7 +364,7 @@ class Step:
         return copy
 
     def put_inside(self, model: onnx.ModelProto) -> None:
-        """Load the external weights of ``model``, which is a model of this step or derived from one, into it.
+        """Load the external weights into ``model``, in place; it is a model of this step, or derived from one.
 
         Raises:
             ModelError: if the weights exceed protobuf's limit.
@@ -402,8 +402,8 @@ class Step:
 
     @property
     def nodes(self) -> dict[str, int]:
-        """The number of nodes of each model, by name; ``train_written`` is that of train.onnx before clean-up, if
-        known.
+        """The number of nodes of each model, by name. ``train_written`` is the number of nodes of train.onnx before
+        clean-up, if known.
         """
         counts = {name: len(self._model(name).graph.node) for name in model_names(self.manifest)}
         for name in [n for n in counts if n not in ("init", "eval", *HALVES)]:

@@ -1,4 +1,4 @@
-"""Conversion of a rule's test cases to one-operator models with inputs, and their check by central differences."""
+"""Conversion of a gradient rule's test cases to one-operator models, and checks of these by central differences."""
 
 from __future__ import annotations
 
@@ -113,12 +113,12 @@ def trial(
 
 
 def _type_of(rule: Rule, i: int) -> str:
-    """Return the schema's type of input ``i``; "" for a composite, which has no schema."""
+    """Return the type of input ``i`` in the operator's schema; "" for a composite, which has no schema."""
     return "" if rule.op_type in COMPOSITES else signature(rule.op_type, rule.domain).input_type(i)
 
 
 def _parsed(text: str, dtype: type[np.floating[Any]]) -> Sequence[onnx.NodeProto]:
-    """Parse the nodes of a case that is a graph in text form, in which ``real`` stands for the floating type."""
+    """Parse the nodes of a case in ONNX's text form, with ``real`` replaced by the floating type ``dtype``."""
     name = {np.float64: "double", np.float32: "float", np.float16: "float16"}[dtype]
     if dtype is np.float16:  # the text form writes float16 numbers as bits
         text = re.sub(r"real(\[1\])? \{([^}]+)\}", lambda m: f"real{m[1] or ''} {{{_bits(float(m[2]))}}}", text)
@@ -128,7 +128,7 @@ def _parsed(text: str, dtype: type[np.floating[Any]]) -> Sequence[onnx.NodeProto
 
 
 def _bits(number: float) -> int:
-    """Return the bits of the float16 number nearest to ``number``, which may be out of range, as -1e30 in masks."""
+    """Return the bits of ``number`` as float16; numbers out of range, such as -1e30 in masks, are clipped."""
     limits = np.finfo(np.float16)
     return int(np.float16(np.clip(number, limits.min, limits.max)).view(np.uint16))
 
@@ -204,7 +204,7 @@ def run_gradient(
 
 
 def check_point(rule: Rule, p: Point) -> list[str]:
-    """Compare the gradients at a point with the exact ones, with known and unknown shapes.
+    """Compare the gradients at a point with the expected gradients, with known and unknown shapes.
 
     Returns:
         One sentence per disagreement.

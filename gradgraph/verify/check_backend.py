@@ -1,4 +1,4 @@
-"""Check of whether a runtime supports a model and computes it correctly, looked up node by node in its table."""
+"""Check of whether a runtime supports a model, and computes it correctly: every node is looked up in a table."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _is_step_folder(path: Path) -> bool:
 
 
 def _refusals(model: ir.Model, table: Table) -> Iterator[str]:
-    """Yield the reasons, other than nodes, why the runtime would not open the model."""
+    """Yield the reasons why the runtime would reject the whole model: its opset, IR version or functions."""
     opset, (oldest, newest) = model.opset_imports.get("", OPSET), table.opsets
     if not oldest <= opset <= newest:
         yield f"it has opset {opset}, but {table.title} supports {oldest} to {newest}"

@@ -1,4 +1,4 @@
-"""Gradient check of a model: every tensor against central differences along one random direction.
+"""Gradient check of a model: the gradient of every tensor against central differences along a random direction.
 
 The outputs y are reduced to one number by random weights w: ``s = Σ ⟨wᵢ, yᵢ⟩``. For each tensor x and a random
 direction d, the derivative of s along d is computed in two ways: from the gradient model (``vjp`` with the weights as
@@ -78,9 +78,9 @@ class Precision:
     Attributes:
         name: the element type.
         tolerance: the largest relative error that passes.
-        steps: the steps of central differences, relative to the size of the tensor.
-        beside: the distances from a kink at which the gradient is checked instead, relative to the size of the tensor.
-            Several are tried, as a wrong gradient may show only very close to the kink, or another kink may be near.
+        steps: the steps of central differences, relative to the root mean square of the tensor.
+        beside: the distances from a kink at which the gradient is checked instead, relative to the root mean square.
+            Several are tried: a wrong gradient may show only very close to the kink, or another kink may be near.
     """
 
     name: str
@@ -101,8 +101,8 @@ class TensorCheck:
         name, shape: the tensor.
         analytic: the directional derivative from the gradient.
         numeric: the directional derivative from central differences.
-        error: the difference of both, relative to the terms of the sum; infinite if one of them is not finite, or the
-            gradient has another shape than the tensor.
+        error: the difference of both derivatives, relative to the absolute terms of ``analytic``; infinite if one of
+            the derivatives is not finite, or the gradient has another shape than the tensor.
         resolved: whether the derivative is larger than the rounding errors of the difference.
         ok: whether ``error`` is within the tolerance, or the gradient is between the slopes of a kink.
         kink: whether the one-sided slopes at the point differ, so that the gradient was checked near the point; if
@@ -147,7 +147,7 @@ class Report:
 
 
 class _First(NamedTuple):
-    """The first feeds at which model and gradient run, with the results.
+    """Results of the first run: the first feeds for which both the model and its gradient run.
 
     Attributes:
         feeds: the inputs by name.
@@ -236,7 +236,7 @@ def _probabilities(outputs: Iterable[ir.Value]) -> Iterator[Finding]:
 
 
 def _check_none_detached(model: ir.Model, outputs: Sequence[str], names: Sequence[str]) -> None:
-    """Raise DataError if a value on the path is detached: differences pass through it, but gradients do not."""
+    """Raise DataError if a node between ``names`` and ``outputs`` is detached, so that its gradients are zero."""
     if not any(is_detached(node) for node in nodes_of(model)):
         return
     plain = model.clone()
@@ -289,7 +289,7 @@ class _Subject:
     allow_unused: bool
 
     def engines(self, precision: Precision) -> tuple[ir.Model, Run, ir.Model, Run]:
-        """Return the model and its gradient, and functions that run them."""
+        """Return the model, the function that runs it, the gradient model, and the function that runs that."""
         model = model_in_float64(self.model) if precision is DOUBLE else self.model
         gradient = vjp(model, outputs=self.outputs, wrt=self.names, allow_unused=self.allow_unused)
         assert isinstance(gradient, ir.Model)
@@ -370,9 +370,9 @@ class _Check:
     def _first_run(
         self, model: ir.Model, f: Run, at: Callable[[Feeds, Mapping[str, Array]], _First], rng: np.random.Generator
     ) -> _First:
-        """Find feeds at which the outputs are finite and the gradient runs; return them with the results of both.
+        """Find feeds for which the outputs are finite and the gradient runs; return the results of both.
 
-        ``at`` runs the gradient.
+        ``f`` runs the model, and ``at`` the gradient.
         """
         graph, left = model.graph, _SIZES_FOR_GRADIENTS
         tries = candidates(graph, rng) if self.feeds is None else [given(graph, self.feeds)]
@@ -408,7 +408,7 @@ class _Check:
 
 
 class _Values:
-    """The values of inputs and weights by name; weights are read on access."""
+    """The arrays of inputs and weights by name; weights are loaded on access."""
 
     def __init__(self, model: ir.Model, feeds: Feeds) -> None:
         self._stored, self._feeds = model.graph.initializers, feeds
@@ -442,12 +442,12 @@ class _Slope:
 
 @dataclass(frozen=True)
 class _Gradients:
-    """The gradient model, run with the weights of the outputs, and with perturbed ones to measure rounding errors.
+    """A runner of the gradient model; it also runs with perturbed cotangents, to measure rounding errors.
 
     Attributes:
         names: the names of the tensors, by the name of the output that is their gradient.
         run: runs the gradient model.
-        cotangents: the weights of the outputs, by the name of the input for them.
+        cotangents: the weights of the outputs, by the name of the cotangent input.
         nudged: the same weights, slightly perturbed.
         seed: the seed of the directions.
     """
@@ -496,13 +496,13 @@ def _slope(gradient: Array, x: Array, rng: np.random.Generator) -> _Slope:
 
 
 def _gradient_names(gradient: ir.Model, names: Sequence[str]) -> dict[str, str]:
-    """Return the tensor of each gradient output; ``vjp`` appends gradients to the outputs in the order of ``names``."""
+    """Map each gradient output to its tensor; ``vjp`` appends gradients to the outputs in the order of ``names``."""
     outputs = gradient.graph.outputs[-len(names) :]
     return {output.name or "": name for output, name in zip(outputs, names, strict=True)}
 
 
 def _weighings(model: ir.Model, gradient: ir.Model, weights: Feeds, rng: np.random.Generator) -> tuple[Feeds, Feeds]:
-    """Return the weights by the names of the inputs that ``vjp`` added for them; and the same weights, perturbed."""
+    """Return the weights of the outputs, by the cotangent input that ``vjp`` added; and a perturbed copy of them."""
     before = {i.name for i in model.graph.inputs}
     added = [i.name or "" for i in gradient.graph.inputs if i.name not in before]
     moved = [w * (1 + NUDGE * rounding(w.dtype) * rng.choice([-1, 1], w.shape)) for w in weights.values()]

@@ -1,7 +1,7 @@
 """Diagnosis of all problems of a model in one run: a node that causes an error is masked, and the passes run again.
 
-A masked node is turned into a node of an unknown domain, without inputs and attributes, so that no problem of it is
-reported twice, and shapes and types of its outputs are unknown.
+A masked node becomes a node of an unknown domain, without inputs and attributes. So its problems are reported once, and
+the shapes and types of its outputs are unknown.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Random directions for tensors, and sums of products with them, without storing a direction in memory."""
+"""Random directions for directional derivatives, and inner products with them, computed without storing them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Direction:
         return cls(x.shape, _size_of(x) or 1.0, int(rng.integers(1 << 62)), negative)
 
     def parts(self) -> Iterator[tuple[slice, Array]]:
-        """Yield slices of the flattened tensor with the numbers of the direction there."""
+        """Yield slices of the flattened tensor, each with the direction's numbers in that slice."""
         rng = np.random.default_rng(self.seed)
         for part in parts(math.prod(self.shape)):
             numbers = rng.uniform(0.5 * self.scale, 1.5 * self.scale, part.stop - part.start)
@@ -63,7 +63,7 @@ class Direction:
         return found
 
     def sums(self, gradient: Array) -> tuple[float, float]:
-        """Return the sum of the products of direction and ``gradient``, and the sum of their absolute values."""
+        """Return the inner product of the direction and ``gradient``, and the sum of the products' absolute values."""
         flat, total, size = gradient.reshape(-1), 0.0, 0.0
         for part, numbers in self.parts():
             terms = numbers * flat[part].astype(np.float64)

@@ -28,9 +28,9 @@ def discarded_lanes(
     """Yield findings about the Where nodes of the main graph that discard non-finite values.
 
     Args:
-        model: in normal form; it is not changed.
+        model: the model in normal form; it is not changed.
         feeds: the inputs at which a gradient is NaN.
-        start: returns the function that runs a model.
+        start: a function that returns the function which runs a model.
     """
     work = model.clone()
     wheres = [n for n in work.graph if n.domain == "" and n.op_type == "Where"]

@@ -1,6 +1,6 @@
-"""Gradient check with one number per tensor: ⟨u, g⟩, with a gradient g and a random direction u, in float64.
+"""Gradient check in float64: for each tensor, ⟨u, g⟩ is compared with a central difference of the function along u.
 
-It is compared with a central difference of the function along u.
+Here g is the gradient, and u a random direction.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Finding:
 def directional(
     f: Callable[[Feeds], float], feeds: Feeds, gradients: Feeds, rng: np.random.Generator, epsilon: float = EPSILON
 ) -> list[Finding]:
-    """Check every tensor in ``gradients`` against ``f`` along one random direction each.
+    """Compare each gradient in ``gradients`` with central differences of ``f`` along one random direction.
 
     Args:
         f: the scalar function, in float64.
@@ -88,7 +88,7 @@ class Quotients:
         return (self.ahead + self.behind) / 2
 
     def bends(self, gap: float) -> bool:
-        """Whether the slope changes at the point by enough to explain ``gap``."""
+        """Whether the one-sided slopes differ enough (a kink) to explain an error ``gap`` of a derivative."""
         return abs(self.ahead - self.behind) > BENT * gap + 2 * self.noise
 
 
@@ -122,7 +122,7 @@ def judged(
     tolerance: float,
     steps: Sequence[float] = STEPS,
 ) -> Judgement:
-    """Compare a directional derivative with differences of decreasing step, until one agrees or rounding dominates.
+    """Compare a directional derivative with central differences of decreasing step, until one agrees or is too noisy.
 
     A disagreement due to curvature, or to a kink between the points of the difference, vanishes as the step shrinks; a
     disagreement due to a wrong gradient does not. If the point itself is on a kink, or kinks are too dense, the

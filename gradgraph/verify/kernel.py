@@ -10,7 +10,7 @@ KERNELS: list[type[OpRun]] = []
 
 
 class Kernel(OpRun):  # type: ignore[misc]
-    """A kernel of the standard operator with the name of the class; names that begin with ``_`` are base classes."""
+    """A kernel of the ONNX operator with the name of the class; a name that begins with ``_`` marks a base class."""
 
     op_domain = ""
 

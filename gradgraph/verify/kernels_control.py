@@ -26,7 +26,7 @@ class _WithBody(Kernel):
         return True
 
     def _step(self, context: dict[str, Any], inputs: Arrays, attributes: Any) -> Arrays:
-        """Return the outputs of the body for one iteration."""
+        """Run the body once with ``inputs`` and the captured values ``context``; return its outputs."""
         feeds = {**context, **dict(zip(self.body.input_names, inputs, strict=True))}
         return list(self._run_body(feeds, attributes=attributes))
 

@@ -68,7 +68,7 @@ def sample(
 
 
 def _inside(i: np.ndarray, size: int, padding: str, low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return positions clamped or reflected into the axis, and whether each is read, unlike those in zero padding."""
+    """Return positions clamped or reflected into the axis, and whether each is read; zero padding is not read."""
     valid = (i >= 0) & (i < size) if padding == "zeros" else np.ones(i.shape, bool)
     if padding == "reflection":
         i = _reflected(i, low, high)

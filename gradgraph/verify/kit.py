@@ -1,4 +1,4 @@
-"""The rule kit, which tests each case of a rule in six ways, and its exact points. It returns problems as sentences."""
+"""The rule kit, which tests each case of a gradient rule in six ways, and its points against expected gradients."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def first_order(rule: Rule, case: Case, unknown: cases.Unknown = False, fed: boo
 
 
 def some_sizes_open(rule: Rule, case: Case) -> list[str]:
-    """Check a case with even axes unknown, then with odd ones, so that different axes of the operands are known."""
+    """Check a case with even axes unknown, then with odd axes unknown, so that operands have different known axes."""
     return [*first_order(rule, case, unknown="even"), *first_order(rule, case, unknown="odd")]
 
 

@@ -133,9 +133,9 @@ class _Weights:
 
 
 def _all_named(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return ``model``, or a copy in which omitted outputs have names.
+    """Return a copy with names for omitted outputs, or ``model`` itself if it has none.
 
-    The ReferenceEvaluator stores an omitted output under the name "", and passes it to later nodes that omit an input.
+    The ReferenceEvaluator stores an omitted output under the name "", and would pass it to a node that omits an input.
     """
     if not any("" in node.output for node in _nodes(model)):
         return model
@@ -195,7 +195,7 @@ def _convert_graph(graph: onnx.GraphProto, precision: int) -> None:
 
 
 def _convert_type(kind: onnx.TypeProto, precision: int) -> None:
-    """Change the floating type of a tensor, or of the tensors in a sequence or optional."""
+    """Change the floating type of a tensor, or of the tensors in a sequence or optional, to ``precision``, in place."""
     while (held := kind.WhichOneof("value")) in ("sequence_type", "optional_type"):
         kind = getattr(kind, held).elem_type
     if held == "tensor_type" and kind.tensor_type.elem_type in _FLOATS:

@@ -51,8 +51,8 @@ class BoundRun:
         model: the model.
         placement: the device of the session.
         options: the options of the session.
-        sizes: the sizes of symbolic dimensions, as far as known.
-        lower: use the fastest forms for this machine; this requires a model in normal form.
+        sizes: the known sizes of symbolic dimensions.
+        lower: replace operators by the forms that are fastest on this machine; this requires a model in normal form.
     """
 
     def __init__(

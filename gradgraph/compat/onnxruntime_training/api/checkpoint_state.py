@@ -1,6 +1,7 @@
 """The training state: parameters, gradients, optimizer moments, and user-defined properties.
 
-A nominal checkpoint contains the names of the parameters without their values; a state is nominal until these are set.
+A nominal checkpoint contains the names of the parameters without values. A state loaded from it is nominal until values
+are set.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Parameter:
 
 
 class _ByName:
-    """Objects of a state by name."""
+    """A read-only mapping from names to parameters or properties of a state."""
 
     _kind: str
 
@@ -130,7 +131,7 @@ class Properties(_ByName):
 
 
 def _kept(value: Any) -> Property:
-    """Return a property as it is stored in the file: a float has the precision of float32."""
+    """Return a property as it will be stored in a file: a float is rounded to float32."""
     if isinstance(value, str):
         return str(value)
     if isinstance(value, int | np.integer) and -_WIDEST <= int(value) < _WIDEST:

@@ -65,7 +65,7 @@ class Optimizer:
         return self._state.groups.setdefault(GROUP, HeldGroup(first.step, first.initial_lr, {}))
 
     def _fill(self, trained: list[Held]) -> None:
-        """Initialise all moments to zero if there are none; check their shapes, and move them to the device."""
+        """Set all moments to zero if the state has none; otherwise check their shapes. Move them to the device."""
         moments = self._group.moments
         if not moments:
             for held in trained:

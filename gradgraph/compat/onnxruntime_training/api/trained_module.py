@@ -158,9 +158,10 @@ class Module:
         return found
 
     def _run_of(self, key: bool | str, model: _Model, feeds: Mapping[str, ort.OrtValue]) -> BoundRun:
-        """Return the session of ``model`` for ``key``.
+        """Return the session of ``model`` for ``key``, for the shapes of ``feeds``.
 
-        ``"eval"`` evaluates, False adds gradients to the buffers, and True resets gradients and reads no buffers.
+        With the key ``"eval"``, the session evaluates; with False, it adds gradients to the buffers; with True, it
+        replaces the gradients, and has no buffers as inputs.
         """
         if key not in self._runs:
             evaluates = key == "eval"
@@ -269,7 +270,7 @@ class _Model:
 
     Attributes:
         inputs: the names of all inputs.
-        moved: the parameters that a run updates: running statistics.
+        moved: the names of the parameters that a run updates, which are running statistics.
         outputs: the names of the outputs that a call returns.
         specs, user_inputs: the inputs that the user passes, and their names.
     """

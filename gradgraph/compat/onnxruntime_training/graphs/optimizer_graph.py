@@ -55,7 +55,9 @@ class _Algorithm:
 
 
 def _prepare_adamw(op: Builder, rate: Var, step: Var, attributes: Attributes) -> tuple[Var, Var, Var | None]:
-    """Return the negative corrected rate, the number added to the divisor (epsilon), and the decay factor.
+    """Return the negative bias-corrected learning rate, the epsilon of the divisor, and the factor of weight decay.
+
+    The factor is None without weight decay.
 
     The bias corrections are computed from the step, in float32 after a power in float64. In adam_mode 1, as in Hugging
     Face's AdamW, the weight decays after the update. In adam_mode 0, as in PyTorch, it decays before the update, and
@@ -183,7 +185,7 @@ def _optimizer_node(model: onnx.ModelProto) -> onnx.NodeProto:
 
 
 def _clipping(model: onnx.ModelProto, optimizer: onnx.NodeProto) -> list[float]:
-    """Return the norms to which gradients are clipped, in order."""
+    """Return the maximum norm of each gradient-clipping node, in order; raise CompatibilityError for other nodes."""
     others = [n for n in model.graph.node if n.name != optimizer.name or n.op_type != optimizer.op_type]
     strange = next((n for n in others if (n.domain, n.op_type) != (DOMAIN, _CLIP)), None)
     if strange is not None:

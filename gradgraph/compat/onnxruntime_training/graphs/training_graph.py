@@ -33,10 +33,10 @@ def training_graph(
 ) -> onnx.ModelProto:
     """Return the training model of ``model``, which is not changed; its parameters are initializers.
 
-    The inputs are the inputs of the model, the parameters (frozen ones only if they are used and are not constants of
-    formulas), a buffer for each gradient, and a flag whether to reset the gradients. The outputs are ``outputs``, of
-    which the first is the loss; then for each trained parameter the sum of buffer and gradient; then the next running
-    statistics of BatchNormalization nodes in training mode.
+    The inputs are the inputs of the model, the parameters (frozen parameters only if nodes read them and they are not
+    marked as constants), a buffer for each gradient, and a flag whether to reset the gradients. The outputs are
+    ``outputs``, the first of which is the loss; then for each trained parameter the sum of buffer and gradient; then
+    the next running statistics of BatchNormalization nodes in training mode.
 
     Raises:
         UnknownNameError: if the model does not have one of the trained parameters.
@@ -75,7 +75,7 @@ def training_graph(
 
 
 def _parameters(graph: ir.Graph, trained: Collection[str], frozen: Collection[str]) -> list[ir.Value]:
-    """Return the trained parameters; turn frozen ones into inputs, except for constants of formulas."""
+    """Return the trained parameters, and turn frozen parameters into inputs, except values marked as constants."""
     known = {v.name or "": v for v in (*graph.inputs, *graph.initializers.values())}
     for name in trained:
         if name not in known:
@@ -88,7 +88,7 @@ def _parameters(graph: ir.Graph, trained: Collection[str], frozen: Collection[st
 
 
 def _inputs(graph: ir.Graph, trained: Sequence[ir.Value], model: onnx.ModelProto) -> list[ir.Value]:
-    """Turn trained parameters into inputs; return the model's own inputs, then the parameters in their order there."""
+    """Turn trained parameters into inputs; return all inputs: the model's own, then parameters in its order."""
     for value in trained:
         if value.name in graph.initializers:
             as_input(graph, value.name or "")
@@ -97,7 +97,7 @@ def _inputs(graph: ir.Graph, trained: Sequence[ir.Value], model: onnx.ModelProto
 
 
 def _moved_statistics(op: Builder, graph: ir.Graph) -> list[ir.Value]:
-    """Return the next values of the running statistics that are parameters of BatchNormalization in training mode."""
+    """Return the updated running statistics of BatchNormalization nodes in training mode, if they are parameters."""
     found: list[ir.Value] = []
     still: list[str] = []
     for node in graph:

@@ -74,7 +74,7 @@ def inferred(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def without_large(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return ``model`` with large initializers turned into inputs, so that models of any size can be checked."""
+    """Return a copy of ``model`` with large initializers as inputs, so that ONNX can check models of any size."""
     light = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
     graph = model.graph
     light.graph.name = graph.name or "graph"

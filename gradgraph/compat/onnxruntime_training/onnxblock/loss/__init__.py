@@ -12,7 +12,7 @@ from gradgraph.errors import CompatibilityError, shown
 
 
 class _Reduced(blocks.Block):
-    """An element-wise loss with a reduction."""
+    """The base class of element-wise losses with a reduction."""
 
     def __init__(self, reduction: str) -> None:
         super().__init__()
