@@ -59,7 +59,7 @@ AUGMENTATIONS: Makers[Augmentation] = Makers(
 
 
 def augmentation(**kinds: Kind) -> Callable[[Callable[P, Augmentation]], Callable[P, Augmentation]]:
-    """Register the decorated function in ``AUGMENTATIONS``; its arguments are checked by ``kinds``."""
+    """Return a decorator that registers a function in ``AUGMENTATIONS`` and checks its arguments by ``kinds``."""
 
     def register(function: Callable[P, Augmentation]) -> Callable[P, Augmentation]:
         signature, name = inspect.signature(function), function.__name__

@@ -41,7 +41,7 @@ def opaque(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def adjusted(image: Any, what: str, factor: float) -> Any:
-    """Multiply ``Brightness``, ``Color``, ``Contrast`` or ``Sharpness`` by a factor; 1 changes nothing."""
+    """Return an image with ``what`` (Brightness, Color, Contrast or Sharpness) scaled; 1 changes nothing."""
     from PIL import ImageEnhance
 
     return getattr(ImageEnhance, what)(image).enhance(factor)

@@ -32,7 +32,7 @@ class Placing:
 
     @property
     def covered(self) -> tuple[int, int, int, int]:
-        """Left, top, right, bottom of the region of the input that the image covers."""
+        """The region of the model's input that the image covers: left, top, right, bottom, after any mirroring."""
         left, top, right, bottom = self.field
         return (self.size[0] - right, top, self.size[0] - left, bottom) if self.mirrored else self.field
 

@@ -21,7 +21,7 @@ def _enhanced(what: str) -> Change:
 
 
 def _by_ops(name: str) -> Change:
-    """Wrap a function of Pillow's ImageOps."""
+    """Return an operation that applies the function ``name`` of Pillow's ImageOps."""
 
     def changed(image: Any, much: float, *_: Any) -> Any:
         from PIL import ImageOps

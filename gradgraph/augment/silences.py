@@ -52,7 +52,7 @@ def mel(frequency: Array) -> Array:
 
 
 def _drawn(rng: Generator, most: float) -> tuple[float, float]:
-    """Draw an interval of [0, 1) with a limited length."""
+    """Return the ends of a random interval within [0, 1], of a length up to ``most``."""
     width = rng.uniform(0, most)
     low = rng.uniform(0, 1 - width)
     return low, low + width

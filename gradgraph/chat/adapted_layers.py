@@ -27,7 +27,7 @@ def adapted_layers(decoder: ir.Model, recipe: Recipe) -> list[str]:
 
 
 def reached(decoder: ir.Model, recipe: Recipe) -> str:
-    """Describe how many linear layers get adapters, and which do not."""
+    """Return a text that says how many linear layers get adapters, and lists the others."""
     every = _products(decoder)
     chosen = {layer.node for layer in linear_layers(decoder, adapted_layers(decoder, recipe))[0]}
     missing = [layer.name for layer in every if layer.node not in chosen]
@@ -70,7 +70,7 @@ def _heads(decoder: ir.Model, layers: set[ir.Node]) -> set[ir.Node]:
 
 
 def _routes(value: ir.Value) -> bool:
-    """Whether ``value`` contains the router scores of experts."""
+    """Whether ``value`` contains the scores by which a router selects experts."""
     seen, waiting = set[ir.Value](), [value]
     while waiting:
         for node, place in waiting.pop().uses():

@@ -139,7 +139,7 @@ class Recipe:
 
     @property
     def settled(self) -> Recipe:
-        """The recipe with the default rank filled in."""
+        """A copy of the recipe with the default rank if none is set."""
         return self.of_rank(self.rank or RANK)
 
     @property
@@ -154,7 +154,7 @@ class Recipe:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the loss is the mean of −log p, whose exponential is the perplexity."""
+        """Whether the loss is plain cross entropy, so that its exponential is the perplexity."""
         return self.label_smoothing == 0 and self.z_loss == 0
 
 
@@ -176,7 +176,7 @@ def _check_preferences(loss: str) -> None:
 
 
 def reads_labels(loss: str) -> bool:
-    """Whether a preference loss reads one answer per row, with a label."""
+    """Whether a preference loss reads one answer per row with a label for it, as kto does."""
     from gradgraph import losses
 
     return any(target.name == DESIRABLE for target in losses.by_name(loss).targets)

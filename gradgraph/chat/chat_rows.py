@@ -202,7 +202,7 @@ def _plain(value: Any) -> Any:
 
 
 def _is_content(key: Any, value: Mapping[Any, Any]) -> bool:
-    """Whether a key is the content of a message, which may be None: templates test for that."""
+    """Whether ``key`` is the ``content`` of a message, which may stay None, since templates test for None."""
     return key == "content" and "role" in value
 
 
@@ -210,7 +210,7 @@ def _is_content(key: Any, value: Mapping[Any, Any]) -> bool:
 
 
 def _renamed(row: Row, columns: Mapping[str, str], i: int, place: Callable[[int], str]) -> Row:
-    """Return the row with the column names of ``KINDS``, and messages as lists."""
+    """Return row ``i`` with columns renamed to the names in ``KINDS``, and messages as lists of dicts."""
     found = dict(row)
     for name, own in columns.items():
         if own not in row:
@@ -252,7 +252,7 @@ def _messages(value: Any) -> Any:
 
 
 def _repeat(prompt: str, chosen: Any, rejected: Any) -> bool:
-    """Whether both answers are messages with a common beginning, whose last message is the user's ``prompt``."""
+    """Whether both answers are messages that begin alike, up to the user's message ``prompt``."""
     if not _are_lists(chosen, rejected):
         return False
     pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))

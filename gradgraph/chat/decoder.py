@@ -271,9 +271,9 @@ class _Rows:
         return self._tokens, self._ends
 
     def then(self, tokens: Sequence[int]) -> tuple[Array, Array]:
-        """Append a token to each row; return the tokens to run, and the index of the last one in each row.
+        """Append a token to each row; return the tokens to run, and the index of the last token in each row.
 
-        These are the appended tokens with a cache, and all tokens without one.
+        The tokens to run are the appended ones with a cache, and all tokens so far without a cache.
         """
         self.mask = np.pad(self.mask, ((0, 0), (0, 1)), constant_values=1)
         last = np.array(tokens)[:, None]

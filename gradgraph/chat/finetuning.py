@@ -113,7 +113,7 @@ class Pace:
         self.go_on()
 
     def go_on(self) -> None:
-        """Exclude the time since the last step."""
+        """Restart the clock, so that the time since the last step is not counted."""
         self._since = time.perf_counter()
 
 
@@ -230,7 +230,7 @@ def _check_measures(prepared: Prepared, recipe: Recipe) -> None:
 
 
 def packed_where_apart(recipe: Recipe, decoder: ir.Model) -> Recipe:
-    """Disable packing, with a warning, if a token could attend to other texts of its row; otherwise return the recipe.
+    """Return the recipe, without packing (and with a warning) if tokens could attend to other texts of a packed row.
 
     Args:
         recipe: the recipe; its teacher, which reads the same rows, is checked, too.
@@ -252,7 +252,7 @@ def packed_where_apart(recipe: Recipe, decoder: ir.Model) -> Recipe:
 
 
 class _Models:
-    """A cache of the models of the latest rank, for recipes that differ in rank only.
+    """The models built from a decoder for a recipe; rebuilt only if a recipe with another rank is passed.
 
     Args:
         decoder: the model that gets adapters.
@@ -264,12 +264,12 @@ class _Models:
         self._rank: int | None = None
 
     def adapted(self, recipe: Recipe) -> ir.Model:
-        """Return the decoder with its adapters."""
+        """Return the decoder with adapters of the recipe's rank."""
         self._make(recipe)
         return self._adapted
 
     def learner(self, recipe: Recipe) -> ir.Model:
-        """Return the model that a step is built on: tokens in; scores, or the input of a preference loss, out."""
+        """Return the model to build a step on, from tokens to next-token scores or the inputs of a preference loss."""
         self._make(recipe)
         return self._learner
 
@@ -333,12 +333,12 @@ def prepare(
 
 
 def _kinds(recipe: Recipe) -> tuple[str, ...]:
-    """Return the kinds of rows to prefer if data have the columns of several."""
+    """Return the kinds of rows to prefer if the data have the columns of several kinds."""
     return () if recipe.prefers else ("messages",)
 
 
 def samples_of(rows: Rows, encoder: Encoder, recipe: Recipe, limit: Limit, known: int | None) -> list[Any]:
-    """Return the rows as tokens, or as pairs for a preference loss; ``recipe.long`` decides about rows too long."""
+    """Return rows as tokens, or as pairs for a preference loss; ``recipe.long`` applies to rows beyond ``limit``."""
     if recipe.prefers:
         pairs = pairs_of(rows, encoder, recipe.loss)
         for each in ([pair.first for pair in pairs], [pair.second for pair in pairs]):
@@ -380,7 +380,7 @@ def _check_ids(rows: Rows, samples: list[Tokens], known: int | None) -> list[Tok
 
 
 def _scores_of(base: ModelFolder) -> int | None:
-    """Return the vocabulary size, from the shape of the model's scores; None if it is unknown."""
+    """Return the vocabulary size from the shape of the model's output ``logits``, or None if it is unknown."""
     last = next((v for v in load_model(base.model).graph.outputs if v.name == "logits"), None)
     shape = None if last is None else shape_of(last)
     return shape[-1] if shape and isinstance(shape[-1], int) else None
@@ -529,7 +529,7 @@ def _begin(place: Path, recipe: Recipe, digests: Mapping[str, str], began: datet
 
 
 def _digest(parts: Sequence[Sequence[Tokens]], goods: Sequence[bool]) -> str:
-    """Return the digest of all tokens, and of which rows are held out."""
+    """Return the SHA-256 of all tokens in ``parts`` (training and validation rows) and of the labels ``goods``."""
     found = hashlib.sha256(
         np.array(goods, bool).tobytes() + np.array([len(part) for part in parts], np.int64).tobytes()
     )

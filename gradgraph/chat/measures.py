@@ -26,7 +26,8 @@ def measured(trainer: Trainer, held: ChatBatches | PairBatches, recipe: Recipe, 
 
     Args:
         trainer, held, recipe: the trainer, the held-out rows and the recipe of the run.
-        when: appended to the names of the results: ``"_before"`` before training, when pairs have no reward results.
+        when: a suffix of the result names, such as ``"_before"`` before training. With a suffix, pairs have no reward
+            results.
     """
     found = trainer.evaluate(held, recipe.batch_size)
     if isinstance(held, ChatBatches):

@@ -32,7 +32,7 @@ SHORTEST = 32  # the smallest row length that is chosen
 
 
 class Data(Protocol):
-    """Prepared data, with the length of the longest padded row in tokens and the validation data."""
+    """Prepared data: ``longest``, the tokens of the longest padded row, and ``held_out``, the validation data."""
 
     @property
     def longest(self) -> int: ...
@@ -129,12 +129,12 @@ class _Search(Generic[D]):
         return self._least
 
     def first(self, recipe: Recipe, data: D) -> Plan | None:
-        """Return the first plan of a recipe that fits."""
+        """Return the plan of the first variant of a recipe (batch size, recomputation) that fits, or None."""
         self._steps.clear()  # they belong to other data or another rank
         return next((plan for one in _ways(recipe, data.longest) if (plan := self.fits(one, data))), None)
 
     def fits(self, recipe: Recipe, data: D) -> Plan | None:
-        """Return the plan of a recipe if it fits."""
+        """Return the plan of a recipe if its predicted memory is within the limit, otherwise None."""
         kind = recipe.rank, recipe.recompute, recipe.accumulate > 1
         if kind not in self._steps:
             self._steps[kind] = self._build(recipe, data)
@@ -182,7 +182,7 @@ def predicted(step: Step, rows: int, longest: int, sessions: int = 0, merges: in
 
 
 def integers(step: Step) -> int:
-    """Return the bytes of the integers that store quantised weights, which a second session copies."""
+    """Return the size in bytes of all stored integers of quantised weights, which a second session copies."""
     return sum(bytes_of(t) for t in frozen_tensors(step) if not ir.DataType(t.data_type).is_floating_point())
 
 

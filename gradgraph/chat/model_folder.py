@@ -125,7 +125,7 @@ class ModelFolder:
 
     @property
     def family(self) -> str:
-        """The name of the layer family in Hugging Face, for PEFT."""
+        """The family of Hugging Face's layer names, as for :func:`gradgraph.surgery.save_adapter`."""
         kind = self.described.get("type", self.described.get("model_type"))
         return _PEFT_FAMILY.get(str(kind), "llama")
 
@@ -167,7 +167,7 @@ def is_merged(model: ir.Model) -> bool:
 
 
 def _positions_in(model: ir.Model) -> int | None:
-    """Return the row count of the smallest rotary table that an attention node reads; None if there is none."""
+    """Return the number of positions in the smallest rotary table that attention nodes read, or None without any."""
     read = [(node, _ROTATIONS[node.op_type]) for node in nodes_of(model) if node.op_type in _ROTATIONS]
     values = [node.inputs[place] for node, place in read if place < len(node.inputs)]
     shapes = [shape_of(value) for value in values if value is not None and value.is_initializer()]

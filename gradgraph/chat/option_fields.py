@@ -19,7 +19,7 @@ def option(default: Any, words: str, kind: Kind, **more: Any) -> Any:
     Args:
         default: the default.
         words: description, for help and docs.
-        kind: validation of its values.
+        kind: the kind of valid values.
         more: for the command line: ``flag``, another name; ``typed``, the type if the default is None; ``choices``;
             ``names``, the table of valid names; ``suggested``, names among other valid values; ``metavar``, the
             placeholder of a repeatable value.
@@ -28,12 +28,12 @@ def option(default: Any, words: str, kind: Kind, **more: Any) -> Any:
 
 
 def whole(least: int) -> Kind:
-    """Accept integers of at least ``least``."""
+    """Return a kind of option that accepts integers from ``least`` on."""
     return Kind(f"a whole number of at least {least}", lambda value: WHOLE.fits(value) and value >= least)
 
 
 def number(least: float, most: float = math.inf, above: bool = False) -> Kind:
-    """Accept finite numbers from ``least`` to ``most``; with ``above``, ``least`` itself is excluded."""
+    """Return a kind of option that accepts numbers from ``least`` to ``most``; ``above`` excludes ``least`` itself."""
     end = "" if most == math.inf else f" and at most {most:g}"
     return Kind(
         f"a number {'above' if above else 'of at least'} {least:g}{end}",
@@ -42,7 +42,7 @@ def number(least: float, most: float = math.inf, above: bool = False) -> Kind:
 
 
 def one_of(names: tuple[str, ...]) -> Kind:
-    """Accept one of these names."""
+    """Return a kind of option that accepts these names."""
     return Kind(f"one of {', '.join(names)}", lambda value: isinstance(value, str) and value in names)
 
 

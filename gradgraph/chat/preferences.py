@@ -29,8 +29,8 @@ class Pair:
     """A prompt with two answers, as tokens; only the answers are trained on.
 
     Attributes:
-        first, second: the prompt with the chosen and with the rejected answer; for a row with one answer, with this
-            answer and with that of another row.
+        first: the prompt with the chosen answer; for a row with one answer, with this answer.
+        second: the prompt with the rejected answer; for a row with one answer, with the answer of another row.
         good: for a row with one answer, whether the answer is good.
     """
 
@@ -66,7 +66,7 @@ def pairs_of(rows: Rows, encoder: Encoder, loss: str) -> list[Pair]:
 
 
 def _of_another(rows: Rows, i: int) -> Any:
-    """Return the answer of the next row with another prompt."""
+    """Return the completion of the next row after row ``i`` (cyclically) that has another prompt."""
     ways = (rows[(i + k) % len(rows)] for k in range(1, len(rows)))
     found = next((row for row in ways if row["prompt"] != rows[i]["prompt"]), None)
     if found is None:
@@ -77,7 +77,10 @@ def _of_another(rows: Rows, i: int) -> Any:
 
 
 def _answered(row: Row, name: str, place: str) -> Row:
-    """Return a row of prompt and completion; the prompt may be the common beginning of both answers."""
+    """Convert a preference row to prompt and completion, which is the answer ``name`` (chosen or rejected).
+
+    Without a column ``prompt``, the messages that both answers begin with are the prompt.
+    """
     answers = row["chosen"], row["rejected"]
     if answers[0] == answers[1]:
         raise DataError(f"{place}: 'chosen' and 'rejected' are equal; drop the row")
@@ -122,7 +125,7 @@ class PairBatches(Loadable):
 
     @property
     def answers(self) -> ChatBatches | None:
-        """The good answers as trained texts with their prompts; None if there are none."""
+        """The good answers with their prompts, as batches to evaluate; None if no answer is good."""
         texts = [pair.first for pair in self.samples if pair.good]
         return ChatBatches(texts, self._length or self.longest, pad=self.pad) if texts else None
 

@@ -20,7 +20,7 @@ Prompt = str | Sequence[Mapping[str, Any]]
 
 
 class Steps(Protocol):
-    """A source of the next token of each prompt; see :meth:`Decoder.steps`."""
+    """The interface of a generator of next tokens; see :meth:`Decoder.steps`."""
 
     def steps(
         self, prompts: Sequence[Sequence[int]], stop: Collection[int] = (), sampling: Sampling | None = None
@@ -32,7 +32,7 @@ class Steps(Protocol):
 
 
 class OneByOne:
-    """A token source that handles one prompt at a time by its ``steps``."""
+    """A base class for generators whose ``steps`` supports only one prompt at a time."""
 
     def generated(
         self: Any, prompts: Sequence[Sequence[int]], stop: Collection[int] = (), sampling: Sampling | None = None
@@ -113,7 +113,7 @@ class Prompts:
 
 
 def _check_not_empty(prompt: Prompt, by_template: bool) -> None:
-    """Raise DataError for an empty prompt or last message, since a template would turn it into a prompt of its own."""
+    """Raise DataError if the prompt or its last message is empty, since a template would still add text around it."""
     last = prompt if isinstance(prompt, str) else prompt[-1].get("content") if prompt else ""
     if by_template and isinstance(last, str) and not last.strip():
         raise DataError("the prompt is empty; write at least a word")

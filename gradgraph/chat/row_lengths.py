@@ -26,7 +26,7 @@ class Limit:
         tokens: the maximum number of tokens of a text.
         row: the maximum number of tokens of a row; a packed row may exceed the context length, its texts may not.
         most: the smallest context length of model and teacher, if known.
-        taker: the model with this context length, in messages.
+        taker: the name of the model whose context length is ``most``, for messages.
     """
 
     tokens: int
@@ -35,7 +35,7 @@ class Limit:
     taker: str = "the model"
 
     def may_be(self, longest: int) -> bool:
-        """Whether a text of this many tokens fits in the context length."""
+        """Whether a text of ``longest`` tokens fits in the context length; true if it is unknown."""
         return self.most is None or longest <= self.most
 
 
@@ -60,7 +60,7 @@ def limit_of(base: ModelFolder, recipe: Recipe) -> Limit:
 
 
 def fitted_texts(rows: Rows, samples: list[Tokens], limit: Limit, long: str) -> list[Tokens]:
-    """Return the texts without those that are too long, or with these truncated, and log a warning about them.
+    """Drop or truncate texts longer than the limit (``long`` is "drop" or "cut"), with a warning; return the rest.
 
     Raises:
         DataError: some texts are too long, and ``long`` is "error".
@@ -94,7 +94,7 @@ def fitted_texts(rows: Rows, samples: list[Tokens], limit: Limit, long: str) -> 
 
 
 def fitted_pairs(pairs: list[Pair], limit: Limit, long: str, rows: Rows) -> list[Pair]:
-    """Return the pairs that are not too long; longer ones raise an error, or are dropped if ``long`` is "drop".
+    """Return the pairs within the limit; if ``long`` is "drop", longer pairs are dropped with a warning.
 
     Raises:
         DataError: some pairs are too long, and ``long`` is not "drop".

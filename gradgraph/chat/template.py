@@ -247,7 +247,7 @@ class ChatTemplate:
             raise self._refused(fault) from None
 
     def _taken(self, messages: Sequence[Message]) -> list[Any]:
-        """Return messages in the form that the template receives."""
+        """Convert messages to the form passed to the template: plain JSON types, text content if it reads no parts."""
         plain = [_with_reasoning(_plain(message)) for message in messages]
         if any(isinstance(message.get("content"), list) for message in plain) and not self._reads_parts:
             plain = [{**message, "content": _joined(message.get("content"))} for message in plain]
@@ -260,7 +260,7 @@ class ChatTemplate:
         return of_this_process().render(self.source, self._now, variables)
 
     def _refused(self, fault: TemplateError) -> DataError:
-        """Return the error for a template that failed."""
+        """Convert a failure of the template to a DataError with a remedy."""
         if fault.kind == "security":
             return DataError(f"{self.where} does something that Jinja's sandbox forbids ({fault}); choose another one")
         if fault.kind in _GREEDY:
@@ -293,13 +293,13 @@ def _joined(content: Any) -> Any:
 
 
 def _with_reasoning(message: Any) -> Any:
-    """Return a message whose reasoning is under all keys that templates read, like Hugging Face."""
+    """Return a message with its reasoning, stored under any of the usual keys, under both keys that templates read."""
     found = next((message[name] for name in REASONING if message.get(name) is not None), None)
     return message if found is None else {"thinking": found, **message, "reasoning_content": found}
 
 
 def _without_marks(marked: str) -> tuple[str, list[Span]]:
-    """Return the text without marks, and the spans between them, including empty ones."""
+    """Remove the marks around answers; return the text and the span of each marked answer, even if empty."""
     parts, answers, at = [], list[Span](), 0
     for piece in re.split(f"({_BEGIN}[^{_END}]*{_END})", marked):
         is_answer = piece.startswith(_BEGIN)
@@ -341,7 +341,7 @@ def table_in(folder: Path, name: str) -> Mapping[str, Any]:
 
 
 def _text(path: Path, inside: bool) -> str:
-    """Read a template from the folder, or from a user's file."""
+    """Read a chat template; with ``inside``, reject a link that leads out of its folder."""
     try:
         content = bytes_inside(path.parent, path.name, LARGEST) if inside else None
         return (regular_bytes(path, LARGEST) if content is None else content).decode("utf-8")

@@ -174,7 +174,7 @@ def _within(spans: Sequence[tuple[int, int]], answers: Sequence[tuple[int, int]]
 
 
 def _plain_text(rows: Rows, i: int) -> Rendered:
-    """Return a row verbatim."""
+    """Return a row as text without a template: its text, or its prompt directly followed by the completion."""
     row = rows[i]
     if rows.kind == "text":
         return Rendered(row["text"], ((0, len(row["text"])),))
@@ -205,14 +205,14 @@ def _messages_of(row: Mapping[str, Any]) -> list[Any]:
 
 
 def _keys_of(row: Mapping[str, Any]) -> set[str]:
-    """Return the keys of a row and of its messages that a template may or may not use."""
+    """Return the optional keys of a row and of its messages, which a template might ignore."""
     own = [name for name in (TOOLS, *(row.get(VARIABLES) or {})) if name != TOOLS or row.get(TOOLS)]
     said = [key for m in _messages_of(row) if isinstance(m, Mapping) for key in m if m[key] not in (None, [], "")]
     return {*own, *said} - {"role", "content", "weight"}
 
 
 def _uses(template: ChatTemplate, row: Mapping[str, Any], key: str) -> bool:
-    """Whether the template's text of a row changes without the key."""
+    """Whether a template uses ``key``: its text for the row differs without this key."""
     texts = []
     gone = REASONING if key in REASONING else (key,)
     for names in ((), gone):

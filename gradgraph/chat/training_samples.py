@@ -63,11 +63,11 @@ class TrainerSteps(OneByOne):
             known.append(token)
 
     def _next(self, known: Sequence[int]) -> int:
-        """Return the most likely next token of a pair model, whose input is this text twice, without labels."""
+        """Return the most likely token after ``known``, by a pair model, which is fed the text twice without labels."""
         return int(self._output(np.array([[known, known]]))[NEXT_TOKEN][0, 0])
 
     def _scores(self, known: Sequence[int]) -> Array:
-        """Return the scores ``[vocabulary]`` of the next token."""
+        """Return the scores ``[vocabulary]`` of the next token after ``known``."""
         found = self._output(np.array([known]))
         scores: Array = found.get("logits", next(iter(found.values()))) if isinstance(found, dict) else found
         return np.asarray(scores[0, -1])

@@ -60,7 +60,7 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Told:
-    """Facts about the data for a model card.
+    """The description of the training data in a model card.
 
     Attributes:
         data, validation: the names of training and validation data.
@@ -121,7 +121,10 @@ def keeps_bits(adapted: ir.Model) -> bool:
 
 
 def _forms(adapted: ir.Model, wanted: str, measures: bool) -> list[str]:
-    """Return the forms of the merged model to create: both if the model is quantised and forms are evaluated."""
+    """Return the forms of the merged model to create: ``wanted``, or float and requantised if both are compared.
+
+    They are compared if the model is quantised and ``measures`` is true.
+    """
     both = measures and any(node.op_type in _QUANTISED for node in adapted.graph)
     return [FLOAT, REQUANTISED] if both else [wanted]
 
@@ -159,7 +162,7 @@ def _save(merged: ir.Model, base: ModelFolder, out: Path) -> str:
 
 
 def _give_both(whole: ir.Model, merged: ir.Model) -> bool:
-    """Copy the changed weights into a file with two decoders, unless only one of them uses some; return whether copied.
+    """Copy changed weights into a model with two decoders; return False without copying if only one decoder uses one.
 
     Args:
         whole: optimum's merged model, with a decoder for each case.
@@ -182,7 +185,7 @@ def _weights(model: ir.Model) -> dict[str, ir.TensorProtocol]:
 
 
 def _is_learnt(name: str, tensor: ir.TensorProtocol) -> bool:
-    """Whether a tensor used by one decoder only may have been trained; integers are sizes and axes."""
+    """Whether a tensor of one decoder only may be a trained weight; integers are sizes and axes."""
     return tensor.dtype in _FLOATS or name.endswith(".merged")
 
 
@@ -220,7 +223,7 @@ def perplexity_of(model: Source, data: ChatBatches, batch_size: int = 8) -> floa
 
 
 def _last_vector(model: ir.Model) -> str | None:
-    """Return the name of the weight vector nearest to the scores, which leaves little to differentiate."""
+    """Return the name of the last weight vector before the scores: its gradient is the cheapest."""
     for node in reversed(list(model.graph)):
         for value in node.inputs:
             if value is not None and value.is_initializer() and value.dtype in _FLOATS and len(value.shape or ()) == 1:
@@ -260,7 +263,7 @@ def card(
 
 
 def of_data(told: Told) -> list[str]:
-    """Return the lines about the training data and the prompt format."""
+    """Return the model card's lines on the training data and the prompt format."""
     measured = "a fraction of them, not trained on" if told.validation is None else told.validation
     asked = "verbatim: `gradgraph generate --template none`" if told.template == NO_TEMPLATE else (
         f"by `{TEMPLATE}`, which was `{shown(Path(told.template).name)}`" if told.template is not None

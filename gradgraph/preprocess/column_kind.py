@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnKind:
-    """How a column becomes features, with parameters learnt from training data; the base class of all kinds.
+    """The base class of column kinds: a conversion of a column to features, with parameters learnt from training data.
 
     Attributes:
         name: the kind's name in overrides, help and files.
@@ -33,7 +33,7 @@ class ColumnKind:
 
     @property
     def parts(self) -> list[str]:
-        """A description of each output feature, to be appended to the column's name."""
+        """The suffix that describes each output feature, to be appended to the column's name."""
         raise NotImplementedError
 
     @property
@@ -50,11 +50,11 @@ class ColumnKind:
         return column_text(column, values)
 
     def write(self, op: Builder, x: Var) -> Var:
-        """Emit nodes from [rows], text or float64, to [rows, width]."""
+        """Emit nodes that convert a column ``x``, text or float64 [rows], to features [rows, width]."""
         raise NotImplementedError
 
     def draw(self, rng: np.random.Generator, rows: int) -> Array:
-        """Draw a random column for the nodes, with missing and unseen values: text, or float64."""
+        """Return a random column in the form of :meth:`read`, including missing and unseen values."""
         raise NotImplementedError
 
     def unseen(self, values: Array) -> Array:
@@ -63,7 +63,7 @@ class ColumnKind:
 
     @property
     def range(self) -> str:
-        """The values of training data, in a few words; empty if unknown."""
+        """A short text about the values in the training data, such as their range; empty if unknown."""
         return ""
 
     @property
@@ -77,7 +77,7 @@ class ColumnKind:
         return {"kind": self.name, **{k: list(v) if isinstance(v, tuple) else v for k, v in own.items()}}
 
     def check(self, *fits: bool) -> None:
-        """Raise ArgumentError unless all of the conditions ``fits`` hold, as they do for parameters from ``learn``."""
+        """Raise ArgumentError unless all conditions in ``fits`` are true and ``gaps`` is a fraction."""
         if not (all(fits) and is_share(self.gaps)):
             raise ArgumentError(f"a column of the kind {self.name} has invalid parameters")
 
@@ -104,10 +104,12 @@ def is_share(value: Any) -> bool:
 
 
 def centre(name: str, values: Array) -> tuple[float, float]:
-    """Return mean and standard deviation of the present values; the latter is 1 if all values are equal.
+    """Return the mean and the standard deviation of the values that are not NaN.
+
+    The standard deviation is 1 if all values are equal.
 
     Raises:
-        DataError: a value is infinite, or too large to compute these.
+        DataError: a value is infinite, or so large that the computation overflows.
     """
     there = values[~np.isnan(values)]
     with np.errstate(over="ignore", invalid="ignore"):
@@ -118,13 +120,13 @@ def centre(name: str, values: Array) -> tuple[float, float]:
 
 
 def ends(values: Array) -> tuple[float, float]:
-    """Return the minimum and maximum of the present values; 0 if there are none."""
+    """Return the minimum and the maximum of the values that are not NaN; 0 and 0 if all are NaN."""
     there = values[~np.isnan(values)]
     return (float(there.min()), float(there.max())) if there.size else (0.0, 0.0)
 
 
 def far_outside(values: Array, low: float, high: float) -> Array:
-    """Return whether each value is below ``low`` or above ``high`` by more than half of the range between these."""
+    """Return whether each value is outside ``low`` to ``high`` by more than half of that range."""
     reach = (high / 2 - low / 2) + 1e-9 * max(abs(low), abs(high))
     with np.errstate(invalid="ignore"):
         found: Array = (values < low - reach) | (values > high + reach)

@@ -68,7 +68,7 @@ class Number(ColumnKind):
     """A number, standardised; missing values become the mean, and an additional feature marks them.
 
     Attributes:
-        mean, std: of the present values; 0 and 1 without scaling.
+        mean, std: mean and standard deviation of the training values that are not missing; 0 and 1 for no scaling.
         fill: replacement of missing values.
         low, high: range of the training data.
         durations: whether training data are durations, which are read as seconds.
@@ -138,9 +138,10 @@ class Number(ColumnKind):
 
 @dataclass(frozen=True)
 class Category(ColumnKind):
-    """A category with one slot per training value, and a last slot for all other values.
+    """A category, output as a one-hot vector or an index.
 
-    Columns with integers too large for float64 are read as text.
+    Each value of the training data has a slot (a position), and a last slot is for all other values. Columns with
+    integers too large for float64 are read as text.
 
     Attributes:
         values: the values with a slot, sorted: text, or numbers. Missing text is "".

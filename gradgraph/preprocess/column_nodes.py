@@ -134,7 +134,7 @@ def _written(
 
 
 def _make_room(graph: ir.Graph, plan: Plan) -> None:
-    """Rename values of the model whose name is also that of a column."""
+    """Rename values of the model that have the name of a column, except inputs that the preprocessing replaces."""
     op = Builder([*_names(graph), *plan.read])
     going = {value for value in graph.inputs if value.name in plan.features}
     values = [*graph.inputs, *graph.initializers.values(), *(v for node in graph.all_nodes() for v in node.outputs)]

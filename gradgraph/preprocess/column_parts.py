@@ -78,10 +78,10 @@ def side_by_side(op: Builder, columns: Sequence[Var]) -> Var:
 
 
 def is_missing(op: Builder, x: Var) -> Var:
-    """Whether text stands for a missing value."""
+    """Emit a node that computes whether each text is a word for a missing value (``GAP_WORDS``)."""
     return op.RegexFullMatch(x, pattern=f"({'|'.join(map(re.escape, GAP_WORDS))})")
 
 
 def zeros_unless(op: Builder, bad: Var, why: str) -> Var:
-    """Emit zeros, int64 [rows], by a node that fails if a row is ``bad``; its name explains why in the error."""
+    """Emit a node that returns zeros, int64 [rows], but fails if a row is ``bad``; ``why`` is part of its name."""
     return op.emit("Gather", op.const(np.array([0])), op.Cast(bad, to=int64()), axis=0, name=f"{op.scope}/{why}")

@@ -216,14 +216,14 @@ def _form(column: str, values: Array, dayfirst: bool | None) -> tuple[DateForm, 
 
 
 def _of_day(texts: set[str]) -> str:
-    """Return the date that best shows which number is the day."""
+    """Return the date with the largest day or month, which best shows the order of the two."""
     return max(
         texts, key=lambda text: max(int(part or 0) for part in text[:5].replace(".", "/").replace("-", "/").split("/"))
     )
 
 
 def _read(column: str, values: Array, form: DateForm, zone: bool) -> Array:
-    """Return the text that the nodes read; raise DataError for a value that is not a date in the format."""
+    """Return a column of dates as text in the format; raise DataError for a value that does not match it."""
     if values.dtype.kind == "M" and form.name == ISO and not zone:
         texts = np.datetime_as_string(values.astype("datetime64[s]")).astype(object)
         texts[np.isnat(values)] = ""
@@ -266,13 +266,13 @@ def _days(date: datetime.datetime) -> float:
 
 
 def _parts(op: Builder, text: Var, sign: str, count: int) -> list[Var]:
-    """Split text at a separator into its first parts; "" for missing ones."""
+    """Emit nodes that split text at ``sign``; return the first ``count`` parts, with "" for missing ones."""
     parts = split_at(op, op.StringConcat(text, text_constant(op, sign * (count - 1))), sign, None)
     return [column_at(op, parts, i) for i in range(count)]
 
 
 def _month(op: Builder, name: Var) -> Var:
-    """Convert a month name to its number."""
+    """Emit nodes that convert a month name to its number."""
     lower = op.StringNormalizer(name, case_change_action="LOWER", locale="C")
     lower.value.type = type_of(object)
     number = op.emit("LabelEncoder", lower, domain=ML, keys_strings=list(MONTH_NUMBERS), default_int64=1,
@@ -282,12 +282,12 @@ def _month(op: Builder, name: Var) -> Var:
 
 
 def _whole(op: Builder, text: Var) -> Var:
-    """Convert digits to int64; empty text is 0."""
+    """Emit nodes that convert digits to int64; empty text becomes 0."""
     return op.Cast(op.Where(op.Equal(text, text_constant(op, "")), text_constant(op, "0"), text), to=int64())
 
 
 def _minutes_of(op: Builder, zone: Var) -> Var:
-    """Convert ``02:00``, ``0200``, ``02`` or nothing to minutes."""
+    """Emit nodes that convert a time zone's offset (``02:00``, ``0200``, ``02`` or empty text) to minutes."""
     hours, minutes = (_whole(op, part) for part in _parts(op, zone, ":", 2))
     together = op.RegexFullMatch(zone, pattern="[0-9]{4}")
     return op.Where(together, hours / 100 * 60 + op.Mod(hours, 100), hours * 60 + minutes)

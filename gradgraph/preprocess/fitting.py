@@ -95,7 +95,7 @@ def fit(
 
 
 def _written(name: str, kind: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the name of a kind, and its arguments."""
+    """Return the name and the arguments of the kind that the user passed for column ``name``."""
     given = {"kind": kind} if isinstance(kind, str) else dict(kind)
     if "kind" not in given:
         raise DataError(f"the override of the column '{shown(name)}' has no 'kind'; add one of {listed(KINDS)}")
@@ -119,7 +119,7 @@ def _learnt(name: str, values: Array, given: tuple[str, dict[str, Any]] | None, 
 
 
 def _looks_like(name: str, values: Array) -> str:
-    """Detect the kind of a column."""
+    """Return the name of the kind that suits a column's values."""
     if are_dates(values):
         return Date.name
     if are_numbers(values):

@@ -21,11 +21,11 @@ MOST_COLUMNS = 100_000
 
 @dataclass(frozen=True)
 class Learnt:
-    """A target column.
+    """The parameters learnt for a target column: its classes, or its scale.
 
     Attributes:
-        classes: class names, sorted; empty for numbers.
-        mean, std: mean and standard deviation of the numbers.
+        classes: class names, sorted; empty for regression.
+        mean, std: for regression, mean and standard deviation of the training values.
     """
 
     classes: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ class Learnt:
 
 @dataclass(frozen=True)
 class Plan:
-    """The preprocessing of each column of a table; see ``computed.Preprocessing``, which applies it."""
+    """The learnt preprocessing of a table as plain data; its subclass ``computed.Preprocessing`` applies it."""
 
     columns: Mapping[str, ColumnKind]
     targets: Mapping[str, Learnt] = field(default_factory=dict)
@@ -63,12 +63,12 @@ class Plan:
 
     @property
     def read(self) -> dict[str, ColumnKind]:
-        """The columns that the model reads."""
+        """The kinds of the columns that the model reads, by column name."""
         return {name: kind for name, kind in self.columns.items() if kind.parts}
 
     @property
     def features(self) -> dict[str, list[str]]:
-        """The features of each array produced, described in words; keyed by the model input that reads the array."""
+        """The names of the features in each array that the preprocessing returns, by model input."""
         made: dict[str, list[str]] = {}
         for name, kind in self.read.items():
             own = made.setdefault(self.indices if kind.is_index else self.numbers, [])

@@ -59,8 +59,8 @@ def log_mel(
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
-        convention: ``"whisper"`` (OpenAI's: log10 within 8 of the loudest, plus 4, over 4); ``"kaldi"`` (fbank, as
-            torchaudio.compliance.kaldi has it, without dither: the natural logarithm, frames first); ``"librosa"``
+        convention: ``"whisper"`` (OpenAI's: log10, clipped at 8 below the maximum, plus 4, divided by 4); ``"kaldi"``
+            (torchaudio.compliance.kaldi.fbank without dither: the natural logarithm, frames first); ``"librosa"``
             (power_to_db(melspectrogram(…))); ``"torchaudio"`` (MelSpectrogram and AmplitudeToDB); or a
             :class:`Convention` of your own.
         sample_rate: samples per second. The model stores it, and files with other rates are resampled to it.
@@ -121,7 +121,7 @@ def log_mel(
 
 
 def frames_of(convention: Convention, samples: int, n_fft: int, hop: int) -> int:
-    """Return the number of frames for a number of samples."""
+    """Return the number of frames of a spectrogram of this many samples."""
     if convention.pad is None:
         return 1 + (samples - n_fft) // hop
     return 1 + (samples + n_fft // 2 * 2 - n_fft) // hop - convention.drop_last
@@ -164,7 +164,7 @@ def _time_first(value: ir.Value, mels: int, how: Convention, given: bool | None)
 def _samples(value: ir.Value, how: Convention, n_fft: int, hop: int, time_first: bool) -> ir.Shape:
     """Return the shape of the new input: [batch, samples].
 
-    For a fixed number of frames, samples is the smallest number that fills them.
+    If the model has a fixed number of frames, the number of samples is the smallest that yields so many frames.
     """
     shape: list[Any] = [*(shape_of(value) or ())]
     frames = shape[-2 if time_first else -1]
@@ -177,7 +177,10 @@ def _samples(value: ir.Value, how: Convention, n_fft: int, hop: int, time_first:
 def _energies(
     writer: NodeWriter, samples: ir.Value, how: Convention, parts: Sequence[np.ndarray], hop: int
 ) -> ir.Value:
-    """Write nodes for the energy of each frequency in each frame: [batch, frequencies, frames]."""
+    """Write nodes that compute the energy of each frequency in each frame: [batch, frequencies, frames].
+
+    ``parts`` are the real and the imaginary matrix of the Fourier transform (:func:`bases`).
+    """
     n_fft = parts[0].shape[1]
     x = writer.node("Reshape", samples, writer.whole(0, 1, -1))
     if how.pad is not None:
@@ -206,7 +209,7 @@ def _logarithm(writer: NodeWriter, energy: ir.Value, how: Convention) -> ir.Valu
 
 
 def _laid_out(writer: NodeWriter, found: ir.Value, old: ir.Value, mels: int, time_first: bool) -> ir.Value:
-    """Convert [batch, mels, frames] to the layout of the model's input."""
+    """Convert the spectrogram ``found``, [batch, mels, frames], to the layout of the model's input ``old``."""
     if time_first:
         found = writer.node("Transpose", found, perm=[0, 2, 1])
     if len(shape_of(old) or ()) == 4:

@@ -402,7 +402,7 @@ def table(
 
 
 def _labels_in(table: Any, column: str, where: str, written: Any) -> Labels | None:
-    """Return a column as labels; None if some are missing."""
+    """Return a column as labels, or None if a value is missing."""
     values = column_of(table, column)
     if any(value is None or value != value for value in values.tolist()):
         return None

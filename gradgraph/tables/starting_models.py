@@ -112,7 +112,7 @@ for _model in (mlp, resnet, ft_transformer):
 
 
 class _Columns(nn.Module):
-    """All columns as one vector [rows, size]: a linear function of the numbers, plus an embedding of each category.
+    """A layer from all columns to one vector [rows, size]: a linear layer of numbers plus an embedding per category.
 
     The weights of category slots without training rows start at zero.
     """
@@ -132,7 +132,7 @@ class _Columns(nn.Module):
 
 
 class _Tokens(nn.Module):
-    """A token for each column, preceded by a class token: [rows, 1 + columns, width]."""
+    """A layer that embeds each column as a token, after a class token: [rows, 1 + columns, width]."""
 
     def __init__(self, plan: Preprocessing, width: int) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ class _Attending(nn.Module):
 
 
 class _Net(nn.Module):
-    """An embedding of columns, a body, and a head for each target."""
+    """A network for tables: an embedding of the columns, a body, and a linear head per target."""
 
     def __init__(self, plan: Preprocessing, columns: nn.Module, body: nn.Module, size: int) -> None:
         super().__init__()
@@ -218,7 +218,10 @@ def _exported(plan: Preprocessing, net: nn.Module) -> onnx.ModelProto:
 
 
 def _outputs(plan: Preprocessing) -> dict[str, str]:
-    """Return the output name for each target column: the column's name, or ``logits`` for classes."""
+    """Map target columns to output names: the column's name for numbers, ``logits`` for classes.
+
+    With several targets, class outputs are named ``<column>_logits``.
+    """
     if not plan.targets:
         raise DataError(
             "the preprocessing has no target",
@@ -231,10 +234,10 @@ def _outputs(plan: Preprocessing) -> dict[str, str]:
 
 
 def _unseen(plan: Preprocessing) -> set[str]:
-    """Return the features that are 0 in every training row: the slot of each category for other values."""
+    """Return the features that are 0 in every training row: each category's slot for values not in training."""
     return {f"{name}{kind.parts[-1]}" for name, kind in plan.read.items() if kind.name == "category"}
 
 
 def _width(plan: Preprocessing) -> int:
-    """Return a layer size for the number of rows: a layer of 256 memorises a few hundred of them."""
+    """Return a layer size that suits the number of rows: a layer of 256 would memorise a few hundred rows."""
     return 64 if plan.rows < 2_000 else 128 if plan.rows < 20_000 else 256

@@ -114,14 +114,14 @@ def entities_in(tags: Sequence[str]) -> Iterator[tuple[str, int, int]]:
 
 
 def _ends(before: str, now: str, kind_before: str, kind: str) -> bool:
-    """Whether an entity ends before this word."""
+    """Whether an entity ends between two words, by the prefixes (``before``, ``now``) and kinds of their tags."""
     if before in (OUTSIDE, ""):
         return False
     return before in ("E", "S") or now in ("B", "S", OUTSIDE, "") or kind_before != kind
 
 
 def _begins(before: str, now: str, kind_before: str, kind: str) -> bool:
-    """Whether an entity begins with this word."""
+    """Whether an entity begins at the second of two words, by the prefixes and kinds of their tags."""
     if now in (OUTSIDE, ""):
         return False
     return now in ("B", "S") or before in ("E", "S", OUTSIDE, "") or kind_before != kind

@@ -112,7 +112,7 @@ class FrameColumns:
         return values
 
     def _lacks(self, name: str, gaps: int, words: Sequence[str] = ()) -> DataError:
-        """Return the error for missing values; ``words`` are the cells of a ``.csv`` such as ``NA`` among them."""
+        """Return an error for missing values; ``words`` are cells of a ``.csv`` that count as missing, as ``NA``."""
         such = f", such as '{shown(words[0])}'," if words else ""
         more = "; if these are words of the texts, save the table as .jsonl or .parquet" if words else ""
         return DataError(
@@ -121,14 +121,17 @@ class FrameColumns:
         )
 
     def holds(self, name: str, kind: type | tuple[type, ...]) -> bool:
-        """Whether all present values are of this kind and, for text, not all numeric."""
+        """Whether all values of column ``name`` except missing ones have the type ``kind``.
+
+        Text does not count as such if all of it is numeric.
+        """
         values = [value for value in self[name] if not is_missing(value)]
         if not values or not all(isinstance(value, kind) for value in values):
             return False
         return kind is not str or any(number_of(value) is None for value in values)
 
     def the_one(self, kind: type | tuple[type, ...], what: str, but: Sequence[str], argument: str) -> str | None:
-        """Return the only column whose values have a type; None if there is none.
+        """Return the name of the only column whose values have the type ``kind``; None if no column has it.
 
         Args:
             kind: the type of the values.
@@ -166,7 +169,7 @@ def is_missing(value: Any) -> bool:
 
 
 def number_of(value: Any) -> float | int | None:
-    """Return the number in a cell, given as a number or as text; None if there is none."""
+    """Convert a cell, a number or text, to a number; return None if it is not numeric."""
     if isinstance(value, bool):
         return int(value)
     try:

@@ -31,7 +31,7 @@ LISTS = (list, tuple, np.ndarray)
 
 @dataclass(frozen=True)
 class TextForm:
-    """The columns to read, and the maximum length of a text in tokens; None for values that are not decided yet."""
+    """The columns that a text table is read from, and the maximum number of tokens per text; None while undecided."""
 
     text: str | None = None
     pair: str | None = None
@@ -42,13 +42,13 @@ class TextForm:
 
     @property
     def given(self) -> dict[str, Any]:
-        """All decided values, except the label, which is stored with its target."""
+        """All decided fields except the label column, which is stored with its target."""
         given = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "label"}
         return {name: value for name, value in given.items() if value is not None}
 
     @property
     def read(self) -> dict[str, Any]:
-        """The decided columns of texts, keyed by field."""
+        """The decided text columns, by field (``text``, ``pair``, ``choices``, ``words``)."""
         return {name: value for name, value in self.given.items() if name != "length"}
 
     @property
@@ -61,19 +61,19 @@ class TextForm:
         return self.words is not None and len(target.shape) == 2
 
     def like(self, known: Mapping[str, Any]) -> TextForm:
-        """Fill undecided values with those ``known`` from training; text columns are filled together or not at all."""
+        """Return a copy completed by ``known``, the form in training; text columns only if none is decided."""
         read = {} if self.read else {name: value for name, value in known.items() if name != "tokenizer"}
         return replace(self, **{**read, "length": self.length or known.get("length")})
 
 
 class TextTable(Loadable):
-    """Texts with their labels, as :func:`table` explains them.
+    """A table of texts and labels as training data, created by :func:`table`.
 
     Attributes:
         columns: columns of the table.
         tokenizer: the tokenizer.
-        form: columns and maximum length, as passed.
-        classes: class names for integer labels, as passed.
+        form: the columns and the maximum length that the user passed.
+        classes: the class names for integer labels that the user passed.
         multiple: batches are padded to a multiple of this number of tokens.
         one_length: whether all batches are padded to one width.
     """
@@ -93,7 +93,7 @@ class TextTable(Loadable):
         return {name: self.columns[name][i] for name in self.columns.names}
 
     def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
-        """Return the names of classes and columns, taken from ``known`` if present; encodes all texts.
+        """Encode all texts, and return the names of classes and columns; names in ``known`` take precedence.
 
         Raises:
             UnmatchedError: the model does not have a class of the data, or was trained with other columns or another
@@ -194,7 +194,7 @@ class TextTable(Loadable):
     # --- parts ------------------------------------------------------------------------------------------------
 
     def _form(self, inputs: TokenInputs, names: DataNames) -> TextForm:
-        """Return the complete form, from given values, known values and the columns."""
+        """Return the form with all fields decided: by the user's options, the training data, or the table's columns."""
         known = names.texts.get(inputs.ids.name, {})
         if known.get("tokenizer", self.tokenizer.digest) != self.tokenizer.digest:
             raise UnmatchedError(
@@ -236,7 +236,7 @@ class TextTable(Loadable):
         return found
 
     def _found(self, form: TextForm) -> dict[str, str]:
-        """Return the only column of word lists, or else the only one of texts."""
+        """Return the form field and name of the only column of lists (``words``), otherwise of texts (``text``)."""
         others = [name for name in self.columns.names if name.lower() in LABELS or name in (form.label, *TAGS)]
         for kind, what, argument in ((LISTS, "lists", "words"), (str, "texts", "text")):
             found = self.columns.the_one(kind, what, others, argument)
@@ -345,7 +345,7 @@ class TextTable(Loadable):
         return max(1, longest, min(form.length, -(-longest // self.multiple) * self.multiple))
 
     def _texts_of(self, rows: Array, form: TextForm) -> Array:
-        """Return the indices of the encoded texts of these samples: one per sample, or one per choice."""
+        """Return the indices of the encoded texts of the samples ``rows``: one per sample, or one per choice."""
         each = len(form.choices) if form.choices else 1
         texts: Array = (rows[:, None] * each + np.arange(each)).ravel()
         return texts

@@ -15,7 +15,7 @@ _ROLES = {"mask": "mask", "type": "types", "segment": "types", "position": "posi
 
 
 def role_of(name: str) -> str:
-    """Return the role of an input by its name: ``attention_mask`` is a mask, ``token_type_ids`` are types."""
+    """Return the role that an input's name implies, such as ``mask`` for ``attention_mask``; by default ``ids``."""
     return next((role for word, role in _ROLES.items() if word in name.lower()), "ids")
 
 
@@ -35,7 +35,7 @@ class TokenInputs:
 
     @classmethod
     def of(cls, specs: Mapping[str, TensorSpec]) -> TokenInputs:
-        """Find the roles in ``specs``; raise DataError if they are not inputs of texts."""
+        """Return a step's inputs and target with their roles; raise DataError if a table of texts cannot feed them."""
         targets = [spec for spec in specs.values() if isinstance(spec, TargetSpec)]
         inputs = {name: (spec, role_of(name)) for name, spec in specs.items() if spec not in targets}
         ids = [spec for spec, role in inputs.values() if role == "ids"]
@@ -60,7 +60,7 @@ class TokenInputs:
 
     @property
     def reads_padding(self) -> bool:
-        """Whether the model treats padding as text, since no input marks it."""
+        """Whether the model cannot distinguish padding from text: it has no input for a mask or for lengths."""
         return not any(role in ("mask", "lengths") for _, role in self.inputs.values())
 
     def arrays(self, tokens: Array, types: Array, there: Array) -> dict[str, Array]:

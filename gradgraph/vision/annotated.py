@@ -67,7 +67,7 @@ class Options:
 
 
 def size_in(form: ImageForm, source: tuple[int, int]) -> tuple[int, int]:
-    """Return width and height of the model input; those of the image, ``source``, if the model has no fixed size."""
+    """Return the width and height of the model input: its fixed size, or else ``source``, the size of the image."""
     return source if form.size is None else (form.size[1], form.size[0])
 
 
@@ -103,8 +103,9 @@ def _followed(given: Any) -> tuple[float, Sequence[float] | None, Augmentations 
 
 
 class Truth(NamedTuple):
-    """Ground-truth objects of an image: labels ``[n]``, boxes ``[n, 4]`` in the unit of the detections they are
-    compared with, and whether each is a crowd ``[n]``.
+    """Ground-truth objects of an image: labels ``[n]``, boxes ``[n, 4]``, and whether each is a crowd ``[n]``.
+
+    Boxes have the unit of the detections that they are compared with.
     """
 
     labels: Array
@@ -186,8 +187,9 @@ class Annotated(Loadable):
         return self._form(spec.name, known).of(spec)
 
     def in_picture(self, i: int, boxes: Array, form: ImageForm) -> Array:
-        """Convert boxes relative to the model input (left, top, right, bottom) to pixels of the image, clipped to
-        it.
+        """Convert boxes from fractions of the model input to pixels of image ``i``, and clip them to the image.
+
+        Boxes are (left, top, right, bottom).
         """
         size = self.size_of(i)
         place = whole(size, size_in(form, size), bool(form.letterbox))
@@ -234,13 +236,13 @@ class Annotated(Loadable):
             yield {name: self._batch(specs[name], part, [s[name] for s in samples]) for name, part in parts.items()}
 
     def _numbers(self, target: str, part: str, known: DataNames) -> Array:
-        """Return the model's class number for each class of these images; class maps start with the background."""
+        """Return the model's number of each class of these images; for a class map, the background comes first."""
         found = [BACKGROUND, *self.classes] if part == "map" else self.classes
         classes = Classes.known(known, target) or Classes(tuple(found))
         return classes.of_names(found, self.where)
 
     def classes_of(self, targets: Sequence[TensorSpec], known: DataNames) -> Classes:
-        """Return the model's classes, without names if it was trained on class numbers."""
+        """Return the trained model's classes, from ``known``; without names if it was trained on class numbers."""
         target = next((spec for spec in targets if _part_of(spec) == "labels"), None)
         return (None if target is None else Classes.known(known, target.name)) or Classes()
 
@@ -362,7 +364,7 @@ def is_there(path: Path) -> bool:
 
 
 def blank(size: tuple[int, int]) -> Any:
-    """Return an image of ones."""
+    """Return a greyscale image of ones of a size (width, height)."""
     from PIL import Image
 
     return Image.new("L", size, 1)

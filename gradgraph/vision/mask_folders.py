@@ -103,7 +103,7 @@ class MaskFolder(Loadable):
         return images[0], others[0] if others else ""
 
     def _numbers(self, target: str, known: DataNames) -> Array | None:
-        """Return the model's class number for each class number in the masks; None if they are the same."""
+        """Return the model's number of each class of these masks, or None if both are numbered alike."""
         classes = Classes.known(known, target)
         if classes is None or not self.classes:
             return None

@@ -121,7 +121,10 @@ def _filled(corners: Array, size: tuple[int, int]) -> Array:
 
 
 def _on_fine_grid(corners: Array) -> tuple[Array, Array]:
-    """Return the grid points along a polygon with integer ``corners [n, 2]``, and the successor of each point."""
+    """Return the points of a polygon's boundary on the fine grid, and the next point after each, ``[points, 2]``.
+
+    ``corners`` are the polygon's corners on that grid, integers ``[n, 2]``.
+    """
     ends = np.roll(corners, -1, 0)
     steps = np.abs(ends - corners)
     steep = steps[:, 0] < steps[:, 1]
