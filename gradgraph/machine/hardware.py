@@ -1,4 +1,4 @@
-"""The processor of this machine, as far as files and forms depend on it.
+"""Features of this machine's processor on which files and forms depend.
 
 The environment variable GRADGRAPH_CPU hides processor features from gradgraph's own code, so that a machine can run the
 code for older ones. onnxruntime still uses all features.
@@ -52,19 +52,19 @@ def nchwc_block() -> int:
 
 
 def processor() -> str:
-    """Return the name of the processor, as far as the system reports it, and the level in GRADGRAPH_CPU, if set."""
+    """Return the name of the processor, or its architecture if unknown, and the level in GRADGRAPH_CPU, if set."""
     name = _cpuinfo("model name") or platform.processor() or platform.machine()
     level = hidden_above()
     return f"{name} as {level}" if level else name
 
 
 def instructions() -> str:
-    """Return the processor's instruction-set extensions, as the system lists them; empty if they are unknown."""
+    """Return the processor's instruction-set extensions in the words of the system; an empty string if unknown."""
     return _cpuinfo("flags") or _cpuinfo("Features")
 
 
 def levels() -> list[str]:
-    """Return the LEVELS that this processor supports, as far as the system reports them; the highest is last."""
+    """Return the names in LEVELS that this processor supports, by the system's report; the highest is last."""
     listed, found = set(instructions().split()), []
     for name, features in LEVELS.items():
         if not features <= listed:

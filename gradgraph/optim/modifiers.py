@@ -93,7 +93,7 @@ def learning_rate(op: Builder, context: Context, lr: Rate) -> Var:
 
 
 def scale_by_learning_rate(lr: Rate) -> Transform:
-    """Multiply by ``−lr``; a number becomes the input ``learning_rate``, a schedule part of the graph."""
+    """Multiply gradients by ``−lr``. A number becomes the input ``learning_rate``, a schedule nodes of the graph."""
 
     def factor(op: Builder, context: Context) -> Var:
         return -learning_rate(op, context, lr)

@@ -88,14 +88,14 @@ def _total(op: Builder, parts: Sequence[Var]) -> Var:
 
 
 def _pushed(op: Builder, past: Var, latest: Var, curved: Var) -> Var:
-    """Drop the oldest row of ``past`` and append ``latest`` where ``curved`` is true, else return ``past``."""
+    """Return ``past`` without its oldest row, the first, plus the row ``latest``; ``past`` if ``curved`` is false."""
     ends = (np.array([i], np.int64) for i in (1, np.iinfo(np.int64).max, 0))
     younger = op.Concat(op.Slice(past, *ends), op.Unsqueeze(latest, np.array([0], np.int64)), axis=0)
     return op.Where(curved, younger, past)
 
 
 def _basis(op: Builder, steps: Var, changes: Var, g: Var) -> Var:
-    """Stack 2m + 1 rows, one per vector: the steps, the changes, the gradient."""
+    """Return a matrix of 2m + 1 rows: the last m steps, the last m gradient changes, and the gradient ``g``."""
     m = (steps.shape or (0,))[0]
     rows = [op.Reshape(x, np.array([n, -1], np.int64)) for x, n in ((steps, m), (changes, m), (g, 1))]
     return op.Concat(*rows, axis=0)

@@ -42,9 +42,9 @@ class Context(Protocol):
         ...
 
     def scheduled(self, by: Schedule, leads: bool = True) -> Var:
-        """Return the rate of a schedule in this step, a float32 scalar; it counts all steps of the run.
+        """Return the rate of the schedule ``by`` in this step, a float32 scalar; it counts all steps of the run.
 
-        The first schedule with ``leads`` becomes the learning rate that the step reports.
+        The first schedule that is passed with ``leads`` becomes the learning rate that the step reports.
         """
         ...
 
@@ -168,7 +168,7 @@ class Optimizer:
     pruning: Pruning | None = None
 
     def wrapped(self, name: str, arguments: Mapping[str, Any], **changed: Any) -> Optimizer:
-        """Return a copy with the fields ``changed``, and with the name and arguments of its wrapper."""
+        """Return a copy with the fields ``changed``, and with the name and arguments of a wrapper for the manifest."""
         return replace(self, name=name, arguments={"optimizer": _described(self), **arguments}, **changed)
 
 
@@ -275,10 +275,12 @@ def copies(*slots: str) -> Init:
 
 
 def joined(transforms: Sequence[Transform]) -> tuple[list[Transform], Transform | None]:
-    """Split ``transforms`` into the first ones, and one fused transform that returns new parameters.
+    """Fuse the last transforms into one that returns new parameters instead of gradients.
 
-    A transform with ``apply`` can be fused with the transforms after it if these only scale and decay. Otherwise all
-    transforms and None are returned.
+    A transform with ``apply`` can be fused with the transforms after it if these only scale and decay.
+
+    Returns:
+        The transforms before the fused one, and the fused one; all transforms and None if none can be fused.
     """
     head, tail = list(transforms), list[Transform]()
     while head and (head[-1].factor is not None or head[-1].decay is not None):

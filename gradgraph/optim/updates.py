@@ -36,7 +36,7 @@ def adam_update(
     *,
     takes: Sequence[float],
 ) -> tuple[Var, Var, Var]:
-    """Update p along ``m / (√v + floor)``, with ``m`` and ``v`` updated by ``moments``."""
+    """Return ``keep·p + rate·m / (√v + floor)``, m and v, with m and v updated by ``moments``; floor is a scalar."""
     m, v = moments(g, m, v, takes)
     return kept(p, keep) + m / (op.Sqrt(v) + floor) * rate, m, v
 
@@ -59,7 +59,7 @@ def moments(g: Var, m: Var, v: Var, takes: Sequence[float]) -> tuple[Var, Var]:
 def momentum_update(
     op: Builder, p: Var, g: Var, m: Var, rate: Var, keep: Var | None = None, *, decay: float, nesterov: int
 ) -> tuple[Var, Var]:
-    """Update p along ``m ← decay·m + g``, or along ``g + decay·m`` (Nesterov)."""
+    """Return ``keep·p + rate·d`` and ``m ← decay·m + g``; d is m, or ``g + decay·m`` with ``nesterov``."""
     m = decay * m + g
     return kept(p, keep) + (g + decay * m if nesterov else m) * rate, m
 

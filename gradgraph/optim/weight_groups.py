@@ -82,7 +82,7 @@ def recipe(make: Callable[P, Optimizer]) -> Callable[P, Optimizer]:
 
 
 def _described(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of an optimizer for the manifest; flags in ``_LATER`` only if they are set."""
+    """Return the arguments of an optimizer for the manifest; arguments in ``_LATER`` only if they are set."""
     shown = {name: value for name, value in arguments.items() if value or name not in _LATER}
     return {
         name: value.describe() if isinstance(value, Schedule) else list(value) if isinstance(value, tuple) else value
@@ -97,7 +97,7 @@ class GroupRules:
     Args:
         make: returns the optimizer for given arguments.
         arguments: its arguments for weights in no group.
-        rules: for each glob, the arguments that differ, or an optimizer.
+        rules: for each glob, the arguments of ``make`` that differ for its weights, or another optimizer.
         no_decay: globs, or ``norm_and_bias``.
         layer_decay: the learning rate of a layer is multiplied by this once for each layer above it.
     """
@@ -141,7 +141,7 @@ class GroupRules:
         return groups
 
     def _rules_by_weight(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return, for each weight, a dict of the arguments that differ, or an optimizer."""
+        """Return, for each weight, the optimizer of its group, or the arguments that differ from the defaults."""
         chosen: dict[str, Any] = {name: {} for name in names}
         said: dict[tuple[str, str], str] = {}  # weight and argument -> the glob that sets it
         for glob, rule in self.rules.items():
@@ -165,7 +165,7 @@ class GroupRules:
         return found
 
     def made(self, overrides: Mapping[str, Any] | Optimizer) -> Optimizer:
-        """Return the optimizer with the arguments ``overrides``, or ``overrides`` itself if it is an optimizer."""
+        """Return the optimizer with ``overrides`` for some arguments, or ``overrides`` itself if it is an optimizer."""
         if isinstance(overrides, Optimizer):
             return overrides
         changed = {**self.arguments, **{k: v for k, v in overrides.items() if k not in OURS}}
@@ -189,8 +189,8 @@ class GroupRules:
 class GroupContext:
     """The step as seen by the weights of one group.
 
-    The learning rate is proportional to the one that is fed, and the optimizer's step count starts with the group.
-    Schedules count all steps of the run.
+    The group's learning rate is proportional to the input ``learning_rate``. The optimizer's step count starts with the
+    group's first update, but schedules count all steps of the run.
     """
 
     step_context: Context

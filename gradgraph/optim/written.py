@@ -117,7 +117,7 @@ _HINTS = {"lr": ", or add --lr", "total_steps": ", or, for `gradgraph train`, ad
 
 
 def _within(name: str, values: Mapping[str, Any], known: Mapping[str, float]) -> Mapping[str, float]:
-    """Return the defaults of arguments inside a call: in a warm-up, ``total_steps`` is reduced by its steps."""
+    """Return the defaults ``known`` for calls inside a call of ``name``; a warm-up's steps reduce ``total_steps``."""
     if name == "warmup" and isinstance(values.get("steps"), int) and "total_steps" in known:
         return {**known, "total_steps": max(known["total_steps"] - values["steps"], 1)}
     return known

@@ -54,7 +54,7 @@ def always_due(step: Step) -> Step:
 def rate_alone(apply: onnx.ModelProto) -> onnx.ModelProto | None:
     """Return the part of apply.onnx that computes a scheduled learning rate; None if the step has no schedule.
 
-    The part reads the update counter. It runs for batches without an update.
+    The part reads the update counter. A rank runs it, instead of apply.onnx, for batches without an update.
     """
     rate = next((o for o in apply.graph.output if o.name == LEARNING_RATE), None)
     if rate is None:

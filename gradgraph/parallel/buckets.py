@@ -29,7 +29,8 @@ RANK_STRIDE = 1 << 16  # times the rank, added to the first word of a random-num
 class Bucket:
     """One array of a message: gradients and running statistics of one type.
 
-    The first array ends with the team's numbers and with this rank's loss, metrics and sums.
+    The first array ends with control numbers (counts of samples and loss terms, requests to stop), and with this rank's
+    loss, metrics and sums of metrics.
 
     Attributes:
         array: the whole array.
@@ -59,7 +60,7 @@ class Buckets:
         owners: for each weight, the rank that updates it, if updates are sharded.
         ranks: the number of ranks.
         has_joint_norms: whether norms use the samples of all ranks.
-        far: allocates a gradient of a shape and type on the device that runs the graphs, if that is not the CPU. Such
+        far: allocates a gradient of a shape and type on the device that runs the graphs; None on the CPU. Such
             gradients are summed on the device, not in an array.
 
     Attributes:
@@ -153,13 +154,13 @@ class Buckets:
     # --- the random numbers of this rank --------------------------------------------------------------------------
 
     def draw_from(self, state: dict[str, Array]) -> None:
-        """Set this rank's random-number states from ``state``, shifted so that every rank draws different numbers."""
+        """Set this rank's random-number states to ``state`` plus an offset, so that ranks draw different numbers."""
         for name, (here, _) in self.draws.items():
             here[...] = state[name]
             here[0] += RANK_STRIDE * self._rank
 
     def drawn(self) -> dict[str, Array]:
-        """Return the next random-number states without this rank's shift, so that they are equal on all ranks."""
+        """Return the next random-number states without this rank's offset, so that they are equal on all ranks."""
         for _, after in self.draws.values():
             after[0] -= RANK_STRIDE * self._rank
         return {name: after for name, (_, after) in self.draws.items()}
@@ -171,7 +172,7 @@ class Buckets:
 
         Args:
             rows: the number of samples of this rank.
-            counted: the number of terms of a mean over them.
+            counted: the number of loss terms of this rank.
             usual: the expected number of terms on all ranks. If the actual number is equal, no scaling is necessary
                 after the sum.
         """
@@ -183,9 +184,12 @@ class Buckets:
         return weight
 
     def unit(self, rows: int, counted: int) -> float:
-        """Return the weight of this rank's gradients.
+        """Return the factor of this rank's gradients in the sum over ranks, before the division by the total weight.
 
         With joint norms, samples of weight 0 still have gradients; their loss is treated as a mean over one term.
+
+        Args:
+            rows, counted: as for :meth:`scale`.
         """
         weight = float(bool(rows)) if self.adds_up else self._weight_of(rows, counted)
         return 1.0 if self.has_joint_norms and rows and not weight else weight
@@ -205,7 +209,7 @@ class Buckets:
         return float(self.weight) if self.weighs and rows else float(counted)
 
     def tensors(self, part: Bucket) -> dict[str, Array]:
-        """Return the gradients in one part, by the names of their weights."""
+        """Return the gradients in ``part``, by the names of their weights."""
         views = {name: self.views[gradient] for name, gradient in self._spec.gradients.items()}
         return {name: view for name, view in views.items() if view.dtype == part.array.dtype}
 
@@ -231,7 +235,7 @@ class Buckets:
 
         Args:
             kept: an array per part, like :attr:`kept`, summed over all ranks.
-            usual: as for :meth:`scale`, whose scaling is undone.
+            usual: as for :meth:`scale`, whose division by this number is undone.
         """
         found, factor = dict[str, Array](), 1 if self.adds_up else usual
         for name, gradient in self._spec.gradients.items():
@@ -243,11 +247,17 @@ class Buckets:
         return found, self.waiting[0] if self.weighs else self.waiting[1]
 
     def write(self, numbers: Sequence[float]) -> None:
-        """Write the team's numbers, at most ``NUMBERS``, into the message."""
+        """Write ``NUMBERS`` control numbers of the team, such as counts and requests to stop, into the message."""
         self._tail[:NUMBERS] = numbers
 
     def put_results(self, numbers: dict[str, float], sums: Sequence[Array], names: Sequence[str]) -> None:
-        """Write this rank's loss and metrics (``numbers``) and ``sums`` into the message, as shares of the total."""
+        """Write this rank's loss and metrics into the message, as shares of the total, and its sums.
+
+        Args:
+            numbers: loss and metrics of this rank, by name.
+            sums: sums of further metrics, which are written unchanged.
+            names: the names of the loss and the metrics, in this order.
+        """
         weight = 1.0 if self.adds_up else self._own_weight
         first = NUMBERS
         for i, name in enumerate(names):
@@ -259,14 +269,14 @@ class Buckets:
             first += array.size
 
     def read(self) -> list[float]:
-        """Return the team's numbers, summed over all ranks."""
+        """Return the control numbers of the team (see :meth:`write`), summed over all ranks."""
         found: list[float] = self._tail[:NUMBERS].tolist()
         return found
 
     def unscale(
         self, totals: tuple[int, int], weight: float, usual: int, due: bool, alone: float | None = None
     ) -> None:
-        """Turn sums over all ranks into means: those of statistics and, if an update is ``due``, of gradients.
+        """Convert sums over all ranks to means: statistics always, gradients only if an update is ``due``.
 
         Args:
             totals: the numbers of samples and of loss terms on all ranks.

@@ -48,7 +48,7 @@ class Compression:
     Attributes:
         remembers: whether it has state, which a resumed run needs.
         memory: its state on this rank, by name.
-        after: changes of ``memory`` by ``add_up``, which are applied once the step succeeds.
+        after: new values for ``memory`` from ``add_up``, which are applied once the step succeeds.
     """
 
     remembers = False
@@ -58,10 +58,10 @@ class Compression:
         self.after: dict[str, Array] = {}
 
     def add_up(self, part: str, flat: Array, tensors: Mapping[str, Array], team: Messages) -> None:
-        """Replace the gradients of this rank by the sum over all ranks.
+        """Replace the gradients of this rank, in ``flat``, by the sum over all ranks.
 
         Args:
-            part: the name of this array.
+            part: the name of the array ``flat``.
             flat: all gradients of one type, overwritten.
             tensors: each gradient by name, a view of ``flat``.
             team: the ranks.

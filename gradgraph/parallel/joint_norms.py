@@ -67,7 +67,10 @@ class Message:
         return np.concatenate([count, count * mean, squares + count * mean * mean])
 
     def taken(self, sums: Array, unit: float) -> Array:
-        """Return the values that this rank receives, computed from the ``sums`` of all contributions."""
+        """Return the values for this rank's graph, computed from ``sums``, the sums of all ranks' contributions.
+
+        ``unit`` is the factor of this rank's gradients in :meth:`given`.
+        """
         if self.is_gradient:
             return sums / unit
         count, total, squares = self._parts(sums)
@@ -79,7 +82,7 @@ class Message:
 
 
 def norms_of(manifest: Manifest) -> list[str]:
-    """Return the running statistics that training updates; their norms use batch statistics."""
+    """Return the names of the running statistics that training updates, whose norms use batch statistics."""
     state = {s.name: s for s in manifest.state}
     spec = manifest.separate
     return [] if spec is None else [n for n in spec.gradient.writes if state[n].kind == "statistic"]
@@ -87,7 +90,7 @@ def norms_of(manifest: Manifest) -> list[str]:
 
 @dataclass(frozen=True)
 class JointNorms:
-    """A gradient graph that normalises by received sums, and the messages that it exchanges."""
+    """A gradient graph whose norms use sums over all ranks, and the messages that exchange these sums."""
 
     gradient: onnx.ModelProto
     messages: Sequence[Message]
@@ -125,7 +128,7 @@ _GRADIENTS = ("BatchNormalizationGrad", "UnscaledBatchNormalizationGrad")
 
 
 class _Joining:
-    """A rewriter of norms and their gradients in a gradient graph, in place.
+    """A rewriter that synchronises norms and their gradients in a gradient graph, in place.
 
     Attributes:
         messages: the messages of the norms rewritten so far.
@@ -218,7 +221,7 @@ class _Joining:
 
 
 def _never_by_zero(editor: Editor, weight: ir.Value) -> None:
-    """Replace ``weight`` by 1 where it is a divisor and 0, for losses that are a mean over no terms.
+    """Make divisions by ``weight`` divide by 1 if ``weight`` is 0, as for a loss that is a mean over no terms.
 
     The gradient is then 0. Otherwise it would be NaN, which sums over ranks would spread.
     """
@@ -235,7 +238,7 @@ def _never_by_zero(editor: Editor, weight: ir.Value) -> None:
 
 
 def _kept(value: ir.Value | None) -> ir.Value | None:
-    """Return the value of the forward pass that ``value`` is a delayed copy of, or ``value`` if it is no such copy."""
+    """Return the forward value of which ``value`` is a delayed copy (by nodes ``After``), or ``value`` itself."""
     while value is not None and (node := value.producer()) is not None:
         if node.domain != DOMAIN or operator_name(node.op_type) != AFTER:
             break

@@ -46,7 +46,7 @@ class LocalSteps(Compression):
         return name.startswith(("round", "start/", "velocity/"))
 
     def begin(self, weights: Mapping[str, Array]) -> None:
-        """Start a fit with these weights, which are the same on all ranks."""
+        """Start a fit, and save ``weights``, which are equal on all ranks, as the start of the first round."""
         self.steps = 0
         self.memory |= {f"start/{name}": array.copy() for name, array in weights.items()}
 
@@ -73,7 +73,7 @@ class LocalSteps(Compression):
 
 
 def mean_of(arrays: Sequence[Array]) -> Array:
-    """Return the mean of arrays of one type, exactly their value if all are equal; for integers, the first array."""
+    """Return the mean of floating-point arrays, exact if all are equal; for integer arrays, the first one."""
     first = arrays[0]
     if first.dtype.kind in "iub":
         return first

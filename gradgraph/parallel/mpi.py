@@ -54,7 +54,7 @@ def library(initialize: bool = True) -> Any:
 
 
 def world() -> Any:
-    """Return the communicator of all processes of the job; from then on, an unhandled exception in one ends all.
+    """Return the communicator of all processes of the job, and make unhandled exceptions in any process end all.
 
     Raises:
         RuntimeUnavailableError: as for :func:`library`, or if MPI does not support the launcher that started the

@@ -61,7 +61,7 @@ ROLL_CALL = 5.0  # seconds within which waiting ranks answer a roll call
 
 
 class MpiTeam(Team):
-    """The ranks of a communicator.
+    """The team of a trainer (``gradgraph.runtime.execution.team``), whose ranks are processes of an MPI job.
 
     Args:
         comm: a communicator of mpi4py.
@@ -215,18 +215,18 @@ class MpiTeam(Team):
         return ShardedUpdate(self._shards, self.rank, self, opened)
 
     def _share_out(self, state: State) -> None:
-        """Release the optimizer state that other ranks update; it is fetched from them when it is read."""
+        """Release the optimizer state that other ranks update; later reads fetch it from these ranks."""
         assert self._shards is not None
         self._remote_state.is_shared = True
         state.leave(self._shards.elsewhere(self.rank), functools.partial(self._fetched, state))
         self._state = state
 
     def _lent(self, name: str) -> Array:
-        """Return the array that another rank requests: a state tensor, state of the compression, or ``kept`` gradients.
+        """Return the array that another rank requests by ``name``.
 
         Args:
-            name: the name of a state tensor; or, after the prefix ``BESIDE``, that of a tensor of the compression's
-                state; or the index of an array of ``kept``.
+            name: the name of a state tensor; the prefix ``BESIDE`` and the name of a tensor of the compression's state;
+                or the index of an array in ``Buckets.kept``.
         """
         if name.startswith(BESIDE):
             assert self._compress is not None
@@ -422,7 +422,7 @@ class MpiTeam(Team):
             )
 
     def _on_all(self, state: State) -> list[str]:
-        """Return the names of the state tensors that all ranks have."""
+        """Return the names of the state tensors that all ranks have, with equal values."""
         if self._local is not None and self._is_begun:
             own = self._own_slots(state)
             return [name for name in state.specs if name not in own]
@@ -440,7 +440,7 @@ class MpiTeam(Team):
         return [n for n, s in state.specs.items() if s.kind == "optimizer" and n not in self._averages]
 
     def _recall(self, progress: Progress) -> None:
-        """Restore the state of each rank, as far as ranks differ, from a checkpoint."""
+        """Restore the state that differs between ranks (of the compression, or of local steps) from a checkpoint."""
         beside, progress.beside = progress.beside, {}
         ranks: dict[int, dict[str, Array]] = {}
         for name, array in beside.items():
@@ -468,7 +468,7 @@ class MpiTeam(Team):
         return values, beside
 
     def _beside(self) -> dict[str, Array]:
-        """Return the state in which ranks differ, from all ranks; names start with the rank."""
+        """Return the state that differs between ranks, from all ranks, by names of the form ``rank/name``."""
         if self._compress is None:
             return {}
         memory = dict(self._compress.memory)
@@ -571,7 +571,13 @@ class MpiTeam(Team):
 
 
 def _with_sums(values: Mapping[str, Array], sums: Mapping[str, Array], weight: float) -> dict[str, Array]:
-    """Return the accumulation tensors among ``values``, increased by ``sums`` of gradients and by ``weight``."""
+    """Return the gradient-accumulation tensors of the state ``values``, increased by ``sums`` and ``weight``.
+
+    Args:
+        values: state tensors, by name.
+        sums: sums of gradients to add, by the name of their weight.
+        weight: the number to add to the accumulated divisor.
+    """
     found = {f"{n}{SUM}": values[f"{n}{SUM}"] + add for n, add in sums.items() if f"{n}{SUM}" in values}
     if WEIGHT in values:
         found[WEIGHT] = values[WEIGHT] + np.float32(weight)

@@ -49,10 +49,10 @@ class RemoteState:
                 self._comm.Send(_bytes(self._give(name)), status.source, LENT)
 
     def fetch(self, wanted: Sequence[tuple[int, str, Array]]) -> None:
-        """Fill arrays from other ranks.
+        """Fill arrays with state from other ranks.
 
         Args:
-            wanted: the rank, the name, and the array to fill, of each.
+            wanted: for each array, the rank that has it, its name, and the array to fill.
 
         Raises:
             ParallelError: if a rank does not answer.
@@ -64,7 +64,7 @@ class RemoteState:
         MPI.Request.waitall(asked)
 
     def serve(self) -> None:
-        """Answer requests until all ranks have their arrays; during a fit, do nothing."""
+        """Answer requests until all ranks have received their arrays; during a fit, do nothing."""
         if self.is_shared and not self.is_open:
             self._wait(self._comm.Ibarrier())
 

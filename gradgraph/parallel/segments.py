@@ -29,7 +29,7 @@ Told = Callable[[Sequence[tuple[Message, Array, Array]]], None]  # sends the sec
 
 @dataclass
 class Segment:
-    """Nodes that run between two messages.
+    """The nodes of a gradient graph that run between two messages.
 
     Attributes:
         nodes: the nodes, in order.
@@ -173,7 +173,7 @@ class SegmentedGradient:
 
 
 class _SegmentSession(BoundSession):
-    """The session of one segment; values pass between segments in memory that onnxruntime allocates."""
+    """The session of one segment; onnxruntime allocates the values that pass between segments."""
 
     def __init__(self, session: ort.InferenceSession, state: State, ports: Ports, segment: Segment) -> None:
         super().__init__(session, state, ports)
@@ -185,7 +185,7 @@ class _SegmentSession(BoundSession):
     def run_between(
         self, feeds: Mapping[str, Feed], values: dict[str, ort.OrtValue], options: ort.RunOptions | None
     ) -> None:
-        """Run with ``values`` of earlier segments; add its own to ``values``, and remove values no longer read."""
+        """Run with ``values`` of earlier segments, add this segment's values, and remove values no longer read."""
         self._values = values
         self.run({name: feed for name, feed in feeds.items() if name in self.inputs}, options)
         binding = self.current_side().binding
@@ -211,7 +211,7 @@ _NOTHING = to_ortvalue(np.zeros(1, np.float32))
 
 
 def _of(ports: Ports, part: onnx.ModelProto) -> Ports:
-    """Return the inputs and outputs in ``ports`` that belong to one segment."""
+    """Return ``ports`` with only the outputs that the segment ``part`` has; constants are kept."""
     outputs = {o.name for o in part.graph.output}
     return Ports(
         {n: o for n, o in ports.results.items() if o in outputs},

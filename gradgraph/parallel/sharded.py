@@ -32,7 +32,7 @@ class ShardedUpdate:
     Attributes:
         last: the model that updates the weights of this rank.
         values: inputs of ``last`` that earlier messages exchange, by name.
-        idle: the output of ``last``, by name, if this rank updates no weights.
+        idle: a buffer for the only output of ``last``, by its name, if this rank updates no weights; else empty.
     """
 
     def __init__(self, shards: Shards, rank: int, team: Messages, opened: OpenedStep) -> None:
@@ -51,7 +51,7 @@ class ShardedUpdate:
             self._rounds[name in mine][name] = mine.get(name, name)
 
     def moved(self, names: Iterable[str]) -> list[str]:
-        """Return the state tensors among ``names`` that this rank updates."""
+        """Return the names of state tensors that this rank updates; every rank updates tensors without an owner."""
         return [name for name in names if self._shards.owners.get(name, self._rank) == self._rank]
 
     def open(self, opened: OpenedStep, constants: Mapping[str, ort.OrtValue]) -> None:

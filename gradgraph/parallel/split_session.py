@@ -32,7 +32,7 @@ Gradient: TypeAlias = BoundSession | SegmentedGradient
 
 
 class Adding(Protocol):
-    """The ranks, as seen by a session."""
+    """The interface of a team of ranks that a ``SplitSession`` uses."""
 
     def reduce(self, put_results: Callable[[], None], due: bool) -> None:
         """Sum the buckets of all ranks.
@@ -65,7 +65,7 @@ class SplitSession(BoundSession):
     """The session of apply.onnx; before it, each run executes gradient.onnx and the all-reduce.
 
     Args:
-        given: the arguments of ``BoundSession`` for apply.onnx.
+        given: positional arguments for ``BoundSession``, to run apply.onnx.
         gradient: the session of gradient.onnx.
         columns: the names of the loss and the metrics, in this order.
         buckets: the buffers that both halves share.
@@ -158,9 +158,10 @@ class SplitSession(BoundSession):
         self._team.after_step(state)
 
     def _of_halves(self, feeds: Mapping[str, Feed]) -> tuple[Mapping[str, Feed], Mapping[str, Feed]]:
-        """Return the inputs of each half that must be bound.
+        """Return the inputs that must be bound for gradient.onnx, and the inputs for apply.onnx.
 
-        Devices copy inputs when they are bound, so there all inputs are bound in every step.
+        On the CPU these are ``feeds`` for gradient.onnx. Devices copy inputs when they are bound, so there all inputs
+        that the process writes are bound in every step.
         """
         if self._state.on_cpu:
             return feeds, {}
@@ -176,7 +177,7 @@ class SplitSession(BoundSession):
             self._shards.after_update(self._buckets)
 
     def results(self) -> dict[str, Array]:
-        """Return the results over all ranks."""
+        """Return loss and metrics over all ranks, by name."""
         found = {name: np.asarray(value, np.float32) for name, value in self.numbers.items()}
         if self.measures:
             found |= {name: np.asarray(value) for name, value in finished(self.measures, self.sums).items()}

@@ -51,7 +51,7 @@ class Shards:
 
     Attributes:
         owners: for each weight and its optimizer state, the rank that updates it.
-        gathered: the names in ``owners`` of tensors that all ranks have: weights, and averages of them.
+        gathered: the names of tensors in ``owners`` that all ranks keep: weights, and averages of weights.
         told: the values exchanged between the parts, by name.
     """
 
@@ -67,7 +67,7 @@ class Shards:
         return [name for name, owner in self.owners.items() if owner == rank]
 
     def elsewhere(self, rank: int) -> list[str]:
-        """Return the names of the tensors that ``rank`` does not keep."""
+        """Return the names of the tensors that ``rank`` does not keep: optimizer state that other ranks update."""
         return [n for n, owner in self.owners.items() if owner != rank and n not in self.gathered]
 
     @property
@@ -102,7 +102,7 @@ def balanced(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
 
 
 def too_large(manifest: Manifest, ranks: int) -> tuple[str, float] | None:
-    """Return the largest weight and its share of all trained parameters, if that is well above a rank's equal share.
+    """Return the largest weight and its share of all parameters, or None if the share is not much above 1 / ``ranks``.
 
     Weights are not split, so the rank that updates this one keeps more optimizer state than the others.
     """
@@ -247,7 +247,7 @@ def reads_of(node: onnx.NodeProto) -> list[str]:
 
 
 def _types(model: onnx.ModelProto) -> dict[str, tuple[int, tuple[int, ...] | None]]:
-    """Return the types and, as far as known, the shapes of all values, by name."""
+    """Return the element type and the shape (None if unknown) of each value, by name."""
     graph = onnx.shape_inference.infer_shapes(model).graph
     found = {t.name: (t.data_type, tuple(t.dims)) for t in graph.initializer}
     return found | {v.name: _type(v) for v in (*graph.input, *graph.value_info, *graph.output)}
@@ -286,7 +286,7 @@ def _made(node: onnx.NodeProto, fed: Collection[str]) -> list[str]:
 
 
 def _without(node: onnx.NodeProto, fed: Collection[str]) -> onnx.NodeProto:
-    """Return ``node`` with new names for its outputs that are in ``fed``."""
+    """Return ``node``, with new names for outputs in ``fed``, whose old names are inputs of the part."""
     if not any(y in fed for y in node.output):
         return node
     own = onnx.NodeProto()

@@ -13,7 +13,10 @@ _NARROW = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 
 
 def widened(step: Step) -> Step:
-    """Return ``step`` with halves that exchange each gradient in float32 or float64; unchanged if they do already."""
+    """Return ``step`` with 16-bit gradients cast to float32 between gradient.onnx and apply.onnx.
+
+    A step without 16-bit gradients is returned unchanged.
+    """
     spec = step.manifest.separate
     assert spec is not None
     types = {o.name: o.type.tensor_type.elem_type for o in step.separate["gradient"].graph.output}
