@@ -68,7 +68,7 @@ class ChatBatches(Loadable):
         return self.length if self.packed else min(filled_up(tokens), self.length)
 
     def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
-        """Return no names; raise DataError if the step requires other inputs."""
+        """Return empty names, since texts have no classes; raise DataError if the step requires other inputs."""
         self._inputs(specs)
         return NO_NAMES
 
@@ -128,7 +128,7 @@ def filled_up(tokens: int) -> int:
 
 
 def packed_rows(sizes: Sequence[int], length: int) -> list[list[int]]:
-    """Pack texts into few rows by best fit, the longest first; return the texts of each row.
+    """Pack texts into few rows by best fit, the longest first; return the indices of the texts in each row.
 
     Args:
         sizes: the number of tokens of each text, at most ``length``.

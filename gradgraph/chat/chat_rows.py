@@ -202,7 +202,7 @@ def _plain(value: Any) -> Any:
 
 
 def _is_content(key: Any, value: Mapping[Any, Any]) -> bool:
-    """Whether ``key`` is the ``content`` of a message, which may stay None, since templates test for None."""
+    """Whether ``key`` is ``content`` of a message, where None is kept, since templates test for it."""
     return key == "content" and "role" in value
 
 
@@ -231,7 +231,7 @@ def _renamed(row: Row, columns: Mapping[str, str], i: int, place: Callable[[int]
 
 
 def _from_text(value: Any, name: str) -> Any:
-    """Return a list that a table stores as JSON text; other values are returned unchanged."""
+    """Parse messages, tools or variables that a table stores as JSON text; return other values unchanged."""
     if not isinstance(value, str) or not (name in ("messages", *_OF_TEMPLATES) or value.startswith("[{")):
         return value
     try:

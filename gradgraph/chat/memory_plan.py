@@ -236,6 +236,6 @@ def _ways(recipe: Recipe, longest: int) -> Iterator[Recipe]:
 
 
 def _sizes(step: Step, rows: int, longest: int) -> dict[str, int]:
-    """Return the dynamic dimensions of a step for these rows and tokens: the first and last of its token input."""
+    """Return the sizes of a step's symbolic dimensions, by name: rows per batch, and tokens per row."""
     shape = step.manifest.inputs[0].shape
     return {name: size for name, size in ((shape[0], rows), (shape[-1], longest)) if isinstance(name, str)}

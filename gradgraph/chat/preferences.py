@@ -144,7 +144,7 @@ class PairBatches(Loadable):
         return filled_up(tokens) if self._length is None else max(tokens, min(filled_up(tokens), self._length))
 
     def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
-        """Return no names; raise DataError if the step requires other inputs."""
+        """Return empty names, since pairs have no classes; raise DataError if the step requires other inputs."""
         extra = sorted(set(specs) - {IDS, LABELS, TARGET, DESIRABLE})
         if extra or not {IDS, LABELS} <= set(specs):
             takes = ", ".join(map(str, specs.values()))

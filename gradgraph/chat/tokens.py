@@ -152,7 +152,7 @@ class Encoder:
             log.warning("without a chat template, %s of %s are ignored", listed(unused, 12), rows.where)
 
     def pieces(self, tokens: Tokens) -> list[tuple[str, bool]]:
-        """Return the text of tokens in pieces, with whether each is trained on, for display."""
+        """Split the text of tokens for display into pieces (text, whether it is trained on)."""
         ends = [0, *(np.flatnonzero(np.diff(tokens.learnt)) + 1).tolist(), len(tokens)]
         return [
             (self.tokenizer.decode(tokens.ids[a:b].tolist()), bool(tokens.learnt[a]))

@@ -89,7 +89,7 @@ def missing(values: Array) -> Array:
 
 
 def share(chosen: Array) -> float:
-    """Return the fraction of rows that are chosen."""
+    """Return the fraction of true values in a bool array; 0 if it is empty."""
     return float(chosen.mean()) if len(chosen) else 0.0
 
 

@@ -74,7 +74,7 @@ def _computed(op: Builder, x: Var, computed: str) -> Var:
 
 
 def _second(op: Builder, value: ir.Value, computed: str) -> Var:
-    """Emit nodes that compute the class index of a binary classifier, 0 or 1: int64 [rows]."""
+    """Emit nodes that compute the class, 0 or 1, from a binary classifier's score of the second class: int64 [rows]."""
     middle = op.const(0.5 if computed == "Identity" else 0.0, value.dtype)
     return op.Reshape(op.Cast(op.Greater(Var(op, value), middle), to=ir.DataType.INT64), [-1])
 

@@ -239,7 +239,7 @@ def _read(column: str, values: Array, form: DateForm, zone: bool) -> Array:
 
 
 def _written(values: Array, form: DateForm, zone: bool) -> Array:
-    """Format Python dates in ``values`` as text."""
+    """Return ``values`` with Python dates as text in the format (or as ``str`` writes them, if they do not fit it)."""
     every = (
         (form.written(value, zone) or str(value)) if isinstance(value, datetime.date) and value == value else value
         for value in values.tolist()

@@ -245,7 +245,7 @@ def _of_family(
 
 
 def _config(adapters: list[Adapter], ranks: Mapping[str, int]) -> dict[str, Any]:
-    """Return the content of ``adapter_config.json``; ``ranks`` is the rank of each module's tensors."""
+    """Return the content of ``adapter_config.json``; ``ranks`` maps modules to the ranks of their tensors."""
     first = adapters[0]
     modules = sorted({a.module for a in adapters})
     common = {"base_model_name_or_path": None, "task_type": None, "bias": "none", "inference_mode": True}
@@ -344,7 +344,7 @@ def load_adapter(
 def _renamed(
     kind: str, settings: Settings, arrays: dict[str, Array], names: Mapping[str, str]
 ) -> tuple[Settings, dict[str, Array]]:
-    """Rename the modules of a folder according to ``names``."""
+    """Return settings and tensors with the folder's modules renamed to layers of the model, as ``names`` maps them."""
     parts = (*KINDS[kind].parts, *KINDS[kind].of_embeddings, "base_layer.weight", "weight", "bias")
     places = {key: next((p for p in parts if key.endswith(f".{p}")), "") for key in arrays}
     modules = {key: key.removeprefix(_PREFIX).removesuffix(f".{part}") for key, part in places.items()}
@@ -462,7 +462,7 @@ def _check_whole(kind: str, arrays: Mapping[str, Array], folder: Path) -> None:
 def _by_meaning(
     work: ir.Model, kind: str, settings: Settings, arrays: dict[str, Array]
 ) -> tuple[Settings, dict[str, Array]]:
-    """Rename adapters after the model's layers, if the folder uses other names for these layers."""
+    """Return settings and tensors renamed to the model's layers, if the folder has Hugging Face's layer names."""
     parts = KINDS[kind].parts
     tensors: dict[str, list[Array]] = {}
     for key, array in arrays.items():

@@ -170,7 +170,7 @@ def _place(axis: int, read: list[int], made: list[int]) -> tuple[int, bool]:
 
 
 def _concat(model: ir.Model, node: ir.Node, known: ir.Node, sizes: Sequence[shapes.Shape | None]) -> None:
-    """Repeat a single-row part of a Concat if the other parts have a symbolic number of rows."""
+    """Expand inputs of a Concat that have size 1 along an axis on which other inputs are symbolic."""
     parts = [shapes.shape_of(v) for v in known.inputs]
     along = known.attributes["axis"].as_int()
     for axis in range(len(parts[0] or ())):

@@ -96,7 +96,7 @@ def new_head(
 
 
 def _forget_classes(work: ir.Model) -> None:
-    """Remove the class names of the old head from the metadata, but keep those of columns."""
+    """Remove the class names of the old head from the metadata; names of columns stay."""
     names = DataNames.read_from(work.metadata_props)
     work.metadata_props.pop(NAMES_KEY, None)
     work.metadata_props.update(replace(names, classes={}, softmax=()).as_metadata())
@@ -262,7 +262,7 @@ def _settled(behind: list[ir.Node]) -> Iterator[ir.Node]:
 
 
 def _fit_target(work: ir.Model, node: ir.Node, before: int, now: int) -> None:
-    """Set the new number of classes in the target shape of a Reshape."""
+    """Replace the number of classes ``before`` by ``now`` in the target shape of a Reshape."""
     held = [(v, t.numpy()) for v in parts_of(node.inputs[1]) if v is not None and (t := numbers_of(v)) is not None]
     parts = [(v, sizes) for v, sizes in held if before in sizes]
     if not parts:

@@ -171,7 +171,10 @@ def _move_to_file(model: ir.Model, folder: Folder, name: str) -> None:
 
 
 def _drawn(model: ir.Model, predictor: Predictor) -> Batch | None:
-    """Return a random batch for the model without its table preprocessing; None if no random batch fits."""
+    """Return a random batch for the model; None if no random batch fits.
+
+    For a model with table preprocessing, it contains the arrays that the preprocessing returns.
+    """
     if predictor.names.preprocess is None:
         return drawn(model, predictor)
     rng = np.random.default_rng(0)

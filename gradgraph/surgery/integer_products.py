@@ -125,7 +125,7 @@ def _stored(op: Builder, graph: ir.Graph, name: str, numbers: Any) -> Var:
 
 
 def _bias(op: Builder, bias: Var, x_scale: Var, w_scale: Var, factor: float = 1.0) -> Var:
-    """Return an int32 bias as floats; its scale is the product of the scales of data and weight."""
+    """Return an int32 bias as floats: its scale is data scale times weight scale, times ``factor``."""
     held, graph = [numbers_of(s.value) for s in (x_scale, w_scale)], bias.value.graph
     if factor != 1 or held[0] is None or held[1] is None or not isinstance(graph, ir.Graph):
         return op.cast(bias, ir.DataType.FLOAT) * op.Reshape(x_scale * w_scale * factor, [-1])
@@ -136,7 +136,7 @@ def _bias(op: Builder, bias: Var, x_scale: Var, w_scale: Var, factor: float = 1.
 
 
 def _inputs(editor: Editor, node: ir.Node, count: int) -> list[Any]:
-    """Return this many inputs of a node as variables; None for an omitted one."""
+    """Return the first ``count`` inputs of a node as variables; None for an omitted input."""
     given = [editor.op.wrap(v) for v in node.inputs]
     return [*given, *[None] * (count - len(given))]
 
@@ -228,7 +228,7 @@ def _integer_product(editor: Editor, node: ir.Node) -> None:
 
 
 def _scales(node: ir.Node) -> tuple[ir.Node, ir.Node, ir.Value, ir.Value]:
-    """Return the Cast and the Mul that convert the integer sums to floats, and the scales of data and weight."""
+    """Return the Cast and Mul that convert an integer product's sums to floats, and the scales of data and weight."""
     cast = _only_reader(node.outputs[0], "Cast")
     scaled = None if cast is None else _only_reader(cast.outputs[0], "Mul")
     factor = None if scaled is None or cast is None else next(v for v in scaled.inputs if v is not cast.outputs[0])

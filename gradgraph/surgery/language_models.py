@@ -277,7 +277,7 @@ def _check_packs(work: ir.Model, kept: Collection[str]) -> None:
 
 
 def mixing(model: ir.Model) -> str | None:
-    """Return why a generative model would mix several texts in one row, in words after "the model"; None otherwise."""
+    """Return why tokens would attend to other texts of a packed row, as words that follow "the model"; else None."""
     others = {n.op_type for n in nodes_of(model) if n.op_type in _APART}
     if others:
         return f"has {listed(sorted(others))}"

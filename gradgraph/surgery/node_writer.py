@@ -50,7 +50,7 @@ class NodeWriter:
         return self.node("Cast", x, to=int(dtype))
 
     def reduced(self, op_type: str, x: ir.Value, axes: list[int], since: int) -> ir.Value:
-        """Write a reduction without kept axes; return its result.
+        """Write a reduction that removes the reduced axes; return its result.
 
         Args:
             op_type: the operator.

@@ -339,7 +339,7 @@ def _sizes_in_the_model(layer: Layer) -> list[int]:
 def _sizes_from_attention(layer: Layer) -> list[int] | None:
     """Return the number of outputs of each piece of a packed layer; None if it is unknown.
 
-    Sizes of queries, keys and values are those that the attention after the layer reads; gate and up are equal.
+    For queries, keys and values, it is read from the attention after the layer; gate and up projections are equal.
     """
     total, count = layer.sizes[1], len(pieces_of(layer.name))
     if count == 2:

@@ -50,7 +50,7 @@ class Settings:
 
 
 def settings_of(table: Fields) -> Settings:
-    """Read the fields of an untrusted table.
+    """Return the settings in ``table``, the untrusted content of ``adapter_config.json``.
 
     Raises:
         UnreadableError: a field has the wrong type.

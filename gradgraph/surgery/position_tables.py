@@ -92,7 +92,7 @@ def _origin(numbers: ir.Value | None) -> ir.Value | None:
 
 
 def _all_alike(value: ir.Value | None) -> bool:
-    """Whether all numbers are equal, as for token types; such indices are not positions."""
+    """Whether all numbers of a stored value are equal, as for token types; such indices are not positions."""
     node = None if value is None else value.producer()
     known = numbers_of(value)
     return (node is not None and node.op_type == "ConstantOfShape") or (

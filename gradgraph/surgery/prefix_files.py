@@ -36,7 +36,7 @@ def _numbers(work: ir.Model, adapters: Sequence[Adapter]) -> list[list[Array]]:
 
 
 def joined(work: ir.Model, adapters: Sequence[Adapter]) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Return the tensor of PEFT's file, and its entries in the settings."""
+    """Return prefixes as PEFT stores them: the tensor by its name, and the entries of ``adapter_config.json``."""
     every = np.stack([array for pair in _numbers(work, adapters) for array in pair])
     _, heads, length, size = every.shape
     settings = {

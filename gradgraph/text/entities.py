@@ -147,7 +147,7 @@ def entity_scores(there: Sequence[Sequence[str]], found: Sequence[Sequence[str]]
 
 
 def evaluate_entities(trainer: Trainer, data: TextTable, *, averaged: bool = True) -> EntityScores:
-    """Compute a trainer's entity scores on tagged words; truncated words count as outside.
+    """Compute a trainer's entity scores on tagged words; truncated words count as tagged ``O``.
 
     Args:
         trainer: a trainer of a step that classifies tokens.

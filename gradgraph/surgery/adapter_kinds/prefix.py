@@ -39,7 +39,16 @@ POSITIONS = "position_ids"  # the name of the input in transformers, optimum and
 
 @dataclass(frozen=True)
 class Attention:
-    """An attention: its node, and the sizes of its keys."""
+    """An attention that can have a prefix.
+
+    Attributes:
+        node: its main node: a fused attention, or the Softmax of one in several nodes.
+        name: name of its module.
+        heads: number of key heads.
+        size, value_size: sizes of a key and of a value per head.
+        write: a function of writer, attention, keys and values that inserts a prefix and returns the name of the
+            output.
+    """
 
     node: ir.Node
     name: str
@@ -97,7 +106,7 @@ def rest(work: ir.Model, adapter: Adapter, arrays: list[np.ndarray]) -> list[np.
 
 
 def _length(writer: Writer, keys: ir.Value) -> ir.Value:
-    """Return the length [1] of the prefix, which may differ between prefixes."""
+    """Write nodes that compute the length of the prefix, int64 [1], from the shape of its keys."""
     return writer.node("Slice", writer.node("Shape", keys), writer.whole(1), writer.whole(2))
 
 
