@@ -36,7 +36,8 @@ def after(op: Builder, x: Var, turn: Var) -> Var:
 def turn_after(op: Builder, values: Sequence[Var]) -> Var:
     """Return an int64 vector of one zero, computed from one element of each of ``values`` (non-empty tensors).
 
-    onnxruntime first computes the dependencies of a node's last input, so ``values`` are computed in order.
+    The tensors are computed in the order of ``values``, because onnxruntime first computes the dependencies of a node's
+    last input.
     """
     firsts = [op.cast(_first(op, x), ir.DataType.FLOAT) for x in reversed(values)]
     one = op.sum_of(firsts)
@@ -44,9 +45,9 @@ def turn_after(op: Builder, values: Sequence[Var]) -> Var:
 
 
 def _first(op: Builder, x: Var) -> Var:
-    """Return the first element as a vector of length 1.
+    """Return the first element of ``x`` as a vector of length 1.
 
-    It writes no long constant vectors, because ONNX's shape inference would record every number in them.
+    No long constant vectors are written, because ONNX's shape inference would record every number in them.
     """
     if x.shape is None:
         return op.Gather(op.Reshape(x, [-1]), op.const(np.array([0], np.int64)), axis=0)

@@ -83,7 +83,7 @@ def append_vjp(
 
 
 def _finished(work: ir.Model, op: Builder, written: Written, recompute: Recompute | None) -> ir.Model:
-    """Simplify ``work``, after inserting recomputation if ``recompute`` is not None."""
+    """Simplify ``work`` in place, after inserting recomputation if ``recompute`` is not None, and return it."""
     if recompute is None:
         return clean_up(work)
     fed = [*work.graph.inputs, *work.graph.initializers.values(), *work.graph.outputs]
@@ -108,7 +108,7 @@ def new_input(op: Builder, graph: ir.Graph, name: str, like: ir.Value) -> Var:
 
 
 def content_type(value: ir.Value) -> ir.TypeProtocol | None:
-    """Return the type of a value's gradient: the type of the value, or for an optional that of its content."""
+    """Return the type of a value's gradient: the value's own type, or for an optional, the type of its content."""
     return value.type.elem_type if isinstance(value.type, ir.OptionalType) else value.type
 
 

@@ -16,13 +16,14 @@ _MOVES = frozenset({"Reshape", "Squeeze", "Unsqueeze"})  # reshaping operators t
 
 
 def weights_of_attentions(forward: Sequence[ir.Node]) -> tuple[list[int], set[ir.Node]]:
-    """Find the attention probabilities in a graph.
+    """Find the nodes that compute attention probabilities.
 
     Args:
         forward: the nodes of the graph, in order.
 
     Returns:
-        The index after each product of probabilities and values, ascending; and the nodes that compute probabilities.
+        The index in ``forward`` after each product of probabilities and values, ascending; and the nodes that compute
+        probabilities.
     """
     place = {node: i for i, node in enumerate(forward)}
     ends, made = set[int](), set[ir.Node]()
@@ -55,7 +56,7 @@ def _up_to_products(softmax: ir.Node, place: Mapping[ir.Node, int]) -> tuple[lis
 
 
 def _makers(node: ir.Node, place: Collection[ir.Node]) -> Iterator[ir.Node]:
-    """Yield ``node`` and the nodes before it with outputs of equal size, back to products and nodes fused with them."""
+    """Yield ``node`` and its producers with as many elements, back to products and the nodes fused with products."""
     seen, waiting = {node}, [(node, False)]
     while waiting:
         node, is_under_product = waiting.pop()
@@ -85,13 +86,13 @@ def _fuses_with_product(node: ir.Node) -> bool:
 
 
 def _makes_as_many(maker: ir.Node, node: ir.Node) -> bool:
-    """Whether ``maker`` is a node of attention probabilities whose output has as many elements as that of ``node``."""
+    """Whether ``maker`` may compute attention probabilities and outputs as many elements as ``node``."""
     makes = _keeps_numbers(maker) or maker.op_type in ("MatMul", "Softmax")
     return makes and _as_large(maker.outputs[0], node.outputs[0])
 
 
 def _keeps_numbers(node: ir.Node) -> bool:
-    """Whether ``node`` is elementwise or only reshapes, so that it may output as many elements as it reads."""
+    """Whether ``node`` is elementwise or only moves elements, so that it may output as many elements as it reads."""
     return node.domain == "" and (is_elementwise(node) or node.op_type in _MOVES)
 
 
@@ -102,7 +103,7 @@ def _as_large(x: ir.Value | None, y: ir.Value) -> bool:
 
 
 def _factors(shape: Shape | None) -> tuple[int, list[str]] | None:
-    """Return the product of the known sizes and the sorted names of symbolic ones; None if a size is unknown."""
+    """Return the product of the numeric sizes, and the sorted names of symbolic sizes; None if a size is unknown."""
     if shape is None or None in shape:
         return None
     number, names = 1, list[str]()

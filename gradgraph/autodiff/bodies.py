@@ -20,7 +20,7 @@ from gradgraph.rules.containers import cotangent_type, zeros
 
 @dataclass(frozen=True)
 class Widened:
-    """The replacement of a node by one that also computes tangents.
+    """A node that also computes tangents, and replaces another node.
 
     Attributes:
         old: the node to replace.
@@ -46,11 +46,11 @@ class Widened:
 
 @dataclass(frozen=True)
 class Widener:
-    """Widens the bodies of If, Loop and Scan by tangents.
+    """A writer that adds tangents to the bodies of If, Loop and Scan.
 
     Attributes:
         op: the builder of the graph.
-        path: the path that carries tangents.
+        path: the path along which tangents are computed.
         tangents: the tangents written so far, by value.
         push: writes the tangents of nodes with ``op``, and adds them to ``tangents``.
     """
@@ -67,7 +67,8 @@ class Widener:
         """Write the tangents of ``results`` into the body ``graph``, computed from new tangents of ``moving``.
 
         Returns:
-            The tangents of ``moving``, which are to become inputs of the body, and those of ``results``, its outputs.
+            The tangents of ``moving``, which become inputs of the body, and the tangents of ``results``, which become
+            outputs.
         """
         op = self.op
         outside, op.nodes = op.nodes, []
@@ -174,7 +175,7 @@ HAVE_BODIES = frozenset(_NODES)
 def _moving(
     to: Widener, node: ir.Node, entering: Sequence[ir.Value], leaving: Sequence[ir.Value], n: int
 ) -> tuple[list[int], list[int]]:
-    """Return the indices of the states, and of the scan outputs, that have tangents, among the outputs of ``node``."""
+    """Return the output indices of the states that have tangents, and of the scan outputs that have tangents."""
     states = [i for i in range(n) if to.active(entering[i], leaving[i], node.outputs[i])]
     return states, [i for i in range(n, len(node.outputs)) if to.active(node.outputs[i])]
 
@@ -185,7 +186,14 @@ def _insert(values: Any, n: int, new: Sequence[Any], states: int) -> None:
 
 
 def _places(n: int, count: int, states: Sequence[int], rows: Sequence[int]) -> tuple[list[int], dict[int, int]]:
-    """Return the index of each output of a loop with ``n`` states, and of each tangent, after ``_insert``."""
+    """Return the index of each output after ``_insert``, and the index of each tangent by the output it belongs to.
+
+    Args:
+        n: the number of states.
+        count: the number of outputs.
+        states: the indices of the states that have tangents.
+        rows: the indices of the scan outputs that have tangents.
+    """
     values = [i if i < n else i + len(states) for i in range(count)]
     tangents = {i: n + k for k, i in enumerate(states)}
     return values, tangents | {i: count + len(states) + k for k, i in enumerate(rows)}

@@ -29,7 +29,7 @@ _BIASES = {"Conv": 2, "ConvTranspose": 2, "Gemm": 2, "BatchNormalization": 2}
 
 
 def cancelled(path: Path, weights: Sequence[ir.Value]) -> set[ir.Value]:
-    """Return the parameters among ``weights`` that a normalisation cancels on every way to the targets of ``path``."""
+    """Return the parameters among ``weights`` that a normalisation cancels on every path to the targets of ``path``."""
     return {weight for weight in weights if weight in path.active and _is_cancelled(path, weight)}
 
 
@@ -93,9 +93,9 @@ def _behind(node: ir.Node, place: int, axes: Axes) -> Axes | None:
 
 
 def _subtracts(path: Path, node: ir.Node, place: int, axes: Axes) -> bool:
-    """Whether the node subtracts a mean over the axes along which the input at ``place`` is constant.
+    """Whether the node subtracts a mean over axes along which the contribution to the input at ``place`` is constant.
 
-    ``axes`` are the axes along which that input varies. Nodes whose further outputs are read do not count.
+    ``axes`` are the axes along which the contribution varies. False for nodes whose further outputs are used.
     """
     x = node.inputs[0]
     shape = None if x is None else shape_of(x)

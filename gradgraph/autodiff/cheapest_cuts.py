@@ -23,12 +23,12 @@ _NEAR = 1.02  # peaks within this factor of the minimum are considered equal; am
 
 
 def _begin(cuts: Sequence[int]) -> float:
-    """Return a sort key that is greater for cuts with less recomputation."""
+    """Return a sort key for cuts that is larger the less they recompute: the earlier the last cut is."""
     return -cuts[-1] if cuts else 1
 
 
 class Course:
-    """The memory of a step as a function of its cuts.
+    """A model of the memory that a training step uses, depending on its cuts.
 
     Args:
         passes: a forward pass, which is cut, and its backward pass.
@@ -55,7 +55,7 @@ class Course:
         self._last = last
 
     def cheapest(self) -> list[int]:
-        """Return the cuts with the minimum peak memory, up to 2%; among these, those with the least recomputation."""
+        """Return the cuts with the least recomputation among cuts whose peak memory is within 2% of the minimum."""
         peaks = self._tried()
         least = min(peaks.values())
         return self._shorter(max((c for c in peaks if peaks[c] <= least * _NEAR), key=_begin), int(least * _NEAR))
@@ -63,7 +63,7 @@ class Course:
     def least_recomputation(self, bytes_: int) -> tuple[int, list[int] | None]:
         """Return the minimum peak, and the cuts with the least recomputation whose peak is at most ``bytes_``.
 
-        The cuts are None if no peak is small enough.
+        None replaces the cuts if no peak is small enough.
         """
         peaks = self._tried()
         good = [cuts for cuts, peak in peaks.items() if peak <= bytes_]
@@ -83,7 +83,10 @@ class Course:
         return cuts
 
     def within(self, limit: int) -> list[int]:
-        """Return the cuts crossed by the fewest bytes with at most ``limit`` bytes saved per segment, if possible."""
+        """Return the cuts that the fewest bytes cross, for segments that save at most ``limit`` bytes each.
+
+        Only a segment with a single saving node may exceed the limit.
+        """
         count = len(self.saved)
         held = np.concatenate([[0], np.cumsum(self.saved)])
         cost = np.zeros(count + 1)
@@ -105,7 +108,7 @@ class Course:
         return cuts[::-1]
 
     def peak(self, cuts: Sequence[int]) -> int:
-        """Return the most bytes of values and gradients that are alive at once with these cuts."""
+        """Return the peak memory with these cuts: the most bytes of values and gradients alive at once."""
         p, segments = self.passes, Segments(self.passes, cuts)
         count, end = len(p.forward), len(p.forward) + len(p.backward) + 1
         change = np.zeros(end + 1, np.int64)

@@ -53,7 +53,7 @@ def _of_logarithm(logarithm: ir.Value) -> tuple[ir.Value, int]:
 
 
 def _unshifted(x: ir.Value, axis: int) -> ir.Value:
-    """Return ``z`` if ``x`` is ``z − max(z)`` along the axis, which has the same Softmax; otherwise ``x``."""
+    """Return ``z`` if ``x`` is ``z − max(z)`` along ``axis``, which has the same Softmax as ``z``; else ``x``."""
     if (node := made_by(x, "Sub")) is None:
         return x
     z, greatest = map(some, node.inputs)
@@ -68,7 +68,7 @@ def _reduced(value: ir.Value, op_type: str, of: ir.Value) -> int:
     """Return the axis along which the operator ``op_type`` reduces ``of`` to ``value``.
 
     Raises:
-        MismatchError: unless there is exactly one axis, and ``value`` keeps it with size 1.
+        MismatchError: ``value`` is not such a reduction, reduces several axes, or drops the axis.
     """
     shape, whole = shape_of(value), some(shape_of(of))
     while (node := made_by(value, *_BROADCAST)) is not None:
@@ -113,7 +113,10 @@ def _by_softplus(value: ir.Value) -> Signed:
 
 
 def _by_halves(value: ir.Value) -> Signed:
-    """Match ``Where(z ≥ 0, …, …)``: one formula per sign of z, so that no exponential overflows."""
+    """Return the logits, with their sign, of a Sigmoid written as ``Where(z ≥ 0, …, …)``.
+
+    There is one formula for each sign of z. Exporters write it so that no exponential overflows.
+    """
     node = some(made_by(value, "Where"))
     first, second = (some(sigmoid_of(some(x))) for x in node.inputs[1:])
     need(first == second)
@@ -121,7 +124,7 @@ def _by_halves(value: ir.Value) -> Signed:
 
 
 def _negative(value: ir.Value) -> Signed:
-    """Return the negative of ``value``: (z, False) if ``value`` is −z, otherwise (``value``, True)."""
+    """Return −``value`` as (x, whether x is negated): (z, False) if ``value`` is −z, otherwise (``value``, True)."""
     try:
         return _minus(value), False
     except MismatchError:
@@ -132,7 +135,11 @@ def _negative(value: ir.Value) -> Signed:
 
 
 def _quotient(value: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Return the dividend and the divisor of a quotient."""
+    """Return the dividend and the divisor if ``value`` is a quotient.
+
+    Raises:
+        MismatchError: ``value`` is not a quotient.
+    """
     node = some(made_by(value, "Div", "Mul", "Reciprocal"))
     if is_standard(node, "Div"):
         return some(node.inputs[0]), some(node.inputs[1])
@@ -148,12 +155,20 @@ _ONE = ir.Value(name="one", const_value=ir.tensor(np.float32(1.0)))
 
 
 def _power(value: ir.Value) -> ir.Value:
-    """Return ``z`` if ``value`` is exp(z)."""
+    """Return ``z`` if ``value`` is exp(z).
+
+    Raises:
+        MismatchError: ``value`` is not an exponential.
+    """
     return some(some(made_by(value, "Exp")).inputs[0])
 
 
 def _minus(value: ir.Value) -> ir.Value:
-    """Return ``z`` if ``value`` is −z."""
+    """Return ``z`` if ``value`` is −z.
+
+    Raises:
+        MismatchError: ``value`` is not a negation.
+    """
     if (node := made_by(value, "Neg")) is not None:
         return some(node.inputs[0])
     if (node := made_by(value, "Sub")) is not None:

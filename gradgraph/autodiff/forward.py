@@ -77,7 +77,7 @@ def write_tangents(
 
 
 class _Forward:
-    """Pushes ``tangents`` along ``path``, and adds the tangent of every value on it to ``tangents``."""
+    """A forward-mode pass: it adds the tangent of every value on ``path`` to ``tangents``."""
 
     def __init__(self, op: Builder, path: Path, tangents: dict[ir.Value, Var]) -> None:
         self.op, self.path, self.tangents = op, path, tangents
@@ -98,7 +98,7 @@ class _Forward:
                 self.tangents[y] = self.op.like(dy, self.op.wrap(y))
 
     def join(self, model: ir.Model) -> None:
-        """Replace the original nodes by those that compute values and tangents together, and sort the graph."""
+        """Replace each node for which a new node computes values and tangents together, and sort the graph."""
         for node in self._widened:
             node.take_place()
             self._moved.update(zip(node.old.outputs, node.values, strict=True))
@@ -106,9 +106,10 @@ class _Forward:
             model.graph.sort()
 
     def release(self, model: ir.Model, results: Sequence[ir.Value]) -> None:
-        """Replace each placeholder cotangent by the value whose shape it has; only shapes of placeholders are read.
+        """Replace each placeholder of a cotangent by the value whose shape it has.
 
-        ``model`` must not have been pruned yet: the shape of a replaced value may still be needed.
+        The remaining nodes read only the shapes of placeholders. ``model`` must not have been pruned yet: the shape of
+        a replaced value may still be needed.
 
         Raises:
             DifferentiationError: a gradient rule is not linear in its cotangent.
@@ -124,7 +125,7 @@ class _Forward:
             cotangent.replace_all_uses_with(self._moved.get(y, y))
 
     def _read_shapes_elsewhere(self, graph: ir.Graph, results: Sequence[ir.Value]) -> None:
-        """Read shapes from tensors that are needed anyway instead of from values computed from a placeholder."""
+        """Make Shape nodes of values computed from placeholders read tensors of equal shape that are needed anyway."""
         before_bodies = itertools.takewhile(lambda node: node.op_type not in HAVE_BODIES, self.path.nodes)
         _, kept = needed(graph, results, lambda node: node.outputs, reads)
         ours = [x for x in (*self.path.wrt, *(y for node in before_bodies for y in node.outputs)) if x in kept]
@@ -162,7 +163,10 @@ class _Forward:
         return None if dy is None else {y: dy}
 
     def _value_and_tangent(self, node: ir.Node, inputs: Sequence[Var | None]) -> Mapping[ir.Value, Var] | None:
-        """Write the value of ``node`` again together with its tangent, if both share work; otherwise return None."""
+        """Write nodes that compute the value and the tangent of ``node`` together, and return the tangent.
+
+        Returns None if the operator has no such rule.
+        """
         write = TOGETHER.get(node.op_type) if node.domain == "" else None
         found = write(self.op, node, inputs[0]) if write is not None and inputs[0] is not None else None
         if found is None:
@@ -173,9 +177,9 @@ class _Forward:
         return self._widened[-1].tangents
 
     def _by_transposing(self, node: ir.Node) -> Mapping[ir.Value, Var]:
-        """Compute tangents by two vjps: Jᵀ·c by the gradient rule of ``node``, then the vjp of that with respect to c.
+        """Compute tangents by two vjps: Jᵀ·c by the gradient rule of ``node``, then the vjp of Jᵀ·c with respect to c.
 
-        The first one consists of standard nodes only, because named operators have no gradient rules.
+        The first vjp consists of standard nodes only, because named operators have no gradient rules.
         """
         sources = dict.fromkeys(x for x in reads_smoothly(node) if x in self.tangents)
         outputs = [y for y in node.outputs if y in self.path.active]

@@ -190,9 +190,10 @@ class _Basis:
 
     Attributes:
         count: the number of unit vectors, if known.
-        place: a scalar in the graph: the index of one unit vector.
-        vectors: this unit vector, as one part per tensor, in its shape; with ``start`` 1 repeated in each row.
-        slices: ``place`` → the vector of all indices, which the Scan runs over.
+        place: a scalar in the graph, the index of the current unit vector.
+        vectors: the current unit vector, as one part per tensor, in the tensor's shape; with ``start`` 1 repeated in
+            each row.
+        slices: maps ``place`` to the vector of all indices, which the Scan runs over.
     """
 
     def __init__(self, op: Builder, tensors: Sequence[ir.Value], start: int = 0) -> None:
@@ -205,7 +206,7 @@ class _Basis:
         self.vectors = [_vector(op, x, part, start) for x, part in zip(tensors, parts, strict=True)]
 
     def split(self, op: Builder, rows: Var) -> list[Var]:
-        """Split ``rows``, one per unit vector, into one part per tensor."""
+        """Split ``rows``, with one row per unit vector, along axis 0 into one part per tensor."""
         if len(self._sizes) == 1:
             return [rows]
         parts = all_of(op.Split(rows, op.Concat(*self._sizes, axis=0), axis=0, outputs=len(self._sizes)))

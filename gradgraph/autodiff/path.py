@@ -43,7 +43,7 @@ def _may_carry(value: ir.Value | None) -> bool:
 
 
 def reads(node: ir.Node) -> Iterator[ir.Value]:
-    """Yield every value that ``node`` reads: its inputs, and the outer values that its subgraphs capture."""
+    """Yield every value that ``node`` reads: its inputs, and the outer values that its bodies capture."""
     yield from [v for v in node.inputs if v is not None]
     if node.attributes:
         yield from captures(node)
@@ -61,7 +61,7 @@ def captures(node: ir.Node) -> Iterator[ir.Value]:
 
 
 def reads_smoothly(node: ir.Node) -> Iterator[ir.Value]:
-    """Yield the values that the outputs of ``node`` depend on smoothly: all it reads, except settings of its rule."""
+    """Yield the values that outputs of ``node`` depend on smoothly: all that it reads, except its rule's settings."""
     rule = registry.rule_of(node)
     settings = rule.settings if rule is not None else ()
     if not settings:
@@ -160,7 +160,7 @@ class Path:
         return any(y in self._computed for y in node.outputs)
 
     def captured(self, node: ir.Node) -> list[ir.Value]:
-        """Return the outer values that the bodies of ``node`` read and that get a gradient from there."""
+        """Return the outer values that the bodies of ``node`` read and that get a gradient from the bodies."""
         outside = {v for v in captures(node) if v in self.active}
         inner = [n for graph in subgraphs(node) for n in graph.all_nodes() if self.is_on(n)]
         read = [v for n in inner for v in (n.inputs if _has_body(n) else reads_smoothly(n))]

@@ -21,10 +21,11 @@ class Probabilities:
 
     Attributes:
         kind: ``Softmax`` or ``Sigmoid``.
-        axis: the axis of a Softmax whose elements keep their positions, counted from the front if the rank is known.
-        source: the logits; None if they have another type, or unknown positions.
+        axis: the axis of a Softmax, if moves kept its elements in position; counted from the front if the rank is
+            known.
+        source: the logits; None if they have another type, or if moves made positions unknown.
         negated: whether the value is computed from the negative of ``source``, such as 1/(1 + exp(source)).
-        moves: the nodes that moved a Sigmoid, in order; applied to ``source`` they have the same effect.
+        moves: the nodes that moved a Sigmoid, in order; applied to ``source``, they move the logits in the same way.
     """
 
     kind: Literal["Softmax", "Sigmoid"]
@@ -35,7 +36,7 @@ class Probabilities:
 
     @property
     def logits(self) -> ir.Value | None:
-        """``source`` if the probabilities are a Softmax or Sigmoid of it without negation or moves, else None."""
+        """The logits whose Softmax or Sigmoid the probabilities are; None if they were negated or moved."""
         return None if self.negated or self.moves else self.source
 
 
@@ -62,7 +63,7 @@ def probabilities(value: ir.Value) -> Probabilities | None:
 
 
 def _made_here(value: ir.Value) -> Probabilities | None:
-    """Recognise ``value`` itself as a Softmax or a Sigmoid, as one operator or several."""
+    """Return the Softmax or Sigmoid that computes ``value``, written as one operator or as several, or None."""
     if (node := made_by(value, "Softmax", "Sigmoid")) is not None:
         if is_standard(node, "Sigmoid"):
             return Probabilities("Sigmoid", None, node.inputs[0])

@@ -1,4 +1,4 @@
-"""The ``recompute`` option: which forward values are stored, and where that cuts the forward pass into segments."""
+"""The ``recompute`` option: which forward values are stored, and how they cut the forward pass into segments."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Recompute:
             model: the model to change.
             op: the builder that names new nodes; it must not have pending nodes.
             passes: the backward passes.
-            beside: the bytes that a step needs regardless of recomputation.
+            beside: the bytes that a step needs in addition, regardless of recomputation.
 
         Raises:
             BuildError: the budget is too small, sizes are unknown, or the model has no attention.
@@ -105,7 +105,11 @@ class Recompute:
                 raise UnknownNameError(f"no input has a dimension called '{shown(name)}'{suggestion(name, known)}")
 
     def _all_sizes(self, model: ir.Model) -> Mapping[str, int]:
-        """Return the sizes of symbolic dimensions; raise BuildError if the inputs have one without a given size."""
+        """Return the sizes of symbolic dimensions.
+
+        Raises:
+            BuildError: the inputs have a symbolic dimension without a given size.
+        """
         for value in _inputs(model):
             _check_named(value)
         missing = [name for name in _parts_of_dimensions(model) if name not in self.sizes]
@@ -141,7 +145,7 @@ KEEP = Kind(
 
 
 def as_recompute(given: Keep) -> Recompute | None:
-    """Convert a user's ``recompute`` argument."""
+    """Convert a user's ``recompute`` argument to ``Recompute``; None stays None."""
     return given if given is None or isinstance(given, Recompute) else Recompute(given)
 
 
@@ -152,7 +156,7 @@ def _readable(size: int) -> str:
 
 
 def _inputs(model: ir.Model) -> list[ir.Value]:
-    """Return the graph inputs that are no initializers, and so must be fed."""
+    """Return the graph inputs that are not initializers, and so must be fed."""
     return [v for v in model.graph.inputs if not v.is_initializer()]
 
 
@@ -185,7 +189,10 @@ def _parts_of_dimensions(model: ir.Model) -> list[str]:
 
 
 def bytes_of(value: ir.Value, sizes: Mapping[str, int], other: int) -> int:
-    """Return the bytes of a tensor, given ``sizes`` of symbolic dimensions; other unknown sizes count as ``other``."""
+    """Return the bytes of a tensor.
+
+    ``sizes`` are the sizes of symbolic dimensions. Every other unknown size counts as ``other``.
+    """
     dims = shape_of(value)
     if dims is None or value.dtype is None or value.dtype == ir.DataType.STRING:
         return 0
@@ -229,10 +236,10 @@ def _places_behind(model: ir.Model, passes: Differentiated, names: Sequence[str]
 
 
 def _names_in_file(model: ir.Model, passes: Differentiated, fed: Collection[str | None]) -> list[str]:
-    """Return the names of the values that the original model computes, without those that a step adds.
+    """Return the names of the values that the original model computes, without values that the training step adds.
 
-    If the model does not record them, prefixes decide: nodes that were added are named after a loss, a metric or the
-    value that they were added for.
+    If the model does not record these names, added values are recognised by prefixes: they are named after a loss, a
+    metric or the value that they were added for.
     """
     own = [(y.name, node) for node in passes.forward for y in node.outputs if y.name]
     in_file: Collection[str] = model.meta.get(COMPUTED, ())

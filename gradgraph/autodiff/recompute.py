@@ -59,10 +59,10 @@ class Written:
     """A backward pass that was added to a graph.
 
     Attributes:
-        forward: the nodes of the graph before, in order.
+        forward: the nodes of the graph before the backward pass was added, in order.
         backward: the nodes of the backward pass, in order.
         begins: for each differentiated forward node, the index in ``backward`` where its gradient begins.
-        gradients: the results: the gradient of each differentiation variable that has one.
+        gradients: the gradient of each differentiation variable that has one.
     """
 
     forward: Sequence[ir.Node]
@@ -258,7 +258,7 @@ def _separate_readers(op: Builder, p: Differentiated, graph: ir.Graph, values: I
 
 
 def _may_fuse(node: ir.Node) -> bool:
-    """Whether runtimes may fuse ``node`` with a node before it. (Products are fused in any case.)"""
+    """Whether runtimes may fuse ``node`` with a node before it that is not a product (products are always fused)."""
     return not node.domain and (is_elementwise(node) or node.op_type in _FUSED)
 
 
@@ -278,9 +278,9 @@ def _turn(op: Builder, p: Differentiated, begin: int, end: int) -> Var | None:
 
 
 def _wait_for_updates(graph: ir.Graph, results: Collection[ir.Value]) -> None:
-    """Make recomputed nodes wait for the weight update made from a gradient instead of the gradient, in place.
+    """Make recomputed nodes that wait for a gradient wait for the weight update that reads it instead, in place.
 
-    So the gradient has a single reader, and runtimes fuse the product that computes it with the update: ``w + xᵀ·dy``.
+    The gradient then has a single reader, so runtimes fuse the product that computes it with the update: ``w + xᵀ·dy``.
     """
     late = set(results)
     for node in graph:
@@ -305,7 +305,7 @@ def _wait_for_updates(graph: ir.Graph, results: Collection[ir.Value]) -> None:
 
 
 class _Late(dict[ir.Value, ir.Value]):
-    """A cache of ``After`` nodes: maps each value to the same value computed after ``turn``."""
+    """A cache of ``After`` nodes: maps each value to a copy of it that is computed after ``turn``."""
 
     def __init__(self, op: Builder, turn: Var) -> None:
         self._op, self._turn = op, turn
@@ -318,7 +318,10 @@ class _Late(dict[ir.Value, ir.Value]):
 
 
 def _read_late(p: Differentiated, part: range, late: _Late) -> None:
-    """Make a part of the backward pass read stored values through ``After``, so that no mask is computed early."""
+    """Make a part of the backward pass read stored values through ``After``, so that no mask is computed early.
+
+    ``part`` is the range of its indices.
+    """
     for i in p.needed[bisect.bisect_left(p.needed, part.start) : bisect.bisect_left(p.needed, part.stop)]:
         node = p.backward[i]
         for at, x in enumerate(node.inputs):
@@ -329,7 +332,7 @@ def _read_late(p: Differentiated, part: range, late: _Late) -> None:
 def _copy(
     op: Builder, p: Differentiated, nodes: Sequence[ir.Node], kept: Collection[ir.Value], late: _Late
 ) -> list[ir.Value]:
-    """Copy ``nodes`` for the backward pass; return the values that it no longer reads because copies replace them."""
+    """Copy ``nodes`` for the backward pass, which then reads the copies; return the values that it no longer reads."""
     made = {y for node in nodes for y in node.outputs}
     scratch = {x for node in nodes for x in _scratch(node)}
     read: dict[ir.Value, ir.Value] = {}

@@ -72,7 +72,7 @@ def review(
 
 
 def log_findings(findings: Sequence[Finding]) -> None:
-    """Log the first findings as warnings, and the number of the others."""
+    """Log the first findings as warnings, and the number of the remaining ones."""
     for finding in findings[:_SAID]:
         log.warning("%s", finding)
     if len(findings) > _SAID:
@@ -83,7 +83,7 @@ def log_findings(findings: Sequence[Finding]) -> None:
 
 
 def reasons(graph: ir.Graph, targets: Sequence[ir.Value]) -> dict[str, str]:
-    """Return, by name, the reason why a floating tensor in the file is trained by default, or is not."""
+    """Return, for each floating tensor in the file by name, the reason why it is or is not trained by default."""
     found = {name: verdict.reason for name, verdict in verdicts(graph).items()}
     statistics = running_statistics(graph)
     weights = [v for v in graph.initializers.values() if carries(v) and not is_marked_constant(v)]
@@ -104,7 +104,7 @@ def _is_read_smoothly(value: ir.Value, path: Path) -> bool:
 
 
 def left_out(graph: ir.Graph, targets: Sequence[ir.Value], trained: Collection[str]) -> str:
-    """List the largest stored tensors that are not trained, with reasons, for a message."""
+    """Return the names of the largest stored tensors that are not trained, with reasons, for a message."""
     why = reasons(graph, targets)
     stored = {n: v for n, v in graph.initializers.items() if n not in trained and (n in why or _is_packed(v))}
     largest = sorted(stored, key=lambda n: -_size(stored[n]))
@@ -185,10 +185,10 @@ def _constants(graph: ir.Graph, trained: Collection[str]) -> Iterator[Finding]:
 
 
 def _computed_before(graph: ir.Graph, trained: Collection[str]) -> list[Finding]:
-    """Return findings about stored tensors that were computed from a trained weight, and so become stale in training.
+    """Return findings about stored tensors that were computed from a trained weight, and become outdated in training.
 
-    Running statistics, lookup tables and tensors that the file marks as parameters are not computed from others, and
-    are excluded.
+    Running statistics, lookup tables and tensors that the file marks as parameters are excluded, because they are not
+    computed from other tensors.
     """
     stored = [graph.initializers[n] for n in verdicts(graph) if n in graph.initializers]
     originals = running_statistics(graph) | {v for v in stored if is_named_state(graph, v) or _readers(v) == {"Gather"}}
@@ -271,7 +271,7 @@ def _is_vector(value: ir.Value) -> bool:
 
 
 def _centres(node: ir.Node) -> bool:
-    """Whether ``node`` is a LayerNormalization, or the first step of a decomposed one, ``x − mean(x)``.
+    """Whether ``node`` is a LayerNormalization, or computes ``x − mean(x)``, the first step of a decomposed one.
 
     Language models without Dropout use RMS norms, which subtract no mean.
     """
@@ -282,9 +282,10 @@ def _centres(node: ir.Node) -> bool:
 
 
 def _peers(tensors: Iterable[ir.Value], trained: Collection[str]) -> dict[ir.Value, frozenset[str]]:
-    """Group trained weights of similar layers, by the operators that read them: a group is not compared with itself.
+    """Return, for each trained weight, a group key: the operators that read it.
 
-    Only large weights, and weights that no arithmetic operator reads, have a group.
+    Weights with equal keys belong to similar layers and are not compared with each other. Only large weights, and
+    weights that no arithmetic operator reads, have a key.
     """
     readers = {v: _readers(v) for v in tensors if v.name in trained and v.const_value is not None}
     return {v: kinds for v, kinds in readers.items() if _ARITHMETIC.isdisjoint(kinds) or _size(v) > _LEAST_NUMBERS}

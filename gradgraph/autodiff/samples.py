@@ -44,7 +44,7 @@ class _Size:
         return _Size(self.number * other.number, tuple(sorted((*self.names, *other.names))))
 
     def over(self, other: _Size) -> _Size | None:
-        """Return the quotient if it is an integer for all values of the symbols, else None."""
+        """Return this size divided by ``other`` if that is an integer for all values of the symbols, else None."""
         rest = Counter(self.names)
         rest.subtract(other.names)
         if self.number % other.number or min(rest.values(), default=0) < 0:
@@ -53,7 +53,7 @@ class _Size:
 
 
 def _product(dims: Sequence[Dim]) -> _Size | None:
-    """Return the product of sizes if all are numbers or names (exporters also write ``2*N``), else None."""
+    """Return the product of ``dims``, numbers and names (exporters also write ``2*N``); None if one is unknown."""
     total = _Size()
     for dim in dims:
         for factor in str(dim).split("*"):
@@ -72,8 +72,8 @@ class _Place:
 
     Attributes:
         axis: the axis along which the samples are, or ``TOTAL``.
-        outer: how often the samples are repeated along this axis, because axes before theirs were merged with it.
-        inner: the number of consecutive rows per sample along this axis, because axes after theirs were merged with it.
+        outer: the number of times that the samples repeat along this axis, because earlier axes were merged with it.
+        inner: the number of consecutive rows per sample along this axis, because later axes were merged with it.
     """
 
     axis: int
@@ -82,14 +82,17 @@ class _Place:
 
 
 class _Mixed(Exception):  # noqa: N818  (a reason, caught here)
-    """Raised with the reason why samples are not independent."""
+    """An error whose message is the reason why samples are not independent."""
 
 
 _UNSEEN = "may mix samples"
 
 
 def batched_inputs(graph: ir.Graph, names: Names = None) -> list[ir.Value]:
-    """Return the inputs with one sample per row: the named ones, or all with the first input's symbolic first size."""
+    """Return the inputs that have one sample per row.
+
+    These are the inputs in ``names``; by default, all inputs whose first size is the first input's symbolic first size.
+    """
     given = [x for x in graph.inputs if x.name not in graph.initializers]
     if names is not None:
         known = {x.name: x for x in given if x.name}
@@ -114,7 +117,7 @@ def batched_inputs(graph: ir.Graph, names: Names = None) -> list[ir.Value]:
 
 
 def _rows(x: ir.Value) -> Dim:
-    """Return the first size of an input if it is symbolic, else None."""
+    """Return the name of the first size of an input, ``_SAMPLES`` if it is unknown; None if it is a number."""
     size = as_dims(x.shape)[0] if x.shape is not None and len(x.shape) else 1
     return None if isinstance(size, int) else size or _SAMPLES
 
@@ -182,7 +185,7 @@ def check_independent(
 
 
 class _Node:
-    """A node whose inputs depend on samples."""
+    """A node with an input that depends on samples; its methods compute the positions of samples in its outputs."""
 
     def __init__(self, node: ir.Node, places: Mapping[ir.Value, _Place], path: Path, samples: str) -> None:
         self.node, self.path, self.samples = node, path, samples
@@ -264,7 +267,7 @@ class _Node:
         return default if found is None else found.as_int()
 
     def constant(self, i: int) -> list[int] | None:
-        """Return the values of the constant input ``i``; None if the node has no such input."""
+        """Return the integers in the constant input ``i``; None if the node has no input ``i``."""
         x = self.node.inputs[i] if i < len(self.node.inputs) else None
         if x is None:
             return None
@@ -275,13 +278,13 @@ class _Node:
 
     @property
     def only(self) -> int:
-        """The sample axis of the first input; the other inputs must not depend on samples."""
+        """The sample axis of the first input. Raises ``_Mixed`` if another input depends on samples."""
         if self.axes[0] is None or any(a is not None for a in self.axes[1:]):
             raise _Mixed(_UNSEEN)
         return self.axes[0]
 
     def beside(self, axis: int, rank: int) -> int:
-        """Return the sample axis ``only``; raise ``_Mixed`` if it is ``axis``, along which the node operates."""
+        """Return the sample axis ``only``; raise ``_Mixed`` if the node operates along it, on ``axis``."""
         if axis % rank == self.only:
             raise _Mixed("operates along the sample axis")
         return self.only
@@ -289,7 +292,7 @@ class _Node:
     def broadcast(self, places: Sequence[int], beyond: int = 0) -> int | None:
         """Return the sample axis of the result of broadcasting the inputs at ``places``.
 
-        The sample axis must not be one of the last ``beyond`` axes.
+        Raises ``_Mixed`` if it is one of the last ``beyond`` axes, or if inputs have samples along different axes.
         """
         rank = max(self.rank(i) for i in places if self.node.inputs[i] is not None)
         found = {rank - self.rank(i) + a for i in places if (a := self.axes[i]) is not None}
@@ -303,7 +306,7 @@ class _Node:
         return axis
 
     def _spreads(self, size: Dim) -> bool:
-        """Whether a tensor without samples may have this size along the sample axis: 1, or the batch size."""
+        """Whether a tensor without samples may have the size ``size`` along the sample axis: 1, or the batch size."""
         return size in (1, None) or (isinstance(size, str) and (self.samples in size or is_generated(size)))
 
 

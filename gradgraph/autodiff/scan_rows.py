@@ -44,7 +44,7 @@ def scanned(
 
 
 def _dependent(graph: ir.Graph, on: Mapping[ir.Value, Var]) -> list[ir.Node]:
-    """Return the nodes that depend on any of these values, in order."""
+    """Return the nodes of ``graph`` that depend on any value in ``on``, in order."""
     moving = set(on)
     inside = []
     for node in graph:
@@ -55,7 +55,7 @@ def _dependent(graph: ir.Graph, on: Mapping[ir.Value, Var]) -> list[ir.Node]:
 
 
 def sizes_of(op: Builder, x: ir.Value, start: int = 0) -> tuple[Var, Shape | None]:
-    """Return the sizes of ``x`` from axis ``start`` on, as a vector in the graph, and as far as they are known."""
+    """Return the sizes of ``x`` from axis ``start`` on, as a vector in the graph and as a (partly) known shape."""
     shape = shape_of(x)
     return op.dims(op.wrap(x), start), None if shape is None else shape[start:]
 

@@ -152,7 +152,10 @@ def check_scalar(target: ir.Value) -> None:
 
 
 def seed_of(op: Builder, target: ir.Value) -> Var:
-    """Return the cotangent of a scalar, a one in its shape. If that is unknown, several elements fail at run time."""
+    """Return the cotangent of a scalar: a one in the shape of ``target``.
+
+    If this shape is unknown, the graph fails at run time for a target of several elements.
+    """
     y = op.wrap(target)
     known = y.shape is not None and None not in y.shape
     return op.ones_like(y) if known else op.like(op.Reshape(op.const([1], y.dtype), op.shape(y)), y)
@@ -177,7 +180,7 @@ def find_path(
         targets: the values to differentiate.
         wrt: the values to differentiate with respect to.
         allow_unused: accept values in ``wrt`` that no target depends on.
-        leave_out: returns the remedies of the error about values, by name, that no target depends on.
+        leave_out: called with the names of values that no target depends on; returns the remedies for the error.
 
     Raises:
         DifferentiationError: no target depends on a value in ``wrt``.

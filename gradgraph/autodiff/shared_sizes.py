@@ -55,7 +55,10 @@ def compare_sizes(
 
 
 def _common(op: Builder, places: Mapping[ir.Value, int]) -> Var:
-    """Return the common size of ``places`` (axes by input), as a vector of length 1; a larger size if they differ."""
+    """Return the common size of the inputs in ``places``, along their axes, as a vector of length 1.
+
+    If the sizes differ, the result is larger than all of them.
+    """
     sizes = [op.Shape(op.wrap(x), start=i, end=i + 1) for x, i in places.items()]
     most = op.Max(*sizes)
     return most + (most - op.Min(*sizes))
@@ -64,7 +67,7 @@ def _common(op: Builder, places: Mapping[ir.Value, int]) -> Var:
 def _in_these(
     op: Builder, x: ir.Value, sizes: Mapping[str, Var], shapes: dict[tuple[ir.Value, ...], Var], name: str
 ) -> ir.Value:
-    """Reshape ``x`` to ``sizes``, by dimension name. ``shapes`` caches the shape tensors written so far."""
+    """Reshape ``x`` to its declared shape, with ``sizes`` by dimension name. ``shapes`` caches shape tensors."""
     shape = recorded_shape(x) or ()
     parts = [
         op.const([d]) if isinstance(d, int) else sizes.get(d or "") or op.Shape(op.wrap(x), start=i, end=i + 1)

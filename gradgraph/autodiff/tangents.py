@@ -57,7 +57,7 @@ def known_dims(x: ir.Value | None) -> shapes.Shape | None:
 
 
 def _again(op: Builder, node: ir.Node, inputs: Mapping[int, Var | None]) -> list[Var]:
-    """Emit ``node`` again with some of its inputs replaced; return the outputs."""
+    """Emit ``node`` again, with the inputs in ``inputs`` (by index) replaced; return the outputs."""
     attrs: dict[str, Any] = dict(node.attributes)
     operands = [inputs[i] if i in inputs else op.wrap(x) for i, x in enumerate(node.inputs)]
     results = all_of(op.emit(node.op_type, *operands, outputs=len(node.outputs), **attrs))
@@ -81,7 +81,10 @@ def _widened(op: Builder, t: Var, y: ir.Value) -> Var:
     "Slice SpaceToDepth Split SplitToSequence Squeeze Tile Transpose Trilu Unsqueeze"
 )
 def _linear(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
-    """Apply the operator, which is linear in its first input, to the tangent; other inputs are positions and sizes."""
+    """Apply the operator, which is linear in its first input, to this input's tangent.
+
+    The other inputs are positions and sizes.
+    """
     return _again(op, node, {0: ts[0]})
 
 
@@ -93,13 +96,13 @@ def _content(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
 
 @pushes("Einsum MatMul Mul")
 def _multilinear(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
-    """Apply the product rule, Σ f(…, tᵢ, …)."""
+    """Apply the product rule: the sum, over the inputs that have a tangent, of ``node`` with this input replaced."""
     return [op.sum_of([_again(op, node, {i: t})[0] for i, t in enumerate(ts) if t is not None])]
 
 
 @pushes("Div")
 def _quotient(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
-    """For ``z = x/y``: ``(dx - z·dy)/y``."""
+    """Return the tangent ``(dx - z·dy)/y`` of ``z = x/y``."""
     y, z = (op.wrap(v) for v in (node.inputs[1], node.outputs[0]) if v is not None)
     dx, dy = ts
     if dy is None:
@@ -120,10 +123,10 @@ def _convolution(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
 
 @pushes("Gemm")
 def _gemm(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
-    """Compute ``α·(tA·B + A·tB) + β·tC``.
+    """Compute ``α·(tA·B + A·tB) + β·tC`` for the tangents tA, tB and tC of the inputs.
 
-    If only one of the two products is nonzero, ``tC`` is the third input of its Gemm, which copies it and accumulates
-    to the copy. With two products, a separate sum is faster.
+    If only one of the two products is nonzero, its Gemm adds ``tC`` as its third input. For two products, a separate
+    Add is faster than a Gemm that copies ``tC`` first.
     """
     ta, tb, tc = (*ts, None)[:3]
     if ta is None and tb is None:
@@ -162,7 +165,7 @@ def _zeros_elsewhere(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
 
 @pushes("Abs")
 def _abs(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
-    """Multiply by Sign, which lowering replaces by faster nodes."""
+    """Multiply the tangent by Sign(x), which lowering replaces by faster nodes."""
     x, t = node.inputs[0], ts[0]
     if x is None or t is None:
         return None

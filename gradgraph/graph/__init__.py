@@ -1,4 +1,4 @@
 """Nodes and shapes: writing graphs (``op.Name(...)``), naming, checking and pruning them.
 
-It does not know files, gradients or runtimes.
+This package does not depend on files, gradients or runtimes.
 """

@@ -70,7 +70,7 @@ class Var:
         return len(shape)
 
     def dim(self, axis: int) -> shapes.Dim:
-        """Return the size of one axis, as far as it is known statically."""
+        """Return the size of one axis: a number, a name, or None if unknown."""
         shape = self.shape
         return None if shape is None else shape[axis]
 
@@ -154,11 +154,11 @@ def all_of(results: Var | Iterable[Var]) -> list[Var]:
 
 
 class Builder(OperatorCalls):
-    """Appends nodes and constants; ``finish(graph)`` moves them into a graph.
+    """A writer of nodes and constants; ``finish(graph)`` moves them into a graph.
 
     Args:
-        taken: names that are already used in the extended graph, so new values get other ones. They are read only when
-            the first new name is needed, as many passes write nothing.
+        taken: names that are already used in the extended graph, which new values must not get. They are read only when
+            the first new name is needed, because many passes write nothing.
         scope: prefix of new names, which shows where a node comes from.
         named_operators: keep named operators as single nodes of the domain ``gradgraph`` (see ``operators.py``).
     """
@@ -202,8 +202,8 @@ class Builder(OperatorCalls):
     ) -> Written:
         """Append one node; return its output, or a tuple of Vars if ``outputs`` > 1.
 
-        ``None`` stands for an absent optional input, and an attribute that is ``None`` is omitted. ``name`` is the name
-        of the (first) output.
+        Pass ``None`` for an absent optional input; an attribute that is ``None`` is omitted. ``name`` is the name of
+        the (first) output.
         """
         sig = signature(op_type, domain)
         operands = self._operands(sig, inputs)
@@ -379,7 +379,7 @@ class Builder(OperatorCalls):
     # --- helpers for rules ---
 
     def cast(self, x: Var, dtype: ir.DataType) -> Var:
-        """Return ``x`` cast to an element type; ``x`` itself if it has that type."""
+        """Return ``x`` cast to the element type ``dtype``, or ``x`` itself if it already has this type."""
         return x if x.value.dtype == dtype else self.Cast(x, to=int(dtype))
 
     def shape(self, x: Var) -> Var:
@@ -406,7 +406,7 @@ class Builder(OperatorCalls):
         return self.Shape(x, start=start, end=stop)
 
     def full(self, shape: Var, value: Number, dtype: ir.DataType) -> Var:
-        """Return a tensor of the given run-time shape, filled with one value."""
+        """Return a tensor filled with ``value``, whose shape ``shape`` is computed at run time."""
         return self.ConstantOfShape(shape, value=ir.Tensor(np.array([value], dtype.numpy())))
 
     def zeros_like(self, x: Var) -> Var:
@@ -423,20 +423,20 @@ class Builder(OperatorCalls):
         return filled
 
     def like(self, x: Var, model: Var) -> Var:
-        """Return ``x``; if its shape is unknown, record that it is the shape of ``model``. No node is emitted."""
+        """Return ``x``. If its shape is unknown, record the shape of ``model`` for it. No node is emitted."""
         if x.value.shape is None:
             shapes.record_shape(x.value, model.shape)
         return x
 
     def sum_of(self, terms: Sequence[Var]) -> Var:
-        """Return the sum of ``terms``; a single term itself."""
+        """Return the sum of ``terms``; a single term is returned without a node."""
         if len(terms) == 1:
             return terms[0]
         return self.Add(*terms) if len(terms) == 2 else self.Sum(*terms)
 
 
 def _folded(op_type: str, operands: Sequence[Var | None], attrs: dict[str, Any]) -> np.ndarray | None:
-    """Return the value of a node whose inputs are all small constants, or None."""
+    """Return the value of a node if all its inputs are small constants, else None."""
     known: list[np.ndarray | None] = []
     for x in operands:
         known.append(None if x is None else shapes.small_constant(x.value))

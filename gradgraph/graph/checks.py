@@ -68,7 +68,7 @@ def refuse_any(findings: Iterable[Finding]) -> None:
 def check_versions(ir_version: int | None, opset_imports: dict[str, int], needs_opset: bool) -> None:
     """Raise ModelError for an unsupported IR version or opset.
 
-    ``needs_opset`` says whether the model has nodes of the domain ai.onnx, for which it must import an opset.
+    ``needs_opset`` is whether the model has nodes of the domain ai.onnx, for which it must import an opset.
     """
     if ir_version is None or not OLDEST_IR <= ir_version <= NEWEST_IR:
         words = f"has IR version {ir_version}, but {OLDEST_IR} to {NEWEST_IR} can be read"
@@ -85,7 +85,7 @@ def check_versions(ir_version: int | None, opset_imports: dict[str, int], needs_
 
 
 def other_opset(opset: int) -> str:
-    """Return the remedy for an unsupported opset."""
+    """Return the remedy in the message about the unsupported opset ``opset``."""
     if opset < OLDEST_OPSET:
         return f"export it again at opset {OLDEST_OPSET} or newer"
     newer = "" if opset > NEWEST_READ else ", or update onnx"
@@ -117,7 +117,7 @@ def _graph_findings(graph: ir.Graph | ir.Function) -> Iterator[Finding]:
 
 
 def findings_of(check: Callable[..., object], *arguments: object) -> Iterator[Finding]:
-    """Yield the findings that ``check`` raises, if any."""
+    """Call ``check`` with ``arguments``; yield the findings of the ModelError that it raises, if any."""
     try:
         check(*arguments)
     except ModelError as error:
@@ -213,9 +213,9 @@ def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
 
 
 def _cycle(stuck: set[ir.Node]) -> list[str]:
-    """Return the quoted names of the nodes of one cycle among ``stuck``, of which each node reads another one.
+    """Return the quoted names of the nodes of one cycle among ``stuck``. Each node in ``stuck`` reads another one.
 
-    Walks from reader to producer until a node repeats.
+    The walk goes from reader to producer until a node repeats.
     """
     node = next(iter(stuck))
     path: dict[ir.Node, None] = {}

@@ -50,9 +50,10 @@ def cached_by_node(
 
 
 def _key(node: ir.Node, given: Dims, numbers: Numbers, opset: int) -> Hashable | None:
-    """Return a key of everything that ONNX's inference reads of ``node``.
+    """Return a cache key of everything that ONNX's inference reads of ``node``.
 
-    None if that may be large, as for attributes that are tensors or graphs, and for sequences.
+    Returns None for nodes with sequences as inputs, and for attributes that are tensors or graphs, because their keys
+    may be large.
     """
     if any(a.type not in _PLAIN or a.is_ref() for a in node.attributes.values()):
         return None

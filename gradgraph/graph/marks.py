@@ -45,7 +45,10 @@ def forget_detached(nodes: Iterable[ir.Node]) -> None:
 
 
 def mark_precision(node: ir.Node, is_read: bool) -> None:
-    """Mark a Cast of mixed precision that feeds low-precision readers (``is_read``), or converts their result back."""
+    """Mark a Cast of mixed precision.
+
+    It feeds low-precision readers (``is_read``), or converts a low-precision result back.
+    """
     node.metadata_props[_PRECISION] = _READ if is_read else _WRITTEN
 
 

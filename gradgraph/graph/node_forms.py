@@ -1,8 +1,8 @@
 """Checks that a node is a well-formed call of its operator, by its schema and the assumptions of ONNX's inference.
 
-ONNX's inference, in C++, crashes or never returns if some of these are violated; so nodes are checked before any
-library sees them, in files (``call_in_file``) and in memory (``call_in_memory``). Custom domains have no schema to
-check.
+ONNX's inference, in C++, crashes or never returns on some malformed nodes. So nodes are checked before any library
+reads them, in files (``call_in_file``) and in memory (``call_in_memory``). Operators of custom domains have no schema
+and are not checked.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Call(NamedTuple):
 
 
 class Body(NamedTuple):
-    """The number of inputs and outputs of a graph in an attribute."""
+    """The number of inputs and outputs of a graph that is an attribute."""
 
     inputs: int
     outputs: int
@@ -127,9 +127,9 @@ _WITHOUT_MEANING = "consumed_inputs"  # BatchNormalization requires it at opset 
 
 
 def _lacking(call: Call) -> Iterator[_Fault]:
-    """Yield a fault for an operator that ONNX introduced after this opset.
+    """Yield a fault for an operator that ONNX introduced after the opset of ``call``.
 
-    An operator that ONNX never had is accepted here; only a gradient through it is an error.
+    Operators that no opset has are accepted here; only a gradient through them is an error.
     """
     since = known_since().get(call.op_type)
     if since is not None and since > call.opset and call.op_type not in _OF_ANY_OPSET:

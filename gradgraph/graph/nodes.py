@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 
 def is_standard(node: ir.Node, *op_types: str) -> bool:
-    """Whether ``node`` is one of ``op_types``, in ONNX's own domain."""
+    """Whether the operator of ``node`` is one of ``op_types``, in ONNX's own domain."""
     return node.domain == "" and node.op_type in op_types
 
 
@@ -21,19 +21,22 @@ def inputs_of(node: ir.Node) -> list[ir.Value]:
 
 
 def made_by(value: ir.Value | None, *op_types: str) -> ir.Node | None:
-    """Return the node that computes ``value`` if it is one of ``op_types``, in ONNX's own domain; otherwise None."""
+    """Return the node that computes ``value`` if its operator is one of ``op_types`` of ONNX's domain, else None."""
     node = None if value is None else value.producer()
     return node if node is not None and is_standard(node, *op_types) else None
 
 
 def source_of(value: ir.Value | None, *op_types: str) -> ir.Value | None:
-    """Return the first input of the node that computes ``value`` if it is one of ``op_types``; otherwise None."""
+    """Return the first input of the node that computes ``value`` if its operator is one of ``op_types``, else None."""
     node = made_by(value, *op_types)
     return None if node is None else input_at(node, 0)
 
 
 def read_once(value: ir.Value, reader: ir.Node) -> bool:
-    """Whether ``reader`` is the only reader of ``value``, at one input, and in the same graph (bodies may repeat)."""
+    """Whether ``reader`` is the only reader of ``value``, reads it at one input only, and is in the same graph.
+
+    A reader in a body may run several times.
+    """
     producer = value.producer()
     same_graph = producer is not None and producer.graph is reader.graph
     return same_graph and not value.is_graph_output() and [node for node, _ in value.uses()] == [reader]

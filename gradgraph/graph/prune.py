@@ -29,13 +29,13 @@ def needed(
     made: Callable[[Node], Iterable[Name]],
     read: Callable[[Node], Iterable[Name]],
 ) -> tuple[list[Node], set[Name]]:
-    """Return the nodes that ``results`` depend on, in order, and all values that these read, including the results.
+    """Return the nodes that ``results`` depend on, in order, and all values that these nodes read, with ``results``.
 
     Args:
-        nodes: in topological order.
-        results: values, or their names.
-        made, read: functions that return the outputs of a node, and its inputs with the outer values that its bodies
-            read.
+        nodes: the nodes to choose from, in topological order.
+        results: the values, or their names.
+        made: returns the outputs of a node.
+        read: returns the inputs of a node, and the outer values that its bodies read.
     """
     wanted, kept = set(results), list[Node]()
     for node in reversed(list(nodes)):
@@ -93,7 +93,10 @@ def detach(node: ir.Node) -> None:
 
 
 def _shorten(node: ir.Node, bodies: list[ir.Graph]) -> None:
-    """Drop trailing unread outputs of an If, Loop or Scan, and from its bodies; loop states and one output remain."""
+    """Drop trailing unread outputs of an If, Loop or Scan, and of its bodies.
+
+    Loop states and at least one output remain.
+    """
     kept = max((i + 1 for i, y in enumerate(node.outputs) if is_wanted(y)), default=1)
     if node.op_type == "Loop":
         kept = max(kept, len(node.inputs) - 2, 1)

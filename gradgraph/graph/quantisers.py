@@ -33,7 +33,7 @@ SEVEN_BITS = (-64, 64)
 def limits_of(integers: ir.TensorProtocol) -> tuple[int, int]:
     """Return the smallest and largest integer allowed for a weight stored as ``integers``.
 
-    That is the range of their type, or SEVEN_BITS if the type is int8 and all values are within SEVEN_BITS.
+    These are the limits of the integer type, or SEVEN_BITS if the type is int8 and all values are within SEVEN_BITS.
     """
     numbers = integers.numpy()
     if integers.dtype == ir.DataType.INT8 and numbers.size and within(SEVEN_BITS, (numbers.min(), numbers.max())):
@@ -81,16 +81,17 @@ class Quantiser:
 
     @property
     def middle(self) -> int | None:
-        """The zero point, if it is the middle of the range for all scales; None if each scale has its own."""
+        """The common zero point of all scales, if it is the middle of the range; None otherwise."""
         middle = 0 if self.limits[0] or self.points is None else (self.limits[1] + 1) // 2
         return middle if self.points is None or bool((self.points.astype(np.int64) == middle).all()) else None
 
     def fitted(self, floats: Array, middle: int | None, signed: bool = False) -> Quantiser:
         """Return a quantiser of the same form with scales and zero points fitted to ``floats``.
 
-        With a zero point per group (``middle`` None) the range covers its numbers and 0. Otherwise the number farthest
-        from 0 is one end of the range; ``signed`` makes it the lower one, with a negative scale for a positive number,
-        as onnxruntime's quantiser of MatMulNBits does.
+        If ``middle`` is None, each group of numbers that share a scale gets its own zero point, and its range covers
+        the numbers and 0. Otherwise ``middle`` is the zero point, and the number farthest from 0 is one end of the
+        range. ``signed`` makes it the lower end, with a negative scale if the number is positive, as onnxruntime's
+        quantiser of MatMulNBits does.
         """
         (low, high), groups, dtype = self.limits, self._groups(floats), self.scales.dtype
         if middle is None:
@@ -106,9 +107,11 @@ class Quantiser:
         return replace(self, scales=scales, points=points.astype(np.int64))
 
     def refitted(self, floats: Array, middle: int | None, signed: bool = False) -> Quantiser:
-        """Like ``fitted``, but a group that this quantiser represents exactly keeps its scale and zero point.
+        """Return a fitted quantiser, but keep the scale and zero point of each group that they represent exactly.
 
-        So unchanged numbers are stored unchanged, bit for bit.
+        The arguments are those of ``fitted``. A group is the numbers that share a scale.
+
+        Numbers that did not change are then stored unchanged, bit for bit.
         """
         new = self.fitted(floats, middle, signed)
         assert new.points is not None
@@ -126,7 +129,7 @@ class Quantiser:
         return np.asarray(np.abs(self._groups(self.dequantised(self.quantised(floats)) - floats)).max(-1))
 
     def _spread(self, v: Array, shape: Sequence[int]) -> Array:
-        """Reshape scales or zero points so that they broadcast against numbers of this shape."""
+        """Return scales or zero points in a shape that broadcasts against numbers of shape ``shape``."""
         if v.ndim == 0:
             return v
         axis = self.axis % len(shape)
@@ -135,7 +138,7 @@ class Quantiser:
         return v.reshape([-1 if a == axis else 1 for a in range(len(shape))])
 
     def _groups(self, floats: Array) -> Array:
-        """Return ``floats`` with the numbers of each scale on the last axis; the last block is zero-padded."""
+        """Return ``floats`` with the numbers that share a scale along the last axis; the last block is zero-padded."""
         if not self.block:
             return floats.reshape(1, -1) if self.scales.size == 1 else _flat(np.moveaxis(floats, self.axis, 0))
         moved, count = np.moveaxis(floats, self.axis, -1), self.scales.shape[self.axis]

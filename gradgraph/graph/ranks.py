@@ -17,7 +17,7 @@ REDUCTIONS = tuple(f"Reduce{kind}" for kind in _KINDS)
 
 @dataclass(frozen=True)
 class Axes:
-    """A range of allowed ranks, from ``least`` to ``most`` axes; ``in`` tests the rank of a shape."""
+    """A range of allowed ranks, from ``least`` to ``most`` axes; ``shape in axes`` tests the rank of a shape."""
 
     least: int
     most: int
@@ -123,7 +123,10 @@ def misses(op_type: str, i: int, shape: Sequence[object] | None) -> Axes | None:
 
 @functools.cache
 def axes_of(op_type: str) -> tuple[tuple[Axes, ...], tuple[Axes, ...]]:
-    """Return the allowed ranks of the inputs and of the outputs; those beyond the end may have any rank."""
+    """Return the allowed ranks of the inputs and of the outputs of an operator.
+
+    Inputs and outputs that are not listed may have any rank.
+    """
     inputs, _, outputs = _TABLE.get(op_type, "").partition("->")
     return tuple(map(_parsed, inputs.split())), tuple(map(_parsed, outputs.split()))
 

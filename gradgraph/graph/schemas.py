@@ -24,7 +24,7 @@ class Formal:
         name: the name in ONNX's specification.
         required: whether it must be present.
         variable: the type variable that it shares with other inputs and outputs, such as ``T``; None without one.
-        allowed: the allowed types, as ``tensor(float)``.
+        allowed: the names of the allowed types, such as ``tensor(float)``.
     """
 
     name: str
@@ -104,7 +104,7 @@ def signature(op_type: str, opset: int) -> Signature | None:
 
 
 def _widened(allowed: Iterable[str]) -> frozenset[str]:
-    """Add double wherever float is allowed: reference evaluators, which need no kernels, run models in double."""
+    """Return the type names ``allowed``, with a double for each float: reference evaluators run models in double."""
     return frozenset(allowed) | {text.replace("(float)", "(double)") for text in allowed}
 
 

@@ -33,7 +33,7 @@ _ASKED = "gradgraph.shape_asked"  # Value.meta key: inference has failed and nee
 
 
 def shape_of(value: ir.Value | None) -> Shape | None:
-    """Return the shape of ``value`` as far as it is known, inferred through its producers if none is recorded."""
+    """Return the recorded shape of ``value``, or the shape inferred through its producers, or None if unknown."""
     if value is not None and value.shape is None and value.producer() is not None and _ASKED not in value.meta:
         _infer_back(value)
     return recorded_shape(value)
@@ -70,9 +70,9 @@ def reset_inference(values: Iterable[ir.Value]) -> None:
 
 
 def source_of_open_rank(value: ir.Value) -> ir.Value:
-    """Return the value of unknown rank that is the origin of the unknown rank of ``value``.
+    """Return the value at which the unknown rank of ``value`` originates.
 
-    Walks back through the producers as long as a node reads a value of unknown rank.
+    The search walks back through producers while they read a value of unknown rank.
     """
     before: ir.Value | None = value
     while before is not None:
@@ -103,7 +103,7 @@ def record_shape(value: ir.Value, shape: Shape | None) -> None:
 
 @contextlib.contextmanager
 def assumptions(values: Iterable[ir.Value]) -> Iterator[None]:
-    """Restore the recorded shapes of ``values`` after this context, in which they may be changed tentatively."""
+    """Return a context in which the shapes of ``values`` may be changed; its end restores the recorded shapes."""
     before = [(v, v.shape, _ASKED in v.meta) for v in values]
     try:
         yield
@@ -124,7 +124,7 @@ def known_sizes(shape: Iterable[object] | None) -> list[int]:
 
 
 def all_sizes(shape: Iterable[object] | None) -> list[int] | None:
-    """Return the sizes of ``shape``, if all are numbers."""
+    """Return the sizes of ``shape`` if all are numbers, else None."""
     return known_sizes(shape) if is_static(shape) else None
 
 
@@ -139,7 +139,10 @@ def size_factors(name: str) -> list[str]:
 
 
 def size_of_name(name: str, sizes: Mapping[str, int], otherwise: int) -> int:
-    """Return the size of ``name``, or the product of its factors; ``otherwise`` is used for unknown names."""
+    """Return the size of the dimension ``name``, or the product of its factors.
+
+    Names that are not in ``sizes`` count as ``otherwise``.
+    """
     if name in sizes:
         return sizes[name]
     return math.prod(int(part) if part.isdecimal() else sizes.get(part, otherwise) for part in size_factors(name))
@@ -201,9 +204,9 @@ def _infer_back(value: ir.Value) -> None:
 
 
 def infer_node(node: ir.Node) -> None:
-    """Record the output shapes of one node from its inputs, by ONNX's rules.
+    """Record the output shapes of one node from its inputs, by ONNX's rules and then by our own.
 
-    Also records element types that the operator's signature does not determine (outputs of a Scan's body).
+    Element types that the operator's signature does not determine, such as outputs of a Scan's body, are recorded, too.
     """
     for out in node.outputs:
         out.meta[_ASKED] = True
@@ -224,7 +227,10 @@ def infer_node(node: ir.Node) -> None:
 
 
 def infer_beyond_onnx(node: ir.Node) -> None:
-    """Record what ONNX's rules infer at no opset: outputs with the shape and type of the first input, and ranks."""
+    """Record shapes that ONNX's rules do not infer at any opset.
+
+    These are outputs with the shape and type of the first input, elements of sequences, and ranks.
+    """
     if node.domain != "":
         return
     if node.op_type in _LIKE_FIRST and node.inputs[0] is not None:
@@ -244,7 +250,10 @@ def infer_beyond_onnx(node: ir.Node) -> None:
 
 
 def beyond_onnx(node: ir.Node, given: Sequence[Shape | None]) -> Shape | None:
-    """Return the shape that our own rules infer for the first output (for all, of a Split), from these input shapes."""
+    """Return the shape of the first output that our own rules infer from the input shapes ``given``, or None.
+
+    All outputs of a Split have this shape.
+    """
     if node.op_type in _LIKE_FIRST:
         return given[0] if given else None
     if node.op_type == "STFT":  # for one signal per row: frames, frequencies, and a complex number
@@ -342,7 +351,7 @@ def types_by_schema(
 
 
 def objects(node: ir.Node, given: Sequence[Shape | None], opset: int) -> bool:
-    """Whether ONNX's rules reject ``node`` for these input shapes, so that runtimes do not load it."""
+    """Whether ONNX's rules reject ``node`` for the input shapes ``given``, so that runtimes do not load it."""
     if any(v is not None and not isinstance(v.type, ir.TensorType) for v in node.inputs):
         return False
     try:
@@ -374,7 +383,7 @@ def windows_of(node: ir.Node) -> tuple[list[int], list[int], list[int]]:
 
 
 def _infer_windows(pool: ir.Node) -> None:
-    """Record the output shapes of a pool with ``ceil_mode=1`` and explicit pads."""
+    """Record the output shapes of ``pool`` if it has ``ceil_mode=1`` and explicit pads."""
     dims = recorded_shape(pool.inputs[0])
     explicit = pool.attributes.get_string("auto_pad", "NOTSET") == "NOTSET"
     if not pool.attributes.get_int("ceil_mode", 0) or dims is None or not explicit:
@@ -389,7 +398,7 @@ def _infer_windows(pool: ir.Node) -> None:
 
 
 def _of_elements(node: ir.Node, known: Sequence[Shape | None]) -> Shape | None:
-    """Return the shape that all elements of a sequence share, which is recorded as the shape of the sequence."""
+    """Return the shape that all elements of the output sequence share, which is recorded as the sequence's shape."""
     if node.op_type == "SequenceConstruct":
         return functools.reduce(common, known)
     if node.op_type == "SequenceInsert":
@@ -405,7 +414,7 @@ def common(a: Shape | None, b: Shape | None) -> Shape | None:
 
 
 def _rank(node: ir.Node, known: Sequence[Shape | None]) -> int | None:
-    """Return the rank of the first output where ONNX infers none: kernels of unknown size, computed shapes."""
+    """Return the rank of the first output in cases where ONNX infers none: unknown kernel sizes, computed shapes."""
     if node.op_type in POOLS and (kernel := node.attributes.get_ints("kernel_shape")) is not None:
         return 2 + len(kernel)
     if node.op_type in ("Conv", "ConvTranspose"):  # images and kernels have equal rank
@@ -485,7 +494,7 @@ def is_single(value: ir.Value) -> bool:
 
 
 def constant_of(value: ir.Value | None) -> np.ndarray | None:
-    """Return the array of an initializer that is not also a graph input, or of a Constant node."""
+    """Return the array of an initializer that is not also a graph input, or of a Constant node; otherwise None."""
     if value is None or value.is_graph_input():
         return None
     if value.const_value is not None:
@@ -525,7 +534,10 @@ def fold(op_type: str, inputs: Sequence[np.ndarray | None], attrs: dict[str, Any
 
 
 def outgrows(op_type: str, inputs: Sequence[np.ndarray | None]) -> bool:
-    """Whether the broadcast of ``inputs`` has more than FOLD_LIMIT elements; two arrays of 1,024 may give a million."""
+    """Whether the result of an elementwise operator on ``inputs`` has more than FOLD_LIMIT elements.
+
+    Two small arrays may broadcast to a large one: two of 1,024 elements to a million.
+    """
     if op_type not in _ELEMENTWISE:
         return False
     columns = itertools.zip_longest(*[a.shape[::-1] for a in inputs if a is not None], fillvalue=1)

@@ -27,7 +27,7 @@ _TYPED_LIKE_INPUT = ("Bernoulli", "EyeLike", "RandomNormalLike", "RandomUniformL
 
 
 class Signature:
-    """The part of an operator's schema that is needed to emit it."""
+    """The part of an operator's schema that is needed to emit a node."""
 
     def __init__(self, schema: Schema) -> None:
         self.name = schema.name

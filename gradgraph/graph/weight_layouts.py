@@ -21,12 +21,13 @@ _RESHAPED = frozenset({"Reshape", "Squeeze", "Unsqueeze"})
 
 @dataclass(frozen=True)
 class Layout:
-    """How a layer reads a weight.
+    """The axes along which a layer reads a weight.
 
     Attributes:
-        outputs: the axes that index its output units; empty for a vector, which is one unit.
-        inputs: the axis over which it sums products (for a Conv, the channels); None if no layer multiplies it.
-        operators: the operators of all its readers.
+        outputs: the weight axes that index output units of the layer; empty for a vector, which is one unit.
+        inputs: the weight axis over which products are summed (for a Conv, the channels); None if no layer multiplies
+            the weight.
+        operators: the operators of all nodes that read the weight.
         place: the index of the first reader among all nodes of the model.
     """
 
@@ -36,11 +37,11 @@ class Layout:
     place: int = 0
 
     def summed(self, rank: int) -> list[int]:
-        """Return the axes of one output unit: all that do not index units."""
+        """Return the axes of a weight of ``rank`` axes that do not index output units."""
         return [axis for axis in range(rank) if axis not in self.outputs]
 
     def matrix(self, sizes: Sequence[int]) -> tuple[int, int]:
-        """Return the sizes of a weight as a matrix: the product of the output axes, and that of all other axes."""
+        """Return the two sizes of a weight as a matrix: the products of the output axes, and of all other axes."""
         rows = math.prod(size for axis, size in enumerate(sizes) if axis in self.outputs)
         return rows, math.prod(sizes) // max(rows, 1)
 
@@ -66,7 +67,7 @@ def layout_at(node: ir.Node, place: int, rank: int) -> Layout | None:
 
 
 def _transposed_conv(node: ir.Node) -> Layout:
-    """Return the layout of a ConvTranspose kernel, whose axes are inputs, outputs of a group, then space.
+    """Return the layout of a ConvTranspose kernel, whose axes are input channels, output channels per group, and space.
 
     With one group per input channel, the first two axes both index outputs.
     """
@@ -105,7 +106,7 @@ def layout_of(weight: ir.Value) -> Layout:
 
 
 def layouts(weight: ir.Value) -> list[Layout]:
-    """Return the layouts in which all layers read a weight of two axes or more."""
+    """Return the layout for each layer that reads ``weight``, a weight of two axes or more."""
     return [found for read in _reads(weight) if (found := _of_read(*read)) is not None]
 
 
@@ -119,7 +120,10 @@ def _found(weight: ir.Value, places: dict[ir.Node, int]) -> Layout:
 
 
 def _of_read(node: ir.Node, place: int, axes: tuple[int, ...]) -> Layout | None:
-    """Return the layout, in axes of the weight, of a value that a node reads; ``axes`` are as yielded by ``_reads``."""
+    """Return the layout in which ``node`` reads a weight at input ``place``, or None.
+
+    ``axes`` maps axes of this input to axes of the weight, as ``_reads`` yields them.
+    """
     found = layout_at(node, place, len(axes))
     if found is None:
         return None
@@ -149,9 +153,10 @@ def _reads(weight: ir.Value) -> Iterator[tuple[ir.Node, int, tuple[int, ...]]]:
 
 
 def _behind(node: ir.Node, place: int, axes: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the axes of the output of a node that only copies, transposes or reshapes a weight; None for any other.
+    """Return the axes of the output of a node that only copies, transposes or reshapes a weight; None for other nodes.
 
-    ``axes`` are those of the input; both are indices of the weight's axes, or −1.
+    ``axes`` are the axes of the input. Each axis is the index of an axis of the weight, or −1 for an axis that a
+    reshape has added.
     """
     if node.domain not in ("", "com.microsoft") or place:
         return None
