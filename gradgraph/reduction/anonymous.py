@@ -14,7 +14,7 @@ _STEERING = 64  # elements: smaller integer tensors may be sizes or axes, which 
 
 
 def without_texts(model: onnx.ModelProto, learn: Learn) -> Tries:
-    """Drop descriptions, metadata and the name of the program that wrote the model."""
+    """Yield a model without descriptions, metadata and the name of the program that wrote the original."""
     small = copied(model)
     for field in ("metadata_props", "doc_string", "producer_name", "producer_version", "domain", "model_version"):
         small.ClearField(field)
@@ -29,7 +29,11 @@ def without_texts(model: onnx.ModelProto, learn: Learn) -> Tries:
 
 
 def without_names(model: onnx.ModelProto, learn: Learn) -> Tries:
-    """Rename inputs, weights, outputs, other values, nodes and symbolic sizes to ``x0``, ``w0``, ``y0`` and so on."""
+    """Yield the model with numbered names instead of its own.
+
+    Inputs are called ``x0`` and so on, weights ``w0``, outputs ``y0``, other values ``v0``, nodes ``n0``, and symbolic
+    sizes ``d0``.
+    """
     small = copied(model)
     names = _Numbered()
     for prefix, values in (("x", small.graph.input), ("w", small.graph.initializer), ("y", small.graph.output)):
@@ -61,7 +65,10 @@ def without_names(model: onnx.ModelProto, learn: Learn) -> Tries:
 
 
 def without_weights(model: onnx.ModelProto, learn: Learn) -> Tries:
-    """Replace weights by random numbers of similar size: all weights at once or, if that fails, one after the other."""
+    """Yield models with weights replaced by random numbers of similar magnitude.
+
+    All weights are replaced at once or, if the fault then disappears, one after the other.
+    """
     places = [i for i, t in enumerate(model.graph.initializer) if _tells(t)]
     redrawn = _redrawn(model, places)
     if places and (yield redrawn):
@@ -79,7 +86,7 @@ def kept_weights(model: onnx.ModelProto, original: onnx.ModelProto) -> list[str]
 
 
 class _Numbered(dict[str, str]):
-    """A map from names to generated names: a prefix and a number, such as ``x0``."""
+    """A dict from original names to generated names: a prefix and a number, such as ``x0``."""
 
     def add(self, prefix: str, name: str) -> None:
         if name and name not in self:
@@ -102,9 +109,10 @@ def _redrawn(model: onnx.ModelProto, places: list[int]) -> onnx.ModelProto:
 
 
 def _like(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return random values like those of ``array``: of the same mean magnitude, integer range, or booleans.
+    """Return a random array with the shape and dtype of ``array``, to replace weights.
 
-    They are all positive if those of ``array`` are.
+    Floats have the mean magnitude of ``array``, and are all positive if it is; integers have its range. Arrays of other
+    types, except booleans, are returned unchanged.
     """
     if array.dtype.kind == "f":
         size = float(np.abs(array[np.isfinite(array)].astype(np.float64)).mean()) if array.size else 0.0

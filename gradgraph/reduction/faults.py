@@ -28,7 +28,7 @@ _WIDEST = 0.1  # and by at most this much relative to its largest entry, for eve
 
 
 def of_build(model: onnx.ModelProto) -> str | None:
-    """Check whether writing the gradients of the model raises an error."""
+    """Return the error raised when the gradients of the model are written, or None."""
     try:
         vjp(model)
     except Exception as error:  # of any class: a bug may raise anything
@@ -37,7 +37,7 @@ def of_build(model: onnx.ModelProto) -> str | None:
 
 
 def of_gradient(model: onnx.ModelProto) -> str | None:
-    """Check whether a gradient differs from central differences (``gradgraph check``)."""
+    """Return a symptom if a gradient differs from central differences (``gradgraph check``), or None."""
     try:
         report = check_gradients(model)
     except GradgraphError:
@@ -46,15 +46,12 @@ def of_gradient(model: onnx.ModelProto) -> str | None:
 
 
 def of_run(model: onnx.ModelProto) -> str | None:
-    """Check whether the model fails in onnxruntime, or its results differ from the reference implementation."""
+    """Return a symptom if the model fails in onnxruntime, or differs from the reference implementation, or None."""
     return _seen_in_onnxruntime(model)
 
 
 def of_gradient_run(model: onnx.ModelProto) -> str | None:
-    """Check whether the model's gradients (as of ``gradgraph grad --vjp``) fail in onnxruntime, or differ there.
-
-    They are compared with the reference implementation, as in ``of_run``.
-    """
+    """Return a symptom like :func:`of_run`, for the gradient model that ``gradgraph grad --vjp`` writes, or None."""
     try:
         gradient = vjp(model)
     except Exception:  # this is the fault "build", not this one
@@ -72,7 +69,7 @@ LOOKS: dict[str, Fault] = {
 
 
 def said(error: Exception, model: onnx.ModelProto) -> str:
-    """Return the class of an error and its first words, without quotes, names of the model, and numbers."""
+    """Return the class and the first words of an error, without quoted text, names in the model, and numbers."""
     names = {n for node in model.graph.node for n in (node.name, *node.input, *node.output)}
     text = re.sub(r"'[^']*'|\"[^\"]*\"", " ", str(error))
     words = (w.strip(".,:;()[]") for w in text.split())
@@ -99,7 +96,10 @@ def _seen_in_onnxruntime(model: onnx.ModelProto) -> str | None:
 
 
 def _feeds_and_reference(model: onnx.ModelProto) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Return the first feeds with finite results in the reference implementation, and these results in float64."""
+    """Return inputs for which the reference implementation computes finite results, and these results in float64.
+
+    Return None if no generated inputs do.
+    """
     work = load_model(model)
     infer_shapes(work)
     double = Oracle(in_float64(model))

@@ -91,11 +91,12 @@ def observer(fault: str, seconds: float) -> Iterator[Observer]:
 
 
 def answer(seconds: float) -> None:
-    """Serve requests in the subprocess: print a line when ready, then a line of JSON for each request.
+    """Serve the requests of an :class:`Observer`, as the main function of its subprocess.
 
-    A request is a line with the fault and the path of the model; the answer is the symptom, or null.
+    It prints an empty line when ready. Then it reads requests from stdin, one per line: the fault, a tab, and the path
+    of a model. For each, it prints a line of JSON: the symptom, or null.
 
-    The process ends if a check exceeds ``seconds`` of CPU time, on systems with such a limit.
+    If a check exceeds ``seconds`` of CPU time, the process ends, on systems with such a limit.
     """
     import warnings
 
@@ -115,7 +116,13 @@ def answer(seconds: float) -> None:
 
 
 class Command:
-    """A user's command that exits with 0 if the fault shows; ``{}`` is replaced by the model's path."""
+    """A function that checks a model for a fault by a user's command, which exits with 0 if the model has the fault.
+
+    Args:
+        words: the words of the command, in which ``{}`` is replaced by the path of the model.
+        seconds: the time limit for one model.
+        folder: the folder to which models are written.
+    """
 
     def __init__(self, words: list[str], seconds: float, folder: Path) -> None:
         if "{}" not in " ".join(words):

@@ -165,7 +165,13 @@ def _observed(
     test: Sequence[str] | None,
     seconds: float,
 ) -> Iterator[tuple[str, str, Observed]]:
-    """Find the fault of ``model``; the context value is its kind, its symptom, and a function that checks for it."""
+    """Find the fault of ``model``; yield its kind, its symptom, and a function that checks another model for it.
+
+    Arguments are as for :func:`reduce`. The context ends the subprocess of the check.
+
+    Raises:
+        DataError: if the model does not have the fault, or ``fault`` is unknown.
+    """
     if shows is not None and test is not None:
         raise DataError("give either shows or test, not both")
     if shows is not None:

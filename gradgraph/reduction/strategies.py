@@ -1,7 +1,7 @@
 """Strategies that shrink models: generators of smaller candidates, the largest reductions first.
 
-A strategy yields a candidate and is sent whether this model still has the fault. It continues from the last candidate
-that has.
+A strategy yields candidates, and for each is sent whether it still has the fault. It continues from the last candidate
+that had it. The argument ``learn`` of a strategy returns the facts about a model (types and values).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _STEERING = 64  # elements: smaller integer tensors may contain sizes
 
 
 def fewer_nodes(model: onnx.ModelProto, learn: Learn) -> Tries:
-    """Drop half of the nodes, then a quarter, … (delta debugging: Zeller and Hildebrandt, 2002)."""
+    """Yield models without half of the nodes, then a quarter, … (delta debugging: Zeller and Hildebrandt, 2002)."""
     facts, kept = learn(model), [*range(len(model.graph.node))]
     length = (len(kept) + 1) // 2
     while length:
@@ -42,7 +42,7 @@ def fewer_nodes(model: onnx.ModelProto, learn: Learn) -> Tries:
 
 
 def fewer_outputs(model: onnx.ModelProto, learn: Learn) -> Tries:
-    """Drop outputs, one after the other."""
+    """Yield models without one of the outputs, one output after the other."""
     facts, places = learn(model), range(len(model.graph.node))
     for name in [o.name for o in model.graph.output]:
         small = copied(model)
@@ -55,7 +55,7 @@ def fewer_outputs(model: onnx.ModelProto, learn: Learn) -> Tries:
 
 
 def bypassed(model: onnx.ModelProto, learn: Learn) -> Tries:
-    """Remove single nodes, also in bodies, by replacing the node's first output by one of its inputs."""
+    """Yield models without one node, also in bodies; an input of the node replaces its first output."""
     types = learn(model).types
     for name in [y for g in proto_graphs(model) for n in g.node for y in n.output[:1] if y]:
         small = copied(model)
@@ -79,7 +79,7 @@ def bypassed(model: onnx.ModelProto, learn: Learn) -> Tries:
 
 
 def without_branches(model: onnx.ModelProto, learn: Learn) -> Tries:
-    """Replace an If by the nodes of one branch."""
+    """Yield models in which the nodes of one branch replace an If."""
     for name in [n.output[0] for n in model.graph.node if n.op_type == "If"]:
         for branch in ("then_branch", "else_branch"):
             small = copied(model)
@@ -103,13 +103,13 @@ def without_branches(model: onnx.ModelProto, learn: Learn) -> Tries:
 
 
 def without_functions(model: onnx.ModelProto, learn: Learn) -> Tries:
-    """Inline the model's own functions."""
+    """Yield the model with its own functions inlined, if it has any."""
     if model.functions:
         yield onnx.inliner.inline_local_functions(model)
 
 
 def bare(model: onnx.ModelProto, learn: Learn) -> Tries:
-    """Drop the recorded types and shapes of inner values."""
+    """Yield the model without ``value_info``, the recorded types and shapes of inner values."""
     small = copied(model)
     for graph in proto_graphs(small):
         del graph.value_info[:]
@@ -117,7 +117,7 @@ def bare(model: onnx.ModelProto, learn: Learn) -> Tries:
 
 
 def fixed_sizes(model: onnx.ModelProto, learn: Learn) -> Tries:
-    """Replace each symbolic dimension by a number."""
+    """Yield models in which a number replaces a symbolic dimension, one dimension after the other."""
     for name in sorted({d.dim_param for d in _dims(model) if d.dim_param}):
         for number in _OPEN:
             small = copied(model)
@@ -133,7 +133,10 @@ def fixed_sizes(model: onnx.ModelProto, learn: Learn) -> Tries:
 
 
 def smaller_sizes(model: onnx.ModelProto, learn: Learn) -> Tries:
-    """Divide all sizes by a common factor, then reduce one size after the other; weights and integers change, too."""
+    """Yield models with smaller sizes: all sizes divided by a common factor, then one size reduced after the other.
+
+    Weights, small integer tensors and attributes are adapted.
+    """
     by_all = ({n: n // d for n in _sizes(model) if n % d == 0 and n > d} for d in _DIVISORS)
     by_one = ({n: m} for n in sorted(_sizes(model), reverse=True) for m in (_SMALLEST, 3, 4, n // 2) if m < n)
     for mapping in (*by_all, *by_one):
@@ -151,7 +154,7 @@ STRATEGIES: tuple[Strategy, ...] = (
 
 
 def copied(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of the message."""
+    """Return a deep copy of the model."""
     own = onnx.ModelProto()
     own.CopyFrom(model)
     return own
@@ -181,14 +184,17 @@ def _dims(model: onnx.ModelProto) -> Iterator[onnx.TensorShapeProto.Dimension]:
 
 
 def _sizes(model: onnx.ModelProto) -> set[int]:
-    """Return the sizes of inputs and weights that are larger than _SMALLEST."""
+    """Return all axis lengths of inputs and weights that are larger than ``_SMALLEST``."""
     inputs = (d.dim_value for v in model.graph.input for d in v.type.tensor_type.shape.dim)
     weights = (d for t in model.graph.initializer for d in t.dims)
     return {n for n in (*inputs, *weights) if n > _SMALLEST}
 
 
 def _resized(model: onnx.ModelProto, mapping: Mapping[int, int]) -> onnx.ModelProto:
-    """Return a copy with sizes replaced by ``mapping`` in shapes, weights, small integer tensors and attributes."""
+    """Return a copy of a model with axis lengths replaced by ``mapping``: old length → new length.
+
+    They are replaced in shapes, weights, small integer tensors and attributes.
+    """
     small = copied(model)
     for dim in _dims(small):
         if dim.dim_value in mapping:
@@ -216,16 +222,20 @@ def _resize(tensor: onnx.TensorProto, mapping: Mapping[int, int]) -> None:
 
 
 def size_of(model: onnx.ModelProto) -> tuple[int, int]:
-    """Return the size of a model: its nodes, then its bytes."""
+    """Return the number of nodes and the number of bytes of a model."""
     return sum(1 for _ in proto_nodes(model.graph.node)), model.ByteSize()
 
 
 def apply_strategies(
     model: onnx.ModelProto, strategies: Iterable[Strategy], shows: Callable[[onnx.ModelProto], bool], learn: Learn
 ) -> onnx.ModelProto:
-    """Apply each strategy once, each to the smallest model so far; return the smallest model.
+    """Apply the strategies one after the other, each to the smallest model so far; return the smallest model.
 
-    ``shows`` returns whether a model still has the fault.
+    Args:
+        model: the model to reduce.
+        strategies: the strategies to apply.
+        shows: returns whether a model still has the fault.
+        learn: returns the facts about a model that strategies need.
     """
     for way in strategies:
         tries, kept = way(model, learn), False

@@ -1,4 +1,4 @@
-"""Submodels: models of some of a model's nodes, whose inputs and outputs are the values shared with other nodes."""
+"""Submodels: models of a subset of a model's nodes, whose inputs and outputs are the values shared with other nodes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_KEPT = 64  # elements of an integer tensor that determines shapes: a shape
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts found by reading and running a model.
+    """The facts about a model that are needed to cut out submodels, found by type inference and by running the model.
 
     Attributes:
         types: the types of values by name.
@@ -85,7 +85,7 @@ def _steers(value: np.ndarray) -> bool:
 
 
 def _typed(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of ``model`` with inferred types; without them if the model cannot be loaded."""
+    """Return a copy of ``model`` with inferred types; a plain copy if the model cannot be loaded."""
     try:
         work = load_model(model)
         infer_shapes(work)
@@ -97,10 +97,11 @@ def _typed(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def part(model: onnx.ModelProto, kept: Collection[int], facts: Facts) -> onnx.ModelProto | None:
-    """Return the model of the nodes at the indices ``kept``; None if it has no output, or a type is unknown.
+    """Return a model of the nodes at the indices ``kept``; None if it has no output, or a needed type is unknown.
 
     A value that these nodes read and do not compute becomes an input, or a constant if it is a small integer tensor.
-    The outputs are those of ``model`` that are still computed; if there are none, the values that no node reads.
+    The outputs are all outputs of ``model`` that these nodes compute; if they compute none, the values that no node
+    reads.
     """
     kept = set(kept)
     small = onnx.ModelProto()
@@ -144,7 +145,7 @@ def part(model: onnx.ModelProto, kept: Collection[int], facts: Facts) -> onnx.Mo
 
 
 def _needed(nodes: list[onnx.NodeProto], wanted: set[str]) -> list[onnx.NodeProto]:
-    """Return the nodes that ``wanted`` depend on, in order."""
+    """Return the nodes on which the values ``wanted`` depend, in their original order."""
     wanted, needed = set(wanted), []
     for node in reversed(nodes):
         if wanted.intersection(node.output):

@@ -115,7 +115,10 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         return self._fit(X, labels, self._weights(X, labels, sample_weight), 1, first)
 
     def _labelled(self, X: Any, y: Any, reset: bool, classes: Any = None) -> tuple[Any, Array]:
-        """Return X and validated labels: [samples], or [samples, labels] of 0 and 1."""
+        """Return validated inputs and labels: [samples], or for multilabel data [samples, labels] of 0 and 1.
+
+        With ``reset``, the classes, and whether the data are multilabel, are determined anew.
+        """
         X, y = self._checked(X, _dense(present(y)), reset)
         check_classification_targets(y)
         is_multilabel = type_of_target(y) == "multilabel-indicator"

@@ -1,4 +1,4 @@
-"""The common base of both estimators: it builds the step, trains it and predicts."""
+"""The common base class of classifier and regressor, which builds the step, trains it and predicts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from gradgraph.step.step import Step
 
 
 class Estimator(BaseEstimator):  # type: ignore[misc]
-    """The base class of both estimators; arguments and attributes are documented in :class:`Classifier`."""
+    """The base class of classifier and regressor; arguments and attributes are documented in :class:`Classifier`."""
 
     _are_labels = False  # whether targets are class indices
 
@@ -109,15 +109,15 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
     @property
     def _goes_on(self) -> bool:
-        """Whether ``fit`` continues training the fitted model, because of ``warm_start``."""
+        """Whether ``fit`` continues to train the fitted model: with ``warm_start``, after a first fit."""
         return self.warm_start and hasattr(self, "trained_")
 
     def _begin(self, X: Any, outputs: int, weighs: bool, loss: str, metric: str) -> None:
-        """Build the step, for a new multilayer perceptron or for the model of the user.
+        """Build the step from the user's model, or from a new multilayer perceptron, and store it in ``trained_``.
 
         Args:
-            X: the inputs, for the number of features.
-            outputs: number of classes or values.
+            X: the inputs, [samples, features].
+            outputs: number of model outputs per sample: scores or values.
             weighs: whether samples have weights.
             loss: name of the default loss.
             metric: name of the metric for early stopping.
@@ -145,10 +145,10 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         self.validation_scores_ = list[float]() if self.early_stopping else None
 
     def _check_head(self, step: Step, outputs: int) -> None:
-        """Raise BuildError if the model does not have this number of outputs; regressors accept any model."""
+        """Raise BuildError if the model does not have ``outputs`` outputs per sample; this base class never does."""
 
     def _names(self, step: Step) -> DataNames:
-        """Return the names of columns and classes, which the exported model will contain.
+        """Return the column names of X and the class names, for the exported model.
 
         Raises:
             ValueError: if the user's model was trained on these columns in another order.
@@ -191,7 +191,10 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         self.best_validation_score_ = max(self.validation_scores_) if self.validation_scores_ else None
 
     def _held_out(self, data: Mapping[str, Any], stratify: Any) -> tuple[dict[str, Any], Any]:
-        """Split the data into training data and validation data for early stopping."""
+        """Return training data and validation data for early stopping, as a random split of the data.
+
+        ``stratify`` contains the labels by which the split is stratified, or is None.
+        """
         seed = check_random_state(self.random_state).randint(1 << 31)
         parts = train_test_split(*data.values(), test_size=self.validation_fraction, stratify=stratify,
                                  random_state=seed)  # fmt: skip

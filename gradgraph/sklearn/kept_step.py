@@ -12,7 +12,7 @@ from gradgraph.step.step import Step
 
 
 class KeptStep:
-    """A step with its trainer, which is created on first use; copies and pickles contain the state instead.
+    """A step with its trainer, which is created on first use; pickles and copies contain its state instead of it.
 
     Args:
         step: the step.

@@ -73,7 +73,13 @@ _Kinds: TypeAlias = Mapping[str, "np.dtype[Any]"]
 
 
 class _Parts(NamedTuple):
-    """The parts of a pipeline: the preceding steps, our estimator, and the target transforms, outermost first."""
+    """The parts of a pipeline.
+
+    Attributes:
+        steps: the pipeline steps before our estimator.
+        last: our estimator.
+        targets: the fitted transformers of the targets, outermost first.
+    """
 
     steps: list[Any]
     last: Estimator
@@ -103,13 +109,16 @@ def _parts(estimator: Any) -> _Parts:
 
 
 def _scores(estimator: Estimator) -> onnx.ModelProto:
-    """Return the trained model with only its first output, which ``predict`` uses."""
+    """Return the estimator's trained model with only its first output: class scores or values."""
     trainer = estimator.trained_.trainer
     return trainer.export(outputs=[trainer.manifest.outputs[0]])
 
 
 class _Nodes:
-    """A writer that appends nodes and constants to a graph; its outputs do not have the names of ``columns``."""
+    """A writer that appends nodes, constants and graph outputs to a model, under unused names.
+
+    Names of graph outputs also differ from the ``columns``, the names of inputs that the model will get later.
+    """
 
     def __init__(self, model: onnx.ModelProto, columns: Collection[str]) -> None:
         self._graph, self._columns = model.graph, columns
@@ -121,7 +130,10 @@ class _Nodes:
         return out
 
     def output(self, name: str, op_type: str, *inputs: str, shape: Sequence[Any], kind: int, **attributes: Any) -> None:
-        """Append a node whose output is a graph output with this shape and element type."""
+        """Append a node, and its result as a graph output of this shape and element type.
+
+        If ``name`` is taken, the output is called ``<name>_1`` and so on.
+        """
         taken = {*self._columns, *(o.name for o in self._graph.output)}
         others = (f"{name}_{i}" for i in range(1, len(taken) + 2))
         free = next(n for n in itertools.chain([name], others) if n not in taken)
@@ -142,7 +154,10 @@ class _Nodes:
 
 
 def _with_results(parts: _Parts, model: onnx.ModelProto, columns: Collection[str]) -> onnx.ModelProto:
-    """Return ``model`` with the results of ``predict`` and ``predict_proba`` as outputs."""
+    """Replace the output of ``model``, in place, by the results of ``predict`` and ``predict_proba``; return ``model``.
+
+    The input is renamed to ``X``. ``columns`` are the names of inputs that the model will get later.
+    """
     op, out, last = _Nodes(model, columns), model.graph.output[0].name, parts.last
     del model.graph.output[:], model.metadata_props[:]
     if isinstance(last, Classifier):
@@ -161,7 +176,10 @@ def _with_results(parts: _Parts, model: onnx.ModelProto, columns: Collection[str
 
 
 def renamed(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    """Rename inputs of a graph in place; another tensor that already has one of the new names is renamed, too."""
+    """Rename inputs of a graph in place, by ``names``: old name → new name.
+
+    If another tensor already has one of the new names, it gets the suffix ``/inner``.
+    """
     taken = {name for node in graph.node for name in node.output} | {t.name for t in graph.initializer}
     every = {name: f"{name}/inner" for name in names.values() if name in taken} | dict(names)
     for value in graph.input:
@@ -174,7 +192,10 @@ def renamed(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
 
 
 def _labels(op: _Nodes, last: Classifier, scores: str) -> None:
-    """Append the label and the class probabilities; for multilabel data, the labels and their probabilities."""
+    """Append nodes that compute the outputs ``label`` and ``probabilities`` from the tensor ``scores``.
+
+    For multilabel data, both have one entry per label.
+    """
     scores, width = op("Cast", scores, to=TensorProto.FLOAT), len(last.classes_)
     if last._is_multilabel or last._has_one_score:
         flat = op("Reshape", scores, op.constant(np.array([-1, width if last._is_multilabel else 1])))
@@ -197,7 +218,11 @@ def _labels(op: _Nodes, last: Classifier, scores: str) -> None:
 
 
 def _inverse(op: _Nodes, transformer: Any, value: str) -> str:
-    """Append the inverse of a target transform; raise ArgumentError if it is unsupported."""
+    """Append nodes that apply the inverse of a target transformer to the tensor ``value``; return the result's name.
+
+    Raises:
+        ArgumentError: if the transformer is not supported.
+    """
     kind, f = type(transformer).__name__, getattr(transformer, "inverse_func", None)
 
     def of(array: Any) -> str:
@@ -218,7 +243,11 @@ def _inverse(op: _Nodes, transformer: Any, value: str) -> str:
 
 
 def _with_steps(parts: _Parts, model: onnx.ModelProto, estimator: Any, X: Any, kinds: _Kinds) -> onnx.ModelProto:
-    """Return a model of the preceding steps followed by ``model``, verified against ``estimator`` on ``X``."""
+    """Return a model of the pipeline: the steps before our estimator, followed by ``model``, the estimator itself.
+
+    The result is verified against the predictions of ``estimator``, the whole pipeline, on ``X``. If it fails, steps
+    before the estimator compute in float32.
+    """
     words: dict[str, str] = {}
     for name in kinds:
         if (other := words.setdefault(re.sub(r"\W", "_", name, flags=re.ASCII), name)) != name:
@@ -235,7 +264,7 @@ def _with_steps(parts: _Parts, model: onnx.ModelProto, estimator: Any, X: Any, k
 
 
 def _taking(kinds: _Kinds, before: onnx.ModelProto) -> onnx.ModelProto:
-    """Change a model in place to accept inputs of these types, which it casts to its own; return it."""
+    """Change the input types of ``before`` to ``kinds`` in place, by Casts to the original types; return ``before``."""
     for value in before.graph.input:
         had, taken = value.type.tensor_type.elem_type, _element(kinds[value.name])
         if had != taken:
@@ -259,7 +288,7 @@ def _element(kind: np.dtype[Any]) -> int:
 
 
 def _kinds(parts: _Parts, X: Any) -> _Kinds:
-    """Return the inputs of the exported model with their types: the columns of a table, or one matrix ``X``."""
+    """Return the dtype of each input of the exported model, by name: the columns of a table, or one matrix ``X``."""
     if not parts.steps:
         return {"X": np.dtype(np.float32) if X is None else np.asarray(X).dtype}
     if hasattr(X, "columns"):
@@ -273,7 +302,12 @@ def _kinds(parts: _Parts, X: Any) -> _Kinds:
 
 
 def _before(parts: _Parts, kinds: _Kinds) -> onnx.ModelProto:
-    """Convert the preceding steps to a model with these inputs, by skl2onnx."""
+    """Return the pipeline steps before our estimator as a model with the inputs ``kinds``, converted by skl2onnx.
+
+    Raises:
+        ModelError: if skl2onnx cannot convert a step.
+        RuntimeUnavailableError: if skl2onnx is not installed.
+    """
     try:
         from skl2onnx import to_onnx
     except ImportError:
@@ -303,7 +337,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _types(kinds: _Kinds, features: int) -> list[tuple[str, Any]]:
-    """Return the inputs with skl2onnx's types; a single input is a matrix with ``features`` columns."""
+    """Return the name of each input with skl2onnx's type object; a single input is a matrix of ``features`` columns."""
     from skl2onnx.common import data_types as of
 
     types: dict[int, Any] = {TensorProto.FLOAT: of.FloatTensorType, TensorProto.DOUBLE: of.DoubleTensorType,
@@ -314,7 +348,7 @@ def _types(kinds: _Kinds, features: int) -> list[tuple[str, Any]]:
 
 
 def _texts(step: Any, columns: Sequence[Any]) -> dict[Any, list[Any]]:
-    """Return the columns that a fitted step has seen as text, each with its known values."""
+    """Return the text columns among the ``columns`` of a fitted step: name → the values that the step knows."""
     if hasattr(step, "transformers_"):
         found = dict[Any, list[Any]]()
         for name, inner, _ in step.transformers_:
@@ -329,7 +363,14 @@ def _texts(step: Any, columns: Sequence[Any]) -> dict[Any, list[Any]]:
 
 
 def _taking_gaps(before: onnx.ModelProto, texts: Mapping[Any, Sequence[Any]]) -> onnx.ModelProto:
-    """Replace "" and the other GAP_WORDS in text columns by the missing value that a step knows, in place."""
+    """Insert nodes into ``before``, in place, that recognize missing values in text columns, and return it.
+
+    The nodes replace all ``GAP_WORDS``, such as "", by the text for the missing value that the step knows.
+
+    Args:
+        before: the model of the steps before our estimator.
+        texts: text column → the values that its step knows.
+    """
     taken = {value.name for value in before.graph.input}
     for name, values in ((str(name), values) for name, values in texts.items()):
         gap = next((str(value) for value in values if is_gap(value)), None)  # the text that skl2onnx writes for it
@@ -350,7 +391,7 @@ def _taking_gaps(before: onnx.ModelProto, texts: Mapping[Any, Sequence[Any]]) ->
 
 
 def _behind(before: onnx.ModelProto, model: onnx.ModelProto) -> onnx.ModelProto:
-    """Join two models: the first output of ``before`` becomes the input of ``model``."""
+    """Return a model of ``before`` followed by ``model``, whose input is the first output of ``before``."""
     first = onnx.compose.add_prefix(before, "before/", rename_inputs=False)
     second = onnx.compose.add_prefix(model, "model/", rename_outputs=False)
     out, features = first.graph.output[0], "before/features"

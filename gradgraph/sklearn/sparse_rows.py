@@ -14,7 +14,7 @@ from gradgraph.step.manifest import TensorSpec
 
 
 class SparseRows(Loadable):
-    """A dataset of arrays by name, some of them sparse (CSR), with one row per sample."""
+    """A dataset of named arrays and sparse matrices (CSR) with one row per sample."""
 
     def __init__(self, arrays: Mapping[str, Any]) -> None:
         self._arrays = arrays
@@ -23,7 +23,7 @@ class SparseRows(Loadable):
         return int(next(iter(self._arrays.values())).shape[0])
 
     def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
-        """Return no names, since the estimator stores them."""
+        """Return empty names, since the estimator itself stores the names of columns and classes."""
         return NO_NAMES
 
     def load(
@@ -33,12 +33,12 @@ class SparseRows(Loadable):
         seed: Sequence[int],
         known: DataNames = NO_NAMES,
     ) -> Iterator[dict[str, Array]]:
-        """Yield batches of these rows."""
+        """Yield a dict of dense arrays for each batch of row indices."""
         for rows in batches:
             yield self._at(list(rows), specs)
 
     def __getitem__(self, i: int) -> dict[str, Array]:
-        """Return one sample."""
+        """Return the sample at index ``i`` as dense arrays by name."""
         return {name: array[0] for name, array in self._at([i], self._arrays).items()}
 
     def _at(self, rows: list[int], names: Iterable[str]) -> dict[str, Array]:

@@ -381,7 +381,7 @@ class OpenedStep:
         tells: bool = False,
         packs: bool = True,
     ) -> tuple[ort.InferenceSession, onnx.ModelProto | None]:
-        """Return a session of ``source`` and the model that it executes, if possible from the cache of openings.
+        """Return a session of ``source`` and the model that it executes, if possible from the ``openings`` cache.
 
         Args:
             source: a model of the step.

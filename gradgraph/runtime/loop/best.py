@@ -26,7 +26,7 @@ class Best:
         executor: provides the state.
         saves: saves the best state as a checkpoint, too.
         patience: epochs (or evaluations) without improvement after which the fit stops; None disables early stopping.
-        monitor: compares epochs.
+        monitor: the history column and direction by which epochs are compared.
 
     Attributes:
         state: a copy of the state after the best epoch; None before the first epoch.
@@ -40,11 +40,14 @@ class Best:
 
     @property
     def is_over(self) -> bool:
-        """Whether patience is exhausted, in this fit or before a resume."""
+        """Whether patience is exhausted; epochs without improvement before a resume count, too."""
         return self.patience is not None and self.progress.stale >= self.patience
 
     def is_out_of_patience(self, row: Mapping[str, float]) -> bool:
-        """Copy the current state if ``row`` is the best so far; return whether patience is exhausted."""
+        """Compare a new history row with the best so far; return whether patience is exhausted.
+
+        If the row is better, copy the current state, and save it as the best checkpoint.
+        """
         p = self.progress
         if self.patience is None:
             return False
@@ -80,15 +83,15 @@ class Best:
         return best
 
     def recovered(self) -> tuple[float | None, int, dict[str, Array] | None]:
-        """Call :meth:`recover`; return the best value, the number of rows since, and the best state."""
+        """Call :meth:`recover`; return the best monitored value, the number of rows since, and the best state."""
         self.recover()
         return self.progress.best, self.progress.stale, self.state
 
     def recover(self) -> None:
-        """Find the state of the best epoch after a resume.
+        """Find the state of the best epoch after a resume, and store it in ``state``.
 
-        It is the current state, or in a checkpoint of exactly that epoch. Otherwise, log a warning and search for the
-        best epoch anew.
+        The best state is the current state or in a checkpoint of that epoch. If there is no such checkpoint, log a
+        warning and search for the best epoch anew.
         """
         p = self.progress
         if self.patience is None or p.best is None:

@@ -16,7 +16,7 @@ class Course:
         deadline: the time (``time.monotonic()``) at which the fit stops; None for no limit.
 
     Attributes:
-        is_begun: whether timing has begun, after the first step (which is not timed, since it is slower than others).
+        is_begun: whether timing has begun. It begins after the first step, which is slower than later steps.
     """
 
     def __init__(self, epochs: int | None = None, most_steps: int | None = None, deadline: float | None = None) -> None:
@@ -26,7 +26,13 @@ class Course:
         self._first, self._since = 0, 0.0
 
     def begin(self, epoch: int, done: int, per_epoch: int | None) -> None:
-        """Start timing after the first step: batch ``done`` of ``per_epoch`` in ``epoch`` (from 0)."""
+        """Start timing after the first step of the fit.
+
+        Args:
+            epoch: the current epoch, from 0.
+            done: number of batches done in the epoch.
+            per_epoch: number of batches per epoch; None if unknown.
+        """
         self.is_begun, self._per_epoch = True, per_epoch
         self._first, self._since = epoch * (per_epoch or 0) + done, time.monotonic()
 

@@ -61,7 +61,7 @@ class FitOptions:
     eval_every: int | None = None
 
     def told(self, resume: bool) -> str:
-        """Return, as text, the options that must be equal on all ranks."""
+        """Return a text of these options and ``resume``, which must be equal on all ranks."""
         own = {n: v for n, v in vars(self).items() if n not in ("rates", "callbacks", "checkpoint", "log", "progress")}
         rates = {name: rate for name, rate in self.rates.items() if isinstance(rate, int | float)}
         return f"{own}, {rates}, {sorted(self.rates)}, {len(self.callbacks)} callbacks, resume={resume}"
@@ -172,7 +172,7 @@ class Fit:
         _ = self.options.monitor.sign
 
     def _columns(self) -> Iterator[str]:
-        """Yield the history columns of losses and metrics."""
+        """Yield the names of the history columns of losses and metrics."""
         m = self.executor.manifest
         yield from dict.fromkeys(["loss", *m.metrics, *(measure.name for measure in m.trained_measures)])
 
@@ -222,13 +222,13 @@ class Fit:
                 self.executor.release()
 
     def _row(self, validated: Mapping[str, float] | None = None) -> dict[str, float]:
-        """Return the history row for the steps since the last row, with the given validation results."""
+        """Return the history row for the steps since the last row, including validation results ``validated``."""
         p = self.progress
         found = {"epoch": p.epoch + 1, "step": p.steps, **self._means(), **(validated or {})}
         return found | self._rates_of_last_step() | self.executor.scaling()
 
     def _rates_of_last_step(self) -> dict[str, float]:
-        """Return the learning rates of the last step, and the other hyperparameters passed to this fit."""
+        """Return the learning rates of the last step, and other hyperparameters passed to this fit, by name."""
         found = last_rates(self.executor.manifest, self.progress)
         return {n: v for n, v in found.items() if n in self.options.rates or n.rpartition(".")[2] == LEARNING_RATE}
 
@@ -255,7 +255,7 @@ class Fit:
         self._tell_of_schedule()
 
     def _tell_of_nothing_left(self) -> None:
-        """Warn before the first step if the resumed run is already finished."""
+        """Warn if a resumed run is already finished, so that this fit does no step."""
         p, most = self.progress, self.options.max_steps
         if self._last_epoch <= p.epoch:
             log.warning("nothing left to do: %d of %d epochs are done", p.epoch - p.fit_epoch, self.options.epochs)
@@ -347,7 +347,12 @@ class Fit:
         return not (self._stopped or self._interrupted(received))
 
     def _ends(self, received: Interrupts, limited: bool) -> bool:
-        """Whether to stop before the next batch; all ranks stop before the same one."""
+        """Whether to stop before the next batch; the result is equal on all ranks.
+
+        Args:
+            received: the signals received on this rank.
+            limited: whether ``max_steps`` and ``max_time`` apply now.
+        """
         over = limited and self._over()
         if self._stopped:  # because of max_steps or a callback, which is the same on all ranks
             return True
@@ -355,7 +360,7 @@ class Fit:
         return over or self._signal is not None
 
     def _interrupted(self, received: Interrupts) -> bool:
-        """Whether any rank received a signal. All ranks must call this together."""
+        """Return whether any rank has received a signal; all ranks must call this together."""
         if self._signal is None:
             self._signal = next((s for s in self.team.gathered(received.signal) if s is not None), None)
         return self._signal is not None
@@ -388,7 +393,10 @@ class Fit:
         self.executor.turns.give_way()
 
     def _step(self, batch: Any, received: Interrupts) -> tuple[int, BoundSession | Together]:
-        """Train on a batch and count it; return the number of samples and the session with the results."""
+        """Train on a batch and add its results to the progress.
+
+        Return the number of samples over all ranks, and the session that contains the results.
+        """
         p = self.progress
         try:
             feeds = self.executor.check_batch(batch)
@@ -408,7 +416,10 @@ class Fit:
         return rows, session
 
     def _fed(self, counted: int) -> dict[str, float]:
-        """Return the hyperparameters of a step on ``counted`` samples or labels."""
+        """Return the values of scalar inputs for the next step: hyperparameters, and inputs for gradient accumulation.
+
+        ``counted`` is the number of loss terms in the batch.
+        """
         every = self.options.accumulate
         if every is None:
             return self._rates()
@@ -445,7 +456,7 @@ class Fit:
         return self._rates_now
 
     def _steps_done(self, rate: str) -> int:
-        """Return the number of steps done, the argument of a hyperparameter's function."""
+        """Return the number of steps done, which is passed to the function of the hyperparameter ``rate``."""
         return self.progress.steps
 
     def _means(self) -> dict[str, float]:
@@ -523,7 +534,7 @@ def _check_same_order(before: Mapping[str, Any], now: Mapping[str, Any], batch: 
 
     Args:
         before, now: the settings of the stopped run, and of this fit.
-        batch: the number of batches done in the epoch; 0 if it was complete.
+        batch: the number of batches that were done in the stopped epoch; 0 if the run stopped between epochs.
     """
     for name, value in now.items():
         if batch and name in before and (old := before[name]) != value:

@@ -56,7 +56,10 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def note(self, data: bytes) -> None:
-        """Process signals, one byte each; the watching thread calls this even while onnxruntime computes."""
+        """Process signals read from the wake-up descriptor: each byte of ``data`` is a signal number.
+
+        The watching thread calls this even while onnxruntime computes. The second signal terminates the run.
+        """
         now = time.monotonic()
         for _ in filter(HANDLED.__contains__, data):
             if self._first == math.inf:

@@ -47,7 +47,10 @@ LOGS = Kind(
 
 
 def writers(given: Any) -> list[Any]:
-    """Return the writers for ``fit(log=...)``: objects with ``write``, and optionally ``begin`` and ``close``."""
+    """Return the writers for ``given``, the argument of ``fit(log=...)``.
+
+    A writer is an object with a method ``write``, and optionally ``begin`` and ``close``.
+    """
     if given is None:
         return []
     return [_writer(each) for each in (given if isinstance(given, list | tuple) else [given])]
@@ -69,7 +72,7 @@ _OF_ROWS = ("epoch", "eval", "preferences")  # events of records that are writte
 
 
 class Lines:
-    """A text file with one record per line, flushed after each record."""
+    """The base class of log writers to a text file with one record per line, flushed after each record."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -111,7 +114,7 @@ class Lines:
         return ""
 
     def _kept(self, keeps: Callable[[Any, int], bool]) -> str:
-        """Return the text of the records for which ``keeps(event, step)`` is true."""
+        """Return the lines of the existing file whose record satisfies ``keeps(event, step)``, as one text."""
         raise NotImplementedError
 
     def _line(self, record: Record) -> str:
@@ -119,7 +122,7 @@ class Lines:
 
 
 class JsonLines(Lines):
-    """A JSON Lines file; non-finite numbers are null."""
+    """A log writer to a JSON Lines file; non-finite numbers are written as null."""
 
     def _kept(self, keeps: Callable[[Any, int], bool]) -> str:
         return "".join(f"{line}\n" for line in self._old().splitlines() if keeps(*_place_of(line)))
@@ -130,7 +133,7 @@ class JsonLines(Lines):
 
 
 def _place_of(line: str) -> tuple[Any, int]:
-    """Return the event and step of a record; step 0 if the line is not a record."""
+    """Return the event and the step of the JSON record ``line``; (None, 0) if the line is not a record."""
     try:
         record = json_of(line)
         return record.get("event") if isinstance(record, dict) else None, Fields(record, "it").whole("step")
@@ -142,7 +145,7 @@ _STEP = re.compile("[0-9]{1,15}")
 
 
 class Csv(Lines):
-    """A CSV file with a header; when a record has new columns, the file is rewritten."""
+    """A log writer to a CSV file with a header; a record with new columns makes it rewrite the file."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

@@ -64,7 +64,10 @@ class MovingRates:
         return float(value)
 
     def _say_if_zero(self, name: str, value: float, done: int) -> None:
-        """Warn once if the learning rate is 0 in two consecutive steps (in one step, a warm-up may start at 0)."""
+        """Warn once if the function of the learning rate ``name`` returns 0 in two consecutive steps.
+
+        A single 0 is normal, since a warm-up may start there. ``done`` is the number of steps done.
+        """
         if value == 0 and name in self._was_zero:
             self._said.add(name)
             log.warning(

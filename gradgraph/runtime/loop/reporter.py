@@ -145,7 +145,7 @@ class Bar(Reporter):
         self._bar.update(self._task, completed=done, description=name, values=texts, refresh=True)
 
     def _fitting(self, epoch: int, done: int, total: int | None, values: Mapping[str, Any]) -> tuple[str, str]:
-        """Return the texts before and after the bar, with as many fields as fit on the line."""
+        """Return the texts before and after the progress bar, with as many fields as fit on the terminal line."""
         name, count = self._course.name(epoch), f"{done}/{total}" if total else str(done)
         rates = [text for text in _values(values) if _is_rate(text)]
         loss, *metrics = [text for text in _values(values) if not _is_rate(text)] or [""]
@@ -216,6 +216,6 @@ def _is_rate(text: str) -> bool:
 
 
 def _values(values: Mapping[str, Any]) -> list[str]:
-    """Format each number with its name, ``learning_rate`` shortened to ``lr``."""
+    """Return a text such as ``lr 0.001`` for each value except ``epoch`` and ``step``."""
     named = ((f"{n.removesuffix(_RATE)}{_BRIEF}" if n.rpartition(".")[2] == _RATE else n, v) for n, v in values.items())
     return [f"{shown(name)} {float(v):.4g}" for name, v in named if name not in ("epoch", "step")]

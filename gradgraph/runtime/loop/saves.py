@@ -32,7 +32,10 @@ class Saves:
         self._has_saved = False
 
     def save(self, final: bool = False) -> None:
-        """Save the checkpoint. Only the final save raises an error; before, a full disk does not stop training."""
+        """Save the checkpoint at ``path``; keep the previous checkpoint of this run.
+
+        If the file cannot be written, the final save raises OutputError; earlier saves log it, and training continues.
+        """
         if self.path is None:
             return
         if self._has_saved:  # otherwise a file at this path is from another run, or the one that was resumed
@@ -61,7 +64,10 @@ class Saves:
         return True
 
     def beside(self, what: str) -> Path | None:
-        """Return the path of a related checkpoint, such as ``run.best.ckpt`` for ``run.ckpt``; None without a path."""
+        """Return the path of a related checkpoint, such as ``run.best.ckpt`` for ``run.ckpt`` and "best".
+
+        Return None if checkpoints are disabled.
+        """
         path = Path(self.path or "")
         if not path.name:  # no checkpoint, or an invalid path that fit rejects
             return None

@@ -75,7 +75,10 @@ class SeveralFit(Fit):
         return session
 
     def _fed_to(self, name: str, counted: int) -> dict[str, float]:
-        """Return the hyperparameters of the step ``name`` for a batch with ``counted`` samples or labels."""
+        """Return the values of the scalar inputs of the step ``name``: hyperparameters, and inputs for accumulation.
+
+        ``counted`` is the number of loss terms in the batch.
+        """
         fed = {key.removeprefix(f"{name}."): v for key, v in self._rates().items() if key.startswith(f"{name}.")}
         every = self.options.accumulate
         return fed if every is None else {
@@ -83,9 +86,9 @@ class SeveralFit(Fit):
         }  # fmt: skip
 
     def _is_due(self, name: str, every: int) -> bool:
-        """Whether a step that accumulates gradients updates its weights in this run.
+        """Whether the step ``name``, which accumulates gradients, updates its weights in this run.
 
-        It does so in every ``every``-th of its own runs, and in its last run of an epoch.
+        A step updates its weights in each ``every``-th of its runs, and in its last run of an epoch.
         """
         p, total = self.progress, self._batch_count()
         first = p.turns - p.batch

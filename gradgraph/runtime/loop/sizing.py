@@ -37,8 +37,8 @@ class BatchSize:
         samples: the batch size.
         bytes: memory that a step with this batch size adds to the process.
         limit: the limit on ``bytes``.
-        most: whether a larger batch size is impossible, because the data have fewer than twice as many samples, or the
-            model has a fixed batch size.
+        most: whether the batch size is limited by the data (fewer than twice as many samples) or by a fixed batch size
+            of the model, not by memory.
     """
 
     samples: int
@@ -188,7 +188,10 @@ class _Search:
         return max(int(taken * 2**20) - self._held, 0)
 
     def _session(self, part: Part, size: int, general: bool = False) -> BoundSession:
-        """Return a session after two steps on batches of ``size`` samples; if ``general``, it accepts any size."""
+        """Create a training session, run two steps on batches of ``size`` samples, and return the session.
+
+        With ``general``, the session accepts batches of any size.
+        """
         feeds = self._feeds(size)
         mine = {s.name: feeds[s.name] for s in part.specs}
         session = self._executor.opened.alone(part, {} if general else part.training.sizes(mine))

@@ -120,7 +120,7 @@ class Trial:
     accumulate: int | None = None
 
     def batches(self) -> Iterator[tuple[Any, bool]]:
-        """Yield the batches of endless epochs, each with whether it completes an update; stop at an empty epoch."""
+        """Yield pairs (batch, whether the weights are updated after it), in endless epochs; stop at an empty epoch."""
         every, total = self.accumulate or 1, self.source.batches_per_epoch
         for epoch in itertools.count():
             done = 0
@@ -130,7 +130,13 @@ class Trial:
                 return
 
     def step(self, batch: Any, rates: Mapping[str, Any], moves: bool = True) -> tuple[float, int]:
-        """Train on a batch; return the loss and the number of loss terms."""
+        """Train on a batch; return its loss and number of loss terms.
+
+        Args:
+            batch: the batch.
+            rates: the hyperparameters.
+            moves: with gradient accumulation, whether to update the weights after this batch.
+        """
         executor, part = self.executor, self.part
         feeds = executor.batch_of(part, batch, raw=False) if part.name else executor.check_batch(batch)
         counted = executor.counted(part.name, feeds)
@@ -226,7 +232,7 @@ def _steepest(rates: Sequence[float], smoothed: Sequence[float]) -> float | None
 
 
 def _after(trial: Trial, beginning: Mapping[str, Any], rate: float, steps: int) -> float | None:
-    """Return the mean loss over the last quarter of a short run; infinite if it diverges.
+    """Return the mean loss over the last quarter of a short run at a constant rate; infinite if it diverges.
 
     The loss of each batch is computed before training on it, so unless samples repeat, it is a loss on unseen samples.
 
@@ -237,7 +243,7 @@ def _after(trial: Trial, beginning: Mapping[str, Any], rate: float, steps: int) 
         steps: the number of updates.
 
     Returns:
-        None if the data are a generator that was already consumed.
+        The mean loss; None if the data are a generator that was already consumed.
     """
     trial.executor.state.write(beginning)
     losses: list[float] = []

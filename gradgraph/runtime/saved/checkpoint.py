@@ -56,7 +56,7 @@ def checkpoint_pieces(
     Args:
         state: the state tensors by name.
         progress: the progress of the run.
-        beside: arrays that only single ranks have, by name.
+        beside: arrays that differ between ranks, by name.
     """
     tensors = {**state, **{f"{BESIDE}{name}": array for name, array in beside.items()}}
     body, tensors = body_of(progress), dict(sorted(tensors.items()))
@@ -133,7 +133,7 @@ def _damaged(path: Path, reason: object) -> DamagedError:
 
 
 def _digest(body: str, tensors: Mapping[str, np.ndarray[Any, Any]]) -> str:
-    """Return the digest of record and tensors, independent of their order in the file."""
+    """Return a digest of the progress record ``body`` and the tensors, independent of their order in the file."""
     digest = Digest()
     digest.update_text(body)
     for name in sorted(tensors):
@@ -191,7 +191,11 @@ def keep_previous(path: str | os.PathLike[str]) -> None:
 
 
 def _candidates(path: Path) -> list[Path]:
-    """Return the requested checkpoint, then its fallbacks, newest first."""
+    """Return the path of the requested checkpoint, then paths of older checkpoints to fall back on, newest first.
+
+    Raises:
+        CheckpointError: if ``path`` is a folder without checkpoints.
+    """
     try:
         is_folder = path.is_dir()
     except OSError:  # an invalid file name; reading it raises the error
@@ -212,7 +216,7 @@ _STEP_FILE = re.compile(r"step-[0-9]{8,}\.ckpt")
 
 
 def _kept_in(folder: Path) -> list[Path]:
-    """Return the checkpoints of a keeper, newest first."""
+    """Return the paths of the files ``step-….ckpt`` of a :class:`CheckpointKeeper` in ``folder``, newest first."""
     names = [p for p in folder.iterdir() if _STEP_FILE.fullmatch(p.name)] if folder.is_dir() else []
     return sorted(names, key=_steps_of, reverse=True)
 
@@ -304,7 +308,10 @@ class CheckpointKeeper:
             raise self._failed
 
     def _look_at_folder(self, trainer: Any, name: str) -> None:
-        """Read the best value of a resumed run from the folder; warn about checkpoints of another run."""
+        """Read the best monitored value of a resumed run from ``best.ckpt``; warn about checkpoints of later steps.
+
+        ``name`` is the monitored column.
+        """
         history, steps = trainer.progress.history, trainer.progress.steps
         with contextlib.suppress(CheckpointError):
             found = load_checkpoint(self.best, trainer.manifest.state)[1]

@@ -52,9 +52,9 @@ class Run:
     options: dict[str, Any] = field(default_factory=dict)
 
     def figures(self) -> dict[str, float]:
-        """Return losses and metrics of the history row ``kept``.
+        """Return losses and metrics of the history row ``kept``, by column.
 
-        If the run has validation data, training metrics other than losses are left out.
+        If the run has validation data, training metrics other than losses are omitted.
         """
         if not self.history:
             return {}
@@ -106,7 +106,7 @@ def differing(runs: Sequence[Run]) -> dict[str, list[Any]]:
 
 
 def _key(name: str) -> str:
-    """Return the key of an option ``table.key``."""
+    """Return the part ``key`` of an option name ``table.key``; other names are returned unchanged."""
     return name.partition(".")[2] or name
 
 
@@ -205,7 +205,7 @@ def _run(path: Path, name: str) -> Run:
 
 
 def _flat(tables: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the options of a recipe by ``table.key``; absolute paths are reduced to file names."""
+    """Yield the options of a recipe as pairs (``table.key``, value); absolute paths are reduced to file names."""
     for key, value in tables.items():
         if isinstance(value, dict):
             yield from () if key in _PLACES and not place else _flat(value, f"{place}{key}.")

@@ -23,7 +23,7 @@ class Curve:
     Attributes:
         name: name in the legend.
         x, y: coordinates of the points.
-        kept: x of the epoch (or step) whose weights were kept, which is circled; None if it is the last.
+        kept: x of the epoch (or step) whose weights were kept; its point is circled. None if it is the last epoch.
     """
 
     name: str
@@ -137,7 +137,14 @@ def _panel(panel: Panel) -> str:
 
 
 def _drawn(curve: Curve, colour: str, place: Place, legend: float) -> list[str]:
-    """Draw a curve, a ring around its ``kept`` point, and its legend entry."""
+    """Return the SVG elements of a curve, a ring around its ``kept`` point, and its legend entry.
+
+    Args:
+        curve: the curve.
+        colour: its colour.
+        place: converts coordinates of the data to SVG coordinates.
+        legend: y coordinate of the legend entry.
+    """
     run, found = list[str](), list[str]()
     for x, y in [*zip(curve.x, curve.y, strict=True), (math.nan, math.nan)]:
         if math.isfinite(x) and math.isfinite(y):
@@ -155,7 +162,7 @@ def _drawn(curve: Curve, colour: str, place: Place, legend: float) -> list[str]:
 
 
 def ticks(values: Iterable[float], about: int = 5) -> list[float]:
-    """Return at least two equally spaced round numbers that enclose all ``values``."""
+    """Return about as many equally spaced round numbers as ``about``, at least two, that enclose all ``values``."""
     known = [value for value in values if math.isfinite(value)] or [0.0]
     low, high = min(known), max(known)
     span = high - low or abs(low) or 1.0
@@ -167,7 +174,7 @@ def ticks(values: Iterable[float], about: int = 5) -> list[float]:
 
 
 def _said(tick: float, ticks: Sequence[float]) -> str:
-    """Format a tick with enough digits to distinguish it from the next."""
+    """Return the label of a tick, with enough digits to distinguish it from the other ``ticks``."""
     largest, apart = max(map(abs, ticks)), ticks[1] - ticks[0]
     return f"{tick:.{max(4, math.ceil(math.log10(largest / apart)) + 1)}g}"
 

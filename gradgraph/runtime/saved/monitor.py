@@ -31,7 +31,10 @@ class Monitor:
     min_delta: float = 0.0
 
     def of(self, columns: Collection[str]) -> str:
-        """Return the monitored column's name in ``columns``; ``<metric>.<number>`` selects a class by its index."""
+        """Return the name of the monitored column in a history with these columns.
+
+        If ``column`` is ``<metric>.<number>``, the number is the index of a class, and the result has the class name.
+        """
         if self.column is None:
             return "val_loss" if "val_loss" in columns else "loss"
         stem, _, number = self.column.rpartition(".")

@@ -30,7 +30,7 @@ AS_IN_MODEL = "gradgraph.weights"  # metadata key of safetensors files whose arr
 
 
 class OfModel(dict[str, Array]):
-    """A dict of arrays in the layout of the model's nodes, as returned by a trainer."""
+    """A dict of arrays with the names and layouts of the step's state tensors, as returned by a trainer."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def fitting(
     Args:
         manifest: the manifest of the step.
         values: arrays by name.
-        held: returns a frozen weight of the step by name; None if there is none.
+        held: a function that returns the frozen weight of a name in the step, or None.
 
     Returns:
         A report, and the converted arrays by name.
@@ -122,7 +122,10 @@ def fitting(
 
 
 def _mismatch(spec: StateSpec, value: Array) -> str:
-    """Return why a value does not match a tensor, or "" if it does; any floating-point type matches another."""
+    """Return a text on why ``value`` does not match the tensor ``spec`` in shape or type; "" if it matches.
+
+    All floating-point types match each other.
+    """
     want = numpy_dtype(spec.dtype)
     if value.shape == spec.shape and (value.dtype == want or (_is_floating(value.dtype) and _is_floating(want))):
         return ""

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 
 class Markup(str):
-    """A table cell that is already HTML."""
+    """A table cell whose text is HTML, so :func:`html_table` does not escape it."""
 
 
 def image_markup(png: bytes) -> Markup:

@@ -36,22 +36,22 @@ class Progress:
         seed: seed of the data order.
         fit_epoch, fit_step: epoch and step at which the current (or last) ``fit`` began.
         order: settings that determine the samples of each batch: rows, batch_size, shuffle, drop_last.
-        sums, weight: loss and metrics summed over the samples since the last history row, and the number of these
-            samples (or labels).
-        totals: sums of each measure since the last history row.
-        best, stale: best value of the monitored column, and the number of history rows since.
+        sums, weight: loss and metrics summed over the samples (or labels) since the last history row, and the number of
+            these samples (or labels).
+        totals: for metrics that are computed from sums, the sums since the last history row.
+        best, stale: best value of the monitored column, and the number of history rows after it.
         hyperparameters: hyperparameters of the last step, including learning rates of schedules in the graph.
         sizes: sizes of the symbolic dimensions for which the training session was created; None before the first step.
             (A resumed run must use the same sizes, since another session may round differently.)
         history: one row per finished epoch of this fit, or per ``eval_every`` steps.
         counts: number of runs of each named step.
-        weights: ``weight`` of each named step.
-        turns, place: with several named steps, the number of finished batches, and of finished steps in the current
-            batch.
+        weights: ``weight`` of each named step, if there are several.
+        turns, place: with several named steps, the number of finished batches, and the number of steps done on the
+            current batch.
         names: names of the training data, which later data must match.
         eval_every: steps between history rows; 0 for one row per epoch.
-        rowed: number of batches of the current epoch that are already part of a history row.
-        beside: arrays that only single ranks have, stored as tensors of the checkpoint.
+        rowed: number of batches of the current epoch that earlier history rows cover.
+        beside: arrays that differ between ranks, stored as tensors of the checkpoint.
         kernels: kernels of the last step: the name of a native library, or onnxruntime's; "" if there is no choice.
     """
 
@@ -112,7 +112,7 @@ class Record:
 
 
 def body_of(progress: Progress) -> str:
-    """Return ``progress`` as JSON; columns and names keep their order."""
+    """Return ``progress`` without the arrays in ``beside`` as JSON; columns and names keep their order."""
     data = {**dataclasses.asdict(dataclasses.replace(progress, beside={})), "names": progress.names.as_data()}
     del data["beside"]
     for name in _IF_ANY:
