@@ -174,7 +174,7 @@ def _interrupted() -> int:
 
 
 def _came_of_interrupt(error: BaseException | None) -> bool:
-    """Whether Ctrl-C caused the error, as when an interrupted import of a compiled module raises ImportError."""
+    """Whether Ctrl-C caused the error, such as the ImportError of an interrupted import of a compiled module."""
     seen: set[int] = set()  # guards against cyclic causes
     while error is not None and id(error) not in seen:
         if isinstance(error, KeyboardInterrupt):
@@ -214,7 +214,7 @@ def _kind_and_failure(error: Exception) -> tuple[str, GradgraphError]:
 
 
 def _where_it_lives(error: click.NoSuchOption) -> str | None:
-    """Return advice for an unknown option that another command or another tool has; None if none has it."""
+    """Return advice for an unknown option that another command or another tool supports; None if there is none."""
     asked, advice = error.option_name, shell_advice(error.option_name)
     if error.ctx is None:
         return advice

@@ -32,7 +32,8 @@ class Listed(click.Choice[str]):
     """A choice among the names in tables of the library. Tables are imported on demand, since that takes time.
 
     Args:
-        places: the places of tables, or of functions that return names, such as ``losses:LOSSES``; or plain names.
+        places: the places of the choices, such as ``losses:LOSSES``: a table of a module of gradgraph, or a function
+            that returns names. A place without a colon is itself a name.
     """
 
     def __init__(self, *places: str) -> None:
@@ -68,7 +69,7 @@ class Briefly(Listed):
 
 
 class Suggested(Briefly):
-    """A choice whose value is not validated here, but when the library looks it up."""
+    """A choice that accepts any value; the library validates it later."""
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         return value
@@ -86,13 +87,15 @@ class Named(click.Option):
 
 @functools.cache
 def written_names() -> dict[str, list[str]]:
-    """Return the names in each table by place, from ``names.txt``, which ``make pages`` writes."""
+    """Return the names at each place, read from ``names.txt``, which ``make pages`` writes."""
     lines = (Path(__file__).parent / "names.txt").read_text("utf-8").splitlines()
     return {place: names for place, *names in map(str.split, lines)}
 
 
 def _known(place: str) -> Iterable[str]:
-    """Return the names at a place: from the table if it is imported, since names may have been added; else from
+    """Return the names at a place without importing its module.
+
+    If the module is imported already, names come from its table, to which names may have been added; otherwise from
     ``names.txt``.
     """
     is_imported = f"gradgraph.{place.partition(':')[0]}" in sys.modules
@@ -100,7 +103,7 @@ def _known(place: str) -> Iterable[str]:
 
 
 def _names(place: str) -> Iterable[str]:
-    """Return the names at a place, which is a table, a function that returns names, or a plain name."""
+    """Return the names at a place, after importing its module; a place without a colon is itself a name."""
     if ":" not in place:
         return (place,)
     found = found_at(place)

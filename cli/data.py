@@ -123,7 +123,7 @@ class Reading:
 
         Args:
             path: the path of the data.
-            names: the names in the training data of the model; a model that was trained on texts reads texts.
+            names: the ``DataNames`` of the model, if any. If it was trained on texts, the data are read as texts.
             augment: augmentations of images or sounds.
             one_length: whether to pad all texts to the length of the longest.
 
@@ -204,8 +204,8 @@ def _check(option: str, given: Mapping[str, Any], function: Callable[..., Any], 
 
     Args:
         option: the name of the command-line option.
-        given: its arguments.
-        function: the function that gets them.
+        given: the arguments of the option, by name.
+        function: the function to which they are passed.
         others: arguments of the function that the option cannot set.
     """
     known = [name for name in inspect.signature(function).parameters if name not in others]
@@ -215,7 +215,7 @@ def _check(option: str, given: Mapping[str, Any], function: Callable[..., Any], 
 
 
 def check_longest(trainer: Trainer, data: Any) -> None:
-    """Run the model on the longest text; raise DataError if that fails, as it does if the model has fewer positions."""
+    """Run the model on the longest text in ``data``; raise DataError if that fails, as with too few positions."""
     from gradgraph.runtime.data.batch import fixed_rows
     from gradgraph.step.classes import as_class_numbers
     from gradgraph.text import TextTable
@@ -257,8 +257,9 @@ def keep_tokenizer(data: Any, written: Iterable[Path | None], run: Path | None =
 
 
 def carry_tokenizer(model: Path, out: Path) -> Path | None:
-    """Copy the tokenizer that is stored next to a step folder next to the exported model; return the path of the copy,
-    or None.
+    """Copy the tokenizer that is stored next to the step folder ``model`` next to the exported model ``out``.
+
+    Return the path of the copy, or None if there is no tokenizer.
     """
     from gradgraph.step.step import Step
     from gradgraph.text import tokenizer_beside

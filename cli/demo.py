@@ -70,7 +70,7 @@ def commands(out: Path, epochs: int) -> list[list[str]]:
 
 
 def _verify(out: Path, held_out: dict[str, Any], required: float) -> None:
-    """Check the accuracy of trained.onnx in onnxruntime against the trainer's, and draw the pictures."""
+    """Check that trained.onnx in onnxruntime is as accurate as the trainer, and as ``required``; draw the pictures."""
     from gradgraph.cli.digits import draw_predictions
     from gradgraph.runtime.trainer import Trainer
 

@@ -30,7 +30,7 @@ from gradgraph.verify.operator_status import qualified, status
 
 @dataclass(frozen=True)
 class Selection:
-    """A selection of weights and an output, as ``gradgraph build`` accepts it."""
+    """The options of ``gradgraph build`` that select the trained weights and the output."""
 
     train: Sequence[str] = ()
     freeze: Sequence[str] = ()
@@ -141,8 +141,9 @@ def _size(value: ir.Value) -> int:
 
 
 def _missing(graph: ir.Graph, selection: Selection, trained: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the nodes between the trained weights and the output that have neither a gradient rule nor a function
-    body.
+    """Return operator and name of each node without a gradient between the trained weights and the output.
+
+    Such a node has neither a gradient rule nor a function body.
     """
     if not trained:
         return []

@@ -65,7 +65,7 @@ _PACKAGES = {"sklearn": "scikit-learn", "matplotlib": "matplotlib"}
 
 
 def split() -> tuple[Arrays, Arrays]:
-    """Return the 1,797 images in [0, 1] and their digits, split into four fifths for training and one held out."""
+    """Return training and held-out data, four fifths and one fifth of 1,797 images in [0, 1], with their digits."""
     from sklearn.datasets import load_digits
 
     digits = cast("Any", load_digits())
@@ -83,7 +83,7 @@ def save_arrays(path: Path, arrays: Arrays) -> None:
 
 
 def draw_predictions(path: Path, images: np.ndarray[Any, Any], untrained: Any, trained: Any, labels: Any) -> None:
-    """Draw a grid of digits, each titled "untrained → trained" prediction; mistakes of the trained model come first."""
+    """Write a grid of digits with the titles "untrained → trained" prediction; the trained model's mistakes first."""
     from matplotlib.figure import Figure
 
     rows, columns = GRID

@@ -65,7 +65,7 @@ def _version(package: str) -> str | None:
 
 
 def _kernels() -> str:
-    """Describe whether native kernels are in use, and if not, why."""
+    """Return whether native kernels are in use, and if not, why, in words."""
     from gradgraph.backends.ort_native import in_use
 
     try:

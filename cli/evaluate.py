@@ -136,7 +136,7 @@ def _average_precision(trainer: Trainer, data: Any, batch_size: int | None, aver
 
 
 def _printed(name: str, value: Any, classes: list[str]) -> str:
-    """Return one column of the evaluation as text; a value per class is printed with the class names."""
+    """Return a metric and its value as text; values per class are printed with the class names."""
     if isinstance(value, float):
         return f"{name} {value:.6g}"
     if value.shape == (len(classes),):

@@ -111,7 +111,7 @@ def command(step: Path, out: Path, as_json: bool, force: bool, untrained: bool, 
 
 @dataclass(frozen=True)
 class _Export:
-    """The options of the command."""
+    """The options of ``gradgraph export``."""
 
     step: Path
     out: Path
@@ -130,7 +130,7 @@ class _Export:
     types: bool
 
     def check(self, kind: _Kind) -> None:
-        """Raise UsageError for options that do not apply to this kind of output, or contradict each other."""
+        """Raise UsageError for options that do not apply to the output ``kind``, or contradict each other."""
         options = {
             "checkpoint": self.checkpoint, "weights": self.weights, "output": self.outputs,
             "not-averaged": self.not_averaged, "mixed": self.mixed, "size": self.size,
@@ -147,7 +147,7 @@ class _Export:
                 raise click.UsageError(f"--{name} has no effect on {kind.what}; omit it")
 
     def other_weights(self) -> Any:
-        """Return the weights of ``--weights``, which replace those of the checkpoint: a path, or arrays by name."""
+        """Return the path of ``--weights``, or the arrays by name in a ``.bin``; None without the option."""
         if self.weights is None or self.weights.suffix != ".bin":
             return self.weights
         from gradgraph.export import FlatWeights
@@ -157,13 +157,13 @@ class _Export:
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of output.
+    """A kind of output of ``gradgraph export``, such as a model or a weight file.
 
     Attributes:
         what: the kind in words, for messages.
         write: the function that writes the output and returns facts about it.
-        words: the message about these facts, as a format string.
-        takes: the names of the options that apply to it.
+        words: the message about the written output, a format string for these facts.
+        takes: the names of the options that apply to this kind.
     """
 
     what: str
@@ -173,7 +173,7 @@ class _Kind:
 
 
 def _model(export: _Export, trainer: Trainer) -> tuple[ir.Model, dict[str, Any]]:
-    """Return the model to write, and facts about it. Large weights are not copied until the model is written."""
+    """Return the model to write, and facts about it for messages. Large weights are not copied."""
     from gradgraph.export.artifacts import served
     from gradgraph.export.storage import store_as_float16
 
@@ -222,8 +222,8 @@ def _calibrated(export: _Export, trainer: Trainer, model: ir.Model) -> Temperatu
 def _opened(export: _Export) -> Trainer:
     """Return a trainer with the weights to export.
 
-    Its sessions do not make packed copies of weights, which do not pay off for a few batches, unless ``--calibrate``
-    evaluates held-out data.
+    Unless ``--calibrate`` evaluates held-out data, its sessions do not pack weights, which takes longer than it saves
+    for a few batches.
     """
     from gradgraph.export.artifacts import opened_trainer
     from gradgraph.runtime.execution.session import RuntimeOptions

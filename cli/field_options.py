@@ -37,7 +37,7 @@ def options_of(kind: type) -> Callable[[F], F]:
 
 
 def _check_of(kind: Kind) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    """Return a callback that raises ArgumentError for a value that is not of ``kind``, with the name of the option."""
+    """Return a click callback that raises ArgumentError with the option's name unless the value is of ``kind``."""
 
     def check(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
         kind.check(parameter.opts[0], value)

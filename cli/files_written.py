@@ -1,4 +1,4 @@
-"""The list of files that a command wrote, for messages: a model, its external data, and others."""
+"""Paths of the files that a command wrote, for messages."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import Path
 
 
 def written(out: Path, *others: Path | None) -> str:
-    """Return the paths of ``out``, its external data files, and ``others`` that are not None, separated by commas."""
+    """Return a text with the paths of ``out``, its external data files and ``others``, separated by commas."""
     return ", ".join(str(path) for path in (out, *data_beside(out), *others) if path is not None)
 
 
 def data_beside(model: Path) -> list[Path]:
-    """Return the paths of the external data files of a model; empty for other files than ``.onnx``."""
+    """Return the paths of the external data files of a model; an empty list if ``model`` is not an ``.onnx``."""
     from gradgraph.files.external import data_names, stored_values
     from gradgraph.files.models import load_model
 

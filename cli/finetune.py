@@ -118,8 +118,8 @@ def _print(examples: Sequence[Sequence[tuple[str, bool]]], names: Sequence[str])
 
     Args:
         examples: the examples, as pieces of text, each with whether it is trained.
-        names: the names of the answers in a row (chosen and rejected), if each is an example of its own; empty if each
-            row is one example.
+        names: the names of the answers in a row ("chosen", "rejected") if each answer is an example; empty if each row
+            is one example.
     """
     from rich.text import Text
 

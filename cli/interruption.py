@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def drawn_if_stopped(folder: RunFolder | None, trainer: Trainer) -> Iterator[None]:
-    """If the run does not finish, draw the training curves so far into the run folder."""
+    """If the block raises an error or is interrupted, draw the training curves so far into the run folder."""
     try:
         yield
     except BaseException:
@@ -45,7 +45,7 @@ def how_to_resume(checkpoint: Path | None, folder: RunFolder | None, *, force: b
 
 @contextlib.contextmanager
 def where_it_diverged(trainer: Trainer) -> Iterator[None]:
-    """After a non-finite loss, print the first non-finite value in the step, and the node that computed it."""
+    """If the block raises DivergedError, print the step's first non-finite value, and the node that computed it."""
     try:
         yield
     except DivergedError as error:

@@ -27,9 +27,9 @@ def arguments(ctx: click.Context, parameter: click.Parameter, given: tuple[str, 
 
 
 def groups(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """Parse values such as ``head.*:lr=1e-3,betas=[0.8,0.9]`` into a dict of arguments by glob.
+    """Parse values such as ``head.*:lr=1e-3,betas=[0.8,0.9]`` into a dict from glob to arguments by name.
 
-    A glob is followed by names with JSON values; ``lr`` may be a schedule.
+    Values are JSON; ``lr`` may be a schedule.
     """
     found: dict[str, dict[str, Any]] = {}
     for text in given:

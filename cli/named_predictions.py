@@ -24,8 +24,8 @@ class Beside:
 
     Attributes:
         name: the name of the array.
-        made: a function that computes it from the outputs of a batch and the indices of the batch's samples.
-        columns: the names of its columns, if it has several.
+        made: a function that computes the array from the outputs of a batch and the slice of its samples.
+        columns: the names of the columns, if there are several.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Beside:
 
 
 def named(batches: Batches, files: Sequence[str], predictor: Predictor) -> tuple[Batches, Layouts, list[Beside]]:
-    """Add the class, the probabilities and the file of each sample to batches of outputs, as far as they are known.
+    """Add arrays to batches of outputs: the class, the probabilities and the file of each sample, if known.
 
     Args:
         batches: the outputs of at least one batch.

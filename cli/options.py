@@ -99,11 +99,11 @@ FORCE = placed("output", "--force", is_flag=True, help="Overwrite the output of 
 
 
 def one_or_all(given: Sequence[str]) -> str | Sequence[str] | None:
-    """Return the values of a repeatable option: None if there are none, the value itself if there is one, else all."""
+    """Return a single value of a repeatable option as itself, several values unchanged, and no value as None."""
     return given[0] if len(given) == 1 else given or None
 
 
 def typed_by_user(ctx: click.Context, names: Sequence[str]) -> list[str]:
-    """Return the options (``--option``) whose parameters in ``names`` were set on the command line or by a recipe."""
+    """Return the options (``--option``) of those parameters in ``names`` that the command line or a recipe sets."""
     default = click.core.ParameterSource.DEFAULT
     return [f"--{n.replace('_', '-')}" for n in names if ctx.get_parameter_source(n) not in (default, None)]

@@ -23,7 +23,7 @@ from gradgraph.errors import LONGEST_MESSAGE, Finding, cut, escaped, escaped_jso
 
 @dataclass
 class Talk:
-    """The state of a command's output.
+    """The output settings and state of the running command.
 
     Attributes:
         debug: whether errors are printed with a traceback.
@@ -31,7 +31,7 @@ class Talk:
         arguments: the command line as typed.
         answered: whether a JSON document has been printed on stdout.
         follows: whether this process is a rank other than 0, which does not print.
-        ends_all: whether only this rank has failed, so that it must make all ranks exit.
+        ends_all: whether only this rank has failed, so that it must abort all other ranks.
     """
 
     debug: bool = False
@@ -88,7 +88,7 @@ def notes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def printed_log(name: str) -> Iterator[None]:
-    """Print messages of the logger ``name`` below the level of warnings on stderr; ``notes`` prints warnings."""
+    """Print the INFO messages of the logger ``name`` on stderr; warnings are printed by ``notes``."""
     handler, logger = _Lines(), logging.getLogger(name)
     before = logger.level
     logger.addHandler(handler)
@@ -116,7 +116,7 @@ class _Notes(logging.Handler):
 
 @contextlib.contextmanager
 def progress(label: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar if stderr is a terminal; yield a function to call with the numbers done and in total."""
+    """Show a progress bar if stderr is a terminal; yield a function to call with the completed and the total number."""
     if talk.quiet or not sys.stderr.isatty():
         yield lambda done, total: None
         return

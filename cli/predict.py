@@ -137,7 +137,7 @@ def command(
 def _model_and_targets(
     path: Path, checkpoint: Path | None, outputs: tuple[str, ...], averaged: bool
 ) -> tuple[ir.Model, Collection[str]]:
-    """Return the model to run, and the names of the targets, which are ignored in the data."""
+    """Return the model to run, and the names of its targets: arrays in the data to ignore."""
     from gradgraph.passes.normal import load_runnable
     from gradgraph.preprocess.column_nodes import cut_off
     from gradgraph.step.data_names import DataNames

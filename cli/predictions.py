@@ -32,7 +32,7 @@ CHUNK = 1 << 20
 
 
 def writer_for(path: Path) -> Callable[[Path, Batches, int, Layouts, Columns], Shapes]:
-    """Return the function that writes batches of outputs to ``path``, and that returns the shape of each output.
+    """Return the function for the suffix of ``path`` that writes batches of outputs and returns their shapes by name.
 
     Raises:
         OutputError: if the suffix is neither .npz nor .csv.
@@ -47,12 +47,12 @@ def writer_for(path: Path) -> Callable[[Path, Batches, int, Layouts, Columns], S
 
 @dataclass
 class _Plan:
-    """The way in which an output is assembled from the arrays of all batches, determined from the first batch.
+    """The layout of an output that is assembled from the arrays of all batches, determined from the first batch.
 
     Attributes:
         shape: the shape of the assembled output.
-        axis: the sample axis, if there is one.
-        once: whether the array of the first batch is already the whole output.
+        axis: the index of the sample axis; None without one.
+        once: whether the array of the first batch is the whole output, as for a constant.
     """
 
     shape: list[int]
@@ -78,7 +78,7 @@ Part = tuple[_Plan, Array]
 
 
 def _checked(batches: Batches, all_rows: int, layouts: Layouts, shapes: Shapes) -> Iterator[dict[str, Part]]:
-    """Yield the outputs of each batch with their plans, after checking that they can be assembled.
+    """Yield (plan, array) for each output of each batch by name, after checking that the batches can be assembled.
 
     The shape of each assembled output is stored in ``shapes``.
     """
@@ -132,8 +132,9 @@ class _Growing:
             self._start = file.tell()
 
     def add(self, array: Array) -> None:
-        """Write the array of the next batch; if the sample axis is not the first axis, its parts are not adjacent in
-        the file.
+        """Write the array of the next batch.
+
+        If the sample axis is not the first axis, the rows of a batch are not adjacent in the file.
         """
         axis = self._plan.axis or 0
         if self._plan.once and self._done:
@@ -151,7 +152,7 @@ class _Growing:
 
 
 class _Pipe(io.RawIOBase):
-    """A stream to which a zip file is written; ``taken`` returns the bytes written since its last call."""
+    """A stream in memory to which a zip file is written; ``taken`` returns the bytes written since its last call."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -217,10 +218,10 @@ def _lines(batches: Iterable[Mapping[str, Part]], added: Columns) -> Iterator[st
 
 
 def _columns(name: str, plan: _Plan, array: Array, called: Sequence[str]) -> tuple[list[str], Array]:
-    """Return the column names of an output, and a row of cells per sample, or per batch.
+    """Return the column names of an output, and an array of cells with one row per sample, or one row per batch.
 
-    Columns are called ``name``, or ``name[0]``, ``name[1]``, … if there are several; with the names ``called``,
-    ``name[cat]``, ….
+    A single column is called ``name``, several are called ``name[0]``, ``name[1]``, …, or, with column names in
+    ``called``, ``name[cat]``, ….
     """
     rows = array[np.newaxis] if plan.axis is None else np.moveaxis(array, plan.axis, 0)
     inner = ["".join(f"[{i}]" for i in index) for index in np.ndindex(*rows.shape[1:])]

@@ -29,9 +29,9 @@ def join(arguments: Sequence[str]) -> None:
 
 
 def begin_end(error: BaseException) -> str:
-    """Prepare to exit after an error; return the prefix of the error message.
+    """Prepare to exit after an error, and return the prefix of the error message.
 
-    If all ranks fail, only rank 0 prints the error. If a single rank fails, its message begins with its number.
+    If all ranks fail, only rank 0 prints the error, without a prefix. If a single rank fails, the prefix is its rank.
     """
     mpi = sys.modules.get("gradgraph.parallel.mpi")
     if mpi is None or mpi.end_together():
@@ -41,7 +41,7 @@ def begin_end(error: BaseException) -> str:
 
 
 def end(code: int) -> int:
-    """Abort all ranks if only this one has failed; otherwise finalise MPI. Return ``code``."""
+    """Abort all ranks if only this rank has failed; otherwise finalise MPI. Return the exit code ``code``."""
     mpi = sys.modules.get("gradgraph.parallel.mpi")
     if mpi is not None:
         (mpi.end_all if output.talk.ends_all else mpi.finish)(code)

@@ -38,7 +38,7 @@ class Recipe:
         """Return the learning rate; None for the optimizer's default.
 
         Args:
-            total_steps: a function that returns the number of updates of the run, if it is known.
+            total_steps: a function that returns the number of updates of the run, or None if it is unknown.
 
         Raises:
             BuildError: if the schedule is invalid.
@@ -65,7 +65,7 @@ class Recipe:
         return RECIPES.written(self.optimizer, self.optimizer_option, rate)
 
     def _grouping(self) -> dict[str, Any]:
-        """Return the arguments of every optimizer that concern parameter groups: groups, no_decay and layer_decay."""
+        """Return the optimizer arguments for parameter groups that are set: groups, no_decay and layer_decay."""
         from gradgraph.optim.written import schedule_from
 
         groups = {
@@ -232,7 +232,7 @@ def _number(text: str) -> float | str:
 
 
 def _output_and_rest(text: str) -> tuple[str, str]:
-    """Split ``OUTPUT=NAME`` into output and name; without an output, as in ``f1(average="macro")``, it is ""."""
+    """Split ``OUTPUT=NAME`` into output and name; the output is "" for a name alone, as in ``f1(average="macro")``."""
     output, equals, rest = text.partition("=")
     return (output, rest) if equals and "(" not in output else ("", text)
 

@@ -114,7 +114,7 @@ def _is_inverted(flag: click.Parameter) -> bool:
 
 
 def _going_on(run: str, typed: Mapping[str, Any], ctx: click.Context) -> str:
-    """Return the path of the recipe in a run folder that was given as MODEL; raise UsageError without --resume."""
+    """Return the path of the recipe in the run folder ``run``, passed as MODEL; raise UsageError without --resume."""
     if not typed.get("resume"):
         raise click.UsageError(
             f"'{shown(run)}' is a run folder, not a model; add --resume to resume the run, or pass its model "
@@ -145,7 +145,7 @@ class Given:
 def read(path: str, command: click.Command) -> Given:
     """Return the contents of the recipe at ``path`` (or on stdin, for "-") for ``command``.
 
-    Keys that only the other command of ``build`` and ``train`` has are ignored.
+    For ``build``, keys of options that only ``train`` has are ignored, and vice versa.
 
     Raises:
         UsageError: if the recipe cannot be read, or has an unknown key or a value of the wrong type.
@@ -228,7 +228,7 @@ def _placed(path: str, folder: Path) -> str:
 
 
 def _checked(parameter: click.Parameter, value: Any, where: str) -> Any:
-    """Return ``value`` in the form that click expects of a default; raise UsageError for a value of the wrong type."""
+    """Return a value of a recipe as a default for click; raise UsageError if its type does not fit ``parameter``."""
     if isinstance(parameter, click.Option) and parameter.is_flag:
         if (
             parameter.name == "accumulate" and type(value) is int
@@ -254,7 +254,7 @@ def _checked(parameter: click.Parameter, value: Any, where: str) -> Any:
 
 
 def _arguments(name: str, value: Any, folder: Path, where: str) -> dict[str, Any]:
-    """Return the table of an option with arguments, in the form that the option's callback returns."""
+    """Return a table of a recipe in the form that the click callback of the option ``name`` returns."""
     if not isinstance(value, dict):
         raise click.UsageError(f"{where} should be a table, not {toml.shown_value(value)}")
     if name == "loss_option":  # [loss.options.boxes] applies to the loss of the output "boxes"
@@ -285,7 +285,7 @@ def _merged(recipe: Mapping[str, Any], typed: Mapping[str, Any]) -> dict[str, An
 
 
 def resolved(ctx: click.Context) -> Tables:
-    """Return the values of all options of a command, including defaults, as tables of a recipe; None if unset."""
+    """Return the values of all options of a command, including defaults, as tables of a recipe; None for unset."""
     model = ctx.params["model"]
     left_out: tuple[str, ...] = (*BUILDING, "out") if model is not None and model.is_dir() else ()
     if ctx.params.get("start") is not None and not typed_by_user(ctx, ("loss",)):

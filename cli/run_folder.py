@@ -68,10 +68,10 @@ class RunFolder:
     _first: str = ""  # the command that started the run
 
     def fill(self, given: dict[str, Any], builds: bool) -> None:
-        """Set the output options that were not given to files in this folder, in place.
+        """Set each unset output option in ``given`` to a file in this folder.
 
         Args:
-            given: the options by name.
+            given: the options by name, changed in place.
             builds: whether the run builds a step, so that a step folder is written.
         """
         for option, (name, _) in FILES.items():
@@ -80,7 +80,7 @@ class RunFolder:
                 given[option] = given[option] or ((path,) if option == "logs" else path)
 
     def check(self, force: bool) -> None:
-        """Raise OutputError if the folder is not empty, unless ``force`` is set or the run in it is resumed."""
+        """Raise OutputError if the folder is not empty, unless ``force`` is set or the run in the folder is resumed."""
         if force or not self.path.is_dir() or not any(self.path.iterdir()):
             return
         if self.resume and not (self.path / RECIPE).is_file():
@@ -94,7 +94,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def made(self) -> Iterator[None]:
-        """Create the folder, and remove it afterwards if nothing was written.
+        """Create the folder for this context; at the end, remove it if it is empty.
 
         Raises:
             OutputError: if the folder cannot be created.
@@ -130,7 +130,7 @@ class RunFolder:
         self._write(trainer, ["Not finished: still running, or stopped."])
 
     def show_mistakes(self, trainer: Trainer, held_out: Any) -> None:
-        """Write mistakes.html, with the images that a classifier misclassifies; nothing for other models or data."""
+        """Write mistakes.html with misclassified images, if the model classifies images and ``held_out`` is set."""
         from gradgraph.export import save_mistakes
 
         if held_out is not None and any(len(spec.shape) == 4 for spec in trainer.manifest.inputs):
@@ -138,7 +138,7 @@ class RunFolder:
                 save_mistakes(trainer, held_out, self.path / MISTAKES, title=self.path.name)
 
     def finish(self, trainer: Trainer, history: History) -> None:
-        """Draw the learning curves, and write README.md again, with the results."""
+        """Draw the learning curves, and rewrite README.md with the results."""
         drawing = self._draw(history) if history else []
         restored = history.restored
         row = history.row(-1 if restored is None else restored) if history else {}
@@ -154,7 +154,7 @@ class RunFolder:
             self._draw(history)
 
     def _draw(self, history: History) -> list[str]:
-        """Draw the learning curves, and return the lines of README.md that show them."""
+        """Draw the learning curves, and return the lines for README.md that show the picture."""
         history.to_svg(self.path / PLOT)
         return ["", f"![The curves of loss and metrics over the epochs]({PLOT})"]
 

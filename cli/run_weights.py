@@ -15,13 +15,14 @@ def checkpoint_to_use(step: Path, checkpoint: Path | None, untrained: bool, requ
     """Return the checkpoint to use with ``step``, a step folder or run folder; None for the initial weights.
 
     Args:
-        step: the folder.
-        checkpoint: the checkpoint of --checkpoint; by default, that of the run to which ``step`` belongs.
+        step: the step folder or run folder.
+        checkpoint: the value of --checkpoint; by default, the checkpoint of the run to which ``step`` belongs.
         untrained: whether --untrained requests the initial weights.
-        required: whether a missing checkpoint is an error, unless ``untrained``.
+        required: whether a missing checkpoint is an error; ignored if ``untrained``.
 
     Raises:
         CheckpointError: if a checkpoint is required, and there is none.
+        click.UsageError: if both ``untrained`` and ``checkpoint`` are set.
     """
     if untrained and checkpoint is not None:
         raise click.UsageError("--untrained (initial weights) and --checkpoint (trained weights) exclude each other; "

@@ -21,10 +21,10 @@ class Option(Named):
     """An option with a key in recipes.
 
     Args:
-        section: the option's table in recipes, and its group in the help.
-        key: its key in that table; by default the name of its parameter.
-        of: None if its value in a recipe is not a table. Otherwise the name of the option whose arguments the table
-            contains, such as "loss" for ``--loss-option``; "" if there is no such option.
+        section: the name of the table in recipes and of the group in the help that contain the option.
+        key: the option's key in that table; by default the name of its parameter.
+        of: None if the value in a recipe is not a table. Otherwise the name of the option whose arguments the table
+            contains, such as "loss" for ``--loss-option``; "" if no option has these arguments.
     """
 
     def __init__(self, *declared: Any, section: str, key: str = "", of: str | None = None, **settings: Any) -> None:
@@ -58,7 +58,7 @@ def key_of(parameter: click.Parameter) -> str:
 
 
 def of_table(parameter: click.Parameter) -> str | None:
-    """Return ``Option.of`` of a parameter; None if its value in a recipe is not a table."""
+    """Return the attribute ``of`` of an ``Option``; None for other parameters."""
     return parameter.of if isinstance(parameter, Option) else None
 
 

@@ -19,7 +19,7 @@ _ZIP = b"PK"  # the magic bytes of an .npz
 def from_stdin(path: Path) -> Iterator[Path]:
     """Yield ``path``, or for "-" the path of a temporary copy of the ``.npz`` on stdin.
 
-    A copy is needed because reading a zip file starts at its end.
+    The copy is needed because a zip file can be read only from its end, and stdin has no random access.
 
     Raises:
         DataError: if stdin is not an ``.npz``.

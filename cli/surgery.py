@@ -86,7 +86,7 @@ def _is_asked(change: Change, typed: Mapping[str, Any]) -> bool:
 
 
 def _asked(ctx: click.Context, change: Change, typed: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[Any], Any]]]:
-    """Yield the description of each requested change, and the function that makes it: from model to model."""
+    """Yield the description of each requested change, and a function that returns the changed model."""
     if not _is_asked(change, typed):
         return
     found = {argument: option.argument(ctx, typed[option.name]) for argument, option in change.options.items()}

@@ -21,11 +21,11 @@ class Option:
     """A command-line option.
 
     Attributes:
-        flag: its name as typed, such as ``--new-head``.
+        flag: the option as typed, such as ``--new-head``.
         settings: the arguments of ``click.option``.
         read: a function that converts the typed value (for a repeatable option, all values) to the argument of the
-            surgery function; it raises ValueError with the text of an invalid value.
-        such: the expected form or an example, for the error message.
+            surgery function; it raises ValueError(text) for an invalid value.
+        such: the expected form or an example, for the end of the error message.
     """
 
     flag: str
@@ -51,18 +51,18 @@ class Option:
 
 @dataclass(frozen=True)
 class Change:
-    """A change of the model.
+    """A change of the model that ``gradgraph surgery`` can make.
 
     Attributes:
-        function: the name of its function in ``gradgraph.surgery``.
+        function: the name of the function in ``gradgraph.surgery`` that makes the change.
         said: the description of the change, for the output, or a function that returns it from the options; ``{load}``
             stands for the value of ``--load``.
-        options: its options, by argument name of the function. An option that is not an argument, but only requests the
-            change, has a name in brackets.
+        options: the command-line options, by argument of the function. For an option that only requests the change, and
+            is not an argument, the key is in brackets.
         asks: the number of options, from the first on, that request the change; further options refine it.
-        each: whether each value of the first option is a change of its own; the value has the arguments.
-        reports: the name of the argument for a dict that receives the error of each module.
-        keeps: whether the model stays the same, and something else is written.
+        each: whether each value of the first option is a separate change, with its positional arguments.
+        reports: the name of the argument, a dict, in which the function stores an error of each module; "" if none.
+        keeps: whether the model is not changed, and another file is written.
     """
 
     function: str

@@ -84,7 +84,7 @@ DRIFT = click.option(
 
 @dataclass(frozen=True)
 class DriftTable:
-    """A table of the differences between the columns of a table and those of the training data."""
+    """A printable comparison of the columns of a table with the columns of the training data."""
 
     found: Drift
 
@@ -94,7 +94,7 @@ class DriftTable:
         return "\n".join(text_table(self.found.as_rows(), (0, 1, 6)))
 
     def as_data(self) -> list[dict[str, Any]]:
-        """Return plain data for JSON."""
+        """Return the comparison as plain data for JSON."""
         return self.found.as_data()
 
 
@@ -102,7 +102,7 @@ def drift_of(names: DataNames, data: Path, asked: bool, as_json: bool) -> dict[s
     """Return the table of ``--drift`` as ``{"drift": table}``; empty if it is not requested.
 
     Args:
-        names: the names in the training data of the model.
+        names: the ``DataNames`` of the model, which contain the preprocessing.
         data: the path of the data.
         asked: whether ``--drift`` was given.
         as_json: whether ``--json`` was given; then the table is returned whenever it can be computed.
@@ -122,7 +122,7 @@ def drift_of(names: DataNames, data: Path, asked: bool, as_json: bool) -> dict[s
 
 
 def learnt(data: Path, target: Sequence[str], kinds: Mapping[str, Any], index: bool) -> Preprocessing:
-    """Return the preprocessing learnt from the table in a file, and print it.
+    """Learn preprocessing from the table in a file, print it, and return it.
 
     Args:
         data: the path of the table.
@@ -163,7 +163,7 @@ def learnt(data: Path, target: Sequence[str], kinds: Mapping[str, Any], index: b
 
 
 def _with_codes(table: Frame, data: Path, names: Sequence[str]) -> Frame:
-    """Return ``table`` with those columns among ``names`` as text that contain codes, such as "007", in the file."""
+    """Return ``table`` with the columns ``names`` as text where the file ``data`` contains codes, such as "007"."""
     from gradgraph.runtime.data.tables import codes_in
 
     for name, texts in codes_in(data, names).items():
@@ -192,7 +192,7 @@ def starting_model(
 
 
 def preprocess(trainer: Trainer, data: Path, target: Sequence[str], kinds: Mapping[str, Any]) -> None:
-    """Learn preprocessing from the table in a file, and set it in ``trainer.names``, unless it has one already."""
+    """Learn preprocessing from the table in a file, and set it in ``trainer.names``, unless it is already set."""
     from gradgraph.step.column_assignment import compared
     from gradgraph.step.data_names import DataNames
 
@@ -205,7 +205,7 @@ def preprocess(trainer: Trainer, data: Path, target: Sequence[str], kinds: Mappi
 
 
 def check_same_data(trainer: Trainer, step: Step) -> None:
-    """Raise CheckpointError if the preprocessing in the checkpoint differs from that of the new starting model."""
+    """Raise CheckpointError if ``trainer``, loaded from a checkpoint, and ``step`` have different preprocessing."""
     if trainer.names.preprocess != step.manifest.data.preprocess:
         raise CheckpointError(
             "the checkpoint's model was made for other data; resume with the data of the first command, or resume from "

@@ -404,7 +404,7 @@ def _run_folder(ctx: click.Context, model: Path | None, given: dict[str, Any]) -
 
 @dataclass(frozen=True)
 class Run:
-    """The options of a run, by parameter name."""
+    """The options of ``gradgraph train``, by parameter name."""
 
     data: Path
     validation: Path | None
@@ -456,7 +456,7 @@ class Run:
 
     @property
     def is_trial(self) -> bool:
-        """Whether the run is a trial, such as --dry-run, which saves nothing."""
+        """Whether the run is a trial that saves nothing, such as --dry-run."""
         return self.dry_run or self.find_lr or self.overfit or self.profile
 
     def check_outputs(self, model: Path | None) -> None:
@@ -489,10 +489,10 @@ class Run:
             raise CheckpointError(f"there is no checkpoint '{shown(self.checkpoint)}' to resume from; omit --resume")
 
     def total_steps(self) -> int | None:
-        """Return the number of updates in all epochs, which schedules need; None unless the batch size is a number and
-        the data exist.
+        """Return the number of updates in all epochs, for schedules; None if the batch size is not a number or the data
+        do not exist.
 
-        --max-steps does not change it, so that a resumed run continues the same schedule.
+        --max-steps does not change the number, so that a resumed run continues the same schedule.
         """
         if not isinstance(self.batch_size, int) or not self.data.exists():
             return None
@@ -504,7 +504,7 @@ class Run:
         return self.epochs * -(-steps // every)  # schedules count updates
 
     def fit_arguments(self, rate: Any) -> dict[str, Any]:
-        """Return the arguments of ``fit``; without ``rate`` if it is a schedule, which is part of the graph."""
+        """Return the arguments of ``Trainer.fit``, without ``rate`` if it is a schedule, which is part of the graph."""
         from gradgraph.optim import Schedule
 
         rates = {} if rate is None or isinstance(rate, Schedule) else {"learning_rate": rate}

@@ -48,7 +48,7 @@ def inference_model(
     Args:
         step: a step, or its folder.
         checkpoint: the checkpoint of a run; without one, the initial weights are used.
-        outputs: the model's outputs to keep; by default all.
+        outputs: the names of the outputs to keep; by default all.
         averaged: whether to use averages of the weights, if the optimizer has any.
         mixed: whether to keep the mixed precision of the step; otherwise the model is float32.
         weights: weights that replace those of the step or checkpoint by name, in a form that
@@ -100,7 +100,7 @@ def served(
     mixed: bool = False,
     sizes: Sizes | None = None,
 ) -> ir.Model:
-    """Return the model of ``inference_model`` without copying weights from files or from the state of the trainer."""
+    """Return the model that ``inference_model`` describes, with the weights of ``trainer``, which are not copied."""
     model = trainer.exported(outputs, averaged=averaged, mixed=mixed, preprocess=True)
     return model if not sizes else _with_sizes(model, sizes)
 
@@ -137,8 +137,9 @@ def save_weights(step: Step | Path, path: Path, checkpoint: Path | None = None, 
 
 @checked(sizes=SIZES)
 def fixed_sizes(model: Source, sizes: Sizes) -> onnx.ModelProto:
-    """Return a copy of an inference model with numbers in place of symbolic sizes; values computed from the sizes are
-    folded.
+    """Return a copy of an inference model whose symbolic sizes are replaced by numbers.
+
+    Values computed from these sizes become constants.
 
     A model of opset 17 to 21 keeps its opset; other models are converted to opset 21.
 
@@ -152,7 +153,10 @@ def fixed_sizes(model: Source, sizes: Sizes) -> onnx.ModelProto:
 
 
 def _with_sizes(model: ir.Model, sizes: Sizes) -> ir.Model:
-    """Return the model of ``fixed_sizes``; ``model`` may be changed, and shares its weights with the result."""
+    """Return ``model`` with its symbolic sizes replaced, as ``fixed_sizes`` does, but sharing its weights.
+
+    ``model`` itself may be changed.
+    """
     fix_sizes(model, sizes)
     opset = model.opset_imports.get("", OPSET)
     folded = clean_up(normalise(model, keep_quantization=True))
@@ -165,8 +169,9 @@ def opened_trainer(
     weights: Weights | None = None,
     options: RuntimeOptions | None = None,
 ) -> Trainer:
-    """Return a trainer of ``step`` with the state of ``checkpoint`` and with ``weights``, which replace those of the
-    checkpoint.
+    """Return a trainer of ``step`` on the CPU with the state of ``checkpoint``, if any.
+
+    ``weights`` then replace the weights of the checkpoint by name.
     """
     trainer = Trainer(step, device="cpu", options=options)
     if checkpoint is not None:

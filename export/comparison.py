@@ -58,11 +58,11 @@ class ExportReport:
 
     Attributes:
         opset, ir_version: the opset and IR version of the exported model.
-        operators_before, operators_after: the operator counts of eval.onnx and of the exported model.
-        bytes: the size of the exported model, without external data.
-        input_shapes, output_shapes: the shapes of its inputs and outputs, by name.
-        compared: the comparison of each output with that of eval.onnx on a random batch; empty if the model accepts no
-            random batch.
+        operators_before, operators_after: the number of nodes by operator in eval.onnx and in the exported model.
+        bytes: the size of the exported model in bytes, without external data.
+        input_shapes, output_shapes: the shapes of the exported model's inputs and outputs, by name.
+        compared: the comparison of each output with the output of eval.onnx on a random batch, by name; empty if the
+            model accepts no random batch.
     """
 
     opset: int
@@ -76,7 +76,7 @@ class ExportReport:
 
     @property
     def as_data(self) -> dict[str, Any]:
-        """Return the report as plain data for JSON."""
+        """The report as plain data for JSON."""
         found = {name: vars(one) for name, one in self.compared.items()}
         return {**vars(self), "compared": found}
 
@@ -120,7 +120,7 @@ def export_report(
 
 
 def report_of(model: Source, trainer: Trainer, *, averaged: bool = True) -> ExportReport:
-    """Return the report of ``export_report``; ``trainer`` has the exported weights."""
+    """Return the report of ``export_report`` for a model exported from ``trainer``."""
     exported = load_model(model)
     after = Predictor(exported, device="cpu", packs=False)
     names = [o.name for o in trainer.definition.eval.graph.output]
@@ -172,11 +172,12 @@ def _sizes(value: ir.Value) -> list[int | str | None]:
 
 
 def drawn(model: ir.Model, run: Callable[[Feeds], object] | None = None) -> Feeds | None:
-    """Return the first random batch that ``model`` accepts; None if it accepts none.
+    """Return the first random batch that ``run`` accepts; None if there is none, or an input is too large.
 
     Args:
         model: the model.
-        run: a function that runs a batch, and raises GradgraphError if it is rejected; by default the model itself.
+        run: a function that is called with a batch, and raises GradgraphError to reject it; by default, it runs the
+            model.
     """
     run = Predictor(model, device="cpu") if run is None else run
     try:
@@ -194,7 +195,7 @@ def drawn(model: ir.Model, run: Callable[[Feeds], object] | None = None) -> Feed
 def compared(
     before: Callable[[Any], Outputs], after: Callable[[Any], Outputs], batches: Iterable[Any]
 ) -> dict[str, Compared]:
-    """Return the comparison of each numeric output that two models have in common.
+    """Return the comparison of each numeric output that two models have in common, by name.
 
     Args:
         before, after: functions that return the outputs of each model for a batch.

@@ -88,7 +88,7 @@ class FlatWeights:
         return {p.name: self.buffer[p.offset : p.offset + p.size].reshape(p.shape) for p in self.table}
 
     def replaced(self, buffer: np.ndarray[Any, Any]) -> FlatWeights:
-        """Return flat weights with the same table and the vector ``buffer``."""
+        """Return flat weights with this table and the vector ``buffer``."""
         return FlatWeights(np.ascontiguousarray(buffer, np.float32), self.table)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -188,8 +188,10 @@ def _write(path: Path, table: Sequence[Place], arrays: Iterable[np.ndarray[Any, 
 
 
 def flat_models(step: Step | str | os.PathLike[str], *, which: Which = "trainable") -> dict[str, onnx.ModelProto]:
-    """Return two ONNX models for use with train.onnx: ``"flatten"``, whose inputs are the weights by name and whose
-    output is the vector ``flat``, and the inverse ``"unflatten"``.
+    """Return two ONNX models that convert between the weights of train.onnx and a flat vector.
+
+    The inputs of ``"flatten"`` are the weights by name, and its output is the vector ``flat``; ``"unflatten"`` is the
+    inverse.
 
     Raises:
         ModelError: as for ``flat_weights``.

@@ -42,7 +42,7 @@ def with_image_input(model: Source) -> onnx.ModelProto:
 
 
 def taking_images(model: Source) -> ir.Model:
-    """Return the model of ``with_image_input`` as onnx-ir, without reading its external weights."""
+    """Return the model that ``with_image_input`` returns, as onnx-ir, without reading its external weights."""
     work = load_runnable(model)
     learn_preprocessing(work, model)
     names = DataNames.read_from(work.metadata_props)
@@ -111,7 +111,7 @@ def _resized(op: Builder, raw: Var, form: ImageForm) -> Var:
 
 
 def _letterboxed(op: Builder, sides: Sequence[Var], size: tuple[int, int]) -> list[Var]:
-    """Return the height and width of the image scaled to fit into ``size``; computed in float64, as Python does."""
+    """Return height and width of an image after scaling it to fit into ``size``; computed in float64, as in Python."""
     wide = [op.Cast(side, to=ir.DataType.DOUBLE) for side in sides]
     scale = op.Min(*(op.const(np.float64(most)) / side for side, most in zip(wide, size, strict=True)))
     rounded = [op.Cast(op.Round(side * scale), to=INT64) for side in wide]
@@ -119,7 +119,7 @@ def _letterboxed(op: Builder, sides: Sequence[Var], size: tuple[int, int]) -> li
 
 
 def _middle(op: Builder, x: Var, sides: Sequence[Var], form: ImageForm) -> Var:
-    """Crop the centre of size ``form.size``, after padding smaller images with black.
+    """Return the centre of the images, of size ``form.size``; smaller images are padded with black first.
 
     ``form.crop`` defines the rounding of margins that are not whole numbers.
     """
@@ -135,7 +135,7 @@ def _middle(op: Builder, x: Var, sides: Sequence[Var], form: ImageForm) -> Var:
 
 
 def _padded(op: Builder, x: Var, sides: Sequence[Var], size: tuple[int, int], level: float) -> Var:
-    """Pad images on all sides to ``size`` with pixels of value ``level``.
+    """Return the images padded on all sides to ``size`` with pixels of value ``level``.
 
     If the number of missing pixels is odd, the top or left margin gets one fewer.
     """
@@ -178,10 +178,10 @@ _FILTERS: dict[str, Callable[[Builder, Var], Var]] = {"bilinear": _bilinear, "bi
 def _in_order_of_pillow(
     op: Builder, x: Var, across: Var, down: Var, before: Sequence[Var], after: Sequence[Var]
 ) -> Var:
-    """Resize the width first, then the height; the other way round if the height shrinks by more than twice as many
-    pixels as the width.
+    """Return the images resized in Pillow's order: first along the width, then along the height.
 
-    Pillow clips the overshoots of bicubic weights after the first direction, so the order affects the result.
+    If the height shrinks by more than twice as many pixels as the width, the height comes first. Pillow clips the
+    overshoots of bicubic weights after the first direction, so the order affects the result.
     """
     height, width = (op.cast(old, INT64) - new for old, new in zip(before, after, strict=True))
     is_tall = op.And(op.Greater(height, 0), op.Greater(height, width * 2))
@@ -201,7 +201,7 @@ def _down(op: Builder, weights: Var, x: Var) -> Var:
 
 
 def _rounded(op: Builder, x: Var) -> Var:
-    """Round to whole numbers from 0 to 255, as Pillow does after each direction."""
+    """Return ``x`` rounded to whole numbers and clipped to [0, 255], as Pillow does after each direction."""
     return op.Clip(op.Floor(x + 0.5), 0.0, BYTE)
 
 

@@ -139,7 +139,7 @@ def ort_model(model: onnx.ModelProto, *, custom_ops: str | os.PathLike[str] | No
 def write_ort_models(
     models: Mapping[Path, onnx.ModelProto | ir.Model], custom_ops: str | os.PathLike[str] | None = None
 ) -> str:
-    """Write models as ``.ort`` files, and return the list of operators that a build of onnxruntime needs for all.
+    """Write models as ``.ort`` files; return the text of the list of operators that a build needs to run all of them.
 
     Args:
         models: the models by the path to write each to.
@@ -192,7 +192,7 @@ def save_ort(
 
 
 def _models(source: Any) -> dict[str, Writer]:
-    """Return a writer for each model of a step, step folder or model, by file name without suffix."""
+    """Return a writer function for each model of a step, step folder or model, by file name without suffix."""
     if not isinstance(source, Step | onnx.ModelProto) and Path(source).is_dir():
         source = Step.load(source)
     if isinstance(source, Step):
@@ -249,13 +249,13 @@ def _converted(
     """Convert models in a temporary folder.
 
     Args:
-        levels: the writers of the models to convert at each level, by name.
+        levels: for each optimisation level, the functions that write the models to convert, by name of the model.
         types: whether to list the element types of each operator.
         custom_ops: the library of custom ops, if any.
 
     Yields:
-        The folder, which has a subfolder with ``.ort`` files for each level, and the text of the list of operators that
-        all models need.
+        The folder, which has a subfolder with ``.ort`` files for each level, and the text of the list of operators in
+        all models.
     """
     libraries = list(dict.fromkeys([*KNOWN, *absolute(custom_ops or ())]))
     if len(libraries) > 1:

@@ -115,7 +115,7 @@ def _signatures(specs: Iterable[TensorSpec]) -> str:
 
 
 def _graph(step: Step, name: str, lived: list[Moment], profile: Profile | None) -> dict[str, Any]:
-    """Return the data of a train graph: its nodes, its memory over time, and the times of ``profile``, if given."""
+    """Return the data of the train graph ``name``: nodes, memory over time (``lived``), and times in ``profile``."""
     train = step.trains[name]
     origins = Origins.of_step(step.manifest, step.eval, train)
     at = {node.name: i for i, node in enumerate(train.graph.node)}
@@ -157,8 +157,8 @@ def _kind_of_input(step: Step, name: str) -> str:
 
 
 def _moments(lived: list[Moment], origins: Origins, at: Mapping[str, int]) -> list[list[int]]:
-    """Return a row for each executed node: the index of its node in the train graph (or −1), the bytes that it
-    allocates, and the bytes in use at that time, by kind.
+    """Return a row for each executed node: its index in the train graph (or −1), the bytes that it allocates, and the
+    bytes in use at that time, one number for each kind of memory.
 
     A node whose index is unknown, as its long name was truncated, gets the index of the previous node of its role.
     """

@@ -94,7 +94,7 @@ def _stored(model: onnx.ModelProto) -> Float16Storage:
 
 
 def _with_weights_of(work: ir.Model, model: onnx.ModelProto, casts: int) -> onnx.ModelProto:
-    """Return a copy of ``model`` with the initializers of ``work`` and its first ``casts`` nodes, the Casts."""
+    """Return a copy of ``model`` with the initializers and, in front, the first ``casts`` nodes of ``work``."""
     result, graph = copied(model, without="graph"), copied(model.graph, without="initializer")
     del graph.node[:]
     graph.node.extend(map(ir.to_proto, itertools.islice(work.graph, casts)))
@@ -108,7 +108,7 @@ def _with_weights_of(work: ir.Model, model: onnx.ModelProto, casts: int) -> onnx
 
 
 def store_as_float16(model: ir.Model) -> Float16Storage:
-    """Convert a model as ``float16_storage`` does, in place; each weight is rounded when it is written."""
+    """Convert ``model`` as ``float16_storage`` does, in place; each weight is rounded when it is written to a file."""
     graph = model.graph
     before = after = count = 0
     largest = relative = 0.0

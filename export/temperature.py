@@ -37,7 +37,7 @@ TINY = 1e-38  # probabilities are clamped to this before their logarithm
 
 @dataclass(frozen=True, eq=False)
 class Temperature:
-    """The attributes of a ``Calibration`` other than the model."""
+    """The temperature and its effect: the attributes of ``Calibration`` without the model."""
 
     temperature: float
     nll: tuple[float, float]
@@ -50,7 +50,7 @@ class Temperature:
 
     @property
     def as_data(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
+        """The attributes as plain data for JSON."""
         return {"temperature": self.temperature, "nll": self.nll, "ece": self.ece, "labels": self.labels}
 
 
@@ -108,7 +108,7 @@ def calibrate(
 def temperature_of(
     trainer: Trainer, data: Any, batch_size: int | None = None, *, output: str | None = None, averaged: bool = True
 ) -> tuple[Temperature, str]:
-    """Return the temperature of ``calibrate``, and the name of the output in the exported model that it applies to.
+    """Return the temperature that ``calibrate`` finds, and the name of the exported model's output to scale by it.
 
     No weights are copied.
 
@@ -185,7 +185,7 @@ class _Scores(NamedTuple):
     weights: Array
 
     def _shares(self, temperature: float) -> tuple[Array, Array]:
-        """Return the logits divided by the temperature, minus their maximum in each row, and their Softmax."""
+        """Return the logits divided by the temperature, shifted to a maximum of 0 in each row, and their Softmax."""
         scaled = self.logits / temperature
         scaled -= scaled.max(1, keepdims=True)
         p = np.exp(scaled)
@@ -243,7 +243,7 @@ def with_temperature(model: onnx.ModelProto, temperature: float, output: str | N
 
 
 def put_temperature(model: ir.Model, temperature: float, output: str | None = None) -> None:
-    """Divide the logits of a model as ``with_temperature`` does, in place."""
+    """Divide the logits of ``model`` by ``temperature``, as ``with_temperature`` does, in place."""
     graph = model.graph
     end = graph.outputs[0] if output is None else output_of(graph, output)
     logits = _logits_of(end)
