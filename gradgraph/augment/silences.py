@@ -14,12 +14,13 @@ NOT_NEGATIVE = Kind("a whole number that is not negative", lambda value: WHOLE.f
 def spec_augment(
     freq_masks: int = 2, freq_share: float = 0.3375, time_masks: int = 2, time_share: float = 0.2
 ) -> Augmentation:
-    """Mask some frequency bands and time intervals of a sound (SpecAugment, Park et al. 2019;
-    ``torchaudio.transforms.FrequencyMasking`` and ``TimeMasking``).
+    """Mask some frequency bands and time intervals of a sound (SpecAugment, Park et al. 2019).
+
+    See also ``torchaudio.transforms.FrequencyMasking`` and ``TimeMasking``.
 
     On the mel scale from 0 to ν (half the rate), a band has a width f, drawn from [0, F), and begins at f₀, drawn from
     [0, ν − f). Time intervals are drawn in the same way. Masks are applied to the samples, so a masked part of a
-    spectrogram in front of the model is that of silence. There is no time warping, which has little effect in the
+    spectrogram computed from them looks like silence. There is no time warping, which has little effect in the
     paper.
 
     Args:

@@ -36,7 +36,7 @@ def reached(decoder: ir.Model, recipe: Recipe) -> str:
 
 
 def largest_merged(decoder: ir.Model, recipe: Recipe) -> int:
-    """Return the number of weights of the largest layer whose adapter is merged; 0 if none is."""
+    """Return the number of weights of the largest layer whose adapter will be merged; 0 if none will be."""
     if recipe.merge == MERGE_NONE or KINDS[recipe.kind].merge is None:
         return 0
     layers = linear_layers(decoder, adapted_layers(decoder, recipe))[0]
@@ -54,7 +54,7 @@ def _products(decoder: ir.Model) -> list[Layer]:
 
 
 def _heads(decoder: ir.Model, layers: set[ir.Node]) -> set[ir.Node]:
-    """Return the layers that compute next-token scores: those reached first when walking back from the scores."""
+    """Return the layers that compute next-token scores: the first layers on each path back from the scores."""
     found, seen = set[ir.Node](), set[ir.Value]()
     waiting: list[ir.Value | None] = list(score_outputs(decoder.graph))
     while waiting:

@@ -109,7 +109,7 @@ class ChatBatches(Loadable):
         return {"ids": ids, "labels": labels, "segments": segments, "positions": positions}
 
     def _inputs(self, specs: Mapping[str, TensorSpec]) -> tuple[TensorSpec, TargetSpec | None]:
-        """Return the token input and the target."""
+        """Return a step's token input and its target, if any; raise DataError if it requires other inputs."""
         targets = [spec for spec in specs.values() if isinstance(spec, TargetSpec)]
         others = [s for s in specs.values() if s not in targets and s.name not in (SEGMENTS, POSITIONS)]
         fits = len(others) == 1 and len(others[0].shape) == 2 and numpy_dtype(others[0].dtype).kind in "iu"

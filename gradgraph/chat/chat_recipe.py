@@ -22,7 +22,7 @@ _TEXTS = Kind("a text, or a list of texts", NAMES.fits)
 
 @dataclass(frozen=True)
 class Recipe:
-    """Options of a fine-tuning run, described by the ``words`` of each field."""
+    """The options of a fine-tuning run; the ``words`` of each field describe it."""
 
     rank: int | None = option(None, "Rank of the adapters. Default: 16; with --memory, at most 16.",
                                whole(1).or_none(), typed=int)  # fmt: skip
@@ -129,7 +129,7 @@ class Recipe:
             raise ArgumentError(f"beta requires a preference loss, but the loss is {self.loss}; omit it")
 
     def changed(self, changes: Mapping[str, Any]) -> Recipe:
-        """Return a copy of the recipe with other values. Raises ArgumentError for an unknown option."""
+        """Return a copy with ``changes`` (values by option) applied; raise ArgumentError for an unknown option."""
         return changed_options(self, changes, "fine-tuning")
 
     def of_rank(self, rank: int) -> Recipe:

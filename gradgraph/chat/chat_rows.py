@@ -202,7 +202,7 @@ def _plain(value: Any) -> Any:
 
 
 def _is_content(key: Any, value: Mapping[Any, Any]) -> bool:
-    """Whether ``key`` is ``content`` of a message, where None is kept, since templates test for it."""
+    """Whether ``key`` is the ``content`` of a message; None stays there, since templates test for it."""
     return key == "content" and "role" in value
 
 

@@ -139,7 +139,7 @@ def finetune(
     Args:
         folder: written by onnxruntime-genai's builder or optimum: the model, ``tokenizer.json``, its chat template.
         data: as for :func:`read`: messages, prompt and completion, or text; for a preference loss two answers to
-            each prompt (``chosen`` and ``rejected``), or for kto one with its ``label``.
+            each prompt (``chosen`` and ``rejected``), or for kto one answer with its ``label``.
         out: the output folder; created if missing, otherwise empty.
         recipe: options; by default those of :class:`Recipe`.
         validation: validation data; by default the fraction ``held_out`` of the rows.

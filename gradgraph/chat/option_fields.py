@@ -53,7 +53,10 @@ def check_options(options: Any) -> None:
 
 
 def changed_options(options: T, changes: Mapping[str, Any], what: str) -> T:
-    """Return a copy of the options with other values; raise ArgumentError for an unknown option of ``what``."""
+    """Return a copy with ``changes`` (values by option) applied; raise ArgumentError for an unknown option.
+
+    ``what`` is the name of the options in the message.
+    """
     known = [option.name for option in fields(options)]  # type: ignore[arg-type]
     for name in changes:
         if name not in known:

@@ -43,7 +43,7 @@ class Pair:
 
 
 def pairs_of(rows: Rows, encoder: Encoder, loss: str) -> list[Pair]:
-    """Return the pairs that a loss, given by name, requires.
+    """Return the rows as pairs of tokenised answers, as the preference loss called ``loss`` requires them.
 
     Raises:
         DataError: the rows do not have the columns that the loss requires; an answer has no tokens; both answers of a

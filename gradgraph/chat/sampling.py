@@ -11,7 +11,7 @@ from gradgraph.chat.option_fields import changed_options, check_options, number,
 
 @dataclass(frozen=True)
 class Sampling:
-    """How an answer is generated, described by the ``words`` of each field."""
+    """The options of generating an answer; the ``words`` of each field describe it."""
 
     max_tokens: int = option(128, "Maximum number of tokens of an answer.", whole(1))
     temperature: float = option(0.0, "Sampling temperature; 0 always picks the most likely token.", number(0))
@@ -29,7 +29,7 @@ class Sampling:
         check_options(self)
 
     def changed(self, changes: Mapping[str, Any]) -> Sampling:
-        """Return a copy with other values; raise ArgumentError for an unknown option."""
+        """Return a copy with ``changes`` (values by option) applied; raise ArgumentError for an unknown option."""
         return changed_options(self, changes, "generation")
 
     def at_most(self, tokens: int) -> Sampling:

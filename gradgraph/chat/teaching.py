@@ -21,7 +21,7 @@ def taught(student: ir.Model, base: ModelFolder, recipe: Recipe) -> ir.Model:
     """Return the student with the teacher of the recipe attached.
 
     If the teacher has more scores than the student, since vocabularies of larger models are padded to rounder numbers,
-    only the first ones are used.
+    only the student's number of scores is used.
 
     Args:
         student: a result of ``surgery.language_model``.

@@ -39,7 +39,7 @@ Span = tuple[int, int]
 
 
 class MissingTemplateError(DataError):
-    """Raised for a folder without a chat template, as opposed to an invalid one."""
+    """Raised if a folder has no chat template; an invalid template raises DataError."""
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class TrainerSteps(OneByOne):
         """Yield the next token of a prompt until a token of ``stop``; supports one prompt at a time.
 
         Raises:
-            ArgumentError: a pair model is asked for other tokens than the most likely ones.
+            ArgumentError: ``sampling`` has a temperature or a repetition penalty, which a pair model does not support.
         """
         (prompt,), chosen = prompts, sampling or Sampling()
         if self._by_pairs and (chosen.temperature or chosen.repetition_penalty != 1):

@@ -162,7 +162,7 @@ def _save(merged: ir.Model, base: ModelFolder, out: Path) -> str:
 
 
 def _give_both(whole: ir.Model, merged: ir.Model) -> bool:
-    """Copy changed weights into a model with two decoders; return False without copying if only one decoder uses one.
+    """Copy changed weights into ``whole``; return False, without copying, if only one of its decoders uses one.
 
     Args:
         whole: optimum's merged model, with a decoder for each case.

@@ -309,7 +309,7 @@ for _kind in (Number, Category, Date, Text, Drop):
 
 
 def _are_large(values: Array) -> bool:
-    """Whether some numbers are so large that different integers may be the same float64."""
+    """Whether some numbers are so large that float64 cannot distinguish all integers."""
     if values.dtype.kind == "O":
         return any(isinstance(v, int | float) and abs(v) >= EXACT for v in values.tolist())
     return values.dtype.kind in "iuf" and bool((np.abs(values.astype(np.float64)) >= EXACT).any())

@@ -20,7 +20,7 @@ DEVIATIONS = 4  # standard deviations by which a fraction may exceed that of the
 
 @dataclass(frozen=True)
 class ColumnDrift:
-    """How a column of a later table differs from that of the training data.
+    """The differences of a later table's column from the training data.
 
     Attributes:
         column: name of the column.
@@ -67,7 +67,7 @@ class ColumnDrift:
 
 @dataclass(frozen=True)
 class Drift:
-    """How a later table differs from the training data, column by column.
+    """The differences of a later table from the training data, column by column.
 
     Attributes:
         columns: all columns that the model reads.

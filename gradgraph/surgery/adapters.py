@@ -227,7 +227,7 @@ def use_adapters(
         model: a model with adapters.
         weights: the scale of each set of adapters, by name: 1 as trained, 0 off, or any other number. Adapters of other
             names get 0. The scale of kinds that cannot be scaled is 1.
-        train: the names of the adapters that a step trains; by default the same as before.
+        train: the names of the adapters that a step trains; by default unchanged.
         out: write the result to this path.
 
     Returns:

@@ -99,8 +99,8 @@ def _declare(work: ir.Model, axes: Mapping[str, Mapping[int, str]]) -> dict[str,
 def _follow(work: ir.Model, before: Mapping[str, shapes.Shape]) -> None:
     """Adapt each node that contains a fixed size of an axis that is now symbolic.
 
-    Symbolic sizes are inferred in a normal form of the model, of which every node is adapted, too. ``before`` has the
-    original shapes, by value.
+    Symbolic sizes are inferred in a normal form of the model, whose nodes are adapted with it. ``before`` contains the
+    original shapes, by value name.
     """
     normal = normalise(work)
     own = {v.name: node for node in work.graph for v in node.outputs if v.name}

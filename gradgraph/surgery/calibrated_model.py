@@ -256,9 +256,9 @@ def _axes(quantised: onnx.ModelProto, large: Large) -> dict[str, int | None]:
 
 
 def _condensed(weight: Array, axis: int | None) -> Array:
-    """Return a small weight with the same ranges: the minimum and the maximum of each slice along ``axis``.
+    """Return a small weight with the ranges of ``weight``: the minimum and the maximum of each slice along ``axis``.
 
-    Without an axis, those of the whole weight.
+    If ``axis`` is None, it contains the minimum and the maximum of the whole weight.
     """
     kept = None if axis is None else axis % weight.ndim
     others = tuple(a for a in range(weight.ndim) if a != kept)

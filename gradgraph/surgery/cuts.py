@@ -22,7 +22,7 @@ def cut(
     outputs: str | Sequence[str] | None = None,
     out: Path | None = None,
 ) -> Result:
-    """Extract the part of the model between these values; inner ones become inputs or outputs under their own names.
+    """Extract the part of the model from ``inputs`` to ``outputs``; inner values keep their names as inputs or outputs.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.

@@ -23,7 +23,7 @@ from gradgraph.surgery.operation import (
 @checked(weight=TEXT, rows=Kind("a whole number above zero", lambda value: WHOLE.fits(value) and value > 0),
          out=PATH.or_none())  # fmt: skip
 def resize_embedding(model: Source, weight: str, rows: int, *, out: Path | None = None) -> Result:
-    """Resize the embedding ``weight`` to ``rows`` rows: existing ones stay, new ones are their mean.
+    """Resize the embedding ``weight`` to ``rows`` rows: existing rows stay, and each new row is their mean.
 
     A tied head (the same tensor, read by a product, possibly transposed) is resized with it, and so are the columns of
     the logits. For a head with a weight of its own, use :func:`new_head`.

@@ -175,7 +175,7 @@ def _called(node: ir.Node) -> str:
 
 
 def _withstored(node: ir.Node) -> tuple[ir.Value | None, ir.TensorProtocol | None]:
-    """Return the computed and the stored operand of an Add, Sub, Mul or Div; None twice if no operand is stored."""
+    """Return the computed and the stored operand of an Add, Sub, Mul or Div; (None, None) if no operand is stored."""
     if node.op_type in ("Add", "Sub", "Mul", "Div") and not node.domain:
         for value, other in (node.inputs, node.inputs[::-1]):
             if (tensor := numbers_of(stored(other))) is not None:

@@ -2,7 +2,7 @@
 
 With calibration data, onnxruntime's own quantiser puts QuantizeLinear/DequantizeLinear pairs around all operators with
 integer kernels. Without calibration data, only weights are stored as integers, rounded as in ``gg.qat``. In both cases,
-the outputs are compared with those of the original model.
+the outputs are compared with the original model's.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _calibrated(model: ir.Model, batches: list[Batch], folder: Folder) -> ir.Mod
 
 
 def _move_to_file(model: ir.Model, folder: Folder, name: str) -> None:
-    """Write large weights to a file in ``folder``, with which it is deleted; weights computed on access are computed.
+    """Write large weights to a file in ``folder``, which deletes it later; evaluate all weights computed on access.
 
     Weights stored in another file are written, too, since a session maps files of one folder only. Weights stay in
     memory if their total is small, or if the disk has no space for the file.

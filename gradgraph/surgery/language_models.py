@@ -1,4 +1,4 @@
-"""Conversion of a language model exported for generation to one for training: tokens in, next-token logits out.
+"""Conversion of a language model for generation to a model for training: tokens in, next-token logits out.
 
 Models written by onnxruntime-genai's model builder and optimum have inputs for token-by-token generation: the keys and
 values of the past, a mask, positions. In training a whole text is fed at once, without a past. So:

@@ -33,7 +33,7 @@ def pair_model(model: Source, *, next_token: bool = False, out: Path | None = No
 
     The inputs ``[batch, length]`` (token ids, and a mask if it is kept) become ``[pairs, 2, length]``, and a new input
     ``labels`` of that shape contains the next tokens, and −100 for ignored positions (:func:`answer_pairs`). The
-    outputs are those that preference losses read: ``log_probability`` ``[pairs, 2]``, the log-probability of all labels
+    outputs are the inputs of preference losses: ``log_probability`` ``[pairs, 2]``, the log-probability of all labels
     of an answer in nats, and ``tokens`` ``[pairs, 2]``, the number of labels. Logits are no longer an output. Weights
     and adapters keep their names.
 

@@ -40,7 +40,7 @@ class Writer(NodeWriter):
 
     def integers(self, x: ir.Value, scale: ir.Value, zero: ir.Value, limits: tuple[int, int] | None = None,
                  domain: str = "", **axis: int) -> ir.Value:  # fmt: skip
-        """Write a QuantizeLinear, and a Clip of its result if ``limits`` are narrower than its type's."""
+        """Write a QuantizeLinear, and a Clip of its result if ``limits`` are narrower than the integer type."""
         whole = self.node("QuantizeLinear", x, scale, zero, domain=domain, **axis)
         kind = zero.dtype
         if limits is None or kind is None or limits == INTEGER_RANGES[kind]:

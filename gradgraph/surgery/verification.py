@@ -50,7 +50,7 @@ def check_opened(
 
 
 def _compare_rows(work: ir.Model, before: Feeds, found: Feeds, symbol: str, batch: int) -> None:
-    """Check that each output grows with the batch, and that its first rows are those of the smaller batch."""
+    """Raise ModelError unless each output grows with the batch and begins with the rows for the smaller batch."""
     for name, y in found.items():
         old = before[name]
         if old.ndim == 0 or len(y) * batch != len(old) * (batch + MORE):

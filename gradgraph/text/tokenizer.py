@@ -239,7 +239,7 @@ def _growth(part: Any) -> int:
 
 
 def _disable_trimming(processor: Any) -> bool:
-    """Disable space trimming in a post-processor and those nested in it; return whether any of them trimmed."""
+    """Disable space trimming in a post-processor and all nested ones; return whether any of them trimmed."""
     if isinstance(processor, list):
         trimmed = [_disable_trimming(each) for each in processor]  # a list, as any() would stop at the first
         return any(trimmed)
@@ -288,7 +288,7 @@ def tokenizer_beside(model: str | os.PathLike[str], names: DataNames) -> Tokeniz
         names: names of the training data.
 
     Raises:
-        DataError: no tokenizer is stored there, or only different ones than the model was trained with.
+        DataError: no tokenizer is stored there, or none that the model was trained with.
     """
     digest, path = digest_for(names), Path(model)
     if digest is None:

@@ -139,7 +139,7 @@ def detections(
         arguments: arguments of the loss, such as ``image_size``.
 
     Raises:
-        DataError: the loss has no decoder, or the outputs differ in number or shape from those that it reads.
+        DataError: the loss has no decoder, or the outputs differ in number or shape from what it reads.
     """
     if loss not in DECODERS:
         raise DataError(f"the loss '{shown(loss)}' has no decoder; choose from {listed(DECODERS)}")

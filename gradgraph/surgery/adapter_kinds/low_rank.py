@@ -2,7 +2,7 @@
 
 ``s = alpha/rank`` in LoRA (Hu et al. 2021, arXiv:2106.09685), ``alpha/√rank`` in rsLoRA (Kalajdzievski 2023,
 arXiv:2312.03732). A Conv has a factor with the layer's own kernel and one of 1×1, both in the layer's groups; an
-embedding looks up rows of A. It merges into the weight: ``W + s·A·B``.
+embedding looks up rows of A. The adapter merges into the weight: ``W + s·A·B``.
 """
 
 from __future__ import annotations

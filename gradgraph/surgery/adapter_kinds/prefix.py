@@ -3,15 +3,15 @@
 Each layer has its own prefix. Attention is recognised in three forms:
 
 1. GroupQueryAttention and MultiHeadAttention of com.microsoft, without a past: the prefix becomes their past.
-2. Attention of ai.onnx, without a past: the same.
+2. Attention of ai.onnx, without a past: the prefix becomes its past.
 3. Attention in several nodes, as PyTorch exports it: ``Softmax(f(Q·Kᵀ))·V`` in heads [batch, heads, tokens, size],
    where f scales and masks. The scores of the prefix come before the others, and no mask hides them. Key heads that
    several query heads share, and that are repeated before the products, have one prefix.
 
 A model whose attention has a past (one that generates) gets the prefix as its first past, and needs no surgery.
 
-If all attentions of a model get a prefix, the text follows it: fed positions are offset by its length, as are those
-inside a GroupQueryAttention. This is what PEFT computes.
+If all attentions of a model get a prefix, the text follows it: fed positions are offset by its length, like rotary
+positions inside a GroupQueryAttention. This is what PEFT computes.
 """
 
 from __future__ import annotations
