@@ -299,7 +299,7 @@ class ParallelError(GradgraphError):
 
 
 class CompatibilityError(GradgraphError, RuntimeError):
-    """Raised if a drop-in replacement cannot do what the original package did, or rejects what it rejected."""
+    """Raised if a drop-in replacement does not support a call, or rejects a call that the original package rejected."""
 
 
 class RuntimeUnavailableError(GradgraphError):

@@ -18,7 +18,7 @@ from gradgraph.step.manifest import column, spec_of
 
 
 def eval_graph(draft: Draft) -> Draft:
-    """Turn the draft's model into eval.onnx, in place: append the losses of all parts and make its state inputs."""
+    """Turn the draft's model into eval.onnx, in place: append the losses of all parts, and turn state into inputs."""
     model, graph, objectives = draft.model, draft.model.graph, [part.objective for part in draft.parts]
     for name in (name for objective in objectives for name in objective.outputs):
         output_name(graph, name)  # makes the value an output if it is an inner value

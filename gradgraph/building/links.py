@@ -41,7 +41,7 @@ class Link:
     """A stage between backward pass and optimizer; by default, it changes nothing."""
 
     def gradients(self, gradients: Vars) -> Vars:
-        """Transform the gradients, given in the order of the trained weights."""
+        """Return the transformed gradients, in the order of the trained weights."""
         return gradients
 
     def around(self, update: Update) -> Update:

@@ -38,7 +38,7 @@ def parts_of(builder: Builder, graph: ir.Graph, value: Var, samples: Var) -> lis
 
 
 def column_of(builder: Builder, name: str, terms: Sequence[tuple[Sequence[Quotient], float]]) -> Measure:
-    """Return the column ``name`` of a weighted sum of losses; ``terms`` are their quotients and weights."""
+    """Return the history column ``name``, a weighted sum of losses; ``terms`` has the quotients and weight of each."""
     with tracing(Trace({}, builder=builder)):
         rows = [stack([_number(q.above), _number(q.below or builder.const(0.0))]) for part, _ in terms for q in part]
         weights = [weight for part, weight in terms for _ in part]

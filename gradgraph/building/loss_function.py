@@ -198,7 +198,7 @@ class TracedLoss:
 def _named_result(builder: Builder, x: Tensor, name: str, others: Sequence[ir.Value]) -> ir.Value:
     """Return a scalar result under the name ``name``, or ``<name>_loss`` if the model already has a value of that name.
 
-    If the loss did not write the value by a node of its own, an Identity node copies it.
+    If no node of the loss computes the value, an Identity node copies it.
     """
     if x.traced.rank:
         x = op.Squeeze(x)

@@ -144,8 +144,8 @@ class _Reading:
     def _compares(self, summed: ir.Value) -> bool:
         """Whether a summand of ``summed`` (the loss of a sample) depends on other samples, as in a contrastive loss.
 
-        Only nodes of the loss are considered. Nodes of the model compute each sample alone, except batch norms, for
-        which there is an option of its own (``sync_batch_norm``).
+        Only nodes of the loss are considered. Nodes of the model compute each sample alone, except batch norms, which
+        the option ``sync_batch_norm`` handles.
         """
         if self._batch is None or self._batch == 1:
             return False

@@ -66,7 +66,7 @@ class LossScale(Link):
         return ~op.Or(op.IsNaN(total), op.IsInf(total))
 
     def _advanced(self, finite: Var) -> list[Slot]:
-        """Return the state of the loss scale after an update that was applied (``finite``) or skipped."""
+        """Return the slots of loss scaling, updated for an update that was applied (``finite``) or skipped."""
         op, const, s = self._state.op, self._state.start.const, self._settings
         good = self._good + 1
         due = op.Equal(good, np.int64(s.growth_interval))

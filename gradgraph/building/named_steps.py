@@ -21,7 +21,7 @@ _NAMED = 5  # weights listed in a note
 def parts_of(options: BuildOptions) -> list[Part]:
     """Return the named steps, or the only step under the name "".
 
-    Each step has a seed of its own, so that the random numbers of different steps are independent.
+    Each step has its own seed, so that the random numbers of different steps are independent.
     """
     if options.steps is None:
         return [Part("", options, options.seed)]

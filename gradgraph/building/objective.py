@@ -263,7 +263,8 @@ def own_results(op: Builder, step: str, objective: Objective, written: Written) 
 def objectives_of(options: StepOptions, model: ir.Model) -> tuple[Callable[[ir.Graph], Objective], Sequence[Finding]]:
     """Return a function that returns the objective for a graph, and findings about the values that objectives read.
 
-    The graph is that of ``model`` or a copy. Inner values that the objective reads become outputs of ``model``.
+    The function accepts the graph of ``model`` or of a copy. Inner values that the objective reads become outputs of
+    ``model``.
     """
     weighs = bool(options.sample_weight or options.mask)
     loss = _given_loss(options, model, weighs)

@@ -168,7 +168,7 @@ def low_precision(draft: Draft) -> Draft:
 
 
 def models_of_parts(draft: Draft) -> Draft:
-    """Give each part a model of its own to train; the model of the draft becomes eval.onnx.
+    """Give each part its own model to train; the model of the draft becomes eval.onnx.
 
     Quantization nodes remain in eval.onnx only; in training, gradients pass through them (straight-through estimator).
     """

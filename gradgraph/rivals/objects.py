@@ -28,7 +28,7 @@ ADVICE = {
 
 
 def library_of(value: Any) -> str:
-    """Return the library that an object, a class or a function comes from; "" if it is not one of the known ones."""
+    """Return the library that an object, a class or a function comes from; "" unless it is in ``LIBRARIES``."""
     classes = [value] if callable(value) and hasattr(value, "__name__") else []
     for one in (*classes, *_classes(value)):
         root = str(getattr(one, "__module__", "") or "").partition(".")[0]

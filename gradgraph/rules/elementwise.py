@@ -36,7 +36,10 @@ no_gradient("it reads the bits of a number, not the number", "BitCast")
 
 
 def fixed(x: Var) -> np.ndarray | None:
-    """Return the value of ``x`` if it is marked as a constant, else None; initializers may be trained."""
+    """Return the value of ``x`` if it is marked as a constant, else None.
+
+    The result is None also for other initializers, which may be trained.
+    """
     return x.const if is_marked_constant(x.value) else None
 
 

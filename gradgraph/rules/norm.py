@@ -74,7 +74,7 @@ def columns(op: Builder, v: Var, x: Var) -> Var:
 
 
 def _by_channel(op: Builder, scale: Var, *vs: Var) -> list[Var]:
-    """Reshape tensors of unknown rank to [samples, channels, numbers]; others are unchanged."""
+    """Reshape tensors of unknown rank to [samples, channels, numbers]; tensors of known rank are unchanged."""
     if all(v.shape is not None for v in vs):
         return list(vs)
     rows = []

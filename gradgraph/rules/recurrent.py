@@ -355,7 +355,7 @@ class _CellState:
     def _run(self) -> Var:
         """Return c' of each step.
 
-        Without peepholes the gates are known before the loop, whose body then has two operators.
+        Without peepholes the gates are computed before the loop, so that its body has only two operators.
         """
         ai, af, n, s = self.ai, self.af, self.n, self.s
         if self.peepholes is None:

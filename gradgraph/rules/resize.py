@@ -211,7 +211,7 @@ def _copied(x: Var, sizes: Var | None) -> set[int]:
 
 
 def _repeats(x: Var, y: Var, along: list[int], scales: Var | None, how: dict[str, Any]) -> list[int] | None:
-    """Return how often Resize repeats elements along each spatial axis; None if it also interpolates or drops."""
+    """Return how often Resize repeats elements along each spatial axis; None if it interpolates or drops elements."""
     centre = how.get("coordinate_transformation_mode", "half_pixel")
     rounding = how.get("nearest_mode", "round_prefer_floor")
     blocks = (centre == "asymmetric" and rounding == "floor") or (centre in _CENTRED and rounding.startswith("round"))

@@ -68,7 +68,7 @@ def _input(name: str, fitting: Sequence[str], inputs: Sequence[TensorSpec]) -> s
 def _learnt(names: DataNames, targets: Sequence[TargetSpec]) -> DataNames:
     """Assign the target columns of the preprocessing to targets; return their columns and class names.
 
-    The result is empty if ``names`` already has columns for all targets.
+    The result is empty if ``names`` already has columns for all targets, or there are no target columns.
     """
     plan = names.preprocess
     assert plan is not None

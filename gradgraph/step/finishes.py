@@ -250,7 +250,7 @@ def _ranked(figure: Callable[[Array, Array], float], rows: Array, average: str, 
 def _against_the_rest(rows: Array, probable: bool) -> list[tuple[Array, Array]]:
     """Return a pair (scores, truth) for each class against the rest, or for each yes/no prediction.
 
-    Softmax is applied to the scores unless they are ``probable``. Samples without a valid label are dropped.
+    Softmax is applied to class scores unless they are ``probable``. Samples without a valid label are dropped.
     """
     if rows.ndim == 3:
         columns = (rows[..., i] for i in range(rows.shape[2]))
@@ -264,9 +264,7 @@ def _against_the_rest(rows: Array, probable: bool) -> list[tuple[Array, Array]]:
 
 
 def _steps(scores: Array, truth: Array) -> tuple[Array, Array]:
-    """Return the numbers of positives and of negatives with at least each score, for distinct scores from the highest
-    down.
-    """
+    """Return, for each distinct score from the highest, how many positives and how many negatives reach it."""
     order = np.argsort(-scores, kind="stable")
     ends = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
     return np.cumsum(truth[order])[ends], np.cumsum(~truth[order])[ends]

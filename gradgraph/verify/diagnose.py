@@ -68,7 +68,7 @@ def diagnose(model: Source, wrt: str | Sequence[str] | None = None, output: str 
 
 
 def _message(model: Source) -> tuple[onnx.ModelProto, Path | None]:
-    """Return a copy of the model's message, and the folder of its external data."""
+    """Return a copy of the model as a ``ModelProto``, and the folder of its external data."""
     if isinstance(model, ir.Model):
         return ir.to_proto(model), None
     if not isinstance(model, onnx.ModelProto):
@@ -80,7 +80,7 @@ def _message(model: Source) -> tuple[onnx.ModelProto, Path | None]:
 
 
 def _name_nodes(model: onnx.ModelProto) -> None:
-    """Make node names unique as the normal form does, so that its findings have the same names.
+    """Make node names unique as the normal form does, so that the names in findings agree with it.
 
     Nodes without a name stay unnamed.
     """

@@ -57,7 +57,7 @@ class Weights:
 
 
 def _activations(names: Sequence[str], alphas: Sequence[float], betas: Sequence[float]) -> list[Function]:
-    """Return the activation functions, with the given α and β assigned in order to the functions that use them."""
+    """Return the activation functions; the α and β are assigned, in order, to the functions that use them."""
     alpha, beta = iter(alphas), iter(betas)
     found: list[Function] = []
     for name in names:

@@ -79,7 +79,7 @@ def _split_masks(walk: Walk, scores: ir.Value) -> tuple[list[ir.Value], ir.Value
 
 
 def _split_sum(node: ir.Node) -> tuple[ir.Value, ir.Value]:
-    """Return the operands of an Add: first the one computed from the product of Q and K, then the mask."""
+    """Return the operands of an Add of scores and mask: first the scores, computed from Q·Kᵀ, then the mask."""
     for scores, mask in (node.inputs, node.inputs[::-1]):
         if scores is not None and mask is not None and _has_product(scores):
             return scores, mask

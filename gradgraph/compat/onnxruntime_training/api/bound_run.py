@@ -15,7 +15,7 @@ from gradgraph.runtime.execution.session import Placement, RuntimeOptions, creat
 
 @dataclass(frozen=True)
 class GivenOptions(RuntimeOptions):
-    """Session options: an ``onnxruntime.SessionOptions`` given by the user, or gradgraph's own."""
+    """Session options: the user's ``onnxruntime.SessionOptions``, or gradgraph's own."""
 
     given: ort.SessionOptions | None = None
 

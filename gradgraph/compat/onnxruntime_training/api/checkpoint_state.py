@@ -58,7 +58,7 @@ class Parameter:
 
 
 class _ByName:
-    """A read-only mapping from names to parameters or properties of a state."""
+    """A mapping from names to the parameters or properties of a state."""
 
     _kind: str
 

@@ -1,1 +1,1 @@
-"""Graphs of training, eval and optimizer models, and conversion of those of onnxruntime-training."""
+"""Graphs of training, eval and optimizer models, and conversion of models written by onnxruntime-training."""
