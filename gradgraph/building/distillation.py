@@ -114,8 +114,10 @@ def _shape_text(shape: Sequence[Any]) -> str:
 
 
 def check_imitation(graph: ir.Graph, imitation: Imitation, is_alone: bool, mask: Any) -> None:
-    """Raise BuildError if outputs of the teacher are missing, if its share is below 1 without another loss, or if the
-    mask is a dict, which masks single outputs.
+    """Raise BuildError if the distillation does not match the other options.
+
+    This is so if outputs of the teacher are missing, if the teacher's share is below 1 although there is no other loss
+    (``is_alone``), or if the mask is a dict, which masks single outputs.
     """
     if missing := [name for name in imitation.values if name not in floating_outputs(graph)]:
         raise BuildError(

@@ -45,7 +45,7 @@ class Wanted:
 
     @property
     def is_number(self) -> bool:
-        """Whether the graph can compute the metric as a number, if the step has a single, unweighted loss.
+        """Whether the graph can compute the metric as one number per batch, if the step has a single, unweighted loss.
 
         This needs a ``Metric`` that supports it, without options and without a chosen output.
         """

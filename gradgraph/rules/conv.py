@@ -127,7 +127,7 @@ def _seen(w: Var, attrs: dict[str, Any]) -> Windows:
 
 
 def bias_gradient(op: Builder, dy: Var) -> Var:
-    """Return the bias gradient, ``dy`` summed over space, then the batch: twice as fast as a single sum in onnxruntime."""
+    """Return ``dy`` summed over space, then over the batch: in onnxruntime twice as fast as a single sum."""
     return op.ReduceSum(op.ReduceSum(dy, spatial(dy), keepdims=0), [0], keepdims=0)
 
 

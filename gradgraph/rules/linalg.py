@@ -170,7 +170,7 @@ def einsum(op: Builder, dz: Var, z: Var, *xs: Var, equation: str) -> Gradients:
 
 
 def _einsum_gradient(op: Builder, i: int, dz: Var, xs: tuple[Var, ...], terms: list[str], out: str) -> Var:
-    """Return the gradient of operand ``i``: an Einsum of the cotangent and other operands to the labels of operand ``i``.
+    """Return the gradient of operand ``i``: an Einsum of the cotangent and the other operands to its labels.
 
     For a diagonal (``iij``), a new label replaces the repeated ``i``, and an identity matrix is a further operand.
     """

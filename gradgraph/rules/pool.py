@@ -80,13 +80,13 @@ def max_pool(op: Builder, dys: Sequence[Var], ys: Sequence[Var], x: Var, **attrs
     like=[1],
 )
 def max_pool_gradient(op: Builder, dy: Var, x: Var, **attrs: Any) -> Var:
-    """Add each cotangent to the largest element of its window, the first of equal ones."""
+    """Return the gradient of ``x``: each cotangent is added to the first largest element of its window."""
     _, winners = op.MaxPool(x, outputs=2, **{**attrs, "storage_order": 0})
     return _to_winners(op, dy, winners, x, windows(**attrs))
 
 
 def _to_winners(op: Builder, dy: Var, winners: Var, x: Var, seen: Windows) -> Var:
-    """Add ``dy`` at the row-major positions ``winners``, the indices of maxima in ``x``."""
+    """Return zeros in the shape of ``x`` with ``dy`` added at the row-major positions ``winners`` of the maxima."""
     if tiles(seen, x, dy):
         return op.MaxUnpool(dy, winners, kernel_shape=seen.taps, strides=seen.strides)
     size = op.ReduceProd(op.shape(x), keepdims=1)
@@ -184,7 +184,7 @@ def average_pool(op: Builder, dy: Var, y: Var, x: Var, **attrs: Any) -> Gradient
 def average_pool_gradient(
     op: Builder, dy: Var, x: Var, *, ceil_mode: int = 0, count_include_pad: int = 0, **attrs: Any
 ) -> Var:
-    """Spread each cotangent over the taps of its window that the average counts."""
+    """Return the gradient of ``x``: each cotangent is spread over the taps of its window that the average counts."""
     seen, dy = _seen(x, dy, ceil_mode=ceil_mode, **attrs)
     axes = [a for a in range(seen.rank) if _may_lack_taps(x, dy, a, seen, bool(count_include_pad), bool(ceil_mode))]
     if axes:  # in a mean over fewer elements each has more weight

@@ -42,7 +42,7 @@ def _case(*inputs: Any, hidden_size: int = 2, **options: Any) -> Case:
 def _inputs(
     gates: int, states: int, directions: int, lengths: np.ndarray | None = None
 ) -> list[Draw | np.ndarray | None]:
-    """Return all inputs of a node: 5 steps, 4 sequences, 3 features, 2 units."""
+    """Return all inputs of a test case: 5 steps, 4 sequences, 3 features, 2 units."""
     bias = uniform(-0.9, 0.9, directions, gates * 4)
     return [real(5, 4, 3), *_weights(gates, directions), bias, lengths, *[real(directions, 4, 2)] * states]
 
@@ -89,7 +89,7 @@ def _one(x: Sequence[float], slope: Sequence[float], **attrs: Any) -> Point:
 def _operands(
     gates: int, states: int, steps: int = 2, sequences: int = 4, features: int = 3, units: int = 2
 ) -> list[Draw]:
-    """Return the inputs of a gradient operator, except dY."""
+    """Return the inputs of a gradient operator, except dY, for a test case."""
     rows, state = gates * units, [real(sequences, units)] * states
     weights = [uniform(-0.9, 0.9, rows, features), uniform(-0.9, 0.9, rows, units), real(rows), real(rows)]
     return [real(steps, sequences, features), *weights, *state, uniform(-0.9, 0.9, steps, sequences, units), *state]

@@ -36,7 +36,7 @@ class Finding:
 
     @property
     def error(self) -> float:
-        """The difference of both derivatives, relative to the size of the summed terms; infinite if not finite."""
+        """The difference of both derivatives, relative to ``scale``; infinite if one of them is not finite."""
         gap = abs(self.analytic - self.numeric)
         return gap / self.scale if np.isfinite(gap) else float("inf")
 

@@ -1,4 +1,4 @@
-"""Oracle kernels of control flow, sequences and optionals, which replace wrong or limited kernels of onnx.
+"""Kernels of control flow, sequences and optionals for the float64 oracle: replace wrong or limited kernels of onnx.
 
 In onnx's ReferenceEvaluator, Scan supports only axis 0 and one direction. Loop concatenates scan outputs of matrices
 instead of stacking them, treats an absent condition as false, and fails for zero iterations. SequenceInsert at the end

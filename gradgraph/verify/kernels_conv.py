@@ -1,4 +1,6 @@
-"""Convolution and pooling for the oracle, in the precision of the input: strided views and matrix products.
+"""Kernels of convolution and pooling for the float64 oracle.
+
+They compute in the precision of the input, with strided views and matrix products.
 
 onnx's own kernels loop in Python, and some disagree with onnxruntime and PyTorch: ConvTranspose with more than one
 output channel per group, AveragePool and MaxPool with ``ceil_mode`` (the overhang belongs to the end), LpPool with

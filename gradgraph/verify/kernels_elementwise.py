@@ -1,4 +1,7 @@
-"""Oracle kernels of element-wise operators and reductions, in the precision of the input, 0-d tensors included."""
+"""Kernels of element-wise operators and reductions for the float64 oracle.
+
+They compute in the precision of the input, and support 0-d tensors.
+"""
 
 from __future__ import annotations
 

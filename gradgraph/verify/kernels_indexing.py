@@ -1,4 +1,4 @@
-"""Oracle kernels of indexing operators whose ReferenceEvaluator kernels reject valid inputs."""
+"""Kernels of indexing operators for the float64 oracle; the kernels of the ReferenceEvaluator reject valid inputs."""
 
 from __future__ import annotations
 

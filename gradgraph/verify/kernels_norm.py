@@ -1,4 +1,4 @@
-"""Normalization and related kernels for the oracle, where onnx's own are wrong, incomplete or in float32.
+"""Kernels of normalization for the float64 oracle, where onnx's own kernels are wrong, incomplete or in float32.
 
 LpNormalization omits |x| for p = 1; LRN loops over the batch where it should loop over channels; the functions
 GroupNormalization and MeanVarianceNormalization cast to float32 inside; Dropout fails when only its ratio is absent;

@@ -1,4 +1,4 @@
-"""RNN, GRU and LSTM for the oracle, with every attribute; onnx's own kernels support few.
+"""Kernels of RNN, GRU and LSTM for the float64 oracle, with every attribute; onnx's own kernels support few.
 
 onnx's kernels ignore activations, clip, sequence_lens, input_forget and RNN's direction. The kernels here follow the
 equations of the specification step by step. Where the specification is silent, they follow onnxruntime:

@@ -1,4 +1,4 @@
-"""Sampling and Fourier kernels for the oracle, in the precision of the input.
+"""Sampling and Fourier kernels for the float64 oracle, in the precision of the input.
 
 onnx's own GridSample, AffineGrid and DeformConv compute in float32 inside; MaxRoiPool is missing; RoiAlign and Col2Im
 loop in Python over every element.
