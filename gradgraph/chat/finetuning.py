@@ -283,7 +283,7 @@ class _Models:
         )  # fmt: skip
         model = surgery.language_model(adapted, packed=recipe.pack)
         model = surgery.pair_model(model, next_token=bool(recipe.sample)) if recipe.prefers else model
-        assert isinstance(adapted, ir.Model) and isinstance(model, ir.Model)  # as for the decoder
+        assert isinstance(adapted, ir.Model) and isinstance(model, ir.Model)  # like the decoder
         self._adapted, self._rank = adapted, recipe.rank
         self._learner = model if recipe.teacher is None else taught(model, self._base, recipe)
 
@@ -321,7 +321,7 @@ def prepare(
         PairBatches(each, pad, limit.row) if recipe.prefers else ChatBatches(each, limit.row, recipe.pack, pad)
         for each in tokens
     )
-    if not len(held) and not (recipe.patience or recipe.eval_every):  # which require some
+    if not len(held) and not (recipe.patience or recipe.eval_every):  # both require held-out rows
         log.info("no rows are held out, so nothing is evaluated")
     texts = [[t for sample in each for t in ((sample.first, sample.second) if recipe.prefers else (sample,))]
              for each in tokens]  # fmt: skip

@@ -92,7 +92,7 @@ def planned(
     """
     assert recipe.memory is not None
     limit = limit_of(f"auto:{recipe.memory}")
-    assert limit is not None  # as the number is given
+    assert limit is not None  # the recipe sets ``memory``
     search, lower = _Search(limit, build, merges), _lower_ranks(recipe)
     for shorter in _lengths(recipe, data.longest):
         try:

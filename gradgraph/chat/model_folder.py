@@ -34,7 +34,7 @@ _CONTEXT = (
     "max_position_embeddings",
     "n_positions",
     "seq_length",
-)  # of genai, most models, GPT-2, Falcon
+)  # keys of genai, most models, GPT-2 and Falcon
 _HEAD, _WIDTH, _HEADS = ("head_size", "head_dim"), ("hidden_size", "n_embd"), ("num_attention_heads", "n_head")
 _ROTATIONS = {"GroupQueryAttention": 7, "RotaryEmbedding": 2}  # inputs that read cosines or sines
 _NESTED = ("text_config", "llm_config", "language_config")  # of Gemma 3 and most, InternVL, DeepSeek-VL
@@ -135,7 +135,7 @@ class ModelFolder:
         if not is_merged(model):
             return model
         one = surgery.fix_inputs(model, {USE_CACHE: False})
-        assert isinstance(one, ir.Model)  # like the given one
+        assert isinstance(one, ir.Model)  # like ``load_model``'s result
         return one
 
     def beside(self) -> dict[str, Path]:

@@ -196,7 +196,9 @@ def adaptable(
             f"no {what} that can have an adapter matches "
             f"{listed(as_names(target))}{because}; choose from {listed([layer.name for layer in known][:12])}"
         )
-    if len(as_names(target)) > 1 and all(hasattr(layer, "names") for layer in layers):  # else of a registered kind
+    if len(as_names(target)) > 1 and all(
+        hasattr(layer, "names") for layer in layers
+    ):  # layers of kinds registered by users may have no names
         known = [layer.name for layer in search(work, "*")[0]]
         check_patterns(target, _names_of(layers), f"{what} that can have an adapter", known)
     if before:

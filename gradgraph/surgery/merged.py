@@ -100,7 +100,7 @@ def merge_to_folder(
     work = opened(model, None)
     _merge_all(work, weights, None, requantise, errors, SpilledWeights(folder))
     result = closed(work, model, None)
-    assert isinstance(result, ir.Model)  # as in the given one
+    assert isinstance(result, ir.Model)  # closed() returns the type of ``model``
     return result
 
 

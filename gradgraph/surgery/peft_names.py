@@ -31,7 +31,7 @@ from gradgraph.surgery.operation import numbers_of
 Array = np.ndarray[Any, Any]
 
 PIECES = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-OURS = {".self_attn.": ".attn.", ".attn.dense": ".attn.o_proj", ".mlp.router": ".moe.router"}  # from Hugging Face's
+OURS = {".self_attn.": ".attn.", ".attn.dense": ".attn.o_proj", ".mlp.router": ".moe.router"}  # by Hugging Face's part
 _OF_A_BUILDER = re.compile(r"(.*\.)?layers\.\d+\.(attn|self_attn|mlp|moe)\..+")  # other layers have PyTorch's names
 _NUMBERED = re.compile(r"(.*\.)?(layers\.\d+\..+)")
 _PASSED = frozenset({"Add", "Mul", "Cast", "Identity", "Split", "Reshape"})  # from a projection to its attention

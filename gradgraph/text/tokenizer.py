@@ -106,7 +106,7 @@ class Tokenizer:
         self.pad, self.pads_left = int(padding.get("pad_id", known)), padding.get("direction") == "left"
         self.longest: int | None = truncation.get("max_length")
         self.cuts_left = truncation.get("direction") == "left"
-        self._strategy = truncation.get("strategy", "longest_first")  # of pairs
+        self._strategy = truncation.get("strategy", "longest_first")  # how pairs are truncated
         self._runner.no_padding()
 
     def save(self, path: str | os.PathLike[str]) -> Path:
