@@ -133,10 +133,10 @@ class Backend:
         return table is None or all(table.verdict(node).kind not in ("refused", "wrong") for node in nodes)
 
     def forms_of(self, node: ir.Node) -> list[Form]:
-        """Return the forms for ``node``, best first; those of the extended backend come last."""
+        """Return the forms for ``node``, best first; forms of the extended backend come last."""
         inherited = self.extends.forms_of(node) if self.extends is not None else []
         return [*self.lowering.forms.of(node), *inherited]
 
     def adds_forms(self, node: ir.Node) -> bool:
-        """Return whether this backend has forms for ``node`` in addition to those of the backend it extends."""
+        """Return whether this backend itself, not only the backend it extends, has forms for ``node``."""
         return self.extends is not None and bool(self.lowering.forms.of(node))

@@ -1,7 +1,7 @@
 """Tables of what runtimes support: operators, types and conditions, one data file per backend (``tables/*.toml``).
 
-A table says for a node that the runtime computes it correctly, rejects it, silently computes it *wrong*, or was not
-tested with it. Most tables were measured: ``python -m tests.runtimes.probe`` runs single-operator models in the
+A table records for each node whether the runtime computes it correctly, rejects it, silently computes it *wrong*, or
+was not tested with it. Most tables were measured: ``python -m tests.runtimes.probe`` runs single-operator models in the
 runtime, compares results, and writes the file. Some are from a runtime's documentation.
 
 A row lists, for each type variable of the operator's schema, the types that work, and conditions under which the
@@ -43,7 +43,7 @@ KINDS: tuple[Kind, ...] = ("right", "untried", "falls back", "refused", "wrong")
 
 @dataclass(frozen=True)
 class Verdict:
-    """The support for one node.
+    """A runtime's support for one node.
 
     Attributes:
         kind: one of ``KINDS``.
@@ -263,7 +263,7 @@ def table_of(name: str) -> Table | None:
 
 @dataclass(frozen=True)
 class Everywhere(Table):
-    """The intersection of several tables: the verdict on a node is the worst of theirs."""
+    """The intersection of several tables: the verdict on a node is the worst verdict of the tables."""
 
     tables: tuple[Table, ...] = ()
 
@@ -300,7 +300,7 @@ def everywhere() -> Table:
 
 
 def lacking(name: str) -> Callable[[Call], bool]:
-    """Return a condition for ``when=`` that is true for calls that the runtime ``name`` does not support."""
+    """Return a predicate for a form's ``when=`` that is true for calls that the runtime ``name`` does not support."""
 
     def when(call: Call) -> bool:
         found = table_of(name)

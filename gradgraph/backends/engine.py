@@ -55,7 +55,7 @@ def for_machine(
     Args:
         model: a training or evaluation model of a step.
         dims: sizes of symbolic dimensions, by name.
-        choose: returns the forms to try for a call, in order; by default those whose ``when`` is true.
+        choose: returns the forms to try for a call, in order; by default the forms whose ``when`` is true.
     """
     return ir.to_proto(lowered(opened(model, dims or {}), backend, choose))
 

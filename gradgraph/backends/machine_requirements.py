@@ -23,7 +23,7 @@ def check_runs_here(backend: Backend, machine: str, here: Backend) -> None:
 
     Args:
         backend: the backend that the step was written for.
-        machine: what it requires of the machine, from the step's manifest.
+        machine: the hardware that the step requires, from its manifest.
         here: the backend of onnxruntime's first execution provider.
 
     Raises:

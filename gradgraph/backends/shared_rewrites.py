@@ -26,7 +26,7 @@ def _scans(model: ir.Model) -> list[ir.Node]:
 
 
 def _scan_numbers(node: ir.Node, name: str, count: int) -> list[int]:
-    """Return an attribute of a Scan, one integer per tensor; zeros if it is absent."""
+    """Return the attribute ``name`` of a Scan, ``count`` integers with one per tensor; zeros if it is absent."""
     return list(node.attributes[name].as_ints()) if name in node.attributes else [0] * count
 
 

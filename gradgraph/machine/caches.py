@@ -35,7 +35,7 @@ def _absolute(variable: str, otherwise: Path) -> Path:
 
 
 def open_private(folder: Path) -> None:
-    """Create ``folder`` if it is missing, accessible to this user only whatever the umask, and check its permissions.
+    """Create ``folder`` if it is missing, accessible to this user only (for any umask), and check its permissions.
 
     Raises:
         RuntimeUnavailableError: if another user can write to it.

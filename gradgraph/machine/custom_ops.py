@@ -22,7 +22,7 @@ def absolute(paths: Paths) -> list[Path]:
 
 
 def register(options: ort.SessionOptions, paths: Paths = ()) -> None:
-    """Register all ``KNOWN`` libraries and those at ``paths`` with these session options.
+    """Register all ``KNOWN`` libraries, and the libraries at ``paths``, with the session options.
 
     Raises:
         RuntimeUnavailableError: if a library does not exist, or onnxruntime cannot load it.

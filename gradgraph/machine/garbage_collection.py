@@ -18,7 +18,7 @@ _was_enabled = True
 
 @contextlib.contextmanager
 def paused_collection() -> Iterator[None]:
-    """Pause garbage collection within a block or decorated function, until the last such block in any thread ends."""
+    """Pause garbage collection in a block or decorated function; it resumes when no thread is in such a block."""
     global _pauses, _was_enabled
     with _lock:
         if not _pauses:

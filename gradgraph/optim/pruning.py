@@ -79,7 +79,7 @@ class Pruning:
         return fits
 
     def due(self, op: Builder, step: Var) -> Var:
-        """Return whether the masks change after update number ``step``, counted from 0."""
+        """Return a boolean scalar: whether the masks change after update number ``step``, counted from 0."""
         if self.group or self.end <= self.begin:
             return op.Equal(step, np.int64(self.begin))
         passed = op.And(op.Not(op.Less(step, np.int64(self.begin))), op.Not(op.Greater(step, np.int64(self.end))))
@@ -89,7 +89,7 @@ class Pruning:
     def masks(
         self, op: Builder, weights: Sequence[Var], masks: Sequence[Var], axes: Sequence[int | None], step: Var
     ) -> list[Var]:
-        """Return the updated masks, which are 1 for numbers that are kept. Pruned numbers stay pruned.
+        """Return the updated masks: 1 for remaining numbers, 0 for pruned ones, which stay pruned.
 
         Args:
             weights: the pruned weights.
@@ -112,7 +112,7 @@ class Pruning:
         return [op.Reshape(m, known_sizes(w.shape)) for m, w in zip(parts, weights, strict=True)]
 
     def _kept(self, op: Builder, count: int, step: Var) -> Var:
-        """Return how many of ``count`` numbers are kept at ``step``.
+        """Return the number of unpruned elements at ``step``, out of ``count``.
 
         The share of zeros is ``sparsity·(1 − (1 − done)³)``, where ``done`` is the finished share of the time from
         ``begin`` to ``end``.

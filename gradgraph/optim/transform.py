@@ -107,7 +107,7 @@ class Transform:
 
 @dataclass(frozen=True)
 class Group:
-    """A group of weights with the same optimizer settings.
+    """A group of weights that share optimizer settings.
 
     Args:
         transforms: the transforms of their gradients.

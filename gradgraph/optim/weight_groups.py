@@ -316,7 +316,7 @@ def _check_rule(name: str, glob: str, rule: Mapping[str, Any] | Optimizer, group
 
 
 def _key(rule: Any) -> Any:
-    """Return a key that is equal for rules with the same arguments."""
+    """Return a key for a rule, equal for rules with equal arguments."""
     if isinstance(rule, Optimizer):
         return id(rule)
     return tuple(sorted((k, id(v) if isinstance(v, Schedule) else repr(v)) for k, v in rule.items()))

@@ -147,5 +147,5 @@ def magnitude_pruning(
 
 
 def _followed(optimizer: Optimizer, last: Transform) -> Optimizer:
-    """Return ``optimizer`` with a further transform of the new weights."""
+    """Return ``optimizer`` with ``last`` appended to its transforms of the new weights."""
     return optimizer.wrapped(last.name, last.arguments, after=(*optimizer.after, last))

@@ -214,13 +214,13 @@ class Buckets:
         return {name: view for name, view in views.items() if view.dtype == part.array.dtype}
 
     def add_kept(self) -> None:
-        """Add the gradients of earlier batches in ``kept`` to those of this batch."""
+        """Add the gradients of earlier batches, in ``kept``, to the gradients of this batch."""
         if any(self.waiting):
             for part, sums in zip(self.parts, self.kept, strict=True):
                 np.add(part.gradients, sums, out=part.gradients)
 
     def settle(self, due: bool) -> None:
-        """Finish the batch: clear ``kept`` if the weights were updated (``due``), else add its gradients to it."""
+        """Finish the batch: clear ``kept`` if the weights were updated (``due``), else add the new gradients to it."""
         if due:
             self.waiting = (0.0, 0)
             return

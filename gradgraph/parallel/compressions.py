@@ -36,7 +36,7 @@ class Messages(Protocol):
         """Sum ``array`` over all ranks, in place."""
 
     def all_gather(self, array: Array, counts: Sequence[int]) -> None:
-        """Fill ``array`` from all ranks, in order of ranks: each sends its own ``counts[rank]`` elements of it."""
+        """Fill ``array`` with the parts of all ranks, by rank; rank r sends ``counts[r]`` elements."""
 
     def all_to_all(self, sent: Array, got: Array) -> None:
         """Send one equal part of ``sent`` to each rank; write the parts received from all ranks to ``got``."""
@@ -91,7 +91,7 @@ class Compression:
                        for n, a in names.items()}  # fmt: skip
 
     def is_shared(self, name: str) -> bool:
-        """Return whether the state tensor ``name`` is the same on all ranks."""
+        """Return whether the state tensor ``name`` is equal on all ranks."""
         return False
 
 

@@ -52,7 +52,7 @@ class Message:
 
     @property
     def size(self) -> int:
-        """The number of elements."""
+        """The number of elements of the array that each rank sends, and of the array that it receives."""
         return 2 * self.channels + (not self.is_gradient)
 
     def given(self, own: Array, unit: float) -> Array:
@@ -238,7 +238,7 @@ def _never_by_zero(editor: Editor, weight: ir.Value) -> None:
 
 
 def _kept(value: ir.Value | None) -> ir.Value | None:
-    """Return the forward value of which ``value`` is a delayed copy (by nodes ``After``), or ``value`` itself."""
+    """Return the forward value that ``value`` copies through ``After`` nodes, or ``value`` itself if it is no copy."""
     while value is not None and (node := value.producer()) is not None:
         if node.domain != DOMAIN or operator_name(node.op_type) != AFTER:
             break

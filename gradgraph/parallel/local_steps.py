@@ -16,7 +16,7 @@ _MOMENTUM = Kind("a number from 0 and below 1", lambda v: isinstance(v, int | fl
 
 
 class LocalSteps(Compression):
-    """Rounds of local steps on each rank, with the rank's own gradients and optimizer state.
+    """Rounds of local steps, in which each rank uses its own gradients and optimizer state.
 
     Args:
         every: the number of steps in a round, which also ends before an evaluation.

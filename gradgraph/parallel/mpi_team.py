@@ -261,7 +261,7 @@ class MpiTeam(Team):
         return {**values, **_with_sums(values, *buckets.sums(kept, self.usual))}
 
     def _settle_sums(self, state: State) -> None:
-        """Add the gradients kept on all ranks to the accumulated sums in the state, on all ranks."""
+        """Add the gradients that ranks have kept since the last update to the accumulated sums in the state."""
         buckets = self._buckets
         if buckets is None or not any(buckets.waiting):
             return
@@ -351,7 +351,7 @@ class MpiTeam(Team):
             self._wait(self._comm.Iallreduce(MPI.IN_PLACE, array))
 
     def all_gather(self, array: Array, counts: Sequence[int]) -> None:
-        """Fill ``array`` from all ranks, in order of ranks: each sends its own ``counts[rank]`` elements of it."""
+        """Fill ``array`` with the parts of all ranks, by rank; rank r sends ``counts[r]`` elements."""
         self.sent += array.nbytes * (self.ranks - 1) / self.ranks
         self._wait(self._comm.Iallgatherv(MPI.IN_PLACE, [array, list(counts)]))
 

@@ -85,7 +85,7 @@ def cut(model: onnx.ModelProto, messages: Iterable[Message], ahead: str = "") ->
 
 
 def _cross(segments: Sequence[Segment]) -> None:
-    """Set ``reads``, ``gives`` and ``forgets`` of each segment: the values that segments pass to each other."""
+    """Set the names of values that pass between segments: ``reads``, ``gives`` and ``forgets`` of each segment."""
     maker, last = dict[str, Segment](), dict[str, Segment]()
     for segment in segments:
         made = {y for node in segment.nodes for y in node.output if y}
@@ -211,7 +211,7 @@ _NOTHING = to_ortvalue(np.zeros(1, np.float32))
 
 
 def _of(ports: Ports, part: onnx.ModelProto) -> Ports:
-    """Return ``ports`` with only the outputs that the segment ``part`` has; constants are kept."""
+    """Return the constants of ``ports``, and the ports of outputs that ``part``, the model of a segment, has."""
     outputs = {o.name for o in part.graph.output}
     return Ports(
         {n: o for n, o in ports.results.items() if o in outputs},

@@ -189,7 +189,7 @@ class SplitSession(BoundSession):
 
 
 def _gradient(opened: OpenedStep, part: Part, sizes: Sizes, ports: Ports, team: Adding) -> Gradient:
-    """Open the session of gradient.onnx; it reads frozen weights in the same way as in training by one process."""
+    """Open the session of gradient.onnx, which reads frozen weights as the session of a single process does."""
     spec, packs = opened.manifest.separate, opened.packs_for(part, sizes)
     assert spec is not None
     if (joint := team.joint_norms) is not None:

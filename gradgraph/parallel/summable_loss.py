@@ -7,7 +7,7 @@ from gradgraph.step.manifest import Manifest
 
 
 def check_loss(manifest: Manifest) -> None:
-    """Check that the gradients of the ranks' samples add up to those of a whole batch.
+    """Check that the gradients of a whole batch are the sum of the gradients of the ranks' samples.
 
     Raises:
         BuildError: if the loss is neither a mean nor a sum over samples.

@@ -13,7 +13,7 @@ from gradgraph.passes.rewrites import Rewrite
 
 
 def at_precision(precision: Precision) -> Backend:
-    """Return the native backend with products of this precision."""
+    """Return the native backend with products computed at ``precision``."""
     if precision == HIGHEST:
         return ORT_NATIVE
     choice = Rewrite(

@@ -247,7 +247,7 @@ def _written_for(op: Builder, node: ir.Node, region: _Region, values: dict[ir.Va
 
 
 def _for_all(op: Builder, node: ir.Node, value: ir.Value | None) -> Var | None:
-    """Return ``value``, an input shared by all rows of ``node``, with its last axis only if it has more than two."""
+    """Return ``value``, an input shared by all rows; a vector if it has over two axes and ``node`` is elementwise."""
     sizes = all_sizes(shape_of(value)) or []
     is_deep = node.op_type in _ELEMENTWISE and len(sizes) > 2
     return op.Reshape(op.wrap(value), [sizes[-1]]) if is_deep else op.wrap(value)

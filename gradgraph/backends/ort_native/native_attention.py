@@ -231,7 +231,7 @@ class Weights:
     guarded: bool
 
     def is_like(self, other: Weights) -> bool:
-        """Return whether both are computed from the same tensors in the same way."""
+        """Return whether ``self`` and ``other`` are computed from the same tensors by the same operations."""
         masks = [m and (behind_orders(m.value), m.kept, m.hidden) for m in (self.mask, other.mask)]
         mine, its = ([some(source(x, behind=True)) for x in w.product.inputs] for w in (self, other))
         are_same = all(a.is_like(b) and a.scale == b.scale for a, b in zip(mine, its, strict=True))
@@ -254,7 +254,7 @@ def _weights(p: ir.Value, readers: Collection[ir.Node]) -> Weights:
 
 
 def _unguarded(p: ir.Value) -> ir.Value:
-    """Return the input of the nodes (IsNaN, Where) that replace NaN in ``p`` by zeros; ``p`` itself without such nodes.
+    """Return the value in which IsNaN and Where replace NaN by 0 to compute ``p``, or ``p`` without these nodes.
 
     PyTorch's exporter writes these nodes for fully masked rows.
 

@@ -40,7 +40,7 @@ def _has_no_tiles(call: Call) -> bool:
     domain=library.DOMAIN,
 )
 def same_kernel(op: Builder, call: Call) -> Written:
-    """Write the same node for the blocked ``call.inputs``; an attribute ``block`` is set to the block size."""
+    """Copy the native node of ``call`` for blocked inputs, with the block size as its attribute ``block``."""
     attrs = {**call.attrs, "block": nchwc_block()} if "block" in call.attrs else call.attrs
     written = native_kernel(op, call.node.op_type, call.inputs, [op.wrap(y) for y in call.node.outputs], **attrs)
     assert written is not None

@@ -18,7 +18,7 @@ FREE = {"lower": -ANY, "upper": ANY, "activation": NONE}
 
 
 def activations(graph: ir.Graph) -> list[ir.Node]:
-    """Return the activations that kernels may include, in graph order."""
+    """Return the Relu and Clip nodes of ``graph`` that kernels may apply, in graph order."""
     return [n for n in graph if n.domain == "" and n.op_type in ("Clip", "Relu")]
 
 

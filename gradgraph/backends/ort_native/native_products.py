@@ -162,7 +162,7 @@ def gemm_by_tiles(op: Builder, a: Var, b: Var, c: Var | None = None, **attrs: An
 
 
 def _biased(*summands: Var | None) -> tuple[ir.Node, Var] | None:
-    """Return the MatMul, with a single reader, and the bias if the ``summands`` of an Add are such; else None."""
+    """Return the MatMul and the bias if ``summands`` are a vector and a MatMul without other readers; else None."""
     for product, bias in zip(summands, reversed(summands), strict=True):
         node = None if product is None else product.value.producer()
         if product is None or bias is None or node is None or node.op_type != "MatMul" or len(node.inputs) != 2:

@@ -50,7 +50,7 @@ class Strided:
         return Strided(self.offset + begin * self.strides[axis], shape, self.strides)
 
     def reshaped(self, shape: Sizes) -> Strided | None:
-        """Return a view of the same numbers in the same order with another shape; None if data would have to be moved.
+        """Return this view reshaped to ``shape``; None if data would have to be moved.
 
         Contiguous axes are merged into runs; each new axis must divide the remaining size of a run.
         """
@@ -120,7 +120,7 @@ class Source:
         return Source(self.base, self.view.turned(), self.scale)
 
     def is_like(self, other: Source | None) -> bool:
-        """Return whether both are the same view of the same tensor; factors may differ."""
+        """Return whether ``other`` is the same view of the same tensor; factors may differ."""
         return other is not None and self.base is other.base and self.view == other.view
 
 

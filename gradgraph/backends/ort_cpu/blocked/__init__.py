@@ -1,1 +1,1 @@
-"""Nodes between blocked convolutions: which of them also compute in blocks of channels (NCHWc), and how."""
+"""The blocked layout (NCHWc): nodes between blocked convolutions that also compute in blocks of channels."""

@@ -99,7 +99,7 @@ in_blocks = STOCK.add
 
 
 def inputs_of(call: Call) -> list[Var]:
-    """Return the inputs that are present."""
+    """Return the inputs of ``call`` without absent optional ones."""
     return [x for x in call.inputs if x is not None]
 
 

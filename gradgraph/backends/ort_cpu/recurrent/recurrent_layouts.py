@@ -58,7 +58,7 @@ class Columns:
         return self.op.Transpose(w, perm=[1, 0])
 
     def bias(self, b: Var) -> Var:
-        """Convert a bias per unit for ``times``."""
+        """Convert a bias [F] to the argument ``bias`` of ``times``."""
         return self.op.Unsqueeze(b, [1])
 
     def times(
