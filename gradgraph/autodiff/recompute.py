@@ -258,7 +258,10 @@ def _separate_readers(op: Builder, p: Differentiated, graph: ir.Graph, values: I
 
 
 def _may_fuse(node: ir.Node) -> bool:
-    """Whether runtimes may fuse ``node`` with a node before it that is not a product (products are always fused)."""
+    """Whether runtimes may fuse ``node`` with a node before it.
+
+    Products are not included, because runtimes fuse them in any case.
+    """
     return not node.domain and (is_elementwise(node) or node.op_type in _FUSED)
 
 

@@ -316,7 +316,7 @@ class Builder(OperatorCalls):
         self._names.discard(name)
 
     def fresh_in(self, scope: str, name: str) -> str:
-        """Return an unused name for ``name`` in ``scope``, which is the name of a node or of a part of the model."""
+        """Return an unused name for ``name`` in ``scope``, the name of a node or of a part of the model."""
         return self.fresh(scoped(scope, name))
 
     @functools.cached_property

@@ -41,7 +41,7 @@ class Layout:
         return [axis for axis in range(rank) if axis not in self.outputs]
 
     def matrix(self, sizes: Sequence[int]) -> tuple[int, int]:
-        """Return the two sizes of a weight as a matrix: the products of the output axes, and of all other axes."""
+        """Return the sizes of a weight as a matrix: the product of the output sizes, and of all other sizes."""
         rows = math.prod(size for axis, size in enumerate(sizes) if axis in self.outputs)
         return rows, math.prod(sizes) // max(rows, 1)
 

@@ -47,12 +47,13 @@ _ABOVE_ZERO = Kind("a number above 0", lambda value: FINITE.fits(value) and valu
 
 @dataclass(frozen=True)
 class Precision:
-    """The precision in which a float32 model is computed; weights stay float32 and are rounded where they are read.
+    """The precision in which a float32 model is computed. Weights stay float32; operators read rounded copies of them.
 
     Args:
         name: ``"float16"``, ``"bfloat16"``, or ``"float32"`` for no change.
         float32: names and globs of nodes or operators that stay in float32.
-        lower: names and globs of nodes or operators that run in the low precision, whatever the table says.
+        lower: names and globs of nodes or operators that run in the low precision, even if the table of operators says
+            otherwise.
         scaled: scale the loss dynamically, so that small gradients do not vanish and large ones do not overflow; by
             default for float16.
         init_scale, growth_factor, backoff_factor, growth_interval: settings of the loss scale, as in
@@ -85,17 +86,17 @@ class Precision:
 
     @property
     def dtype(self) -> ir.DataType | None:
-        """The low precision; None for float32."""
+        """The element type of the low precision; None for float32."""
         return PRECISIONS[self.name]
 
     @property
     def scales(self) -> bool:
-        """Whether the loss is scaled."""
+        """Whether the loss is scaled dynamically."""
         return self.name == "float16" if self.scaled is None else self.scaled and self.dtype is not None
 
     @property
     def arguments(self) -> Mapping[str, Any]:
-        """The arguments that differ from their defaults, for the manifest."""
+        """The constructor's arguments that differ from their defaults, for the manifest."""
         given = {f.name: getattr(self, f.name) for f in fields(self)[1:] if getattr(self, f.name) != f.default}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
 

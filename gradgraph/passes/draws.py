@@ -55,7 +55,10 @@ def draw_from(source: RandomSource, model: ir.Model, op: Builder) -> None:
 
 
 def fixed(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return eval.onnx with random operators replaced by fixed draws; ``model`` itself if it has none."""
+    """Return ``model`` with random operators replaced by draws that are equal in every run.
+
+    Returns ``model`` itself, such as eval.onnx, if it has no random operators.
+    """
     if not any(node.op_type in DRAWING and not node.domain for node in proto_nodes(model.graph.node)):
         return model
     work: ir.Model = ir.from_proto(model)
@@ -107,7 +110,7 @@ def _normal(
 
 
 def _asked_for(op: Builder, *like: Var, shape: Sequence[int] = (), dtype: int = 0, **_: Any) -> tuple[Var, ir.DataType]:
-    """Return the shape and element type from the attributes, or from the input of a -Like operator."""
+    """Return the shape and element type of random numbers, from attributes or the input of a -Like operator."""
     if like:
         return op.shape(like[0]), ir.DataType(dtype or like[0].dtype)
     return op.const(np.array(shape, np.int64)), ir.DataType(dtype)

@@ -116,7 +116,10 @@ class _Pass:
                 self._widen(node, output)
 
     def _low_copy(self, value: ir.Value, reader: ir.Node) -> ir.Value:
-        """Return the value that a low operator reads instead of ``value``."""
+        """Return the low-precision copy of ``value`` for the low operator ``reader``, which is cast if there is none.
+
+        Constants are not rounded to bfloat16.
+        """
         if value not in self.copies:
             if self.emulates and is_marked_constant(value):
                 return value  # constants are not rounded, as in PyTorch
@@ -179,7 +182,7 @@ def _chosen(nodes: Sequence[ir.Node], patterns: Collection[str]) -> set[ir.Node]
 
 
 def _can_be_low(node: ir.Node) -> bool:
-    """Whether the operator supports the low-precision types and its inputs are float32 now."""
+    """Whether the operator supports low precision, and all inputs that would be converted are float32."""
     places = _places(node)
     known = signature(node.op_type, OPSET) if node.domain == "" else None
     if known is None or not places or any((v := node.inputs[i]) is None or v.dtype != WIDE for i in places):

@@ -87,7 +87,7 @@ def with_stored_integers(model: ir.Model) -> ir.Model:
 
 
 def _elsewhere(tensor: ir.TensorProtocol) -> onnx.TensorProto:
-    """Return a message with only the type and shape of ``tensor``, as for an external one."""
+    """Return a message with only the type and shape of ``tensor``, as if its data were in another file."""
     empty = onnx.TensorProto(name=tensor.name, data_type=int(tensor.dtype), dims=tensor.shape.numpy())
     point_at(empty, "elsewhere", 0, tensor.nbytes)
     return empty

@@ -91,7 +91,10 @@ class Editor:
         return [] if outputs is None else self.replace(node, *all_of(outputs))
 
     def hand_over(self, old: ir.Value, new: Var) -> None:
-        """Replace ``old`` by ``new``, whose node has just been inserted; the node of ``old`` stays in the graph."""
+        """Make readers of ``old`` read ``new``, which gets its name. The node of ``old`` stays in the graph.
+
+        The node of ``new`` must have been inserted just before.
+        """
         node, producer = old.producer(), new.value.producer()
         assert node is not None and producer is not None
         self._take_over(node, old, new.value, {producer}, set())
@@ -133,13 +136,13 @@ def emptied(body: ir.Graph) -> list[ir.Node]:
 
 
 def discard(node: ir.Node) -> None:
-    """Remove a node whose outputs nothing reads; outer values that its bodies read lose that reader."""
+    """Remove a node whose outputs nothing reads, and disconnect its bodies from the values that they read."""
     detach(node)
     graph_of(node).remove(node, safe=True)
 
 
 def replace_value(old: ir.Value, new: ir.Value) -> None:
-    """Replace ``old`` by ``new``, also among the outputs of its graph (faster than onnx-ir's own)."""
+    """Replace ``old`` by ``new``, also among the outputs of its graph. This is faster than onnx-ir's function."""
     if old.is_graph_output():
         assert old.graph is not None
         outputs = old.graph.outputs

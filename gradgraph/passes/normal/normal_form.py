@@ -36,7 +36,7 @@ def normalise(
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not modified, and weights are shared.
         keep_inputs: keep initializers that are also graph inputs (defaults that a caller may override) as inputs.
         parameters: names that the caller selected; these are parameters, even if they look like constants.
-        keep_quantization: leave ``pass_quantization`` to the caller.
+        keep_quantization: skip ``pass_quantization``, which the caller may apply later.
         look: a function that is called with the model as read, before any change.
 
     Raises:

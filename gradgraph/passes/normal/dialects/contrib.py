@@ -246,9 +246,9 @@ def bias_dropout(
 
 @fused("BiasSoftmax")
 def bias_softmax(op: Builder, node: ir.Node, x: Var, bias: Var, *, axis: int = 1, is_inner_broadcast: int) -> Any:
-    """Apply a softmax over all axes from ``axis`` on to ``x + bias``.
+    """Apply a softmax over the axes from ``axis`` to the last one to ``x + bias``.
 
-    The bias is repeated along the axes just before ``axis`` (``is_inner_broadcast``), or along the first axes.
+    The bias is repeated along the axes just before ``axis`` if ``is_inner_broadcast``, otherwise along the first axes.
     """
     axis = axis % x.rank
     if is_inner_broadcast and bias.rank < x.rank:

@@ -48,7 +48,7 @@ def attention(
     past_present_share_buffer: int = 0,
     rotary_embedding_dim: int = 0,
 ) -> Any:
-    """Project queries, keys and values in one product, and attend.
+    """Convert Attention of com.microsoft: project queries, keys and values in one product, and attend.
 
     ``past`` and ``present`` stack keys and values along axis 0.
     """
@@ -267,7 +267,7 @@ def _between(op: Builder, node: ir.Node, ends: Var, q: Var, k: Var) -> Var:
 
 
 def _masks(bias_terms: list[Var], allowed: Var | None) -> Masks:
-    """Combine bias terms and a boolean mask.
+    """Combine terms added to the scores, and a boolean mask, into ``Masks``.
 
     Keys that a bias term masks keep a finite score (``mask_filter_value``), so no query is left without keys.
     """

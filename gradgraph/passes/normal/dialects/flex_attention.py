@@ -37,7 +37,7 @@ def flex_attention(
 
 
 def _applying(op: Builder, node: ir.Node, graph: ir.Graph | None) -> Callable[[Var], Var] | None:
-    """Return a function that inlines the nodes of ``graph`` where it is called; None if ``graph`` is None."""
+    """Return a function that applies ``graph`` to a value by inlining its nodes; None if ``graph`` is None."""
     if graph is None:
         return None
     body, opset = graph, node.version or graph_of(node).opset_imports.get("", OPSET)

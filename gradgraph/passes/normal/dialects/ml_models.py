@@ -158,7 +158,7 @@ def _labels(op: Builder, node: ir.Node, x: Var, changed: Mapping[str, Any] = Map
 
 
 def _transformed(op: Builder, node: ir.Node, scores: Var, how: str) -> Any:
-    """Apply ``post_transform``; SOFTMAX_ZERO is a softmax that excludes scores of zero."""
+    """Apply the ``post_transform`` ``how`` to ``scores``; SOFTMAX_ZERO is a softmax that excludes scores of 0."""
     if how == "LOGISTIC":
         return op.Sigmoid(scores)
     if how == "SOFTMAX":

@@ -69,7 +69,7 @@ def undo_blocks(model: ir.Model, block: int) -> list[str]:
 
 
 def _rewrite(weight: _Weight, layout: _Layout, channels: dict[Axis, int]) -> bool:
-    """Convert a weight or bias to plain layout, without padding channels; return False if nothing changes."""
+    """Convert a weight or bias to plain layout, without padding channels; return False if it already was plain."""
     assert weight.value.const_value is not None
     data = weight.value.const_value.numpy()
     plain = data if data.ndim == 1 else _reordered(data, layout.block, weight.inputs_blocked)
@@ -99,7 +99,7 @@ def _reordered(data: np.ndarray, block: int, inputs_blocked: bool) -> np.ndarray
 
 
 def _keep_names(model: ir.Model) -> None:
-    """Restore the name in the original model of each value that leaves the blocked region."""
+    """Restore the original model's name of each value that leaves the blocked region."""
     for node in nodes_of(model):
         last = node.attributes.get_int("channels_last", 0)
         if node.domain == BLOCKED and node.op_type == "ReorderOutput" and not last:

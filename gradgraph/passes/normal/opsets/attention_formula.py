@@ -173,7 +173,10 @@ def _all_of(*conditions: Var) -> Var:
 
 
 def _padded_mask(op: Builder, mask: Var, k: Var, hide: bool | float) -> Var:
-    """Pad ``mask`` to the number of keys with ``hide``. A mask with a single entry for all keys is not padded."""
+    """Pad ``mask`` to the number of keys, with ``hide``, the value that masks a key.
+
+    A mask with a single entry for all keys is not padded.
+    """
     ends = [mask.dim(-1), k.dim(2)]
     if ends[0] == 1 or (ends[0] == ends[1] and ends[0] is not None):
         return mask

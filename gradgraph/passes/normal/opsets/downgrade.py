@@ -84,7 +84,7 @@ def swiglu(op: Builder, node: ir.Node, a: Var, b: Var, *, alpha: float = 1.0) ->
 def rms_normalization(
     op: Builder, node: ir.Node, x: Var, scale: Var, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Any:
-    """Compute x / sqrt(mean(x²) + ε) · scale, with the root in the stash type or a wider one."""
+    """Compute x / sqrt(mean(x²) + ε) · scale; the root is computed in the stash type or a wider one."""
     stash = ir.DataType(stash_type)
     wide = op.cast(x, stash) if x.dtype.bitwidth < stash.bitwidth else x
     axes = list(range(axis if axis < 0 else axis - x.rank, 0))

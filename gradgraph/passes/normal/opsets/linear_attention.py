@@ -30,8 +30,8 @@ def causal_conv_with_state(
 ) -> Any:
     """Apply a causal depthwise convolution to x [batch, channels, length], and return the next state.
 
-    Before x there are (k − 1) · dilation earlier positions: those of ``past``, or zeros. Only com.microsoft's operator
-    of this name has a dilation.
+    For a kernel of size k, x is preceded by (k − 1) · dilation earlier positions: ``past``, or zeros. Only
+    com.microsoft's operator of this name has a dilation.
     """
     channels = next((d for d in (weight.dim(0), x.dim(1)) if isinstance(d, int)), None)
     if channels is None:

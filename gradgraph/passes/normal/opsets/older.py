@@ -123,7 +123,10 @@ def _problem_of_writing(node: ir.Node, opset: int) -> str | None:
 
 
 def _misfit(node: ir.Node, old: Signature, opset: int) -> str | None:
-    """Remove attributes that the older operator implies; return the reason if ``node`` is not valid at ``opset``."""
+    """Remove new attributes with the value that the older operator implies.
+
+    Returns the reason if ``node`` is not valid at ``opset`` then, else None.
+    """
     for name in [n for n in node.attributes if n not in old.attributes]:
         if attributes(node)[name] not in (_DEFAULTS.get(name), *([1] * n for n in range(1, 4))):
             return f"has {name}, which {node.op_type} does not have at opset {opset}"

@@ -196,7 +196,7 @@ def selu(op: Builder, node: ir.Node, x: Var) -> None:
 
 @before(6, "Tile")
 def tile(op: Builder, node: ir.Node, x: Var, tiles: Var, axis: Var) -> Any:
-    """Repeat along one axis; ``tiles`` and ``axis`` were floats."""
+    """Repeat x along one axis; ``tiles`` and ``axis`` were floats in old opsets."""
     count, along = (_whole(op, v) for v in (tiles, axis))
     places = op.const(np.arange(x.rank))
     return op.Tile(x, op.Where(op.Equal(places, op.Mod(along, [x.rank])), count, 1))
@@ -256,7 +256,7 @@ def scale(op: Builder, node: ir.Node, x: Var, *, scale: float = 1.0) -> Any:
 
 @before(ALWAYS, "ImageScaler")
 def image_scaler(op: Builder, node: ir.Node, x: Var, *, bias: list[float], scale: float = 1.0) -> Any:
-    """Scale [N, C, H, W], and add one number to each channel."""
+    """Multiply [N, C, H, W] by ``scale``, and add one number of ``bias`` to each channel."""
     return scale * x + np.reshape(bias, (-1, 1, 1))
 
 

@@ -36,7 +36,7 @@ _HIDDEN = "gradgraph.hidden"  # a domain without inference rules
 
 
 def infer_shapes(model: ir.Model) -> None:
-    """Record types and shapes.
+    """Record the types and shapes of all values of ``model``, in place.
 
     1. data are propagated (Shape, Gather, Concat, …), so symbolic dimensions survive shape arithmetic;
     2. larger initializers are passed as inputs, which avoids copies and the 2 GB limit; small ones, which may be axes
@@ -399,7 +399,10 @@ def _repeat_in_bodies(proto: onnx.ModelProto) -> None:
 
 
 def _record(graph: ir.Graph, proto: onnx.GraphProto, known: set[str]) -> None:
-    """Copy the inferred types of ``graph`` and of the graphs nested in it."""
+    """Copy inferred types from ``proto`` to the values of ``graph`` and of its bodies.
+
+    Inputs and outputs of ``graph`` only get dimension names in ``known``.
+    """
     ends = {*graph.inputs, *graph.outputs}
     stack = [(graph, proto)]
     while stack:
@@ -414,7 +417,10 @@ def _record(graph: ir.Graph, proto: onnx.GraphProto, known: set[str]) -> None:
 
 
 def _complete(value: ir.Value, proto: onnx.TypeProto, known: set[str] | None) -> None:
-    """Fill in missing types and dimensions; symbolic dimensions only from ``known``, if given."""
+    """Fill in missing types and dimensions of ``value`` from ``proto``.
+
+    If ``known`` is not None, only dimension names in ``known`` are used.
+    """
     if value.type is None:
         with contextlib.suppress(ir.serde.SerdeError):  # a sequence of unknown element type
             value.type = ir.serde.deserialize_type_proto_for_type(proto)

@@ -61,7 +61,7 @@ def _make_constant(node: ir.Node, target: Sequence[Dim], op: Builder) -> bool:
 
 
 def settle_resize(node: ir.Node) -> bool:
-    """Record that an axis that a Resize scales by 1 keeps its size, symbolic or not."""
+    """Record that an axis that a Resize scales by 1 keeps its size; return True if that was new."""
     dims, scales = shapes.shape_of(node.inputs[0]), shapes.constant_of(input_at(node, 2))
     if scales is None or dims is None or len(scales) != len(dims) or "axes" in node.attributes:
         return False
@@ -70,7 +70,10 @@ def settle_resize(node: ir.Node) -> bool:
 
 
 def settle_lost(node: ir.Node) -> bool:
-    """Record sizes of slices and sequences that ONNX's inference loses (``shapes.lost_sizes``)."""
+    """Record sizes of slices and sequences that ONNX's inference loses; return True if any was new.
+
+    They are found by ``shapes.lost_sizes``.
+    """
     found = shapes.lost_sizes(node)
     return found is not None and record_better(node.outputs[0], found)
 

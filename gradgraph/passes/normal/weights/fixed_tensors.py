@@ -200,9 +200,9 @@ class _Constant:
 
 
 def _constant(node: ir.Node, stored: _Stored) -> _Constant | None:
-    """Return the stored operand of the binary operator ``node``, or None.
+    """Return the operand of the binary operator ``node`` that is the only stored one, or None.
 
-    Returns None if both or no operands are stored, if it is a dividend, or if its numbers are not known.
+    Returns None if the operand is a dividend, or if its numbers are not known.
     """
     at = [i for i, v in enumerate(node.inputs) if v in stored]
     if len(node.inputs) != 2 or len(at) != 1 or (node.op_type == "Div" and at == [0]):

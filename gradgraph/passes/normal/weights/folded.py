@@ -95,7 +95,7 @@ def _arrays(
 
 
 class _Others:
-    """A table of the smallest number of rows for each row length, with a second one from a tensor of another group."""
+    """For each row length, the two smallest numbers of rows of tensors in different groups."""
 
     def __init__(self) -> None:
         self._shortest: dict[int, list[tuple[int, Hashable]]] = defaultdict(list)
@@ -239,7 +239,7 @@ def _copy_of_part(tensor: _View, lookup: Mapping[int, tuple[Sequence[_Probe], Ar
 
 
 def _row_length(dims: Sequence[int]) -> int:
-    """Return the numbers in a row; 0 for vectors, whose rows are short overlapping windows."""
+    """Return the number of elements in a row; 0 for vectors, whose rows are short overlapping windows."""
     return math.prod(dims[1:]) if len(dims) > 1 else 0
 
 
