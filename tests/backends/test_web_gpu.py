@@ -107,7 +107,7 @@ def test_losses_are_those_of_the_processor(tmp_path: Path) -> None:
 @pytest.mark.skipif(bool(missing()), reason=missing() or "all is there")
 @pytest.mark.parametrize(
     ("backend", "provider", "says"),
-    [("web", "webgpu", 'build it with backend="web-gpu"'), ("web-gpu", "jsep", "trains some networks wrong")],
+    [("web", "webgpu", 'build it with backend="web-gpu"'), ("web-gpu", "jsep", "trains some networks incorrectly")],
 )
 def test_the_library_refuses_what_trains_wrong(backend: str, provider: str, says: str, tmp_path: Path) -> None:
     manual_seed(0)
