@@ -1,4 +1,4 @@
 """Model files and weights on disk: read safely, written atomically.
 
-It knows what a file may contain, but not what a model computes.
+This room checks the contents of files; other rooms interpret the computation of a model.
 """

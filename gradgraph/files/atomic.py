@@ -1,7 +1,7 @@
 """Atomic writes of artefacts.
 
-An output path always holds the old artefact or the new one, never a mixture: a temporary file next to it is written,
-flushed to disk and renamed.
+An output path always contains the complete old or the complete new artefact: the new one is written to a temporary
+file next to the path, flushed to disk and renamed.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def link_atomically(source: str | os.PathLike[str], path: str | os.PathLike[str]
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Check that ``write_atomically`` can write there, by creating and removing its temporary file.
+    """Check that ``write_atomically`` can write to ``path``, by creating and removing its temporary file.
 
     Raises:
         OutputError: if ``path`` cannot be written.
@@ -85,13 +85,13 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 
 
 def write_folder_atomically(path: str | os.PathLike[str], files: Mapping[str, Data], force: bool = False) -> None:
-    """Write a folder of ``files`` (name to data) as one artefact: it appears complete, or not at all.
+    """Write ``files`` (name to data) to the folder ``path`` as one artefact: it appears complete, or not at all.
 
-    A missing or empty folder is filled. With ``force``, a folder from an earlier call (a ``manifest.json`` and only
-    such artefacts) is replaced as a whole.
+    The folder must be missing or empty. With ``force``, a folder written by an earlier call (a ``manifest.json`` and
+    no foreign files) is replaced as a whole.
 
     Raises:
-        OutputError: if the folder contains something else, or cannot be written.
+        OutputError: if the folder contains other files, or cannot be written.
     """
     with explain_errors(path):
         target = output_target(path)
@@ -131,7 +131,7 @@ def _swap_in(new: Path, target: Path) -> None:
 
 
 def check_replaceable(target: Path, files: Collection[str], force: bool) -> None:
-    """Raise OutputError if a folder of ``files`` must not be written there."""
+    """Raise OutputError unless ``write_folder_atomically`` may write a folder with ``files`` to ``target``."""
     if not target.exists():
         return
     if not target.is_dir():
@@ -235,7 +235,10 @@ def _host() -> str:
 
 
 def _sweep(target: Path) -> None:
-    """Remove files that killed writers of ``target`` left behind; restore an old folder that was not yet replaced."""
+    """Remove temporary files that killed writers of ``target`` left behind.
+
+    If a folder was moved out of the way but not replaced, it is restored.
+    """
     for entry in _left_behind(target):
         with contextlib.suppress(OSError):
             if entry.name.endswith(_REPLACED) and not target.exists():

@@ -1,4 +1,4 @@
-"""A digest that detects damaged files: CRC-32 of every MiB, and SHA-256 over these.
+"""A digest that detects damaged files: CRC-32 of every MiB, and SHA-256 over the CRC-32 values.
 
 It takes a quarter of a second per GB on any processor; SHA-256 of all bytes would take two without hardware support. It
 detects damage, but does not authenticate the file.
@@ -14,7 +14,7 @@ BLOCK = 1 << 20
 
 
 class Digest:
-    """The digest of a stream of bytes, however it is cut into pieces."""
+    """The digest of a stream of bytes, independent of the sizes of the pieces in which it arrives."""
 
     def __init__(self) -> None:
         self._blocks = hashlib.sha256()

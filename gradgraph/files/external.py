@@ -1,4 +1,4 @@
-"""External data: weights in separate files, where they may be located, and how they are written.
+"""External data: checks, reading and writing of weights in separate files.
 
 No file outside the model's own directory is opened.
 """
@@ -29,7 +29,10 @@ PAGE = 4096  # bytes: tensors start at page boundaries, so that runtimes can map
 
 
 class Entry(NamedTuple):
-    """The location of a tensor's data: file, offset and length; both are -1 if the stored ones are not numbers."""
+    """The location of a tensor's external data: file, offset and length in bytes.
+
+    Offset and length are -1 if the tensor stores text that is not a number.
+    """
 
     location: str
     offset: int
@@ -41,7 +44,7 @@ def is_external(tensor: onnx.TensorProto) -> bool:
 
 
 def location_of(tensor: onnx.TensorProto) -> str:
-    """Return the file named by the external data of ``tensor``; "" if none is named."""
+    """Return the name of the file with the external data of ``tensor``; "" if there is none."""
     return next((e.value for e in tensor.external_data if e.key == "location"), "")
 
 
@@ -78,14 +81,14 @@ def put_inside(tensor: onnx.TensorProto, raw: bytes) -> None:
 
 
 def raw_bytes(tensor: onnx.TensorProto) -> bytes:
-    """Return the data stored in ``tensor``, in any encoding."""
+    """Return the data stored in ``tensor``, in any field, as the bytes of ``raw_data``."""
     if tensor.HasField("raw_data"):
         return bytes(tensor.raw_data)
     return bytes(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor)).raw_data)
 
 
 def is_packed(tensor: onnx.TensorProto) -> bool:
-    """Whether an element is smaller than a byte (such as int4)."""
+    """Whether the elements of ``tensor`` are smaller than a byte, such as int4."""
     return ir.DataType(tensor.data_type).bitwidth < 8
 
 
@@ -152,10 +155,15 @@ def check_range(tensor: onnx.TensorProto, file_size: int, remedy: str = "") -> N
 
 
 def locate(proto: onnx.ModelProto, data: DataFiles | None, own: HeldFile | None = None) -> dict[str, Path | HeldFile]:
-    """Check all external tensors of ``proto``; return the real file of each location, held open if possible.
+    """Check the external tensors of ``proto``; return the real path of each file, or the open file, by location.
 
     Args:
-        own: the model file that ``proto`` was read from, if data of large tensors were left in it.
+        proto: the model.
+        data: the checks of external files; None if the folder of the model is unknown.
+        own: the model file from which ``proto`` was read, if data of large tensors were left in it.
+
+    Raises:
+        ModelError: if a file is missing, damaged or outside the folder, or the folder is unknown.
     """
     located: dict[str, Path | HeldFile] = {}
     for tensor in filter(is_external, proto_tensors(proto)):
@@ -188,7 +196,10 @@ def _opened(path: Path) -> HeldFile:
 
 
 def attach(model: ir.Model, located: Mapping[str, Path | HeldFile]) -> None:
-    """Point every external tensor of ``model`` at its checked file; tensors in bodies and attributes are loaded now."""
+    """Set the file of every external tensor of ``model`` to its checked file in ``located``.
+
+    Tensors in bodies and attributes are memory-mapped now.
+    """
     for value in stored_values(model):
         if isinstance(value.const_value, ir.ExternalTensor):
             value.const_value = _moved(value.const_value, located)
@@ -214,7 +225,7 @@ def _moved(tensor: ir.ExternalTensor, located: Mapping[str, Path | HeldFile]) ->
 
 
 def stored_values(model: ir.Model) -> list[ir.Value]:
-    """Return the initializers of all graphs of ``model``."""
+    """Return the initializers of all graphs of ``model``, including bodies."""
     return [v for g in model.graphs() if isinstance(g, ir.Graph) for v in g.initializers.values()]
 
 
@@ -223,7 +234,7 @@ def bytes_of(weights: Iterable[ir.Value]) -> int:
 
 
 def store_inside(weights: Iterable[ir.Value]) -> None:
-    """Map the external data of ``weights``, so that protobuf writes them inside the model."""
+    """Replace the external tensors of ``weights`` by mapped tensors, which protobuf writes inside the model."""
     for value in weights:
         if isinstance(value.const_value, ir.ExternalTensor):
             value.const_value = _held(value.const_value)
@@ -241,7 +252,10 @@ def unused_data_name(target: Path) -> str:
 
 
 def store_outside(weights: Collection[ir.Value], folder: Path, name: str) -> None:
-    """Write the data of ``weights`` to the file ``name`` and point them at it; those below 1 KiB stay in the model."""
+    """Write the data of ``weights`` to the file ``name``, and make the weights external, in place.
+
+    Weights below 1 KiB stay in the model.
+    """
     data = DataFile(name)
     stored = {v: v.const_value for v in weights if v.const_value is not None and bytes_of([v]) >= 1024}
     store_inside(v for v in weights if v not in stored)
@@ -260,7 +274,7 @@ def store_outside(weights: Collection[ir.Value], folder: Path, name: str) -> Non
 
 
 def tensor_pieces(tensor: ir.TensorProtocol) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of ``tensor``; a tensor in a file is read in pieces that do not stay in memory.
+    """Yield the bytes of ``tensor``; for a tensor in a file, in pieces that do not stay in memory.
 
     Raises:
         ModelError: if the file was truncated since it was opened, or the model file was overwritten.
@@ -289,11 +303,11 @@ def _is_plain(tensor: ir.TensorProtocol) -> bool:
 
 
 class DataFile:
-    """A plan of a file with the data of several tensors, each of which starts at a page boundary.
+    """A file, yet to be written, with the data of several tensors, each of which starts at a page boundary.
 
     Attributes:
         location: the name of the file.
-        size: the size in bytes of what has been placed so far.
+        size: the size of the file in bytes, with the data placed so far.
     """
 
     def __init__(self, location: str) -> None:
@@ -302,7 +316,10 @@ class DataFile:
         self._offsets: dict[Hashable, int] = {}
 
     def place(self, size: int, read: Callable[[], Iterable[bytes | memoryview]], key: Hashable = None) -> int:
-        """Reserve ``size`` bytes, which ``read`` returns later, and return their offset; equal keys share one place."""
+        """Reserve ``size`` bytes, which ``read`` returns later, and return their offset in the file.
+
+        Tensors with equal keys, unless None, share one place.
+        """
         if key in self._offsets:
             return self._offsets[key]
         offset = self.size + -self.size % PAGE

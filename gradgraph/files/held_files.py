@@ -1,9 +1,9 @@
 """Weight files held open: tensors are read in place, and one mapping serves a whole file.
 
-If another file replaces it under the same name, even one written by the same command, the original is still read. If it
-is overwritten in place, reading raises ModelError. The model file itself is held open, too, for the weights inside it.
-(Windows does not allow replacing an open file: there, the model file is read at once, and external data are mapped on
-use.)
+If another file replaces a held file under its name, even one written by this command, the original is still read. If a
+held file is overwritten in place, reading raises ModelError. The model file itself is held open, too, for the weights
+inside it. (Windows does not allow replacing an open file: there, the model file is read at once, and external data are
+mapped on use.)
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class HeldFile:
     """A weight file, held open.
 
     Args:
-        path: the file.
-        file: the open file; it may be closed afterwards.
-        own: whether it is the model file itself, with weights inside.
+        path: the path of the file.
+        file: the open file, which the caller may close afterwards.
+        own: whether the file is the model file itself, with weights inside.
 
     Attributes:
-        location: the location by which tensors refer to the model file itself.
+        location: the name by which external tensors refer to this file if it is the model file itself.
     """
 
     def __init__(self, path: Path, file: BinaryIO, own: bool) -> None:
@@ -56,12 +56,12 @@ class HeldFile:
         return np.frombuffer(whole, np.uint8)
 
     def part(self, offset: int, length: int) -> Array:
-        """Return mapped bytes of the file; raise ModelError if it was overwritten."""
+        """Return ``length`` bytes from ``offset``, memory-mapped; raise ModelError if the file was overwritten."""
         self._check_holds(offset + length)
         return self.content[offset : offset + length]
 
     def pieces(self, offset: int, length: int) -> Iterator[memoryview]:
-        """Yield bytes of the file in pieces; raise ModelError if it was overwritten."""
+        """Yield ``length`` bytes from ``offset`` in pieces; raise ModelError if the file was overwritten."""
         end = offset + length
         self._check_holds(end)
         while offset < end:
@@ -93,8 +93,8 @@ class HeldTensor(ir.ExternalTensor):
     """A tensor whose data stay in a file that is held open.
 
     Args:
-        file: that file.
-        offset: the start of the data; type and shape determine their length.
+        file: the file.
+        offset: the offset of the data in bytes; type and shape determine their length.
         dtype, shape, name, doc_string, metadata_props: as for any tensor.
     """
 
@@ -106,11 +106,11 @@ class HeldTensor(ir.ExternalTensor):
         self.file = file
 
     def seen_as(self, dtype: ir.DataType, shape: ir.Shape, begin: int) -> HeldTensor:
-        """Return a tensor of another type and shape that shares the data from byte ``begin`` on."""
+        """Return a tensor of another type and shape that shares this tensor's data, starting at byte ``begin``."""
         return HeldTensor(self.file, (self.offset or 0) + begin, dtype, shape=shape, name=self.name or "")
 
     def pieces(self) -> Iterator[memoryview]:
-        """Yield the data in pieces."""
+        """Yield the bytes of the tensor in pieces."""
         return self.file.pieces(self.offset or 0, self.nbytes)
 
     def _load(self) -> None:
@@ -137,5 +137,5 @@ class HeldTensor(ir.ExternalTensor):
 
 
 def own_file(tensor: ir.TensorProtocol) -> HeldFile | None:
-    """Return the model file, if ``tensor`` is stored inside it."""
+    """Return the model file if ``tensor`` is stored inside it; otherwise None."""
     return tensor.file if isinstance(tensor, HeldTensor) and tensor.file.own else None

@@ -17,7 +17,7 @@ LEAST_KEPT = 1 << 23
 
 
 def large_outside(model: ir.Model) -> list[ir.ExternalTensor]:
-    """Return the large external weights of ``model``; none if they total less than LEAST_KEPT bytes."""
+    """Return the large external weights of ``model``; an empty list if they total less than LEAST_KEPT bytes."""
     tensors = [t for v in model.graph.initializers.values() if (t := large_in_file(v)) is not None]
     return tensors if sum(t.nbytes for t in tensors) >= LEAST_KEPT else []
 
@@ -33,6 +33,6 @@ def path_of(tensor: ir.ExternalTensor) -> str:
 
 
 def place_of(tensor: ir.ExternalTensor) -> str:
-    """Return the file of a tensor as a step's models refer to it: its path, or the location of a held file."""
+    """Return the path of the file with the tensor's data, or ``HeldFile.location`` if it is inside the model file."""
     own = own_file(tensor)
     return path_of(tensor) if own is None else own.location

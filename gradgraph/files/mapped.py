@@ -26,7 +26,7 @@ READ = 1 << 20
 
 
 def is_mapped(array: Array) -> bool:
-    """Whether ``array`` is mapped from a file, as far as NumPy knows; also for views and ``np.asarray``."""
+    """Whether ``array`` is mapped from a file by NumPy or ``mmap``; also for views and ``np.asarray``."""
     return _mapping(array) is not None
 
 
@@ -67,7 +67,10 @@ def _release_pages(mapping: mmap.mmap, read: Array) -> None:
 
 @contextlib.contextmanager
 def passing_through(arrays: Iterable[Array]) -> Iterator[None]:
-    """Release pages of mapped ``arrays`` while other code copies them in this context, so memory holds one copy."""
+    """In this context, release the pages of mapped ``arrays`` repeatedly, while other code copies the arrays.
+
+    Memory then contains the copies, but not the pages of the files.
+    """
     mappings = {id(found[0]): found[0] for array in arrays if (found := _mapping(array)) is not None}
     mappings = {key: mapping for key, mapping in mappings.items() if hasattr(mapping, "madvise")}
     done = threading.Event()
@@ -96,7 +99,7 @@ def _address(array: Array) -> int:
 
 
 def _mapping(array: Array) -> tuple[mmap.mmap, int] | None:
-    """Return the mapping that ``array`` is a view of, and its offset in the file (0 if unknown)."""
+    """Return the mapping of which ``array`` is a view, and the mapping's offset in the file (0 if unknown); or None."""
     owner: Any = array
     while isinstance(owner, np.ndarray | memoryview):
         mapping = getattr(owner, "_mmap", None)

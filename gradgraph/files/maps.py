@@ -1,4 +1,4 @@
-"""Removal of ZipMap, as gradgraph does not support maps from labels to numbers, a type of ai.onnx.ml."""
+"""Removal of ZipMap nodes: gradgraph does not support their outputs, maps from labels to numbers (ai.onnx.ml)."""
 
 from __future__ import annotations
 

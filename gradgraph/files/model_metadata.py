@@ -35,14 +35,14 @@ class Adapter:
         weights: the names of the trained tensors, in the order of the kind's formula.
         scale: the factor s in the kind's formula.
         rank, alpha, dropout: the hyperparameters that the user requested.
-        name: the name that adapters of several layers share if they are trained, weighted, saved and merged together.
+        name: the name shared by the adapters of several layers that are trained, weighted, saved and merged together.
         weight: the weight of the adapter; the factor in the model is ``scale · weight``.
         trained: whether a step trains the adapter by default.
         side: ``"in"`` if the adapter changes the layer's input, ``"out"`` if it changes the result.
         counted: for a prefix, whether text positions are counted from the end of the prefix, as in PEFT.
-        blocks: for an adapter that joins those of several layers, the outputs and rank of each: the second factor is
-            zero outside these blocks, and remains zero in training.
-        pieces: for a layer that packs several layers, the outputs of each, if the model records them.
+        blocks: for an adapter that joins the adapters of several layers, (outputs, rank) of each adapter: the second
+            factor is zero outside these blocks, and remains zero in training.
+        pieces: for a layer that packs several layers, such as q, k and v, the number of outputs of each, if recorded.
     """
 
     kind: str
@@ -63,7 +63,7 @@ class Adapter:
     pieces: tuple[int, ...] = ()
 
     def put_at(self, output: str, *weights: ir.Value) -> Adapter:
-        """Return a copy with the output and weights that the adapter has in the model, once it is inserted."""
+        """Return a copy of the adapter with its output and weights in the model, after it was inserted."""
         return replace(self, output=output, weights=tuple(v.name or "" for v in weights))
 
 
@@ -72,7 +72,7 @@ class Imitation:
     """The distillation of a student from its teacher, as written by ``gradgraph.surgery.teachers``.
 
     Attributes:
-        pairs: names of the compared values, the student's first; the first pair is the logits.
+        pairs: pairs of names of compared values (student, teacher); the first pair is the logits.
         own: the outputs of the student that are not hidden states.
     """
 
@@ -115,7 +115,7 @@ def adapter_weights(metadata: Mapping[str, str]) -> list[str]:
 
 
 def imitation_in(metadata: Mapping[str, str]) -> Imitation | None:
-    """Return the distillation of a model, if it has one."""
+    """Return the distillation of a model; None if it has none."""
     return _read(metadata, TEACHER, lambda value: _checked_imitation(_made(Imitation, Fields(value, "it"))))
 
 
@@ -136,7 +136,7 @@ def check_metadata(metadata: Mapping[str, str]) -> None:
 
 
 def _read(metadata: Mapping[str, str], key: str, parsed: Callable[[Any], T]) -> T | None:
-    """Return the entry ``key``, its JSON parsed by ``parsed``; None if it is absent. Raises ModelError."""
+    """Return the JSON in the entry ``key``, converted by ``parsed``; None if absent; ModelError if it is damaged."""
     if key not in metadata:
         return None
     try:
@@ -159,7 +159,7 @@ _KINDS: dict[str, Callable[..., Any]] = {
 
 
 def _made(kind: type[T], fields: Fields) -> T:
-    """Create a dataclass from a table, checking each value's type; missing fields get their defaults."""
+    """Return a dataclass ``kind`` made from a table, after type checks; missing fields get their defaults."""
     declared = dataclasses.fields(kind)  # type: ignore[arg-type]
     fields.check_keys(*(f.name for f in declared))
     given = {}
@@ -192,6 +192,6 @@ def write_imitation(work: ir.Model, imitation: Imitation) -> None:
 
 
 def write_quantisation(work: ir.Model, **changed: Any) -> None:
-    """Write the ``changed`` fields of the quantisation; empty ones are omitted."""
+    """Set the fields ``changed`` of the quantisation in the metadata of ``work``; empty fields are not written."""
     described = dataclasses.asdict(replace(quantisation_in(work.metadata_props), **changed))
     work.metadata_props[QUANTISED] = json.dumps({name: value for name, value in described.items() if value})

@@ -1,6 +1,6 @@
 """Reading models safely, and writing them.
 
-Reading opens no file outside the model's own directory and executes nothing.
+Reading opens no file outside the model's own directory, and executes no code of the file.
 """
 
 from __future__ import annotations
@@ -94,7 +94,10 @@ def load_model(source: Source, base_dir: str | os.PathLike[str] | None = None) -
 
 
 def _copy(model: ir.Model) -> ir.Model:
-    """Clone ``model``, sharing the tensors; cloning needs sorted nodes, so an unsorted model goes through protobuf."""
+    """Return a clone of ``model`` that shares its tensors.
+
+    Cloning requires sorted nodes, so an unsorted model is converted to protobuf and back.
+    """
     if all(map(is_sorted, model.graphs())):
         return model.clone()
     tensors = {v.name: v.const_value for v in model.graph.initializers.values()}
@@ -115,7 +118,10 @@ def read_message(path: Path) -> onnx.ModelProto:
 
 
 def _message(path: Path, held: bool) -> tuple[onnx.ModelProto, HeldFile | None]:
-    """Parse a ``.onnx`` file as ``read_message`` does; with ``held``, large initializers may stay in the open file."""
+    """Parse a ``.onnx`` file as ``read_message`` does; return the model and, if any, the file held open.
+
+    With ``held``, large initializers may stay in that file.
+    """
     what = f"'{shown(path)}'"
     try:
         with open_regular(path) as file:
@@ -240,8 +246,8 @@ def _first_line(error: BaseException) -> str:
 def save_model(model: onnx.ModelProto | ir.Model, path: str | os.PathLike[str]) -> None:
     """Write the model to ``path``, atomically.
 
-    Weights go to ``<name>.data`` next to it if they exceed INLINE_LIMIT bytes, or if large ones came from such a file
-    (``large_outside``), so that they can be mapped again.
+    Weights are written to ``<name>.data`` next to ``path`` if they exceed INLINE_LIMIT bytes, or if the model has large
+    external weights (``large_outside``), so that they can be mapped again.
 
     The data file is written first, under a new name, so that the model file and its data always match.
 
@@ -283,7 +289,7 @@ def is_saved_external(model: ir.Model) -> bool:
 
 @contextlib.contextmanager
 def _within_limit(target: Path) -> Iterator[None]:
-    """Raise OutputError if protobuf cannot write the model without its weights."""
+    """In this context, raise OutputError if the model without its weights exceeds protobuf's limit."""
     try:
         yield
     except ValueError as error:
@@ -291,7 +297,7 @@ def _within_limit(target: Path) -> Iterator[None]:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Return device and inode of a file, which differ once another file has its name; None if it does not exist."""
+    """Return (device, inode) of a file; None if it does not exist. A file that replaces it has another pair."""
     try:
         status = path.stat()
     except OSError:
@@ -312,7 +318,7 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
 
 
 def check_fits(size: int) -> None:
-    """Raise ModelError if that many bytes of weights exceed the limit of a ModelProto."""
+    """Raise ModelError if weights of ``size`` bytes exceed the limit of a ModelProto."""
     if size >= PROTOBUF_LIMIT:
         raise ModelError(
             f"the result holds {size / 1e9:.1f} GB of weights, but a ModelProto at most {PROTOBUF_LIMIT / 1e9:.1f} GB",

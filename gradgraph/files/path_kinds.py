@@ -1,7 +1,7 @@
 """Kinds of paths: a model, a step folder, a run folder, a checkpoint, a recipe.
 
-All commands accept a run folder (``gradgraph train --run FOLDER``) where they need a step, a checkpoint or a trained
-model, and use that of the run. Files that the run wrote elsewhere are found through its recipe.
+Where a step, a checkpoint or a trained model is expected, all commands accept a run folder (``gradgraph train --run
+FOLDER``) and use the run's step, checkpoint or model. Files that the run wrote elsewhere are found through its recipe.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def kind_of(path: str | os.PathLike[str]) -> Kind:
 
 
 def wrong_kind(path: Path, *wanted: Kind) -> str:
-    """Return a sentence about what ``path`` is and what to pass instead; "" if its kind is ``wanted`` or unknown."""
+    """Return an error message about the kind of ``path`` and the kinds to pass; "" if it is ``wanted`` or unknown."""
     kind = kind_of(path)
     if kind in wanted or kind in (Kind.FILE, Kind.NOTHING):
         return ""
@@ -98,7 +98,7 @@ def model_of(path: str | os.PathLike[str]) -> Path:
 
 
 def last_checkpoint_of(path: str | os.PathLike[str]) -> Path | None:
-    """Return the checkpoint from which to resume a run; None if it has none.
+    """Return the last checkpoint of a run, from which it is resumed; None if the run has none.
 
     ``path`` is the run folder, or the step folder in it.
     """
@@ -110,7 +110,7 @@ def last_checkpoint_of(path: str | os.PathLike[str]) -> Path | None:
 
 
 def checkpoint_of(path: str | os.PathLike[str]) -> Path | None:
-    """Return the checkpoint of the run's best epoch if it keeps one, else the last one; None if it has none."""
+    """Return the checkpoint of a run's best epoch, or without one the last checkpoint; None if the run has none."""
     last = last_checkpoint_of(path)
     if last is None:
         return None
@@ -141,7 +141,7 @@ def _run_of(path: Path) -> Path | None:
 
 
 def named_by_run(run: Path, table: str, key: str) -> Path | None:
-    """Return the path that a run's recipe has at ``table.key``; None without one, or if the recipe is unreadable."""
+    """Return the path at ``table.key`` in a run's recipe; None if it is missing, or the recipe is unreadable."""
     try:
         tables: dict[str, Any] = toml_of(regular_bytes(run / RECIPE, 1 << 20))
         value = tables.get(table, {}).get(key)

@@ -17,12 +17,13 @@ MOST_LINKS = 40  # as in Linux
 
 
 def output_target(path: str | os.PathLike[str]) -> Path:
-    """Return the real path behind ``path``, following trusted links; it need not exist.
+    """Return the real path of an output after following trusted links; the output need not exist.
 
-    A link is trusted if it belongs to us, root or the folder's owner, or if not every user may write to its folder.
+    A link is trusted if its owner is this user, root or the owner of its folder, or if not every user may write to the
+    folder.
 
     Raises:
-        OutputError: if ``path`` leads through an untrusted link, or links form a circle.
+        OutputError: if ``path`` contains an untrusted link, or links form a circle.
     """
     if os.name == "nt":
         return Path(os.path.realpath(path))

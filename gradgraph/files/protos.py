@@ -1,7 +1,7 @@
 """Checks that a protobuf message is safe to pass to libraries; errors are one sentence that names the faulty item.
 
-They find faults that onnx-ir would silently repair or crash on, and nodes that crash ONNX's own inference. They take
-time linear in the size of the message, and do not recurse over nodes or calls.
+The checks find faults that onnx-ir would silently repair or crash on, and nodes that crash ONNX's shape inference. They
+take time linear in the size of the message, and do not recurse over nodes or calls.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def check_proto(proto: onnx.ModelProto) -> None:
 
 
 def message_findings(proto: onnx.ModelProto) -> Iterator[Finding]:
-    """Yield findings about ``proto``, except those about single nodes."""
+    """Yield findings about ``proto``, except findings about single nodes."""
     if not proto.HasField("graph"):
         yield Finding("the message", "holds no graph", "", "this is not an ONNX model, or a damaged one")
         return
@@ -120,7 +120,7 @@ def all_node_findings(proto: onnx.ModelProto) -> Iterator[Finding]:
 
 
 def node_findings(proto: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, Finding]]:
-    """Yield each node of all graphs and functions about which there is a finding, with the finding."""
+    """Yield (node, finding) for each finding about a node in any graph or function."""
     own = {(f.domain, f.name) for f in proto.functions}
     main = proto.graph.node
     bodies = [(main, proto.opset_import), *((f.node, f.opset_import) for f in proto.functions)]
@@ -168,7 +168,7 @@ def _is_binary(attr: onnx.AttributeProto) -> bool:
 
 
 def _attribute_findings(node: onnx.NodeProto, in_main: bool) -> Iterator[Finding]:
-    """Yield findings about duplicate attributes, and attributes whose content does not match the declared type."""
+    """Yield findings about invalid attributes: duplicates, or content that does not match the declared type."""
     subject = described(node.name, node.domain, node.op_type, node.output)
     seen = set()
     for attr in node.attribute:
@@ -207,7 +207,7 @@ def proto_graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
 
 
 def proto_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Yield ``nodes`` and those of all graphs nested in them."""
+    """Yield ``nodes`` and the nodes of all graphs nested in them."""
     stack = [iter(nodes)]
     while stack:
         for node in stack[-1]:
@@ -257,7 +257,7 @@ _STORES = frozenset({"raw_data", "float_data", "int32_data", "string_data", "int
 
 
 def check_payload(tensor: onnx.TensorProto) -> None:
-    """Raise ModelError unless ``tensor`` stores its data once, in the size that its type and shape require."""
+    """Raise ModelError unless ``tensor`` stores its data in a single field, in the size that type and shape require."""
     size = check_tensor(tensor.name, tensor.data_type, tensor.dims)
     kind = ir.DataType(tensor.data_type)
     subject = f"tensor '{shown(tensor.name)}' of shape {list(tensor.dims)}"
@@ -289,8 +289,8 @@ def reads(node: onnx.NodeProto) -> set[str]:
 def names_in_bodies(node: onnx.NodeProto) -> set[str]:
     """Return every name that the bodies of a node read, and the names of their outputs.
 
-    They include names of values inside the bodies, which callers ignore. Of ONNX's own operators, only those with
-    bodies are inspected, as walking through all attributes is slow.
+    The result includes names of values inside the bodies, which callers ignore. Walking through all attributes is slow,
+    so ONNX's own operators are inspected only if they have bodies.
     """
     if not node.domain and node.op_type not in WITH_BODIES:
         return set()
@@ -302,6 +302,6 @@ def names_in_bodies(node: onnx.NodeProto) -> set[str]:
 
 
 def types_in(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
-    """Return the declared types of the values of ``graph`` by name, without values in bodies."""
+    """Return the declared types of the values of ``graph`` by name, except values in bodies."""
     types = {v.name: v.type for v in (*graph.input, *graph.value_info, *graph.output)}
     return types | {t.name: onnx.helper.make_tensor_type_proto(t.data_type, t.dims) for t in graph.initializer}

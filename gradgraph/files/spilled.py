@@ -51,7 +51,9 @@ def _no_folder() -> None:
 
 
 class SpilledWeights:
-    """A callable that moves large weights to a file, called after each new weight so that memory holds only one.
+    """A callable that moves large weights to a file.
+
+    It is called after each new weight, so that at most one large weight is in memory.
 
     Args:
         folder: the folder of the file; it must exist as long as the weights are read.
@@ -114,10 +116,11 @@ def spill(model: ir.Model, least: int, limit: int) -> Folder | None:
 
 
 def spill_arrays(arrays: Sequence[Array]) -> tuple[list[Array], Folder]:
-    """Copy ``arrays`` to a temporary file and map them from it, page-aligned.
+    """Copy ``arrays`` to a temporary file, and map the file.
 
     Returns:
-        The bytes of each array, and the folder of the file, to be kept as long as they are used.
+        The mapped bytes of each array, page-aligned, and the folder of the file, to be kept as long as the bytes are
+        used.
 
     Raises:
         OSError: if the file cannot be written.

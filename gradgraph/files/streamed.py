@@ -67,7 +67,7 @@ def _is_streamed(tensor: ir.TensorProtocol) -> bool:
 
 
 def _elsewhere(name: str, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
-    """Return an external tensor with the type and shape of ``tensor``, but no file."""
+    """Return an external tensor without a file, with the type and shape of ``tensor``, to stand in for it."""
     return ir.ExternalTensor("", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name,
                              doc_string=tensor.doc_string, metadata_props=dict(tensor.metadata_props))  # fmt: skip
 
@@ -93,7 +93,7 @@ def _stored(
 
 
 def _around(message: Any, number: int) -> tuple[bytes, bytes]:
-    """Return the bytes of ``message`` before and after the field ``number``; protobuf writes fields in this order."""
+    """Return the serialised fields of ``message`` with numbers below and above ``number``, in protobuf's order."""
     parts = type(message)(), type(message)()
     for field, value in message.ListFields():
         if field.number != number:
@@ -109,12 +109,12 @@ def _around(message: Any, number: int) -> tuple[bytes, bytes]:
 
 
 def _key(number: int) -> bytes:
-    """Return the key of a length-delimited field (wire type 2)."""
+    """Return the bytes of the key of a length-delimited field (wire type 2) with this number."""
     return varint(number << 3 | 2)
 
 
 def safetensors_pieces(arrays: Mapping[str, np.ndarray[Any, Any]], metadata: Mapping[str, str] | None = None) -> Bytes:
-    """Serialise ``arrays`` as safetensors: the length of the header, the header, and their bytes.
+    """Serialise ``arrays`` as safetensors: the length of the header, the header, and the bytes of the arrays.
 
     Type names and order are taken from the header that the safetensors library writes for empty arrays.
     """

@@ -15,8 +15,8 @@ class Format:
     """The format of files with an extension.
 
     Attributes:
-        holds: the content, as "a model".
-        python, shell: the Python call and the command that write such files; "" if there is none.
+        holds: the content in words, such as "a model".
+        python, shell: the Python call and the command that write files of this format; "" if there is none.
     """
 
     holds: str
@@ -55,7 +55,7 @@ FOLDER = ""  # passed to check_suffix as the extension of a folder
 def check_suffix(path: str | os.PathLike[str], *own: str) -> None:
     """Raise OutputError if ``path`` has the extension of another format.
 
-    ``own`` are the right extensions; unknown extensions are allowed, too.
+    ``own`` are the extensions of the format that is written. Unknown extensions are also allowed.
     """
     suffix = Path(path).suffix.lower()
     other = FORMATS.get(suffix)

@@ -1,4 +1,4 @@
-"""Readers of untrusted files, and the only place that reads them: JSON, TOML, arrays, archives, ONNX messages.
+"""Readers of untrusted files: JSON, TOML, arrays, archives, ONNX messages. No other code reads such files.
 
-Each returns values of known types, or raises a one-line UnreadableError, in bounded time and memory.
+Each reader returns values of known types, or raises a one-line UnreadableError, in bounded time and memory.
 """

@@ -89,7 +89,7 @@ def opened_npz(path: Path, most: int) -> Iterator[tuple[zipfile.ZipFile, dict[st
 
 @contextlib.contextmanager
 def archive_errors() -> Iterator[None]:
-    """Convert errors of zip files to UnreadableError, or NoArchiveError if it is not a zip file."""
+    """Convert errors of ``zipfile`` in this context to UnreadableError; NoArchiveError if it is not a zip file."""
     try:
         yield
     except UnreadableError:
@@ -101,7 +101,7 @@ def archive_errors() -> Iterator[None]:
 
 
 def array_in(file: IO[bytes]) -> Array:
-    """Return the array of a member checked by :func:`opened_npz`."""
+    """Return the array in an open member of an ``.npz``, which :func:`opened_npz` has checked."""
     return np.asarray(npy.read_array(file, allow_pickle=False))
 
 
@@ -127,7 +127,11 @@ def _checked_members(archive: zipfile.ZipFile, path: Path, most: int) -> dict[st
 
 
 def _unpacked_size(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> int:
-    """Return the size in bytes of a member's array, by its own header; the zip directory must agree with it."""
+    """Return the size in bytes of a member's array, from the array's header.
+
+    Raises:
+        DataError: if the size in the zip directory differs, or the array contains pickled objects.
+    """
     with archive.open(info) as file:
         shape, _, dtype = npy_header(file)
         start = file.tell()

@@ -1,6 +1,6 @@
 """Checks that paths named in untrusted files, and files of untrusted folders, do not lead out of the folder.
 
-Every reader of such a name uses this: external data of a model, files named by ``genai_config.json``, images of
+Every reader of such a name uses these checks: external data of a model, files named by ``genai_config.json``, images of
 annotations, tokenizers and chat templates, adapters, and files copied from one folder to another.
 """
 
@@ -20,7 +20,7 @@ class OutsideError(UnreadableError):
 
 
 def check_relative(name: str) -> str:
-    """Return the name if it is a relative path without ``..``, on every system, including Windows.
+    """Return ``name``, which must be a relative path without ``..`` on every system, including Windows.
 
     Raises:
         OutsideError: if ``name`` is absolute, has ``..``, a drive or a zero byte, or is empty.
@@ -34,7 +34,7 @@ def check_relative(name: str) -> str:
 
 
 def is_inside(folder: str | os.PathLike[str], name: str) -> bool:
-    """Whether the folder has an entry of this name, including dangling links."""
+    """Whether the folder has an entry called ``name``, which may be a dangling link."""
     return os.path.lexists(Path(folder) / name)
 
 
@@ -44,9 +44,9 @@ def path_inside(folder: str | os.PathLike[str], name: str, linked: Path | None =
     Links are followed within the folder only, and into the blob store of a download cache.
 
     Args:
-        folder: the folder, or a link to it, given by the user.
+        folder: the folder passed by the user, or a link to it.
         name: the path of a file relative to ``folder``, as named by an untrusted file.
-        linked: a file given by the user that may be a symlink: files next to its target are allowed, too.
+        linked: a file passed by the user; if it is a symlink, files next to its target are allowed, too.
 
     Raises:
         OutsideError: if the path leads outside the folder.

@@ -72,7 +72,7 @@ def toml_of(content: bytes) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _reading() -> Iterator[None]:
-    """Convert ValueErrors, and nesting beyond Python's limit, to UnreadableError in this context."""
+    """Convert ValueError and RecursionError in this context to UnreadableError."""
     try:
         yield
     except UnreadableError:
@@ -110,10 +110,9 @@ def csv_columns(file: BinaryIO, separator: str = ",") -> list[str]:
 
 
 def odd_csv_row(file: BinaryIO, separator: str = ",") -> tuple[int, int, int] | None:
-    """Find the first row with more or fewer cells than the header.
+    """Return (row, cells, columns) for the first row whose number of cells differs from the number of columns.
 
-    Return the row's number, the number of its cells, and the number of columns; None if there is no such row. Empty
-    lines do not count.
+    Rows are counted from 0 without empty lines. None if there is no such row, or the file is not CSV.
     """
     text = io.TextIOWrapper(file, "utf-8-sig", "replace", newline="")
     try:
@@ -188,7 +187,7 @@ def _check_characters(value: Any) -> None:
 class Fields:
     """A table of a document with type-checked access to its fields.
 
-    A missing or null field has the default value; without a default, it is an error.
+    A missing or null field has the default value of the method; without a default, it is an error.
 
     Args:
         value: the parsed table.
@@ -204,7 +203,7 @@ class Fields:
         self.what, self._table = what, value
 
     def check_keys(self, *known: str) -> None:
-        """Raise UnreadableError for any other key."""
+        """Raise UnreadableError for a key of the table that is not in ``known``."""
         if unknown := [key for key in self._table if key not in known]:
             raise UnreadableError(f"{self.what} has {listed(unknown, 3)}, which is not known")
 
@@ -259,14 +258,14 @@ class Fields:
         return tuple((first, second) for first, second in numbers)
 
     def table(self, key: str) -> Fields:
-        """Return a nested table; an empty one if it is missing."""
+        """Return the nested table at ``key``; an empty table if it is missing."""
         return Fields(self._given(key, {}), f"'{shown(key)}' of {self.what}")
 
     def keys(self) -> list[str]:
         return list(self._table)
 
     def value(self, key: str) -> Any:
-        """Return a field of any kind; None if it is missing."""
+        """Return the unchecked value at ``key``; None if it is missing."""
         return self._table.get(key)
 
     def _given(self, key: str, default: object) -> Any:

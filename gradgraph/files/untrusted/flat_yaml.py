@@ -51,7 +51,7 @@ def flat_yaml_of(content: bytes) -> dict[str, Value]:
 
 
 def _whole(lines: list[str]) -> list[str]:
-    """Return the lines, with the continuation lines of a list or table in brackets joined to its first line."""
+    """Return the lines after joining each list or table in brackets that spans several lines to a single line."""
     joined: list[str] = []
     for line in lines:
         before = _without_comment(joined[-1]) if joined else ""
@@ -78,7 +78,7 @@ def _value(text: str, number: int) -> Value:
 
 
 def _split(text: str) -> list[str]:
-    """Return the parts between unquoted commas."""
+    """Return the parts of ``text`` between unquoted commas, stripped."""
     parts, start, quote = [], 0, ""
     for i, char in enumerate(text):
         if quote:

@@ -34,7 +34,7 @@ def environment(now: datetime | None) -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):  # type: ignore[misc]
-        """``{% generation %}`` … ``{% endgeneration %}``, with marks around the content."""
+        """The block ``{% generation %}`` … ``{% endgeneration %}``: its content is rendered between BEGIN and END."""
 
         tags = {"generation"}  # noqa: RUF012 - as in jinja2's class
 
@@ -67,7 +67,7 @@ def environment(now: datetime | None) -> Any:
             raise jinja2.exceptions.SecurityError(f"the name {name!r} begins with an underscore")
 
     class Sandbox(ImmutableSandboxedEnvironment):  # type: ignore[misc]
-        """A sandbox that rejects powers with too many digits, as jinja2's rejects ranges of over 100,000 numbers."""
+        """Jinja's sandbox, which rejects ranges of over 100,000 numbers; this one also rejects huge powers."""
 
         intercepted_binops = frozenset({"**"})
 
@@ -94,7 +94,7 @@ def _to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, separat
 
 
 def answers(request: dict[str, Any], templates: dict[str, Any]) -> Iterator[dict[str, str]]:
-    """Yield the answers to a request, up to the first failure: one per set of variables."""
+    """Yield the answers to a request up to the first failure: one per set of variables, or one for compiling."""
     if "source" in request:
         yield _answer(request, templates, {})
         return
@@ -106,7 +106,7 @@ def answers(request: dict[str, Any], templates: dict[str, Any]) -> Iterator[dict
 
 
 def _answer(request: dict[str, Any], templates: dict[str, Any], variables: dict[str, Any]) -> dict[str, str]:
-    """Compile or render one template; return the text, or the reason of a failure."""
+    """Compile or render one template; return the answer: the text, or the kind and reason of a failure."""
     import jinja2
 
     try:
@@ -131,7 +131,10 @@ def _fault(fault: str, error: Exception) -> dict[str, str]:
 
 
 def _bound(seconds: float, given: int) -> None:
-    """Let the system kill the process if it exceeds memory or time, where it supports such limits."""
+    """Set the system's limits of CPU time and memory for this process, where supported.
+
+    ``seconds`` is the expected time, and ``given`` the size of the request in bytes.
+    """
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
@@ -145,7 +148,7 @@ def _bound(seconds: float, given: int) -> None:
 
 
 def main(seconds: float) -> None:
-    """Answer requests until end of input."""
+    """Answer requests on stdin until its end; ``seconds`` is the time limit of one rendering."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
     importlib.import_module("jinja2.sandbox")  # the import is slow, and does not count as the template's time
     templates: dict[str, Any] = {}

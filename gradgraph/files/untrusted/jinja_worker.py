@@ -71,7 +71,7 @@ class Templates:
         self._lock = threading.Lock()
 
     def check(self, source: str, now: datetime | None) -> None:
-        """Raise TemplateError if a text is not a template."""
+        """Raise TemplateError if ``source`` does not compile."""
         with self._lock:
             self._compiled(source, now)
 
@@ -88,7 +88,7 @@ class Templates:
             return self._asked(request, len(variables))
 
     def _compiled(self, source: str, now: datetime | None) -> str:
-        """Compile a template in the subprocess, unless it was compiled before; return its key there."""
+        """Compile a template in the subprocess, unless it was compiled before; return its key in the subprocess."""
         request = {"source": source, "now": None if now is None else now.isoformat()}
         key = hashlib.sha256(json.dumps(request).encode()).hexdigest()
         if self._process is None or key not in self._known:
@@ -148,7 +148,7 @@ class Templates:
 
 
 def _line(process: Process, request: str, seconds: float) -> tuple[str, bool]:
-    """Send a request to a process; return its next line, and whether it was killed because it took too long."""
+    """Send a request to a process; return the next line of its output, and whether it was killed after ``seconds``."""
     late = threading.Event()
 
     def end() -> None:
@@ -173,12 +173,12 @@ _ONE = Templates()
 
 
 def of_this_process() -> Templates:
-    """Return the renderer of this process."""
+    """Return the ``Templates`` that this process shares."""
     return _ONE
 
 
 def _forget() -> None:
-    """Replace the renderer in a forked process, which does not own the subprocess."""
+    """Replace the ``Templates`` of a forked process, which does not own its parent's subprocess."""
     global _ONE
     parents, _ONE = _ONE._process, Templates()
     if parents is not None:

@@ -36,9 +36,9 @@ def message_without_data(file: BinaryIO, place: Place) -> onnx.ModelProto | None
     """Return the model in ``file``, without reading the data of large initializers.
 
     Args:
-        file: positioned at its start.
-        place: called with an initializer without its data, and the offset and length of the data in the file; records
-            this location and returns True, or returns False to read the data as usual.
+        file: the open file.
+        place: a function that is called with each large initializer, without its data, and the offset and length of
+            the data in the file. It records this location and returns True, or returns False to read the data.
 
     Returns:
         The model; None for a truncated or non-canonical file, which ``message_of`` reads or rejects.
@@ -64,7 +64,7 @@ class _Walk:
     def message(self, size: int, inside: Mapping[int, object]) -> bytearray:
         """Return a copy of the message in the next ``size`` bytes, without the data of large tensors.
 
-        ``inside`` maps the numbers of fields that may contain large tensors to their own fields.
+        ``inside`` maps the number of each field that may contain large tensors to the ``inside`` of its message.
         """
         end, copy, entered = self._at + size, bytearray(), set[int]()
         while self._at < end:
@@ -89,7 +89,7 @@ class _Walk:
         return copy
 
     def _tensor(self, size: int) -> bytes:
-        """Return the tensor in the next ``size`` bytes, without its data if these are in raw_data and large."""
+        """Return the serialised tensor in the next ``size`` bytes, without its raw_data if large."""
         start, end = self._at, self._at + size
         header, data = bytearray(), list[tuple[int, int]]()
         plain = True
@@ -119,7 +119,7 @@ class _Walk:
         return self._read(size)
 
     def _plain(self, kind: int) -> bytes:
-        """Return the value of a field whose wire type determines its length."""
+        """Return the bytes of the value of a field whose wire type, ``kind``, determines the length."""
         if kind == _VARINT:
             return varint(self._varint())
         self._check(kind in (_EIGHT_BYTES, _FOUR_BYTES))

@@ -14,7 +14,7 @@ class UnreadableError(ValueError):
 
 
 class MissingFileError(UnreadableError):
-    """Raised if there is no such file."""
+    """Raised for a path without a file."""
 
 
 class IrregularFileError(UnreadableError):
@@ -24,7 +24,7 @@ class IrregularFileError(UnreadableError):
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a file for reading if it is a regular file.
 
-    It is checked after opening, so that nobody can replace it by a pipe in between.
+    The open file is checked, so that nobody can replace it by a pipe after the check.
 
     Raises:
         UnreadableError: if ``path`` does not exist, cannot be opened, or is a folder, pipe, socket or device.

@@ -62,7 +62,7 @@ class WavFile:
 
 
 def _floats(content: bytes, kind: int, width: int) -> Array:
-    """Convert numbers of ``width`` bytes to float32 from −1 to 1."""
+    """Return samples of ``width`` bytes as float32; integers are scaled to ±1. ``kind`` is PCM or FLOAT."""
     if kind == FLOAT:
         with np.errstate(over="ignore"):  # values beyond float32 become infinite, and are rejected
             return np.frombuffer(content, f"<f{width}").astype(np.float32)
@@ -113,7 +113,7 @@ def _header(path: Path, file: BinaryIO, end: int) -> WavFile:
 
 
 def _format(chunk: bytes) -> tuple[int, int, int, int]:
-    """Return the sample format, the channels, the rate, and the bits per number."""
+    """Return (sample format, channels, rate, bits per number) from the content of the chunk ``fmt``."""
     if len(chunk) < 16:
         raise UnreadableError("its format is too short")
     kind, channels = (int.from_bytes(chunk[i : i + 2], "little") for i in (0, 2))
