@@ -1,1 +1,4 @@
-"""Composites: functions that exporters write as several nodes. Each file finds some in a graph, and has their rules."""
+"""Composites: functions that exporters write as several nodes.
+
+Each file defines some composites: how they are found in a graph, and their gradient rules.
+"""
