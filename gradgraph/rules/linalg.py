@@ -172,8 +172,8 @@ def einsum(op: Builder, dz: Var, z: Var, *xs: Var, equation: str) -> Gradients:
 def _einsum_gradient(op: Builder, i: int, dz: Var, xs: tuple[Var, ...], terms: list[str], out: str) -> Var:
     """Return the gradient of operand ``i``: an Einsum of the cotangent and the other operands.
 
-    The output of the Einsum has the labels of operand ``i``. For a diagonal (``iij``), a new label replaces the repeated
-    ``i``, and an identity matrix is a further operand.
+    The output of the Einsum has the labels of operand ``i``. For a diagonal (``iij``), a new label replaces the
+    repeated ``i``, and an identity matrix is a further operand.
     """
     x, term = xs[i], terms[i]
     target, eyes = _without_repeats(op, x, term, "".join(terms))

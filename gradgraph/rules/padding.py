@@ -74,7 +74,7 @@ def _border(op: Builder, dy: Var, x: Var, pads: Var, value: Var | None, axes: Va
 
 
 def _widths(x: Var, pads: Var, axes: Var | None) -> dict[int, tuple[int, int]] | None:
-    """Return the padding (before, after) of each padded axis; None if a padding is negative or known at run time only."""
+    """Return the padding (before, after) of each padded axis; None if any is negative or known at run time only."""
     if pads.const is None or (axes is not None and axes.const is None) or (pads.const < 0).any():
         return None
     chosen = range(x.rank) if axes is None else [int(a) % x.rank for a in axes.const or ()]

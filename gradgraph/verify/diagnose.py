@@ -80,7 +80,7 @@ def _message(model: Source) -> tuple[onnx.ModelProto, Path | None]:
 
 
 def _name_nodes(model: onnx.ModelProto) -> None:
-    """Make node names unique as the normal form does, so that findings before and after it name nodes alike.
+    """Make node names unique in the same way as the normal form, so that all findings use its names for nodes.
 
     Nodes without a name stay unnamed.
     """
