@@ -139,7 +139,7 @@ class Augmentations:
             step.function(array, rng)
 
     def of_batch(self, images: Array, shares: Array, axes: Size, rng: Generator) -> tuple[Array, Array]:
-        """Mix the images and classes of a batch.
+        """Return the images and class probabilities of a batch after mixing, by one of the batch augmentations.
 
         Args:
             images: [samples, …].
@@ -200,7 +200,7 @@ def _made(given: Any) -> Augmentation | Own:
 
 
 def _by_own(function: Own, image: Any, rng: Generator) -> Any:
-    """Apply a user function to an image as bytes [height, width, channels]."""
+    """Return an image after a user function, which receives and returns bytes [height, width, channels]."""
     from PIL import Image
 
     array = np.asarray(image)

@@ -48,7 +48,7 @@ def adjusted(image: Any, what: str, factor: float) -> Any:
 
 
 def with_hue(image: Any, shift: float) -> Any:
-    """Rotate the hue by a fraction of the circle, as ``adjust_hue`` of torchvision."""
+    """Return an image whose hue is rotated by a fraction of the circle, as by ``adjust_hue`` of torchvision."""
     from PIL import Image
 
     if image.mode == "L":

@@ -47,7 +47,7 @@ def spec_augment(
 
 
 def mel(frequency: Array) -> Array:
-    """Convert to the mel scale of HTK: ``2595·log₁₀(1 + f/700)``."""
+    """Convert frequencies f in Hz to the mel scale of HTK: ``2595·log₁₀(1 + f/700)``."""
     scaled: Array = 2595.0 * np.log10(1.0 + frequency / 700.0)
     return scaled
 

@@ -78,7 +78,7 @@ def generate(
     runtime: str = "onnxruntime",
     **sampling: Any,
 ) -> Any:
-    """Generate a language model's answer.
+    """Generate a language model's answer to a prompt.
 
     Args:
         folder, adapter, template, runtime: as for :class:`Generator`, which loads the model once for several answers.

@@ -123,7 +123,7 @@ class ChatBatches(Loadable):
 
 
 def filled_up(tokens: int) -> int:
-    """Round up to a multiple of 16 tokens."""
+    """Return a number of tokens rounded up to a multiple of 16."""
     return -(-int(tokens) // MULTIPLE) * MULTIPLE
 
 

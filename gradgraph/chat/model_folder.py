@@ -60,7 +60,7 @@ class ModelFolder:
 
     @classmethod
     def of(cls, given: str | os.PathLike[str]) -> ModelFolder:
-        """Locate the model and read the configuration, given a folder or the path of a model file.
+        """Return the model folder at a path (a folder, or a model file in it), with its configuration.
 
         Raises:
             ModelError: the folder or the model is missing, or the folder contains several models.

@@ -11,7 +11,7 @@ from gradgraph.runtime.data.batch import Array
 
 
 def picked(scores: Array, sampling: Sampling, rng: np.random.Generator, seen: Collection[int] = ()) -> int:
-    """Choose the next token of a row by its scores, as ``generate`` of transformers does.
+    """Return the id of the next token, chosen by the scores as in ``generate`` of transformers.
 
     The repetition penalty is applied first, then temperature, ``top_k`` and ``top_p``.
 

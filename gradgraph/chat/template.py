@@ -231,7 +231,7 @@ class ChatTemplate:
     def _rendered(
         self, parts: Sequence[tuple[Sequence[Message], bool]], tools: Any, more: Mapping[str, Any]
     ) -> list[str]:
-        """Render texts with marks around generation blocks.
+        """Return texts rendered with marks around generation blocks.
 
         Args:
             parts: for each text, the messages, and whether to end where the assistant's answer begins; the first has
@@ -247,7 +247,7 @@ class ChatTemplate:
             raise self._refused(fault) from None
 
     def _taken(self, messages: Sequence[Message]) -> list[Any]:
-        """Convert messages to the form passed to the template: plain JSON types, text content if it reads no parts."""
+        """Convert messages to plain JSON types, and content parts to text if the template does not support them."""
         plain = [_with_reasoning(_plain(message)) for message in messages]
         if any(isinstance(message.get("content"), list) for message in plain) and not self._reads_parts:
             plain = [{**message, "content": _joined(message.get("content"))} for message in plain]
@@ -327,7 +327,7 @@ def special_tokens(folder: Path) -> dict[str, str]:
 
 
 def table_in(folder: Path, name: str) -> Mapping[str, Any]:
-    """Read a JSON file of a folder; empty if it does not exist.
+    """Return the content of a JSON file of a folder; empty if the file does not exist.
 
     Raises:
         DataError: the file cannot be read, or is a link out of the folder.

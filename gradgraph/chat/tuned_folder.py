@@ -223,7 +223,7 @@ def perplexity_of(model: Source, data: ChatBatches, batch_size: int = 8) -> floa
 
 
 def _last_vector(model: ir.Model) -> str | None:
-    """Return the name of the last weight vector before the scores: its gradient is the cheapest."""
+    """Return the name of the last weight vector before the scores, whose gradient is cheapest; None without vectors."""
     for node in reversed(list(model.graph)):
         for value in node.inputs:
             if value is not None and value.is_initializer() and value.dtype in _FLOATS and len(value.shape or ()) == 1:

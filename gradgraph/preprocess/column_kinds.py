@@ -163,7 +163,7 @@ class Category(ColumnKind):
 
     @classmethod
     def learn(cls, column: str, values: Array, *, min_count: int = 1, index: bool = False) -> Category:
-        """Learn the values of a column.
+        """Return the category kind learnt from a training column.
 
         Args:
             column: name of the column.

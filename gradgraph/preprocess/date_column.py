@@ -72,7 +72,7 @@ class Date(ColumnKind):
 
     @classmethod
     def learn(cls, column: str, values: Array, *, dayfirst: bool | None = None) -> Date:
-        """Learn the format and the range of a column of dates.
+        """Return the date kind with the format and the range learnt from a training column.
 
         Args:
             column: name of the column.

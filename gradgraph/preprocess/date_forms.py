@@ -93,7 +93,7 @@ class DateForm:
             return None
 
     def written(self, date: datetime.date, zone: bool) -> str | None:
-        """Format a Python date as text.
+        """Return a Python date as text in this format.
 
         None if the date has a time zone and ``zone`` is false, or the reverse; and if a year of two digits would be
         read as another year.

@@ -116,7 +116,7 @@ class Plan:
         return not self.read.keys().isdisjoint(given)
 
     def drawn(self, rng: np.random.Generator, rows: int) -> dict[str, Array]:
-        """Draw random columns of numbers and words, in the form of :meth:`feeds`."""
+        """Return random columns of numbers and words, in the form of :meth:`feeds`."""
         return {name: kind.draw(rng, rows) for name, kind in self.read.items()}
 
     def stands_before(self, ranks: Mapping[str, int]) -> bool:

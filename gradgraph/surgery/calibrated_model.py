@@ -118,7 +118,10 @@ def _turned(weight: ir.TensorProtocol, order: Sequence[int], name: str | None) -
 
 
 def _optimised(model: ir.Model, path: Path) -> ir.Model:
-    """Simplify ``model`` with onnxruntime, with nodes fused as its integer kernels expect."""
+    """Return ``model`` as optimised by onnxruntime, which fuses nodes as its integer kernels expect.
+
+    ``path`` is the path of a temporary file.
+    """
     proto, weights = proto_and_weights(model)
     basic = RuntimeOptions(optimization="basic")
     create_session(proto, Placement.choose("cpu"), basic, weights, optimized=path, packs=False, runs=False)

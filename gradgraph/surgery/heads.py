@@ -128,7 +128,7 @@ class _Head:
 
 
 def _find(output: ir.Value) -> _Head:
-    """Find the layer that produces ``output``, skipping nodes that do not mix classes."""
+    """Return the last linear layer before ``output``, skipping nodes that do not mix classes."""
     value, behind, added = output, list[ir.Node](), None
     while (node := value.producer()) is not None:
         if _does_nothing(node) and (same := node.inputs[0]) is not None:

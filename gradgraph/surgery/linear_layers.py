@@ -44,7 +44,7 @@ def rewritten(value: ir.Value | None) -> tuple[ir.Value | None, list[ir.Node]]:
 
 
 def stored(value: ir.Value | None) -> ir.Value | None:
-    """Return the initializer or constant of ``value``, looking through nodes that only rewrite stored numbers."""
+    """Return the initializer or constant that ``rewritten`` finds; None if a node of com.microsoft rewrites it."""
     start, chain = rewritten(value)
     return None if any(node.domain for node in chain) else start
 
@@ -217,7 +217,7 @@ def _named(work: ir.Model) -> Iterator[tuple[list[str], Layer | str]]:
 
 
 def _weight_of(node: ir.Node) -> ir.Value | None:
-    """Return the stored tensor of a node that may be a layer."""
+    """Return the stored weight of ``node`` if it may be a linear layer, otherwise None."""
     layer = layer_at(node)
     source = None if layer is None else stored(layer.weight)
     tensor = numbers_of(source)
@@ -283,6 +283,6 @@ def _named_by_bias(node: ir.Node) -> str:
 
 
 def drawn(rng: np.random.Generator, sizes: Sequence[int], fan_in: int, dtype: ir.DataType) -> np.ndarray:
-    """Draw initial values as PyTorch does for a linear layer: uniform in ±1/√(fan in)."""
+    """Return random initial values as in PyTorch's linear layers: uniform in ±1/√(fan in)."""
     bound = 1 / np.sqrt(max(fan_in, 1))
     return rng.uniform(-bound, bound, tuple(sizes)).astype(dtype.numpy())

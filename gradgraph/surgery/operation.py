@@ -120,7 +120,7 @@ def rename(weight: ir.Value, name: str) -> None:
 
 
 def add_weight(work: ir.Model, name: str, data: np.ndarray) -> ir.Value:
-    """Add a new initializer under ``name``, or the next free name."""
+    """Add a new initializer under ``name``, or the next free name, and return it."""
     free = free_name(work, name)
     tensor = ir.tensor(data, name=free)
     value = ir.Value(name=free, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=ir.Shape(data.shape))

@@ -82,7 +82,7 @@ def _is_added(rows: ir.Value, told: Collection[ir.Value]) -> bool:
 
 
 def _origin(numbers: ir.Value | None) -> ir.Value | None:
-    """Return the value from which ``numbers`` is computed by reshaping, casting and repeating alone."""
+    """Return the value from which ``numbers`` is computed by reshaping, casting and repeating alone; None for None."""
     while numbers is not None:
         node = numbers.producer()
         if node is None or node.domain or node.op_type not in _SAME_NUMBERS:

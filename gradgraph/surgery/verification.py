@@ -75,7 +75,9 @@ def _grown(array: np.ndarray, axes: set[int]) -> np.ndarray:
 
 
 def run_model(model: ir.Model, feeds: Feeds, when: str) -> Feeds:
-    """Run ``model`` in onnxruntime, from a file, since it may exceed protobuf's size limit.
+    """Run ``model`` in onnxruntime and return its outputs by name.
+
+    The model is run from a file, since it may exceed protobuf's size limit.
 
     Raises:
         ModelError: onnxruntime rejects the model, or fails; ``when`` completes the message.

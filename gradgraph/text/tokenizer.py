@@ -252,7 +252,7 @@ def _disable_trimming(processor: Any) -> bool:
 
 
 def _once(ids: list[int], spans: list[tuple[int, int]]) -> tuple[list[int], list[tuple[int, int]]]:
-    """Drop the first or last token if it is a special token that the tokenizer added although the text contains it."""
+    """Return tokens and spans without a special token at either end that the tokenizer added a second time."""
     first = len(ids) > 1 and ids[0] == ids[1] and spans[0] == _NOWHERE != spans[1]
     last = len(ids) > 1 and ids[-1] == ids[-2] and spans[-1] == _NOWHERE != spans[-2]
     kept = slice(int(first), len(ids) - int(last))

@@ -17,7 +17,7 @@ from gradgraph.surgery.linear_layers import Layer, drawn
 
 
 def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator) -> Adapter:
-    """Insert the two linear layers of a bottleneck after ``layer``; after a Conv, they are 1×1 Convs."""
+    """Insert two linear layers after ``layer`` (1×1 Convs after a Conv); return the adapter."""
     writer, width, rank = Writer(work, layer.node, wanted, layer.dtype), layer.sizes[1], wanted.rank
     ones = [1] * len(layer.kernel)
     in_front, behind = (

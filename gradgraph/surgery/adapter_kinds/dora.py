@@ -29,7 +29,7 @@ Array = np.ndarray[Any, Any]
 
 
 def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator) -> Adapter:
-    """Add the two factors and the magnitudes to a layer."""
+    """Add trained factors and magnitudes to a layer; return the adapter with the names of its tensors."""
     if layer.kind == "Gather" or layer.groups > 1:
         what = "an embedding" if layer.kind == "Gather" else "a Conv with groups"
         raise BuildError(f"'{shown(layer.name)}' is {what}, which DoRA does not support; use kind lora for it")

@@ -25,7 +25,7 @@ Array = np.ndarray[Any, Any]
 
 
 def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator) -> Adapter:
-    """Add the two factors to a layer."""
+    """Add two trained factors A and B to a layer; return the adapter with the names of its tensors."""
     writer = Writer(work, layer.node, wanted, layer.dtype)
     a, b = (
         writer.weight(f"lora_{part}", numbers) for part, numbers in zip("AB", begun(layer, wanted, rng), strict=True)

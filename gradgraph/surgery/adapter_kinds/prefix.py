@@ -91,7 +91,7 @@ Sizes = tuple[int, int, int, Callable[[Writer, Attention, ir.Value, ir.Value], s
 
 
 def put(work: ir.Model, layer: Attention, wanted: Adapter, rng: np.random.Generator) -> Adapter:
-    """Prepend trained keys and values [heads, rank, size] to the keys and values of an attention."""
+    """Prepend trained keys and values [heads, rank, size] to an attention's own; return the adapter."""
     kind = layer.node.outputs[0].dtype or ir.DataType.FLOAT
     writer = Writer(work, layer.node, wanted, kind)
     keys = writer.weight("prefix_key", rng.normal(0, STD, (layer.heads, wanted.rank, layer.size)))
@@ -302,7 +302,7 @@ def _before_scores(writer: Writer, layer: Attention, keys: ir.Value, values: ir.
 
 
 def _repeated(writer: Writer, layer: Attention, x: ir.Value, heads: int, count: ir.Value) -> ir.Value:
-    """Repeat the heads of prefix keys or values ``x`` to ``heads`` heads, as the model does for the text.
+    """Write nodes that repeat the heads of prefix keys or values ``x`` to ``heads`` heads, as the model does for text.
 
     ``count`` is the length of the prefix.
     """
@@ -315,7 +315,7 @@ def _repeated(writer: Writer, layer: Attention, x: ir.Value, heads: int, count: 
 
 
 def _weighed(writer: Writer, own: ir.Value | None, keys: ir.Value) -> ir.Value:
-    """Scale the prefix keys by the constant by which the model scales ``own``, the keys of the text, if it does."""
+    """Return the prefix ``keys`` scaled like ``own``, the keys of the text, if the model scales them by a constant."""
     node = None if own is None else own.producer()
     if node is None or node.op_type not in ("Mul", "Div"):
         return keys

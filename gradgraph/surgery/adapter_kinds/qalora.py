@@ -28,7 +28,7 @@ FLOAT_POINTS = (2, 4)  # bit widths for which onnxruntime supports float zero po
 
 
 def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator) -> Adapter:
-    """Add the two factors to a layer.
+    """Add two trained factors A and B to a layer; return the adapter with the names of its tensors.
 
     Raises:
         BuildError: the layer is not a MatMulNBits; or it has a bit width without float zero points, bfloat16 scales, or
