@@ -50,7 +50,7 @@ class ChatBatches(Loadable):
         return len(self.rows)
 
     def __getitem__(self, i: int) -> list[Tokens]:
-        """Return the texts of a row."""
+        """Return the texts of row ``i``: one, or several if rows are packed."""
         return [self.samples[k] for k in self.rows[i]]
 
     @property

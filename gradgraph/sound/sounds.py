@@ -233,7 +233,7 @@ def _resampled(opened: WavFile, rate: int) -> Array:
 
 
 def _parts(specs: Mapping[str, TensorSpec]) -> tuple[TensorSpec, TensorSpec | None]:
-    """Return the sound input and the class target."""
+    """Return a step's sound input and its target, if any; raise DataError if it requires other inputs."""
     targets = [spec for spec in specs.values() if isinstance(spec, TargetSpec)]
     inputs = [spec for spec in specs.values() if spec not in targets]
     if len(inputs) != 1 or len(targets) > 1:

@@ -228,7 +228,7 @@ def _counted(editor: Editor, positions: ir.Value, tokens: ir.Value, mask: ir.Val
 
 
 def _hide_others(work: ir.Model, editor: Editor, tokens: ir.Value) -> None:
-    """Restrict attention to tokens of the same text."""
+    """Restrict attention to tokens of the same text, by a new input ``segments`` with the text of each token."""
     op = editor.op
     name, shape = SEGMENTS, ir.Shape(list(shape_of(tokens) or (None, None))[:2])
     segments = ir.Value(name=name, shape=shape, type=ir.TensorType(ir.DataType.INT64))

@@ -1,8 +1,8 @@
 """DoRA (Liu et al. 2024, arXiv:2402.09353): a low-rank update of a weight's direction, and a trained magnitude.
 
 ``y = (x·(W + s·A·B))·m/n + b`` with one ``m`` and one ``n = ‖W + s·A·B‖`` for each output; m is initialised to ‖W‖, so
-that the output is unchanged at first. No gradient passes through n (section 4.3 there, and PEFT). It merges into the
-weight as ``(W + s·A·B)·m/n``.
+that the output is unchanged at first. No gradient passes through n (section 4.3 there, and PEFT). DoRA
+merges into the weight as ``(W + s·A·B)·m/n``.
 
 W is never materialised as floats: with outputs as columns and ``C = s·B``, ``n² = ‖W‖² + Σ C∘(2·Aᵀ·W + Aᵀ·A·C)``, where
 ``Aᵀ·W`` is the layer itself, applied to the columns of A.
