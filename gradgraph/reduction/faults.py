@@ -1,6 +1,6 @@
 """Checks of a model for each kind of fault, which return the symptom, or None if the model does not have the fault.
 
-Symptoms contain no names or numbers of the model, so that those of a model and a smaller one can be compared.
+Symptoms contain no names or numbers of the model, so that a model and a smaller one can be compared by symptom.
 """
 
 from __future__ import annotations

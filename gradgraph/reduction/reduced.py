@@ -134,7 +134,7 @@ def reduce(
 
 
 def _message(model: Source) -> onnx.ModelProto:
-    """Return a copy of ``model`` as a message with the weights inside."""
+    """Return a copy of ``model`` as a protobuf message with all weights inside."""
     if isinstance(model, onnx.ModelProto):
         own = onnx.ModelProto()
         own.CopyFrom(model)

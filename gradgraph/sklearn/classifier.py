@@ -89,7 +89,7 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         self.class_weight = class_weight
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Classifier:
-        """Train from scratch (with ``warm_start``, further).
+        """Train a new model, or with ``warm_start`` continue to train the fitted one.
 
         Args:
             X: inputs [samples, features].

@@ -12,7 +12,7 @@ from gradgraph.step.step import Step
 
 
 class KeptStep:
-    """A step with its trainer, which is created on first use; pickles and copies contain its state instead of it.
+    """A step with its trainer, which is created on first use; pickles and copies contain only the trainer's state.
 
     Args:
         step: the step.

@@ -428,7 +428,7 @@ def _check_equal(model: onnx.ModelProto, estimator: Any, X: Any, kinds: _Kinds) 
 
 
 def _feeds(X: Any, kinds: _Kinds) -> dict[str, Any]:
-    """Return the columns of a table, or a matrix, as inputs of the exported model."""
+    """Return ``X``, a table or a matrix, as inputs of the exported model by name, with the dtypes ``kinds``."""
     columns = {"X": X, **{str(name): X[name] for name in getattr(X, "columns", ())}}
     types = {name: helper.tensor_dtype_to_np_dtype(_element(kind)) for name, kind in kinds.items()}
     arrays = {name: _filled(np.asarray(columns[name])).astype(kind) for name, kind in types.items()}
@@ -436,7 +436,7 @@ def _feeds(X: Any, kinds: _Kinds) -> dict[str, Any]:
 
 
 def _filled(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Replace missing values in a text column by ""; other arrays are returned unchanged."""
+    """Return a text column with missing values replaced by ""; return other arrays unchanged."""
     if values.dtype.kind != "O" or values.ndim > 1:
         return values
     return np.fromiter(("" if is_gap(value) else value for value in values.tolist()), object, len(values))

@@ -19,7 +19,7 @@ class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
     """
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Regressor:
-        """Train from scratch (with ``warm_start``, further).
+        """Train a new model, or with ``warm_start`` continue to train the fitted one.
 
         Args:
             X: inputs [samples, features].

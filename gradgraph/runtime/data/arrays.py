@@ -1,4 +1,4 @@
-"""Reading arrays from an ``.npz``, or from a folder of ``.npy`` files; large ``.npy`` files stay on disk."""
+"""Functions that read arrays from an ``.npz`` or a folder of ``.npy`` files; large ``.npy`` files stay on disk."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ class BatchChecker:
         return True
 
     def _remember(self, checked: Mapping[str, Feed]) -> None:
-        """Remember the arrays of a checked batch, so that similar batches need no checks."""
+        """Remember the shapes and dtypes of a fully checked batch, so that similar batches need no full check."""
         self._usual = {n: _Usual(v, self._classes.get(n)) for n, v in checked.items() if isinstance(v, np.ndarray)}
         self._usual_size = len(self.specs) if len(self._usual) == len(self.specs) else -1
         rows, labels = rows_of(checked), [self._usual.get(s.name) for s in self._ignorable]
@@ -246,7 +246,7 @@ class BatchChecker:
 
     @property
     def looks_at_numbers(self) -> bool:
-        """Whether integer labels may be class names, so that they must be matched with the known classes."""
+        """Whether integer labels may be class names, so that they must be looked up in the known classes."""
         known = self.known()
         if known is not self._seen[0]:
             found = ((Classes.known(known, name), spec) for name, spec in self.specs.items() if takes_labels(spec))
@@ -254,7 +254,7 @@ class BatchChecker:
         return self._seen[1]
 
     def numbered(self, batch: Batch, but: Collection[str] = ()) -> Batch:
-        """Replace integer class names by class indices in a user's batch, except for the targets in ``but``."""
+        """Return a user's batch with integer class names replaced by class indices, except in the targets ``but``."""
         if is_table(batch) or not self.looks_at_numbers:
             return batch
         made = dict(self.named(batch))
@@ -419,7 +419,7 @@ def fixed_rows(specs: Iterable[TensorSpec]) -> int | None:
 
 
 def rows_of(batch: Mapping[str, Feed]) -> int:
-    """Return the number of samples: the length of the first tensor with an axis; 1 if none has one."""
+    """Return the number of samples of a batch: the length of its first array that has an axis; 1 if all are scalars."""
     shapes = (tuple(v.shape()) if isinstance(v, ort.OrtValue) else v.shape for v in batch.values())
     return next((int(s[0]) for s in shapes if s), 1)
 

@@ -75,7 +75,10 @@ def numbers_at(path: str | os.PathLike[str]) -> Any:
 
 
 def _grey_bits(file: Any) -> int:
-    """Return the bits per level of a grey PNG, since Pillow scales 2- and 4-bit levels to 255; 0 for other files."""
+    """Return the number of bits per pixel of a grey PNG; 0 for other files.
+
+    It is needed since Pillow scales 2- and 4-bit levels to the range up to 255.
+    """
     file.seek(0)
     head = file.read(26)
     return int(head[24]) if head.startswith(b"\x89PNG") and head[25] == 0 else 0

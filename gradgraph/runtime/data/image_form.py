@@ -55,10 +55,10 @@ class ImageForm:
     raw: bool = False
 
     def of(self, spec: TensorSpec) -> ImageForm:
-        """Return these options completed for a model's input.
+        """Return a copy of these options with unset ones derived from the model input ``spec``.
 
         Raises:
-            DataError: if they do not match the input.
+            DataError: if the options do not match the input.
         """
         if len(spec.shape) != 4:
             raise DataError(f"'{shown(spec.name)}' is not an image input: {spec} does not have four axes; pass arrays")
@@ -105,7 +105,7 @@ class ImageForm:
         return {name: value for name in ARGUMENTS if (value := getattr(self, name)) is not None}
 
     def like(self, known: Mapping[str, Any]) -> ImageForm:
-        """Return these options, with unset ones replaced by those ``known`` from training."""
+        """Return a copy of these options, with unset ones replaced by ``known``, the options used in training."""
         cut = self.size is None and self.shorter is None
         open_ = {name: value for name, value in known.items() if getattr(self, name) is None}
         return replace(self, **{n: value for n, value in open_.items() if cut or n not in ("size", "shorter", "crop")})
@@ -217,7 +217,11 @@ def form_of(
 
 
 def stacked(arrays: Sequence[Array], names: Sequence[str]) -> Array:
-    """Stack the arrays of several samples; if shapes differ, raise DataError with the ``names`` of two samples."""
+    """Return the arrays of several samples as one array [samples, …].
+
+    Raises:
+        DataError: if shapes differ; the message contains the ``names`` of two such samples.
+    """
     other = next((i for i, array in enumerate(arrays) if array.shape != arrays[0].shape), None)
     if other is not None:
         raise DataError(

@@ -55,10 +55,10 @@ class ImageTable(Images):
         return self._labels_in(column), {target: [column]}
 
     def _column(self, target: str, known: Mapping[str, Sequence[str]]) -> str | None:
-        """Return the name of the label column; None if it is ambiguous.
+        """Return the name of the label column for a target; None if it is ambiguous.
 
-        It is the column named by the user, or else the one used in training, one named like the target (or a usual
-        name of labels), or the only one besides the paths.
+        Candidates are, in this order: the column named by the user, the label column of the training data, a column
+        named like the target, a column with a usual name of labels, and the only column besides the paths.
         """
         if self._label is not None:
             return self._label
@@ -79,7 +79,7 @@ def is_image_table(path: Path) -> bool:
 
 
 def column_of_images(table: Any) -> str | None:
-    """Return the column with the path of an image in its first row; None unless there is exactly one."""
+    """Return the name of the column whose first row is the path of an image; None unless there is exactly one."""
     columns = [name for name in columns_in(table) if any(map(_names_image, column_of(table, name)[:1].tolist()))]
     return columns[0] if len(columns) == 1 else None
 

@@ -72,7 +72,7 @@ def for_batch(way: str, size: int) -> Remedies:
 
 
 def for_label(spec: TargetSpec, label: int) -> Remedies:
-    """Return the remedies for a label that is out of range; integers such as star ratings may be class names."""
+    """Return the remedies for ``label``, which is not a class index; it may be a class name, such as a star rating."""
     if label < 0:
         return _both("correct it")
     return {

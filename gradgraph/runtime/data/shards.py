@@ -253,7 +253,14 @@ class Shards(Loadable):
     def _sample(
         self, i: int, fields: Mapping[str, Field], forms: Mapping[str, ImageForm], seed: Sequence[int]
     ) -> dict[str, Array]:
-        """Return the fields of a sample as arrays."""
+        """Return the arrays of sample ``i`` by input or target name.
+
+        Args:
+            i: index of the sample.
+            fields: input or target → its field in the shards.
+            forms: image input → its image options.
+            seed: the seed of augmentations; empty for none.
+        """
         shard, sample = self._shard_of(i), {}
         with self._opened(shard) as file:
             for name, field in fields.items():
@@ -285,7 +292,17 @@ class Shards(Loadable):
             raise DataError(f"'{shown(path)}' cannot be read ({reason_of(error)}); check the file") from None
 
     def _content(self, file: BinaryIO, shard: int, i: int, field: Field) -> tuple[bytes, str]:
-        """Return the bytes of a member of a sample, and its description for messages."""
+        """Return the bytes of the member for ``field`` of sample ``i``, and a description of the member for messages.
+
+        Args:
+            file: the opened shard.
+            shard: index of the shard.
+            i: index of the sample in all shards.
+            field: the field to read.
+
+        Raises:
+            DataError: if the type of the member is not supported, or it is too large for its type.
+        """
         kind, number = _last(field.extension), self.extensions[field.extension]
         m = next(m for m in range(self._firsts[i], self._firsts[i + 1]) if self._kinds[m] == number)
         size, where = self._sizes[m], f"{self.paths[shard]}, {field.extension} of sample {i}"

@@ -193,7 +193,10 @@ class Columns:
             yield batch if self._counts is None or not is_full else Known(batch, self._counts)
 
     def _shuffled(self, indices: memoryview, start: int) -> Iterator[Batch]:
-        """Yield gathered batches; the buffers can be used by another iteration after the last batch."""
+        """Yield the batches of rows at ``indices``, gathered into buffers, from batch ``start`` on.
+
+        After the last batch, another iteration can use the buffers.
+        """
         try:
             tables = self._idle.pop()
         except IndexError:
@@ -287,7 +290,7 @@ class Samples:
 
 
 class Stream:
-    """A source of ready batches, from an iterable, or from a function that returns an iterable for each epoch."""
+    """A source of batches that the user has made: from an iterable, or a function that returns one for each epoch."""
 
     def __init__(self, batches: Any, checker: BatchChecker, known: DataNames = NO_NAMES) -> None:
         self._batches, self._checker = batches, checker

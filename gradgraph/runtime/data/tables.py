@@ -171,7 +171,7 @@ def _without_guesses(library: Any, suffix: str) -> Mapping[str, Any]:
 
 
 def _texts_in(known: DataNames, specs: Mapping[str, TensorSpec]) -> set[str]:
-    """Return the columns to read as text: labels, and columns that were text in the training data."""
+    """Return the names of columns to read as text: labels, and columns that were text in the training data."""
     plan = known.preprocess
     targets = [*known.classes, *(name for name, spec in specs.items() if takes_labels(spec) and _takes_one(spec))]
     texts = {column for target in targets for column in list(known.columns.get(target, [target]))[:1]}
@@ -205,7 +205,7 @@ def _check_first_row(path: Path) -> None:
 
 
 def _check_header(path: Path, separator: str) -> None:
-    """Raise DataError if columns have the same name (pandas would rename them), or cells another separator."""
+    """Raise DataError if columns have equal names, which pandas would rename, or are not split by ``separator``."""
     try:
         with open_regular(path) as file:
             names = csv_columns(file, separator)
@@ -249,7 +249,7 @@ def _check_widths(path: Path, separator: str, table: Any) -> None:
 
 
 def _has_gaps(table: Any) -> bool:
-    """Whether the last column has a missing value."""
+    """Whether the last column of the table has a missing value."""
     last = table[table.columns[-1]]
     gaps = last.is_null() if hasattr(last, "is_null") else last.isna()
     return bool((gaps | (last == "") if str(last.dtype).lower().startswith("str") else gaps).any())

@@ -39,7 +39,7 @@ def members(path: Path) -> Iterator[Member]:
 
 
 def name_at(path: Path, offset: int) -> str:
-    """Return the name in the header of the member whose content begins at ``offset``; long names are truncated."""
+    """Return the name of the member whose content begins at ``offset``, as in its header, where long names are cut."""
     with open_regular(path) as file:
         file.seek(offset - BLOCK)
         return _short_name(file.read(BLOCK))
@@ -90,7 +90,7 @@ def _members(file: BinaryIO, path: Path) -> Iterator[Member]:
 
 
 def _octal(field: bytes, path: Path) -> int:
-    """Parse a size: octal digits, or a binary number after a first byte of 0x80."""
+    """Return the number in a header field: octal digits, or a binary number after a first byte of 0x80."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
     digits = field.strip(b" \0")
@@ -100,7 +100,7 @@ def _octal(field: bytes, path: Path) -> int:
 
 
 def _records(content: bytes, path: Path) -> Iterator[tuple[bytes, bytes]]:
-    """Parse an extended header: lines such as ``26 path=…``, with the length of the line, a key and a value."""
+    """Yield pairs (key, value) of an extended header, with lines such as ``26 path=…`` (length, key and value)."""
     while content:
         found = re.match(rb"([0-9]{1,6}) ([^=]+)=", content)
         length = int(found[1]) if found else 0

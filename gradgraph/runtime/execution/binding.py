@@ -105,7 +105,7 @@ class BoundSession:
 
     @property
     def shown(self) -> Mapping[str, float]:
-        """The results of the last run, and the columns computed from its sums."""
+        """The results of the last run by name, including columns of the history that are computed from its sums."""
         return Shown(self) if self.measures else self.numbers
 
     def release(self) -> None:
@@ -160,7 +160,7 @@ class BoundSession:
         raise explanation(error, "running the step failed") from error
 
     def undo(self) -> None:
-        """Undo the last run if it updated the state."""
+        """Restore the state from before the last run, unless that run did not update it."""
         if not self._is_undone:
             self._state.undo(self.moved)
 
@@ -172,7 +172,7 @@ class BoundSession:
         return found
 
     def feed(self, feeds: Mapping[str, Feed]) -> ort.IOBinding:
-        """Copy or bind a batch for the next run; return the binding to run with."""
+        """Copy or bind the batch ``feeds`` for the next run; return the binding to run with."""
         side = self.current_side()
         side.feed(feeds)
         return side.binding

@@ -67,13 +67,13 @@ class ClassTable:
         return float(np.trace(self.matrix) / self.matrix.sum())
 
     def rows(self) -> Iterator[dict[str, str | float]]:
-        """Yield one dict per class."""
+        """Yield a dict for each class: its name, precision, recall, F1 and number of samples."""
         columns = (self.names, self.precision, self.recall, self.f1, self.samples)
         for name, *numbers in zip(*columns, strict=True):
             yield dict(zip(COLUMNS, (name, *map(float, numbers)), strict=True))
 
     def as_data(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
+        """Return the rows, the matrix and the accuracy as plain data for JSON."""
         return {"classes": list(self.rows()), "matrix": self.matrix.tolist(), "accuracy": self.accuracy}
 
     def confused(self, most: int = MOST_CONFUSED) -> list[tuple[str, str, int]]:

@@ -184,7 +184,18 @@ def confusions_of(executor: Executor, source: Source, most: int, examples: int, 
 
 
 def _judge(executor: Executor, source: Source, target: str, names: DataNames, averaged: bool) -> Judged:
-    """Run the model on all samples; return their true and predicted classes, probabilities and losses."""
+    """Run the model on all samples; return their true and predicted classes, probabilities and losses.
+
+    Args:
+        executor: runs the model.
+        source: the data.
+        target: name of the target.
+        names: the names of the data, with class names of the target.
+        averaged: whether to use averaged weights.
+
+    Raises:
+        DataError: if the data are empty, or the target does not have one class per sample.
+    """
     bound, checker = executor.opened.prediction(averaged), executor.checker
     found: list[Scores] = []
 
@@ -225,7 +236,13 @@ def _no_classifier(target: str) -> DataError:
 
 
 def _target_of(executor: Executor, source: Source) -> tuple[str, DataNames]:
-    """Return the first target with classes, and the data names with its class names (numbers if it has none)."""
+    """Return the name of the first target with classes, and data names that contain its class names.
+
+    If the classes have no names, their indices serve as names.
+
+    Raises:
+        DataError: if no target has classes.
+    """
     names, targets = executor.names.updated(source.names), executor.manifest.targets
     spec = next((spec for spec in targets if spec.name in names.classes), None)
     spec = spec or next((spec for spec in targets if spec.classes is not None), None)

@@ -103,7 +103,7 @@ class _Control:
 
 @functools.cache
 def _control() -> _Control | None:
-    """Return the control of this platform; None if the layout of C's struct is unknown."""
+    """Return a :class:`_Control` for this platform; None if denormals cannot be flushed here."""
     if sys.platform != "linux" or platform.machine() != "x86_64" or platform.libc_ver()[0] != "glibc":
         return None
     try:

@@ -59,7 +59,7 @@ class Evaluator:
         return found | finished(self._manifest.columns_of_sums, totals)
 
     def class_counts(self, source: Source, metric: str | None, averaged: bool) -> Array:
-        """Return the confusion matrix behind ``metric``; see ``Trainer.per_class``."""
+        """Return the confusion matrix from which ``metric`` is computed; see ``Trainer.per_class``."""
         counted = [m.name for m in self._manifest.columns_of_sums if m.finish in OF_CLASSES]
         if not counted:
             raise DataError(

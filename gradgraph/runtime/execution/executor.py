@@ -124,7 +124,7 @@ class Executor:
 
     @property
     def known(self) -> DataNames:
-        """:attr:`names`; after the first step, also which targets were trained on class indices without names."""
+        """The names as in :attr:`names`; after the first step, including targets with class indices but no names."""
         return self._known_once_trained() if self.progress.steps else self.names
 
     def _known_once_trained(self) -> DataNames:
@@ -145,7 +145,7 @@ class Executor:
         return {v.name or "" for v in ir.from_proto(self.definition.eval).graph.outputs if is_probable(v)}
 
     def learn(self, names: DataNames) -> None:
-        """Record names of the training data, which later data must match; names of other columns are kept."""
+        """Add ``names`` to the recorded names of the training data, which later data must match."""
         learnt = self.names.updated(names)
         if names and self.progress.names.without_activations() != learnt.without_activations():
             self.progress.names = with_activations(learnt, self.manifest)
@@ -265,7 +265,7 @@ class Executor:
         return (type(checked) is Rows and checked.table.counts) or self.checker.counts(checked)
 
     def counted(self, step: str, feeds: Mapping[str, Feed]) -> int:
-        """Return the number of loss terms of one named step in a batch, by which a mean divides."""
+        """Return the number of loss terms of the named step ``step`` in a batch, by which its mean loss is divided."""
         if not step:
             return self.counts(feeds)[1]
         return self.checker_of((step,)).counts({s.name: feeds[s.name] for s in self.parts[step].specs})[1]
@@ -547,7 +547,7 @@ class Executor:
         return self.opened.options.computing() if isinstance(source, Columns) else contextlib.nullcontext()
 
     def release(self) -> None:
-        """Drop references to the data after a ``fit``."""
+        """Drop all references of training sessions and checkers to batches."""
         for part in self.parts.values():
             part.training.release()
         for checker in (self.checker, *self._checkers.values()):

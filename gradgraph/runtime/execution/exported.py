@@ -75,7 +75,11 @@ class Exported:
         return self._served(model)
 
     def proto(self) -> onnx.ModelProto:
-        """Return a protobuf message that contains all weights; raise ModelError if they exceed its limit."""
+        """Return the model as a protobuf message with all weights inside.
+
+        Raises:
+            ModelError: if the weights exceed the size limit of a message.
+        """
         with self.executor.turns.taken():
             model = self._converted()
             self.executor.definition.put_inside(model)
@@ -117,9 +121,9 @@ class Exported:
 
 
 def plain(model: ir.Model) -> ir.Model:
-    """Remove the types and shapes of initializers in place, which the tensors repeat, and return ``model``.
+    """Remove the value types and shapes of initializers, in place, and return ``model``.
 
-    Initializers that are also outputs keep them.
+    They repeat the types and shapes of the initializers' tensors. Initializers that are also graph outputs keep them.
     """
     for value in model.graph.initializers.values():
         if not value.is_graph_output():

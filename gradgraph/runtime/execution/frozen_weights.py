@@ -210,6 +210,6 @@ def initial_value(step: Step, tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
 
 
 def _array(tensor: onnx.TensorProto, raw: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return ``tensor`` as an array, from its bytes ``raw``; misaligned bytes are copied."""
+    """Return the array of an initializer over its bytes ``raw``; misaligned bytes are copied."""
     mapped = raw.view(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)).reshape(tuple(tensor.dims))
     return np.require(mapped, requirements="A")  # in files of other programs, a tensor may begin at any byte

@@ -85,7 +85,7 @@ class Turns:
             self.fitting = None
 
     def refuse_beside_fit(self, what: str) -> None:
-        """Raise BusyError if ``fit`` runs in another thread."""
+        """Raise BusyError if ``fit`` runs in another thread; ``what`` is the name of the calling method."""
         fitting = self.fitting
         if fitting is not None and fitting is not threading.current_thread():
             raise BusyError(

@@ -38,7 +38,7 @@ Totals = tuple[dict[str, WeightedMeans], dict[str, Any], dict[str, list[Any]]]
 
 
 def pooled(found: Sequence[Totals]) -> Totals:
-    """Return the means, sums and per-sample rows over all processes, from a triple of these for each process."""
+    """Combine the (means, sums, per-sample rows) of each process into the totals over all processes."""
     means: dict[str, WeightedMeans] = {}
     totals: dict[str, Any] = {}
     rows: dict[str, list[Any]] = {}

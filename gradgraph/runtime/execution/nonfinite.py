@@ -210,7 +210,7 @@ def _read(node: onnx.NodeProto) -> list[str]:
 
 
 def _described(value: Array) -> str:
-    """Return a text such as ``ranges from -0.3 to 2, with 3 infinite elements``."""
+    """Return a description of an array's values, such as ``ranges from -0.3 to 2, with 3 infinite elements``."""
     if value.dtype.kind in "iub" or value.size == 0:
         return "is empty" if value.size == 0 else f"ranges from {value.min()} to {value.max()}"
     numbers = value.astype(np.float64)

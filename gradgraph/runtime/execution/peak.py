@@ -27,7 +27,7 @@ class Held:
         kind: "activations", "gradients" or "update".
         made_by: operator and name of the node that computes it.
         kept_by: operator and name of the last node that reads it.
-        module: the module of the model to which that node belongs.
+        module: the module of the model to which the node in ``made_by`` belongs.
     """
 
     name: str
@@ -86,7 +86,7 @@ def peak(step: Step | str, *, options: RuntimeOptions | None = None, **sizes: in
 
     Args:
         step, options, sizes: as for ``gradgraph.memory``. If the step folder has several steps, the result describes
-            the one with the highest peak.
+            the step with the highest peak.
 
     Raises:
         UnknownNameError: if the step does not have one of the dimensions in ``sizes``.

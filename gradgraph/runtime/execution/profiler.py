@@ -66,7 +66,7 @@ class Profile:
     seconds: float
 
     def layers(self) -> dict[str, dict[str, float]]:
-        """Return the seconds per step of each layer, by place, slowest layer first."""
+        """Return layer → place (such as "forward") → seconds per step, with the slowest layer first."""
         found: dict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(PLACES, 0.0))
         for n in self.nodes:
             found[n.layer][n.place] += n.seconds
@@ -80,7 +80,7 @@ class Profile:
         return dict(sorted(found.items(), key=lambda row: -row[1]))
 
     def places(self) -> dict[str, float]:
-        """Return the seconds per step of each of ``PLACES``: forward pass, loss, backward pass, update and other."""
+        """Return place → seconds per step; the places are "forward", "loss", "backward", "update" and "other"."""
         return {place: sum(n.seconds for n in self.nodes if n.place == place) for place in PLACES}
 
     def __str__(self) -> str:

@@ -161,11 +161,11 @@ class Placement:
 
     @property
     def backend(self) -> Backend:
-        """The backend to lower for, which is the backend of the first provider."""
+        """The backend of the first execution provider, for which models are lowered by default."""
         return of_provider(_name(self.providers[0]))
 
     def computes_for(self, options: RuntimeOptions) -> Backend:
-        """Return the backend to lower evaluation and prediction for."""
+        """Return the backend for which evaluation and prediction models are lowered."""
         return packing(self.backend, options.pack_weights)
 
     def settled(self, options: RuntimeOptions) -> RuntimeOptions:

@@ -49,7 +49,7 @@ class ShapedSessions(Generic[Session]):
         self._last_sizes: list[tuple[str, int, int]] = []  # input, axis and size of that axis in the last batch
 
     def of(self, feeds: Mapping[str, Feed]) -> Session:
-        """Return the session for a checked batch."""
+        """Return the session for a checked batch: specialized if it has the usual sizes, otherwise general."""
         if self._last is not None:
             for name, axis, size in self._last_sizes:
                 if _size(feeds[name], axis) != size:
@@ -84,7 +84,7 @@ class ShapedSessions(Generic[Session]):
         self.usual = usual
 
     def expect_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Set the usual sizes from the shapes of a batch; shapes with too few dimensions are ignored."""
+        """Set the usual sizes from the shapes of a batch, by input name; do nothing if one has too few dimensions."""
         if all(axis < len(shapes[name]) for name, axis in self._dims.values()):
             self.expect({dim: shapes[name][axis] for dim, (name, axis) in self._dims.items()})
 

@@ -141,7 +141,7 @@ class State:
 
     @property
     def here(self) -> list[str]:
-        """Names of the tensors that this process stores."""
+        """The names of the tensors that this process stores."""
         return [name for name in self.specs if name not in self.absent]
 
     def bits(self, names: Iterable[str]) -> int:
@@ -163,7 +163,7 @@ class State:
         return {name: self._tensor(name, side).value for name in self.here}
 
     def tensor_like(self, name: str) -> Tensor:
-        """Allocate memory of the shape and type of a state tensor."""
+        """Return a new tensor with the shape and type of the state tensor ``name``; its memory is uninitialized."""
         return Tensor(self.specs[name], self._placement)
 
     def overwrite(self, name: str, tensor: Tensor) -> None:

@@ -82,7 +82,7 @@ class Team:
         return dict(values), {}
 
     def end(self, state: State) -> None:
-        """Wait until all ranks have finished ``fit``; until then, each may request parts of the state."""
+        """Wait until all ranks have finished ``fit``; until then, other ranks may request parts of the state here."""
 
     def counts(self, rows: int, counted: int) -> None:
         """Set the number of samples of this rank in the next step, and the number of loss terms (``counted``)."""
@@ -92,7 +92,12 @@ class Team:
         return rows, counted
 
     def heard(self, over: bool, signal: int | None) -> tuple[bool, int | None]:
-        """Return whether any rank requests a stop, and any signal received, as exchanged with the last step."""
+        """Return whether any rank requested a stop, and the signal that any rank received, as of the last step.
+
+        Args:
+            over: whether this rank requests a stop, sent to the other ranks with the next step.
+            signal: the signal that this rank received, sent likewise.
+        """
         return over, signal
 
     def from_first(self, give: Callable[[], T]) -> T:

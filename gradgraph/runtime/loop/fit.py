@@ -285,7 +285,7 @@ class Fit:
             part.ends = None  # warn once
 
     def _order(self) -> dict[str, Any]:
-        """Return the settings that determine the samples of each batch."""
+        """Return by name the settings that determine which samples a batch contains."""
         return {
             "rows": self.source.rows,
             "batch_size": self.order.batch_size,
@@ -351,7 +351,7 @@ class Fit:
 
         Args:
             received: the signals received on this rank.
-            limited: whether ``max_steps`` and ``max_time`` apply now.
+            limited: whether ``max_steps`` or ``max_time`` is set.
         """
         over = limited and self._over()
         if self._stopped:  # because of max_steps or a callback, which is the same on all ranks
@@ -460,7 +460,7 @@ class Fit:
         return self.progress.steps
 
     def _means(self) -> dict[str, float]:
-        """Return the mean losses and the metrics over the batches since the last history row."""
+        """Return the mean losses and the metrics over all batches since the last history row, by column."""
         measures = (m for m in self.executor.manifest.columns_of_sums if m.name in self.progress.totals)
         return self._numbers() | self._as_row(finished(tuple(measures), self.progress.totals))
 
@@ -490,7 +490,10 @@ class Fit:
         return as_row(columns, self.executor.names.classes.values())
 
     def _write_row(self, report: Reporter, received: Interrupts, ends_epoch: bool = False) -> bool:
-        """Evaluate, and append a row to the history; return False if interrupted (a resumed run repeats this)."""
+        """Evaluate on the validation data, and append a row to the history; return whether this was completed.
+
+        If a signal interrupts the evaluation, a resumed run repeats it.
+        """
         validated = {}
         with self._lock:
             self.team.meet(self.executor.state)

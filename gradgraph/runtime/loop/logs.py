@@ -172,7 +172,7 @@ class Csv(Lines):
         super().write(record)
 
     def _rows(self) -> tuple[list[str], list[dict[str, str]]]:
-        """Return the columns and rows of the file; both empty if it is not a CSV table."""
+        """Return the column names and the rows of the existing file; both are empty if it is not a CSV table."""
         try:
             return csv_rows(self._old())
         except UnreadableError:
@@ -307,7 +307,10 @@ class Logs:
 
 
 def memory() -> dict[str, float]:
-    """Return the resident memory of this process in MiB; empty if unknown."""
+    """Return ``{"memory_mib": …}``, the resident memory of this process, or its peak if only that is known.
+
+    The dict is empty if neither is known.
+    """
     with contextlib.suppress(OSError, ValueError, IndexError):
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         return {"memory_mib": pages * os.sysconf("SC_PAGE_SIZE") / 2**20}
@@ -316,7 +319,7 @@ def memory() -> dict[str, float]:
 
 
 def peak_memory() -> dict[str, float]:
-    """Return the peak memory of this process in MiB; empty if unknown."""
+    """Return ``{"peak_memory_mib": …}``, the peak memory of this process; empty if unknown."""
     with contextlib.suppress(ImportError):
         import resource
 

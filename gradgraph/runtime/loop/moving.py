@@ -19,7 +19,7 @@ Rate: TypeAlias = float | Callable[[int], float] | Plateau
 
 
 def last_rates(manifest: Manifest, progress: Progress) -> dict[str, float]:
-    """Return the hyperparameters of the last step by column, including learning rates of schedules in the graph."""
+    """Return the hyperparameters of the last step by history column, including rates of schedules in the graph."""
     defaults = {column(s, n): value for s, p in manifest.parts.items() for n, value in p.hyperparameters.items()}
     known = defaults | progress.hyperparameters
     return {name: value for name, value in known.items() if name.rpartition(".")[2] not in (UPDATE, BATCH_WEIGHT)}

@@ -39,7 +39,7 @@ class Reporter:
 
 @contextlib.contextmanager
 def told_if_slow(sentence: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Call ``say(sentence)`` if the block takes longer than ``SLOW`` seconds, while it is still running."""
+    """Run a block; if it takes longer than ``SLOW`` seconds, call ``say(sentence)`` while it is still running."""
     timer = threading.Timer(SLOW, say, [sentence])
     timer.daemon = True
     timer.start()
@@ -69,7 +69,7 @@ def reporter(progress: bool | None, course: Course, rates: Rates = dict) -> Repo
 
 
 class Plain(Reporter):
-    """Plain lines: one per history row, and one every ten seconds in between."""
+    """A reporter that prints plain lines: one per history row, and one every ten seconds in between."""
 
     def __init__(self, course: Course, rates: Rates = dict) -> None:
         self._course, self._rates = course, rates

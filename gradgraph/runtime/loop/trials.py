@@ -188,7 +188,11 @@ def find_rate(trial: Trial, start: float, end: float, steps: int) -> RateCurve:
 
 
 def _swept(trial: Trial, rates: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the rates of a sweep and the loss of one step at each rate, ending where the loss diverges."""
+    """Train one update at each of ``rates`` until the loss diverges; return the rates used and their losses.
+
+    Raises:
+        DataError: if the loss is not finite at the first rate.
+    """
     losses: list[float] = []
     averages: list[float] = []
     average = 0.0
@@ -216,7 +220,7 @@ def _is_blown_up(averages: Sequence[float]) -> bool:
 
 
 def _smoothed(losses: Sequence[float], steps: int) -> tuple[float, ...]:
-    """Smooth the losses by a Gaussian with a standard deviation of ``WIDTH`` times the range of the sweep."""
+    """Return the losses of a sweep smoothed by a Gaussian with a standard deviation of ``WIDTH * steps`` steps."""
     places = np.arange(len(losses))
     bells = np.exp(-0.5 * ((places[:, None] - places) / max(steps * WIDTH, 1e-9)) ** 2)
     return tuple(float(x) for x in bells @ np.asarray(losses) / bells.sum(1))

@@ -111,7 +111,10 @@ def _key(name: str) -> str:
 
 
 def table_of(runs: Sequence[Run]) -> list[list[str]]:
-    """Return a header and a row per run: epochs, steps, time, metrics, best value, and differing options."""
+    """Return a table of texts, with a header and one row per run.
+
+    Columns are the run's name, epochs, steps, time, metrics, best value, and the options in which runs differ.
+    """
     figures = list(dict.fromkeys(name for run in runs for name in run.figures()))
     options, is_any_best = differing(runs), any(run.best and run.kept == -1 for run in runs)
     rows = [["run", "epochs", "steps", "time", *figures, *(["best"] if is_any_best else []), *options]]
@@ -215,7 +218,7 @@ def _flat(tables: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any
 
 
 def _stored(path: Path) -> History | None:
-    """Return the history that a finished run has written to ``path``; None if it cannot be read."""
+    """Return the history in the CSV file ``path``, written by a finished run; None if it cannot be read."""
     with contextlib.suppress(UnreadableError, ValueError):
         columns, rows = csv_rows(regular_bytes(path, LARGEST_LOG).decode("utf-8"))
         return History({name: [float(row[name]) for row in rows] for name in columns}) if rows else None
@@ -223,7 +226,10 @@ def _stored(path: Path) -> History | None:
 
 
 def _logged(path: Path) -> tuple[History, float | None]:
-    """Return the history rows of a log, and the total seconds of its fits; None without times."""
+    """Return the history rows in the log file ``path``, and the total time of its fits in seconds.
+
+    The time is None if the log contains no times.
+    """
     history, spent, last = History(), 0.0, None
     try:
         lines = regular_bytes(path, LARGEST_LOG).decode("utf-8").splitlines()

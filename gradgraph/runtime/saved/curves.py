@@ -34,7 +34,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves of one kind on shared axes."""
+    """A diagram of curves on shared axes, with its title and axis labels."""
 
     title: str
     x_label: str
@@ -72,7 +72,10 @@ def _is_increasing(values: Sequence[float]) -> bool:
 
 
 def _kind(name: str, column: Sequence[float]) -> str:
-    """Return the axis label for a column; by default its own name."""
+    """Return the label of the y axis for a history column, which is also its panel: "loss", "share" and so on.
+
+    Metrics from 0 to 1 have the label "share"; other columns have their own name as label.
+    """
     last = name.rpartition(".")[2].removeprefix("val_")
     if last.endswith("loss"):
         return "loss"

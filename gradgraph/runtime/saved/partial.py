@@ -87,7 +87,7 @@ def fitting(
     Args:
         manifest: the manifest of the step.
         values: arrays by name.
-        held: a function that returns the frozen weight of a name in the step, or None.
+        held: a function that returns the step's frozen weight of this name, or None.
 
     Returns:
         A report, and the converted arrays by name.

@@ -192,7 +192,7 @@ def _check_order(order: Mapping[str, Any]) -> None:
 
 
 def _check_together(p: Progress) -> None:
-    """Check that the fields are consistent, such as no sums without batches."""
+    """Raise ValueError if fields contradict each other, such as sums without batches."""
     _require(p.fit_step <= p.steps, f"fit_step is {p.fit_step} of {p.steps} steps")
     _require(p.fit_epoch <= p.epoch, f"fit_epoch is {p.fit_epoch} of {p.epoch} epochs")
     _require(p.epoch + bool(p.batch) <= p.steps, f"epoch is {p.epoch} after {p.steps} steps")
