@@ -238,7 +238,7 @@ def _check_tensor(x: ir.Value) -> None:
 
 
 def _check_rows(graph: ir.Graph, path: Path) -> None:
-    """Raise an error unless each row of the target depends on the same row of the inputs only."""
+    """Raise an error unless each row of the target depends only on the row of the inputs with the same index."""
     (target,) = path.targets
     batched = batched_inputs(graph)
     if other := [x for x in path.wrt if x not in batched]:
@@ -263,7 +263,7 @@ def _shape(x: ir.Value) -> Shape | None:
 
 
 def _have_fewer_elements(tensors: Sequence[ir.Value], than: ir.Value) -> bool:
-    """Whether ``tensors`` have fewer elements in total than ``than``, whatever the values of symbolic sizes are."""
+    """Whether ``tensors`` have fewer elements in total than ``than`` for all values of symbolic sizes."""
     shapes, bound = [_shape(x) for x in tensors], _shape(than)
     if bound is None or any(s is None for s in shapes):
         return False

@@ -133,8 +133,8 @@ class Path:
     """The nodes, in graph order, that carry a gradient from ``targets`` back to ``wrt``.
 
     Attributes:
-        nodes: the nodes on the path, without those in bodies.
-        every_node: the nodes on the path, including those in bodies.
+        nodes: the nodes on the path, without nodes in bodies.
+        every_node: the nodes on the path, including nodes in bodies.
         reached: every value that depends on ``wrt`` smoothly.
         active: the values in ``reached`` that a target depends on smoothly.
     """

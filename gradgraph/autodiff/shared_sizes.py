@@ -27,7 +27,7 @@ def compare_sizes(
     Args:
         own: the inputs of the original model, without the cotangents or tangents that a transform added. A dimension
             is checked, on all inputs, if at least two original inputs share it.
-        are_taken: whether the runtime supports the given nodes. If not, no checks are added.
+        are_taken: returns whether the runtime supports these nodes. If not, no checks are added.
     """
     places: dict[str, dict[ir.Value, int]] = {}
     for x in model.graph.inputs:

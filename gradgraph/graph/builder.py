@@ -257,7 +257,7 @@ class Builder(OperatorCalls):
     def wrap(self, value: ir.Value | None) -> Var | None: ...
 
     def wrap(self, value: ir.Value | None) -> Var | None:
-        """Return a value of the graph as a ``Var``; None stays None."""
+        """Return a value of the graph as a ``Var``, or None for None."""
         return None if value is None else Var(self, value)
 
     def graph(self, inputs: Sequence[ir.Value], write: Callable[..., Sequence[Var]], name: str = "body") -> ir.Graph:

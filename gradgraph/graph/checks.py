@@ -202,7 +202,7 @@ def has_bodies(node: ir.Node) -> bool:
 
 
 def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
-    """Yield the graphs among the attributes of ``node`` (not those nested deeper)."""
+    """Yield the graphs among the attributes of ``node``, without graphs nested in them."""
     for attr in node.attributes.values():
         if attr.is_ref():
             continue

@@ -61,7 +61,7 @@ def shape_of_type(kind: onnx.TypeProto | None) -> Shape | None:
 
 
 def reset_inference(values: Iterable[ir.Value]) -> None:
-    """Make ``shape_of`` repeat a failed inference for those ``values`` whose node now has an input of known shape."""
+    """Make ``shape_of`` retry failed inference for each of ``values`` whose node now has an input of known shape."""
     for value in values:
         node = value.producer()
         read = [v for v in node.inputs if v is not None and not v.is_initializer()] if node is not None else []
@@ -154,7 +154,7 @@ def differ(a: Dim, b: Dim) -> bool:
 
 
 def clash(a: Iterable[Dim], b: Iterable[Dim]) -> bool:
-    """Whether ``a`` and ``b`` have two different numbers on the same axis; ranks are not compared."""
+    """Whether ``a`` and ``b`` have different numbers on any axis; ranks are not compared."""
     return any(map(differ, a, b))
 
 

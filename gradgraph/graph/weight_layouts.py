@@ -87,7 +87,7 @@ def _einsum(node: ir.Node, place: int) -> Layout | None:
 
 
 def record_layouts(graph: ir.Graph) -> None:
-    """Record how the nodes of a graph read its initializers; existing records stay."""
+    """Record how the nodes of a graph read its initializers; existing records are not changed."""
     new = [value for value in graph.initializers.values() if _RECORDED not in value.meta]
     places = {node: i for i, node in enumerate(graph.all_nodes())} if new else {}
     for value in new:

@@ -3,7 +3,7 @@
 A runtime draws their numbers from a generator of its session, which restarts when a run is resumed. In a training step
 each operator is replaced by nodes whose numbers are a function of the seed, the step number and the operator's place in
 the graph (``passes/randomness.py``); in a Loop, also of the iteration number, so that a gradient that recomputes an
-iteration draws the same numbers. The attribute ``seed`` is ignored, also that of Dropout: the step's own seed is used,
+iteration draws the same numbers. The attribute ``seed``, also of Dropout, is ignored: the step's own seed is used,
 and each place has its own stream.
 
 eval.onnx and exports contain the random operators themselves. A Trainer replaces them in evaluation by the same numbers

@@ -122,7 +122,7 @@ def store_integers(model: onnx.ModelProto, weights: Internal | None = None) -> N
 def _stored_for(
     node: onnx.NodeProto, values: _Values, known: set[str], clip: onnx.NodeProto | None
 ) -> Iterator[Stored]:
-    """Yield the name of each value around ``node`` (and ``clip``) to store, and a function that computes its tensor."""
+    """Yield the name of each value to store at ``node`` or ``clip``, and a function that computes its tensor."""
     if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
         return
     maker = _maker(values.made_by, node.input[1])

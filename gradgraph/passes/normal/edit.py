@@ -19,8 +19,8 @@ from gradgraph.graph.prune import is_wanted as is_wanted
 class Editor:
     """An editor that replaces nodes of a model by new nodes, written with the builder ``op``.
 
-    New constants become initializers of the main graph, whatever graph the node is in. All names are new and unique in
-    the whole model, except that outputs of a replaced node keep their names.
+    New constants become initializers of the main graph, also for nodes in bodies. All names are new and unique in the
+    whole model, except that outputs of a replaced node keep their names.
     """
 
     def __init__(self, model: ir.Model, op: Builder | None = None) -> None:

@@ -1,6 +1,6 @@
 """MoE and QMoE of com.microsoft: each token goes through the top k experts of a router.
 
-In the form here every expert processes every token in one batched product, and experts that were not chosen have a gate
+In the rewritten form, every expert processes every token in one batched product, and experts that were not chosen have a gate
 of 0:
 
 y[t] = Σ_e gate[t, e] · (act(x[t] · W1[e]ᵀ + b1[e]) · W2[e]ᵀ + b2[e])
@@ -147,7 +147,7 @@ def _linear(op: Builder, x: Var, weight: Var, bias: Var | None) -> Var:
 
 
 def _gates(op: Builder, router: Var, k: int, normalized: bool) -> Var:
-    """Return the gates [tokens, experts]: the probability of each chosen expert, and 0 for the others."""
+    """Return the gates [tokens, experts]: the probabilities of the ``k`` best experts, and 0 for other experts."""
     chosen, places = op.TopK(op.Softmax(router, axis=-1), [k], axis=-1, outputs=2)
     if normalized:
         chosen = chosen / op.ReduceSum(chosen, [-1], keepdims=1)

@@ -40,7 +40,7 @@ def scaler(op: Builder, node: ir.Node, x: Var, *, offset: Floats = (0.0,), scale
 
 @fused("Normalizer", domain=DOMAIN)
 def normalizer(op: Builder, node: ir.Node, x: Var, *, norm: str = "MAX") -> Any:
-    """Divide each row by its largest entry (whatever its sign), or by its L1 or L2 norm; rows of norm 0 are kept."""
+    """Divide each row by its largest entry (not magnitude), L1 norm or L2 norm; rows with a norm of 0 are unchanged."""
     x = op.cast(x, _FLOAT)
     reduce = {"MAX": op.ReduceMax, "L1": op.ReduceL1, "L2": op.ReduceL2}[norm]
     size = reduce(x, [-1], keepdims=1)

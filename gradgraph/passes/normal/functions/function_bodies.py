@@ -32,12 +32,12 @@ def operators(opset: int) -> frozenset[str]:
 
 
 def has_body(node: ir.Node, opset: int = OPSET) -> bool:
-    """Whether ONNX defines this operator by a function body at that opset."""
+    """Whether ONNX defines the operator of ``node`` by a function body at ``opset``."""
     return node.domain == "" and is_function(node.op_type, opset)
 
 
 def is_function(op_type: str, opset: int = OPSET) -> bool:
-    """Whether ONNX defines this operator of its own domain by a function body at that opset."""
+    """Whether ONNX defines the ai.onnx operator ``op_type`` by a function body at ``opset``."""
     schema = schema_of(op_type, opset)
     return schema is not None and bool(schema.has_function or schema.has_context_dependent_function)
 

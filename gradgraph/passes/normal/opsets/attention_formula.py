@@ -325,9 +325,10 @@ def rotary_embedding(
 
 
 def rotate(op: Builder, x: Var, cos: Var, sin: Var, size: int, interleaved: bool) -> Var:
-    """Rotate pairs of the first ``size`` (0: all) entries of the last axis by angles with these cosines and sines.
+    """Rotate pairs of entries of the last axis by the angles whose cosines and sines are ``cos`` and ``sin``.
 
-    A pair is two adjacent entries if ``interleaved``, otherwise an entry of the first half and one of the second half.
+    Only the first ``size`` entries are rotated (all if 0). A pair is two adjacent entries if ``interleaved``, otherwise
+    an entry of the first half and one of the second half.
     """
     known = x.dim(-1)
     rest = None

@@ -42,7 +42,7 @@ class Format:
         return -(1 << (self.bits - 1))
 
     def powers(self) -> np.ndarray:
-        """Return 2^(E − b) for every exponent field E; for E = 0, of subnormal numbers, 2^(1 − b)."""
+        """Return 2^(E − b) for every exponent field E, and 2^(1 − b) for E = 0, the field of subnormal numbers."""
         exponents = np.maximum(np.arange(self.top + 1), 1) - self.bias
         with np.errstate(over="ignore"):
             return np.asarray(np.ldexp(np.ones(self.top + 1, self.wide.numpy()), exponents))

@@ -1,7 +1,7 @@
 """Convert a model of opset 21 to an older opset, for runtimes that do not support a newer one.
 
 ``@until(18, "ReduceMean", ...)`` registers the in-place change to the form of an operator before opset 18. An attribute
-that the older operator does not have is removed if its value is what the older operator does anyway. Operators that the
+that the older operator does not have is removed if the older operator implies its value. Operators that the
 older opset does not have are replaced by their function bodies; functions whose bodies need sizes are inlined first.
 Every node that cannot be converted is reported by name.
 """
@@ -99,7 +99,7 @@ def _is_newer(node: ir.Node, opset: int) -> bool:
 
 
 def _expanded(editor: Editor, nodes: list[ir.Node]) -> bool:
-    """Replace nodes by their function bodies, in place; return False if none has one."""
+    """Replace ``nodes`` by their function bodies, in place; return False if no node has a function body."""
     done = False
     for node in nodes:
         outputs = None if node.op_type in _NOT_BY_BODY else instantiate_body(editor.op, node)
@@ -241,7 +241,7 @@ def scatter(node: ir.Node) -> str | None:
 
 @until(20, "GridSample")
 def grid_sample(node: ir.Node) -> str | None:
-    """Convert the names of modes; reject inputs without exactly two image axes."""
+    """Convert the modes to their older names; reject inputs that do not have exactly two spatial axes."""
     x = node.inputs[0]
     if x is None or x.shape is None or len(x.shape) != 4:
         return "has an input of unknown rank, or without exactly two image axes, which only opset 20 supports"

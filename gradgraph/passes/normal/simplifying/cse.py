@@ -1,4 +1,4 @@
-"""Common subexpression elimination: merge nodes that compute the same.
+"""Common subexpression elimination: merge nodes that compute equal values.
 
 1. Two nodes of one graph are equal if they have the same operator, attributes, number of outputs and inputs; for Add,
    Mul, Equal and the logical operators, in any order of inputs. Constants are equal if their values are.
@@ -83,7 +83,7 @@ def _merge(node: ir.Node, first: ir.Node) -> bool:
 
 
 def _take_over(old: ir.Value, new: ir.Value) -> None:
-    """Replace ``old`` by ``new``, and give ``new`` its name if ``old`` is a graph output."""
+    """Replace ``old`` by ``new``, and rename ``new`` to ``old`` if ``old`` is a graph output."""
     takes_name, name = old.is_graph_output() or not new.name, old.name
     replace_value(old, new)
     if takes_name:

@@ -257,7 +257,7 @@ def _forget(value: ir.Value, generated: bool) -> None:
 def derived_shapes(model: ir.Model) -> dict[str, shapes.Shape]:
     """Return the shapes that follow from inputs and initializers of the main graph only, by name of the value.
 
-    Other recorded shapes are ignored, except those of outputs of operators of other domains. Values in bodies are
+    Other recorded shapes are ignored, except for outputs of operators of other domains. Values in bodies are
     included.
     """
     proto = _without_weights(model)

@@ -38,7 +38,10 @@ def true_sizes(op_type: str, dims: Sequence[Any], scales: np.ndarray | None, att
 
 
 def place_of_scales(op_type: str, inputs: Sequence[Any], opset: int) -> Any:
-    """Return the scales among the inputs of a Resize or Upsample of ``opset``; None if it has none."""
+    """Return the element of ``inputs`` that contains the scales of a Resize or Upsample; None if there are none.
+
+    Its position depends on ``opset``.
+    """
     i = 2 if op_type == "Resize" and opset >= 11 else 1
     return inputs[i] if i < len(inputs) else None
 
@@ -87,7 +90,7 @@ def settle_scales(model: ir.Model) -> bool:
 
 
 def _all_sizes(op: Builder, x: Var, known: Mapping[int, int]) -> Var:
-    """Return the sizes of all axes: those in ``known``, by axis, and the sizes of ``x`` on other axes.
+    """Return the sizes of all axes: the sizes in ``known``, by axis, and the sizes of ``x`` on all other axes.
 
     They are selected by a Where, which ONNX's inference does not evaluate: if it found only some of the sizes, it would
     reject them as too few. (The attribute ``axes`` is no alternative: onnxruntime's optimizer ignores it when it moves

@@ -85,7 +85,7 @@ def _spatial_sizes(node: ir.Node) -> list[shapes.Dim]:
 
 
 def _halves(totals: Sequence[int], upper: bool) -> list[int]:
-    """Split each total into begin and end padding; an odd element goes to the end if ``upper``, else to the begin."""
+    """Split each total into begin and end padding; an odd element goes to the end if ``upper``, else to the start."""
     less = [t // 2 for t in totals]
     more = [t - h for t, h in zip(totals, less, strict=True)]
     return [*less, *more] if upper else [*more, *less]
@@ -107,7 +107,11 @@ def _resolve_same(editor: Editor, node: ir.Node, upper: bool) -> None:
 
 
 def _too_large(node: ir.Node, pads: list[int]) -> bool:
-    """Whether onnxruntime rejects the pads: those of a pool must be smaller than the undilated kernel."""
+    """Whether onnxruntime rejects ``pads``: pads of a pool must be smaller than the undilated kernel.
+
+    Raises:
+        ModelError: it rejects the pads of a pool other than MaxPool, which cannot be rewritten with a Pad.
+    """
     kernel = attributes(node)["kernel_shape"]
     found = "Pool" in node.op_type and any(p >= k for p, k in zip(pads, kernel * 2, strict=True))
     if found and node.op_type != "MaxPool":  # onnxruntime would fuse a Pad node with zeros into the pool again

@@ -101,9 +101,9 @@ def _rounded_bias(node: ir.Node, before: ir.Node) -> ir.Value | None:
 
 
 def _with_weighed_slope(op: Builder, scale: Var, x: Var, limits: tuple[int, int]) -> Var:
-    """Scale the gradient of ``scale``, s = first·exp(r), by 1/(√(n·Q)·s²).
+    """Return ``scale``, s = first·exp(r), with its gradient multiplied by 1/(√(n·Q)·s²).
 
-    One factor 1/s cancels ds/dr = s, and the other one divides the gradient by s (see the module's docstring).
+    One factor 1/s cancels ds/dr = s, and the second factor 1/s divides the gradient by s (see the module's docstring).
     """
     of_weight = x.value.is_initializer() or x.rank == 0
     count = op.cast(op.Size(x), scale.dtype) / op.cast(op.Size(scale), scale.dtype)

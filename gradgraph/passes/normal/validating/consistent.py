@@ -55,7 +55,7 @@ def check_consistent(model: ir.Model) -> None:
 
 
 def check_sizes(model: ir.Model) -> None:
-    """Raise ModelError unless sizes match, also those of nodes added since ``check_consistent``."""
+    """Raise ModelError unless sizes match, including the sizes of nodes added since ``check_consistent``."""
     refuse_any(_size_findings(model))
 
 

@@ -77,7 +77,7 @@ def find_copies(
 def _arrays(
     weights: Sequence[ir.Value], tensors: Sequence[ir.Value], group: Callable[[ir.Value], Hashable]
 ) -> dict[ir.Value, Array]:
-    """Return the numbers of those tensors and weights whose shapes allow one to be computed from the other."""
+    """Return the numbers of each tensor and each weight whose shape allows one to be computed from the other."""
     dims = {v: stored_sizes(v) for v in {*weights, *tensors}}
     read: dict[ir.Value, None] = {}
     for one, others, sign in ((tensors, weights, 1), (weights, tensors, -1)):
@@ -191,7 +191,7 @@ def _copy_of_whole(tensor: _View, by_order: Mapping[Hashable, Sequence[_View]]) 
 
 
 def _samples(x: Array, y: Array) -> tuple[Array, Array]:
-    """Return numbers of ``x`` and ``y`` at the same positions, in float64: all, or at most about ``_COMPARED``."""
+    """Return elements of ``x`` and ``y`` at equal positions, in float64: all, or a sample of about ``_COMPARED``."""
     step = -(-x.size // _COMPARED) | 1
     if step == 1:
         return x.reshape(-1).astype(np.float64), y.reshape(-1).astype(np.float64)
@@ -220,7 +220,7 @@ def _is_close(a: Array, b: Array) -> bool:
 
 
 def _copy_of_part(tensor: _View, lookup: Mapping[int, tuple[Sequence[_Probe], Array]]) -> Copy | None:
-    """Find a weight that ``tensor`` contains along its first axis, or along its second, as in a concatenation."""
+    """Return a ``Copy`` if ``tensor`` is a weight concatenated with more along its first or second axis, else None."""
     array = tensor.array
     for whole, is_turned in ((array, False), (array.T, True)) if array.ndim == 2 else ((array, False),):
         every, keys = lookup.get(_row_length(whole.shape), ((), np.array([], np.uint64)))

@@ -18,7 +18,7 @@ _CONVOLUTIONS = ("Conv", "ConvTranspose")
 
 
 def find_frozen_norms(weights: Iterable[ir.Value]) -> Iterator[tuple[ir.Value, ir.Value]]:
-    """Find pairs (s, t) among ``weights`` with one number per channel, after convolutions without a bias."""
+    """Yield pairs (scale, shift) of ``weights`` that are applied per channel after a convolution without a bias."""
     known = set(weights)
     for scale in known:
         mul = _only_reader(scale, "Mul")

@@ -22,9 +22,9 @@ _SAMPLE = 256  # the numbers that are compared before all others
 def find_merged(weights: Iterable[ir.Value]) -> list[ir.Value]:
     """Return the weights that several modules read, and that may be several weights with equal initial values.
 
-    The modules must read a weight as the same input of the same operator; if all its numbers are equal, as any input.
-    Embedding tables are excluded, because encoders and decoders share them on purpose, and so are reads by a gradient
-    in the model, which must use the weight of the forward pass.
+    The modules must read a weight as the same input of the same operator, unless all its numbers are equal. Two kinds
+    of reads are excluded: reads of embedding tables, which encoders and decoders share on purpose, and reads by a
+    gradient in the model, which must use the weight of the forward pass.
     """
     return [v for v in weights if len(v.uses()) > 1 and _is_merged(v)]
 
