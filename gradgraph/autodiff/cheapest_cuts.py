@@ -1,7 +1,7 @@
 """Choose where recomputation cuts the forward pass into segments, to minimise memory.
 
-Each segment should save at most a certain number of bytes for the backward pass, and few bytes should cross cuts. For one
-such limit, dynamic programming finds the cheapest cuts in one pass. Several limits are tried, and a simulation of
+Each segment should save at most a fixed number of bytes for the backward pass, and few bytes should cross cuts. For
+one such limit, dynamic programming finds the cheapest cuts in one pass. Several limits are tried, and a simulation of
 lifetimes chooses the best. All of it is linear in the number of nodes.
 """
 

@@ -1,7 +1,7 @@
 """A cache for ONNX's shape inference of single nodes.
 
-Many nodes of a network are alike, such as the updates of all weights, and layers of equal size. Inferring one takes 0.1 ms, mostly
-for writing the node as a protobuf message.
+Many nodes of a network are alike, such as the updates of all weights, and layers of equal size. Inferring one
+takes 0.1 ms, mostly for writing the node as a protobuf message.
 """
 
 from __future__ import annotations

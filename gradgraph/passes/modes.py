@@ -5,7 +5,8 @@
 1. BatchNormalization normalises with the statistics of the batch, whatever mode it was exported in, and each running
    statistic gets an updated value ``running·momentum + batch·(1 − momentum)`` (ONNX's formula; the batch variance is
    the biased one). A layer whose scale and bias are both frozen stays in evaluation mode, so that a frozen backbone
-   keeps its statistics. A layer whose statistics the graph computes (PyTorch's ``track_running_stats=False``) stays, too.
+   keeps its statistics. A layer whose statistics the graph computes (PyTorch's
+   ``track_running_stats=False``) stays in evaluation mode, too.
 2. Dropout draws its mask from a counter-based generator written in the graph (see ``gradgraph.passes.randomness``).
 
 ``evaluation_mode``:

@@ -1,7 +1,7 @@
 """MoE and QMoE of com.microsoft: each token goes through the top k experts of a router.
 
-In the rewritten form, every expert processes every token in one batched product, and experts that were not chosen have a gate
-of 0:
+In the rewritten form, every expert processes every token in one batched product, and experts that were not chosen
+have a gate of 0:
 
 y[t] = Σ_e gate[t, e] · (act(x[t] · W1[e]ᵀ + b1[e]) · W2[e]ᵀ + b2[e])
 

@@ -1,8 +1,8 @@
 """Pass: compute in float32 where tensors are stored in bfloat16.
 
 CPU runtimes have hardly any bfloat16 kernels (only data movement and Cast), and half of ONNX's operators do not allow
-the type before opset 22. So only inputs, initializers, outputs and results of Casts stay bfloat16, and all values between
-them is computed in float32:
+the type before opset 22. So only inputs, initializers, outputs and results of Casts stay bfloat16, and all values
+between them are computed in float32:
 
 1. inputs, initializers and results of Casts are followed by a Cast to float32 if a node other than a Cast reads them;
 2. constants, and attributes that contain or name the type, become float32;
