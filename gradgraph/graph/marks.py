@@ -47,7 +47,7 @@ def forget_detached(nodes: Iterable[ir.Node]) -> None:
 def mark_precision(node: ir.Node, is_read: bool) -> None:
     """Mark a Cast of mixed precision.
 
-    It feeds low-precision readers (``is_read``), or converts a low-precision result back.
+    ``is_read`` is whether the Cast feeds low-precision readers; otherwise it converts a low-precision result back.
     """
     node.metadata_props[_PRECISION] = _READ if is_read else _WRITTEN
 

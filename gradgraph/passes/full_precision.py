@@ -21,7 +21,7 @@ FLOAT, FLOAT16 = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
 
 
 def in_float32(model: onnx.ModelProto) -> None:
-    """Remove mixed precision from ``model``, in place."""
+    """Convert a model in mixed precision back to float32, in place."""
     if not _take_mark(model):
         return
     graph = model.graph
@@ -92,14 +92,14 @@ def _role(node: onnx.NodeProto) -> str:
 
 
 def _final_name(name: str, names: Mapping[str, str]) -> str:
-    """Return the name at the end of a chain of Casts, by following ``names``."""
+    """Return the name that finally replaces ``name``: ``names`` maps one side of each Cast to the other, in chains."""
     while name in names:
         name = names[name]
     return name
 
 
 def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
-    """Rename the inputs and outputs of ``node``, and outer values that its bodies read."""
+    """Rename the inputs and outputs of ``node``, and outer values that its bodies read, as ``names`` maps them."""
     for inner in proto_nodes([node]):
         for field in (inner.input, inner.output):
             for i, name in enumerate(field):

@@ -38,10 +38,10 @@ WIDE = ir.DataType.FLOAT
 
 
 def compute_low(model: ir.Model, precision: Precision) -> int:
-    """Apply the pass to a model in normal form, in place; return the number of low operators.
+    """Convert operators of a model in normal form to low precision, in place; return the number of low operators.
 
     Raises:
-        UnknownNameError: a glob matches neither a node nor an operator.
+        UnknownNameError: a name or glob matches neither a node nor an operator.
         BuildError: a requested operator cannot be computed in the precision.
     """
     if precision.dtype is None:

@@ -149,7 +149,7 @@ def _column(op: Builder, numbers: np.ndarray, dtype: ir.DataType) -> Var:
 
 
 def advance(op: Builder, state: Var) -> Var:
-    """Return the state of the next step."""
+    """Return the generator's state for the next step."""
     return op.Add(state, op.const(np.array([0, 0, 1], np.int64)))
 
 

@@ -67,7 +67,10 @@ class External(Internal):
 
 
 def with_stored_integers(model: ir.Model) -> ir.Model:
-    """Apply the pass to a copy of ``model``, and return it. Large external weights are read one at a time."""
+    """Return a copy of ``model`` with quantized weights stored as integers, if the model is marked for it.
+
+    Large external weights are read one at a time.
+    """
     slim = model.clone()
     large = {v.name or "": t for v in slim.graph.initializers.values()
              if (t := v.const_value) is not None and t.nbytes >= LEAST_BYTES}  # fmt: skip
@@ -99,7 +102,10 @@ def stores_integers(model: onnx.ModelProto) -> bool:
 
 
 def store_integers(model: onnx.ModelProto, weights: Internal | None = None) -> None:
-    """Apply the pass to ``model`` in place; ``weights`` reads the numbers of its initializers."""
+    """Store quantized weights of ``model`` as integers, in place, if the model is marked for it.
+
+    ``weights`` reads the numbers of its initializers.
+    """
     if not stores_integers(model):
         return
     graph = model.graph

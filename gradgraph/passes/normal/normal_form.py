@@ -75,7 +75,9 @@ def load_runnable(source: Source) -> ir.Model:
 
 @contextlib.contextmanager
 def blaming(model: Source) -> Iterator[None]:
-    """In this context, replace an unexpected error by the error that ONNX's inference reports for ``model``, if any.
+    """Return a context that replaces an unexpected error by the error that ONNX's inference reports for ``model``.
+
+    If the inference reports none, the unexpected error is raised.
 
     Raises:
         ModelError: the code in the context raised an error other than a GradgraphError, and ONNX's inference rejects

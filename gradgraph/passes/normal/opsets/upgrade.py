@@ -272,9 +272,9 @@ def scaled_tanh(op: Builder, node: ir.Node, x: Var, *, alpha: float, beta: float
 
 @before(ALWAYS, "Crop")
 def crop(op: Builder, node: ir.Node, x: Var, *, border: list[int], scale: list[int] | None = None) -> Any:
-    """Crop [N, C, H, W] by a left, top, right and bottom border; ``scale`` is the number of rows and columns to keep.
+    """Crop [N, C, H, W] by a left, top, right and bottom border.
 
-    If ``scale`` is set, only the left and top border matter.
+    If ``scale`` is set, keep this number of rows and columns after the left and top border instead.
     """
     if len(border) != 4 or len(scale or (0, 0)) != 2:
         raise ModelError(f"{describe(node)} must have four borders, and two sizes or none; export the model again")

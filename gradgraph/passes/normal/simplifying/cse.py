@@ -83,7 +83,7 @@ def _merge(node: ir.Node, first: ir.Node) -> bool:
 
 
 def _take_over(old: ir.Value, new: ir.Value) -> None:
-    """Replace ``old`` by ``new``, and rename ``new`` to ``old`` if ``old`` is a graph output."""
+    """Replace ``old`` by ``new``, which gets the name of ``old`` if that is a graph output or ``new`` has no name."""
     takes_name, name = old.is_graph_output() or not new.name, old.name
     replace_value(old, new)
     if takes_name:

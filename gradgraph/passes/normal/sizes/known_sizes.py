@@ -70,16 +70,13 @@ def settle_resize(node: ir.Node) -> bool:
 
 
 def settle_lost(node: ir.Node) -> bool:
-    """Record sizes of slices and sequences that ONNX's inference loses; return True if any was new.
-
-    They are found by ``shapes.lost_sizes``.
-    """
+    """Record sizes of slices and sequences that ``shapes.lost_sizes`` finds; return True if any was new."""
     found = shapes.lost_sizes(node)
     return found is not None and record_better(node.outputs[0], found)
 
 
 def record_better(value: ir.Value, dims: Sequence[Dim]) -> bool:
-    """Record each size in ``dims`` that is better known than the recorded one; return True if there were any."""
+    """Record each size in ``dims`` that ``better`` prefers to the recorded size; return True if there were any."""
     old = shapes.shape_of(value) or (None,) * len(dims)
     if len(old) != len(dims):
         return False

@@ -110,7 +110,7 @@ def _too_large(node: ir.Node, pads: list[int]) -> bool:
     """Whether onnxruntime rejects ``pads``: pads of a pool must be smaller than the undilated kernel.
 
     Raises:
-        ModelError: it rejects the pads of a pool other than MaxPool, which cannot be rewritten with a Pad.
+        ModelError: onnxruntime rejects the pads of a pool other than MaxPool, before which no Pad can be written.
     """
     kernel = attributes(node)["kernel_shape"]
     found = "Pool" in node.op_type and any(p >= k for p, k in zip(pads, kernel * 2, strict=True))

@@ -25,7 +25,9 @@ _NAMES_A_TYPE = ("dtype", "precision", "softmax_precision", "stash_type")
 
 
 def compute_in_float32(model: ir.Model) -> bool:
-    """Apply the pass in place; return True if anything was computed in bfloat16. All constants must be initializers.
+    """Convert a model that computes in bfloat16 to float32, in place; return True if anything was converted.
+
+    All constants must be initializers.
 
     Raises:
         ModelError: an input or output is a sequence or optional of bfloat16 tensors.

@@ -195,7 +195,7 @@ class _Constant:
 
     @property
     def is_possible(self) -> bool:
-        """Whether the constant may normalise: a factor must be positive, as deviations, widths and strides are."""
+        """Whether the constant may be a deviation, width or stride, which are positive; True unless it is a factor."""
         return self.node.op_type not in _FACTORS or bool((self.array > 0).all())
 
 

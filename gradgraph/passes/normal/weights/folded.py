@@ -95,7 +95,7 @@ def _arrays(
 
 
 class _Others:
-    """For each row length, the two smallest numbers of rows of tensors in different groups."""
+    """The two smallest numbers of rows, of tensors in different groups, for each row length."""
 
     def __init__(self) -> None:
         self._shortest: dict[int, list[tuple[int, Hashable]]] = defaultdict(list)
