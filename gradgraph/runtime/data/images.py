@@ -56,7 +56,7 @@ class Images(Loadable):
         return self._load(self.form, i, ()), -1 if self.labels is None else self.labels[i].item()
 
     def names_for(self, specs: Mapping[str, TensorSpec], known: DataNames) -> DataNames:
-        """Return the class names and image options for a step; those in ``known`` take precedence.
+        """Return the class names and image options for a step; names in ``known`` take precedence.
 
         Raises:
             UnmatchedError: if a class is not known from training.

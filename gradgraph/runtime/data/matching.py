@@ -1,4 +1,4 @@
-"""Matching of the column and class names of data with those of the model."""
+"""Matching of the column and class names of data with the names in the model."""
 
 from __future__ import annotations
 

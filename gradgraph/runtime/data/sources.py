@@ -392,7 +392,7 @@ def as_source(data: Any, checker: BatchChecker, order: Order, known: DataNames =
 
 
 def rows_at(source: Source, numbers: Sequence[int], specs: Mapping[str, TensorSpec]) -> dict[int, dict[str, Array]]:
-    """Return the arrays of the samples with these indices, without the sample axis.
+    """Return index → arrays by name, without the sample axis, for the samples whose indices are in ``numbers``.
 
     The result is empty if the source cannot load single samples again.
     """

@@ -281,9 +281,9 @@ def columns_of(
 ) -> tuple[dict[str, Array], DataNames]:
     """Return the inputs and targets of a step from a table, and the names of the columns that they were made from.
 
-    An input with one number per sample is read from the column with its name. An input that ``known`` has names for is
-    read from the same columns as in training, whatever their order in the table. Another matrix input is made from all
-    other columns, in order.
+    An input with one number per sample is read from the column with its name. An input with column names in ``known``
+    is read from these columns, whatever their order in the table. Another matrix input is made from all other columns,
+    in order.
 
     Args:
         table: the table.
@@ -565,7 +565,7 @@ def array_labels(
         spec: the target.
         known: the names of the training data.
         raw: whether the values come directly from the user, so that integers may be class names.
-        whole: whether these are all labels, not those of a batch.
+        whole: whether these are all labels of the data, not only of a batch.
 
     Raises:
         UnmatchedError: if the classes are known from training, and one is new.

@@ -1,8 +1,8 @@
 """A simulation of onnxruntime's arena: how much memory it uses for temporary tensors.
 
-It follows ``BFCArena`` on the CPU (``onnxruntime/core/framework/bfc_arena.cc``), with its default settings or those of
-``regions``. Memory is allocated from the system in regions, each twice as large as the last one, and never freed. A
-tensor gets the smallest sufficient free piece in its size class, or else in the next larger classes. Adjacent free
+It follows ``BFCArena`` on the CPU (``onnxruntime/core/framework/bfc_arena.cc``), with its default settings or settings
+from ``regions``. Memory is allocated from the system in regions, each twice as large as the last one, and never freed.
+A tensor gets the smallest sufficient free piece in its size class, or else in the next larger classes. Adjacent free
 pieces are merged. A region uses only the memory of pages that have been written.
 """
 

@@ -121,9 +121,9 @@ class Exported:
 
 
 def plain(model: ir.Model) -> ir.Model:
-    """Remove the value types and shapes of initializers, in place, and return ``model``.
+    """Remove type and shape from the values of initializers, in place, since their tensors have both; return ``model``.
 
-    They repeat the types and shapes of the initializers' tensors. Initializers that are also graph outputs keep them.
+    Values that are also graph outputs keep type and shape.
     """
     for value in model.graph.initializers.values():
         if not value.is_graph_output():

@@ -1,4 +1,4 @@
-"""Prediction with any inference model, not only those of a step."""
+"""Prediction with any inference model, not only with a step's model."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 There are two sets of tensors: a step reads one and writes the other, then the sets are swapped. With several named
 steps over one state, each step updates some groups of tensors, and only these are swapped: ``side`` is an integer with
 one bit per group. Binding the same memory as input and output of a run is not safe in general, since the result would
-depend on the order in which nodes happen to run. Tensors for which ``inplace.py`` proves that it is safe are shared by
-both sets.
+depend on the order in which nodes happen to run. If ``inplace.py`` proves that this is safe for a tensor, both sets
+share the tensor.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class State:
         movers: for each tensor, the named steps that update it; by default a single step updates all.
 
     Attributes:
-        side: for each group of tensors (those updated by the same steps), one bit that selects the current set.
+        side: an integer with one bit per group of tensors, which selects the group's current set. A group consists of
+            the tensors that are updated by the same steps.
         shared: names of tensors whose memory both sets share.
         lost: whether a run failed that may have overwritten shared tensors.
         absent: names of tensors that other processes store.
@@ -106,7 +107,7 @@ class State:
         self._fetch: Callable[[list[str]], dict[str, np.ndarray[Any, Any]]] = lambda names: {}
 
     def share(self, names: Iterable[str], moved: Iterable[str]) -> None:
-        """Let both sets share the memory of these tensors, except those that an earlier session already updates.
+        """Let both sets share the memory of these tensors, except tensors that an earlier session already updates.
 
         Args:
             names: the tensors that a session may overwrite.

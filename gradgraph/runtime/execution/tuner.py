@@ -1,8 +1,8 @@
-"""Selection of forms by measurement: every form of every operator of a step is timed once on this machine.
+"""Selection of forms (implementations of an operator) by timing each form of each operator once on this machine.
 
 By default, the tables of ``gradgraph.backends`` select forms that were fast on the machines of their authors. ``Tuner``
-times every form that supports a node of the model, including the portable one, each in a model of that node alone. The
-fastest is stored in a file in the user's cache, by processor, versions and threads, so no node is timed twice.
+times every form that supports a node of the model, including the portable form, each in a model of only that node. The
+fastest form is stored in a file in the user's cache, by processor, versions and threads, so no node is timed twice.
 """
 
 from __future__ import annotations

@@ -266,9 +266,13 @@ def _after(trial: Trial, beginning: Mapping[str, Any], rate: float, steps: int) 
 
 
 def _vertex(tried: Mapping[float, float], before: float) -> float | None:
-    """Return the rate with the lowest loss of short runs, by interpolation; None if no loss is below ``before``.
+    """Return the rate with the lowest loss, interpolated between short runs; None if no loss is below ``before``.
 
-    It is the vertex of the parabola through the lowest loss and its two neighbours, in log-log scale.
+    The rate is the vertex of the parabola through the lowest loss and its two neighbours, in log-log scale.
+
+    Args:
+        tried: the loss of each short run by its rate.
+        before: the smoothed loss at the start of the sweep.
     """
     rates = sorted(tried)
     lowest = min(range(len(rates)), key=lambda i: tried[rates[i]], default=0)
