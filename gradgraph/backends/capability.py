@@ -71,7 +71,7 @@ class Condition:
 
     @classmethod
     def read(cls, text: str) -> Condition:
-        """Parse ``"fact & fact: reason"``."""
+        """Parse a condition in a table's file, such as ``"fact & fact: reason"``."""
         terms, _, why = text.partition(": ")
         return cls(tuple(t.strip() for t in terms.split(" & ")), why)
 
@@ -131,7 +131,7 @@ class Row:
 
     @classmethod
     def read(cls, data: Mapping[str, Any]) -> Row:
-        """Parse a row of a file."""
+        """Parse a row of a table's file."""
         types = {k: frozenset(v.split()) for k, v in data.items() if isinstance(v, str)}
         return cls(types, *(tuple(map(Condition.read, data.get(kind, ()))) for kind in ("refused", "wrong", "fatal")))
 

@@ -43,7 +43,7 @@ def make_scans_forward(model: ir.Model) -> None:
 
 
 def _write_forward(editor: Editor, node: ir.Node, states: int, back_in: Sequence[int], back_out: Sequence[int]) -> None:
-    """Replace the Scan by one that runs forward only; ``back_in`` and ``back_out`` mark tensors in reverse by 1."""
+    """Replace the Scan ``node`` by a forward one; 1 in ``back_in`` or ``back_out`` marks tensors read in reverse."""
     op = editor.op
     op.scope = node.name or ""
     fed = [*[0] * states, *back_in]

@@ -29,7 +29,7 @@ def bias_corrections(op: Builder, context: Context, betas: Sequence[float]) -> l
 
 
 def scale_by_adam(betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, amsgrad: bool = False) -> Transform:
-    """Adam's direction ``(m/c₁) / (√v/√c₂ + ε)``, with ``cᵢ = 1 − βᵢᵗ``.
+    """Return a transform that computes Adam's direction ``(m/c₁) / (√v/√c₂ + ε)``, with ``cᵢ = 1 − βᵢᵗ``.
 
     The moments are ``m ← β₁m + (1−β₁)g`` and ``v ← β₂v + (1−β₂)g²``. With ``amsgrad``, it divides by the largest ``v``
     so far.

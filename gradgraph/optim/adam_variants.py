@@ -24,7 +24,7 @@ __all__ = ["adamax", "nadam", "radam"]
 
 
 def _scale_by_nadam(betas: tuple[float, float], eps: float, momentum_decay: float) -> Transform:
-    """NAdam's direction ``((1−μᵗ)/(1−Π)·g + μᵗ⁺¹/(1−Πμᵗ⁺¹)·m) / (√(v/c₂) + ε)``.
+    """Return a transform that computes NAdam's direction ``((1−μᵗ)/(1−Π)·g + μᵗ⁺¹/(1−Πμᵗ⁺¹)·m) / (√(v/c₂) + ε)``.
 
     ``m`` and ``v`` are Adam's moments and ``c₂ = 1 − β₂ᵗ``. The momentum of step t is ``μᵗ = β₁(1 − 0.96^{tψ}/2)`` with
     ψ the argument ``momentum_decay``, and ``Π = μ¹⋯μᵗ`` is the product of all so far.
@@ -71,7 +71,7 @@ def nadam(
 
 
 def _scale_by_radam(betas: tuple[float, float], eps: float) -> Transform:
-    """RAdam's direction: ``m/c₁ · r·√c₂/(√v + ε)`` once ``ρ > 5``, and ``m/c₁`` before.
+    """Return a transform for RAdam's direction: ``m/c₁ · r·√c₂/(√v + ε)`` once ``ρ > 5``, and ``m/c₁`` before.
 
     ``m``, ``v`` and ``cᵢ = 1 − βᵢᵗ`` are as in Adam. The length of the average is ``ρ = ρ∞ − 2tβ₂ᵗ/c₂`` with ``ρ∞ =
     2/(1−β₂) − 1``, and the rectification is ``r² = (ρ−4)(ρ−2)ρ∞ / ((ρ∞−4)(ρ∞−2)ρ)``.
@@ -118,7 +118,10 @@ def radam(
 
 
 def _scale_by_adamax(betas: tuple[float, float], eps: float) -> Transform:
-    """Adamax's direction ``(m/c₁) / u``, with Adam's ``m`` and ``c₁ = 1 − β₁ᵗ``, and ``u ← max(β₂u, |g| + ε)``."""
+    """Return a transform that computes Adamax's direction ``(m/c₁) / u``.
+
+    ``m`` and ``c₁ = 1 − β₁ᵗ`` are as in Adam, and ``u ← max(β₂u, |g| + ε)``.
+    """
 
     def numbers(op: Builder, context: Context) -> list[Var]:
         return [1.0 / bias_corrections(op, context, betas[:1])[0]]

@@ -21,9 +21,9 @@ __all__ = ["lion", "momentum", "rprop", "sgd"]
 
 
 def momentum(decay: float, dampening: float = 0.0, nesterov: bool = False) -> Transform:
-    """Momentum: ``m ← decay·m + (1 − dampening)·g``, starting with ``m ← g``; the direction is ``m``.
+    """Return a transform that computes the momentum ``m ← decay·m + (1 − dampening)·g``, starting with ``m ← g``.
 
-    With ``nesterov``, the direction is ``g + decay·m``.
+    The direction is ``m``, or with ``nesterov`` ``g + decay·m``.
     """
 
     def update(op: Builder, grads: Vars, slots: Slots, params: Vars, context: Context) -> tuple[Vars, Slots]:
@@ -72,7 +72,7 @@ def momentum_links(decay: float, dampening: float = 0.0, nesterov: bool = False)
 
 
 def _scale_by_lion(betas: tuple[float, float]) -> Transform:
-    """Lion's direction ``sign(β₁m + (1−β₁)g)``; afterwards ``m ← β₂m + (1−β₂)g``."""
+    """Return a transform that computes Lion's direction ``sign(β₁m + (1−β₁)g)``; afterwards ``m ← β₂m + (1−β₂)g``."""
 
     def each(op: Builder, g: Var, p: Var, slots: Mapping[str, Var]) -> tuple[Var, Mapping[str, Var]]:
         m = slots["exp_avg"]
@@ -94,7 +94,7 @@ def lion(
 
 
 def _rprop_steps(lr: float, etas: tuple[float, float], step_sizes: tuple[float, float]) -> Transform:
-    """Rprop's update ``−size·sign(g)``, with a step size per number of each weight.
+    """Return a transform that computes Rprop's update ``−size·sign(g)``, with a step size per number of each weight.
 
     The size is multiplied by ``η₊`` where g has the same sign as in the previous step. Where the sign has changed, it
     is multiplied by ``η₋``, and the weight stays unchanged in this step.

@@ -32,7 +32,7 @@ __all__ = ["adafactor"]
 def _factored_steps(
     lr: Rate, beta2_decay: float, eps: tuple[float | None, float], d: float, weight_decay: float
 ) -> Transform:
-    """Adafactor's update ``−max(ε₂, rms p)·min(lr, 1/√t)·u / max(1, rms u / d) − lr·λ·p``.
+    """Return a transform for Adafactor's update ``−max(ε₂, rms p)·min(lr, 1/√t)·u / max(1, rms u / d) − lr·λ·p``.
 
     ``u = g/√max(v, ε₁²)`` is the gradient divided by the root of its second moments v. For a vector, v is a moving
     average of g² with weight ``τ = t^beta2_decay`` for the new value. For a matrix, ``v = r·c / mean r``, where r and c

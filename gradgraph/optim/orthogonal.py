@@ -51,9 +51,10 @@ def _orthogonal(op: Builder, x: Var, coefficients: Triple, steps: int, eps: floa
 def _orthogonal_momentum(
     momentum: float, nesterov: bool, coefficients: Triple, eps: float, steps: int, adjustment: str
 ) -> Transform:
-    """Muon's direction: the orthonormal matrix nearest to ``m``, or to ``g + μ(m − g)`` (Nesterov), scaled.
+    """Return a transform that computes Muon's direction: the orthonormal matrix nearest to ``m``, scaled.
 
-    The momentum is ``m ← m + (1−μ)(g − m)``; the scale depends on the shape of the matrix (``adjustment``).
+    The momentum is ``m ← m + (1−μ)(g − m)``, μ the argument ``momentum``. With ``nesterov``, ``g + μ(m − g)`` takes
+    the place of ``m``. The scale depends on the shape of the matrix (``adjustment``).
     """
 
     def each(op: Builder, g: Var, p: Var, slots: Mapping[str, Var]) -> tuple[Var, Mapping[str, Var]]:

@@ -22,7 +22,7 @@ __all__ = ["adadelta", "adagrad", "rmsprop", "scale_by_rms"]
 
 
 def scale_by_rms(alpha: float = 0.99, eps: float = 1e-8, centered: bool = False) -> Transform:
-    """RMSprop's direction ``g / (√v + ε)``, with ``v ← αv + (1−α)g²``.
+    """Return a transform that computes RMSprop's direction ``g / (√v + ε)``, with ``v ← αv + (1−α)g²``.
 
     With ``centered``, the square of a running mean of g is subtracted from ``v``, which makes it a variance.
     """
@@ -68,7 +68,7 @@ def _filled(slot: str, value: float) -> Init:
 
 
 def _scale_by_sums(lr_decay: float, initial: float, eps: float) -> Transform:
-    """Adagrad's direction ``g / (√s + ε) / (1 + (t−1)·lr_decay)``, with ``s ← s + g²``."""
+    """Return a transform for Adagrad's direction ``g / (√s + ε) / (1 + (t−1)·lr_decay)``, with ``s ← s + g²``."""
 
     def numbers(op: Builder, context: Context) -> list[Var]:
         return [1.0 / (1.0 + op.cast(context.step(), ir.DataType.FLOAT) * lr_decay)] if lr_decay else []
@@ -104,7 +104,10 @@ def adagrad(
 
 
 def _scale_by_deltas(rho: float, eps: float) -> Transform:
-    """Adadelta's direction ``Δ = √(d + ε)/√(v + ε)·g``, with ``v ← ρv + (1−ρ)g²`` and ``d ← ρd + (1−ρ)Δ²``."""
+    """Return a transform that computes Adadelta's direction ``Δ = √(d + ε)/√(v + ε)·g``.
+
+    The averages are ``v ← ρv + (1−ρ)g²`` and ``d ← ρd + (1−ρ)Δ²``.
+    """
 
     def each(op: Builder, g: Var, p: Var, slots: Mapping[str, Var]) -> tuple[Var, Mapping[str, Var]]:
         check_range("adadelta", [g])

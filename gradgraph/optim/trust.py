@@ -56,9 +56,9 @@ def lamb(
 
 
 def _layer_rates(trust_coefficient: float, weight_decay: float, eps: float) -> Transform:
-    """LARS's direction ``η‖p‖/(‖g‖ + λ‖p‖ + ε) · (g + λp)``; the first factor is 1 where ‖p‖ or ‖g‖ is zero.
+    """Return a transform that computes LARS's direction ``η‖p‖/(‖g‖ + λ‖p‖ + ε) · (g + λp)``.
 
-    η is the trust coefficient, and λ the weight decay.
+    η is the trust coefficient, and λ the weight decay. The first factor is 1 where ‖p‖ or ‖g‖ is zero.
     """
 
     def each(op: Builder, g: Var, p: Var, slots: Mapping[str, Var]) -> tuple[Var, Mapping[str, Var]]:

@@ -21,7 +21,7 @@ from gradgraph.runtime.execution.state import ALIGNMENT, aligned_empty
 from gradgraph.step.manifest import StateSpec, numpy_dtype
 from gradgraph.step.step import Step
 
-NUMBERS = 8  # how many numbers of its own the team adds to a message
+NUMBERS = 8  # control numbers in a message: counts, the weight of gradients, requests to stop
 RANK_STRIDE = 1 << 16  # times the rank, added to the first word of a random-number state
 
 

@@ -43,7 +43,7 @@ class Adding(Protocol):
         """
 
     def after_step(self, state: State) -> None:
-        """Check the state after a step."""
+        """Run checks and exchanges that are due after a step, such as a comparison of all ranks' states."""
 
     def sharded(self, opened: OpenedStep) -> ShardedUpdate | None:
         """Return this rank's part of the update, if it is sharded."""

@@ -26,7 +26,7 @@ FORMS = Forms(TRAINING)
 def transposed_by_two_filters(
     op: Builder, x: Var, w: Var, bias: Var | None = None, *, group: int = 1, **attrs: Any
 ) -> Var | None:
-    """Write a depthwise ConvTranspose with two filters per channel, as IREE does not support one.
+    """Write a depthwise ConvTranspose with two filters per channel, as IREE does not support one filter.
 
     The second filter is zero, and its output is dropped. ``x`` is [N, C, …], ``w`` [C, 1, …].
     """

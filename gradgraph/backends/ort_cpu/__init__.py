@@ -6,7 +6,7 @@ from gradgraph.backends.backend import Backend, lowering_in
 
 
 def _machine() -> str:
-    """Return the width of channel blocks in onnxruntime's NCHWc layout, which depends on the processor."""
+    """Return the name of onnxruntime's NCHWc layout on this processor, by its block size, such as ``nchwc16``."""
     from gradgraph.machine.hardware import nchwc_block
 
     return f"nchwc{nchwc_block()}"

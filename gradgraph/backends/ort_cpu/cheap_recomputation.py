@@ -40,7 +40,7 @@ _CHEAP = frozenset(
 
 
 def recompute_cheap_values(model: ir.Model) -> bool:
-    """Copy cheap nodes of the main graph for its backward pass, in place; return whether there were any."""
+    """Copy cheap nodes of the main graph for its backward pass, in place; return whether any were copied."""
     kept = Kept(model.graph)
     if sum(_bytes_of(y) or 0 for y in {kept.root(y) for y in kept.again}) < LEAST_OF_ALL:
         return False
@@ -89,7 +89,7 @@ class Kept:
                 self._ways[y] = ()
 
     def _nodes_for(self, node: ir.Node) -> tuple[ir.Node, ...] | None:
-        """Return the nodes that recompute the outputs of ``node``; None if that is not cheap."""
+        """Return the nodes that recompute the outputs of ``node``; None if recomputation is not cheap."""
         ways = [() if x.producer() is None else self._ways.get(x) for x in reads(node)]
         if not _is_cheap(node) or None in ways or all(x.const_value is not None for x in reads(node)):
             return None

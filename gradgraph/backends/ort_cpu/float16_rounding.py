@@ -38,7 +38,7 @@ class _Rounding:
         self.copies: dict[ir.Value, ir.Value] = {}  # float16 value -> the same in float32
 
     def run(self) -> bool:
-        """Make every node that reads or writes float16 compute float32; return whether there was one."""
+        """Make every node that reads or writes float16 compute float32; return whether any node did."""
         nodes = [n for graph in graphs_of(self.model) for n in graph if not has_bodies(n) and key_of(n) != ("", "Cast")]
         found = [n for n in nodes if any(v is not None and _is_narrow(v) for v in (*n.inputs, *n.outputs))]
         for node in found:

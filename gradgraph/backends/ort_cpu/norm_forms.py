@@ -30,7 +30,7 @@ def is_of_batch(attrs: Mapping[str, Any]) -> bool:
 def products_with_scale(
     op: Builder, dy: Var, x: Var, scale: Var, mean: Var, inv: Var, *, axis: int
 ) -> tuple[Var, Var] | None:
-    """Compute ``dx = inv·(dy·s − m − c·inv²·r)``, with the scale s and ``c = x − mean``.
+    """Compute LayerNormalizationGrad, ``dx = inv·(dy·s − m − c·inv²·r)`` with the scale s and ``c = x − mean``.
 
     ``m = dy s / D`` and ``r = (dy·c) s / D`` are sums over each row of D elements. They are matrix-vector products, and
     so is dscale: 7 passes instead of 13.

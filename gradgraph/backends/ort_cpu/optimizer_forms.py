@@ -28,7 +28,7 @@ def scaled_gradient(
     *,
     takes: Sequence[float],
 ) -> tuple[Var, Var, Var] | None:
-    """Compute Adam's moments from ``u = (1−β₁)g``: ``m ← β₁m + u`` and ``v ← β₂v + (1−β₂)/(1−β₁)²·u²``.
+    """Compute AdamUpdate from ``u = (1−β₁)g``, with ``m ← β₁m + u`` and ``v ← β₂v + (1−β₂)/(1−β₁)²·u²``.
 
     If g is a matrix product, it computes u instead of g at no cost, which saves one of 13 passes; and a scaling pass
     takes two thirds of the time of one that subtracts a tensor. Saves 5 % of a step of an MLP, 3 % of GPT's.
@@ -46,7 +46,7 @@ def scaled_gradient(
 def subtracted_product(
     op: Builder, p: Var, g: Var, m: Var, rate: Var, keep: Var | None = None, *, decay: float, nesterov: int
 ) -> tuple[Var, Var] | None:
-    """Compute ``m ← decay·m − (−g)`` if g is a matrix product; onnxruntime would fuse a sum into a slower Gemm.
+    """Compute MomentumUpdate with ``m ← decay·m − (−g)`` if g is a product; a sum would be fused into a slower Gemm.
 
     See ``linear_forms.separate_sum``. Saves 13 % of a step of GPT; an MLP's step takes as long either way.
     """

@@ -154,7 +154,7 @@ def divided(op: Builder, x: Var, shift: Var, *, direction: str) -> Var | None:
 
 @form("BitwiseXor", case(_WORDS, _WORDS[::-1]), case(_WORDS, np.uint32(2**31 + 77)))
 def by_bytes(op: Builder, x: Var, y: Var) -> Var | None:
-    """Look up the result for each pair of bytes in a table of 256 x 256 results, as CUDA has no bitwise kernels."""
+    """Compute BitwiseXor byte by byte from a table of 256 x 256 results, as CUDA has no bitwise kernels."""
     if x.dtype != ir.DataType.UINT32:
         return None
     table = op.const(np.bitwise_xor.outer(_BYTES, _BYTES).reshape(-1))

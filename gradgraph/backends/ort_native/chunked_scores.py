@@ -107,7 +107,7 @@ class _Region:
         return sizes is not None and sizes[-1:] == [self.classes] and math.prod(sizes) == self.rows * self.classes
 
     def by_rows(self, node: ir.Node) -> list[int]:
-        """Return the indices of inputs of ``node`` that have one entry per row, rather than shared by all rows."""
+        """Return the indices of inputs of ``node`` that have one entry per row instead of being shared by all rows."""
         places = [i for i in _ROWS[key_of(node)] if i < len(node.inputs)]
         return [i for i in places if node.op_type not in _ELEMENTWISE or not self._is_for_all(node.inputs[i])]
 
@@ -156,12 +156,12 @@ class _Region:
             raise _NotByRowsError
 
     def given(self) -> list[ir.Value]:
-        """Return the distinct values with rows that are computed outside of the region."""
+        """Return the distinct inputs of the region that have one entry per row."""
         found = (node.inputs[i] for node in self.nodes for i in self.by_rows(node))
         return list(dict.fromkeys(x for x in found if x is not None and x.producer() not in self.nodes))
 
     def results(self) -> list[ir.Value]:
-        """Return the values that are read outside of the region."""
+        """Return the values of the region that are read outside of it."""
         values = (y for node in self.nodes for y in node.outputs)
         return [y for y in values if any(use.node not in self.nodes for use in y.uses())]
 

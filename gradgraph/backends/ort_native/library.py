@@ -98,7 +98,7 @@ class Library:
         return self.is_built and "avx2" in levels_in_use() and not self.has_tiles
 
     def add_to(self, options: ort.SessionOptions) -> None:
-        """Register the kernels in session options.
+        """Register the library's kernels in ``options``.
 
         Raises:
             RuntimeUnavailableError: if the library is not built, does not load, or another user may have written it.
@@ -243,7 +243,11 @@ assert np.allclose(m, 4) and np.allclose(v, 7) and np.allclose(p, 1 + 0.5 * 4 / 
 
 
 def _check_that_it_runs(made: Path) -> None:
-    """Run one kernel in a subprocess, as a broken library may crash it."""
+    """Check the library ``made`` by running one kernel in a subprocess, which a broken library may crash.
+
+    Raises:
+        RuntimeUnavailableError: if onnxruntime cannot run the kernel.
+    """
     model = onnx.parser.parse_model(_TRIAL).SerializeToString()
     ran = processes.run_python(_RUN, str(made), input=model, timeout=_LIMIT)
     if ran.returncode:

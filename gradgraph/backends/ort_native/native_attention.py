@@ -102,7 +102,7 @@ class Mask:
         return [0] * (rank - len(own)) + own
 
     def written(self, editor: Editor) -> Var:
-        """Return the mask as a term of the scores."""
+        """Return the mask as a tensor to add to the scores."""
         op = editor.op
         value = op.wrap(self.value)
         if self.kept is None:
@@ -240,7 +240,7 @@ class Weights:
 
 
 def _weights(p: ir.Value, readers: Collection[ir.Node]) -> Weights:
-    """Return how ``p`` is computed.
+    """Return the computation of the attention weights ``p``.
 
     Raises:
         MismatchError: if ``p`` is not a Softmax of scores, or has readers other than ``readers``.
@@ -273,7 +273,7 @@ def _unguarded(p: ir.Value) -> ir.Value:
 
 
 def _scores(value: ir.Value, sizes: Sizes) -> tuple[ir.Node, float, Mask | None]:
-    """Return how the scores ``value`` are computed: the product of queries and keys, its factor, and the mask."""
+    """Return the matrix product of queries and keys that computes the scores ``value``, its factor, and the mask."""
     scale, mask = 1.0, None
     while True:
         node = some(value.producer())

@@ -42,7 +42,7 @@ def bounds_of(node: ir.Node) -> dict[str, Any] | None:
 
 
 def is_gradient_of(node: ir.Node, activation: ir.Node) -> bool:
-    """Return whether ``node`` is the native gradient of this Relu or Clip."""
+    """Return whether ``node`` is the native gradient of ``activation``, a Relu or Clip."""
     x, y = activation.inputs[0], activation.outputs[0]
     program, given = {"Clip": ("ClipGrad 0 1 2", [x, y]), "Relu": ("ReluGrad 0 1", [y])}[activation.op_type]
     is_this = is_native(node, "Elementwise") and node.attributes["program"].as_string() == program

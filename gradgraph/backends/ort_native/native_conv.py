@@ -46,7 +46,7 @@ def _pays(conv: Layer) -> bool:
 
 @conv_form("Conv", (*CONVOLUTIONS, *TILED), serves=_serves, when=_pays, forms=FORMS)
 def by_tiles(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) -> Written | None:
-    """Compute ``Conv`` without activation; ``fuse_activations`` may add one later."""
+    """Write Conv as one native node without activation; ``fuse_activations`` may add one later."""
     y = ir.Value(name="y", type=x.value.type, shape=ir.Shape((conv.batch, conv.m, *conv.count)))
     bounds = {"lower": -ANY, "upper": ANY}
     return native_kernel(op, "Conv", [x, w, b], [op.wrap(y)], **where_windows_lie(conv.seen), **bounds)
@@ -54,7 +54,7 @@ def by_tiles(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) -> 
 
 @conv_form("ConvGradInput", TILED, serves=_serves, when=_pays, forms=FORMS)
 def dx_by_tiles(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Written | None:
-    """Compute ``ConvGradInput``."""
+    """Write ConvGradInput as one native node."""
     return native_kernel(op, "ConvGradInput", [dy, w], [x], **where_windows_lie(conv.seen), size=conv.size)
 
 
@@ -67,7 +67,7 @@ def _pays_by_vectors(conv: Layer) -> bool:
     "ConvGradWeight", TILED, serves=_serves, when=lambda conv: _pays(conv) or _pays_by_vectors(conv), forms=FORMS
 )
 def dw_in_one_pass(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Written | None:
-    """Compute ``ConvGradWeight``. The kernel returns a matrix, so that layout passes do not take it for an image."""
+    """Write ConvGradWeight as one native node; it returns a matrix, which layout passes do not take for an image."""
     matrix = ir.Value(name="dw", type=w.value.type, shape=ir.Shape((conv.m, conv.fan_in)))
     lie = {**where_windows_lie(conv.seen), "kernel": [k or 1 for k in conv.seen.kernel]}
     dw = native_kernel(op, "ConvGradWeight", [x, dy], [op.wrap(matrix)], **lie, block=1)

@@ -94,7 +94,7 @@ TAILS = np.linspace(-20.0, 20.0, 8_001, dtype=np.float32)
 
 
 def _program(op: Builder, inputs: Sequence[Var], like: Var, *lines: str) -> Written | None:
-    """Write one node that runs a program (``kernels/elementwise.cc``) and returns the result of its last line."""
+    """Write one native node that runs the program ``lines`` (``kernels/elementwise.cc``); return its last result."""
     last = [len(inputs) + len(lines) - 1]
     program = {"program": "; ".join(lines), "arity": len(inputs), "outputs": last}
     return native_kernel(op, "Elementwise", inputs, [like], **program)
@@ -147,7 +147,7 @@ def layer_norm_by_rows(op: Builder, dy: Var, x: Var, scale: Var, mean: Var, inv:
 def softmax_by_rows(
     op: Builder, dy: Var, y: Var, do: Var | None = None, o: Var | None = None, *, axis: int
 ) -> Written | None:
-    """Compute ``y·(dy − Σ dy·y)`` along the last axis in one pass, or with Σ do·o instead of Σ dy·y."""
+    """Compute SoftmaxGrad, ``y·(dy − Σ dy·y)`` along the last axis, in one pass; ``Σ do·o`` may replace the sum."""
     if y.shape is None or axis % len(y.shape) != len(y.shape) - 1:
         return None
     return native_kernel(op, "SoftmaxGrad", [dy, y, do, o], [y])
@@ -187,7 +187,7 @@ def batch_norm_backwards(op: Builder, *inputs: Var, epsilon: float) -> Written |
 
 @form("UnscaledBatchNormalizationGrad", *NORMS, when=_norms_pay)
 def unscaled_batch_norm_backwards(op: Builder, *inputs: Var, epsilon: float) -> Written | None:
-    """Compute ``u``, a, dscale and db, where ``dx = a·u``, in two passes."""
+    """Compute UnscaledBatchNormalizationGrad (u, a, dscale and db, where ``dx = a·u``) in two passes."""
     return _norm_gradient(op, "UnscaledBatchNormalizationGrad", *inputs, epsilon=epsilon, vectors=3)
 
 

@@ -65,7 +65,7 @@ def _is_large(call: Call) -> bool:
 
 
 def _turns_left(call: Call) -> bool:
-    """Return whether this is one large product with a transposed left factor, as in the gradient of a weight."""
+    """Return whether ``call`` is one large product with a transposed left factor, as in the gradient of a weight."""
     sizes, left = _sizes(call), call.inputs[0]
     if sizes is None or left is None or max(len(call.shape(i) or ()) for i in (0, 1)) > 2:
         return False
@@ -96,9 +96,10 @@ def _product(op: Builder, a: Var, b: Var, c: Var | None = None, **attrs: Any) ->
 
 
 def _as_it_lies(op: Builder, x: Var, turned: bool) -> tuple[Var, bool]:
-    """Return the input of the Transpose of the last two axes that computes ``x``, and the inverse of ``turned``.
+    """Return a factor of a product as stored, and whether the kernel must transpose it.
 
-    ``turned`` is whether the kernel transposes the factor. Without such a Transpose, return ``x`` and ``turned``.
+    If a Transpose of the last two axes computes ``x``, these are its input and ``not turned``, else ``x`` and
+    ``turned``.
     """
     source = _before_transpose(x)
     return (x, turned) if source is None else (op.wrap(source), not turned)
@@ -127,7 +128,7 @@ STACKS = (
 
 @form("MatMul", *STACKS, when=_is_worth_it)
 def matmul_by_tiles(op: Builder, a: Var, b: Var) -> Var | None:
-    """Compute ``a·b``."""
+    """Write MatMul as one native node."""
     return _product(op, a, b)
 
 
@@ -141,7 +142,7 @@ def matmul_by_tiles(op: Builder, a: Var, b: Var) -> Var | None:
 def fused_matmul_by_tiles(
     op: Builder, a: Var, b: Var, *, transBatchA: int = 0, transBatchB: int = 0, **attrs: Any
 ) -> Var | None:
-    """Compute ``α·a·b``, each factor optionally transposed."""
+    """Write FusedMatMul, ``α·a·b`` with each factor optionally transposed, as one native node."""
     return None if transBatchA or transBatchB else _product(op, a, b, **attrs)
 
 
@@ -157,7 +158,7 @@ def fused_matmul_by_tiles(
     when=_is_worth_it,
 )
 def gemm_by_tiles(op: Builder, a: Var, b: Var, c: Var | None = None, **attrs: Any) -> Var | None:
-    """Compute ``α·a·b + β·c``, each factor optionally transposed."""
+    """Write Gemm, ``α·a·b + β·c`` with each factor optionally transposed, as one native node."""
     return _product(op, a, b, c, **attrs)
 
 

@@ -62,7 +62,7 @@ def _depthwise(conv: Layer) -> bool:
 
 @conv_form("Conv", serves=_forward, when=_many_windows)
 def blocked(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) -> Var:
-    """Convolve in blocks of channels.
+    """Compute y by a convolution in blocks of channels.
 
     It takes 0.8 to 1.0 times PyTorch's time from 8 px on, where a plain Conv takes 1.2 to 1.7.
     """
@@ -71,7 +71,7 @@ def blocked(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) -> V
 
 @conv_form("ConvGradInput", serves=_backward, when=_many_windows)
 def blocked_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var | None:
-    """Convolve dy in blocks, with flipped weights and mirrored padding; for stride 1.
+    """Compute dx by a convolution of dy in blocks, with flipped weights and mirrored padding; for stride 1.
 
     It takes 0.8 to 1.1 times PyTorch's time from 8 px on, where a plain Conv with flipped weights takes 1.1 to 1.9.
     """
@@ -85,7 +85,7 @@ def blocked_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var | None:
 
 @conv_form("ConvGradInput", serves=_depthwise, when=always)
 def blocked_spread_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var | None:
-    """Insert zeros between the pixels of dy, and convolve the result in blocks as for stride 1; for depthwise layers.
+    """Compute dx of a depthwise layer: insert zeros between the pixels of dy, and convolve in blocks as for stride 1.
 
     For 3x3 with stride 2 it takes 0.45 to 0.55 of the time of ``blocked_phases_dx``, from 6 to 112 px.
     """
@@ -107,7 +107,7 @@ def blocked_spread_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var 
 
 @conv_form("ConvGradInput", serves=_backward, when=_many_windows)
 def blocked_phases_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var | None:
-    """Compute the pixels of x in s² phases, their remainders modulo the stride s, and interleave the results.
+    """Compute dx in s² phases of pixels, their remainders modulo the stride s, and interleave the results.
 
     Each phase is a convolution of dy in blocks with stride 1. For depthwise 3x3 with stride 2 it takes half the time of
     ConvTranspose.
@@ -200,12 +200,12 @@ def _convolve(op: Builder, x: Var, blocks: Var, b: Var | None, seen: Windows, gr
 
 
 def ordered(op: Builder, y: Var) -> Var:
-    """Reorder from blocks of channels to the plain layout."""
+    """Reorder ``y`` from blocks of channels to the plain layout."""
     return kernel(op, "ReorderOutput", BLOCKED, [y], y.shape, channels=(y.shape or (0, 0))[1])
 
 
 def reordered(op: Builder, x: Var) -> Var:
-    """Reorder to blocks of channels; the declared shape stays that of ``x``."""
+    """Reorder ``x`` to blocks of channels; the declared shape does not change."""
     return kernel(op, "ReorderInput", BLOCKED, [x], x.shape)
 
 

@@ -110,7 +110,10 @@ class _Normalized:
 
     @classmethod
     def of(cls, op: Builder, norm: ir.Node) -> _Normalized | None:
-        """Match a norm; return None if sizes are unknown, or v or its cotangent has other readers."""
+        """Return the convolution and gradients around ``norm``.
+
+        Return None if sizes are unknown, or if v or its cotangent has other readers.
+        """
         v = norm.inputs[0]
         conv = None if v is None else v.producer()
         if v is None or v.is_graph_output() or conv is None or (conv.domain, conv.op_type) != ("", "Conv"):
@@ -225,7 +228,7 @@ def _fold_by_moments(editor: Editor, found: _Normalized, epsilon: float) -> None
 
 @dataclass(frozen=True)
 class _Expansion:
-    """The convolution as a product of matrices.
+    """A 1x1 convolution v = W x as a matrix product, with second moments of x.
 
     Attributes:
         w: the weight, and ``rows`` the same as a matrix W [M, C].

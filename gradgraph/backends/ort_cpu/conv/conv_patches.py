@@ -62,7 +62,7 @@ def blocked_patches(op: Builder, y: Var, w: Var, b: Var | None = None, **attrs: 
 
 @conv_form("ConvGradInput", serves=_serves, when=always)
 def blocked_patches_dx(op: Builder, conv: Layer, y: Var, w: Var, x: Var, b: Var | None = None) -> Var | None:
-    """Compute patches of x by a blocked 1x1 convolution of y, and gather them to images; ``b`` is a bias of x."""
+    """Compute dx: its patches by a blocked 1x1 convolution of y, gathered to images; ``b`` is a bias of x."""
     if not fits_blocks(1, conv.c, conv.m):
         return None
     block = nchwc_block()

@@ -38,7 +38,7 @@ class Columns:
     axis = 0
 
     def shape(self, units: Dim) -> Shape:
-        """Return the shape of a state."""
+        """Return the shape of a state with ``units`` units."""
         return (units, self.sequences)
 
     def enter(self, x: Var) -> Var:
@@ -165,7 +165,10 @@ class Blocks:
         return self.leave(self._reshaped(dx, steps, 1, inputs, 1, sequences))
 
     def outer(self, d: Var, *xs: Var) -> list[Var]:
-        """Compute the sums as a convolution of T·N channels: all of x (and a one) as the image, d as the weight."""
+        """Return the sums of :meth:`Columns.outer`, by a convolution of T·N channels.
+
+        The image is all of ``xs`` and a column of ones, and the weight is d.
+        """
         op = self.op
         steps, _, units, _, sequences = _static_shape(d)
         rows = steps * sequences
@@ -209,7 +212,7 @@ def _with_shape(x: Var, shape: Shape) -> Var:
 
 
 def _static_shape(x: Var) -> tuple[int, ...]:
-    """Return a shape that is fully known."""
+    """Return the shape of ``x``, whose sizes must be known."""
     sizes = all_sizes(x.shape)
     assert sizes
     return tuple(sizes)

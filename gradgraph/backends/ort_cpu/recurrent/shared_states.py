@@ -288,7 +288,7 @@ class _Kind:
 
 
 def _rnn_forward(layer: _Layer, first: Sequence[Var]) -> Sequence[Var]:
-    """Compute ``h' = f(W x + R h + b)``."""
+    """Write the forward loop of an RNN: ``h' = f(W x + R h + b)``."""
     at, f = layer.at, layer.attrs["activation"]
     R, (b,) = at.weight(layer.s.R), [layer.s.bias()]
     assert b is not None
@@ -302,7 +302,7 @@ def _rnn_forward(layer: _Layer, first: Sequence[Var]) -> Sequence[Var]:
 
 
 def _rnn_backward(run: StockRun, last: Sequence[Var], arriving: Sequence[Var]) -> Sequence[Any]:
-    """Compute ``d = dh·f'`` from the last step to the first; the cotangent of the previous h is ``Rᵀd``."""
+    """Write the backward loop of an RNN: ``d = dh·f'``; the cotangent of the previous h is ``Rᵀd``."""
     layer, op, at, h = run.layer, run.layer.op, run.layer.at, run.states
     R = at.transposed(layer.s.R)
     slope = 1.0 - h * h if layer.attrs["activation"] == "Tanh" else op.cast(h > 0.0, h.dtype)
@@ -316,7 +316,7 @@ def _rnn_backward(run: StockRun, last: Sequence[Var], arriving: Sequence[Var]) -
 
 
 def _lstm_forward(layer: _Layer, first: Sequence[Var]) -> Sequence[Var]:
-    """Compute ``c' = f c + i g`` and ``h' = o tanh c'``.
+    """Write the forward loop of an LSTM: ``c' = f c + i g`` and ``h' = o tanh c'``.
 
     Saved values are K, the factors of dc, dh, dc and dc for the gates i, o, f and g; Kh, the factor of dh for dc; and
     f.
@@ -342,7 +342,7 @@ def _lstm_forward(layer: _Layer, first: Sequence[Var]) -> Sequence[Var]:
 
 
 def _lstm_backward(run: StockRun, last: Sequence[Var], arriving: Sequence[Var]) -> Sequence[Any]:
-    """Compute ``dc += dh·Kh`` and the cotangents of the gates, ``d = (dc, dh, dc, dc)·K``.
+    """Write the backward loop of an LSTM: ``dc += dh·Kh`` and the gates' cotangents ``d = (dc, dh, dc, dc)·K``.
 
     The cotangent of the previous c is ``dc·f``, that of the previous h ``Rᵀd``.
     """
@@ -359,7 +359,7 @@ def _lstm_backward(run: StockRun, last: Sequence[Var], arriving: Sequence[Var]) 
 
 
 def _gru_forward(layer: _Layer, first: Sequence[Var]) -> Sequence[Var]:
-    """Compute ``h' = n + z (h − n)``.
+    """Write the forward loop of a GRU: ``h' = n + z (h − n)``.
 
     With linear_before_reset, ``n = tanh(x + r q)`` with ``q = R h``; otherwise ``n = tanh(x + R (r h))``. Saved values
     are the factors of dh for the gates' recurrent parts, for n's input, and for h; without linear_before_reset also r
@@ -391,7 +391,10 @@ def _gru_forward(layer: _Layer, first: Sequence[Var]) -> Sequence[Var]:
 
 
 def _gru_backward(run: StockRun, last: Sequence[Var], arriving: Sequence[Var]) -> Sequence[Any]:
-    """Compute ``d = (dh, dh, dh)·K`` with linear_before_reset; the cotangent of the previous h is ``Rᵀd + dh·z``."""
+    """Write the backward loop of a GRU; see ``_reset_before`` for GRUs without linear_before_reset.
+
+    With linear_before_reset, ``d = (dh, dh, dh)·K``, and the cotangent of the previous h is ``Rᵀd + dh·z``.
+    """
     if not run.layer.attrs["linear_before_reset"]:
         return _reset_before(run, last, arriving)
     layer, op, at = run.layer, run.layer.op, run.layer.at
@@ -407,7 +410,7 @@ def _gru_backward(run: StockRun, last: Sequence[Var], arriving: Sequence[Var]) -
 
 
 def _reset_before(run: StockRun, last: Sequence[Var], arriving: Sequence[Var]) -> Sequence[Any]:
-    """Compute ``dn = dh·Kn``, and d, the cotangents of z and r, without linear_before_reset.
+    """Write the backward loop of a GRU without linear_before_reset: ``dn = dh·Kn``, and d, the cotangents of z and r.
 
     The cotangent of the previous h is ``Rᵀd + dh·z + (Rₙᵀdn)·r``.
     """
