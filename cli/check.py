@@ -126,7 +126,7 @@ def command(
 
 @contextlib.contextmanager
 def _bounded(model: Path, seconds: int, memory: float | None) -> Iterator[None]:
-    """Limit the time and (on Linux) the memory of the check, since a model may require any amount of either."""
+    """Limit the time and (on Linux) the memory of the check in this context, as a model may require any amount."""
     held = sum(f.stat().st_size for f in model.parent.glob(f"{glob.escape(model.name)}*") if f.is_file())
     most = int(memory * 1e9) if memory else 1_000_000_000 + 16 * held
 

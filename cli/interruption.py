@@ -30,7 +30,7 @@ def drawn_if_stopped(folder: RunFolder | None, trainer: Trainer) -> Iterator[Non
 
 @contextlib.contextmanager
 def how_to_resume(checkpoint: Path | None, folder: RunFolder | None, *, force: bool) -> Iterator[None]:
-    """After Ctrl-C or SIGTERM, print the command to resume from the checkpoint, if there is one."""
+    """If the block is interrupted by Ctrl-C or SIGTERM, print the command to resume from the checkpoint, if any."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):

@@ -49,7 +49,7 @@ def build_option(name: str, help: str = "") -> Callable[[F], F]:
 
 
 def build_options(*left_out: str) -> Callable[[F], F]:
-    """Return a decorator that adds the options of ``gradgraph.build`` in order, except those in ``left_out``."""
+    """Return a decorator that adds all options of ``gradgraph.build`` in order, except the names in ``left_out``."""
 
     def decorate(command: F) -> F:
         for name in reversed([name for name in SPELLINGS if name not in left_out]):

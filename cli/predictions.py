@@ -105,7 +105,7 @@ def _checked(batches: Batches, all_rows: int, layouts: Layouts, shapes: Shapes) 
 def write_npz(path: Path, batches: Batches, rows: int, layouts: Layouts, added: Columns) -> Shapes:
     """Write an ``.npz`` atomically.
 
-    Outputs are first written to temporary files, since a zip file stores one member after another.
+    Each output is first written to a temporary file, since the members of a zip file cannot grow in parallel.
     """
     shapes: Shapes = {}
     with tempfile.TemporaryDirectory(prefix=".gradgraph-", dir=output_target(path).parent) as folder:

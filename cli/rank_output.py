@@ -49,7 +49,7 @@ def end(code: int) -> int:
 
 
 def starts(ranks: int | None, given: Mapping[str, Any], model: Any, ctx: click.Context) -> bool:
-    """Whether this process must launch the ranks of a run, and is not a rank itself.
+    """Whether this process must launch the ranks of a run: several ranks are requested, and it is not one of them.
 
     Raises:
         click.UsageError: if an option does not support several ranks.
@@ -66,7 +66,7 @@ def starts(ranks: int | None, given: Mapping[str, Any], model: Any, ctx: click.C
 
 
 def parallel(timeout: float, **ways: Any) -> DataParallel | None:
-    """Return the ``DataParallel`` of this process, with further arguments ``ways``; None if there is one process."""
+    """Return ``DataParallel(timeout, **ways)`` for this rank; None if the run has a single process."""
     from gradgraph.parallel.mpi import started_ranks
 
     if started_ranks() == 1:

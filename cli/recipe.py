@@ -80,7 +80,7 @@ class Recipe:
 
         Args:
             model: a path or a model.
-            loss: the default loss of the model, used unless the command line has one.
+            loss: the default loss of the model, used unless the command line sets a loss.
             rate: the learning rate, as returned by :meth:`rate`.
         """
         from gradgraph import build

@@ -391,7 +391,7 @@ def command(ctx: click.Context, /, model: Path | None, out: Path | None, as_json
 
 
 def _run_folder(ctx: click.Context, model: Path | None, given: dict[str, Any]) -> RunFolder | None:
-    """Return the ``RunFolder`` of --run, and remove that option from ``given``; None if it was not given."""
+    """Return the ``RunFolder`` of --run, or None without it; the option is removed from ``given``."""
     path = given.pop("run_folder")
     if path is None:
         return None

@@ -33,7 +33,7 @@ _MOST_SHOWN = 6  # operators listed
 
 @dataclass(frozen=True)
 class Compared:
-    """The comparison of one output of two models on the same data.
+    """The difference of one output between two models on the same data.
 
     Attributes:
         largest: the largest absolute difference; infinite if shapes differ.

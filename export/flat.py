@@ -92,8 +92,8 @@ class FlatWeights:
         return FlatWeights(np.ascontiguousarray(buffer, np.float32), self.table)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the vector (float32, little-endian) to ``path``, a ``.bin``, and the table to a ``.json`` of the same
-        name.
+        """Write the vector (float32, little-endian) to ``path``, a ``.bin``, and the table to ``path`` with the suffix
+        ``.json``.
 
         Raises:
             OutputError: if a file cannot be written.
@@ -180,7 +180,7 @@ def _seen(trainer: Trainer, table: Sequence[Place]) -> list[np.ndarray[Any, Any]
 
 
 def _write(path: Path, table: Sequence[Place], arrays: Iterable[np.ndarray[Any, Any]]) -> None:
-    """Write ``arrays``, one after another, to ``path``, and the table to a ``.json`` of the same name."""
+    """Write the concatenated ``arrays`` to ``path``, and the table to ``path`` with the suffix ``.json``."""
     rows = [{"name": p.name, "offset": p.offset, "shape": list(p.shape)} for p in table]
     document = {"kind": _KIND, "dtype": "float32", "elements": sum(p.size for p in table), "tensors": rows}
     write_atomically(path.with_suffix(".json"), (json.dumps(document, indent=1) + "\n").encode())

@@ -137,7 +137,7 @@ def _middle(op: Builder, x: Var, sides: Sequence[Var], form: ImageForm) -> Var:
 def _padded(op: Builder, x: Var, sides: Sequence[Var], size: tuple[int, int], level: float) -> Var:
     """Return the images padded on all sides to ``size`` with pixels of value ``level``.
 
-    If the number of missing pixels is odd, the top or left margin gets one fewer.
+    If the number of missing pixels is odd, the top or left margin is one pixel smaller.
     """
     missing = [op.Reshape(op.Max(wanted - side, op.const(0)), [1]) for side, wanted in zip(sides, size, strict=True)]
     front = [rest / 2 for rest in missing]
@@ -147,7 +147,7 @@ def _padded(op: Builder, x: Var, sides: Sequence[Var], size: tuple[int, int], le
 
 
 def _weights(op: Builder, before: Var, after: Var, kind: Callable[[Builder, Var], Var]) -> Var:
-    """Return the resampling weights along one axis: [after, before], the weight of each old pixel in each new one.
+    """Return the resampling weights along one axis: [after, before], the weight of each old pixel in each new pixel.
 
     As in Pillow's ``precompute_coeffs``, the filter ``kind`` is centred on each new pixel, and scaled by the reduction
     factor when an image shrinks.

@@ -1,7 +1,7 @@
 """Networks written in Python and exported to ONNX.
 
 ``nn`` and ``functional`` have the names and arguments of PyTorch. ``export`` traces a network into an ONNX model whose
-parameters are named initializers; ``from_torch`` does the same for a PyTorch module (and imports PyTorch only when it
+parameters are named initializers; ``from_torch`` exports a PyTorch module in this way (and imports PyTorch only when it
 is called). ``from_onnx`` turns an ONNX model into a module that can be part of a network.
 """
 

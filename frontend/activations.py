@@ -158,7 +158,7 @@ def threshold(x: TensorLike, threshold: float, value: float, inplace: bool = Fal
 
 
 def glu(x: TensorLike, dim: int = -1) -> Tensor:
-    """The first half along ``dim``, gated by the sigmoid of the second half."""
+    """The first half of ``x`` along ``dim``, multiplied by the sigmoid of the second half."""
     x = real(x)
     size = x.shape[dim]
     if not isinstance(size, int) or size % 2:

@@ -35,7 +35,7 @@ def linear_sum_assignment(cost: TensorLike, counts: TensorLike) -> Tensor:
 
     Args:
         cost: finite costs, ``[B, n, m]``.
-        counts: mask of the rows to assign, bool ``[B, n]``. The result is undefined if it selects more than m rows.
+        counts: mask of the rows to assign, bool ``[B, n]``. The result is undefined if more than m rows are selected.
     """
     x, flags = detach(cast(cost, NUMBER)), cast(counts, FLAG)
     if (x.ndim, flags.ndim) != (3, 2):
@@ -60,7 +60,7 @@ def linear_sum_assignment(cost: TensorLike, counts: TensorLike) -> Tensor:
 
 
 def _all_of(sizes: Sequence[Extent], value: float, dtype: ir.DataType) -> Tensor:
-    """Return a tensor filled with ``value``."""
+    """Return a tensor of shape ``sizes`` filled with ``value``."""
     return op.Expand(tensor(value, dtype), op_sizes(sizes), shape=sizes)
 
 

@@ -67,7 +67,7 @@ def attend(
 
 
 def masked_softmax(scores: Tensor, allowed: Tensor) -> Tensor:
-    """Softmax over allowed positions; zeros instead of NaN if there are none."""
+    """Return the softmax of ``scores`` over allowed positions of the last axis; rows without any are zeros, not NaN."""
     return where(allowed, op.Softmax(where(allowed, scores, lowest(scores)), axis=-1), 0.0)
 
 
@@ -100,7 +100,7 @@ def multi_head_attention(
         query, key, value: the projected queries ``[N, L, E]``, keys and values ``[N, S, E]``.
         num_heads: the number of heads.
         allowed: a boolean mask that broadcasts to ``[N, heads, L, S]``, true where attention is allowed.
-        added: a floating-point mask that broadcasts to the same shape, and is added to the scores.
+        added: a floating-point mask that broadcasts to ``[N, heads, L, S]``, and is added to the scores.
         dropout_p: the dropout probability of the attention probabilities.
     """
     q, k, v = (
@@ -117,9 +117,10 @@ def multi_head_attention(
 def combined_masks(
     attn_mask: TensorLike | None, key_padding_mask: TensorLike | None, num_heads: int
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the masks ``allowed`` and ``added`` of ``multi_head_attention`` for PyTorch's two masks.
+    """Return the arguments ``allowed`` and ``added`` of ``multi_head_attention`` for PyTorch's masks.
 
-    PyTorch's boolean masks are true where attention is *not* allowed.
+    PyTorch's boolean masks, unlike ``allowed``, are true where attention is *not* allowed; ``added`` is the sum of
+    floating-point masks. Either is None without masks of its type.
     """
     allowed: Tensor | None = None
     added: Tensor | None = None
@@ -145,7 +146,7 @@ def combined_masks(
 def embedding(indices: TensorLike, weight: TensorLike, padding_idx: int | None = None) -> Tensor:
     """Rows of ``weight`` ``[count, width]`` at integer ``indices`` of any shape.
 
-    The row at ``padding_idx`` is constant: it keeps its present value and gets no gradient.
+    The row at ``padding_idx`` is a constant in the graph, with its current value: it is not trained.
     """
     weight, places = tensor(weight), cast(indices, ir.DataType.INT64)
     rows = index_at(weight, 0, places)

@@ -30,7 +30,8 @@ class Overlap(NamedTuple):
     """Intersection, union and hull of pairs of boxes.
 
     Attributes:
-        both, either: the areas of intersection and union.
+        both: the area of the intersection.
+        either: the area of the union.
         hull: the area of the hull, the smallest box around both boxes.
         sides: the width and height of the hull.
     """

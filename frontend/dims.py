@@ -22,8 +22,8 @@ Extent: TypeAlias = "int | Dim"
 class Dim:
     """A size known only at run time: a sum of products of named sizes.
 
-    It supports ``+ - * // %`` with ints and other Dims, and is accepted wherever a traced function takes a size or a
-    number. Using it as a Python number, as in ``if`` or ``range``, raises ``ModelError``.
+    Dims support ``+ - * // %`` with ints and other Dims, and are accepted wherever a traced function accepts a size or
+    a number. Using it as a Python number, as in ``if`` or ``range``, raises ``ModelError``.
     """
 
     __slots__ = ("terms",)
@@ -38,7 +38,7 @@ class Dim:
 
     @property
     def name(self) -> str | None:
-        """The name if this is a single named size, else None."""
+        """The name of a single named size; None for other formulas."""
         ((monomial, coefficient), *rest) = self.terms.items()
         return monomial[0] if not rest and coefficient == 1 and len(monomial) == 1 else None
 

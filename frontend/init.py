@@ -1,7 +1,7 @@
 """Initialisers, under PyTorch's names: each fills a parameter (or array) in place and returns it.
 
 All random numbers come from one generator, seeded by ``manual_seed``. Its default seed is 0, so a script that builds
-the same networks in the same order gets the same numbers on every run.
+the same networks in the same order gets equal numbers on every run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 
 
 def manual_seed(seed: int) -> None:
-    """Seed the generator of all initialisers: the same seed gives the same numbers."""
+    """Seed the generator of all initialisers; equal seeds result in equal numbers."""
     global _GENERATOR
     _GENERATOR = np.random.default_rng(seed)
 
@@ -55,17 +55,17 @@ def _array(x: Stored | np.ndarray) -> np.ndarray:
 
 
 def uniform_(x: T, a: float = 0.0, b: float = 1.0) -> T:
-    """Draw from the uniform distribution between ``a`` and ``b``."""
+    """Fill a parameter with uniform random numbers between ``a`` and ``b``."""
     return _fill(x, _GENERATOR.uniform(a, b, _array(x).shape))
 
 
 def normal_(x: T, mean: float = 0.0, std: float = 1.0) -> T:
-    """Draw from a normal distribution."""
+    """Fill a parameter with normal random numbers."""
     return _fill(x, _GENERATOR.normal(mean, std, _array(x).shape))
 
 
 def trunc_normal_(x: T, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0) -> T:
-    """Draw from the normal distribution truncated to ``[a, b]``, by inverting its cumulative distribution."""
+    """Fill a parameter with normal random numbers truncated to ``[a, b]``, by inversion of the normal CDF."""
     law = NormalDist(mean, std)
     quantiles = _GENERATOR.uniform(law.cdf(a), law.cdf(b), int(np.prod(_array(x).shape)))
     numbers = np.array([law.inv_cdf(min(max(q, 1e-16), 1.0 - 1e-16)) for q in quantiles])
@@ -105,24 +105,30 @@ def dirac_(x: T, groups: int = 1) -> T:
 
 
 def xavier_uniform_(x: T, gain: float = 1.0) -> T:
-    """Draw uniformly with variance ``2 gain² / (fan_in + fan_out)``."""
+    """Fill a parameter with uniform random numbers of variance ``2 gain² / (fan_in + fan_out)``."""
     bound = gain * math.sqrt(6.0 / sum(fans(_array(x).shape)))
     return uniform_(x, -bound, bound)
 
 
 def xavier_normal_(x: T, gain: float = 1.0) -> T:
-    """Draw normally with variance ``2 gain² / (fan_in + fan_out)``."""
+    """Fill a parameter with normal random numbers of variance ``2 gain² / (fan_in + fan_out)``."""
     return normal_(x, 0.0, gain * math.sqrt(2.0 / sum(fans(_array(x).shape))))
 
 
 def kaiming_uniform_(x: T, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu") -> T:
-    """Draw uniformly with variance ``gain² / fan``."""
+    """Fill a parameter with uniform random numbers of variance ``gain² / fan``.
+
+    ``fan`` is ``fan_in`` or ``fan_out``, as ``mode`` selects; the gain is that of ``nonlinearity``, with slope ``a``.
+    """
     bound = math.sqrt(3.0) * _kaiming_std(_array(x).shape, a, mode, nonlinearity)
     return uniform_(x, -bound, bound)
 
 
 def kaiming_normal_(x: T, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu") -> T:
-    """Draw normally with variance ``gain² / fan``."""
+    """Fill a parameter with normal random numbers of variance ``gain² / fan``.
+
+    ``fan`` is ``fan_in`` or ``fan_out``, as ``mode`` selects; the gain is that of ``nonlinearity``, with slope ``a``.
+    """
     return normal_(x, 0.0, _kaiming_std(_array(x).shape, a, mode, nonlinearity))
 
 

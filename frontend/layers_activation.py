@@ -72,7 +72,7 @@ Softmin = layer("Softmin", activations.softmin, "dim")
 
 
 class PReLU(Module):
-    """Leaky ReLU with trained slopes: one, or one per channel."""
+    """Leaky ReLU with one trained slope, or one per channel."""
 
     def __init__(self, num_parameters: int = 1, init: float = 0.25) -> None:
         super().__init__()

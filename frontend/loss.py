@@ -42,7 +42,7 @@ class Spec(NamedTuple):
         classes: the number of classes, for class indices.
         ignore_index: the label that is ignored, for class indices.
         most: the largest valid number, or the name of a symbolic size; valid numbers are in [0, most].
-        counted_by: the name of the target with the count of valid numbers in each row.
+        counted_by: the name of the target that contains the number of valid entries in each row, if any.
         padded: whether rows with fewer objects are padded with ``ignore_index``; a batch may then have no object.
     """
 
@@ -102,7 +102,7 @@ class Loss:
 
     Args:
         name: the name of the loss, for the manifest.
-        function: the function of the tensors, which gets ``arguments`` by name; one of them is ``reduction``.
+        function: the function of the tensors, called with ``arguments`` by name, which include ``reduction``.
         arguments: the options of the loss, which are also stored in the manifest.
         targets: the targets.
         reads: names for the model outputs that the loss reads.
@@ -114,7 +114,7 @@ class Loss:
         of_logs: whether the first output must be log-probabilities.
         soft: whether targets are class probabilities along the class axis; metrics use the most probable class.
         spelt: a function of outputs and targets that returns predicted and true label sequences, for metrics:
-            int64 ``[rows, times]`` each, padded with −1. None if each time has a label of its own.
+            int64 ``[rows, times]`` each, padded with −1. None if each time has a separate label.
     """
 
     name: str
@@ -224,7 +224,7 @@ def recipe(
 
     Args:
         name: the name of the public function.
-        function: the function whose options it accepts.
+        function: the function that has the options.
         options: the names of these options, in order, separated by spaces.
         make: a function of the options, as a dict, that returns the result.
     """
@@ -263,7 +263,7 @@ def positive(*names: str) -> Callable[[Mapping[str, Any]], None]:
 
 
 def reduced(losses: Tensor, reduction: str) -> Tensor:
-    """Return ``losses`` unchanged ("none"), their mean or their sum."""
+    """Return ``losses`` unchanged, their mean or their sum, for the reduction "none", "mean" or "sum"."""
     if reduction not in REDUCTIONS:
         raise ModelError(f"a loss has no reduction {reduction!r}; use 'mean', 'sum' or 'none'")
     return losses if reduction == "none" else mean(losses) if reduction == "mean" else reductions.sum(losses)

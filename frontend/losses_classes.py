@@ -168,7 +168,7 @@ def _sum(x: Tensor) -> Tensor:
 
 
 def _along(vector: Tensor, x: Tensor, axis: int) -> Tensor:
-    """Reshape ``vector`` to broadcast along ``axis`` of ``x``."""
+    """Return ``vector`` reshaped to broadcast along ``axis`` of ``x``."""
     return op.Reshape(vector, [-1] + [1] * (x.traced.rank - axis - 1))
 
 
@@ -181,7 +181,9 @@ def soft_cross_entropy(
     *,
     axis: int = 1,
 ) -> Tensor:
-    """``mean −Σ w[c]·t[c]·log softmax(x)[c]`` for targets that are class probabilities (``F.cross_entropy``)."""
+    """``mean −Σ w[c]·t[c]·log softmax(x)[c]`` over classes c, for targets t that are class probabilities
+    (``F.cross_entropy``).
+    """
     x, target = tensors(real(logits), target)
     at = classes_at(x, axis)
     if label_smoothing:

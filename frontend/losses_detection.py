@@ -98,7 +98,7 @@ def detr_loss(
     box_weight: float = 5.0,
     giou_weight: float = 2.0,
 ) -> Tensor:
-    """``class_weight · cross entropy + box_weight · L1 + giou_weight · (1 − GIoU)`` of predictions, the loss of DETR.
+    """The loss of DETR: ``class_weight · cross entropy + box_weight · L1 + giou_weight · (1 − GIoU)`` of predictions.
 
     Each object is matched with one prediction, so that the sum of ``−class_cost · p[label] + box_cost · L1 −
     giou_cost · GIoU`` over all matches is minimal (Carion et al. 2020).
@@ -162,7 +162,8 @@ def retinanet_loss(
     beta: float = 1 / 9,
     box_weight: float = 1.0,
 ) -> Tensor:
-    """Focal loss of anchors, and ``box_weight`` · smooth L1 of their boxes (Lin et al. 2017), the loss of RetinaNet.
+    """The loss of RetinaNet: focal loss of anchors plus ``box_weight`` · smooth L1 of their boxes (Lin et al. 2017).
+
     For SSD use ``ssd_loss``.
 
     An anchor is matched with the object with which its IoU is greatest, if that IoU is at least ``positive``, or if no
@@ -240,13 +241,13 @@ def ssd_loss(
     beta: float = 1.0,
     box_weight: float = 1.0,
 ) -> Tensor:
-    """Cross entropy of priors with hard negative mining, and ``box_weight`` · smooth L1 of their boxes (Liu et al.
-    2016, arXiv:1512.02325), the loss of SSD.
+    """The loss of SSD: cross entropy of priors with hard negative mining, plus ``box_weight`` · smooth L1 of their
+    boxes (Liu et al. 2016, arXiv:1512.02325).
 
     A prior is matched with the object with which its IoU is greatest, if that IoU is at least ``positive``; each object
-    is also matched with its best prior. Of the other priors of an image, those with the greatest loss are trained as
-    background, ``negatives`` for each matched prior. The sums are divided by the number of matched priors in the batch,
-    or 1 if there are none (as in torchvision).
+    is also matched with its best prior. Of the other priors of an image, the priors with the greatest loss are trained
+    as background, ``negatives`` for each matched prior. The sums are divided by the number of matched priors in the
+    batch, or 1 if there are none (as in torchvision).
 
     Args:
         logits: scores ``[B, A, C + 1]`` of the A priors; class 0 is the background, so label 0 is scored by
@@ -254,7 +255,7 @@ def ssd_loss(
         deltas: ``[B, A, 4]``: ``(x − xa)/wa/v₀``, ``(y − ya)/ha/v₀``, ``log(w/wa)/v₁``, ``log(h/ha)/v₁`` of the centre
             (x, y) and the sides (w, h) of the box relative to those of the prior (xa, ya, wa, ha).
         labels, target_boxes: class indices ``[B, N]``, padded with −1, and boxes ``[B, N, 4]``.
-        priors: ``[A, 4]``, the boxes that the model was made for, in its order: centre x, centre y, width and height
+        priors: ``[A, 4]``, the model's prior boxes in the order of its outputs: centre x, centre y, width and height
             relative to the image.
         variances: v₀ of centres and v₁ of sides; ``(1, 1)`` if the model has none.
         positive: the least IoU of a matched prior.
@@ -310,8 +311,8 @@ def fcos_loss(
     gamma: float = 2.0,
     box_weight: float = 1.0,
 ) -> Tensor:
-    """Focal loss of points, ``box_weight`` · (1 − GIoU) of their boxes, and the cross entropy of their centerness, the
-    loss of FCOS (Tian et al. 2019; as in torchvision).
+    """The loss of FCOS: focal loss of points, plus ``box_weight`` · (1 − GIoU) of their boxes, plus cross entropy of
+    their centerness (Tian et al. 2019; as in torchvision).
 
     A point is matched with an object if it is inside the object's box, less than ``radius`` strides from its centre,
     and its farthest side is between 4 and 8 strides away (the finest map also covers nearer sides, the coarsest map

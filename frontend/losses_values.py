@@ -32,7 +32,7 @@ __all__ = [
 
 
 def pair(x: TensorLike, target: TensorLike) -> list[Tensor]:
-    """Return a prediction and its target in their common type; raise ModelError if their ranks differ."""
+    """Return prediction and target, cast to their common type; raise ModelError if their ranks differ."""
     a, b = tensors(real(x), target)
     if None not in (ranks := {rank_of(a), rank_of(b)}) and len(ranks) > 1:
         raise ModelError(
@@ -130,7 +130,7 @@ def _held_log(p: Tensor) -> Tensor:
 
 
 def kl_div(x: TensorLike, target: TensorLike, reduction: str = "mean", log_target: bool = False) -> Tensor:
-    """``mean t·(log t − x)``, ``x`` being log-probabilities; "batchmean" divides by the batch (``F.kl_div``)."""
+    """``mean t·(log t − x)`` for log-probabilities ``x``; "batchmean" divides by the batch size (``F.kl_div``)."""
     x, target = pair(x, target)
     if log_target:
         losses = op.Exp(target) * (target - x)

@@ -57,8 +57,9 @@ def export(
             that ``forward`` returns.
         name: the name of the graph; by default that of the network's class.
 
-    Parameters and buffers that ``forward`` uses become initializers under their paths (``layer1.0.weight``), a shared
-    one only once. Dropout and BatchNormalization are in inference mode; building a training step switches them.
+    Parameters and buffers that ``forward`` uses become initializers under their paths (``layer1.0.weight``); a shared
+    parameter becomes a single initializer. Dropout and BatchNormalization are in inference mode; building a training
+    step switches them.
 
     Raises:
         ModelError: if shapes do not fit, names clash, or ``forward`` needs values that are known only at run time.
@@ -179,7 +180,7 @@ def _outputs(trace: Trace, named: Mapping[str, Tensor], reserved: set[str]) -> l
 
 
 def _graph(trace: Trace, inputs: list[ir.Value], outputs: list[ir.Value], name: str) -> ir.Graph:
-    """Return the graph of the nodes that the outputs need, with parameters in the order of their first use."""
+    """Return a graph with the nodes on which the outputs depend, and parameters in the order of their first use."""
     builder = trace.builder
     builder.nodes, read = needed(builder.nodes, outputs, lambda node: node.outputs, reads)
     for node in builder.nodes:

@@ -63,7 +63,7 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric with its options. Calling it with a traced prediction and target (and a mask) returns its sums.
+    """A metric with its options, called with a traced prediction and target (and a mask); it returns ``Sums``.
 
     Args:
         name: the name of the metric.
@@ -72,7 +72,7 @@ class Metric:
         column: the name of the metric's column in the history.
         reads: the kind of data that the metric compares: "classes" (class indices or binary targets), "scores" (scores
             of classes with class indices), "numbers" or "sequences" (of labels).
-        better: whether a low value is better ("min") or a high one ("max"); None if neither is.
+        better: "min" if low values are better, "max" if high values are better, else None.
         as_number: whether a step with a single loss also outputs ``number``, the value for a batch, for other runtimes.
     """
 
@@ -234,7 +234,7 @@ def top_k(
     ignore_index: int | None = None,
     axis: int | None = None,
 ) -> Share:
-    """The share of labels whose score is among the ``k`` largest."""
+    """The share of labels whose score is among the ``k`` largest scores of the classes."""
     at, counted = classes_at(x, _along(axis)), _counted(target, mask, ignore_index)
     classes = x.shape[at]
     best = topk(x, min(k, classes) if isinstance(classes, int) else k, at).indices
@@ -383,7 +383,7 @@ def cohen_kappa(
 def exact_match(
     x: Tensor, target: Tensor, mask: Tensor | None = None, ignore_index: int | None = None, axis: int = -1
 ) -> Share:
-    """The share of samples whose labels, other than ``ignore_index``, are all correct, such as whole texts."""
+    """The share of samples (such as texts) whose labels, other than ``ignore_index``, are all correct."""
     if target.is_floating_point():
         hit = (real(x) > 0.0) == (target > 0.5)
         counted = cast(ones_like(cast(hit, "float32")) if mask is None else _spread(mask, hit), "bool")
@@ -609,7 +609,10 @@ _EPSILON = 2.0**-52  # scikit-learn's
 
 @metric(reads="numbers", better="max")
 def explained_variance(x: Tensor, target: Tensor, mask: Tensor | None = None) -> Sums:
-    """``1 − Var(t − x) / Var t``, averaged over the values on the last axis; unlike r2, it ignores a constant error."""
+    """``1 − Var(t − x) / Var t``, averaged over the values on the last axis.
+
+    Unlike r2, it ignores a constant error.
+    """
     a, t, counted, width = _columns("explained_variance", x, target, mask)
     moments = [*_moments(t, counted, width), *_moments(t - a, counted, width)]
     return _shifted("explained_variance_shifted", moments, width)
@@ -645,7 +648,10 @@ def _shifted(finish: str, rows: list[Tensor], width: int) -> Sums:
 
 
 def _columns(name: str, x: Tensor, target: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Return prediction, target and mask in float32, and the length of the last axis, which must be fixed."""
+    """Return prediction, target and mask in float32, and the length of the last axis, which must be fixed.
+
+    ``name`` is the name of the metric, for the error message.
+    """
     a, t = (cast(y, ir.DataType.FLOAT) for y in pair(x, target))
     width = t.shape[-1] if t.ndim > 1 else 1
     if not isinstance(width, int):

@@ -49,7 +49,7 @@ def edit_distance(
 def cer(
     x: Tensor, target: Tensor, mask: Tensor | None = None, ignore_index: int | None = None, axis: int | None = None
 ) -> Share:
-    """The character error rate, for labels of any kind: the edits of all sequences, divided by their true labels."""
+    """The character error rate, for labels of any kind: total number of edits over total number of true labels."""
     found, truth, counts = _sequences(x, target, mask, ignore_index, axis)
     return _rate(found, truth, counts)
 

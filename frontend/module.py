@@ -349,12 +349,12 @@ class _Numbered(Module):
         return self._of(modules[i]) if isinstance(i, slice) else modules[i]
 
     def _of(self, modules: list[Module]) -> Module:
-        """Return a container of the same kind with these modules."""
+        """Return a container of this class with the modules ``modules``."""
         raise NotImplementedError
 
 
 class Sequential(_Numbered):
-    """Modules applied one after another: ``Sequential(a, b)``, or a mapping of names to modules."""
+    """A chain of modules, each applied to the previous result: ``Sequential(a, b)``, or named modules in a mapping."""
 
     def __init__(self, *modules: Any) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""ONNX Scan, written as a Python function of one step."""
+"""ONNX Scan, with the body written as a Python function of one step."""
 
 from __future__ import annotations
 

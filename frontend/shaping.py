@@ -45,7 +45,7 @@ Sizes: TypeAlias = "Extent | Sequence[Extent]"
 
 
 def reshape(x: TensorLike, *shape: Sizes) -> Tensor:
-    """``x`` with another shape of the same number of elements; one size may be -1.
+    """``x`` with the shape ``shape``, which has the same number of elements; one size may be -1 (inferred).
 
     The target uses Reshape's special values where possible (0: unchanged, -1: inferred), so that a dynamic batch costs
     no shape arithmetic at run time.
@@ -68,7 +68,7 @@ def reshape(x: TensorLike, *shape: Sizes) -> Tensor:
 
 
 def _without_hole(x: Tensor, dims: list[Extent]) -> list[Extent]:
-    """Return ``dims`` with -1 replaced by its size; raise ModelError if they cannot fit ``x``."""
+    """Return ``dims`` with -1 replaced by the inferred size; raise ModelError if ``x`` cannot have that shape."""
     total = product(x.shape)
     holes = [i for i, d in enumerate(dims) if isinstance(d, int) and d == -1]
     if len(holes) > 1:
@@ -89,7 +89,7 @@ def _without_hole(x: Tensor, dims: list[Extent]) -> list[Extent]:
 
 
 def listed(sizes: Sequence[Sizes]) -> list[Extent]:
-    """Return the sizes of a variadic argument, given as ``f(2, 3)`` or ``f((2, 3))``, as a list."""
+    """Return the sizes in a variadic argument, passed as ``f(2, 3)`` or ``f((2, 3))``, as a list."""
     flat: Any = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], numbers.Integral | Dim) else sizes
     return [d if isinstance(d, Dim) else int(d) for d in flat]
 
@@ -112,7 +112,7 @@ def flatten(x: TensorLike, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 
 
 def unflatten(x: TensorLike, dim: int, sizes: Sequence[Extent]) -> Tensor:
-    """``x`` with the dimension ``dim`` split into several of these ``sizes``, one of which may be −1."""
+    """``x`` with the dimension ``dim`` split into dimensions of the sizes ``sizes``, one of which may be −1."""
     x = tensor(x)
     axis = axis_of(x, dim)
     size, rest = x.shape[axis], product(d for d in sizes if not (isinstance(d, int) and d == -1))
@@ -121,7 +121,7 @@ def unflatten(x: TensorLike, dim: int, sizes: Sequence[Extent]) -> Tensor:
 
 
 def squeeze(x: TensorLike, dim: Axes = None) -> Tensor:
-    """Remove dimensions of size 1: those in ``dim``, or all."""
+    """Remove the dimensions ``dim``, if of size 1; by default, all dimensions of size 1."""
     x = tensor(x)
     axes = [a for a in axes_of(x, dim) if same(x.shape[a], 1)]
     return op.Squeeze(x, axes, shape=[d for i, d in enumerate(x.shape) if i not in axes]) if axes else x
@@ -149,7 +149,7 @@ def permute(x: TensorLike, *dims: int | Sequence[int]) -> Tensor:
 
 
 def transpose(x: TensorLike, *dims: int) -> Tensor:
-    """Swap two dimensions; if none or more than two are given, reorder them as NumPy's ``transpose`` does."""
+    """Swap two dimensions; without arguments, or with more than two, reorder all as NumPy's ``transpose`` does."""
     x = tensor(x)
     if len(dims) != 2:
         return permute(x, dims or list(range(x.ndim))[::-1])

@@ -44,8 +44,8 @@ FIRST = np.iinfo(np.int64).min  # an open end of a Slice with a negative step
 def index(x: TensorLike, key: Any) -> Tensor:
     """``x[key]`` for integers, slices (of any step), ``None``, ``...``, integer tensors and a boolean mask.
 
-    As in PyTorch, integers remove their dimension first. Index tensors then broadcast with each other; the dimensions
-    of the result replace the dimensions that they index if these are adjacent, and come first otherwise.
+    As in PyTorch, integers remove their dimension first. Index tensors then broadcast with each other. If the
+    dimensions that they index are adjacent, the broadcast dimensions replace them; otherwise they come first.
     """
     x = tensor(x)
     entries = _listed_key(key)

@@ -1,6 +1,6 @@
-"""The traced tensor, with which ``forward`` computes.
+"""The traced tensor: the values with which ``forward`` computes.
 
-Its operators and methods are those of ``torch.Tensor``; most are the function of the same name in ``functional``.
+Its operators and methods are those of ``torch.Tensor``; most call the function of that name in ``functional``.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def from_torch(
     Args:
         module: the module; its weights are copied, and it is not changed.
         example_inputs: a tensor or a tuple of tensors, with which PyTorch traces the module.
-        input_names: the names of the inputs; by default those of the arguments of ``forward``.
+        input_names: the names of the inputs; by default the names of the arguments of ``forward``.
         output_names: the names of the outputs; by default "output", or "output_0" and so on if there are several.
         dynamic: the dynamic axes of each input, such as ``{"x": {0: "batch", 1: "time"}}``; axes with the same name
             have the same size. By default axis 0 of every input, named "batch"; with ``{}``, all sizes are fixed. The

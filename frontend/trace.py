@@ -100,7 +100,7 @@ class Trace:
     # --- sizes ---
 
     def shape(self, var: Var) -> tuple[Extent, ...]:
-        """Return the shape of ``var`` as integers and ``Dim`` objects; a size without a name gets one."""
+        """Return the shape of ``var`` as integers and ``Dim`` objects; an unknown size gets a new name."""
         known = var.shape
         if known is None:
             raise ModelError(f"the rank of '{var.value.name}' is unknown; reshape it to a fixed number of dimensions")
@@ -251,7 +251,7 @@ def _literal(x: Any) -> np.ndarray:
 
 
 def tensors(*xs: TensorLike) -> list[Tensor]:
-    """Return the operands of one operation in their common element type, according to PyTorch's type promotion.
+    """Return the operands of an operation, cast to their common element type by PyTorch's type promotion.
 
     Only tensors determine the width of the type; numbers, arrays and sizes only its kind (bool < integer < floating).
     """

@@ -33,8 +33,8 @@ _STALE = 24 * 3600  # seconds after which a temporary file of another machine co
 def write_atomically(path: str | os.PathLike[str], data: Data, mode: int | None = None) -> None:
     """Write ``data`` to ``path``: afterwards the file is complete and on disk, or unchanged.
 
-    The old file's mode is kept unless ``mode`` is given, a symlink's target is replaced rather than the link, and
-    abandoned temporary files are removed.
+    The old file's mode is kept unless ``mode`` is set. If ``path`` is a symlink, its target is replaced, not the link.
+    Temporary files abandoned by earlier writers are removed.
 
     Raises:
         OutputError: if the folder is missing or read-only, the disk is full, or ``path`` is not a regular file.
@@ -116,7 +116,7 @@ _OURS = (".onnx", ".onnx.data", ".bin", ".ort", ".config")  # extensions of file
 
 
 def _swap_in(new: Path, target: Path) -> None:
-    """Rename ``new`` to ``target``; an existing target is moved out of the way, and restored if the rename fails."""
+    """Rename ``new`` to ``target``; an existing target is moved away first, then removed, or restored on failure."""
     if not target.exists():
         new.rename(target)
         return

@@ -1,7 +1,7 @@
 """A digest that detects damaged files: CRC-32 of every MiB, and SHA-256 over the CRC-32 values.
 
-It takes a quarter of a second per GB on any processor; SHA-256 of all bytes would take two without hardware support. It
-detects damage, but does not authenticate the file.
+Computing it takes a quarter of a second per GB on any processor; SHA-256 of all bytes would take two seconds without
+hardware support. The digest detects damage, but does not authenticate the file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Digest:
             view = view[len(part) :]
 
     def update_text(self, text: str) -> None:
-        """Add ``text`` and its length, so that different lists of texts never have the same digest."""
+        """Add ``text`` and its length, so that different lists of texts are different streams."""
         encoded = text.encode()
         self.update(b"%d:" % len(encoded))
         self.update(encoded)
@@ -46,7 +46,7 @@ class Digest:
 
 
 def digest_of(parts: Iterable[bytes | memoryview]) -> str:
-    """Return the digest of ``parts`` as one stream of bytes."""
+    """Return the digest of the concatenated ``parts``."""
     digest = Digest()
     for part in parts:
         digest.update(part)

@@ -147,7 +147,7 @@ def _message(path: Path, held: bool) -> tuple[onnx.ModelProto, HeldFile | None]:
 def written_message(path: Path) -> onnx.ModelProto:
     """Return the model in a ``.onnx`` file written by gradgraph; external data are not read.
 
-    Large weights inside the file are read one after the other, so that memory holds them once.
+    Large weights inside the file are read one after the other, so that each is in memory only once.
 
     Raises:
         ModelError: if the file is overwritten while it is read.
@@ -220,9 +220,9 @@ def _from_proto(proto: onnx.ModelProto, what: str, data: DataFiles | None, own: 
 
 
 def _understood(model: ir.Model) -> ir.Model:
-    """Convert weights in Constant nodes to initializers, and sizes named ``?`` to unknown ones, in place.
+    """Convert weights in Constant nodes to initializers, and sizes named ``?`` to unknown sizes, in place.
 
-    PaddlePaddle's exporters write weights as Constant nodes, and the older one names every unknown size ``?``.
+    PaddlePaddle's exporters write weights as Constant nodes, and its older exporter names every unknown size ``?``.
     """
     lift_weights(model)
     for graph in model.graphs():

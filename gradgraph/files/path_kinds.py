@@ -62,7 +62,7 @@ def wrong_kind(path: Path, *wanted: Kind) -> str:
 
 
 def step_of(path: str | os.PathLike[str]) -> Path:
-    """Return the step folder that ``path`` stands for: the step of a run folder, or ``path`` itself.
+    """Return the step of the run if ``path`` is a run folder; otherwise ``path`` itself.
 
     Raises:
         ModelError: if the step of the run no longer exists.
@@ -79,7 +79,7 @@ def step_of(path: str | os.PathLike[str]) -> Path:
 
 
 def model_of(path: str | os.PathLike[str]) -> Path:
-    """Return the model that ``path`` stands for: the trained model of a run folder, or ``path`` itself.
+    """Return the trained model of the run if ``path`` is a run folder; otherwise ``path`` itself.
 
     Raises:
         ModelError: if the run has not written its trained model yet.
@@ -119,7 +119,7 @@ def checkpoint_of(path: str | os.PathLike[str]) -> Path | None:
 
 
 def weights_of(path: str | os.PathLike[str], last: bool = False) -> Path:
-    """Return the best checkpoint of a run folder, or with ``last`` the last one; any other ``path`` is returned as is.
+    """Return the best (or, with ``last``, the last) checkpoint of a run folder; any other path is returned unchanged.
 
     Raises:
         CheckpointError: if the run has no checkpoint.

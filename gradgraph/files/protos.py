@@ -220,7 +220,7 @@ def proto_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 
 def node_graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """Yield the graphs among the attributes of ``node`` (not those nested deeper)."""
+    """Yield the graphs in the attributes of ``node``, without the graphs nested in them."""
     for attr in node.attribute:
         if attr.type == onnx.AttributeProto.GRAPH:
             yield attr.g

@@ -56,7 +56,7 @@ class SpilledWeights:
     It is called after each new weight, so that at most one large weight is in memory.
 
     Args:
-        folder: the folder of the file; it must exist as long as the weights are read.
+        folder: the folder of the file, which must exist as long as the weights are used.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -170,7 +170,7 @@ def safetensors_in(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict
 def safetensors_mapped(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, str]]:
     """Return the tensors and metadata as ``safetensors_in`` does, with tensors memory-mapped from the file.
 
-    The mapping stays valid if another file replaces this one.
+    The mapping stays valid if another file replaces the file.
 
     Raises:
         UnreadableError: as for ``safetensors_in``.
