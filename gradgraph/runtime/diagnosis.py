@@ -239,7 +239,7 @@ class Diagnosis:
 
         Args:
             data, batch_size, averaged: as for :meth:`evaluate`.
-            classes: class names; by default those of the data or of the training data, or else class indices.
+            classes: class names; by default the class names of the data or of the training data, or else class indices.
             metric: the metric whose counts are used, if there are several.
 
         Raises:
@@ -265,7 +265,7 @@ class Diagnosis:
         k: int = 24,
         averaged: bool = True,
     ) -> Confusions:
-        """Find the samples of held-out data that a classifier confuses, and those with the largest losses.
+        """Find the samples of held-out data that a classifier confuses, and the samples with the largest losses.
 
         This takes one pass over the data, for any step with class indices or class probabilities as target. In a
         notebook, and on the page of :func:`gradgraph.export.save_mistakes`, the samples are shown with their pictures.

@@ -115,7 +115,7 @@ def as_targets(numbers: Array, spec: TensorSpec, classes: int | None, where: str
 
 
 def number_of(seed: Sequence[int], *further: int) -> list[int]:
-    """Return the seed of NumPy's random generator for a batch, or for an image if ``further`` is its index."""
+    """Return a seed for NumPy's random generator: for a batch, or with the index of an image as ``further``, for it."""
     return [*(s % (1 << 64) for s in seed), *further]
 
 

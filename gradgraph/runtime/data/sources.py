@@ -88,7 +88,10 @@ class Order:
         return max(1, -(-(rows - self.rank) // self.ranks))
 
     def lacks(self, batch: int, rows: int) -> bool:
-        """Whether this process has no sample of its own in a batch, by its index; an epoch has ``rows`` samples."""
+        """Whether this process has no sample of its own in the batch at index ``batch``.
+
+        ``rows`` is the number of samples of an epoch.
+        """
         return rows - batch * self.batch_size <= self.rank
 
     def indices(self, epoch: int, rows: int) -> Array | None:

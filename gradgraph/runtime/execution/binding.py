@@ -271,9 +271,9 @@ class Side:
                 self._bind(name, feed, known)
 
     def let_go(self) -> bool:
-        """Drop references to the caller's arrays; return whether this worked.
+        """Drop references to the caller's arrays; return whether no reference is left.
 
-        If an array itself is bound, the binding keeps a reference, so the caller must drop this object.
+        If the memory of an array itself is bound, the binding keeps a reference, so the caller must drop this object.
         """
         for known in self._inputs.values():
             known.seen = None

@@ -235,7 +235,7 @@ class Executor:
         return self.source(data, order, known=known)
 
     def one_after_another(self, data: Any, batch_size: int | None = None) -> Source:
-        """Return data for evaluation as an unshuffled source of batches, even if they are a shuffled source."""
+        """Return data for evaluation as an unshuffled source of batches, even if ``data`` is a shuffled source."""
         source = self.held_out(data, batch_size)
         if isinstance(source, Columns | Samples) and source.order.shuffle:
             return self.source(source, replace(source.order, shuffle=False))

@@ -450,7 +450,7 @@ class OpenedStep:
     def _is_whole(self, executed: onnx.ModelProto, model: onnx.ModelProto) -> bool:
         """Make weights of ``executed``, the optimized model, refer to the files of ``model``, in place.
 
-        Return whether all its external weights are weights of ``model``, so that ``executed`` can replace ``model``.
+        Return whether all external weights of ``executed`` are weights of ``model``, so that it can replace ``model``.
         """
         return openings.lies_beside(executed, model, self.weights.holds)
 

@@ -56,7 +56,7 @@ def region_for(state: int, alive: int) -> int:
 
 
 def most_left(region: int) -> int:
-    """Return the number of unused bytes from which on an arena splits a piece, by the size of its first region."""
+    """Return how many unused bytes of a piece make an arena split it; ``region`` is the size of its first region."""
     return MOST_LEFT if region == USUAL else DIVIDED
 
 

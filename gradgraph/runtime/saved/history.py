@@ -64,7 +64,7 @@ class History(dict[str, list[float]]):
         return text.getvalue()
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
-        """Plot the columns over the epochs, in panels: losses, metrics from 0 to 1, learning rates, and each other one.
+        """Plot the columns over the epochs, in panels: losses, metrics from 0 to 1, learning rates, and other columns.
 
         The epoch whose weights were kept is circled, unless it is the last.
 

@@ -66,7 +66,7 @@ class Monitor:
         """1 if lower values are better, −1 if higher values are better.
 
         Raises:
-            DataError: if ``mode`` is not set and the column name does not imply it.
+            DataError: if ``mode`` is not set, and the column name does not imply a direction.
         """
         if self.mode is not None:
             return -1.0 if self.mode == "max" else 1.0
