@@ -123,8 +123,8 @@ def _targets(graph: ir.Graph, selection: Selection) -> list[ir.Value]:
 
 
 def _weights(graph: ir.Graph, trained: Sequence[str], why: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the facts about each floating-point initializer, except constants, with its role (trained, frozen or
-    statistic) and the reason.
+    """Return facts about each floating-point initializer except constants: element type, shape, size in bytes, role
+    (trained, frozen or statistic), and the reason for the role.
     """
     chosen, statistics = set(trained), running_statistics(graph)
     rows = []

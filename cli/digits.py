@@ -83,7 +83,10 @@ def save_arrays(path: Path, arrays: Arrays) -> None:
 
 
 def draw_predictions(path: Path, images: np.ndarray[Any, Any], untrained: Any, trained: Any, labels: Any) -> None:
-    """Write a grid of digits with the titles "untrained → trained" prediction; the trained model's mistakes first."""
+    """Write a picture of a grid of digits, titled by their predictions: untrained → trained model.
+
+    Mistakes of the trained model come first.
+    """
     from matplotlib.figure import Figure
 
     rows, columns = GRID

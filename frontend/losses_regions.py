@@ -33,7 +33,9 @@ def focal_loss(
     *,
     axis: int = 1,
 ) -> Tensor:
-    """``−Σ w[t]·(1 − p[t])^γ·log p[t] / Σ w[t]``, ``p = softmax(x)``: cross entropy that down-weights easy labels."""
+    """Cross entropy that down-weights easy labels: ``−Σ w[t]·(1 − p[t])^γ·log p[t] / Σ w[t]`` over labels t, where
+    ``p = softmax(x)``.
+    """
     x, target = real(logits), tensor(target)
     plain = cross_entropy(x, target, None, ignore_index, "none", axis=axis)  # −log p[t]
     hard = (1.0 - op.Exp(-plain)) ** gamma

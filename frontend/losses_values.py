@@ -106,7 +106,7 @@ def binary_cross_entropy_with_logits(
 
 
 def softplus(x: Tensor) -> Tensor:
-    """Return ``log(1 + eˣ)``; without Softplus for float64, for which onnxruntime has no CPU kernel of Softplus."""
+    """Return ``log(1 + eˣ)``; float64 avoids Softplus, which has no float64 kernel in onnxruntime's CPU provider."""
     if x.dtype != ir.DataType.DOUBLE:
         return op.Softplus(x)
     return op.Max(x, 0.0) + op.Log(1.0 + op.Exp(-op.Abs(x)))
@@ -130,7 +130,10 @@ def _held_log(p: Tensor) -> Tensor:
 
 
 def kl_div(x: TensorLike, target: TensorLike, reduction: str = "mean", log_target: bool = False) -> Tensor:
-    """``mean t·(log t − x)`` for log-probabilities ``x``; "batchmean" divides by the batch size (``F.kl_div``)."""
+    """``mean t·(log t − x)`` for log-probabilities ``x`` and probabilities ``t`` (``F.kl_div``).
+
+    With ``log_target``, targets are ``log t``. The reduction "batchmean" divides the sum by the batch size.
+    """
     x, target = pair(x, target)
     if log_target:
         losses = op.Exp(target) * (target - x)

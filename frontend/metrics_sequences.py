@@ -40,7 +40,7 @@ class Row(NamedTuple):
 def edit_distance(
     x: Tensor, target: Tensor, mask: Tensor | None = None, ignore_index: int | None = None, axis: int | None = None
 ) -> Share:
-    """The mean edit distance between predicted and true sequences."""
+    """The mean edit distance, in labels, between predicted and true sequences."""
     found, truth, counts = _sequences(x, target, mask, ignore_index, axis)
     return Share(_edits(found, truth) * counts, counts)
 

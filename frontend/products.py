@@ -68,7 +68,7 @@ def linear(x: TensorLike, weight: TensorLike, bias: TensorLike | None = None) ->
 
 
 def bilinear(x1: TensorLike, x2: TensorLike, weight: TensorLike, bias: TensorLike | None = None) -> Tensor:
-    """``x1[..., i] * weight[o, i, j] * x2[..., j]``, summed over i and j."""
+    """``x1[..., i] * weight[o, i, j] * x2[..., j]``, summed over i and j, plus ``bias[o]``."""
     result = einsum("...i,oij,...j->...o", x1, weight, x2)
     return result if bias is None else result + bias
 
