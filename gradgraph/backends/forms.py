@@ -76,7 +76,7 @@ class Form:
         domain, op_type: the operator.
         write: writes the form's nodes and returns its outputs, or None if the form does not apply.
         when: whether the form is the fastest for a call.
-        cases: test cases in addition to those of the operator.
+        cases: test cases in addition to the operator's.
     """
 
     name: str
@@ -111,7 +111,7 @@ class Forms:
 
         Args:
             op_type: the operator, standard or named unless ``domain`` is given.
-            cases: test cases for the comparison with the portable form, in addition to those of the operator.
+            cases: test cases for the comparison with the portable form, in addition to the operator's.
             domain: the domain of ``op_type``, for operators of other domains.
             when: whether the form is the fastest for a call.
         """

@@ -1,7 +1,7 @@
 """The table of optimizers by name, used by the command line, help, errors and documentation.
 
 In formulas, ``g`` is the gradient, ``p`` the parameter, and ``t`` the number of this step, counted from 1. Formulas,
-slot names, arguments and defaults are those of ``torch.optim`` where it has the optimizer, so that trajectories can be
+slot names, arguments and defaults follow ``torch.optim`` where it has the optimizer, so that trajectories can be
 compared. To add an optimizer, write its mathematics and its recipe into the file of its family, list it in ``__all__``
 there, and add its cases to ``tests/kit/optim_cases.py``. For a new family, add a file to this folder.
 """

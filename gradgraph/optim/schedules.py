@@ -296,7 +296,8 @@ def rates_end(optimizer: Mapping[str, Any]) -> float | None:
 def _ends_in(described: Any, of_optimizer: bool = False) -> Iterator[float | None]:
     """Yield the end of every learning rate in ``described``, a part of the manifest; None for rates without end.
 
-    A number ``lr`` is a learning rate (without end) in the arguments of an optimizer, and a factor in those of a group.
+    A number ``lr`` is a learning rate (without end) in the arguments of an optimizer, and a factor in the arguments of
+    a group.
 
     Args:
         described: a part of an optimizer's entry in the manifest.

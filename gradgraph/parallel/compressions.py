@@ -2,7 +2,7 @@
 
 Each is a class that sums the gradients of all ranks, with the same bits on each. The error of a lossy method is kept
 and added to the gradients of the next step (error feedback: Stich et al., arXiv 1809.07599, algorithm 1; Karimireddy et
-al., arXiv 1901.09847). These errors are part of the state: checkpoints contain those of every rank.
+al., arXiv 1901.09847). These errors are part of the state: checkpoints contain the errors of every rank.
 """
 
 from __future__ import annotations

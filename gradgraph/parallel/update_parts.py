@@ -1,9 +1,9 @@
 """Sharding of an update: the weights that each rank updates, and the parts of apply.onnx that it runs.
 
-Most of an update treats each weight separately. Where it combines several (a norm over all gradients, a check that all
-are finite), it reduces each to a number first. So apply.onnx is cut at these numbers: every rank computes those of its
-own weights, all are exchanged, and each rank continues with its own weights (Rajbhandari et al., ZeRO, arXiv
-1910.02054, stage 1).
+Most of an update treats each weight separately. Where an update combines several gradients (their norm, a check that
+all are finite), it first reduces each gradient to a number. So apply.onnx is cut at these numbers: every rank computes
+the numbers of its own weights, ranks exchange the numbers, and each rank continues with its own weights (Rajbhandari et
+al., ZeRO, arXiv 1910.02054, stage 1).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Forms for onnxruntime's CUDA provider: cuDNN and cuBLAS where possible, no Scan, nothing on the CPU.
 
 None of these forms has been measured. Forms without ``when`` exist because CUDA has no kernel for the operator (see
-``cuda_kernels``); the docstrings of the others say why they may be faster, and ``gradgraph tune --device cuda``
+``cuda_kernels``); the docstrings of other forms say why they may be faster, and ``gradgraph tune --device cuda``
 decides.
 """
 

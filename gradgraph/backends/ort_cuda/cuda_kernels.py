@@ -1,7 +1,7 @@
 """Find, without a GPU, which nodes have CUDA kernels in onnxruntime, and what prevents CUDA graph capture.
 
-The table (``tables/ort-cuda.toml``) lists onnxruntime's CUDA kernels for opset 21, as far as steps use them, and the
-cases that they reject; ``python -m benchmarks.placement --table`` compares it with the real kernels. Nodes without a
+The table (``tables/ort-cuda.toml``) lists the CUDA kernels of onnxruntime that steps use, for opset 21, and the cases
+that they reject; ``python -m benchmarks.placement --table`` compares it with the real kernels. Nodes without a
 kernel run on the CPU: their inputs and outputs are copied between device and host in every step, and no CUDA graph can
 be captured.
 
@@ -45,7 +45,7 @@ def without_kernel(model: ir.Model) -> list[Stray]:
         model: a step lowered for CUDA, without function calls, and with known element types.
 
     Returns:
-        The nodes, without those that onnxruntime runs on the CPU by design (``on_host``).
+        The nodes, except nodes that onnxruntime runs on the CPU by design (``on_host``).
     """
     known, host = table(), set(on_host(model))
     found = []

@@ -1,4 +1,4 @@
-"""The lowering with native kernels: that of the CPU provider, with kernels inserted."""
+"""The lowering with native kernels: the lowering for the CPU provider, with kernels inserted."""
 
 from __future__ import annotations
 

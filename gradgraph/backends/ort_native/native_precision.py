@@ -2,7 +2,7 @@
 
 ``highest`` is as accurate as float32: it divides each number into three bfloat16 parts, and uses six tile products per
 product. ``high`` uses two parts and three products, with errors of at most 2⁻¹⁵ of the summands' magnitudes
-(``kernels/amx.h``). The names are those of ``torch.set_float32_matmul_precision``.
+(``kernels/amx.h``). The names are taken from ``torch.set_float32_matmul_precision``.
 """
 
 from __future__ import annotations

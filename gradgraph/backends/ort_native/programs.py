@@ -1,6 +1,6 @@
 """Elementwise nodes as lines of a program for the native kernel ``Elementwise`` (``kernels/elementwise.cc``).
 
-Most operators are an instruction of the same name; the others are a few lines defined here.
+Most operators are an instruction of the same name; for other operators, a few lines are defined here.
 """
 
 from __future__ import annotations

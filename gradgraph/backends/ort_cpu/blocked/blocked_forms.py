@@ -348,8 +348,8 @@ def _means(op: Builder, x: Var) -> Var:
 def _piece_count(size: list[int]) -> int:
     """Return the number of pieces, each a run of rows, whose pixels are summed separately, for images of this size.
 
-    A kernel adds pixel by pixel, with rounding. For maps of 128 px the rounding error is seven times that of sums of
-    runs of four rows, which take no longer.
+    A kernel adds pixel by pixel, with rounding. For maps of 128 px the rounding error is seven times the error of sums
+    of runs of four rows, which take no longer.
     """
     return max(r for r in range(1, size[0] + 1) if size[0] % r == 0 and 16 * r * r <= max(math.prod(size), 16))
 

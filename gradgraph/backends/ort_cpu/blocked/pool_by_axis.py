@@ -3,8 +3,8 @@
 Let ``r`` be the maximum of each row of a window, and ``y`` the maximum of its rows. The cotangent goes to the first row
 whose ``r`` equals ``y``, and within it to the first column that equals ``r``: to the first maximum in row-major order.
 
-Along one axis, let P[t] be 1 if the maximum of the first t taps is that of the whole window, else 0; for all taps it is
-1.
+Along one axis, let P[t] be 1 if the maximum of the first t taps equals the maximum of the whole window, else 0. For all
+taps it is 1.
 
     tap j gets dy·P[j + 1] − dy·P[j]        it is pixel s·q + a, where s·i + j = s·q + a + p, of window i
 

@@ -8,9 +8,9 @@
 
 Maps of few windows are also tiled where whole tiles save enough (4 and 7 pixels high).
 
-The docstring of each form says where it is worth using. Times are those of onnxruntime 1.31 on two AVX512 cores,
-relative to PyTorch 2.13, float32, 8 to 64 images; windows are those of one image, channels those of x, unless said
-otherwise.
+The docstring of each form says where it is worth using. Times were measured with onnxruntime 1.31 on two AVX512 cores,
+relative to PyTorch 2.13, float32, 8 to 64 images. Numbers of windows count one image, and numbers of channels count x,
+unless stated otherwise.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class _Plan:
     """The roles of x and dy, one as the kernel and one as the image, and the sizes of both.
 
     Attributes:
-        dy_is_kernel: whether dy is the kernel, and x the image; else the other way round.
+        dy_is_kernel: whether dy is the kernel, and x the image; otherwise x is the kernel, and dy the image.
         filters: the number of channels of the kernel's side.
         size: height and width of the kernel's side.
         channels: the number of channels of the image's side.

@@ -92,7 +92,7 @@ def conv_form(
 
     Args:
         op_type: ``Conv``, ``ConvGradInput`` or ``ConvGradWeight``.
-        convolutions: test cases of Conv, from which those of a gradient are derived.
+        convolutions: test cases of Conv, from which the test cases of a gradient are derived.
         serves: whether the form supports a layer.
         when: whether it is the fastest for a layer of known batch size; None: for any call.
         here: whether it is the fastest on this machine.

@@ -124,7 +124,7 @@ def _total_gradient(gradients: Sequence[ir.Value]) -> ir.Value | None:
 
 
 def _nodes_to_table_gradient(dX: ir.Value, gather: ir.Node, turned: bool) -> list[ir.Node]:
-    """Return the nodes from the gradient of X to that of the table; an empty list if there are other readers."""
+    """Return the nodes from the gradient of X to the table's gradient; an empty list if there are other readers."""
     way: list[ir.Node] = []
     value: ir.Value = dX
     while (node := only_reader(value)) is not None and (_is(node, "Reshape", "Flatten") or _turns(node)):

@@ -119,7 +119,7 @@ class _Layer:
         return self.s.op
 
     def cut(self, x: Var, *gates: int) -> list[Var]:
-        """Split ``x`` along its first axis, gates of units, into parts with the numbers ``gates`` of gates."""
+        """Split ``x`` along its first axis, gates of units; ``gates`` has the number of gates of each part."""
         if len(gates) == 1:
             return [x]
         units = self.op.dim(self.s.R, 1)
@@ -276,9 +276,10 @@ class _Kind:
     Attributes:
         forward: writes the forward loop for a layer and its initial states; returns the last states, h of all steps,
             and saved values.
-        backward: writes the backward loop for a run, the cotangents of its last states, and those of each step. It
-            returns the cotangents of the initial states and of the gates' inputs, and then, for each recurrent weight,
-            a pair: the cotangent of its products, and the factor [T, N, H] that it is multiplied by.
+        backward: writes the backward loop for a run, the cotangents of its last states, and the cotangents that Y adds
+            to h in each step. It returns the cotangents of the initial states and of the gates' inputs, and then, for
+            each recurrent weight, a pair: the cotangent of its products, and the factor [T, N, H] that it is multiplied
+            by.
         states: the number of states.
     """
 
@@ -344,7 +345,7 @@ def _lstm_forward(layer: _Layer, first: Sequence[Var]) -> Sequence[Var]:
 def _lstm_backward(run: StockRun, last: Sequence[Var], arriving: Sequence[Var]) -> Sequence[Any]:
     """Write the backward loop of an LSTM: ``dc += dh·Kh`` and the gates' cotangents ``d = (dc, dh, dc, dc)·K``.
 
-    The cotangent of the previous c is ``dc·f``, that of the previous h ``Rᵀd``.
+    The cotangent of the previous c is ``dc·f``, the cotangent of the previous h ``Rᵀd``.
     """
     layer, at = run.layer, run.layer.at
     R = at.transposed(layer.s.R)
