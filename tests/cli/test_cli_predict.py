@@ -116,7 +116,7 @@ def test_outputs_of_every_kind(cli: Cli, folder: Path) -> None:
     ("words", "code", "says"),
     [
         (["--data", "missing.npz"], 1, "does not exist"),
-        (["--data", "other.npz"], 1, "has no 'x', which the model requires; it has 'y'"),
+        (["--data", "other.npz"], 1, "does not contain 'x', which the model requires; it has 'y'"),
         (["--data", "wide.npz"], 1, "has shape [3, 5]"),
         (["--data", "cut.npz"], 1, "cannot be read"),
         (["--data", "empty.npz"], 1, "the data are empty"),

@@ -58,7 +58,7 @@ def test_a_folder_of_sounds_trains_and_predicts(sounds: Path, cli: Cli) -> None:
 
 WRONG = [
     ((*TRAIN,), "pass it: --sound seconds=1"),
-    ((*TRAIN, "--sound", "second=1"), "--sound has no 'second'; did you mean 'seconds'"),
+    ((*TRAIN, "--sound", "second=1"), "--sound has no argument 'second'; did you mean 'seconds'"),
     ((*TRAIN[:-1], "train.npz", "--sound", "seconds=1"), "contains no WAV files"),
 ]
 

@@ -116,7 +116,7 @@ WRONG = [
     (("--data", "reviews.csv", "--tokenizer", "reviews.csv"), "is not a valid tokenizer"),
     (
         ("--data", "reviews.csv", "--tokenizer", "tokenizer.json", "--text", "txt=a"),
-        "--text has no 'txt'; did you mean",
+        "--text has no argument 'txt'; did you mean",
     ),
     ((*READ, "--text", "text=body"), "no column 'body'"),
     (READ, "no column with a usual name for labels"),

@@ -95,7 +95,7 @@ def test_errors_leave_nothing_behind(run: tuple[Path, Path, gg.Trainer], tmp_pat
         export.save_weights(step, tmp_path / "missing" / "w.safetensors", checkpoint)
     other = gg.Trainer(gg.build(network(), "mse", gg.optim.sgd(0.1)))
     other.save(tmp_path / "other.ckpt")
-    with pytest.raises(CheckpointError, match="does not fit"):
+    with pytest.raises(CheckpointError, match="does not match"):
         export.save_inference(step, tmp_path / "a.onnx", tmp_path / "other.ckpt")
     assert [p.name for p in tmp_path.iterdir()] == ["other.ckpt"]
 
