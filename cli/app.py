@@ -116,7 +116,10 @@ cli = LazyGroup(
 
 
 def start(arguments: Sequence[str]) -> int:
-    """Run a command as the main program of a process: open closed standard streams, call :func:`run`, flush output."""
+    """Run a command as the main program of a process, and return its exit code.
+
+    Closed standard streams are opened before :func:`run`, and output is flushed after it.
+    """
     # point a closed stream at /dev/null; otherwise the next opened file would get its file descriptor, and libraries
     # would print into that file
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):

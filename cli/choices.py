@@ -45,9 +45,9 @@ class Listed(click.Choice[str]):
         return tuple(name for place in self.places for name in _names(place))
 
     def listed(self) -> tuple[str, ...]:
-        """Return the choices for help without importing tables, from ``names.txt``, which lists their names.
+        """Return the choices for help, read from ``names.txt`` so that no table is imported.
 
-        If extensions are installed, which may add names, the tables are imported.
+        The tables are imported only if extensions are installed, because these may add names.
         """
         extended = bool(metadata.entry_points(group="gradgraph"))  # other packages may add names
         return tuple(name for place in self.places for name in (_names if extended else _known)(place))

@@ -1,4 +1,4 @@
-"""The class of all commands, which keeps the lines of examples in help, and the options that all commands have."""
+"""The class of all commands (it keeps line breaks of examples in help), and the options that all commands have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages and pictures when ``gradgraph train`` or ``finetune`` is interrupted or fails."""
+"""What ``gradgraph train`` and ``finetune`` print and draw when a run is interrupted or fails."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Change:
             stands for the value of ``--load``.
         options: the command-line options, by argument of the function. For an option that only requests the change, and
             is not an argument, the key is in brackets.
-        asks: the number of options, from the first on, that request the change; further options refine it.
+        asks: how many of the first options request the change; further options refine it.
         each: whether each value of the first option is a separate change, with its positional arguments.
         reports: the name of the argument, a dict, in which the function stores an error of each module; "" if none.
         keeps: whether the model is not changed, and another file is written.

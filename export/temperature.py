@@ -214,7 +214,7 @@ class _Scores(NamedTuple):
         return float(np.average((p * self.logits).sum(1) - self._true(self.logits), weights=self.weights))
 
     def best(self) -> float:
-        """Return the temperature at the minimum of the NLL, which is unique, by bisection of its logarithm."""
+        """Return the temperature at the unique minimum of the NLL, found by bisection of its logarithm."""
         low, high = math.log(LEAST), math.log(MOST)
         for _ in range(50):
             middle = (low + high) / 2

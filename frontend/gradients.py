@@ -91,7 +91,7 @@ def vjp(
 
     Args:
         y, x, allow_unused: as for ``grad``; ``y`` may have any shape.
-        cotangent: a tensor whose shape is that of ``y``, or broadcasts to it.
+        cotangent: a tensor of the shape of ``y``, or of a shape that broadcasts to it.
     """
     target = _floating(y, "y")
     found = _pulled(target, _several(x), _fitting(cotangent, target).traced, allow_unused)
@@ -106,7 +106,7 @@ def jvp(
 
     Args:
         y, x, allow_unused: as for ``grad``; ``y`` may have any shape.
-        tangent: for each tensor in ``x``, a tensor whose shape is equal, or broadcasts to it.
+        tangent: for each tensor in ``x``, a tensor of the same shape, or of a shape that broadcasts to it.
 
     Returns:
         A tensor of the shape of ``y``.

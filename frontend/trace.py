@@ -38,7 +38,7 @@ class Value:
 
 
 def mark_role(value: ir.Value, role: str) -> None:
-    """Mark an initializer as "parameter", as "buffer", which is not trained, or as "frozen"."""
+    """Mark an initializer as "parameter", "buffer" (not trained) or "frozen"."""
     if value.const_value is not None:
         value.const_value.metadata_props["gradgraph.role"] = role
 
@@ -191,13 +191,13 @@ class _Emitter:
         return functools.partial(self.emit, op_type)
 
     def emit(self, op_type: str, *inputs: Any, shape: Sequence[Extent] | None = None, **attributes: Any) -> Tensor:
-        """Append a node with one output; pass ``shape`` if ONNX's shape inference cannot find it."""
+        """Append a node, and return its only output; pass ``shape`` if ONNX's shape inference cannot find it."""
         trace = current()
         result = wrap(trace.builder.emit(op_type, *[_operand(trace, x) for x in inputs], outputs=1, **attributes))
         return result if shape is None else shaped(result, shape)
 
     def several(self, op_type: str, *inputs: Any, outputs: int, **attributes: Any) -> tuple[Tensor, ...]:
-        """Append a node with several outputs."""
+        """Append a node, and return its outputs."""
         trace = current()
         operands = [_operand(trace, x) for x in inputs]
         return tuple(map(wrap, all_of(trace.builder.emit(op_type, *operands, outputs=outputs, **attributes))))

@@ -119,7 +119,7 @@ def named(
 
     Args:
         op: adds nodes where a result is missing or must keep its name.
-        values: the values that are differentiated by.
+        values: the values with respect to which the model is differentiated.
         results: the gradient or tangent of each value that has one.
         suffix: the suffix of the new names.
         allow_unused: return zeros for missing results instead of raising an error.

@@ -76,7 +76,10 @@ class Course:
         return {cuts: self.peak(cuts) for cuts in found}
 
     def _shorter(self, cuts: Sequence[int], bytes_: int) -> list[int]:
-        """Drop the last cuts while the peak stays within ``bytes_``: nodes after the last cut are not recomputed."""
+        """Return ``cuts`` without its last entries, as many as possible with a peak within ``bytes_``.
+
+        Nodes after the last cut are not recomputed.
+        """
         cuts = list(cuts)
         while cuts and self.peak(cuts[:-1]) <= bytes_:
             del cuts[-1]

@@ -104,7 +104,7 @@ def append_hessian(
 
 
 def _by_rows(work: ir.Model, op: Builder, path: Path, start: int) -> list[ir.Value]:
-    """Write Jacobians in reverse mode, with one vjp per element of the target.
+    """Return one Jacobian for each of ``path.wrt``, in reverse mode: by one vjp per element of the target.
 
     With ``start`` 1, each vjp is for one element of every sample of the target: samples are independent, so a single
     vjp computes one row of each sample's Jacobian.
@@ -127,7 +127,7 @@ def _by_rows(work: ir.Model, op: Builder, path: Path, start: int) -> list[ir.Val
 
 
 def _by_columns(work: ir.Model, op: Builder, path: Path, start: int) -> list[ir.Value]:
-    """Write Jacobians in forward mode, with one jvp per element of the inputs.
+    """Return one Jacobian for each of ``path.wrt``, in forward mode: by one jvp per element of the inputs.
 
     With ``start`` 1, each jvp is for one element of every sample of the inputs.
     """
@@ -143,7 +143,7 @@ def _by_columns(work: ir.Model, op: Builder, path: Path, start: int) -> list[ir.
 
 
 def _empty(work: ir.Model, op: Builder, path: Path, start: int) -> list[ir.Value]:
-    """Write empty Jacobians without a Scan, because runtimes reject a Scan over an empty tensor."""
+    """Return empty Jacobians, computed without a Scan, because runtimes reject a Scan over an empty tensor."""
     (target,) = path.targets
     nothing = {x: op.full(op.const([0]), 0, op.wrap(x).dtype) for x in path.wrt}
     return [_block(op, nothing[x], target, x, start) for x in path.wrt]
@@ -177,7 +177,7 @@ def _tangent_rows(
 
 
 def _with_own_nodes(work: ir.Model, op: Builder, path: Path) -> Path:
-    """Copy the nodes of ``path`` if any has a body, because tangents are written into bodies."""
+    """Return ``path``, with copies of its nodes if any has a body, because tangents are written into bodies."""
     if not any(node.op_type in HAVE_BODIES for node in path.nodes):
         return path
     nodes, copies = copied(path.nodes, op.fresh)

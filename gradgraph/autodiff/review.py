@@ -254,7 +254,7 @@ def _no_dropout(graph: ir.Graph, trained: Collection[str]) -> Iterator[Finding]:
 
 
 def review_integers(graph: ir.Graph) -> Iterator[Finding]:
-    """Warn about int8 weights of an inference model that saturate on some processors."""
+    """Yield a warning if an inference model has int8 weights that can saturate on some processors."""
     names = [v.name or "" for v in find_saturating(graph)]
     if names:
         yield Finding(

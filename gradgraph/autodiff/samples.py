@@ -1,8 +1,8 @@
 """Check whether an output mixes the samples of a batch, in one pass over the graph with a rule per operator.
 
-For each value that depends on the batch, the pass records its sample axis, which may be merged with other axes, or that
-the value is a sum or a mean over the samples. Sums and means may only be added and scaled: then the value of the batch
-is the sum or mean of the values of single samples, up to the weights of a mean.
+For each value that depends on the batch, the pass records either its sample axis (possibly merged with other axes), or
+that the value is a sum or a mean over the samples. Sums and means may only be added and scaled: then the value of the
+batch is the sum or mean of the values of single samples, up to the weights of a mean.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def _dependent(graph: ir.Graph, on: Mapping[ir.Value, Var]) -> list[ir.Node]:
 
 
 def sizes_of(op: Builder, x: ir.Value, start: int = 0) -> tuple[Var, Shape | None]:
-    """Return the sizes of ``x`` from axis ``start`` on, as a vector in the graph and as a (partly) known shape."""
+    """Return the sizes of ``x``, starting at axis ``start``, as a vector in the graph and as a (partly) known shape."""
     shape = shape_of(x)
     return op.dims(op.wrap(x), start), None if shape is None else shape[start:]
 

@@ -1,9 +1,9 @@
 """A backend describes one runtime that a step or a transformed model can be written for.
 
 A backend is one file or folder of this package and is not mentioned elsewhere: command line, help, errors, documents
-and tests read the registry (``gradgraph.backends``). This file and the backends' own import nothing large, so listing
-backends is fast; forms and rewrites are loaded when a model is written. ``engine.py`` applies a ``Lowering`` in this
-order::
+and tests read the registry (``gradgraph.backends``). To keep listing backends fast, neither this file nor the files of
+backends import large modules; forms and rewrites are loaded when a model is written. ``engine.py`` applies a
+``Lowering`` in this order::
 
     before → [forms of nodes that the layout does not support → layout] for each layout → forms of all nodes → after
            → clean-up → last

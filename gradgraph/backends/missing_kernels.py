@@ -1,8 +1,10 @@
 """Replacements for operators that have no float64 kernel in onnxruntime's CPU provider.
 
-At an old opset, a float64 model may run because onnxruntime expands such an operator into its function body, which it
-does not do at opset 21; or its gradient may need an operator that the model lacks. A transformed model must run
-wherever the original does.
+A transformed model must run wherever the original does, but may contain such an operator for two reasons:
+
+1. The original uses it at an old opset, where onnxruntime expands the operator into its function body. At opset 21,
+   onnxruntime does not.
+2. The gradient uses it, although the original does not.
 """
 
 from __future__ import annotations

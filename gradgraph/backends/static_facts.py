@@ -48,7 +48,7 @@ def derive_facts(model: ir.Model) -> None:
 
 
 def _mark_derived(model: ir.Model) -> None:
-    """Mark the outputs of nodes that read only constants and known sizes."""
+    """Mark the outputs of nodes that read only constants and known sizes; ``is_derived`` reads the mark."""
     known = {v for v in model.graph.initializers.values() if not v.is_graph_input()}
     for node in nodes_of(model):
         if _follows(node, known):

@@ -39,7 +39,7 @@ class GroupStarts(Link):
     def moved(self, group: Group, weights: Weights, new: list[Var], first: int) -> list[Var]:
         """Return the new weights of ``group``; before its start step, the old weights.
 
-        Before the start step, the state tensors in the slots from ``first`` on also keep their values.
+        Before the start step, the state tensors in slot ``first`` and later slots also keep their values.
         """
         return self._state.where(self.has_begun(group.start), weights.old, new, first) if group.start else new
 

@@ -28,7 +28,7 @@ class Weights:
     old: Vars
 
     def some(self, members: Sequence[int]) -> Weights:
-        """Select the weights at these indices."""
+        """Return the weights at these indices."""
         return Weights(
             [self.params[i] for i in members], [self.start[i] for i in members], [self.old[i] for i in members]
         )

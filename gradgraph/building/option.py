@@ -43,7 +43,7 @@ class Shell:
     Attributes:
         section: its section in the help, which is also its table in recipes.
         help: its help text.
-        takes: the kind of its argument. A "count" is at least 1; kinds from "list" on may be repeated.
+        takes: the kind of its argument. A "count" is at least 1; "list" and the kinds after it may be repeated.
         name: its parameter name, such as ``loss_option``; by default the name of the field.
         key: its key in a recipe's table, if different from ``name``.
         metavar: the placeholder for its argument in the help.

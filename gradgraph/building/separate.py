@@ -45,7 +45,7 @@ class Marks:
 
 
 def marked(state: StepState, params: Sequence[ir.Value], gradients: Vars, written: Written) -> Marks:
-    """Give names to the gradients of ``params`` and to the divisor of the loss, so that ``cut`` finds them."""
+    """Return the gradients of ``params`` and the divisor of the loss under names by which ``cut`` finds them."""
     op = state.op
     found = [op.Identity(op.cast(g, p.dtype or g.dtype), name=f"{p.name}.grad")
              for p, g in zip(params, gradients, strict=True)]  # fmt: skip

@@ -20,7 +20,7 @@ _CHOOSES_BY = {("", "TopK"): 0, ("com.microsoft", "MoE"): 1, ("com.microsoft", "
 def adapted_layers(decoder: ir.Model, recipe: Recipe) -> list[str]:
     """Return the names or globs of the layers that get adapters: the recipe's target, or every linear layer by default.
 
-    The default excludes the head, which computes next-token scores, the routers of mixtures of experts,
+    The default excludes the head (it computes next-token scores), the routers of mixtures of experts,
     embeddings and convolutions. It includes attention, MLP, and the mixers of hybrid models, whatever their names.
     """
     return list(recipe.target) or [layer.name for layer in _by_default(decoder)]

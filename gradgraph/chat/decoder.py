@@ -115,7 +115,7 @@ class Decoder:
         sampling: Sampling | None = None,
         rows: Sequence[int] | None = None,
     ) -> Iterator[list[int | None]]:
-        """Yield the next token of each prompt, up to and including a token of ``stop``; None from then on.
+        """Yield the next token of each prompt, up to and including a token of ``stop``; after that, None.
 
         Args:
             prompts: token ids, at least one each.

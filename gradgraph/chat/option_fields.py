@@ -28,7 +28,7 @@ def option(default: Any, words: str, kind: Kind, **more: Any) -> Any:
 
 
 def whole(least: int) -> Kind:
-    """Return a kind of option that accepts integers from ``least`` on."""
+    """Return a kind of option that accepts integers of at least ``least``."""
     return Kind(f"a whole number of at least {least}", lambda value: WHOLE.fits(value) and value >= least)
 
 

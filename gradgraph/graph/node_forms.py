@@ -242,19 +242,22 @@ def _watched(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
 
 
 def _decoded(text: str | bytes) -> str:
-    """Decode text, which files store as bytes."""
+    """Return ``text`` as str; files store it as bytes."""
     return text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
 
 
 def _split(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
-    """Check that num_outputs is the number of outputs; otherwise ONNX's inference writes out of bounds."""
+    """Yield a fault if num_outputs is not the number of outputs: ONNX's inference would write out of bounds."""
     parts = values.get("num_outputs")
     if parts is not None and parts != call.outputs:
         yield _Fault(f"has {call.outputs} outputs", f"its attribute num_outputs is {parts}")
 
 
 def _einsum(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
-    """Check the equation; if it has fewer terms than the node has inputs, ONNX's inference reads out of bounds."""
+    """Yield a fault if the equation is malformed, or its number of terms is not the number of inputs.
+
+    With fewer terms than inputs, ONNX's inference would read out of bounds.
+    """
     text = _decoded(values["equation"])
     terms = text.partition("->")[0]
     if not re.fullmatch(r"[A-Za-z.,\s]*(->[A-Za-z.\s]*)?", text):
@@ -264,7 +267,7 @@ def _einsum(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
 
 
 def _gather_nd(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
-    """Check batch_dims; if it is negative, ONNX's inference reads out of bounds."""
+    """Yield a fault if batch_dims is negative: ONNX's inference would read out of bounds."""
     if (axes := values.get("batch_dims", 0)) < 0:
         yield _Fault(f"is {axes}", "must be 0 or more", attribute="batch_dims")
 

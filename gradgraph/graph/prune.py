@@ -85,7 +85,7 @@ def is_wanted(value: ir.Value) -> bool:
 
 
 def detach(node: ir.Node) -> None:
-    """Disconnect ``node``, which is about to be removed, and its bodies from their inputs."""
+    """Disconnect ``node`` and its bodies from their inputs, before the node is removed."""
     for body in subgraphs(node):
         for inner in body.all_nodes():
             inner.resize_inputs(0)

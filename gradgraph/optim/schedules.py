@@ -94,7 +94,10 @@ def linear(lr: float, total_steps: int, end: float = 0.0) -> Schedule:
 
 @schedule(lr=FINITE, total_steps=FINITE, end=FINITE)
 def cosine(lr: float, total_steps: int, end: float = 0.0) -> Schedule:
-    """``end + (lr − end)·(1 + cos(π·s/total_steps))/2``, then ``end`` (CosineAnnealingLR without restarts)."""
+    """``end + (lr − end)·(1 + cos(π·s/total_steps))/2`` after ``s`` steps, then ``end`` (CosineAnnealingLR).
+
+    Unlike PyTorch's, the rate does not rise again after ``total_steps``.
+    """
     return Schedule(
         "cosine",
         lambda op, s: end + (lr - end) * 0.5 * (1.0 + op.Cos(math.pi * _progress(op, s, total_steps))),
@@ -104,13 +107,13 @@ def cosine(lr: float, total_steps: int, end: float = 0.0) -> Schedule:
 
 @schedule(lr=FINITE, gamma=FINITE)
 def exponential(lr: float, gamma: float) -> Schedule:
-    """``lr·gammaˢ`` (ExponentialLR)."""
+    """``lr·gammaˢ`` after ``s`` steps (ExponentialLR)."""
     return Schedule("exponential", lambda op, s: lr * op.Pow(op.const(float(gamma)), s), {"lr": lr, "gamma": gamma})
 
 
 @schedule(lr=FINITE, step_size=FINITE, gamma=FINITE)
 def step_decay(lr: float, step_size: int, gamma: float = 0.1) -> Schedule:
-    """``lr·gamma^⌊s/step_size⌋`` (StepLR)."""
+    """``lr·gamma^⌊s/step_size⌋`` after ``s`` steps (StepLR)."""
     return Schedule(
         "step_decay",
         lambda op, s: lr * op.Pow(op.const(float(gamma)), op.Floor(s / float(step_size))),
@@ -147,7 +150,7 @@ def multi_step(lr: float, milestones: Sequence[int], gamma: float = 0.1) -> Sche
 
 @schedule(lr=FINITE, total_steps=FINITE, power=FINITE, end=FINITE)
 def polynomial(lr: float, total_steps: int, power: float = 1.0, end: float = 0.0) -> Schedule:
-    """``end + (lr − end)·(1 − s/total_steps)^power``, then ``end`` (PolynomialLR)."""
+    """``end + (lr − end)·(1 − s/total_steps)^power`` after ``s`` steps, then ``end`` (PolynomialLR)."""
     if power <= 0.0:
         raise BuildError(f"power must be above zero, but is {power}")
     return Schedule(
@@ -159,9 +162,9 @@ def polynomial(lr: float, total_steps: int, power: float = 1.0, end: float = 0.0
 
 @schedule(lr=FINITE, first=FINITE, factor=FINITE, end=FINITE)
 def cosine_restarts(lr: float, first: int, factor: int = 1, end: float = 0.0) -> Schedule:
-    """Half cosines from ``lr`` to ``end``, again and again (CosineAnnealingWarmRestarts).
+    """Cosine decay from ``lr`` to ``end`` with warm restarts (CosineAnnealingWarmRestarts).
 
-    The first takes ``first`` steps, each following one ``factor`` times as many as the one before.
+    The first cycle takes ``first`` steps, and each further cycle ``factor`` times as many as the one before.
     """
     if first < 1 or factor < 1 or factor != int(factor):
         raise BuildError(f"first and factor must be whole numbers of at least 1, but are {first} and {factor}")
@@ -224,7 +227,10 @@ def one_cycle(
 
 @schedule(lr=FINITE, warmup_steps=FINITE)
 def inverse_square_root(lr: float, warmup_steps: int) -> Schedule:
-    """``lr·min(s/warmup_steps, √(warmup_steps/s))``: linear warm-up, then inverse square root decay (T5, fairseq)."""
+    """``lr·min(s/warmup_steps, √(warmup_steps/s))`` after ``s`` steps (T5, fairseq).
+
+    The rate rises linearly during the warm-up, then decays with the inverse square root of ``s``.
+    """
     if warmup_steps < 1:
         raise BuildError(f"warmup_steps must be at least 1, but is {warmup_steps}")
     steps = float(warmup_steps)
@@ -255,9 +261,9 @@ def sequential(schedules: Sequence[Schedule], milestones: Sequence[int]) -> Sche
 
 @schedule(rate=FUNCTION, total_steps=FINITE)
 def function(rate: Callable[[int], float], total_steps: int) -> Schedule:
-    """A Python function ``rate(s)``, stored as a table of ``total_steps`` numbers (LambdaLR).
+    """A Python function ``rate(s)`` of the number of finished steps, stored as a table (LambdaLR).
 
-    After the last step of the table, its last number applies.
+    The table has ``total_steps`` numbers; after these steps, the last number applies.
     """
     if not 1 <= total_steps <= LARGEST_TABLE:
         raise BuildError(f"total_steps must be between 1 and {LARGEST_TABLE:,}, but is {total_steps}")

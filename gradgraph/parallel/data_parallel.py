@@ -28,7 +28,7 @@ class DataParallel:
     Args:
         timeout: seconds to wait for a rank before the run fails with an error that names the rank; must exceed the time
             that rank 0 needs for a checkpoint or a callback.
-        check_every: compare the weights of all ranks every so many steps, and at the end of a fit; 0 disables this.
+        check_every: compare the weights of all ranks after this many steps, and at the end of a fit; 0 disables this.
         shard_state: each rank keeps the optimizer state of its share of the weights and updates only these; then all
             ranks get the new weights (ZeRO, stage 1). ``save``, ``state_dict`` and similar methods must then be called
             on all ranks, except during a fit.

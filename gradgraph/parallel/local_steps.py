@@ -84,7 +84,7 @@ def mean_of(arrays: Sequence[Array]) -> Array:
 
 @checked(every=_EVERY)
 def local_sgd(every: int = 8) -> Compression:
-    """Average the weights every so many local steps instead of sending gradients (Stich, arXiv 1805.09767)."""
+    """Average the weights after ``every`` local steps instead of sending gradients (Stich, arXiv 1805.09767)."""
     return LocalSteps(every, 1.0, 0.0)
 
 

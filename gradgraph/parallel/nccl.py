@@ -66,7 +66,7 @@ class Nccl:
     def _scaled_sum(self, element_type: int, factor: float) -> Any:
         """Return NCCL's operator that multiplies this rank's values by ``factor`` before it sums.
 
-        There is one operator per type, as nccl4py never frees them.
+        nccl4py never frees operators, so one operator per element type is kept, and each call overwrites its factor.
         """
         if element_type not in self._scales:
             dtype = onnx.helper.tensor_dtype_to_np_dtype(element_type)

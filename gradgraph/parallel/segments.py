@@ -50,7 +50,7 @@ def cut(model: onnx.ModelProto, messages: Iterable[Message], ahead: str = "") ->
     """Cut a lowered gradient graph at its messages, into as few segments as possible.
 
     Outputs of the graph are computed in the first segment that can compute them, all other values in the first segment
-    that reads them, so that activations transformed for the backward pass are not kept from the forward pass on.
+    that reads them, so that activations transformed for the backward pass are not kept since the forward pass.
 
     Args:
         model: the gradient graph.

@@ -1,4 +1,4 @@
-"""One rank's part of a sharded update, with the messages before and after it."""
+"""One rank's part of a sharded update, with the communication before and after it."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class Shards:
 
 
 def balanced(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
-    """Assign tensors to ranks, largest first, each to the rank with the fewest elements so far.
+    """Return the rank of each tensor by name: largest first, each goes to the rank with the fewest elements so far.
 
     Args:
         sizes: the number of elements of each tensor, by name.

@@ -256,7 +256,7 @@ def _are_classes(values: Array) -> bool:
 
 
 def _warn_of_oddities(frame: Frame, columns: Mapping[str, ColumnKind], targets: Iterable[str]) -> None:
-    """Warn about columns and targets that are of no use: constant, empty, or with a distinct value in each row."""
+    """Warn about useless columns and targets: constant, empty, or with a distinct value in each row."""
     found: dict[str, list[str]] = {}
     for name in (name for name, kind in columns.items() if kind.parts):
         if odd := _oddity(frame[name]):
@@ -270,7 +270,7 @@ def _warn_of_oddities(frame: Frame, columns: Mapping[str, ColumnKind], targets: 
 
 
 def _oddity(values: Array) -> str:
-    """Describe why a column is of no use, such as "every value is the same"; empty if it is of use."""
+    """Return why a column is useless, such as "every value is the same"; empty if it is useful."""
     texts = text_of(values)
     there = [text for text in texts.tolist() if text not in GAP_WORDS]
     different = set(there)

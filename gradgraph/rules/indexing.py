@@ -106,7 +106,7 @@ def _lowest(op: Builder, size: Var, taken: Var, starts: Var, stride: np.ndarray)
 
 
 def _placed(op: Builder, dx: Var, low: Var, size: Var, taken: Var, along: Sequence[int], stride: np.ndarray) -> Var:
-    """Pad ``dx`` with zeros to the size of each sliced axis, from position ``low`` on; a gap at its end is cropped."""
+    """Pad ``dx`` with zeros to the size of each sliced axis, to start at position ``low``; crop the gap at its end."""
     rest = size - (taken if (abs(stride) == 1).all() else taken * abs(stride))
     if low.const is None or low.const.any():
         rest = rest - low

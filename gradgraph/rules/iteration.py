@@ -127,7 +127,7 @@ class Backward:
 
         Args:
             results: the outputs of the backward loop.
-            inputs: the inputs of the forward node, from the first state on.
+            inputs: the inputs of the forward node, starting with the first state.
         """
         results = all_of(results)
         d_states, sums, d_slices, rows = parts(results, len(self.states), len(self.captured), len(self.sliced))

@@ -190,7 +190,11 @@ def _einsum_gradient(op: Builder, i: int, dz: Var, xs: tuple[Var, ...], terms: l
 
 
 def _without_repeats(op: Builder, x: Var, term: str, taken: str) -> tuple[str, list[tuple[str, Var]]]:
-    """Rewrite a term such as ``iij`` as ``iaj``, with an identity matrix ``ia`` for each repeated label."""
+    """Rewrite a term such as ``iij`` as ``iaj``.
+
+    Returns:
+        The new term, and for each repeated label the term (``ia``) and an identity matrix.
+    """
     fresh = (c for c in string.ascii_letters if c not in taken)
     target, eyes = "", []
     for label in term:
@@ -210,7 +214,7 @@ def _lone_labels(term: str, x: Var, covered: str, others: list[tuple[str, Var]])
 
 
 def _without_ones(op: Builder, term: str, x: Var, labels: str) -> tuple[str, Var]:
-    """Remove axes of size 1 with these labels from ``x`` and its term: onnxruntime does not broadcast them."""
+    """Return the term and ``x`` without axes of size 1 that have these labels: onnxruntime does not broadcast them."""
     ones = [i for i, (c, d) in enumerate(zip(term, x.shape or (), strict=True)) if c in labels and d == 1]
     return "".join(c for i, c in enumerate(term) if i not in ones), op.Squeeze(x, ones) if ones else x
 

@@ -339,7 +339,7 @@ def layer_normalization(
 def layer_normalization_gradient(
     op: Builder, dy: Var, x: Var, scale: Var, mean: Var, inv: Var, *, axis: int
 ) -> tuple[Var, Var]:
-    """Return the gradients of x and scale; ``mean`` and ``inv`` have size 1 along the axes from ``axis`` on."""
+    """Return the gradients of x and scale; ``mean`` and ``inv`` have size 1 along ``axis`` and later axes."""
     return _layer_gradients(op, dy, x, scale, mean, inv, list(range(axis, x.rank)))
 
 

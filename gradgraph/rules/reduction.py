@@ -43,7 +43,7 @@ def _calls(draw: Callable[..., Draw]) -> tuple[Case, ...]:
 
 
 def _empty_axes(axes: Var | None) -> bool:
-    """Whether the axes are known to be empty."""
+    """Return whether ``axes`` is omitted, or known to be empty."""
     return axes is None or (axes.const is not None and axes.const.size == 0)
 
 

@@ -216,7 +216,7 @@ def _mean(
 
 
 def _hats(op: Builder, samples: Samples, size: Var) -> tuple[Var, Var]:
-    """Return the weight of each pixel in a bin [R, bins, size], and its derivative by the coordinate of each sample.
+    """Return the weight of each pixel in a bin [R, bins, size], and its derivatives with respect to sample coordinates.
 
     The derivatives are [R, bins, samples, size]. A sample distributes its weight linearly between its two neighbouring
     pixels; at a pixel, the derivatives are the right-hand ones.
@@ -241,7 +241,7 @@ class Reach:
         pixel: the index of the pixel.
         counted: whether its sample exists.
         weight: its weight.
-        slope: the derivative of the weight by the coordinate of the sample.
+        slope: the derivative of the weight with respect to the coordinate of the sample.
         turned: ``slope`` times the relative position of the sample in the region.
     """
 

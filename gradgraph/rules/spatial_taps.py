@@ -41,7 +41,7 @@ class Taps:
     Attributes:
         where: the positions of the pixels in the flat image, int64 [N, K, P].
         weight: the weights of the pixels, [N, K, P].
-        slopes: the derivatives of the weights by the pixel coordinates of the point, [N, axes, K, P].
+        slopes: the derivatives of the weights with respect to the pixel coordinates of the point, [N, axes, K, P].
     """
 
     where: Var
@@ -147,11 +147,11 @@ def add_at(op: Builder, updates: Var, where: Var, x: Var) -> Var:
 
 
 def along(op: Builder, pixels: Var, dy: Var) -> Var:
-    """Return the derivative of the loss by each tap's weight [N, K, P], from ``pixels`` [N, K, P, C] and ``dy``."""
+    """Return the gradient of each tap's weight [N, K, P], from ``pixels`` [N, K, P, C] and ``dy``."""
     rows = op.Unsqueeze(op.Transpose(dy, perm=[0, 2, 1]), [1])
     return op.ReduceSum(pixels * rows, [3], keepdims=0)
 
 
 def moved(op: Builder, q: Var, seen: Taps) -> Var:
-    """Return the gradient of the pixel coordinates [N, axes, P], from ``q``, the derivatives by each tap's weight."""
+    """Return the gradient of the pixel coordinates [N, axes, P], from ``q``, the gradients of the taps' weights."""
     return op.ReduceSum(op.cast(op.Unsqueeze(q, [1]), seen.slopes.dtype) * seen.slopes, [2], keepdims=0)

@@ -1,4 +1,4 @@
-"""Sounds: WAV files as raw samples, and log-mel spectrograms as ONNX nodes in front of a model.
+"""Sounds: WAV files as raw samples, and log-mel spectrograms as ONNX nodes at the start of a model.
 
 Spectrograms follow the conventions of Whisper, Kaldi, librosa and torchaudio. This room only provides datasets and
 models; it must not depend on how a model is trained.

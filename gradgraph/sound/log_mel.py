@@ -1,4 +1,4 @@
-"""Log-mel spectrograms as nodes in front of a model, so that training and the exported file read raw samples."""
+"""Log-mel spectrograms as nodes at the start of a model, so that training and the exported file read raw samples."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def log_mel(
     time_first: bool | None = None,
     out: Path | None = None,
 ) -> Result:
-    """Put a log-mel spectrogram in front of a model, which then reads samples [batch, samples].
+    """Prepend a log-mel spectrogram to a model, which then reads samples [batch, samples].
 
     ::
 
@@ -164,7 +164,7 @@ def _time_first(value: ir.Value, mels: int, how: Convention, given: bool | None)
 def _samples(value: ir.Value, how: Convention, n_fft: int, hop: int, time_first: bool) -> ir.Shape:
     """Return the shape of the new input: [batch, samples].
 
-    If the model has a fixed number of frames, the number of samples is the smallest that yields so many frames.
+    If the model has a fixed number of frames, the number of samples is the smallest that yields as many frames.
     """
     shape: list[Any] = [*(shape_of(value) or ())]
     frames = shape[-2 if time_first else -1]

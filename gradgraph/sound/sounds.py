@@ -296,7 +296,7 @@ def folder(
         commands = gg.sound.folder("commands/", seconds=1.0)
         trainer.fit(commands, epochs=10, batch_size=32)
 
-    Classes are the sorted names of the subfolders, from 0 on. Samples lie between −1 and 1; channels are averaged. In
+    Classes are the subfolders in sorted order, numbered from 0. Samples are between −1 and 1; channels are averaged. In
     training, longer sounds are cropped and shorter ones padded with silence at random positions; in
     evaluation both are centred. Randomness depends only on the trainer's seed, the epoch and the index of the
     file, so a resumed run repeats it.
@@ -307,8 +307,8 @@ def folder(
             Files with other rates are resampled by SciPy.
         seconds: duration of a sound; by default that of the model's input.
         augment: augmentation in training: ``"spec_augment"``,
-            ``gradgraph.augment.spec_augment(time_masks=1)``, or a function, which gets float32 [samples] and a
-            generator of random numbers, and returns such an array of the same size; or a list of these.
+            ``gradgraph.augment.spec_augment(time_masks=1)``, or a function of float32 [samples] and a
+            random generator that returns an array of the same shape and type; or a list of these.
         threads: number of reading threads; by default one per core, at most 8.
 
     Raises:

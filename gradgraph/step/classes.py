@@ -269,7 +269,7 @@ def labelled(
         spec: the target.
         known: the classes that the model was trained on; None before the first training.
         where: the origin of the labels, for messages.
-        own: the class names that the source lists for the indices from 0 on.
+        own: the class names that the source lists, in the order of indices from 0.
         whole: whether ``values`` are all labels of the data. If so, positive whole numbers are taken as class names if
             some are too large for class indices, and there are no more distinct ones than the model has classes.
 

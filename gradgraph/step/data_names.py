@@ -96,7 +96,7 @@ _READ = {"images": _IMAGES, "texts": _TEXTS, "sounds": _SOUNDS}
 
 
 def _as_read(what: str, name: str, given: Any) -> dict[str, Any]:
-    """Check the reading options of an input of images, texts or sounds."""
+    """Check the reading options of an input of images, texts or sounds; return them with tuples in place of lists."""
     for key, value in _mapping(f"{what} of {shown(name)}", given).items():
         if key not in _READ[what] or not _READ[what][key](value):
             raise ArgumentError(

@@ -234,7 +234,7 @@ def _prefixes(name: str) -> Iterator[str]:
 
 
 def _tails(names: Iterable[str]) -> dict[str, str]:
-    """Map each suffix of a long name (from a ``/`` on) to that name, for looking up truncated names; a suffix of
+    """Map each suffix of a long name (starting at a ``/``) to that name, for looking up truncated names; a suffix of
     several names maps to "".
     """
     found: dict[str, str] = {}

@@ -42,7 +42,7 @@ class MappedFile:
             raise ModelError(f"cannot read '{shown(path)}' ({shown(reason)}); build the step again") from None
 
     def part(self, offset: int, length: int) -> Array:
-        """Return ``length`` bytes of the file from ``offset`` on.
+        """Return ``length`` bytes of the file, starting at ``offset``.
 
         Raises:
             ModelError: if the file is too short, or was truncated.
@@ -54,7 +54,7 @@ class MappedFile:
         return part
 
     def pieces(self, offset: int, length: int) -> Iterator[memoryview]:
-        """Yield ``length`` bytes of the file from ``offset`` on, in pieces, releasing the memory of each piece.
+        """Yield ``length`` bytes of the file, starting at ``offset``, in pieces, releasing the memory of each piece.
 
         Raises:
             ModelError: if the file is too short, or was truncated.

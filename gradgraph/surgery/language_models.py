@@ -6,8 +6,8 @@ values of the past, a mask, positions. In training a whole text is fed at once, 
 0. If a file has two decoders, the one without a past is used (:func:`fix_inputs`).
 1. Inputs for the past are removed: an attention or a Concat that reads past keys or values is rewritten without them.
    Other states, of a convolution or a recurrence, become zeros, the initial state of every text.
-2. The mask becomes ones, and positions are counted from 0. Rows are padded at their ends, which causal attention hides
-   from other tokens, and which the loss ignores (:func:`next_tokens`).
+2. The mask becomes ones, and positions are counted from 0. Rows are padded at their ends: causal attention hides the
+   padding from other tokens, and the loss ignores it (:func:`next_tokens`).
 3. A mask that is kept as an input hides tokens at any position: it becomes an attention bias of GroupQueryAttention,
    which by itself reads only the number of tokens from a mask, and positions count the visible tokens. Several texts
    in one row are separated by such a bias, too.

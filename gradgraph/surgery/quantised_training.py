@@ -7,8 +7,8 @@ keep the pair, and an exported model stores its weights as integers.
 - Weights are quantised symmetrically, with one scale for each output channel: ``max |W|`` divided by the largest
   integer, computed from the weight in each step. With 8-bit data, int8 weights have 7 bits
   (``gradgraph.graph.quantisers.SEVEN_BITS``).
-- The input of a layer has one scale and one zero point, observed by running the model on a sample of data, and fixed
-  from then on.
+- The input of a layer has one scale and one zero point, observed by running the model on a sample of data, and then
+  fixed.
 - With learned ranges both scales are trained from these initial values, by the gradient of LSQ (Esser et al. 2020,
   arXiv:1902.08153); zero points are not trained.
 - For a model that is already quantised, see ``gradgraph.surgery.quantised_finetuning``.

@@ -429,7 +429,7 @@ def table(
         label: the column of labels: class names, class numbers, or regression values; for ``words``, lists of them. By
             default the one named like the step's target, or ``label``.
         length: maximum number of tokens, longer texts are truncated; by default that of the model or tokenizer, or 512.
-        classes: the class names for integer labels in this table, from 0 on.
+        classes: the class names for integer labels in this table: the first for 0, and so on.
         multiple: pad batches to a multiple of this number of tokens. Batches then have fewer distinct shapes; memory is
             planned anew for each shape.
         one_length: pad all batches to one width, so that ``predict`` can join per-token outputs.

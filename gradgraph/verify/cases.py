@@ -31,7 +31,7 @@ class Trial:
     Attributes:
         model: the model.
         feeds: its inputs by name.
-        wrt: the inputs to differentiate by.
+        wrt: the inputs whose gradients are computed.
         read: the outputs that receive a cotangent.
     """
 
@@ -157,7 +157,7 @@ def _assemble(
 
 
 def check_first_order(t: Trial, seed: int = 0) -> list[Finding]:
-    """Compare the gradient with central differences for every differentiable input.
+    """Return, for each differentiable input, the comparison of its gradient with central differences.
 
     With random cotangents c and a random direction u, ⟨u, Jᵀc⟩ is compared with the central difference of ⟨c, f⟩.
     """

@@ -281,7 +281,7 @@ def _names(graph: ir.Graph, wrt: str | Sequence[str] | None, outputs: Sequence[s
 
 @dataclass(frozen=True)
 class _Subject:
-    """The model in normal form, the outputs to differentiate, and the tensors to differentiate by."""
+    """The model in normal form, the outputs to differentiate, and the tensors whose gradients are checked."""
 
     model: ir.Model
     outputs: list[str]
@@ -516,7 +516,7 @@ def rounding(dtype: np.dtype[Any]) -> float:
 
 @dataclass(frozen=True)
 class _Point:
-    """A point at which ``s = Σ ⟨wᵢ, yᵢ⟩`` is differentiated by one tensor.
+    """A point at which ``s = Σ ⟨wᵢ, yᵢ⟩`` is differentiated with respect to one tensor.
 
     Attributes:
         f: runs the model.

@@ -35,7 +35,7 @@ def diagnose(model: Source, wrt: str | Sequence[str] | None = None, output: str 
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
-        wrt, output: the tensors to differentiate by, and the output to differentiate, as for ``check_gradients``.
+        wrt, output: the tensors that need gradients, and the output to differentiate, as for ``check_gradients``.
 
     Raises:
         ModelError: if the file does not exist, or cannot be parsed.

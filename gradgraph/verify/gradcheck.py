@@ -44,7 +44,7 @@ class Finding:
 def directional(
     f: Callable[[Feeds], float], feeds: Feeds, gradients: Feeds, rng: np.random.Generator, epsilon: float = EPSILON
 ) -> list[Finding]:
-    """Compare each gradient in ``gradients`` with central differences of ``f`` along one random direction.
+    """Return, for each of ``gradients``, its comparison with central differences of ``f`` along one random direction.
 
     Args:
         f: the scalar function, in float64.
@@ -165,7 +165,7 @@ def _compared(analytic: float, size: float, slopes: Quotients, tolerance: float)
 def judged_at(
     f: Callable[[Feeds], float], feeds: Feeds, name: str, g: np.ndarray, rng: np.random.Generator, tolerance: float
 ) -> Judgement:
-    """Compare ``g``, the gradient of ``f`` by the tensor ``name``, with differences along a random direction.
+    """Compare ``g``, the gradient of ``f`` with respect to ``name``, with differences along a random direction.
 
     Other arguments are as for ``directional`` and ``judged``.
     """

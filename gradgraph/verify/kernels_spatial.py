@@ -180,7 +180,7 @@ def _weights(size: int, start: float, end: float, bins: int, ratio: int, half: b
 def _largest_product(x: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """Return the largest product of pixel and weight in each bin, over the four pixels around each of its samples.
 
-    If a sample is exactly on a pixel, the pixels behind it have weight 0.
+    If a sample is exactly on a pixel, the pixels after it have weight 0.
     """
     near = [np.sort(np.argsort(w, -1, kind="stable")[..., -2:], -1) for w in (rows, columns)]
     u, v = (np.take_along_axis(w, i, -1) for w, i in zip((rows, columns), near, strict=True))

@@ -1,4 +1,4 @@
-"""The rule kit, which tests each case of a gradient rule in six ways, and its points against expected gradients."""
+"""The rule kit: it tests each case of a gradient rule in six ways, and each point against its expected gradient."""
 
 from __future__ import annotations
 
@@ -63,17 +63,17 @@ def _tried(run: Callable[[Rule, Any], list[str]], rule: Rule, trial: Any) -> lis
 
 
 def first_order(rule: Rule, case: Case, unknown: cases.Unknown = False, fed: bool = False) -> list[str]:
-    """Check a case against central differences, with shapes known or ``unknown``, and literals constant or ``fed``."""
+    """Return disagreements with central differences; shapes are known or ``unknown``, literals constant or ``fed``."""
     return _differences(cases.trial(rule, case, unknown=unknown, fed=fed))
 
 
 def some_sizes_open(rule: Rule, case: Case) -> list[str]:
-    """Check a case with even axes unknown, then with odd axes unknown, so that operands have different known axes."""
+    """Return disagreements with even axes unknown, then with odd axes unknown: operands have different known axes."""
     return [*first_order(rule, case, unknown="even"), *first_order(rule, case, unknown="odd")]
 
 
 def second_order(rule: Rule, case: Case) -> list[str]:
-    """Check the gradient of the gradient against central differences."""
+    """Return the disagreements of the gradient of the gradient with central differences."""
     return _differences(cases.second_order(cases.trial(rule, case)))
 
 
@@ -90,7 +90,7 @@ def _differences(trial: cases.Trial) -> list[str]:
 
 
 def in_onnxruntime(rule: Rule, case: Case, options: ort.SessionOptions | None = None) -> list[str]:
-    """Compare the gradient in onnxruntime (float32, unknown shapes) with the gradient in the float64 oracle."""
+    """Return the disagreements of the gradient in onnxruntime (float32, unknown shapes) with the float64 oracle."""
     trial, exact = (
         cases.trial(rule, case, unknown=not case.known_shapes, dtype=dtype) for dtype in (np.float32, np.float64)
     )

@@ -93,7 +93,7 @@ class Oracle:
                     known.pop(name, None)
 
     def _compute(self, node: OpRun, names: Iterable[str], known: dict[str, Any]) -> None:
-        """Compute the outputs of ``node``, which reads values of these names, and add them to ``known``."""
+        """Compute the outputs of ``node`` and add them to ``known``; ``names`` are the values that it reads."""
         seen = known
         if weights := {name for name in names if name not in known and name in self._weights.names}:
             seen = known | {name: self._weights[name] for name in weights}

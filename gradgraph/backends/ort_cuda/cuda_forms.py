@@ -81,7 +81,7 @@ def backward_data(op: Builder, dy: Var, w: Var, x: Var, *, group: int | None = N
 def swapped(op: Builder, x: Var, dy: Var, w: Var, *, group: int | None = None, **attrs: Any) -> Var | None:
     """Compute ConvGradWeight by a Conv with batch and channels swapped, whose filter is as large as the image.
 
-    This needs no im2col matrix. A forward convolution computes each of its few outputs, which are long sums, in one
+    This needs no im2col matrix. But it has few outputs, each a long sum that a forward convolution computes in one
     place, while the product of the portable form is spread over images. So it is a candidate for ``tune``, not the
     default.
     """

@@ -81,7 +81,7 @@ class Library:
 
     @property
     def has_tiles(self) -> bool:
-        """Whether the library exists, and its matrix products use AMX tiles (Intel, from Sapphire Rapids on) here.
+        """Whether the library exists, and its matrix products use AMX tiles (Intel, Sapphire Rapids or newer) here.
 
         Raises:
             RuntimeUnavailableError: if another user may have written it.

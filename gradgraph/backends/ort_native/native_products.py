@@ -6,7 +6,7 @@ on one core of an AMD EPYC (Zen 4), in GFLOP/s: 81 to 90 by onnxruntime, 99 to 1
 98 to 100, so such products stay with onnxruntime.
 
 With tiles, measured on two cores of an Intel Xeon with AMX, float32: 0.6 to 0.8 of the time of onnxruntime's products
-from 64 rows on, at equal accuracy, unless a busy neighbour uses the memory.
+for 64 rows or more, at equal accuracy, unless a busy neighbour uses the memory.
 """
 
 from __future__ import annotations

@@ -191,6 +191,9 @@ def _gelu(p: Program, node: ir.Node) -> Place:
 
 @written("Elementwise", DOMAIN)
 def _program(p: Program, node: ir.Node) -> Place:
-    """Append the program of ``node``, an Elementwise node with one output that a form has written."""
+    """Append the program of ``node``, and return the place of its result.
+
+    ``node`` is an Elementwise node with one output, written by a form.
+    """
     last: int = attributes(node)["outputs"][0]
     return p.append(attributes(node)["program"], p.operands(node))[last]

@@ -13,9 +13,10 @@ from gradgraph.passes.rewrites import Rewrite
 
 
 def fill_fours(model: ir.Model) -> None:
-    """Pad the input channels of convolutions with zeros to a multiple of 4, in place, where the provider may be wrong.
+    """Pad the input channels of convolutions with zeros to a multiple of 4, in place.
 
-    In weight gradients the images of a batch are the input channels, so their number may be unknown.
+    Only convolutions that the provider may compute incorrectly are padded. In those that compute weight gradients, the
+    samples of the batch are the input channels, so their number may be unknown.
     """
     editor = Editor(model)
     for node in list(nodes_of(model)):

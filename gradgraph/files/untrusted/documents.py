@@ -40,7 +40,7 @@ def json_of(content: str | bytes, finite: bool = True, largest: int = LARGEST) -
 
     Args:
         content: text, or UTF-8.
-        finite: reject NaN and Infinity, which are not JSON, and numbers beyond float64.
+        finite: reject NaN and Infinity (not JSON), and numbers beyond float64.
         largest: the maximum size in bytes.
 
     Raises:

@@ -76,7 +76,7 @@ class Templates:
             self._compiled(source, now)
 
     def render(self, source: str, now: datetime | None, variables: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Render a template once per set of variables, which are plain JSON.
+        """Return the texts that a template renders, one per set of variables (plain JSON).
 
         Raises:
             TemplateError: if the template rejects the variables, fails, or exceeds its limits.

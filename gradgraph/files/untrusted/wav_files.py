@@ -41,7 +41,7 @@ class WavFile:
     start: int
 
     def read(self, first: int = 0, count: int | None = None) -> Array:
-        """Return ``count`` samples per channel from ``first`` on, or all, as float32 [channels, count].
+        """Return ``count`` samples per channel, starting at ``first``, or all, as float32 [channels, count].
 
         Integers are scaled to ±1.
 

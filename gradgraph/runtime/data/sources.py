@@ -126,7 +126,7 @@ class Source(Protocol):
     shapes: dict[str, tuple[int, ...]] | None
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches of an epoch (from 0), from batch ``start`` on."""
+        """Yield the batches of an epoch (counted from 0), starting with batch ``start``."""
         ...
 
 
@@ -196,7 +196,7 @@ class Columns:
             yield batch if self._counts is None or not is_full else Known(batch, self._counts)
 
     def _shuffled(self, indices: memoryview, start: int) -> Iterator[Batch]:
-        """Yield the batches of rows at ``indices``, gathered into buffers, from batch ``start`` on.
+        """Yield the batches of rows at ``indices``, gathered into buffers, starting with batch ``start``.
 
         After the last batch, another iteration can use the buffers.
         """

@@ -205,7 +205,7 @@ def _check_first_row(path: Path) -> None:
 
 
 def _check_header(path: Path, separator: str) -> None:
-    """Raise DataError if columns have equal names, which pandas would rename, or are not split by ``separator``."""
+    """Raise DataError if columns have equal names (pandas would rename them), or are not split by ``separator``."""
     try:
         with open_regular(path) as file:
             names = csv_columns(file, separator)

@@ -253,7 +253,7 @@ class Side:
     def feed(self, feeds: Mapping[str, Feed]) -> None:
         """Copy each of ``feeds`` into the memory bound for its input, or bind the array's own memory.
 
-        An array that is passed a second time is bound from then on, since its owner evidently refills it. On a device,
+        An array that is passed a second time stays bound, since its owner evidently refills it. On a device,
         binding copies, so everything is bound again in each run.
         """
         for name, feed in feeds.items():

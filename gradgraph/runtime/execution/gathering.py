@@ -1,7 +1,7 @@
 """Batches of shuffled rows, gathered by the training session instead of NumPy.
 
 The rows of a shuffled batch are scattered over the user's arrays, and none of them is in the CPU cache. NumPy copies
-them one after the other in one thread. A Gather in front of the step uses all threads, and takes half the time or less.
+them one after the other in one thread. A Gather before the step uses all threads, and takes half the time or less.
 The session's inputs are then the user's whole arrays, without a copy, and the row indices.
 """
 
@@ -84,7 +84,7 @@ def _count(shapes: Shapes) -> int:
 
 
 def gather(model: onnx.ModelProto, shapes: Shapes) -> bool:
-    """Put a Gather in front of inputs of a model, in place, so that the model reads whole columns and row indices.
+    """Insert a Gather after inputs of a model, in place, so that the model reads whole columns and row indices.
 
     Args:
         model: the model.

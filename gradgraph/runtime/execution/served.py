@@ -12,7 +12,7 @@ from gradgraph.step.data_names import DataNames
 
 
 def serve(model: ir.Model, names: DataNames, own_outputs: bool) -> None:
-    """Put the preprocessing of the training data, if any, in front of a model, in place; its inputs become columns.
+    """Prepend the preprocessing of the training data, if any, to a model, in place; its inputs become columns.
 
     Args:
         model: an inference model.

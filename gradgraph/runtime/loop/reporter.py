@@ -106,7 +106,7 @@ LONGEST_BAR, SHORTEST_BAR = 40, 8  # columns
 class Bar(Reporter):
     """A rich progress bar: loss and metrics of the last step, samples per second, remaining time of the whole fit.
 
-    On a narrow terminal, fields are dropped in this order: samples per second, metrics from the last one on, learning
+    On a narrow terminal, fields are dropped in this order: samples per second, metrics (the last one first), learning
     rate, batch count, remaining time, epoch, loss.
     """
 

@@ -64,7 +64,7 @@ def _depthwise(conv: Layer) -> bool:
 def blocked(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) -> Var:
     """Compute y by a convolution in blocks of channels.
 
-    It takes 0.8 to 1.0 times PyTorch's time from 8 px on, where a plain Conv takes 1.2 to 1.7.
+    It takes 0.8 to 1.0 times PyTorch's time for 8 px and more; a plain Conv takes 1.2 to 1.7.
     """
     return _convolve(op, x, blocked_weights(op, w, conv), b, conv.seen, conv.group)
 
@@ -73,7 +73,7 @@ def blocked(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) -> V
 def blocked_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var | None:
     """Compute dx by a convolution of dy in blocks, with flipped weights and mirrored padding; for stride 1.
 
-    It takes 0.8 to 1.1 times PyTorch's time from 8 px on, where a plain Conv with flipped weights takes 1.1 to 1.9.
+    It takes 0.8 to 1.1 times PyTorch's time for 8 px and more; a plain Conv with flipped weights takes 1.1 to 1.9.
     """
     pads = conv.seen.mirrored
     if pads is None:

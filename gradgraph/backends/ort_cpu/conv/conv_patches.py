@@ -47,7 +47,7 @@ def _larger_than_its_sums(conv: Layer) -> bool:
 
 @form("ConvTranspose", *PATCHES)
 def blocked_patches(op: Builder, y: Var, w: Var, b: Var | None = None, **attrs: Any) -> Var | None:
-    """Compute ConvTranspose by ``blocked_patches_dx``, in half the time for 64 to 32 channels, 2x2, from 64 px on."""
+    """Compute ConvTranspose by ``blocked_patches_dx``, in half the time for 64 to 32 channels, 2x2, at 64 px and up."""
     seen, count = windows(**{**attrs, "kernel_shape": (w.shape or ())[2:]}), (y.shape or ())[2:]
     if seen.rank != 2 or any(attrs.get("output_padding") or ()) or attrs.get("output_shape"):
         return None

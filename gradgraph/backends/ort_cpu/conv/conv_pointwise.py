@@ -26,7 +26,7 @@ def _many_windows(conv: Layer) -> bool:
 
 @conv_form("Conv", serves=serves, when=_many_windows)
 def per_image(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) -> Var:
-    """Compute y as W times each image: 0.5 to 0.9 times PyTorch's time from 12 px on, where Conv takes 0.7 to 1.3."""
+    """Compute y as W times each image: 0.5 to 0.9 times PyTorch's time at 12 px or more; Conv takes 0.7 to 1.3."""
     rows, xs = op.Reshape(w, [conv.m, conv.c]), op.Reshape(x, [-1, conv.c, conv.pixels])
     if b is None:
         y = rows @ xs
@@ -39,7 +39,7 @@ def per_image(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) ->
 
 @conv_form("ConvGradInput", serves=serves, when=_many_windows)
 def per_image_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var:
-    """Compute dx as Wᵀ times dy of each image: 0.7 to 0.9 times PyTorch's time from 12 px on."""
+    """Compute dx as Wᵀ times dy of each image: 0.7 to 0.9 times PyTorch's time at 12 px or more."""
     turned = op.Transpose(op.Reshape(w, [conv.m, conv.c]), perm=[1, 0])
     return op.Reshape(turned @ op.Reshape(dy, [-1, conv.m, conv.windows]), [-1, conv.c, *conv.size])
 

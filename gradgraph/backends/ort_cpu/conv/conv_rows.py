@@ -113,7 +113,7 @@ def _plan(conv: Layer) -> _Plan | None:
 
 
 def _dy_as_kernel(conv: Layer) -> _Plan:
-    """Plan with dy as the kernel: column u of x is multiplied by column u − t·d + p of dy for tap t.
+    """Return the plan with dy as the kernel: column u of x is multiplied by column u − t·d + p of dy for tap t.
 
     d is the dilation, and p the padding.
     """
@@ -125,7 +125,7 @@ def _dy_as_kernel(conv: Layer) -> _Plan:
 
 
 def _x_as_kernel(conv: Layer) -> _Plan:
-    """Plan with x as the kernel: column w of dy is multiplied by column w + t·d − p of x for tap t.
+    """Return the plan with x as the kernel: column w of dy is multiplied by column w + t·d − p of x for tap t.
 
     The vertical taps are reversed.
     """

@@ -105,7 +105,7 @@ def layer(x: Var, w: Var, y: Var | None, attrs: Mapping[str, Any]) -> Layer | No
 
 
 def _positive_sizes(x: Var, start: int) -> list[int] | None:
-    """Return the sizes of the axes from ``start`` on, if all are known and positive; else None."""
+    """Return the sizes of the axes, starting at ``start``, if all are known and positive; else None."""
     dims = (x.shape or (None, None, None))[start:]
     sizes = [d for d in known_sizes(dims) if d > 0]
     return sizes if len(sizes) == len(dims) else None

@@ -108,7 +108,7 @@ def fused_mat_mul(
 
 
 def _transposed(op: Builder, x: Var, last: int, batch: int) -> Var:
-    """Move axis 0 behind the batch axes if ``batch``; swap the last two axes if ``last``. Vectors are not changed."""
+    """Move axis 0 after the batch axes if ``batch``; swap the last two axes if ``last``. Vectors are not changed."""
     if x.rank < 2 or not (last or batch):
         return x
     perm = [*range(1, x.rank - 1), 0, x.rank - 1] if batch else list(range(x.rank))

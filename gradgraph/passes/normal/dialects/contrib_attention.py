@@ -219,7 +219,7 @@ def _heads_of(
 
 
 def _with_bias(op: Builder, parts: list[Var], in_place: list[bool], bias: Var, heads: int) -> list[Var]:
-    """Add to each part its slice of ``bias``, except to parts that are already split into heads."""
+    """Return ``parts`` with the slices of ``bias`` added, except to parts that are already split into heads."""
     size = op.dim(parts[0], -1) * heads
     lengths = op.Concat(size, size, op.dim(bias, 0) - size * 2, axis=0)
     biases = op.Split(bias, lengths, axis=0, outputs=3)
@@ -337,8 +337,8 @@ def multimodal_rotary_embedding(
 def _owners(sections: Sequence[int], interleaved: bool) -> list[int]:
     """Return, for each column of the rotary tables, the position that it uses: 0 for time, 1 for height, 2 for width.
 
-    Each section is a run of consecutive columns. If ``interleaved``, height uses every third column from column 1 on,
-    and width every third from column 2 on.
+    Each section is a run of consecutive columns. If ``interleaved``, height uses every third column starting at 1,
+    and width every third starting at 2.
     """
     if not interleaved:
         return [which for which, count in enumerate(sections) for _ in range(count)]
@@ -453,7 +453,7 @@ def group_query_attention(
 
 
 def _turning_places(op: Builder, positions: Var, first: Var, steps: Var) -> Var:
-    """Return the rotary positions: ``positions``, or in a first prompt, ``steps`` counted from ``positions[0]`` on."""
+    """Return the rotary positions: ``positions``, or in a first prompt, ``steps`` counted from ``positions[0]``."""
     start = op.Slice(op.Reshape(positions, [-1]), [0], [1], [0])
     return op.Where(first, steps + start, positions)
 
@@ -528,7 +528,7 @@ def _appended(op: Builder, past: Var, new: Var, places: Var, total_length: Var) 
 
 
 def _put_from(op: Builder, cache: Var, new: Var, start: Var) -> Var:
-    """Write ``new`` into ``cache`` at consecutive positions from ``start`` [1] on."""
+    """Write ``new`` into ``cache`` at consecutive positions, starting at ``start`` [1]."""
     return _put_at(op, cache, new, op.Unsqueeze(_numbers_below(op, op.dim(new, 2)) + start, [0]))
 
 

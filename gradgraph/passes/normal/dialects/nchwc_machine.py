@@ -92,7 +92,7 @@ def check_same(saved: ir.Model, plain: ir.Model) -> None:
 
 
 def _made_up(graph: onnx.GraphProto, size: int) -> dict[str, np.ndarray]:
-    """Generate inputs: random floats and zero integers, a batch of two, and ``size`` for other unknown dimensions."""
+    """Return inputs by name: random floats, zero integers, batch size 2, and ``size`` for other unknown dimensions."""
     given = {t.name for t in graph.initializer}
     rng = np.random.default_rng(0)
     feeds = {}

@@ -59,7 +59,7 @@ def _points(zero_points: Var | None, rows: int, blocks: int, bits: int) -> np.nd
 
 
 def seen_as(tensor: ir.TensorProtocol, dtype: ir.DataType, shape: ir.Shape, begin: int = 0) -> ir.TensorProtocol:
-    """Return a view of the bytes of ``tensor`` from ``begin`` on, with another type and shape."""
+    """Return a view of the bytes of ``tensor``, starting at ``begin``, with another type and shape."""
     sizes = shape.numpy()
     length = math.ceil(math.prod(sizes) * dtype.bitwidth / 8)
     if isinstance(tensor, HeldTensor):

@@ -101,7 +101,10 @@ def attend(
 
 
 def _scaled_factors(op: Builder, q: Var, k: Var, scale: float | None) -> tuple[Var, Var]:
-    """Scale q; in narrow types scale q and k by √scale each, as the specification does, so that nothing overflows."""
+    """Return q · scale, and k.
+
+    In types of less than 32 bits, return both times √scale, as in the specification, so that nothing overflows.
+    """
     narrow = q.dtype.bitwidth < 32
     wide = ir.DataType.FLOAT if narrow else q.dtype
     size = op.dim(q, -1)

@@ -57,7 +57,7 @@ def _rename(
 ) -> bool:
     """Rename dimensions of outputs whose name is in ``names`` but whose size is not the number in ``sizes``.
 
-    Only outputs with such a name from axis ``first`` on are checked. ``sizes`` and ``others`` assign numbers to names.
+    Only outputs with such a name at axis ``first`` or later are checked. ``sizes`` and ``others`` map names to numbers.
     If an output has another rank with ``others``, its declared rank holds only for ``sizes``, so the dimension is set
     to its number instead. Returns True if anything changed.
     """

@@ -105,7 +105,10 @@ def _widen_attributes(node: ir.Node) -> bool:
 
 
 def _read_through_cast(model: ir.Model, op: Builder, value: ir.Value) -> bool:
-    """Make readers of ``value``, except Casts, read a float32 copy; if it is an output of a body, output the copy."""
+    """Make readers of ``value``, except Casts, read a float32 copy; if it is an output of a body, output the copy.
+
+    Return False if there are neither such readers nor such an output.
+    """
     producer = value.producer()
     graph = model.graph if producer is None else graph_of(producer)
     readers = [(use.node, use.idx) for use in value.uses() if use.node.op_type != "Cast"]

@@ -58,11 +58,11 @@ class Block(ABC):
         return result
 
     def _number(self, value: float, name: str) -> str:
-        """Add an initializer of one float."""
+        """Add an initializer of one float, and return its name."""
         return self._initializer(np.array([value], np.float32), name)
 
     def _initializer(self, numbers: np.ndarray[Any, Any], name: str) -> str:
-        """Add an initializer, whose name contains ``name``."""
+        """Add an initializer, and return its name, which contains ``name``."""
         tensor = onnx.numpy_helper.from_array(numbers, _graph_utils.generate_graph_name(name))
         self.base.graph.initializer.append(tensor)
         return str(tensor.name)
