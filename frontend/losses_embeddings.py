@@ -1,4 +1,4 @@
-"""Embedding losses, which pull embeddings of matching samples together, under PyTorch's names and arguments."""
+"""Embedding losses under PyTorch's names and arguments: they pull embeddings of matching samples together."""
 
 from __future__ import annotations
 

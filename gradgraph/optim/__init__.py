@@ -1,7 +1,7 @@
 """Optimizers: chains of small gradient transforms, with PyTorch's names, arguments and defaults.
 
 ``adamw(lr) = chain(scale_by_adam(), add_decayed_weights(wd), scale_by_learning_rate(lr))``. A learning rate is either a
-number, which becomes the default of an input of the step, fed per call; or a schedule of ``gradgraph.optim``
+number (the default of an input of the step, which each call can override) or a schedule of ``gradgraph.optim``
 (``cosine``, ``linear``, ``warmup``, …), which becomes part of the graph.
 """
 

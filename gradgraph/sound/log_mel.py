@@ -164,7 +164,7 @@ def _time_first(value: ir.Value, mels: int, how: Convention, given: bool | None)
 def _samples(value: ir.Value, how: Convention, n_fft: int, hop: int, time_first: bool) -> ir.Shape:
     """Return the shape of the new input: [batch, samples].
 
-    If the model has a fixed number of frames, the number of samples is the smallest that yields as many frames.
+    If the model has a fixed number of frames, the number of samples is the smallest that yields that many frames.
     """
     shape: list[Any] = [*(shape_of(value) or ())]
     frames = shape[-2 if time_first else -1]

@@ -375,8 +375,7 @@ class Step:
             put_inside(tensor, self.external(tensor).tobytes())
 
     def opened(self, model: onnx.ModelProto, mapped: bool = True) -> ir.Model:
-        """Return ``model``, which is a model of this step or derived from one, as onnx_ir, without reading its external
-        weights.
+        """Return ``model``, of this step or derived from such a model, as onnx_ir, without reading external weights.
 
         Args:
             model: the model.

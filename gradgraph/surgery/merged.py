@@ -57,8 +57,8 @@ def merge_adapters(
     """Merge adapters into the weights, which become ``W + s·A·B`` (LoRA), ``(W + s·A·B)·m/n`` (DoRA) or ``W·l`` (IA3).
 
     A quantised weight becomes float, since the sum has other ranges; all other layers stay quantised. Adapters of kind
-    qalora become float zero points of their layer, which stays quantised, without loss. Prefixes and bottlenecks cannot
-    be merged: they stay as ordinary nodes and weights.
+    qalora are merged without loss: they become float zero points of their layer, which stays quantised. Prefixes and
+    bottlenecks cannot be merged: they stay as ordinary nodes and weights.
 
     Args:
         model: the model returned by :func:`lora`.

@@ -81,7 +81,7 @@ def loss_of(target: str, manifest: Manifest) -> Loss | None:
 
 
 def check_numbers_mean(names: DataNames, manifest: Manifest) -> None:
-    """Raise DataError for a target with class names, which become the numbers 0 and 1, if its loss expects −1 and 1."""
+    """Raise DataError if a target has class names (they become the numbers 0 and 1), but its loss expects −1 and 1."""
     for target in names.classes:
         loss = loss_of(target, manifest)
         if loss is not None and any(one.is_sign for one in loss.targets):

@@ -165,7 +165,7 @@ def _drawn(curve: Curve, colour: str, place: Place, legend: float) -> list[str]:
 
 
 def ticks(values: Iterable[float], about: int = 5) -> list[float]:
-    """Return about as many equally spaced round numbers as ``about``, at least two, that enclose all ``values``."""
+    """Return about ``about`` equally spaced round numbers, at least two, that enclose all ``values``."""
     known = [value for value in values if math.isfinite(value)] or [0.0]
     low, high = min(known), max(known)
     span = high - low or abs(low) or 1.0

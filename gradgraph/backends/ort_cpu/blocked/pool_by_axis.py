@@ -132,7 +132,7 @@ def _largest(op: Builder, x: Var, line: _Line, taps: int) -> Var:
 def _first_is_largest(op: Builder, x: Var, largest: Var, line: _Line) -> Var:
     """Return P[1]: whether the first number of each window equals its maximum ``largest``.
 
-    It is a convolution with one tap, which reads x, with −largest added, and the ramp as its activation. Padding is
+    It is computed by a convolution of x with one tap, with −largest added and the ramp as activation. Padding is
     read as 0 and must not be selected: there −∞ is added.
     """
     starts = np.arange(line.count) * line.stride - line.begin

@@ -1,4 +1,4 @@
-"""The module, which computes gradients of batches, evaluates, and exports models for inference."""
+"""A module that computes gradients of batches, evaluates, and exports models for inference."""
 
 from __future__ import annotations
 

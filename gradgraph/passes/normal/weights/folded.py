@@ -252,7 +252,7 @@ def _hashes(array: Array) -> Array:
 
 
 def _probe(view: _View) -> _Probe:
-    """Return a row from the middle of ``view``, which is unlikely to be padding, as its lookup key."""
+    """Return a row from the middle of ``view`` (unlikely to be padding) as its lookup key."""
     array = view.array
     rows = _PROBE if array.ndim == 1 else 1
     middle = min(len(array) // 2, len(array) - rows)
