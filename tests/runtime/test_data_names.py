@@ -227,7 +227,7 @@ def test_a_new_column_is_left_out_and_told(door: str, caplog: pytest.LogCaptureF
     trainer = _fitted(_frame(COLUMNS))
     with caplog.at_level(logging.WARNING, "gradgraph"):
         DOORS[door](trainer, _frame({"id": COLUMNS["target"], **COLUMNS}))
-    assert "the column 'id' of the table is not read: 'x' is made of 'width', 'height', 'age', '0'" in caplog.messages
+    assert "the column 'id' of the table is ignored: 'x' is made from 'width', 'height', 'age', '0'" in caplog.messages
 
 
 def test_columns_of_one_name_are_refused() -> None:

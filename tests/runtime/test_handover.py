@@ -233,7 +233,7 @@ def linear(classes: int, features: int = 4, name: str = "x", **loss: Any) -> gg.
 
 LABELLED = {"x": np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32), "target": np.arange(64) % 10}
 UNFIT: dict[str, tuple[Callable[[], Trainer], str]] = {
-    "fewer classes": (lambda: Trainer(linear(3), device="cpu"), "labels range from 0 to 2"),
+    "fewer classes": (lambda: Trainer(linear(3), device="cpu"), "labels must be from 0 to 2"),
     "other features": (lambda: Trainer(linear(10, 7), device="cpu"), r"the step expects \[batch, 7\]"),
     "another name": (lambda: Trainer(linear(10, name="z"), device="cpu"), "has no input 'x'"),
     "finite numbers only": (lambda: Trainer(linear(10), device="cpu", check_inputs=True), "'x' contains nan"),

@@ -287,7 +287,7 @@ def test_what_does_not_fit_is_said(photos: Path, make: Any, says: str) -> None:
 
 def test_an_empty_class_is_named(photos: Path) -> None:
     (photos / "fox").mkdir()
-    with pytest.raises(DataError, match=r"the folders 'fox' of .* hold no image"):
+    with pytest.raises(DataError, match=r"the folders 'fox' of .* contain no images"):
         gg.image_folder(photos)
 
 
@@ -368,7 +368,7 @@ def test_from_a_recipe(cli: Cli, photos: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--data", "photos", "--image", "sise=[8,8]"], "--image has no 'sise'; did you mean 'size'?"),
+        (["--data", "photos", "--image", "sise=[8,8]"], "--image has no argument 'sise'; did you mean 'size'?"),
         (["--data", "photos", "--image", "size=8"], "it should be a height and a width above zero"),
         (["--data", "model.onnx", "--image", "size=[8,8]"], "contains no images"),
     ],

@@ -137,15 +137,19 @@ def test_each_of_several_targets_has_a_column() -> None:
     arrays = {"x": X, **dict(zip(names, Y.T, strict=True))}
     assert _fitted(trainer, frame) == _fitted(_trainer(_Apart, losses), arrays)
     with pytest.raises(
-        DataError, match=r"the step has 2 targets, 'left_target', 'right_target', but the column 'p' is given for them"
+        DataError,
+        match=r"the step has 2 targets \('left_target', 'right_target'\), but the column 'p' is given for them",
     ):
         target_columns(trainer.manifest.targets, ["p"])
 
 
 BAD: Mapping[str, tuple[Any, str]] = {
     "no target": ({"y": Y[:, 0]}, r"there is no column 'target'; .*trainer\.names = gradgraph\.DataNames"),
-    "too many": ({"target": Y[:, 0], "id": X[:, 0]}, "'x' requires 3, but 4 remain for it;"),
-    "text": ({"target": Y[:, 0], "town": ["Ulm"] * ROWS}, "'x' requires 3, but 4 remain for it, of which 'town' holds"),
+    "too many": ({"target": Y[:, 0], "id": X[:, 0]}, "'x' requires 3 columns, but 4 remain for it;"),
+    "text": (
+        {"target": Y[:, 0], "town": ["Ulm"] * ROWS},
+        "'x' requires 3 columns, but 4 remain for it, of which 'town' contains",
+    ),
     "text to learn": ({"target": list("xyz") * 8}, "the column 'target' contains .*, not numbers; encode it"),
 }
 
