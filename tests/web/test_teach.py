@@ -138,7 +138,7 @@ def test_a_folder_of_your_own_is_taught(use: Any, tmp_path: Path) -> None:
     step.save(folder / "step")
     step.save(tmp_path / "half" / "step")
     seen = use("folder")
-    assert seen["model"].startswith("The folder llm: ") and seen["model"].endswith("by adam.")
+    assert seen["model"].startswith("The folder llm: ") and seen["model"].endswith("with adam.")
     assert (seen["again"], seen["kept"], seen["device"]) == (seen["model"], True, "Computes with WebAssembly")
     assert seen["refusal"] == "the folder has no tokenizer.json; pick a folder with a step and the model's tokenizer"
     assert seen["before"] != seen["answer"] == gg.chat.generate(folder, "Say hello.", adapter=tmp_path, max_tokens=48)
