@@ -1,4 +1,4 @@
-"""What ``gradgraph train`` and ``finetune`` print and draw when a run is interrupted or fails."""
+"""Messages and learning curves of ``gradgraph train`` and ``finetune`` after an interrupted or failed run."""
 
 from __future__ import annotations
 
