@@ -1,4 +1,4 @@
-"""Native kernels for the tests: compiled once per environment, into a folder that stands for the user's cache.
+"""Native kernels for the tests: those of the installation, in a folder that stands for the user's cache.
 
 All processes of a test run, and all runs in this environment, share the compiled library.
 """
@@ -22,7 +22,7 @@ CACHE = HOME / "share" / "gradgraph-tests"  # stands for the cache folder of a u
 
 
 def compiled() -> Path:
-    """Return the path of the library for this machine, and compile it if it does not exist yet.
+    """Return the path of the library for this machine; if it is missing, copy the installed one, or compile it.
 
     Raises:
         RuntimeUnavailableError: if there is no compiler, or compilation fails.
@@ -33,7 +33,11 @@ def compiled() -> Path:
     library = native.in_folder(folder)
     with _alone(folder / "compiled.lock"):
         if not library.is_built:
-            native.build(library=library)
+            installed = native.shipped()
+            if installed is None:
+                native.build(library=library)
+            else:
+                shutil.copy(installed.path, library.path)
     return library.path
 
 
