@@ -11,11 +11,11 @@ tests run without, and so they do with GRADGRAPH_NATIVE_KERNELS=0.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import zlib
 
 import pytest
-from hypothesis import settings
 
 from gradgraph.backends.ort_native import in_use
 from tests.kit import compiled_kernels
@@ -30,8 +30,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Have native kernels compiled by the process that starts the others, which find them."""
-    settings.register_profile("tests", max_examples=150 if config.getoption("sweeps") else 50)
-    settings.load_profile("tests")
+    if importlib.util.find_spec("hypothesis"):  # environments of other packages have pytest alone
+        from hypothesis import settings
+
+        settings.register_profile("tests", max_examples=150 if config.getoption("sweeps") else 50)
+        settings.load_profile("tests")
     if hasattr(config, "workerinput"):
         return
     stands_in_the_way = compiled_kernels.use()
