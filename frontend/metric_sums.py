@@ -19,12 +19,12 @@ from gradgraph.frontend import reductions
 from gradgraph.frontend.loss import Loss, recipe
 from gradgraph.frontend.losses_classes import classes_at, cross_entropy
 from gradgraph.frontend.losses_preferences import preference_margin
-from gradgraph.frontend.losses_values import binary_cross_entropy, binary_cross_entropy_with_logits, pair
+from gradgraph.frontend.losses_values import binary_cross_entropy, binary_cross_entropy_with_logits
 from gradgraph.frontend.pointwise import cast, logical_and, logical_not, logical_or, real, where
 from gradgraph.frontend.reductions import topk
 from gradgraph.frontend.shaping import cat, movedim, stack
 from gradgraph.frontend.subscripts import one_hot, ones_like, scatter_add, take_along_dim, zeros
-from gradgraph.frontend.trace import op, tensor
+from gradgraph.frontend.trace import op
 from gradgraph.rivals import entries
 from gradgraph.step.finishes import AVERAGES, KAPPA_WEIGHTS
 
@@ -194,15 +194,17 @@ def accuracy(
     """The share of correctly classified labels other than ``ignore_index``; for binary targets, by the sign of x."""
     if target.is_floating_point():
         hit = (real(x) > 0.0) == (target > 0.5)
-        counts = ones_like(cast(hit, "float32")) if mask is None else _spread(mask, hit)
+        counts = counts_of(mask, hit)
         return Share(cast(hit, "float32") * counts, counts)
     counted = _counted(target, mask, ignore_index)
     hit = op.ArgMax(x, axis=classes_at(x, _along(axis)), keepdims=0) == target
     return Share(logical_and(hit, counted), counted)
 
 
-def _spread(mask: Tensor, x: Tensor) -> Tensor:
-    """Return ``mask``, whose axes are the leading axes of ``x``, with the shape of ``x``, in float32."""
+def counts_of(mask: Tensor | None, x: Tensor) -> Tensor:
+    """Return float32 weights of the shape of ``x``: all 1, or ``mask``, whose axes are the leading axes of ``x``."""
+    if mask is None:
+        return ones_like(cast(x, ir.DataType.FLOAT))
     extra = list(range(mask.ndim, x.ndim))
     factor = cast(mask, ir.DataType.FLOAT)
     return op.Expand(op.Unsqueeze(factor, extra) if extra else factor, op.Shape(x))
@@ -272,7 +274,7 @@ def _from_matrix(
 ) -> Sums:
     if target.is_floating_point():
         called, truth, classes = cast(real(x) > 0.0, "int64"), cast(target > 0.5, "int64"), 2
-        counted = ones_like(cast(called, "float32")) if mask is None else _spread(mask, called)
+        counted = counts_of(mask, called)
         labels = target.shape[classes_at(x, _along(axis))] if target.ndim > 1 else 1
         if isinstance(labels, int) and labels > 1 and "average" in arguments:
             return _of_labels(finish, truth * 2 + called, counted, labels, classes_at(x, _along(axis)), arguments)
@@ -386,7 +388,7 @@ def exact_match(
     """The share of samples (such as texts) whose labels, other than ``ignore_index``, are all correct."""
     if target.is_floating_point():
         hit = (real(x) > 0.0) == (target > 0.5)
-        counted = cast(ones_like(cast(hit, "float32")) if mask is None else _spread(mask, hit), "bool")
+        counted = cast(counts_of(mask, hit), "bool")
     else:
         counted = _counted(target, mask, ignore_index)
         hit = op.ArgMax(x, axis=classes_at(x, axis), keepdims=0) == target
@@ -431,12 +433,12 @@ def _scored(x: Tensor, target: Tensor, mask: Tensor | None, ignore_index: int | 
 def _answers(x: Tensor, target: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Return scores, binary targets (1 or 0) and weights (0 if masked, else 1), in float32 and of equal shapes."""
     scores, truth = (cast(y, ir.DataType.FLOAT) for y in (x, target > 0.5))
-    return scores, truth, ones_like(truth) if mask is None else _spread(mask, truth)
+    return scores, truth, counts_of(mask, truth)
 
 
-def _share_of(each: Tensor, counts: Tensor) -> Sums:
-    """Return the sums of the metric ``Σ counts·each / Σ counts``."""
-    return Sums(stack([reductions.sum(each * counts), reductions.sum(counts)]), (2,), "ratio")
+def mean_of(each: Tensor, counts: Tensor, finish: str = "ratio") -> Sums:
+    """Return the sums of the metric ``Σ counts·each / Σ counts``, or of its square root (``finish="root"``)."""
+    return Sums(stack([reductions.sum(each * counts), reductions.sum(counts)]), (2,), finish)
 
 
 @metric(_SCORES, better="min")
@@ -454,12 +456,12 @@ def log_loss(
     if target.is_floating_point():
         scores, truth, counts = _answers(x, target, mask)
         loss = binary_cross_entropy if probable else binary_cross_entropy_with_logits
-        return _share_of(loss(scores, truth, None, "none"), counts)
+        return mean_of(loss(scores, truth, None, "none"), counts)
     given = _scored(x, target, mask, ignore_index, axis)
     if not probable:
-        return _share_of(cross_entropy(given.scores, given.labels, reduction="none"), given.counts)
+        return mean_of(cross_entropy(given.scores, given.labels, reduction="none"), given.counts)
     true = op.Squeeze(take_along_dim(given.scores, given.labels.unsqueeze(1), 1), [1])
-    return _share_of(binary_cross_entropy(true, ones_like(true), None, "none"), given.counts)
+    return mean_of(binary_cross_entropy(true, ones_like(true), None, "none"), given.counts)
 
 
 @metric(_SCORES, better="min")
@@ -475,12 +477,12 @@ def brier(
     if target.is_floating_point():
         scores, truth, counts = _answers(x, target, mask)
         wrong = (scores if probable else op.Sigmoid(scores)) - truth
-        return _share_of(wrong * wrong, counts)
+        return mean_of(wrong * wrong, counts)
     given = _scored(x, target, mask, ignore_index, axis)
     p = given.scores if probable else op.Softmax(given.scores, axis=-1)
     wrong = p - cast(one_hot(given.labels, given.classes), ir.DataType.FLOAT)
     half = 0.5 if given.classes == 2 else 1.0
-    return _share_of(reductions.sum(wrong * wrong, 1) * half, given.counts)
+    return mean_of(reductions.sum(wrong * wrong, 1) * half, given.counts)
 
 
 @metric("bins" + _SCORES, better="min")
@@ -558,102 +560,3 @@ average_precision = _ranked(
     "The mean precision over all positives, each class against the rest: ``Σ (recallₙ − recallₙ₋₁)·precisionₙ`` over "
     "scores. It is exact, as an evaluation keeps all scores.",
 )
-
-
-# --- numbers ---------------------------------------------------------------------------------------------
-
-
-@metric(reads="numbers", better="min")
-def mae(x: Tensor, target: Tensor, mask: Tensor | None = None) -> Sums:
-    """``mean |x − t|``."""
-    return _mean_of(lambda d: op.Abs(d), x, target, mask, "ratio")
-
-
-@metric(reads="numbers", better="min")
-def mse(x: Tensor, target: Tensor, mask: Tensor | None = None) -> Sums:
-    """``mean (x − t)²``."""
-    return _mean_of(lambda d: d * d, x, target, mask, "ratio")
-
-
-@metric(reads="numbers", better="min")
-def rmse(x: Tensor, target: Tensor, mask: Tensor | None = None) -> Sums:
-    """``√ mean (x − t)²``."""
-    return _mean_of(lambda d: d * d, x, target, mask, "root")
-
-
-def _mean_of(of: Callable[[Tensor], Tensor], x: Tensor, target: Tensor, mask: Tensor | None, finish: str) -> Sums:
-    a, b = pair(x, target)
-    each = cast(of(a - b), ir.DataType.FLOAT)
-    counted = ones_like(each) if mask is None else _spread(mask, each)
-    return Sums(stack([reductions.sum(each * counted), reductions.sum(counted)]), (2,), finish)
-
-
-@metric(reads="numbers", better="max")
-def r2(x: Tensor, target: Tensor, mask: Tensor | None = None) -> Sums:
-    """``1 − Σ (t − x)² / Σ (t − mean t)²``, averaged over the values on the last axis."""
-    a, t, counted, width = _columns("r2", x, target, mask)
-    errors = op.ReduceSum(op.Reshape((t - a) * (t - a) * counted, [-1, width]), [0], keepdims=0)
-    return _shifted("r2_shifted", [*_moments(t, counted, width), cast(errors, ir.DataType.DOUBLE)], width)
-
-
-@metric(reads="numbers", better="min")
-def mape(x: Tensor, target: Tensor, mask: Tensor | None = None) -> Sums:
-    """``mean |x − t| / max(|t|, 2.2e-16)``, as a fraction, not in percent; unsuitable for targets near 0."""
-    a, b = pair(x, target)
-    each = op.Abs(cast(a - b, ir.DataType.FLOAT)) / op.Max(op.Abs(cast(b, ir.DataType.FLOAT)), _EPSILON)
-    return _share_of(each, ones_like(each) if mask is None else _spread(mask, each))
-
-
-_EPSILON = 2.0**-52  # scikit-learn's
-
-
-@metric(reads="numbers", better="max")
-def explained_variance(x: Tensor, target: Tensor, mask: Tensor | None = None) -> Sums:
-    """``1 − Var(t − x) / Var t``, averaged over the values on the last axis.
-
-    Unlike r2, it ignores a constant error.
-    """
-    a, t, counted, width = _columns("explained_variance", x, target, mask)
-    moments = [*_moments(t, counted, width), *_moments(t - a, counted, width)]
-    return _shifted("explained_variance_shifted", moments, width)
-
-
-def _moments(t: Tensor, counted: Tensor, width: int) -> list[Tensor]:
-    """Return ``[n, Σ p, Σ d, Σ p², Σ 2·p·d, Σ d²]``, float64 vectors ``[width]``, of the counted numbers ``t = p + d``.
-
-    The pivot ``p`` is the mean of this batch, rounded to 9 bits. The sums of ``p`` and ``p²`` are therefore exact, and
-    ``d`` is small, so rounding errors do not matter when the variance is computed from these sums.
-    """
-    t, counted = (op.Reshape(cast(y, ir.DataType.DOUBLE), [-1, width]) for y in (t, counted))
-    count = op.ReduceSum(counted, [0], keepdims=0)
-    mean = op.ReduceSum(t * counted, [0], keepdims=0) / op.Max(count, 1.0)
-    size = op.Max(op.Abs(mean), 1e-300)
-    unit = op.Pow(tensor(2.0, ir.DataType.DOUBLE), op.Floor(op.Log(size) * (1.0 / np.log(2.0))) - 8.0)
-    pivot = op.Round(mean / unit) * unit
-    rest = (t - pivot) * counted
-    rests, squares = (op.ReduceSum(y, [0], keepdims=0) for y in (rest, rest * rest))
-    return [count, count * pivot, rests, count * pivot * pivot, 2.0 * pivot * rests, squares]
-
-
-def _shifted(finish: str, rows: list[Tensor], width: int) -> Sums:
-    """Return the float64 vectors ``rows`` as sums in float32, ``[3, rows, width]``.
-
-    Each number is split into three float32 numbers that add up to it.
-    """
-    rest, addends = stack(rows), []
-    for _ in range(3):
-        addends.append(cast(rest, ir.DataType.FLOAT))
-        rest = rest - cast(addends[-1], ir.DataType.DOUBLE)
-    return Sums(stack(addends), (3, len(rows), width), finish)
-
-
-def _columns(name: str, x: Tensor, target: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Return prediction, target and mask in float32, and the length of the last axis, which must be fixed.
-
-    ``name`` is the name of the metric, for the error message.
-    """
-    a, t = (cast(y, ir.DataType.FLOAT) for y in pair(x, target))
-    width = t.shape[-1] if t.ndim > 1 else 1
-    if not isinstance(width, int):
-        raise ModelError(f"{name} requires a fixed number of values, but the last axis has the symbolic size {width}")
-    return a, t, ones_like(t) if mask is None else _spread(mask, t), width

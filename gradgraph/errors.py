@@ -149,7 +149,7 @@ def _escaped(char: str) -> str:
 
 
 def _json_escaped(char: str) -> str:
-    r"""Escape a character as ``\uXXXX``, as JSON does; a character beyond 16 bits becomes two escapes."""
+    r"""Escape a character as JSON does, such as ``\u00e9``; a character beyond 16 bits becomes two escapes."""
     units = char.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))
 

@@ -2,7 +2,8 @@
 
 A metric consists of a few sums that a step computes in its graph. They are added over all batches, and the metric is
 computed from the totals at the end (``gradgraph.step.finishes``), so it is exact over all samples. Ranking metrics keep
-one row per sample instead. The formulas are in ``frontend/metric_sums.py`` and ``frontend/metrics_sequences.py``.
+one row per sample instead. The formulas are in ``frontend/metric_sums.py``, ``metrics_numbers.py`` and
+``metrics_sequences.py``.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from gradgraph.frontend import metrics_sequences
+from gradgraph.frontend import metrics_numbers, metrics_sequences
 from gradgraph.frontend.metric_sums import METRICS, Metric, Sums, share
 
 __all__ = ["METRICS", "Metric", "Sums", "by_name", "share", "typed"]
-assert metrics_sequences  # importing it registers its metrics
+assert metrics_numbers and metrics_sequences  # importing them registers their metrics
 
 if TYPE_CHECKING:
 

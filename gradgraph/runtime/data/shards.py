@@ -147,15 +147,7 @@ class Shards(Loadable):
         seed: Sequence[int],
         known: DataNames = NO_NAMES,
     ) -> Iterator[dict[str, Array]]:
-        """Yield batches for a step, read and decoded in threads.
-
-        Args:
-            batches: the indices of each batch's samples.
-            specs: the inputs and targets of the step.
-            seed: the seed of augmentations; empty for none.
-            known: the names of the training data; known classes keep their indices, and unset image options are read
-                from here.
-        """
+        """Yield batches for a step, read and decoded in threads; arguments as for ``Images.load``."""
         fields = self._fields(specs)
         self._check_all_have(fields.values())
         images = [name for name, field in fields.items() if _last(field.extension) in IMAGES]
