@@ -17,6 +17,7 @@ import zlib
 
 import pytest
 
+from gradgraph import frontend
 from gradgraph.backends.ort_native import in_use
 from tests.kit import compiled_kernels
 
@@ -40,6 +41,12 @@ def pytest_configure(config: pytest.Config) -> None:
     stands_in_the_way = compiled_kernels.use()
     if stands_in_the_way is not None:
         raise pytest.UsageError(stands_in_the_way)
+
+
+@pytest.fixture(autouse=True)
+def same_networks() -> None:
+    """Draw the same weights whichever tests ran before."""
+    frontend.manual_seed(0)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

@@ -20,12 +20,6 @@ X, Y = RNG.normal(size=(16, 6)).astype(np.float32), RNG.integers(0, 4, 16)
 BATCH = {"x": X, "target": Y}
 
 
-@pytest.fixture(autouse=True)
-def same_networks() -> None:
-    """Draw the same networks whichever tests ran before."""
-    frontend.manual_seed(0)
-
-
 def student() -> onnx.ModelProto:
     return frontend.export(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)), {"x": ("n", 6)})
 
@@ -126,7 +120,10 @@ def test_without_labels() -> None:
     )
     history = trainer.fit({"x": X}, epochs=150, batch_size=16, progress=False)
     assert history["loss"][-1] < 0.02 * history["loss"][0]
-    assert (trainer.predict(X).argmax(1) == run(large, X).argmax(1)).mean() > 0.9  # but for ties
+    scores = np.sort(wanted := run(large, X))
+    sure = scores[:, -1] - scores[:, -2] > 0.1  # by more than what is left of the loss
+    assert sure.sum() > len(X) / 2
+    np.testing.assert_array_equal(trainer.predict(X).argmax(1)[sure], wanted.argmax(1)[sure])
     with pytest.raises(BuildError, match="there is no other loss"):
         gg.build(gg.distill(student(), large), None)
 
