@@ -38,8 +38,9 @@ help:
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
+# by a path file: a script beside a clone named gradgraph would otherwise import the clone's folder
 $(VENV)/.installed-%: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$(subst -,$(comma),$*)]"
+	PIP_CONFIG_SETTINGS=editable_mode=compat $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$(subst -,$(comma),$*)]"
 	@touch $@
 
 demo: $(call STAMP,demo)
