@@ -17,6 +17,8 @@ import pytest
 
 import gradgraph as gg
 from gradgraph import surgery
+from gradgraph.chat.model_folder import ModelFolder
+from gradgraph.chat.prompts import Prompts
 from tests.chat import small_folder
 from tests.runtimes.browsing import PACKAGES, missing
 from tests.web.test_page import MAKER, keep_picture, served
@@ -95,6 +97,21 @@ def written(model: Any, question: str) -> str:
     return "".join(chr(number - 3 + ord(" ")) for number in known[start:] if number >= 3)
 
 
+def shortfalls(folder: Path, adapter: Path, question: str, answer: str, most: int) -> np.ndarray:
+    """By how much the logit of each token of an answer falls short of the largest: 0 where it is the likeliest.
+
+    Two backends may choose differently where logits are tied, as they are after few steps; so texts are not compared.
+    """
+    model = surgery.load_adapter(surgery.language_model(folder / "model.onnx"), adapter)
+    trainer = gg.Trainer(gg.build(model, gg.losses.cross_entropy(axis=-1)), device="cpu")
+    prompts = Prompts(ModelFolder.of(folder))
+    asked, said = prompts.tokens_of(question), [small_folder.WORDS[letter] for letter in answer]
+    if len(said) < most:
+        said.append(small_folder.WORDS["</s>"])
+    logits = trainer.predict({"input_ids": np.array([asked + said])})[0, len(asked) - 1 : -1]
+    return np.asarray(logits.max(axis=-1) - np.take_along_axis(logits, np.array(said)[:, None], -1)[:, 0])
+
+
 def test_people_teach_save_come_back_and_load(use: Any, site: tuple[Path, str], tmp_path: Path) -> None:
     seen = use("people")
     rows = [json.loads(line) for line in seen["examples"].splitlines()]
@@ -141,7 +158,8 @@ def test_a_folder_of_your_own_is_taught(use: Any, tmp_path: Path) -> None:
     assert seen["model"].startswith("The folder llm: ") and seen["model"].endswith("with adam.")
     assert (seen["again"], seen["kept"], seen["device"]) == (seen["model"], True, "Computes with WebAssembly")
     assert seen["refusal"] == "the folder has no tokenizer.json; pick a folder with a step and the model's tokenizer"
-    assert seen["before"] != seen["answer"] == gg.chat.generate(folder, "Say hello.", adapter=tmp_path, max_tokens=48)
+    before, after = (shortfalls(folder, tmp_path, "Say hello.", seen[key], 48) for key in ("before", "answer"))
+    assert before.max() > 0.1 and after.max() < 1e-2
     shutil.copytree(folder / "step", folder, dirs_exist_ok=True)
     expected = losses_of_python(folder, seen["examples"], 12, tmp_path)
     np.testing.assert_allclose(losses_in(seen["losses"])[:12], expected, rtol=1e-4)
