@@ -157,8 +157,8 @@ class Builder(OperatorCalls):
     """A writer of nodes and constants; ``finish(graph)`` moves them into a graph.
 
     Args:
-        taken: names that are already used in the extended graph, which new values must not get. They are read only when
-            the first new name is needed, because many passes write nothing.
+        taken: names already used in the graph; read only when the first new name is needed, as many passes write
+            nothing.
         scope: prefix of new names, which shows where a node comes from.
         named_operators: keep named operators as single nodes of the domain ``gradgraph`` (see ``operators.py``).
     """
@@ -396,17 +396,14 @@ class Builder(OperatorCalls):
         return self.Shape(x, start=axis, end=axis + 1 if axis != -1 else None)
 
     def dims(self, x: Var, start: int, stop: int | None = None) -> Var:
-        """Return the sizes of axes ``start`` to ``stop`` (nonnegative) as an int64 vector: a constant if all are known.
-
-        As in a slice, ``stop`` is not included.
-        """
+        """Return the sizes of axes ``start:stop`` (nonnegative) as an int64 vector: a constant if all are known."""
         known = x.shape[start:stop] if x.shape is not None else None
         if shapes.is_static(known):
             return self.const(np.array(known, np.int64))
         return self.Shape(x, start=start, end=stop)
 
     def full(self, shape: Var, value: Number, dtype: ir.DataType) -> Var:
-        """Return a tensor filled with ``value``, whose shape ``shape`` is computed at run time."""
+        """Return a tensor filled with ``value``; ``shape`` is an int64 vector, possibly computed at run time."""
         return self.ConstantOfShape(shape, value=ir.Tensor(np.array([value], dtype.numpy())))
 
     def zeros_like(self, x: Var) -> Var:
@@ -423,7 +420,7 @@ class Builder(OperatorCalls):
         return filled
 
     def like(self, x: Var, model: Var) -> Var:
-        """Return ``x``. If its shape is unknown, record the shape of ``model`` for it. No node is emitted."""
+        """Return ``x``; if its shape is unknown, record the shape of ``model`` for it. No node is emitted."""
         if x.value.shape is None:
             shapes.record_shape(x.value, model.shape)
         return x
@@ -449,7 +446,7 @@ def _folded(op_type: str, operands: Sequence[Var | None], attrs: dict[str, Any])
 
 
 def _open_rank(value: ir.Value) -> ModelError:
-    """Return an error that names the origin of an unknown rank: an input without a shape, or a node."""
+    """Return the error for a value of unknown rank, which names the input or node where the rank is lost."""
     source = shapes.source_of_open_rank(value)
     node, what = source.producer(), f"the rank of '{shown(source.name)}' is unknown"
     if node is None:

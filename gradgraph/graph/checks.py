@@ -66,10 +66,7 @@ def refuse_any(findings: Iterable[Finding]) -> None:
 
 
 def check_versions(ir_version: int | None, opset_imports: dict[str, int], needs_opset: bool) -> None:
-    """Raise ModelError for an unsupported IR version or opset.
-
-    ``needs_opset`` is whether the model has nodes of the domain ai.onnx, for which it must import an opset.
-    """
+    """Raise ModelError for an unsupported IR version or opset, or a missing opset if ``needs_opset``."""
     if ir_version is None or not OLDEST_IR <= ir_version <= NEWEST_IR:
         words = f"has IR version {ir_version}, but {OLDEST_IR} to {NEWEST_IR} can be read"
         raise refused(Finding("the model", words, "", "export it again with one of these"))
@@ -85,7 +82,7 @@ def check_versions(ir_version: int | None, opset_imports: dict[str, int], needs_
 
 
 def other_opset(opset: int) -> str:
-    """Return the remedy in the message about the unsupported opset ``opset``."""
+    """Return the fix that an error message suggests for the unsupported ``opset``."""
     if opset < OLDEST_OPSET:
         return f"export it again at opset {OLDEST_OPSET} or newer"
     newer = "" if opset > NEWEST_READ else ", or update onnx"
@@ -137,10 +134,7 @@ def _dangles(value: ir.Value) -> bool:
 
 
 def _check_acyclic(graph: ir.Graph | ir.Function) -> None:
-    """Raise ModelError if the nodes of ``graph`` form a cycle, found by Kahn's algorithm.
-
-    Values that a node's subgraphs read count as inputs of the node.
-    """
+    """Raise ModelError if the nodes of ``graph`` form a cycle, also through values that subgraphs read."""
     if in_order(graph):
         return
     waits: dict[ir.Node, int] = {}
@@ -213,10 +207,7 @@ def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
 
 
 def _cycle(stuck: set[ir.Node]) -> list[str]:
-    """Return the quoted names of the nodes of one cycle among ``stuck``. Each node in ``stuck`` reads another one.
-
-    The walk goes from reader to producer until a node repeats.
-    """
+    """Return the quoted names of one cycle among ``stuck``, nodes that each read another one in ``stuck``."""
     node = next(iter(stuck))
     path: dict[ir.Node, None] = {}
     while node not in path:
@@ -235,10 +226,7 @@ def describe(node: ir.Node) -> str:
 
 
 def beyond_limits(shape: ir.Shape) -> str | None:
-    """Return why no array can have ``shape``, in words that follow "with"; None if an array can have it.
-
-    Unknown sizes are ignored.
-    """
+    """Return why no array can have ``shape``, in words that follow "with", or None; unknown sizes are ignored."""
     if len(shape) > MOST_AXES:
         return f"{len(shape)} axes, more than the {MOST_AXES} that NumPy supports"
     sizes = [d for d in known_sizes(shape) if d > 0]
@@ -290,10 +278,7 @@ def check_calls(functions: dict[FunctionId, list[FunctionId]], main: list[Functi
 
 
 def _measure(root: FunctionId, functions: dict[FunctionId, list[FunctionId]], sizes: dict[FunctionId, int]) -> None:
-    """Record in ``sizes`` how many nodes ``root``, and each function reachable from it, expands to when inlined.
-
-    Walks depth first with a stack, without recursion.
-    """
+    """Record in ``sizes`` the number of nodes after inlining of ``root`` and of each function reachable from it."""
     path: dict[FunctionId, Iterator[FunctionId]] = {}
     stack = [root]
     while stack:

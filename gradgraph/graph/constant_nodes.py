@@ -45,11 +45,7 @@ def tensor_in(node: ir.Node) -> ir.TensorProtocol | None:
 
 
 def become_initializer(node: ir.Node, tensor: ir.TensorProtocol, home: ir.Graph) -> ir.Value | None:
-    """Replace ``node``, which has one output, by an initializer of ``home`` with the name of this output.
-
-    Returns:
-        The initializer; None if the node must stay.
-    """
+    """Replace ``node``, with one output, by an initializer of ``home`` and return it; None if the node must stay."""
     old, graph = node.outputs[0], node.graph
     assert graph is not None
     if old.is_graph_output() and graph is not home:
@@ -64,10 +60,7 @@ def become_initializer(node: ir.Node, tensor: ir.TensorProtocol, home: ir.Graph)
 
 
 def own_tensor(tensor: ir.TensorProtocol, name: str | None) -> ir.TensorProtocol:
-    """Return a copy of ``tensor`` called ``name``; external data stay in their file.
-
-    A copy is needed because onnx-ir renames a tensor with its value, and the tensor may belong to the caller.
-    """
+    """Return a copy of ``tensor`` called ``name``, as onnx-ir renames in place; external data stay in their file."""
     if isinstance(tensor, ir.ExternalTensor):
         twin = copy.copy(tensor)
         twin.name = name or ""

@@ -26,11 +26,9 @@ _PLAIN = frozenset(ir.AttributeType[f"{kind}{s}"] for kind in ("INT", "FLOAT", "
 def cached_by_node(
     ask: Callable[[ir.Node, Dims, Numbers, int], Answer],
 ) -> Callable[[ir.Node, Dims, Numbers, int], Answer]:
-    """Cache ``ask`` for equal nodes.
+    """Cache ``ask`` for equal nodes; its result must not contain names of the node.
 
-    Args:
-        ask: called with a node, the shapes of its inputs, the constants that may determine shapes, and the opset. Its
-            result must not contain names of the node.
+    It is called with a node, its input shapes, constants that may determine shapes, and the opset.
     """
     remembered: dict[Hashable, Answer] = {}
 
@@ -50,11 +48,7 @@ def cached_by_node(
 
 
 def _key(node: ir.Node, given: Dims, numbers: Numbers, opset: int) -> Hashable | None:
-    """Return a cache key of everything that ONNX's inference reads of ``node``.
-
-    Returns None for nodes with sequences as inputs, and for attributes that are tensors or graphs, because their keys
-    may be large.
-    """
+    """Return a cache key for ``node``; None if it reads sequences or has tensors or graphs as attributes."""
     if any(a.type not in _PLAIN or a.is_ref() for a in node.attributes.values()):
         return None
     read: list[Hashable] = []

@@ -38,17 +38,14 @@ def is_detached(node: ir.Node) -> bool:
 
 
 def forget_detached(nodes: Iterable[ir.Node]) -> None:
-    """Turn detached nodes into plain Identities, as their graph will not be differentiated any more."""
+    """Turn detached nodes into plain Identities, once their graph is no longer differentiated."""
     for node in nodes:
         if is_detached(node):
             del node.metadata_props[_ROLE]
 
 
 def mark_precision(node: ir.Node, is_read: bool) -> None:
-    """Mark a Cast of mixed precision.
-
-    ``is_read`` is whether the Cast feeds low-precision readers; otherwise it converts a low-precision result back.
-    """
+    """Mark a Cast of mixed precision, to low precision if ``is_read``, otherwise back from it."""
     node.metadata_props[_PRECISION] = _READ if is_read else _WRITTEN
 
 

@@ -59,10 +59,7 @@ def described(name: str | None, domain: str, op_type: str, outputs: Iterable[str
 def form_findings(subject: Callable[[], str], call: Call, values: Callable[[], Mapping[str, Any]]) -> Iterator[Finding]:
     """Yield findings about the form of a node.
 
-    Args:
-        subject: returns the description of the node for messages.
-        call: the form of the node.
-        values: returns the values of its attributes by name (a Body for a graph); called only if they matter.
+    ``subject`` returns its description for messages; ``values`` returns its attributes by name (a Body for a graph).
     """
     faults = _faults(call)
     if not faults and call.op_type in _JUDGED:
@@ -127,10 +124,7 @@ _WITHOUT_MEANING = "consumed_inputs"  # BatchNormalization requires it at opset 
 
 
 def _lacking(call: Call) -> Iterator[_Fault]:
-    """Yield a fault for an operator that ONNX introduced after the opset of ``call``.
-
-    Operators that no opset has are accepted here; only a gradient through them is an error.
-    """
+    """Yield a fault if ONNX introduced the operator after the opset of ``call``; unknown operators are accepted."""
     since = known_since().get(call.op_type)
     if since is not None and since > call.opset and call.op_type not in _OF_ANY_OPSET:
         yield _Fault(f"calls an operator that opset {call.opset} does not have", f"ONNX has it since opset {since}")
@@ -242,7 +236,6 @@ def _watched(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
 
 
 def _decoded(text: str | bytes) -> str:
-    """Return ``text`` as str; files store it as bytes."""
     return text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
 
 
@@ -254,10 +247,7 @@ def _split(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
 
 
 def _einsum(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
-    """Yield a fault if the equation is malformed, or its number of terms is not the number of inputs.
-
-    With fewer terms than inputs, ONNX's inference would read out of bounds.
-    """
+    """Yield a fault for a malformed equation, or one with another number of terms than inputs."""
     text = _decoded(values["equation"])
     terms = text.partition("->")[0]
     if not re.fullmatch(r"[A-Za-z.,\s]*(->[A-Za-z.\s]*)?", text):

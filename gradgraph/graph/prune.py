@@ -29,10 +29,10 @@ def needed(
     made: Callable[[Node], Iterable[Name]],
     read: Callable[[Node], Iterable[Name]],
 ) -> tuple[list[Node], set[Name]]:
-    """Return the nodes that ``results`` depend on, in order, and all values that these nodes read, with ``results``.
+    """Return the nodes that ``results`` depend on, in order, and the values that they read, including ``results``.
 
     Args:
-        nodes: the nodes to choose from, in topological order.
+        nodes: all nodes, in topological order.
         results: the values, or their names.
         made: returns the outputs of a node.
         read: returns the inputs of a node, and the outer values that its bodies read.
@@ -56,10 +56,7 @@ def prune(model: ir.Model) -> ir.Model:
 
 
 def prune_graph(graph: ir.Graph, shorten: bool = True) -> None:
-    """Prune the nodes of ``graph`` and of the bodies inside, in place, in one backward walk, bodies after their node.
-
-    With ``shorten=False`` remaining nodes keep all their outputs.
-    """
+    """Prune ``graph`` and the bodies inside in place; with ``shorten=False`` remaining nodes keep all their outputs."""
     stack = [reversed(graph)]
     gone: dict[ir.Graph, list[ir.Node]] = {}  # removed together: each removal scans all outputs of the graph
     while stack:
@@ -93,10 +90,7 @@ def detach(node: ir.Node) -> None:
 
 
 def _shorten(node: ir.Node, bodies: list[ir.Graph]) -> None:
-    """Drop trailing unread outputs of an If, Loop or Scan, and of its bodies.
-
-    Loop states and at least one output remain.
-    """
+    """Drop trailing unread outputs of an If, Loop or Scan and its bodies, but no states and not the first output."""
     kept = max((i + 1 for i, y in enumerate(node.outputs) if is_wanted(y)), default=1)
     if node.op_type == "Loop":
         kept = max(kept, len(node.inputs) - 2, 1)

@@ -33,7 +33,7 @@ SEVEN_BITS = (-64, 64)
 def limits_of(integers: ir.TensorProtocol) -> tuple[int, int]:
     """Return the smallest and largest integer allowed for a weight stored as ``integers``.
 
-    These are the limits of the integer type, or SEVEN_BITS if the type is int8 and all values are within SEVEN_BITS.
+    These are the limits of the integer type, or SEVEN_BITS if an int8 weight stays within that narrower range.
     """
     numbers = integers.numpy()
     if integers.dtype == ir.DataType.INT8 and numbers.size and within(SEVEN_BITS, (numbers.min(), numbers.max())):
@@ -107,9 +107,7 @@ class Quantiser:
         return replace(self, scales=scales, points=points.astype(np.int64))
 
     def refitted(self, floats: Array, middle: int | None, signed: bool = False) -> Quantiser:
-        """Return a fitted quantiser, but keep the scale and zero point of each group that they represent exactly.
-
-        The arguments are those of ``fitted``. A group is the numbers that share a scale.
+        """Return a quantiser fitted as by ``fitted``; groups for which the current scale is as accurate keep it.
 
         Numbers that did not change are then stored unchanged, bit for bit.
         """

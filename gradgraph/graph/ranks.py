@@ -123,10 +123,7 @@ def misses(op_type: str, i: int, shape: Sequence[object] | None) -> Axes | None:
 
 @functools.cache
 def axes_of(op_type: str) -> tuple[tuple[Axes, ...], tuple[Axes, ...]]:
-    """Return the allowed ranks of the inputs and of the outputs of an operator.
-
-    Inputs and outputs that are not listed may have any rank.
-    """
+    """Return the allowed ranks of the inputs and of the outputs of an operator; unlisted ones may have any rank."""
     inputs, _, outputs = _TABLE.get(op_type, "").partition("->")
     return tuple(map(_parsed, inputs.split())), tuple(map(_parsed, outputs.split()))
 

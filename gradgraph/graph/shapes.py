@@ -1,8 +1,7 @@
 """Shapes of graph values, inferred on demand.
 
-A shape is a tuple with one entry per axis: an ``int`` (known), a ``str`` (a symbolic dimension: the
-same name is the same size throughout a model) or ``None`` (unknown); ``None`` instead of the tuple
-means that not even the rank is known.
+A shape is a tuple with one entry per axis: an ``int`` (known), a ``str`` (a symbolic dimension, the same size wherever
+the name occurs in a model) or ``None`` (unknown). ``None`` instead of the tuple means an unknown rank.
 """
 
 from __future__ import annotations
@@ -45,10 +44,7 @@ def recorded_shape(value: ir.Value | None) -> Shape | None:
 
 
 def shape_of_type(kind: onnx.TypeProto | None) -> Shape | None:
-    """Return the shape in a protobuf type; for a sequence or optional, the shape of its elements.
-
-    A size of 0 is a size (an empty axis). A named axis is symbolic, and one without size or name is unknown.
-    """
+    """Return the shape in a protobuf type, or of the elements of a sequence or optional; a named axis is symbolic."""
     held = None if kind is None else kind.WhichOneof("value")
     if kind is None or held not in ("tensor_type", "sparse_tensor_type", "sequence_type", "optional_type"):
         return None
@@ -70,10 +66,7 @@ def reset_inference(values: Iterable[ir.Value]) -> None:
 
 
 def source_of_open_rank(value: ir.Value) -> ir.Value:
-    """Return the value at which the unknown rank of ``value`` originates.
-
-    The search walks back through producers while they read a value of unknown rank.
-    """
+    """Return the value at which the unknown rank of ``value`` originates, found by walking back."""
     before: ir.Value | None = value
     while before is not None:
         value, node = before, before.producer()
@@ -139,10 +132,7 @@ def size_factors(name: str) -> list[str]:
 
 
 def size_of_name(name: str, sizes: Mapping[str, int], otherwise: int) -> int:
-    """Return the size of the dimension ``name``, or the product of its factors.
-
-    Names that are not in ``sizes`` count as ``otherwise``.
-    """
+    """Return the size of ``name``, or the product of its factors; names not in ``sizes`` count as ``otherwise``."""
     if name in sizes:
         return sizes[name]
     return math.prod(int(part) if part.isdecimal() else sizes.get(part, otherwise) for part in size_factors(name))
@@ -204,10 +194,7 @@ def _infer_back(value: ir.Value) -> None:
 
 
 def infer_node(node: ir.Node) -> None:
-    """Record the output shapes of one node from its inputs, by ONNX's rules and then by our own.
-
-    Element types that the operator's signature does not determine, such as outputs of a Scan's body, are recorded, too.
-    """
+    """Record the output shapes and missing element types of a node, by ONNX's rules and then by our own."""
     for out in node.outputs:
         out.meta[_ASKED] = True
     if is_elementwise(node):
@@ -227,10 +214,7 @@ def infer_node(node: ir.Node) -> None:
 
 
 def infer_beyond_onnx(node: ir.Node) -> None:
-    """Record shapes that ONNX's rules do not infer at any opset.
-
-    These are outputs with the shape and type of the first input, elements of sequences, and ranks.
-    """
+    """Record output shapes that ONNX's rules do not infer at any opset, such as shapes of sequence elements."""
     if node.domain != "":
         return
     if node.op_type in _LIKE_FIRST and node.inputs[0] is not None:
@@ -250,10 +234,7 @@ def infer_beyond_onnx(node: ir.Node) -> None:
 
 
 def beyond_onnx(node: ir.Node, given: Sequence[Shape | None]) -> Shape | None:
-    """Return the shape of the first output that our own rules infer from the input shapes ``given``, or None.
-
-    All outputs of a Split have this shape.
-    """
+    """Return the shape of the first output (of any output of a Split) by our own rules, or None if none applies."""
     if node.op_type in _LIKE_FIRST:
         return given[0] if given else None
     if node.op_type == "STFT":  # for one signal per row: frames, frequencies, and a complex number
@@ -265,10 +246,7 @@ def beyond_onnx(node: ir.Node, given: Sequence[Shape | None]) -> Shape | None:
 
 
 def lost_sizes(node: ir.Node) -> Shape | None:
-    """Return sizes of the first output that ONNX's inference does not infer, with None for all others.
-
-    These are the axes that a Slice does not name, and the elements of a sequence.
-    """
+    """Return the first output's sizes that ONNX's inference misses, for a Slice or a sequence; None on other axes."""
     if node.domain or not node.inputs:
         return None
     given = [recorded_shape(v) for v in node.inputs]
@@ -323,13 +301,9 @@ def types_by_schema(
     opset: int,
     data: Callable[[ir.Node], dict[str, onnx.TensorProto]],
 ) -> dict[str, onnx.TypeProto]:
-    """Return the types that ONNX's rules infer for the outputs of ``node``, by name.
+    """Return the types that ONNX's rules for ``opset`` infer for the outputs of ``node``, by name.
 
-    Args:
-        node: the node.
-        given: the shapes of its inputs.
-        opset: the opset whose rules are used.
-        data: returns the constant inputs of a node that may determine shapes, by name.
+    ``given`` are the shapes of its inputs; ``data`` returns its constant inputs that may determine shapes, by name.
 
     Raises:
         FAILURES: if ONNX's rules raise one of these.
@@ -365,7 +339,7 @@ POOLS = frozenset({"MaxPool", "AveragePool", "LpPool"})
 
 
 def window_count(size: int, reach: int, stride: int, begin: int, end: int) -> int:
-    """Return the number of windows of ``reach`` elements of a pool with ``ceil_mode=1`` along an axis.
+    """Return the number of windows of ``reach`` elements of a pool with ``ceil_mode=1`` along an axis of ``size``.
 
     A last window that would start beyond the end is dropped, which ONNX's rules miss before opset 22.
     """
@@ -398,7 +372,7 @@ def _infer_windows(pool: ir.Node) -> None:
 
 
 def _of_elements(node: ir.Node, known: Sequence[Shape | None]) -> Shape | None:
-    """Return the shape that all elements of the output sequence share, which is recorded as the sequence's shape."""
+    """Return the sizes that all elements of the output sequence share, or None."""
     if node.op_type == "SequenceConstruct":
         return functools.reduce(common, known)
     if node.op_type == "SequenceInsert":
@@ -450,10 +424,7 @@ def is_elementwise(node: ir.Node) -> bool:
 
 
 def operands(node: ir.Node) -> Sequence[ir.Value | None]:
-    """Return the inputs of an elementwise node that broadcast together.
-
-    For a Clip, that is the first one only, as onnxruntime also accepts vectors as bounds.
-    """
+    """Return the inputs of an elementwise node that broadcast together; of a Clip only the first, not the bounds."""
     return node.inputs[:1] if node.op_type == "Clip" else node.inputs
 
 
@@ -534,10 +505,7 @@ def fold(op_type: str, inputs: Sequence[np.ndarray | None], attrs: dict[str, Any
 
 
 def outgrows(op_type: str, inputs: Sequence[np.ndarray | None]) -> bool:
-    """Whether the result of an elementwise operator on ``inputs`` has more than FOLD_LIMIT elements.
-
-    Two small arrays may broadcast to a large one: two of 1,024 elements to a million.
-    """
+    """Whether an elementwise operator would broadcast ``inputs`` to more than FOLD_LIMIT elements."""
     if op_type not in _ELEMENTWISE:
         return False
     columns = itertools.zip_longest(*[a.shape[::-1] for a in inputs if a is not None], fillvalue=1)

@@ -103,10 +103,7 @@ _USUAL: dict[type, Callable[[str, Any], ir.Attr]] = {int: ir.AttrInt64, float: i
 
 
 def attributes_without_schema(values: Mapping[str, Any]) -> list[ir.Attr]:
-    """Convert ``values`` to attributes of an operator without a schema; ``None`` values are omitted.
-
-    onnx-ir infers attribute types slowly, so the usual types are handled here.
-    """
+    """Return ``values`` as attributes of an operator without a schema; None values are omitted."""
     made = []
     for name, value in values.items():
         if (usual := _USUAL.get(type(value))) is not None:

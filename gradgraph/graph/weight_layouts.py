@@ -67,10 +67,7 @@ def layout_at(node: ir.Node, place: int, rank: int) -> Layout | None:
 
 
 def _transposed_conv(node: ir.Node) -> Layout:
-    """Return the layout of a ConvTranspose kernel, whose axes are input channels, output channels per group, and space.
-
-    With one group per input channel, the first two axes both index outputs.
-    """
+    """Return the layout of a ConvTranspose kernel, with axes [input channels, output channels per group, space…]."""
     groups, sizes = node.attributes.get_int("group", 1), shape_of(node.inputs[1])
     by_channel = groups > 1 and sizes is not None and sizes[0] == groups
     return Layout((0, 1), None) if by_channel else Layout((1,), 0 if groups == 1 else None)
@@ -87,7 +84,7 @@ def _einsum(node: ir.Node, place: int) -> Layout | None:
 
 
 def record_layouts(graph: ir.Graph) -> None:
-    """Record how the nodes of a graph read its initializers; existing records are not changed."""
+    """Record the layout in which each initializer of ``graph`` is read; existing records stay."""
     new = [value for value in graph.initializers.values() if _RECORDED not in value.meta]
     places = {node: i for i, node in enumerate(graph.all_nodes())} if new else {}
     for value in new:
@@ -120,10 +117,7 @@ def _found(weight: ir.Value, places: dict[ir.Node, int]) -> Layout:
 
 
 def _of_read(node: ir.Node, place: int, axes: tuple[int, ...]) -> Layout | None:
-    """Return the layout in which ``node`` reads a weight at input ``place``, or None.
-
-    ``axes`` maps axes of this input to axes of the weight, as ``_reads`` yields them.
-    """
+    """Return the layout in which ``node`` reads a weight at input ``place``, or None; ``axes`` as in ``_reads``."""
     found = layout_at(node, place, len(axes))
     if found is None:
         return None
@@ -134,7 +128,7 @@ def _of_read(node: ir.Node, place: int, axes: tuple[int, ...]) -> Layout | None:
 def _reads(weight: ir.Value) -> Iterator[tuple[ir.Node, int, tuple[int, ...]]]:
     """Yield each node that computes with a weight, the index of its input, and the axes of that input.
 
-    An axis is the index of the weight's axis, or −1 for an axis that a reshape has added.
+    Each axis is the index of an axis of the weight, or −1 if a reshape has added it.
     """
     waiting, seen = [(weight, tuple(range(len(shape_of(weight) or ()))))], {weight}
     while waiting:
@@ -153,11 +147,7 @@ def _reads(weight: ir.Value) -> Iterator[tuple[ir.Node, int, tuple[int, ...]]]:
 
 
 def _behind(node: ir.Node, place: int, axes: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the axes of the output of a node that only copies, transposes or reshapes a weight; None for other nodes.
-
-    ``axes`` are the axes of the input. Each axis is the index of an axis of the weight, or −1 for an axis that a
-    reshape has added.
-    """
+    """Return ``axes``, as in ``_reads``, after a node that only copies, transposes or reshapes a weight, else None."""
     if node.domain not in ("", "com.microsoft") or place:
         return None
     if node.op_type in _SAME:

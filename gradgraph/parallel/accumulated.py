@@ -17,7 +17,7 @@ WEIGHT, SUM = "accumulated_weight", ".accumulated"  # name of the accumulated we
 
 
 def adds_up_here(step: Step) -> bool:
-    """Return whether gradients can be accumulated on each rank: the step does not report their norm for each batch."""
+    """Return whether ranks can accumulate gradients, that is, if the step does not report their norm for each batch."""
     return UPDATE in step.manifest.hyperparameters and "grad_norm" not in step.manifest.reports
 
 
@@ -54,7 +54,7 @@ def always_due(step: Step) -> Step:
 def rate_alone(apply: onnx.ModelProto) -> onnx.ModelProto | None:
     """Return the part of apply.onnx that computes a scheduled learning rate; None if the step has no schedule.
 
-    The part reads the update counter. A rank runs it, instead of apply.onnx, for batches without an update.
+    A rank runs it, instead of apply.onnx, for batches without an update.
     """
     rate = next((o for o in apply.graph.output if o.name == LEARNING_RATE), None)
     if rate is None:

@@ -187,20 +187,12 @@ class Buckets:
         """Return the factor of this rank's gradients in the sum over ranks, before the division by the total weight.
 
         With joint norms, samples of weight 0 still have gradients; their loss is treated as a mean over one term.
-
-        Args:
-            rows, counted: as for :meth:`scale`.
         """
         weight = float(bool(rows)) if self.adds_up else self._weight_of(rows, counted)
         return 1.0 if self.has_joint_norms and rows and not weight else weight
 
     def far_factor(self, rows: int, counted: int, whole: float) -> float:
-        """Return the factor by which this rank's gradients on the device are multiplied, so that their sum is the mean.
-
-        Args:
-            rows, counted: as for :meth:`scale`.
-            whole: the total weight of all ranks.
-        """
+        """Return the factor that makes the sum of device gradients over ranks the mean over weight ``whole``."""
         return self.unit(rows, counted) / (1.0 if self.adds_up or not whole else whole)
 
     def _weight_of(self, rows: int, counted: int) -> float:
@@ -231,11 +223,9 @@ class Buckets:
         self.waiting = self._whole
 
     def sums(self, kept: Sequence[Array], usual: int) -> tuple[dict[str, Array], float]:
-        """Return the accumulated gradients in ``kept``, by the name of their weight, and the divisor for their mean.
+        """Return the mean's numerators (the accumulated gradients, by weight name) and its divisor.
 
-        Args:
-            kept: an array per part, like :attr:`kept`, summed over all ranks.
-            usual: as for :meth:`scale`, whose division by this number is undone.
+        ``kept`` has one array per part, summed over all ranks; the division by ``usual`` in :meth:`scale` is undone.
         """
         found, factor = dict[str, Array](), 1 if self.adds_up else usual
         for name, gradient in self._spec.gradients.items():
@@ -251,13 +241,7 @@ class Buckets:
         self._tail[:NUMBERS] = numbers
 
     def put_results(self, numbers: dict[str, float], sums: Sequence[Array], names: Sequence[str]) -> None:
-        """Write this rank's loss and metrics into the message, as shares of the total, and its sums.
-
-        Args:
-            numbers: loss and metrics of this rank, by name.
-            sums: sums of further metrics, which are written unchanged.
-            names: the names of the loss and the metrics, in this order.
-        """
+        """Write this rank's loss and metrics ``names`` as shares of the total, and ``sums`` unchanged."""
         weight = 1.0 if self.adds_up else self._own_weight
         first = NUMBERS
         for i, name in enumerate(names):
@@ -269,7 +253,7 @@ class Buckets:
             first += array.size
 
     def read(self) -> list[float]:
-        """Return the control numbers of the team (see :meth:`write`), summed over all ranks."""
+        """Return the team's control numbers (see :meth:`write`), summed over all ranks."""
         found: list[float] = self._tail[:NUMBERS].tolist()
         return found
 
@@ -281,8 +265,7 @@ class Buckets:
         Args:
             totals: the numbers of samples and of loss terms on all ranks.
             weight: the total weight of gradients on all ranks.
-            usual: as for :meth:`scale`.
-            due: whether the weights are updated after this batch.
+            usual, due: as for :meth:`scale` and :meth:`settle`.
             alone: the weight of this rank's gradients if they are not summed over ranks (local steps).
 
         Raises:

@@ -60,11 +60,7 @@ class Compression:
     def add_up(self, part: str, flat: Array, tensors: Mapping[str, Array], team: Messages) -> None:
         """Replace the gradients of this rank, in ``flat``, by the sum over all ranks.
 
-        Args:
-            part: the name of the array ``flat``.
-            flat: all gradients of one type, overwritten.
-            tensors: each gradient by name, a view of ``flat``.
-            team: the ranks.
+        ``part`` names the array ``flat``, which has all gradients of one type; ``tensors`` are views of it, by weight.
         """
         raise NotImplementedError
 
@@ -74,14 +70,9 @@ class Compression:
         self.after = {}
 
     def take(self, ranks: Sequence[Mapping[str, Array]], rank: int, count: int) -> None:
-        """Restore the state of ``rank`` from a checkpoint.
+        """Restore the state of ``rank`` from a checkpoint with the states ``ranks``, for a run of ``count`` ranks.
 
         If the number of ranks has changed, each rank gets an equal part of the total error.
-
-        Args:
-            ranks: the state of each rank in the checkpoint.
-            rank: the rank of this process.
-            count: the current number of ranks.
         """
         if len(ranks) == count:
             self.memory = dict(ranks[rank])
@@ -115,7 +106,9 @@ class SixteenBits(Compression):
 
 
 class TopK(Compression):
-    """Sparsification: a rank sends its largest gradients with indices (Stich et al., arXiv 1809.07599, algorithm 1)."""
+    """Sparsification: each rank sends only its largest gradients, with indices (Stich et al., arXiv 1809.07599,
+    algorithm 1).
+    """
 
     remembers = True
 

@@ -13,10 +13,7 @@ from gradgraph.step.step import Step
 
 
 def digest_of_step(step: Step) -> str:
-    """Return a digest of the manifest and the graphs of ``step``.
-
-    Initial weights are not included, as rank 0 sends them to all ranks.
-    """
+    """Return a digest of manifest and graphs of ``step``, without initial weights, which rank 0 sends to all ranks."""
     digest = hashlib.sha256(step.manifest.to_json().encode())
     for model in (step.eval, *step.separate.values()):
         digest.update(model.SerializeToString(deterministic=True))

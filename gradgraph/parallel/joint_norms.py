@@ -56,21 +56,14 @@ class Message:
         return 2 * self.channels + (not self.is_gradient)
 
     def given(self, own: Array, unit: float) -> Array:
-        """Return this rank's contribution to the sums in float64; gradients are weighted by ``unit``.
-
-        Args:
-            own: the values that this rank computed, as described for ``is_gradient``.
-        """
+        """Return this rank's float64 share of the sums, from its values ``own``; gradients are times ``unit``."""
         if self.is_gradient:
             return np.asarray(own, np.float64) * unit
         count, mean, squares = self._parts(np.asarray(own, np.float64))
         return np.concatenate([count, count * mean, squares + count * mean * mean])
 
     def taken(self, sums: Array, unit: float) -> Array:
-        """Return the values for this rank's graph, computed from ``sums``, the sums of all ranks' contributions.
-
-        ``unit`` is the factor of this rank's gradients in :meth:`given`.
-        """
+        """Return the values that this rank's graph receives, from ``sums`` over all ranks; undo ``unit``."""
         if self.is_gradient:
             return sums / unit
         count, total, squares = self._parts(sums)
@@ -128,11 +121,7 @@ _GRADIENTS = ("BatchNormalizationGrad", "UnscaledBatchNormalizationGrad")
 
 
 class _Joining:
-    """A rewriter that synchronises norms and their gradients in a gradient graph, in place.
-
-    Attributes:
-        messages: the messages of the norms rewritten so far.
-    """
+    """A rewriter that synchronises norms and their gradients in place, and collects their messages in ``messages``."""
 
     def __init__(self, model: ir.Model, nexts: set[str]) -> None:
         self.editor = Editor(model)
@@ -203,11 +192,7 @@ class _Joining:
         return op.wrap(received)
 
     def _check(self, node: ir.Node) -> None:
-        """Check that batch statistics of a norm are read only by running statistics and the norm's own gradient.
-
-        Raises:
-            BuildError: if another output of the graph depends on them.
-        """
+        """Raise BuildError if batch statistics affect any output but running statistics and the norm's gradient."""
         seen, waiting = set[ir.Node](), [use.node for v in node.outputs[1:3] for use in v.uses()]
         while waiting:
             reader = waiting.pop()
@@ -221,10 +206,7 @@ class _Joining:
 
 
 def _never_by_zero(editor: Editor, weight: ir.Value) -> None:
-    """Make divisions by ``weight`` divide by 1 if ``weight`` is 0, as for a loss that is a mean over no terms.
-
-    The gradient is then 0. Otherwise it would be NaN, which sums over ranks would spread.
-    """
+    """Make divisions by ``weight`` 0 divide by 1: gradients become 0, not NaN, which would spread to all ranks."""
     op = editor.op
     divisions = [use.node for use in weight.uses() if use.idx == 1 and is_standard(use.node, "Div")]
     if not divisions:
@@ -238,7 +220,7 @@ def _never_by_zero(editor: Editor, weight: ir.Value) -> None:
 
 
 def _kept(value: ir.Value | None) -> ir.Value | None:
-    """Return the forward value that ``value`` copies through ``After`` nodes, or ``value`` itself if it is no copy."""
+    """Return the value that ``value`` copies through ``After`` nodes, or ``value`` itself."""
     while value is not None and (node := value.producer()) is not None:
         if node.domain != DOMAIN or operator_name(node.op_type) != AFTER:
             break
@@ -256,11 +238,7 @@ def _dtype(value: ir.Value) -> ir.DataType:
 
 
 def _channels(node: ir.Node, x: Var) -> int:
-    """Return the number of channels of a norm or of its gradient, from the shapes of its vectors or of ``x``.
-
-    Raises:
-        BuildError: if the number is unknown.
-    """
+    """Return the number of channels of a norm or its gradient; raise BuildError if it is unknown."""
     vectors = [v.shape[0] for v in (*node.inputs[1:], *node.outputs[1:]) if v is not None and v.shape is not None
                and len(v.shape) == 1]  # fmt: skip
     found = next((size for size in (*vectors, x.dim(1)) if isinstance(size, int)), None)

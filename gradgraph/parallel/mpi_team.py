@@ -222,12 +222,7 @@ class MpiTeam(Team):
         self._state = state
 
     def _lent(self, name: str) -> Array:
-        """Return the array that another rank requests by ``name``.
-
-        Args:
-            name: the name of a state tensor; the prefix ``BESIDE`` and the name of a tensor of the compression's state;
-                or the index of an array in ``Buckets.kept``.
-        """
+        """Return the array that another rank requests, from the state, the compression or ``Buckets.kept``."""
         if name.startswith(BESIDE):
             assert self._compress is not None
             name = name.removeprefix(BESIDE)
@@ -309,13 +304,9 @@ class MpiTeam(Team):
         self._wait(self._far.add_up(gradients, factor or 1.0))
 
     def tell(self, told: Sequence[tuple[Message, Array, Array]]) -> None:
-        """Exchange the sums of norms between all ranks, in one message.
+        """Exchange the sums of norms, in one message; entries are (message, array to send, array to receive).
 
-        Counts, sums and sums of squares are added in float64, which has enough digits for the variance of nearly
-        constant values.
-
-        Args:
-            told: for each norm, its message, the array that this rank sends, and the array that receives the result.
+        Sums are added in float64, which has enough digits for the variance of nearly constant values.
         """
         assert self._buckets is not None
         rows = self._own[0]
@@ -440,7 +431,7 @@ class MpiTeam(Team):
         return [n for n, s in state.specs.items() if s.kind == "optimizer" and n not in self._averages]
 
     def _recall(self, progress: Progress) -> None:
-        """Restore the state that differs between ranks (of the compression, or of local steps) from a checkpoint."""
+        """Restore this rank's state of the compression, or of local steps, from a checkpoint."""
         beside, progress.beside = progress.beside, {}
         ranks: dict[int, dict[str, Array]] = {}
         for name, array in beside.items():
@@ -468,7 +459,7 @@ class MpiTeam(Team):
         return values, beside
 
     def _beside(self) -> dict[str, Array]:
-        """Return the state that differs between ranks, from all ranks, by names of the form ``rank/name``."""
+        """Return the state that differs between ranks, of all ranks, as ``rank/name``."""
         if self._compress is None:
             return {}
         memory = dict(self._compress.memory)
@@ -523,11 +514,7 @@ class MpiTeam(Team):
     # --- waiting ------------------------------------------------------------------------------------------------
 
     def _wait(self, request: MPI.Request | Begun) -> None:
-        """Wait until ``request`` is complete; meanwhile, answer requests of other ranks.
-
-        Raises:
-            ParallelError: if a rank does not take part within the timeout.
-        """
+        """Answer requests of other ranks until ``request`` is complete; raise ParallelError after the timeout."""
         begin, polls = time.monotonic(), 0
         while not request.Test():
             polls += 1
@@ -552,7 +539,7 @@ class MpiTeam(Team):
         return found
 
     def _call_the_roll(self, waited: float) -> None:
-        """Find the ranks that do not answer, and raise ParallelError with their numbers."""
+        """Raise ParallelError with the numbers of the ranks that do not answer a roll call."""
         requests = [self._roll.isend(True, other) for other in range(self.ranks) if other != self.rank]
         here, until = {self.rank}, time.monotonic() + ROLL_CALL
         while time.monotonic() < until and len(here) < self.ranks:
@@ -571,13 +558,7 @@ class MpiTeam(Team):
 
 
 def _with_sums(values: Mapping[str, Array], sums: Mapping[str, Array], weight: float) -> dict[str, Array]:
-    """Return the gradient-accumulation tensors of the state ``values``, increased by ``sums`` and ``weight``.
-
-    Args:
-        values: state tensors, by name.
-        sums: sums of gradients to add, by the name of their weight.
-        weight: the number to add to the accumulated divisor.
-    """
+    """Return the accumulation tensors in ``values``, increased by ``sums`` of gradients and the divisor ``weight``."""
     found = {f"{n}{SUM}": values[f"{n}{SUM}"] + add for n, add in sums.items() if f"{n}{SUM}" in values}
     if WEIGHT in values:
         found[WEIGHT] = values[WEIGHT] + np.float32(weight)
@@ -596,7 +577,6 @@ def _adds_up(step: Step) -> bool:
 
 
 def _cores() -> int:
-    """Return the number of processor cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

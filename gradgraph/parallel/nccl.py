@@ -50,11 +50,9 @@ class Nccl:
             ) from None
 
     def add_up(self, values: Collection[ort.OrtValue], factor: float) -> Begun:
-        """Start replacing each of ``values`` by the sum over all ranks of value times ``factor``.
+        """Start replacing each of ``values`` by the sum over all ranks of value times ``factor``, this rank's factor.
 
-        Args:
-            values: tensors on this rank's GPU, float32 or float64; the same shapes on all ranks, in the same order.
-            factor: the factor of this rank.
+        Values are float32 or float64 tensors on this rank's GPU, with equal shapes in equal order on all ranks.
         """
         self._device.set_current()  # the current device is a setting of each thread
         sums = {kind: self._scaled_sum(kind, factor) for kind in {value.element_type() for value in values}}
@@ -110,11 +108,7 @@ def gpu_of(rank: int, ranks: int) -> int:
 
 
 def _libraries() -> tuple[Any, Any]:
-    """Return the module ``nccl.core``, and the class ``Device`` of ``cuda.core``.
-
-    Raises:
-        RuntimeUnavailableError: if nccl4py is not installed.
-    """
+    """Return the module ``nccl.core`` and ``cuda.core.Device``; raise RuntimeUnavailableError without nccl4py."""
     try:
         return importlib.import_module("nccl.core"), importlib.import_module("cuda.core").Device
     except ImportError as error:

@@ -27,7 +27,7 @@ class RemoteState:
         comm: a communicator for these messages only.
         wait: waits for an MPI request.
         timeout: seconds to wait for a rank before the run fails.
-        give: returns the array with a name, on this rank.
+        give: returns this rank's array of a name.
 
     Attributes:
         is_shared: whether parts of the state are on one rank only.
@@ -49,10 +49,7 @@ class RemoteState:
                 self._comm.Send(_bytes(self._give(name)), status.source, LENT)
 
     def fetch(self, wanted: Sequence[tuple[int, str, Array]]) -> None:
-        """Fill arrays with state from other ranks.
-
-        Args:
-            wanted: for each array, the rank that has it, its name, and the array to fill.
+        """Fill arrays with state from other ranks; ``wanted`` has the source rank, the name and the array of each.
 
         Raises:
             ParallelError: if a rank does not answer.

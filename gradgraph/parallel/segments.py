@@ -33,7 +33,7 @@ class Segment:
 
     Attributes:
         nodes: the nodes, in order.
-        told: the messages after the nodes: each with the names of the values that this rank sends and receives.
+        told: the messages after the nodes, each with the names of the value to send and the value to receive.
         reads: names of values from earlier segments.
         gives: names of values that later segments read.
         forgets: names of values that no later segment reads.
@@ -47,15 +47,11 @@ class Segment:
 
 
 def cut(model: onnx.ModelProto, messages: Iterable[Message], ahead: str = "") -> list[Segment]:
-    """Cut a lowered gradient graph at its messages, into as few segments as possible.
+    """Cut a lowered gradient graph at the nodes that exchange ``messages``, into as few segments as possible.
 
     Outputs of the graph are computed in the first segment that can compute them, all other values in the first segment
-    that reads them, so that activations transformed for the backward pass are not kept since the forward pass.
-
-    Args:
-        model: the gradient graph.
-        messages: the messages at its placeholder nodes.
-        ahead: the name of a value that is computed before the first message of the backward pass.
+    that reads them, so that activations transformed for the backward pass are not kept since the forward pass. The
+    value ``ahead`` is computed before the first message of the backward pass.
     """
     by_name, nodes = {m.name: m for m in messages}, model.graph.node
     made = dict[str, int]()  # the first segment that can compute a value
@@ -85,7 +81,6 @@ def cut(model: onnx.ModelProto, messages: Iterable[Message], ahead: str = "") ->
 
 
 def _cross(segments: Sequence[Segment]) -> None:
-    """Set the names of values that pass between segments: ``reads``, ``gives`` and ``forgets`` of each segment."""
     maker, last = dict[str, Segment](), dict[str, Segment]()
     for segment in segments:
         made = {y for node in segment.nodes for y in node.output if y}
@@ -185,7 +180,7 @@ class _SegmentSession(BoundSession):
     def run_between(
         self, feeds: Mapping[str, Feed], values: dict[str, ort.OrtValue], options: ort.RunOptions | None
     ) -> None:
-        """Run with ``values`` of earlier segments, add this segment's values, and remove values no longer read."""
+        """Run on ``values`` of earlier segments; add this segment's values, and remove values no longer read."""
         self._values = values
         self.run({name: feed for name, feed in feeds.items() if name in self.inputs}, options)
         binding = self.current_side().binding
@@ -211,7 +206,7 @@ _NOTHING = to_ortvalue(np.zeros(1, np.float32))
 
 
 def _of(ports: Ports, part: onnx.ModelProto) -> Ports:
-    """Return the constants of ``ports``, and the ports of outputs that ``part``, the model of a segment, has."""
+    """Return ``ports`` without the outputs that ``part``, the model of a segment, lacks."""
     outputs = {o.name for o in part.graph.output}
     return Ports(
         {n: o for n, o in ports.results.items() if o in outputs},

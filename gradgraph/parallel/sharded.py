@@ -51,7 +51,7 @@ class ShardedUpdate:
             self._rounds[name in mine][name] = mine.get(name, name)
 
     def moved(self, names: Iterable[str]) -> list[str]:
-        """Return the names of state tensors that this rank updates; every rank updates tensors without an owner."""
+        """Return the names of the state tensors that this rank updates, including tensors without an owner."""
         return [name for name in names if self._shards.owners.get(name, self._rank) == self._rank]
 
     def open(self, opened: OpenedStep, constants: Mapping[str, ort.OrtValue]) -> None:

@@ -35,11 +35,9 @@ class Adding(Protocol):
     """The interface of a team of ranks that a ``SplitSession`` uses."""
 
     def reduce(self, put_results: Callable[[], None], due: bool) -> None:
-        """Sum the buckets of all ranks.
+        """Sum the buckets of all ranks, after ``put_results`` has written this rank's results into the message.
 
-        Args:
-            put_results: writes this rank's results into the message before it is sent.
-            due: whether the weights are updated after this batch; otherwise gradients stay on their rank.
+        Gradients stay on their rank unless ``due``, that is, unless the weights are updated after this batch.
         """
 
     def after_step(self, state: State) -> None:
@@ -58,21 +56,11 @@ class Adding(Protocol):
         ...
 
     def tell(self, told: Sequence[tuple[Message, Array, Array]]) -> None:
-        """Exchange the sums of norms: each entry has a message, the array to send, and the array to receive."""
+        """Exchange the sums of norms between all ranks: entries are (message, array to send, array to receive)."""
 
 
 class SplitSession(BoundSession):
-    """The session of apply.onnx; before it, each run executes gradient.onnx and the all-reduce.
-
-    Args:
-        given: positional arguments for ``BoundSession``, to run apply.onnx.
-        gradient: the session of gradient.onnx.
-        columns: the names of the loss and the metrics, in this order.
-        buckets: the buffers that both halves share.
-        team: the ranks.
-        shards: this rank's part of the update, if it is sharded.
-        host: inputs of both halves that this process writes in each step.
-    """
+    """The session of apply.onnx; each run executes gradient.onnx and the all-reduce first."""
 
     def __init__(
         self,
@@ -158,11 +146,7 @@ class SplitSession(BoundSession):
         self._team.after_step(state)
 
     def _of_halves(self, feeds: Mapping[str, Feed]) -> tuple[Mapping[str, Feed], Mapping[str, Feed]]:
-        """Return the inputs that must be bound for gradient.onnx, and the inputs for apply.onnx.
-
-        On the CPU these are ``feeds`` for gradient.onnx. Devices copy inputs when they are bound, so there all inputs
-        that the process writes are bound in every step.
-        """
+        """Return the inputs to bind for gradient.onnx and apply.onnx; devices copy them when bound."""
         if self._state.on_cpu:
             return feeds, {}
         anew = {**feeds, **self._host}

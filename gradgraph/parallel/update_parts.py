@@ -87,12 +87,7 @@ class Shards:
 
 
 def balanced(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
-    """Return the rank of each tensor by name: largest first, each goes to the rank with the fewest elements so far.
-
-    Args:
-        sizes: the number of elements of each tensor, by name.
-        ranks: the number of ranks.
-    """
+    """Assign each tensor, largest first, to the rank with the fewest elements so far; return the ranks by name."""
     load, found = [0] * ranks, dict[str, int]()
     for name in sorted(sizes, key=lambda n: -sizes[n]):
         rank = min(range(ranks), key=load.__getitem__)
@@ -102,10 +97,7 @@ def balanced(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
 
 
 def too_large(manifest: Manifest, ranks: int) -> tuple[str, float] | None:
-    """Return the largest weight and its share of all parameters, or None if the share is not much above 1 / ``ranks``.
-
-    Weights are not split, so the rank that updates this one keeps more optimizer state than the others.
-    """
+    """Return the largest weight and its share of all parameters if well above 1 / ``ranks``, else None."""
     sizes = {s.name: math.prod(int(d or 0) for d in s.shape) for s in manifest.state if s.name in manifest.trainable}
     largest = max(sizes, key=sizes.__getitem__)
     part = sizes[largest] / max(1, sum(sizes.values()))
@@ -161,12 +153,7 @@ def _weight_of(name: str, weights: Collection[str]) -> str | None:
 
 
 class _Walk:
-    """A traversal of apply.onnx that finds which rank computes each value, and after how many messages.
-
-    Attributes:
-        owner: for each value that depends on the tensors of a single rank, this rank.
-        told: the values to exchange, by name.
-    """
+    """A traversal of apply.onnx that finds the ``owner`` of each value, and the values to exchange (``told``)."""
 
     def __init__(
         self, owners: Mapping[str, int], types: Mapping[str, tuple[int, tuple[int, ...] | None]], manifest: Manifest
@@ -191,11 +178,7 @@ class _Walk:
                 self.owner[output] = next(iter(whose))
 
     def tell(self, names: Iterable[str]) -> None:
-        """Mark the values in ``names`` that only one rank can compute as values to be exchanged.
-
-        Raises:
-            BuildError: if such a value is too large or has an unsupported type.
-        """
+        """Mark ``names`` that only one rank can compute for exchange; raise BuildError if they are too large."""
         for name in names:
             if name in self.owner and name not in self.told:
                 dtype, shape = self._types.get(name, (0, None))
@@ -215,7 +198,7 @@ class _Walk:
 
 
 def _split_branches(graph: onnx.GraphProto) -> None:
-    """Split each If into one per output, with only the nodes that this output needs."""
+    """Split each If into one If per output."""
     nodes = list[onnx.NodeProto]()
     for node in graph.node:
         nodes += [_one_output(node, i) for i in range(len(node.output))] if node.op_type == "If" else [node]
@@ -247,7 +230,7 @@ def reads_of(node: onnx.NodeProto) -> list[str]:
 
 
 def _types(model: onnx.ModelProto) -> dict[str, tuple[int, tuple[int, ...] | None]]:
-    """Return the element type and the shape (None if unknown) of each value, by name."""
+    """Return the element type and shape (None if unknown) of each value, by name."""
     graph = onnx.shape_inference.infer_shapes(model).graph
     found = {t.name: (t.data_type, tuple(t.dims)) for t in graph.initializer}
     return found | {v.name: _type(v) for v in (*graph.input, *graph.value_info, *graph.output)}
@@ -259,7 +242,7 @@ def _type(value: onnx.ValueInfoProto) -> tuple[int, tuple[int, ...] | None]:
 
 
 def _part(model: onnx.ModelProto, outputs: Sequence[str], fed: Mapping[str, Told]) -> onnx.ModelProto:
-    """Return the part of ``model`` that computes ``outputs``; values in ``fed`` are its inputs."""
+    """Return the part of ``model`` that computes ``outputs`` from its inputs and the values ``fed``."""
     graph = model.graph
     made = functools.partial(_made, fed=fed)
     nodes, names = needed(graph.node, outputs, made, reads_of)
@@ -286,7 +269,7 @@ def _made(node: onnx.NodeProto, fed: Collection[str]) -> list[str]:
 
 
 def _without(node: onnx.NodeProto, fed: Collection[str]) -> onnx.NodeProto:
-    """Return ``node``, with new names for outputs in ``fed``, whose old names are inputs of the part."""
+    """Return ``node`` with its outputs in ``fed`` renamed, as these names are inputs of the part."""
     if not any(y in fed for y in node.output):
         return node
     own = onnx.NodeProto()
