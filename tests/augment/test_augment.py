@@ -308,7 +308,7 @@ def assert_same(one: gg.Trainer, other: gg.Trainer) -> None:
         np.testing.assert_array_equal(others[name], value, err_msg=name)
 
 
-@pytest.mark.sweep(0.2)
+@pytest.mark.sweep(0.02)
 @pytest.mark.parametrize("source", ["folder", "shards"])
 @pytest.mark.parametrize("name", [*IMAGES, "all"])
 def test_a_resumed_run_draws_the_same(name: str, source: str, photos: Path, tar: Path, tmp_path: Path) -> None:
@@ -325,6 +325,7 @@ def test_a_resumed_run_draws_the_same(name: str, source: str, photos: Path, tar:
     assert any(not np.array_equal(v, plain.state_dict()[n]) for n, v in whole.state_dict().items()), "nothing changed"
 
 
+@pytest.mark.sweep(0)
 def test_only_training_is_augmented(photos: Path) -> None:
     given = [made(n) for n in IMAGES]
     given.insert(0, given.pop([one.call.split("(")[0] for one in given].index("random_resized_crop")))
@@ -340,6 +341,7 @@ def test_only_training_is_augmented(photos: Path) -> None:
     assert [one.value for one in trainer.worst(noisy, 7)] == [one.value for one in trainer.worst(plain, 7)]
 
 
+@pytest.mark.sweep(0)
 def test_shares_of_classes_are_their_numbers(photos: Path) -> None:
     """A target that is a share for each class gives the loss and the accuracy of class numbers."""
     soft = gg.Trainer(soft_step(), device="cpu")
@@ -416,6 +418,7 @@ def cli(photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     return call
 
 
+@pytest.mark.sweep(0)
 def test_from_the_shell_a_recipe_and_python(cli: Cli, photos: Path) -> None:
     words = ["--loss", "soft_cross_entropy", "--optimizer", "sgd", "--lr", "0.1", "--epochs", "2", "--batch-size", "3"]
     given = ["random_resized_crop(scale=[0.5,1])", "flip", "mixup(alpha=0.2)"]

@@ -381,6 +381,7 @@ def test_nothing_of_the_backward_pass_is_left_behind_where_the_batch_is_symbolic
     assert work(m)["ReduceSum"] == 2 * 2  # two means a layer
 
 
+@pytest.mark.sweep(0)
 def test_a_long_chain_is_linear_in_its_length() -> None:
     count = 1500
     nodes = [node("Sin", [f"h{i}"], [f"h{i + 1}"]) for i in range(count)]

@@ -189,6 +189,7 @@ MIXED = {
 }
 
 
+@pytest.mark.sweep(0.36)
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("kind", APART)
 def test_gradients_of_samples_add_up(kind: str, reduction: str) -> None:

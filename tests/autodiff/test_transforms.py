@@ -236,6 +236,7 @@ def chain(length: int) -> onnx.ModelProto:
     return model(nodes, [("x", FLOAT, [2])], [("loss", FLOAT, [])])
 
 
+@pytest.mark.sweep(0)
 def test_a_long_chain_needs_no_recursion() -> None:
     result = gg.value_and_grad(chain(3_000), wrt="x")
     assert len(result.graph.node) < 9_010  # Sin, and Cos and Mul behind each

@@ -26,13 +26,13 @@ CASES = [
 ]
 
 
-@pytest.mark.sweep(0.15)
+@pytest.mark.sweep(0.12)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_form_equals_the_portable_one(form: Form) -> None:
     assert problems_of_form(ORT_CPU, form) == []
 
 
-@pytest.mark.sweep(0.007)
+@pytest.mark.sweep(0.001)
 @pytest.mark.parametrize(("rule", "case"), CASES)
 def test_a_lowered_rule_equals_the_portable_one(rule: Rule, case: Case) -> None:
     assert problems_of_rule(rule, case, ORT_CPU) == []

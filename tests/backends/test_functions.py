@@ -87,6 +87,7 @@ def test_the_summary_counts_operators_not_functions() -> None:
     assert "ConvGradWeight 3" in step().summary()
 
 
+@pytest.mark.sweep(0)
 def test_whoever_only_lowers_knows_every_operator() -> None:
     """A Trainer that opens a folder imports neither the pipeline nor the optimizers."""
     code = "import gradgraph.backends.engine, gradgraph.rules.named_operators as n; print(*n.OPERATORS)"

@@ -29,7 +29,7 @@ def said_by(error: BuildError, backend: str) -> bool:
     )
 
 
-@pytest.mark.sweep(0.04)
+@pytest.mark.sweep(0.03)
 @pytest.mark.parametrize("sizes", ["fixed", "open"])
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("backend", STRICT)
@@ -63,7 +63,7 @@ def test_options(backend: str, case: str) -> None:
     assert not left
 
 
-@pytest.mark.sweep(0.5)
+@pytest.mark.sweep(0.37)
 @pytest.mark.parametrize("backend", ["openvino", "portable"])
 @pytest.mark.parametrize("case", ["ema", "schedule_free", "lookahead"])
 def test_no_two_outputs_are_one_constant(case: str, backend: str) -> None:
@@ -81,6 +81,7 @@ def alike(step: Step) -> list[str]:
     return [f.reason for f in findings if f.file == "init.onnx" and "another output" in f.reason]
 
 
+@pytest.mark.sweep(0)
 def test_a_model_that_draws_when_it_is_evaluated_trains(caplog: pytest.LogCaptureFixture) -> None:
     """In a runtime that draws nothing: training there needs no eval.onnx."""
     step = CASES["drawn"].step("tract")
@@ -102,6 +103,7 @@ def test_gradients_of_rules(backend: str, rule: Rule) -> None:
     assert gg.check_backend(model, backend).ok
 
 
+@pytest.mark.sweep(0)
 def test_there_is_something_to_refuse() -> None:
     """The forward pass alone, in standard nodes, has nodes that some runtimes refuse or compute wrong."""
     step: Step = NETWORKS["CNN"].step("portable", True)

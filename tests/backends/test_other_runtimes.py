@@ -104,6 +104,7 @@ def losses_of_two(two_steps: Step, batches: list[dict[str, np.ndarray]]) -> list
     return [float(trainer.step(name, batch)["loss"]) for batch in batches for name in ("body", "head")]
 
 
+@pytest.mark.sweep(0)
 def test_reference_evaluator_runs_several_steps(
     two_steps: Step, batches: list[dict[str, np.ndarray]], losses_of_two: list[float]
 ) -> None:

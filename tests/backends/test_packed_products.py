@@ -55,7 +55,7 @@ def kinds(model: onnx.ModelProto) -> list[str]:
     return [n.op_type for n in model.graph.node]
 
 
-@pytest.mark.sweep(0.3)
+@pytest.mark.sweep(0.17)
 @pytest.mark.parametrize(
     ("given", "taken"),
     [

@@ -46,6 +46,7 @@ def imported_rooms(file: Path) -> Iterator[str]:
             yield (node.module or "").split(".")[2]
 
 
+@pytest.mark.sweep(0.03)
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_backend_imports_no_other_but_the_one_it_extends(name: str) -> None:
     backend = BACKENDS[name]

@@ -26,7 +26,7 @@ def built(backend: str) -> gg.Step:
         return gg.build(convolutions(3), "mse", gg.optim.sgd(0.1), backend=backend)
 
 
-@pytest.mark.sweep(0.7)
+@pytest.mark.sweep(0.52)
 @pytest.mark.parametrize("backend", step_backends())
 def test_every_backend_gives_the_same_numbers(backend: str) -> None:
     step, auto = built(backend), built("auto")

@@ -68,7 +68,7 @@ def assert_alike(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) ->
         np.testing.assert_allclose(found[name], value, rtol=1e-3, atol=1e-4 * scale, err_msg=name)
 
 
-@pytest.mark.sweep(0.08)
+@pytest.mark.sweep(0.03)
 @pytest.mark.parametrize("rows", [8, "n"], ids=["fixed", "open"])
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("name", NETWORKS)

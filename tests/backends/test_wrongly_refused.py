@@ -41,7 +41,7 @@ def trials(rule: Rule) -> Iterator[cases.Trial]:
                 yield cases.trial(rule, case, dtype=dtype)
 
 
-@pytest.mark.sweep(0.08)
+@pytest.mark.sweep(0.04)
 @pytest.mark.parametrize("rule", [r for (domain, _), r in RULES.items() if not domain], ids=lambda r: r.op_type)
 def test_nothing_is_refused_that_runs_right(rule: Rule) -> None:
     table = BACKENDS["ort-cpu"].table

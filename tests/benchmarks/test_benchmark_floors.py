@@ -157,6 +157,7 @@ def test_section_and_table() -> None:
     assert line(refused).endswith("cannot: no memory")
 
 
+@pytest.mark.sweep(0)
 def test_floors_are_drawn(tmp_path) -> None:
     pytest.importorskip("matplotlib", reason="only the chart needs it")
     from benchmarks.chart import draw_floors

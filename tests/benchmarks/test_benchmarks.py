@@ -380,6 +380,7 @@ def test_real_sizes_are_trained_with_adamw_against_torch_alone(monkeypatch) -> N
 # --- workloads -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(0.53)
 @pytest.mark.parametrize("name", ALL)
 def test_batches_are_the_same_each_time(name: str) -> None:
     workload = ALL[name]

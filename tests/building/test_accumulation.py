@@ -36,7 +36,7 @@ def after(step: gg.Step, batch_size: int, accumulate: int | None = None, **optio
     return trainer.state_dict()
 
 
-@pytest.mark.sweep(0.2)
+@pytest.mark.sweep(0.13)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_micro_batches_are_one_large_batch(name: str) -> None:
     """24 samples in micro-batches of 8 or 5, the last batch of an epoch being smaller: 100 = 4·24 + 4."""
@@ -153,6 +153,7 @@ def test_master_weights_and_float16_gradients_add_up_in_float32() -> None:
         assert history["loss"][-1] < history["loss"][0]
 
 
+@pytest.mark.sweep(0.33)
 @pytest.mark.parametrize("stop", [7, 8, 9])
 def test_a_run_resumed_within_a_group_is_the_same_to_the_bit(stop: int, tmp_path: Path) -> None:
     step = gg.build(network(), "mse", OPTIMIZERS["averages"], accumulate=True)

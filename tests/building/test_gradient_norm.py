@@ -90,6 +90,7 @@ def test_in_float16_it_does_not_overflow() -> None:
     assert found == pytest.approx(norm_of(model, wide, weights_of(model)), rel=0.05)
 
 
+@pytest.mark.sweep(0.78)
 @pytest.mark.parametrize("backend", ["portable", "ort-cpu"])
 def test_on_networks_and_backends(backend: str) -> None:
     step = gg.build(exported("residual", "batch"), "cross_entropy", "adamw", grad_norm=True, backend=backend)

@@ -128,6 +128,7 @@ def test_until_then_nothing_of_the_group_changes() -> None:
     np.testing.assert_array_equal(loop.state["a.weight"], start["a.weight"])
 
 
+@pytest.mark.sweep(0.04)
 @pytest.mark.parametrize("more", [{"accumulate": True}, {"ema": 0.9}, {}])
 def test_a_run_resumes_to_the_bit_across_the_beginning(more: dict[str, Any], tmp_path: Path) -> None:
     step = step_with(lambda **g: optim.adamw(0.01, **g), 0.3, **more)

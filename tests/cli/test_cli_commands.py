@@ -184,6 +184,7 @@ def test_train_builds_a_model_first_and_writes_all_it_is_asked_for(cli: Cli, fol
     assert report["history"]["loss"][0] > report["history"]["loss"][-1]
 
 
+@pytest.mark.sweep(0.12)
 @pytest.mark.parametrize(
     "more", [[], ["--schedule", "cosine"], ["--schedule", "one_cycle", "--accumulate", "2"]], ids=" ".join
 )
@@ -217,6 +218,7 @@ def test_train_reads_a_folder_of_npy(cli: Cli, folder: Path) -> None:
     )
 
 
+@pytest.mark.sweep(0)
 def test_options_of_a_run(cli: Cli) -> None:
     def steps(*words: str) -> int:
         report = json.loads(ok(cli, "train", "model.onnx", "--data", "train.npz", "--epochs", "2", "--json", *words))
@@ -396,6 +398,7 @@ def test_env_says_where_openings_are_kept_and_forgets_them(cli: Cli, cache: Path
     assert [file.name for file in folder.iterdir()] == ["other.txt"]
 
 
+@pytest.mark.sweep(0)
 def test_tune_times_the_forms_once(cli: Cli, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuner, "BUDGET", 0.02)
     onnx.save(convolutions("images"), folder / "conv.onnx")

@@ -299,6 +299,7 @@ def test_debug_shows_the_traceback(cli: Cli) -> None:
     assert "Traceback" not in cli("build", "missing.onnx").err
 
 
+@pytest.mark.sweep(0)
 def test_a_closed_pipe_is_quiet() -> None:
     """The reader has gone before the first line: no traceback, neither from the command nor at exit."""
     read, write = os.pipe()

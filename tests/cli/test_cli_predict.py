@@ -138,6 +138,7 @@ def test_a_slip_is_named(cli: Cli, folder: Path, words: list[str], code: int, sa
     assert not (folder / "predictions.npz").exists()
 
 
+@pytest.mark.sweep(0.52)
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_no_more_than_a_batch_is_in_memory(tmp_path: Path, save: object) -> None:
     x = np.arange(100_000 * 32, dtype=np.float32).reshape(-1, 32)

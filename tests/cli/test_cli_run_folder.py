@@ -41,6 +41,7 @@ def digest(name: str) -> str:
     return hashlib.sha256(Path(name).read_bytes()).hexdigest()
 
 
+@pytest.mark.sweep(0)
 def test_its_commands_work(cli: Cli) -> None:
     """What the page says comes next does, and a run that went on is the run that did not stop."""
     ok(cli, *TRAIN)

@@ -96,6 +96,7 @@ def test_adapters_are_put_in_trained_and_merged(cli: Cli) -> None:
     assert "--requantise requires --merge" in cli("surgery", "lora.onnx", "--requantise").err
 
 
+@pytest.mark.sweep(0)
 def test_a_quantised_model_goes_on(cli: Cli) -> None:
     with np.load("train.npz") as data:
         np.savez("sample.npz", x=data["x"])

@@ -28,6 +28,7 @@ def test_these_are_all_commands_that_read_with_a_checkpoint() -> None:
     assert having - {"train"} == {*TAKE_A_CHECKPOINT}
 
 
+@pytest.mark.sweep(0.11)
 @pytest.mark.parametrize("name", TAKE_A_CHECKPOINT)
 def test_a_step_of_a_run_is_read_with_its_weights(name: str, cli: Cli) -> None:
     assert cli("train", "model.onnx", "--data", "train.npz", "--epochs", "1", "--run", str(RUN)).code == 0
@@ -61,6 +62,7 @@ def test_without_a_run_the_weights_are_asked_for(cli: Cli) -> None:
     assert refused.code == 2 and "--untrained requires a step folder" in refused.err
 
 
+@pytest.mark.sweep(0)
 def test_a_trainer_of_such_a_folder_warns(cli: Cli, caplog: pytest.LogCaptureFixture) -> None:
     assert cli("train", "model.onnx", "--data", "train.npz", "--epochs", "1", "--run", str(RUN)).code == 0
     x = np.load("held_out.npz")["x"]

@@ -222,6 +222,7 @@ def outside(x, target, reduction: str = "mean"):
 """
 
 
+@pytest.mark.sweep(0)
 def test_an_installed_extension_is_on_the_command_line(tmp_path: Path) -> None:
     """Its distribution says so in an entry point; one that fails is left out, with a word."""
     info = tmp_path / "outside-1.0.dist-info"

@@ -36,6 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.mark.sweep(0.36)
 @pytest.mark.parametrize("words", COMMANDS)
 def test_each_file_is_named(
     cli: Cli, folder: Path, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -71,7 +71,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.sweep(0.1)
+@pytest.mark.sweep(0.01)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_it_works_or_one_sentence(
     command: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -97,6 +97,7 @@ def call(capsys: pytest.CaptureFixture[str], *words: str) -> Ran:
     return Ran(code, *capsys.readouterr())
 
 
+@pytest.mark.sweep(0)
 def test_a_run_stands_for_what_it_has_learnt(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In Python as in the shell: the step, the checkpoint or the model, whichever is asked for."""
     monkeypatch.chdir(made)

@@ -116,7 +116,7 @@ TOOK = {
 }
 
 
-@pytest.mark.sweep(0.62)
+@pytest.mark.sweep(0.29)
 @pytest.mark.parametrize("name", TOOK)
 def test_each_took_two_files(name: str) -> None:
     """One that says what it is and one with its cases; all other mentions by hand would be a third."""
@@ -174,7 +174,7 @@ def number_of_files(what: str) -> int:
     return int(found)
 
 
-@pytest.mark.sweep(0.28)
+@pytest.mark.sweep(0.27)
 @pytest.mark.parametrize("what", TABLES)
 def test_a_part_stands_in_as_many_files_as_contributing_says(what: str) -> None:
     if not (texts := places()):
@@ -220,7 +220,7 @@ def test_a_build_option_is_one_field() -> None:
         build("model.onnx", cautoin=0.1)  # type: ignore[call-arg]
 
 
-@pytest.mark.sweep(0.5)
+@pytest.mark.sweep(0.33)
 @pytest.mark.parametrize("what", TABLES)
 def test_nobody_lists_names_by_hand(what: str) -> None:
     """Four names of one table within a line or two are a list."""

@@ -42,6 +42,7 @@ def of_flow(seen: dict[str, np.ndarray], flow: str) -> dict[str, np.ndarray]:
     return {name: value for name, value in seen.items() if name.startswith(f"{flow}/")}
 
 
+@pytest.mark.sweep(0.14)
 @pytest.mark.parametrize("flow", FLOWS)
 def test_flow_is_that_of_onnxruntime_training(
     flow: str, recorded: Path, ours: tuple[Path, dict[str, np.ndarray]]
@@ -70,6 +71,7 @@ OLD = {  # flow: what it trains on, its rate, and after how many batches weights
 }
 
 
+@pytest.mark.sweep(0.43)
 @pytest.mark.parametrize("flow", OLD)
 def test_artifacts_of_onnxruntime_training_train(flow: str, recorded: Path) -> None:
     data, rate, every = OLD[flow]

@@ -67,7 +67,7 @@ def arrays_of(photos: Path) -> dict[str, Any]:
 SOURCES = {"folder": lambda photos: photos, "shards": tar_of, "arrays": arrays_of}
 
 
-@pytest.mark.sweep(0.4)
+@pytest.mark.sweep(0.007)
 @pytest.mark.parametrize("loss", ["cross_entropy", "soft_cross_entropy"])
 @pytest.mark.parametrize("source", SOURCES)
 def test_every_sample_is_counted_once(source: str, loss: str, photos: Path) -> None:
@@ -119,6 +119,7 @@ def pictures_in(page: str) -> list[bytes]:
     return [base64.b64decode(found) for found in re.findall(r'src="data:image/png;base64,([^"]+)"', page)]
 
 
+@pytest.mark.sweep(0)
 def test_the_page_shows_them_and_is_one_file(photos: Path, tmp_path: Path) -> None:
     names = {"dark": "<script>alert(1)</script>", "light": 'a "quoted" & long name'}
     for old, new in names.items():

@@ -76,7 +76,7 @@ def written(tmp_path_factory: Any) -> Callable[[str], Path]:
     return page
 
 
-@pytest.mark.sweep(0.7)
+@pytest.mark.sweep(0.11)
 @in_a_browser
 @pytest.mark.parametrize("name", PAGES)
 @pytest.mark.parametrize("width", WIDTHS)
@@ -88,7 +88,7 @@ def test_nothing_overflows(name: str, width: int, written: Callable[[str], Path]
     assert found["wide"] <= width and found["title"] and found["unnamed"] == 0, found
 
 
-@pytest.mark.sweep(0.37)
+@pytest.mark.sweep(0.29)
 @in_a_browser
 @pytest.mark.parametrize("name", PAGES)
 @pytest.mark.parametrize("scheme", ["light", "dark"])

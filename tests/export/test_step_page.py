@@ -66,6 +66,7 @@ def data_in(page: Path) -> dict[str, Any]:
 # --- without a browser ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(0.11)
 @pytest.mark.parametrize("name", ["residual", "transformer", "lstm"])
 def test_it_says_what_is_in_the_step(name: str, tmp_path: Path) -> None:
     step = step_of(name)
@@ -90,6 +91,7 @@ def test_it_needs_nothing_beside_it(tmp_path: Path) -> None:
     assert not re.search(r"https?://|\bsrc=|\bhref=|url\(|@import|\bfetch\(|XMLHttp|/\* (page|data)", text)
 
 
+@pytest.mark.sweep(0)
 def test_names_are_text_and_never_markup(tmp_path: Path) -> None:
     model = onnx.parser.parse_model("""
         <ir_version: 10, opset_import: ["" : 21]>
@@ -104,6 +106,7 @@ def test_names_are_text_and_never_markup(tmp_path: Path) -> None:
         assert "<title>taken" not in seen(page)
 
 
+@pytest.mark.sweep(0)
 def test_several_steps_and_their_times(tmp_path: Path) -> None:
     step = gan()
     trainer = gg.Trainer(step, device="cpu", options=gg.RuntimeOptions(threads=1))
@@ -137,6 +140,7 @@ def test_a_page_of_a_model_and_of_a_folder(tmp_path: Path) -> None:
     assert len({node.get("f") for node in nodes if node["p"] == 2}) > 3
 
 
+@pytest.mark.sweep(0)
 def test_from_the_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     step, page = tmp_path / "step", tmp_path / "page.html"
     step_of("residual").save(step)
@@ -194,6 +198,7 @@ def told(page: Path, script: str, fragment: str = "") -> Any:
     return json.loads(html.unescape(found[1]))
 
 
+@pytest.mark.sweep(0)
 @in_a_browser
 def test_a_gradient_points_at_what_it_is_the_gradient_of(tmp_path: Path) -> None:
     """Chosen by its name in the address: its row is open, both nodes are marked, and the details name each other."""
@@ -252,6 +257,7 @@ def test_it_is_used_by_keyboard_and_searched(tmp_path: Path) -> None:
     assert found["after"] == 0
 
 
+@pytest.mark.sweep(0)
 @in_a_browser
 def test_every_control_has_a_name_and_rows_say_how_deep_they_lie(tmp_path: Path) -> None:
     found = told(
@@ -267,7 +273,7 @@ def test_every_control_has_a_name_and_rows_say_how_deep_they_lie(tmp_path: Path)
     assert found == {"unnamed": 0, "rows": True, "tabs": 1, "language": "en"}
 
 
-@pytest.mark.sweep(0.4)
+@pytest.mark.sweep(0.06)
 @in_a_browser
 @pytest.mark.parametrize("what", ["model", "gradient", "step"])
 @pytest.mark.parametrize("width", WIDTHS)

@@ -59,7 +59,7 @@ KINDS: dict[str, tuple[str, Any, Any]] = {
 }
 
 
-@pytest.mark.sweep(0.51)
+@pytest.mark.sweep(0.34)
 @pytest.mark.parametrize("name", KINDS)
 def test_the_temperature_of_the_labels_is_found(name: str, tmp_path: Path) -> None:
     end, loss, outputs = KINDS[name]

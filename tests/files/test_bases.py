@@ -89,6 +89,7 @@ def test_few_weights_are_taken_in(model: Path, monkeypatch: pytest.MonkeyPatch) 
         step.save(model.parent / "nothing", share_weights=True)
 
 
+@pytest.mark.sweep(0)
 def test_all_kinds_of_folders_and_sessions_train_alike(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +139,7 @@ def _same_weights(a: onnx.ModelProto, b: onnx.ModelProto) -> None:
         np.testing.assert_allclose(array, second[name], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.sweep(0)
 def test_a_folder_that_shares_moves_with_its_base(model: Path, tmp_path: Path) -> None:
     built(model).save(model.parent / "step", share_weights=True, force=True)
     shutil.copytree(model.parent, tmp_path / "elsewhere")
@@ -192,7 +194,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
-@pytest.mark.sweep(0.4)
+@pytest.mark.sweep(0.1)
 @pytest.mark.parametrize("name", DAMAGE)
 def test_a_base_that_is_not_as_it_was_is_refused(name: str, model: Path, tmp_path: Path) -> None:
     damage, words = DAMAGE[name]
@@ -213,6 +215,7 @@ def test_a_base_cannot_be_another_secret(model: Path, tmp_path: Path) -> None:
         gg.Trainer(tmp_path / "inner" / "step", device="cpu").export()
 
 
+@pytest.mark.sweep(0)
 def test_a_large_model_is_exported_beside_its_weights(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -391,6 +394,7 @@ def test_a_model_in_memory_that_no_message_holds_goes_the_whole_way(model: Path,
         np.testing.assert_array_equal(again.predict(x)["logits"], wanted)
 
 
+@pytest.mark.sweep(0)
 @pytest.mark.usefixtures("_little_memory")
 def test_no_room_for_them_is_said(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:

@@ -200,6 +200,7 @@ def test_functions_that_multiply_within_the_limit_pass():
     assert len(load_model(model([CALL], functions=functions)).functions) == depth + 1
 
 
+@pytest.mark.sweep(0)
 def test_a_deep_chain_and_a_wide_fan_need_no_recursion():
     count = 10_000
     chain = [helper.make_node("Neg", [f"v{i}" if i else "x"], [f"v{i + 1}"]) for i in range(count)]

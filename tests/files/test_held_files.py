@@ -211,6 +211,7 @@ def weights_of(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     return {t.name: numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}
 
 
+@pytest.mark.sweep(0)
 def test_a_step_outlives_the_file_that_it_was_built_from(inline: Path, tmp_path: Path) -> None:
     """Replaced by another model or deleted, the file is still what was read; a pickle and a folder have their own."""
     step = built(inline)
@@ -228,7 +229,7 @@ def test_a_step_outlives_the_file_that_it_was_built_from(inline: Path, tmp_path:
     assert (tmp_path / "after" / "frozen.bin").read_bytes() == (tmp_path / "before" / "frozen.bin").read_bytes()
 
 
-@pytest.mark.sweep(0.3)
+@pytest.mark.sweep(0.08)
 @pytest.mark.parametrize("shift", range(4))
 @pytest.mark.parametrize("room", [True, False], ids=["room", "no room"])
 def test_weights_that_begin_between_two_numbers_are_read_right(
@@ -260,6 +261,7 @@ def _between(path: Path) -> bool:
     return any(t.offset % 4 for t in large_weights.large_outside(load_model(path)))
 
 
+@pytest.mark.sweep(0)
 def test_a_step_is_taken_apart_while_its_file_is_the_same(inline: Path) -> None:
     """The model is opened again; its weights are those that the step holds."""
     step = built(inline)

@@ -207,6 +207,7 @@ def test_a_hostile_file_is_refused_in_a_sentence_that_names_it(
     assert name_in(door) in said or said.startswith("the table has the columns"), said
 
 
+@pytest.mark.sweep(0.41)
 @pytest.mark.parametrize("content", ["a pipe", "nested lists", "a pickle in a zip", "a header of signs"])
 def test_every_door_refuses_the_worst(content: str, whole: Path, tmp_path: Path) -> None:
     """A few contents at all doors, whatever the sample of the sweep is."""
@@ -369,7 +370,7 @@ DOCUMENTS: dict[str, Document] = {
 PLACE = "the place of the value"
 
 
-@pytest.mark.sweep(0.017)
+@pytest.mark.sweep(0.005)
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_a_hostile_value_is_read_or_refused_in_a_sentence(
@@ -394,7 +395,7 @@ def test_a_document_that_is_right_is_read(name: str, whole: Path, tmp_path: Path
     assert next(iter(use(folder, json.dumps(document(folder)))))() is not None
 
 
-@pytest.mark.sweep(0.3)
+@pytest.mark.sweep(0.15)
 @pytest.mark.parametrize("content", [*PLACES, *CONTENTS])
 def test_a_hostile_file_beside_a_model_is_told_and_not_used(
     content: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -518,6 +519,7 @@ ENDS = {  # operators that end the process in onnxruntime where a value of unkno
 }
 
 
+@pytest.mark.sweep(0.14)
 @pytest.mark.parametrize("operator", ENDS)
 def test_check_ends_no_process(operator: str, tmp_path: Path) -> None:
     ends = "(float[N, 2, 8, 8] x, float[] rois) => (float[] y) <int64[4] rows = {0, 1, 1, 0}>"

@@ -126,6 +126,7 @@ def test_a_trunk_gets_another_head_and_trains_as_it_should(tmp_path: Any) -> Non
     assert [n.op_type for n in exported.graph.node].count("Flatten") == 1
 
 
+@pytest.mark.sweep(0)
 def test_the_trunk_is_as_the_network_that_was_written_whole() -> None:
     """Two frontends: the file's nodes, and the modules that wrote them, train along the same losses."""
     x = np.random.default_rng(1).normal(size=(16, 1, 8, 8)).astype(FLOAT)

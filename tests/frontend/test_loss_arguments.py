@@ -201,6 +201,7 @@ def shortening(name: str) -> onnx.ModelProto:
     return model
 
 
+@pytest.mark.sweep(0.38)
 @pytest.mark.parametrize("name", SHORTER)
 def test_lengths_beyond_the_steps_that_a_model_gives_are_not_silent(name: str) -> None:
     step = gg.build(shortening(SHORTER[name]), gg.losses.ctc(batch_first=True))

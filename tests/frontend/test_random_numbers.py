@@ -62,7 +62,7 @@ DRAWS: dict[str, tuple[Callable[[Any], Any], float, float]] = {  # mean, mean sq
 }
 
 
-@pytest.mark.sweep(0.622)
+@pytest.mark.sweep(0.48)
 @pytest.mark.parametrize("where", ["file", "step"])
 @pytest.mark.parametrize("name", DRAWS)
 def test_distributions(name: str, where: str) -> None:
@@ -134,10 +134,12 @@ def step_of(seed: int = 0) -> gg.Step:
 DATA = {"x": drawn((24, 6))}
 
 
+@pytest.mark.sweep(0)
 def test_training_and_its_figures_are_repeated_after_a_resume(tmp_path: Path) -> None:
     resumed(step_of(), DATA, tmp_path, 4, epochs=3, batch_size=8, validation=DATA)
 
 
+@pytest.mark.sweep(0)
 def test_steps_and_seeds_draw_other_numbers_and_an_evaluation_the_same() -> None:
     losses = []
     for seed in (0, 1):

@@ -265,6 +265,7 @@ def test_layers_in_the_mode_of_the_step(layer: nn.Module) -> None:
     assert not isinstance(layer, nn.Dropout) or abs(float(loop.evaluate({"x": X})["loss"]) - losses[0]) > 1e-4
 
 
+@pytest.mark.sweep(0.03)
 @pytest.mark.parametrize("net", ["Conv2d", "LSTM", "attention"])
 def test_inner_values_and_weights_of_a_model_as_it_was_read(net: str) -> None:
     frontend.manual_seed(0)

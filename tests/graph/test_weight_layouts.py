@@ -97,6 +97,7 @@ def test_the_way_a_matrix_lies_changes_nothing(written: str, asking: str, around
         np.testing.assert_allclose(found[name], array, rtol=rtol, atol=rtol, err_msg=name)
 
 
+@pytest.mark.sweep(0.12)
 @pytest.mark.parametrize("asking", ["clipped by unit", "muon"])
 @pytest.mark.parametrize("written", [name for name in WRITTEN if name != "MatMul"])
 def test_float32_copies_lie_as_their_weights(written: str, asking: str) -> None:

@@ -108,6 +108,7 @@ def built(foreign: bool = True) -> gg.Step:
     return gg.build(model(foreign), "mse", gg.optim.adam(0.02), train=["w", "v"])
 
 
+@pytest.mark.sweep(0)
 def test_it_trains_as_the_same_model_in_standard_operators(library: Path, tmp_path: Path) -> None:
     step = built()
     assert {n.op_type for n in step.train.graph.node if n.domain == DOMAIN} == {"Snake", "SnakeSlope"}
@@ -123,6 +124,7 @@ def test_it_trains_as_the_same_model_in_standard_operators(library: Path, tmp_pa
     np.testing.assert_allclose(session.run(None, {"x": DATA["x"]})[0], trainer.predict(DATA["x"]), rtol=1e-5)
 
 
+@pytest.mark.sweep(0)
 def test_a_library_that_is_named_once_serves_all_sessions(library: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"my\.ops"):
         losses(gg.Trainer(built(), device="cpu"))
@@ -139,6 +141,7 @@ def test_a_library_that_is_named_once_serves_all_sessions(library: Path, tmp_pat
     assert export.required_operators(tmp_path / "step").count("my.ops;1;Snake,SnakeSlope") == 1
 
 
+@pytest.mark.sweep(0)
 def test_the_command_line_trains_a_step_folder_with_it(
     library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

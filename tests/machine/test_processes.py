@@ -110,6 +110,7 @@ def _is_start(module: str, name: str) -> bool:
     return module == "subprocess" or (module in ("os", "futures") and name.startswith(CALLS))
 
 
+@pytest.mark.sweep(0)
 def test_one_module_starts_programs() -> None:
     """So that what is said above holds of all of them."""
     assert len(trees()) > 200

@@ -164,7 +164,7 @@ def crew(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
     found.dismiss()
 
 
-@pytest.mark.sweep(0.5)
+@pytest.mark.sweep(0.42)
 @pytest.mark.parametrize("name", GREEDY)
 def test_greedy_files_end_soon(name: str, crew: Crew, tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(GREEDY[name].SerializeToString())

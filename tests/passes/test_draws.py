@@ -249,7 +249,7 @@ DIFFUSION = (
 DATA = {"x": normal(20, 8)}
 
 
-@pytest.mark.sweep(0.3)
+@pytest.mark.sweep(0.28)
 @pytest.mark.parametrize("backend", ["auto", "portable", "ort-cpu"])
 @pytest.mark.parametrize("network", [VAE, DIFFUSION], ids=["vae", "diffusion"])
 def test_a_resumed_run_repeats(network: tuple[str, dict[str, np.ndarray]], backend: str, tmp_path: Path) -> None:

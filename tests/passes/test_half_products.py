@@ -57,7 +57,7 @@ def layer(op_type: str, direction: str, layout: int, states: bool) -> onnx.Model
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
-@pytest.mark.sweep(0.3)
+@pytest.mark.sweep(0.06)
 @pytest.mark.parametrize("backend", ["portable", "ort-cpu"])
 @pytest.mark.parametrize("op_type", ["LSTM", "GRU", "RNN"])
 def test_gradients_of_recurrent_layers_open(op_type: str, backend: str, tmp_path: Path) -> None:
@@ -87,6 +87,7 @@ def product(perm: tuple[int, ...], first: bool, after: bool) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
+@pytest.mark.sweep(0.07)
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("rank", [3, 4])
 def test_products_of_transposed_tensors_open_and_are_right(rank: int, after: bool, tmp_path: Path) -> None:

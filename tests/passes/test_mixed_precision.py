@@ -228,7 +228,7 @@ LISTED = [
 ]
 
 
-@pytest.mark.sweep(0.017)
+@pytest.mark.sweep(0.013)
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 @pytest.mark.parametrize(("rule", "case"), LISTED)
 def test_gradients_of_each_listed_operator(rule: Rule, case: Case, precision: str) -> None:
@@ -333,6 +333,7 @@ def test_evaluation_is_in_the_precision_of_training(precision: str) -> None:
     assert float(trainer.step(IMAGES)["loss"]) == pytest.approx(loss, rel=1e-6)
 
 
+@pytest.mark.sweep(0.05)
 @pytest.mark.parametrize(("precision", "accumulate"), [("float16", None), ("float16", 2), ("bfloat16", None)])
 def test_a_resumed_run_is_the_same_to_the_bit(precision: str, accumulate: int | None, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"init_scale": 2.0**22, "growth_interval": 2} if precision == "float16" else {}

@@ -87,6 +87,7 @@ def gives_nan(model: onnx.ModelProto) -> bool:
     return all(np.isfinite(a).all() for a in outputs.values()) and any(np.isnan(a).any() for a in gradients.values())
 
 
+@pytest.mark.sweep(0)
 def test_a_gradient_that_overflows(monkeypatch: pytest.MonkeyPatch) -> None:
     model = encoder()
     assert not gives_nan(model)
@@ -145,6 +146,7 @@ def is_refused(model: onnx.ModelProto) -> bool:
     return False
 
 
+@pytest.mark.sweep(0)
 def test_a_gradient_that_no_runtime_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     model = decoder()
     assert not is_refused(model)

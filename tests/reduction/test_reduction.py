@@ -86,6 +86,7 @@ FAULTY = {
 }
 
 
+@pytest.mark.sweep(0)
 @pytest.mark.parametrize("name", FAULTY)
 def test_a_fault_is_found_and_kept(name: str) -> None:
     model, kind, operators = FAULTY[name]
@@ -98,6 +99,7 @@ def test_a_fault_is_found_and_kept(name: str) -> None:
     assert found.model.ByteSize() < model.ByteSize() / 4
 
 
+@pytest.mark.sweep(0)
 def test_a_process_that_ends_is_a_fault() -> None:
     """An LSTM of onnxruntime ends the process on a batch of size 0."""
     model = parsed(
@@ -131,6 +133,7 @@ def test_a_model_that_takes_for_ever_is_a_fault() -> None:
     assert found.operators["Loop"] == 1
 
 
+@pytest.mark.sweep(0.06)
 @pytest.mark.parametrize("op_type", ["Relu", "Sigmoid", "Gemm", "MatMul", "Mul"])
 def test_a_wrong_rule_is_left_alone(op_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = gg.reduce(network("patient_c = Neg(patient_b)"), shows=wrong(op_type, monkeypatch))
@@ -167,12 +170,14 @@ def test_weights_that_the_fault_needs_are_named() -> None:
     assert shows(found.model)
 
 
+@pytest.mark.sweep(0)
 def test_names_stay_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     shows = wrong("Sigmoid", monkeypatch)
     found = gg.reduce(network("patient_c = Neg(patient_b)"), shows=shows, anonymous=False)
     assert [n.name for n in found.model.graph.node] == ["patient/3"]
 
 
+@pytest.mark.sweep(0)
 def test_branches_and_functions_go() -> None:
     branch = onnx.parser.parse_graph("b () => (float[n] c) { p = Neg(a) c = com.acme.Mystery(p) }")
     other = onnx.parser.parse_graph("b () => (float[n] c) { c = Abs(a) }")
@@ -185,6 +190,7 @@ def test_branches_and_functions_go() -> None:
     assert found.operators["Mystery"] == 1
 
 
+@pytest.mark.sweep(0)
 def test_a_command_judges(tmp_path: Path) -> None:
     judge = tmp_path / "judge.py"
     judge.write_text("import sys; sys.exit(b'Sigmoid' not in open(sys.argv[1], 'rb').read())")
@@ -195,6 +201,7 @@ def test_a_command_judges(tmp_path: Path) -> None:
 SOUND = network("patient_c = Neg(patient_b)")
 
 
+@pytest.mark.sweep(0)
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -212,6 +219,7 @@ def test_what_cannot_be_reduced_is_one_sentence(arguments: dict[str, object], se
         gg.reduce(SOUND, **arguments)
 
 
+@pytest.mark.sweep(0)
 def test_the_model_is_written(tmp_path: Path) -> None:
     found = gg.reduce(FAULTY["an operator without a rule"][0], out=tmp_path / "small.onnx")
     written = onnx.load(tmp_path / "small.onnx")

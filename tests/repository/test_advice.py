@@ -72,6 +72,7 @@ OTHERS = {"--format", "--version"}  # of git, and of `gradgraph` itself
 OPTIONS = {name: options_of(command) for name, command in CLI.items()}
 
 
+@pytest.mark.sweep(0)
 def test_commands_in_messages_are_parsed() -> None:
     wrong = []
     for place, text in texts().items():
@@ -125,7 +126,7 @@ def with_batch(dimension: str) -> onnx.ModelProto:
     return model
 
 
-@pytest.mark.sweep(0.4)
+@pytest.mark.sweep(0.08)
 @pytest.mark.parametrize("dimension", DIMENSIONS)
 def test_advice_on_sizes_builds_what_was_refused(
     dimension: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -265,6 +266,7 @@ UNREACHED_FROM = {
 OURS = ("", "gg", "gradgraph")  # what stands before the names of this package's own calls
 
 
+@pytest.mark.sweep(0)
 def test_arguments_in_remedies_are_those_of_the_call() -> None:
     """Of calls that are written out, of those; else of each public one from which the remedy can be raised."""
     calls = Calls()

@@ -62,6 +62,7 @@ def test_a_module_that_does_not_import_is_blamed_on_the_other_project_only_if_it
     assert "another project" not in alone.stderr and "onnx" in alone.stderr.splitlines()[-1]
 
 
+@pytest.mark.sweep(0)
 def test_env_warns_of_the_other_project(site: Path) -> None:
     ran = run(ENTRY, site, ROOT, arguments=("env",))
     assert ran.returncode == 0 and "warning" in ran.stdout and "another project" in ran.stdout

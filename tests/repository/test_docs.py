@@ -68,6 +68,7 @@ def rules_put_back() -> Iterator[None]:
         table.update(content)
 
 
+@pytest.mark.sweep(0.19)
 @pytest.mark.usefixtures("rules_put_back")
 @pytest.mark.parametrize(
     "page", [p for p in PAGES if blocks(p) and p not in [README, *COMING_FROM, *WITH_COMMANDS]], ids=lambda p: p.name
@@ -84,6 +85,7 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
         exec(compile(code, str(page), "exec"), namespace)
 
 
+@pytest.mark.sweep(0.15)
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda p: p.name)
 def test_python_and_commands_run(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -134,6 +136,7 @@ def snippets(page: Path) -> Iterator[str]:
         yield from (code for code in codes if re.search(r"[.(=]", code) and not code.startswith("gradgraph "))
 
 
+@pytest.mark.sweep(0.36)
 @pytest.mark.parametrize("page", COMING_FROM, ids=lambda p: p.name)
 def test_what_is_written_here_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In order, in one namespace."""

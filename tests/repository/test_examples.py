@@ -40,12 +40,14 @@ def said(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest
     return run
 
 
+@pytest.mark.sweep(0.04)
 @pytest.mark.parametrize(("name", "options"), [("hessian_vector", {}), ("gradient_penalty", {"steps": 20}),
                                                ("heat_equation", {"steps": 400})])  # fmt: skip
 def test_the_check_at_its_end_agrees(name: str, options: dict[str, Any], said: Said) -> None:
     assert "they agree\n" in said(name, **options)
 
 
+@pytest.mark.sweep(0)
 def test_the_penalty_brings_the_length_of_the_gradient_to_one(said: Said) -> None:
     lines = said("gradient_penalty", steps=60).splitlines()
     lengths = [float(line.split()[-1]) for line in lines if line.startswith("step")]
@@ -139,6 +141,7 @@ def test_a_merged_language_model_repeats_its_text(said: Said, kind: str) -> None
     assert text == "The quick brown fox jumps over the lazy dog, and then it sleeps."
 
 
+@pytest.mark.sweep(0)
 def test_bert_reads_padded_sentences(said: Said) -> None:
     assert numbers(said("bert_classifier", epochs=3, count=300))[0] > 50
 
@@ -149,6 +152,7 @@ def test_the_unet_finds_shapes(said: Said) -> None:
     assert found[2] < 0.65  # the cross entropy; that of a coin is 0.69
 
 
+@pytest.mark.sweep(0)
 def test_ctc_spells(said: Said) -> None:
     assert said("ctc_speech", epochs=1, count=60).count("heard") == 6
 

@@ -20,7 +20,7 @@ assert "sympy.core" not in sys.modules
 """
 
 
-@pytest.mark.sweep(0.53)
+@pytest.mark.sweep(0.44)
 @pytest.mark.parametrize(
     "code",
     [
@@ -49,6 +49,7 @@ assert "onnx_ir" in sys.modules and "sympy.core" not in sys.modules
 """
 
 
+@pytest.mark.sweep(0.01)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_import_no_sympy(command: str, tmp_path: Path) -> None:
     onnx.save(export(nn.Linear(4, 3), {"x": ("batch", 4)}), tmp_path / "tiny.onnx")
@@ -58,7 +59,7 @@ def test_commands_import_no_sympy(command: str, tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
 
 
-@pytest.mark.sweep(0.4)
+@pytest.mark.sweep(0.11)
 @pytest.mark.parametrize("module", ["runtime.trainer", "chat.finetuning", "files.protos"])
 def test_no_module_imports_sympy(module: str) -> None:
     """Whatever of this package is imported first, and wherever it imports onnx-ir."""

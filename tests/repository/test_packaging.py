@@ -84,6 +84,7 @@ def defined(module: ast.Module) -> set[str]:
     return names
 
 
+@pytest.mark.sweep(0)
 def test_every_name_that_a_test_imports_of_another_is_there() -> None:
     """Also where no test of this environment runs the import: it may stand in a function, or need other packages."""
     modules = {p: ast.parse(p.read_text()) for folder in ("tests", "benchmarks") for p in (ROOT / folder).rglob("*.py")}
@@ -100,6 +101,7 @@ def test_every_name_that_a_test_imports_of_another_is_there() -> None:
     assert missing == []
 
 
+@pytest.mark.sweep(0)
 def test_a_checkout_without_symbolic_links_works(tmp_path: Path) -> None:
     """A zip download, or Git on Windows, has a text file in place of each link."""
     for name in ("gradgraph", "frontend", "export", "cli"):

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import onnx
+import pytest
 
 from tests.kit.command_line import mlp
 
@@ -19,6 +20,7 @@ gg.Trainer(step).step({i.name: np.zeros([d if isinstance(d, int) else 2 for d in
 """
 
 
+@pytest.mark.sweep(0)
 def test_onnxruntime_keeps_no_identifier_of_the_machine(tmp_path: Path) -> None:
     """Without the switch it writes one to the user's cache, and events that wait to be sent."""
     onnx.save(mlp(), tmp_path / "model.onnx")

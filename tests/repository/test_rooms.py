@@ -14,6 +14,7 @@ AT_THE_ROOT = {"__init__", "__main__", "arguments", "errors", "extend", "losses"
 ROOMS = [room for floor in rooms_page.floors() for room in floor]
 
 
+@pytest.mark.sweep(0)
 def test_the_drawing_is_fresh() -> None:
     assert rooms_page.DRAWING.read_text(encoding="utf-8") == rooms_page.drawing(), "run: make pages"
 

@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parents[1]
 
 
@@ -29,6 +31,7 @@ def cases(tree: ast.AST) -> Iterator[ast.expr]:
                 yield from (k.value for k in node.keywords if k.arg == "params")
 
 
+@pytest.mark.sweep(0)
 def test_no_cases_come_from_a_set() -> None:
     found = [f"{path.relative_to(TESTS)}:{given.lineno}" for path in sorted(TESTS.rglob("test_*.py"))
              for given in cases(ast.parse(path.read_text("utf-8"))) if is_set(given)]  # fmt: skip

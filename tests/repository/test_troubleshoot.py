@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from tests.kit.package_trees import ROOT
 from tests.kit.raised_messages import CLASSES, Message, messages
 
@@ -57,6 +59,7 @@ def is_exception(message: Message) -> bool:
     return any(f"{message.file}: {message.problem}".startswith(e) or message.file.startswith(e) for e in EXCEPTIONS)
 
 
+@pytest.mark.sweep(0)
 def test_every_class_has_a_row_on_the_page_with_words_of_its_messages() -> None:
     table = PAGE.read_text("utf-8").partition("## Error classes\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| (.+) \| (.+) \|$", table, re.MULTILINE)

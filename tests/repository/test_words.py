@@ -28,6 +28,7 @@ def documented(room: str) -> Iterator[tuple[str, ast.AST, str]]:
                     yield f"{path}:{getattr(node, 'lineno', 1)}", node, text.split(maxsplit=1)[0].strip(",.:;")
 
 
+@pytest.mark.sweep(0.15)
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_docstring_names_a_thing_before_it_describes_it(room: str) -> None:
     found = list(documented(room))
@@ -35,6 +36,7 @@ def test_a_docstring_names_a_thing_before_it_describes_it(room: str) -> None:
     assert [f"{place} {word}" for place, _, word in found if word in BEFORE_ITS_SUBJECT] == []
 
 
+@pytest.mark.sweep(0.36)
 @pytest.mark.parametrize("room", ROOMS)
 def test_whether_introduces_a_truth_value(room: str) -> None:
     wrong = []

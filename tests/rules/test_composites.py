@@ -34,7 +34,7 @@ def test_a_case_is_found(rule: Rule, case: Case) -> None:
     assert not near_misses.is_missed(rule, case)
 
 
-@pytest.mark.sweep(0.1)
+@pytest.mark.sweep(0.003)
 @pytest.mark.parametrize(("rule", "case"), CASES)
 def test_what_is_taken_for_a_composite_is_one(rule: Rule, case: Case) -> None:
     assert not near_misses.disagreements(rule, case)

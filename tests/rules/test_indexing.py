@@ -52,6 +52,7 @@ def random_slices(count: int) -> list[tuple[list[int], ...]]:
     return [tuple(rng.choice(values, 2).tolist() for values in (edges, edges, steps)) for _ in range(count)]
 
 
+@pytest.mark.sweep(0.19)
 @pytest.mark.parametrize("kind", ["known", "open", "fed"])
 def test_slices_at_random(kind: str) -> None:
     x = np.random.default_rng(1).uniform(-1, 1, (5, 4))

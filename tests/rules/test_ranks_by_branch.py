@@ -128,7 +128,7 @@ def wide(feeds: Feeds) -> Feeds:
     return {name: array.astype(np.float64) for name, array in feeds.items()}
 
 
-@pytest.mark.sweep(0.086)
+@pytest.mark.sweep(0.07)
 @pytest.mark.parametrize("sizes", ["k, n, m", "3, 2, m"])
 @pytest.mark.parametrize("last", [1, 2])
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -42,6 +42,7 @@ def image(t: Trainer) -> bytes:
 FIT: dict[str, Any] = {"epochs": 4, "batch_size": 16, "progress": False, "validation": handmade.points(20, seed=4)}
 
 
+@pytest.mark.sweep(0.57)
 @pytest.mark.parametrize("done", [1, 3, 5, 7, 10, 14])
 def test_resume_is_bit_exact(done: int, tmp_path: Path) -> None:
     """Twenty steps in one go, or some of them (an epoch has five), a checkpoint, and the rest."""

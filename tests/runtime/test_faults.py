@@ -409,7 +409,7 @@ def test_every_write_of_the_command_line_may_fail(
             assert (out / "history.csv").read_text().count("\n") == 3
 
 
-@pytest.mark.sweep(0.7)
+@pytest.mark.sweep(0.68)
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
 @pytest.mark.parametrize(("stream", "json"), [("stdout", []), ("stdout", ["--json"]), ("stderr", [])])
 def test_what_is_printed_may_fail(folder: Path, stream: str, json: list[str]) -> None:

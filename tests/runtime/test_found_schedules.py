@@ -75,7 +75,7 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sweep(0.04)
+@pytest.mark.sweep(0.03)
 @ACCUMULATE
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_is_tried_the_same_with_a_schedule(name: str, accumulate: int | None) -> None:
@@ -92,7 +92,7 @@ def accumulated(t: gg.Trainer, batches: int, every: int) -> Any:
     t.fit(DATA, 2, 8, accumulate=every, max_steps=batches, progress=False)
 
 
-@pytest.mark.sweep(0.25)
+@pytest.mark.sweep(0.03)
 @pytest.mark.parametrize("rate", [0.01, optim.constant(0.01), optim.cosine(0.01, 5)], ids=["fed", "constant", "moving"])
 @pytest.mark.parametrize("options", [{"native_kernels": False}, {"in_place": True}, {}], ids=["stock", "in place", ""])
 @pytest.mark.parametrize("batches", [0, 4], ids=["new", "in the middle of an update"])

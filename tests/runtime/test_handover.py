@@ -129,7 +129,7 @@ def passes(t: Trainer, prepared: Any) -> dict[str, Callable[[], object]]:
     }
 
 
-@pytest.mark.sweep(0.15)
+@pytest.mark.sweep(0.014)
 @pytest.mark.parametrize("ahead", [1 << 30, 0], ids=["one by one", "ahead"])
 @pytest.mark.parametrize("threaded", [False, True], ids=["in a callback", "in a thread"])
 @pytest.mark.parametrize("what", ["evaluate", "predict", "a pass", "a pass that is given up", "a pass that ends late",
@@ -175,6 +175,7 @@ def test_two_trainers_in_two_threads_share_prepared_data() -> None:
         assert all(np.array_equal(value, other.state_dict()[name]) for name, value in one.state_dict().items())
 
 
+@pytest.mark.sweep(0)
 def test_trainers_in_several_threads_share_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its initial weights are let go by the first and read again by the next; both files beside it are mapped once."""
     monkeypatch.setattr(step_folder, "LEAST_KEPT", 16)
@@ -240,6 +241,7 @@ UNFIT: dict[str, tuple[Callable[[], Trainer], str]] = {
 }
 
 
+@pytest.mark.sweep(0.55)
 @pytest.mark.parametrize("case", UNFIT)
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("call", ["fit", "evaluate"])

@@ -49,6 +49,7 @@ def test_csv(tmp_path: Path) -> None:
     assert (tmp_path / "h.csv").read_text() == text
 
 
+@pytest.mark.sweep(0)
 def test_plot(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="plots are drawn by matplotlib")
     history().plot(tmp_path / "h.png")
@@ -269,6 +270,7 @@ def test_going_back_at_the_end_is_said_too(tmp_path: Path, capsys: pytest.Captur
     assert "weights" not in capsys.readouterr().err
 
 
+@pytest.mark.sweep(0.05)
 @pytest.mark.parametrize("silent", [False, True])
 def test_a_slow_first_step_is_told(
     silent: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -156,6 +156,7 @@ def ran(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     return tmp_path
 
 
+@pytest.mark.sweep(0)
 def test_names_go_through_a_run_folder(ran: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = DataNames(classes={"target": CLASSES}, images={"x": {"mean": (0.5, 0.5, 0.5)}}, softmax=["target"])
     assert gg.Step.load("run/step").manifest.data == names

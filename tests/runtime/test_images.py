@@ -252,6 +252,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.sweep(0.38)
 @pytest.mark.parametrize("kind", BROKEN)
 def test_a_broken_image_is_named(photos: Path, kind: str) -> None:
     spoil, says = BROKEN[kind]
@@ -352,6 +353,7 @@ def test_from_the_command_line(cli: Cli, photos: Path) -> None:
     np.testing.assert_allclose(np.load("predictions.npz")["output"], expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.sweep(0)
 def test_from_a_recipe(cli: Cli, photos: Path) -> None:
     text = '[model]\npath = "model.onnx"\n[data]\ntrain = "photos"\nbatch_size = 3\nimage = {mean = [0.5, 0.5, 0.5]}\n'
     Path("recipe.toml").write_text(text + "[output]\nexport = 'a.onnx'\n")

@@ -145,7 +145,7 @@ def losses(step: Step, in_place: bool) -> list[float]:
     return found
 
 
-@pytest.mark.sweep(0.4)
+@pytest.mark.sweep(0.06)
 @pytest.mark.parametrize("make", [mlp, tokens])
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("by_priority", [False, True])
@@ -165,7 +165,7 @@ def test_every_order_gives_the_losses_of_two_buffers(
     assert losses(step, in_place=True) == losses(step, in_place=False)
 
 
-@pytest.mark.sweep(0.3)
+@pytest.mark.sweep(0.05)
 @pytest.mark.parametrize("make", [mlp, tokens, convolutions])
 @pytest.mark.parametrize("seed", range(4))
 def test_updates_of_large_tensors_wait_for_their_other_readers(

@@ -42,6 +42,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.sweep(0.48)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143)])
 def test_first_signal_finishes_the_step_and_saves(number: signal.Signals, code: int, tmp_path: Path) -> None:
     path = str(tmp_path / "run.ckpt")
@@ -82,6 +83,7 @@ def endless() -> onnx.ModelProto:
     return step
 
 
+@pytest.mark.sweep(0)
 def test_second_signal_stops_inside_a_step() -> None:
     """A step that would never end: the first Ctrl-C waits for it, the second stops it at once."""
     t = Trainer(endless(), device="cpu", options=RuntimeOptions(threads=1))
@@ -159,6 +161,7 @@ with interrupts() as received:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.sweep(0.17)
 @pytest.mark.parametrize("kinds", [(signal.SIGTERM, signal.SIGTERM), (signal.SIGINT, signal.SIGTERM)])
 @pytest.mark.parametrize("repeats", [1, 3])
 def test_what_a_launcher_hands_on_again_is_no_second_wish(kinds: tuple[signal.Signals, ...], repeats: int) -> None:

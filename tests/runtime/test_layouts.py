@@ -187,7 +187,7 @@ def test_what_is_read_once_gives_the_rows_of_the_array(
         _check_rows(found, true, range(ROWS), ("in order", source, layout, dtype))
 
 
-@pytest.mark.sweep(0.148)
+@pytest.mark.sweep(0.13)
 @pytest.mark.parametrize("layout", ["Fortran", "transposed", "backwards", "big-endian Fortran"])
 @pytest.mark.parametrize("source", ["dict", "npz", "folder", "mapped"])
 def test_a_trainer_computes_on_these_rows(source: str, layout: str, tmp_path: Path) -> None:

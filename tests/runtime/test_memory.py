@@ -52,7 +52,7 @@ def grown(folder: Path, name: str, rows: int, native_kernels: bool) -> float:
     return float(ran.stdout) * MIB
 
 
-@pytest.mark.sweep(0.6)
+@pytest.mark.sweep(0.34)
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not say what a process takes")
 @pytest.mark.parametrize(
     ("name", "rows", "recompute"),
@@ -89,6 +89,7 @@ def test_what_it_counts() -> None:
         gg.memory(step, batch=8)
 
 
+@pytest.mark.sweep(0)
 def test_frozen_weights_count_as_they_are_stored() -> None:
     adapted = gg.lora(Path(__file__).parents[2] / "examples" / "tiny_llama_int4.onnx", "*attn*", rank=2)
     model = gg.surgery.language_model(adapted)
@@ -191,7 +192,7 @@ def searched(monkeypatch: pytest.MonkeyPatch, each: float, allowed: float, rows:
     return trainer.find_batch_size(arrays(rows)).samples, tried
 
 
-@pytest.mark.sweep(0.2)
+@pytest.mark.sweep(0)
 @pytest.mark.parametrize(
     ("each", "allowed", "best"),
     [(0.1, 20, 64), (1, 100, 64), (1, 30, 16), (5, 21, 2), (1e-3, 900, 512), (20, 31, 1)],
@@ -205,6 +206,7 @@ def test_the_largest_power_of_two_that_fits(
     assert len(tried) < 10
 
 
+@pytest.mark.sweep(0)
 def test_not_even_one_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match="one sample needs more than"):
         searched(monkeypatch, 50, 40)

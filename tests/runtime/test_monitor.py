@@ -116,6 +116,7 @@ def test_a_keeper_of_an_accuracy_keeps_the_highest(tmp_path: Path) -> None:
     assert best.history["val_accuracy"][-1] == max(history["val_accuracy"]) > min(history["val_accuracy"])
 
 
+@pytest.mark.sweep(0.08)
 @pytest.mark.parametrize("stop", [2, 7, 12])
 def test_a_resumed_run_stops_and_goes_back_as_the_whole_one(tmp_path: Path, stop: int) -> None:
     """Interrupted before the best epoch, at it, or after it."""

@@ -51,6 +51,7 @@ def archive(path: Path, _: str) -> tuple[Path, Callable[[], object]]:
     return path / "data.npz", lambda: load_arrays(path / "data.npz")
 
 
+@pytest.mark.sweep(0.38)
 @pytest.mark.parametrize(
     ("make", "name"),
     [(step_folder, f) for f in ("manifest.json", "train.onnx", "eval.onnx")] + [(checkpoint, ""), (archive, "")],

@@ -100,7 +100,7 @@ def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return a.keys() == b.keys() and all(np.asarray(a[n]).tobytes() == np.asarray(b[n]).tobytes() for n in a)
 
 
-@pytest.mark.sweep(0.2)
+@pytest.mark.sweep(0.04)
 @pytest.mark.parametrize("name", STEPS)
 def test_bits_are_the_same_with_and_without(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make, options = STEPS[name]
@@ -118,6 +118,7 @@ def test_bits_are_the_same_with_and_without(name: str, tmp_path: Path, monkeypat
     assert openings.kept()[0] == count
 
 
+@pytest.mark.sweep(0.41)
 @pytest.mark.parametrize("options", [{}, {"in_place": True}, {"in_place": False}], ids=str)
 def test_each_of_several_steps_is_kept(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of one state: each is opened from its own, and the bits are those of opening them for the first time."""
@@ -146,6 +147,7 @@ def test_each_of_several_steps_is_kept(options: dict[str, Any], monkeypatch: pyt
     assert same(without, trained_by_turns(order))
 
 
+@pytest.mark.sweep(0)
 def test_weights_beside_the_model_stay_in_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wide = export(
         nn.Sequential(nn.Linear(8, 4096), nn.ReLU(), nn.Linear(4096, 512), nn.Linear(512, 5)), {"x": ("n", 8)}
@@ -166,6 +168,7 @@ def in_four_bits(folder: Path) -> gg.Step:
     return gg.Step.load(folder / "step")
 
 
+@pytest.mark.sweep(0.35)
 @pytest.mark.parametrize("options", [{}, {"in_place": True}], ids=str)
 def test_many_weights_in_files_are_not_written_out(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -309,7 +312,7 @@ DAMAGES: dict[str, Callable[[Path, bytes], bytes]] = {
 }
 
 
-@pytest.mark.sweep(0.4)
+@pytest.mark.sweep(0.19)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_what_was_not_kept_so_counts_as_nothing(damage: str) -> None:
     step = built(vectors)()
@@ -324,6 +327,7 @@ def test_what_was_not_kept_so_counts_as_nothing(damage: str) -> None:
     assert all(openings.read(file.stem, step.train) is not None for file in contents)
 
 
+@pytest.mark.sweep(0)
 def test_a_folder_or_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
     step = built(vectors)()
     first = trained(step, {})
@@ -399,6 +403,7 @@ def test_the_folder_is_bounded_and_the_oldest_goes_first(monkeypatch: pytest.Mon
     assert openings.kept() == (0, 0)
 
 
+@pytest.mark.sweep(0)
 def test_where_nothing_can_be_written_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*given: Any) -> None:
         raise GradgraphError("the disk is full")

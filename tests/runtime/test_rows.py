@@ -158,6 +158,7 @@ def test_a_batch_that_diverges_is_kept() -> None:
         assert np.array_equal(caught.value.batch[name], array[rows])
 
 
+@pytest.mark.sweep(0)
 def test_a_finished_fit_lets_go_of_the_data() -> None:
     t, data = trainer(), handmade.points(64)
     held = [weakref.ref(array) for array in data.values()]
@@ -170,6 +171,7 @@ def test_a_finished_fit_lets_go_of_the_data() -> None:
     assert t.progress.steps == 12
 
 
+@pytest.mark.sweep(0.05)
 @pytest.mark.parametrize("what", ["evaluate", "predict", "fit"])
 def test_nothing_keeps_data_alive(what: str) -> None:
     t, data = trainer(), handmade.points(64)

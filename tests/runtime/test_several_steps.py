@@ -180,6 +180,7 @@ def test_a_step_moves_its_own_part_of_the_state_only(gan: Step) -> None:
     assert trainer.progress.counts == {"discriminator": 1, "generator": 1}
 
 
+@pytest.mark.sweep(0)
 def test_steps_draw_numbers_of_their_own() -> None:
     """Two steps that do the same draw other numbers; with a seed of their own they draw what is said."""
     frontend.manual_seed(0)
@@ -342,6 +343,7 @@ def test_steps_of_every_backend_train_alike() -> None:
 # --- fits --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(0)
 def test_a_fit_trains_all_steps_on_each_batch(gan: Step) -> None:
     seen = []
 
@@ -375,6 +377,7 @@ def test_a_fit_trains_all_steps_on_each_batch(gan: Step) -> None:
     assert seen == [d, [*d, "generator.loss", "generator.grad_norm", "generator.learning_rate"]] * 3
 
 
+@pytest.mark.sweep(0.41)
 @pytest.mark.parametrize("stop", [2, 9])
 def test_a_resumed_fit_is_the_same_to_the_bit(gan: Step, stop: int, tmp_path: Path) -> None:
     """Dropout, noise, a schedule, a rate by function, an average, a pattern; stopped where ``stop`` steps are done."""
@@ -391,6 +394,7 @@ def test_a_resumed_fit_is_the_same_to_the_bit(gan: Step, stop: int, tmp_path: Pa
     assert again.progress.counts == whole.progress.counts
 
 
+@pytest.mark.sweep(0)
 def test_a_batch_that_was_begun_is_finished_after_a_resume(gan: Step, tmp_path: Path) -> None:
     """The generator's loss is not finite: what is saved stands behind the discriminator's part of the batch."""
     trainer, whole = gg.Trainer(gan), gg.Trainer(gan)

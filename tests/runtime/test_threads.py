@@ -84,6 +84,7 @@ READS: dict[str, Callable[[Trainer, Any, Path], object]] = {
 }
 
 
+@pytest.mark.sweep(0.38)
 @pytest.mark.parametrize("gathers_ahead", [False, True])
 def test_reading_beside_a_fit_changes_nothing(
     gathers_ahead: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -563,6 +563,7 @@ def test_a_trainer_is_not_pickled_but_its_step_is() -> None:
     assert other.step(handmade.points(8))["loss"] == t.step(handmade.points(8))["loss"]
 
 
+@pytest.mark.sweep(0)
 def test_a_process_that_only_loads_a_step_can_train_it(tmp_path: Path) -> None:
     """The operators that a saved step calls are known without anything of what has built it."""
     gg.build(exported("residual", "batch"), "cross_entropy", "adamw").save(tmp_path / "step")

@@ -51,6 +51,7 @@ def choices(tuner: Tuner) -> set[str]:
     return {v for k, v in tuner.chosen.items() if k.startswith("ConvGradWeight")}
 
 
+@pytest.mark.sweep(0)
 def test_the_slow_form_loses_and_the_choice_is_kept(train: onnx.ModelProto, tmp_path: Path) -> None:
     lines: list[str] = []
     cache = tmp_path / "cache" / "tuned.json"
@@ -69,6 +70,7 @@ def test_the_slow_form_loses_and_the_choice_is_kept(train: onnx.ModelProto, tmp_
     assert again.chosen == tuner.chosen
 
 
+@pytest.mark.sweep(0)
 def test_a_form_that_fails_is_no_candidate(train: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(op, *inputs, **attrs):  # type: ignore[no-untyped-def]
         y = OPERATORS["ConvGradWeight"].portable(op, *inputs, **attrs)
@@ -96,6 +98,7 @@ def test_a_damaged_cache_counts_as_empty(train: onnx.ModelProto, tmp_path: Path,
     assert Tuner(ORT_CPU, Placement(("CPUExecutionProvider",)), cache=cache).chosen == {}
 
 
+@pytest.mark.sweep(0)
 def test_a_cache_that_cannot_be_written_does_not_matter(train: onnx.ModelProto, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     tuner = Tuner(ORT_CPU, Placement(("CPUExecutionProvider",)), cache=tmp_path / "file" / "tuned.json")
@@ -103,6 +106,7 @@ def test_a_cache_that_cannot_be_written_does_not_matter(train: onnx.ModelProto, 
     assert choices(tuner)
 
 
+@pytest.mark.sweep(0)
 def test_a_tuned_trainer_trains_alike(train: onnx.ModelProto) -> None:
     step = gg.build(convolutions("batch"), "mse", gg.optim.sgd(1e-4))
     tuner = Tuner(ORT_CPU, Placement(("CPUExecutionProvider",)))

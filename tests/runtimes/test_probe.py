@@ -106,6 +106,7 @@ def test_what_is_kept_is_not_run_again(tmp_path: Path, monkeypatch: pytest.Monke
     assert {o.kind for o in newer} == {"refused"}
 
 
+@pytest.mark.sweep(0)
 def test_a_process_that_hangs_is_ended() -> None:
     program = "import time; print('one', flush=True); time.sleep(60)"
     process = subprocess.Popen(

@@ -29,6 +29,7 @@ def expected(network: str, sizes: str) -> list[float]:
     return losses_in("onnxruntime", NETWORKS[network].step("auto", fixed), NETWORKS[network].batches(fixed))
 
 
+@pytest.mark.sweep(0)
 @pytest.mark.parametrize(("runtime", "network", "sizes"), RIGHT)
 def test_losses_are_those_of_onnxruntime(runtime: str, network: str, sizes: str) -> None:
     if missing := RUNTIMES[runtime].missing():
@@ -46,6 +47,7 @@ def test_what_cannot_be_right_is_refused_by_name(runtime: str, network: str, siz
         NETWORKS[network].step(backend, sizes == "fixed")
 
 
+@pytest.mark.sweep(0.06)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_the_networks_learn(network: str) -> None:
     """So that a wrong gradient, mask or update would be seen."""

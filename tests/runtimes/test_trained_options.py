@@ -57,6 +57,7 @@ def test_steps_for_the_runtime(runtime: str, case: str) -> None:
     hold(runtime, case, step)
 
 
+@pytest.mark.sweep(0.04)
 @pytest.mark.parametrize(("runtime", "case"), EACH)
 def test_what_the_table_calls_right_is_right(runtime: str, case: str) -> None:
     """Of a step that is written for no runtime."""

@@ -27,6 +27,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "model.onnx"
 
 
+@pytest.mark.sweep(0)
 def test_a_file_is_judged(path: Path) -> None:
     found = judged(path, {"x": {"shape": [6, 3], "scale": 1.0}}, 120)
     assert verdict(found) == "trains" and not reason(found)

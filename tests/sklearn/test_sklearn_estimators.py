@@ -39,12 +39,13 @@ REPEATED = {
 
 
 # all others pass; scikit-learn itself skips those that need pandas or SCIPY_ARRAY_API where these are not there
-@pytest.mark.sweep(0.065)
+@pytest.mark.sweep(0.05)
 @parametrize_with_checks([Classifier(), Regressor()], expected_failed_checks=lambda _: REPEATED)
 def test_what_scikit_learn_asks_of_estimators(estimator: Any, check: Any) -> None:
     check(estimator)
 
 
+@pytest.mark.sweep(0)
 def test_a_pipeline_is_searched_and_its_best_model_exported(tmp_path: Path) -> None:
     pipeline = make_pipeline(StandardScaler(), Classifier(epochs=20, random_state=0))
     search = GridSearchCV(pipeline, {"classifier__learning_rate": [1e-6, 1e-2]}, cv=3, refit=True).fit(X, NAMES)
@@ -58,6 +59,7 @@ def test_a_pipeline_is_searched_and_its_best_model_exported(tmp_path: Path) -> N
     np.testing.assert_allclose(search.predict_proba(X).sum(1), 1)
 
 
+@pytest.mark.sweep(0)
 def test_it_is_copied_and_pickled_with_what_it_has_learnt() -> None:
     trained = Classifier(epochs=3, random_state=1).fit(X, Y)
     copy = pickle.loads(pickle.dumps(trained))
@@ -204,6 +206,7 @@ def test_classes_have_weights() -> None:
         Classifier(class_weight="balanced").partial_fit(X, Y)
 
 
+@pytest.mark.sweep(0.3)
 @pytest.mark.parametrize("kind", [Classifier, Regressor, "labels"])
 def test_training_stops_early_and_goes_back_to_the_best(kind: Any) -> None:
     y = {Classifier: NAMES, Regressor: X[:, 3] - X[:, 0]}.get(kind, np.stack([Y == 0, X[:, 1] > 3], 1).astype(int))
@@ -256,7 +259,7 @@ def test_several_labels_of_a_sample() -> None:
         Classifier(loss="cross_entropy").fit(X, y)
 
 
-@pytest.mark.sweep(0.3)
+@pytest.mark.sweep(0.15)
 @pytest.mark.parametrize("kind", [Classifier, Regressor])
 @pytest.mark.parametrize("form", ["csr_matrix", "csc_array", "coo_array"])
 def test_a_sparse_matrix_trains_as_a_dense_one(kind: Any, form: str) -> None:

@@ -101,7 +101,7 @@ def reference(samples: np.ndarray, convention: str, rate: int, n_fft: int, hop: 
 SIZES = [(16000, 400, 160, 80), (8000, 256, 80, 40), (22050, 511, 200, 23)]
 
 
-@pytest.mark.sweep(0.6)
+@pytest.mark.sweep(0.35)
 @pytest.mark.parametrize("rate,n_fft,hop,mels", SIZES)
 @pytest.mark.parametrize("convention", CONVENTIONS)
 def test_nodes_are_the_formula(convention: str, rate: int, n_fft: int, hop: int, mels: int) -> None:

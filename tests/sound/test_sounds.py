@@ -124,6 +124,7 @@ def test_augment_changes_what_is_trained_on_alone(tmp_path: Path) -> None:
         samples_of(gg.sound.folder(tmp_path, augment=lambda x, rng: x[1:]), (0, 0))
 
 
+@pytest.mark.sweep(0)
 def test_a_model_learns_to_tell_sounds_apart_and_a_resumed_run_repeats_it(tmp_path: Path, step: gg.Step) -> None:
     data = gg.sound.folder(wav_writing.sounds(tmp_path / "train", 12), seconds=0.5)
     held_out = gg.sound.folder(wav_writing.sounds(tmp_path / "test", 8, seed=1), seconds=0.5)

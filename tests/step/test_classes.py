@@ -138,6 +138,7 @@ def test_the_record_keeps_whether_numbers_were_written() -> None:
     assert DataNames(numbered=["target"]).as_metadata() == {}
 
 
+@pytest.mark.sweep(0)
 def test_no_reader_has_a_rule_of_its_own() -> None:
     """The words by which names become numbers stand in one module."""
     root = Path(gradgraph.__file__).parent

@@ -28,7 +28,7 @@ def built(name: str, **options: Any) -> gg.Step:
     return gg.build(exported(name, "batch"), "cross_entropy", options.pop("optimizer", "adamw"), **options)
 
 
-@pytest.mark.sweep(0.3)
+@pytest.mark.sweep(0.1)
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("backend", ["auto", "portable"])
 @pytest.mark.parametrize("name", NETWORKS)

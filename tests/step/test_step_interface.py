@@ -86,7 +86,7 @@ def check(optimizer: str, options: str, backend: str, batch: int | str) -> None:
     assert list(faults(step)) == []
 
 
-@pytest.mark.sweep(0.02)
+@pytest.mark.sweep(0.011)
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_files_declare_what_the_manifest_describes(optimizer: str, options: str) -> None:
@@ -102,7 +102,7 @@ def test_files_declare_what_the_manifest_describes(optimizer: str, options: str)
         check(optimizer, options, "portable", "n")
 
 
-@pytest.mark.sweep(0.3)
+@pytest.mark.sweep(0.17)
 @pytest.mark.parametrize("backend", step_backends())
 def test_on_every_backend(backend: str) -> None:
     try:

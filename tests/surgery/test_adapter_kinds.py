@@ -193,6 +193,7 @@ def test_which_attentions_have_no_prefix() -> None:
         gg.lora(batched, "*", kind="prefix")
 
 
+@pytest.mark.sweep(0)
 def test_a_language_model_learns_by_a_prefix() -> None:
     model = gg.lora(surgery.language_model(EXAMPLES / "tiny_llama_int4.onnx"), "*", kind="prefix", rank=4)
     step = gg.build(model, gg.losses.cross_entropy(axis=-1), gg.optim.adam(0.1))
@@ -295,7 +296,7 @@ IN_4_BITS = made(
 )  # fmt: skip
 
 
-@pytest.mark.sweep(0.3)
+@pytest.mark.sweep(0.16)
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_names_of_each_kind_are_saved_loaded_and_merged_by_themselves(kind: str, tmp_path: Path) -> None:
     prefix = kind == "prefix"

@@ -59,7 +59,7 @@ def quantised(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return fused, plain, {"x": x}
 
 
-@pytest.mark.sweep(0.24)
+@pytest.mark.sweep(0.04)
 @pytest.mark.parametrize("name", SURGERY)
 def test_surgery_and_training_are_those_of_the_pairs_of_onnx(quantised: Quantised, name: str) -> None:
     fused, plain, feeds = quantised

@@ -25,7 +25,7 @@ def scores(model: onnx.ModelProto, **feeds: np.ndarray) -> np.ndarray:
     return session.run(["logits"], feeds)[0]
 
 
-@pytest.mark.sweep(0.4)
+@pytest.mark.sweep(0.22)
 @pytest.mark.parametrize("kind", hybrid_models.MODELS)
 def test_states_begin_at_zero(kind: str) -> None:
     model = hybrid_models.MODELS[kind]()

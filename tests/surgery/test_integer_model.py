@@ -46,6 +46,7 @@ def data(shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     return np.random.default_rng(0).normal(size=(ROWS, *shape)).astype(np.float32)
 
 
+@pytest.mark.sweep(0.04)
 @pytest.mark.parametrize("batch", ["batch", 7])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_calibrated_models_are_as_near_as_they_say(name: str, batch: str | int, tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_scales_by_channel_of_a_gemm(sizes: tuple[int, int], turned: int, tmp_pa
 HOWS = ["dynamic", "dynamic by channel", "static", "static by channel", "static QDQ"]
 
 
-@pytest.mark.sweep(0.2)
+@pytest.mark.sweep(0.008)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("name", ["dense", "images"])
@@ -149,7 +149,7 @@ def test_sums_that_nothing_makes_floats_of_are_refused() -> None:
 # --- training through the rounding ------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep(0.286)
+@pytest.mark.sweep(0.2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("ranges", ["observed", "learned"])
 @pytest.mark.parametrize("how", HOWS[:4])

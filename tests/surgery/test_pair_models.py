@@ -142,6 +142,7 @@ def test_gradients_are_differences_of_losses(name: str) -> None:
     assert slope == pytest.approx((loss_at(near) - loss_at(-near)) / (2 * near), rel=1e-6)
 
 
+@pytest.mark.sweep(0)
 def test_scores_of_all_tokens_have_no_gradient_of_their_own() -> None:
     """The step has the operators of one that learns the next token: a gradient of scores is written once."""
     step = gg.build(paired(adapted()), "dpo", gg.optim.adam(1e-3))
@@ -195,6 +196,7 @@ def test_a_reference_comes_before_the_first_step() -> None:
         surgery.reference(in_float64(), trainer, PAIRS)
 
 
+@pytest.mark.sweep(0)
 def test_a_prefix_has_no_reference() -> None:
     model = gg.lora(TINY, "*attn*", rank=2, kind="prefix")
     with pytest.raises(BuildError, match="of kind prefix cannot be neutral"):

@@ -114,7 +114,7 @@ def test_a_folder_of_peft_fits_a_model_of_the_builder(model: str, written: str, 
     np.testing.assert_allclose(found - PLAIN, added, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.sweep(0.2)
+@pytest.mark.sweep(0.04)
 @pytest.mark.parametrize("kind", ["lora", "rslora", "dora"])
 @pytest.mark.parametrize("family", ["llama", "phi3"])
 @pytest.mark.parametrize("model", MODELS)

@@ -122,6 +122,7 @@ def reader_of_digits() -> tuple[gg.Trainer, dict[str, Array], dict[str, Array]]:
     return trainer, data, held_out
 
 
+@pytest.mark.sweep(0.27)
 @pytest.mark.parametrize("ranges", ["observed", "learned"])
 def test_digits_are_read_as_well_as_in_float(ranges: str, reader_of_digits: Any) -> None:
     first, data, held_out = reader_of_digits

@@ -85,7 +85,7 @@ def trainer(shapes: Path) -> gg.Trainer:
     return made
 
 
-@pytest.mark.sweep(0.3)
+@pytest.mark.sweep(0.07)
 @pytest.mark.parametrize("form", ["coco", "yolo"])
 @pytest.mark.parametrize("order", ORDERS)
 def test_average_precision_is_that_of_the_names(

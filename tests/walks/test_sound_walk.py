@@ -31,6 +31,7 @@ def samples_of(path: Path, length: int) -> np.ndarray:
     return np.pad(middle, (before, length - len(middle) - before))
 
 
+@pytest.mark.sweep(0)
 def test_sounds_are_told_apart_by_what_bare_onnxruntime_runs(tmp_path: Path) -> None:
     wav_writing.sounds(tmp_path / "train", 30)
     wav_writing.sounds(tmp_path / "test", 15, seed=1)

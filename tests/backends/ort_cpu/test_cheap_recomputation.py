@@ -76,6 +76,7 @@ def copies(model: onnx.ModelProto) -> Counter[str]:
     return Counter(node.op_type for node in names if "After" not in node.name)
 
 
+@pytest.mark.sweep(0.28)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_less_is_kept_and_bits_stay(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make, expected = NETWORKS[name]
@@ -90,6 +91,7 @@ def test_less_is_kept_and_bits_stay(name: str, monkeypatch: pytest.MonkeyPatch) 
         np.testing.assert_array_equal(run(few, feeds)[name], value, err_msg=name)
 
 
+@pytest.mark.sweep(0.22)
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("kernels", [False, None], ids=["stock", "native, where they are"])
 def test_a_trainer_learns_the_same(name: str, kernels: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:

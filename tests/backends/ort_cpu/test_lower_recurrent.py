@@ -99,7 +99,7 @@ def agree(train: onnx.ModelProto, lowered: onnx.ModelProto) -> None:
         np.testing.assert_allclose(found[name], value, rtol=2e-5, atol=2e-6, err_msg=name)
 
 
-@pytest.mark.sweep(0.269)
+@pytest.mark.sweep(0.19)
 @pytest.mark.parametrize("sizes", [(5, 2), (32, 2), (32, 16)], ids=["columns", "blocks", "blocks both"])
 @pytest.mark.parametrize("direction", COUNT)
 @pytest.mark.parametrize(("op_type", "attrs"), KINDS, ids=[f"{k} {''.join(a)}" for k, a in KINDS])

@@ -156,7 +156,7 @@ def moved_in_float64(step: gg.Step, batch: dict[str, np.ndarray]) -> dict[str, n
     return {name: after[f"{name}.next"] - feeds[name] for name in state}
 
 
-@pytest.mark.sweep(0.06)
+@pytest.mark.sweep(0.03)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_machine_s_form_moves_weights_alike(seed: int) -> None:
     rng = np.random.default_rng(seed)

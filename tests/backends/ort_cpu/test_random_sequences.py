@@ -103,7 +103,7 @@ def test_steps_are_those_of_the_file_in_float64(seed: int) -> None:
         assert_moved_alike(trainer.state_dict(), exact.state, start)
 
 
-@pytest.mark.sweep(0.3)
+@pytest.mark.sweep(0.007)
 @pytest.mark.parametrize("seed", [s for s in STEPS if not Network(s).random])
 def test_gradients_are_slopes(seed: int) -> None:
     net = Network(seed)
@@ -122,7 +122,7 @@ def test_gradients_are_slopes(seed: int) -> None:
     assert found == pytest.approx(slope, rel=1e-6, abs=1e-8)
 
 
-@pytest.mark.sweep(0.4)
+@pytest.mark.sweep(0.04)
 @pytest.mark.parametrize("seed", TRANSFORMS)
 def test_transforms_agree(seed: int) -> None:
     net = Network(seed)

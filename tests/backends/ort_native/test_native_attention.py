@@ -273,6 +273,7 @@ def test_masks_that_are_added(kept: str, hidden: float) -> None:
     Both.of(model_of(SCORES.format(masked=masked) + "y = Identity (o4)", inputs, c=0.2), inputs, ALL).check(*SEPARATE)
 
 
+@pytest.mark.sweep(0.37)
 @pytest.mark.parametrize("hidden", [LOWEST / 2, -3.0], ids=str)
 @pytest.mark.parametrize("negated", [False, True])
 @pytest.mark.parametrize("kept", KEPT)

@@ -150,7 +150,7 @@ def exact(op_type: str, shape: Shape, data: dict[str, np.ndarray]) -> np.ndarray
     return out
 
 
-@pytest.mark.sweep(0.234)
+@pytest.mark.sweep(0.007)
 @pytest.mark.parametrize("op_type", OPERATORS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_it_is_as_exact_as_float32(op_type: str, shape: Shape) -> None:

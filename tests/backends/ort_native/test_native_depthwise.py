@@ -238,6 +238,7 @@ def test_steps_fold_activations_and_merge_gradients(activation: type[Module]) ->
     assert {a.i for n in norms for a in n.attribute if a.name == "activation"} == {kind}
 
 
+@pytest.mark.sweep(0.42)
 @pytest.mark.parametrize("levels", [[], ["x86-64-v2"], ["x86-64-v2", "avx2"], ["x86-64-v2", "avx2", "avx512"]], ids=str)
 def test_kernels_are_taken_where_they_were_measured_to_be_faster(
     levels: list[str], monkeypatch: pytest.MonkeyPatch

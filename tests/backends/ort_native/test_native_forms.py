@@ -34,13 +34,13 @@ CASES = {
 pytestmark = pytest.mark.usefixtures("library")
 
 
-@pytest.mark.sweep(0.61)
+@pytest.mark.sweep(0.27)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_native_form_equals_the_portable_one(form: Form) -> None:
     assert problems_of_form(ORT_NATIVE, form) == []
 
 
-@pytest.mark.sweep(0.15)
+@pytest.mark.sweep(0.1)
 @pytest.mark.parametrize(("rule", "case"), CASES[True])
 def test_a_rule_with_native_forms_equals_the_portable_one(rule: Rule, case: Case) -> None:
     assert problems_of_rule(rule, case, ORT_NATIVE) == []

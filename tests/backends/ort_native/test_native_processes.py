@@ -45,6 +45,7 @@ def folder(library: native.Library, tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.sweep(0)
 def test_trainers_in_threads_compute_the_same_bits(folder: Path) -> None:
     wanted = losses(folder)
     with ThreadPoolExecutor(WORKERS) as pool:
@@ -92,6 +93,7 @@ def test_it_does_not_matter_how_a_batch_lies(folder: Path, lies: str) -> None:
     assert losses(folder, moved) == losses(folder, given)
 
 
+@pytest.mark.sweep(0.19)
 @pytest.mark.parametrize("rows", [1, 2, 17])
 def test_batches_of_any_size_agree_with_stock(folder: Path, rows: int) -> None:
     given = batch(rows)

@@ -45,7 +45,7 @@ def kernels(built: gg.Step) -> list[str]:
     return [n.op_type for n in for_machine(built.train, ORT_NATIVE).graph.node if n.domain == native.DOMAIN]
 
 
-@pytest.mark.sweep(0.3)
+@pytest.mark.sweep(0.23)
 @pytest.mark.parametrize("rows", [8, "n"], ids=["fixed", "open"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_networks(name: str, rows: int | str) -> None:

@@ -154,6 +154,7 @@ def test_attention_over_many_keys_and_of_many_queries(queries: int, keys: int) -
     check_gradients(text, "qkv", kernels, lambda name: 1.0, draws=8)
 
 
+@pytest.mark.sweep(0.18)
 @pytest.mark.parametrize(("steps", "sequences", "units"), [(3_000, 1, 3), (2, 3_000, 3), (3, 2, 700)])
 def test_an_lstm_of_many_steps_or_sequences_or_units(
     steps: int, sequences: int, units: int, monkeypatch: pytest.MonkeyPatch

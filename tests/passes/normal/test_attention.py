@@ -92,7 +92,7 @@ def attention_model(opset, feeds, attrs, dynamic=False, outputs=("y",)):
     return model_of([node], inputs, [o for o in outputs if o], opset), given
 
 
-@pytest.mark.sweep(0.291)
+@pytest.mark.sweep(0.14)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("case", ATTENTION)
 def test_attention_at_21_is_attention(case, dynamic):
@@ -225,7 +225,7 @@ LINEAR = {
 }
 
 
-@pytest.mark.sweep(0.7)
+@pytest.mark.sweep(0.48)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("case", LINEAR)
 def test_linear_attention(case, dynamic):

@@ -71,7 +71,7 @@ def numbers(model: onnx.ModelProto) -> dict[str, list[float]]:
     return {t.name: numpy_helper.to_array(t).ravel().tolist() for t in model.graph.initializer}
 
 
-@pytest.mark.sweep(0.75)
+@pytest.mark.sweep(0.31)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_step_is_that_of_the_model_with_initializers(name: str) -> None:
     model = exported(name, "batch")

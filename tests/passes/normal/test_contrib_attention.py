@@ -290,7 +290,7 @@ GROUPED = {
 }
 
 
-@pytest.mark.sweep(0.34)
+@pytest.mark.sweep(0.23)
 @pytest.mark.parametrize("case", GROUPED)
 def test_group_query_attention(case):
     feeds, attrs = GROUPED[case]

@@ -74,7 +74,7 @@ class Images(nn.Module):
         return self.head(self.features(x))
 
 
-@pytest.mark.sweep(0.5)
+@pytest.mark.sweep(0.25)
 @pytest.mark.parametrize("level", [LEVELS.ORT_ENABLE_EXTENDED, LEVELS.ORT_ENABLE_ALL], ids=["extended", "all"])
 @pytest.mark.parametrize("first", [False, True], ids=["post-norm", "pre-norm"])
 @pytest.mark.parametrize("activation", ["gelu", "relu"])

@@ -113,6 +113,7 @@ def test_lies_about_bodies_change_no_gradient(name: str, shape: str) -> None:
         np.testing.assert_allclose(found[output], value, rtol=1e-5, err_msg=output)
 
 
+@pytest.mark.sweep(0.66)
 @pytest.mark.parametrize("name", bodies(""))
 def test_what_is_declared_truly_is_right(name: str) -> None:
     """The judge of the test above, against central differences."""

@@ -120,6 +120,7 @@ def packed(bits, block, points, inputs=32, inner=64):
     return feeds | ({"q3": None, "s3": None, "b3": None, "z1": z1, "z2": z2} if points else {})
 
 
+@pytest.mark.sweep(0.25)
 @pytest.mark.parametrize("points", [False, True], ids=["middle", "zero points"])
 @pytest.mark.parametrize("block", [0, 32])
 @pytest.mark.parametrize("bits", [4, 8])

@@ -58,7 +58,7 @@ def test_gradients_of_rule_cases(rule: Rule, case: Case, opset: int) -> None:
         np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.sweep(0.1)
+@pytest.mark.sweep(0.018)
 @pytest.mark.parametrize("opset", [17, 18, 20])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_networks_train_alike(network: str, opset: int) -> None:
