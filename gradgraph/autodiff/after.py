@@ -4,9 +4,8 @@ Nodes that recompute the forward pass must run late, and must not be merged with
 returns ``x`` unchanged. But ``turn``, a zero that no runtime can fold, is computed from other tensors (``turn_after``),
 so readers of the result run only after these tensors exist.
 
-In standard nodes ``After`` is a Reshape to a shape of zeros, each of which copies a size of ``x``, so it moves no data.
-Simplification would remove such a Reshape, so ``After`` stays a named operator until the graph is final
-(``write_orders``).
+Once the graph is final, ``write_orders`` replaces ``After`` by a Reshape to a shape of zeros (0 copies a dimension),
+which moves no data. It stays a named operator until then, because simplification would remove such a Reshape.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _ZERO = integers(0, 1, 1)
 
 @named_operator(NAME, case(real(2, 3), _ZERO), case(real(), _ZERO), case(real(2, 1, 3, 4), _ZERO))
 def after(op: Builder, x: Var, turn: Var) -> Var:
-    """Return ``x`` once ``turn``, an int64 vector of one zero, is computed."""
+    """Return ``x``, computed only after ``turn``, an int64 vector of one zero."""
     if x.shape is None:
         return op.Reshape(x, op.Shape(x) + turn)
     return op.Reshape(x, op.Expand(turn, op.const(np.array([x.rank], np.int64))))
@@ -47,7 +46,7 @@ def turn_after(op: Builder, values: Sequence[Var]) -> Var:
 def _first(op: Builder, x: Var) -> Var:
     """Return the first element of ``x`` as a vector of length 1.
 
-    No long constant vectors are written, because ONNX's shape inference would record every number in them.
+    It writes no long constant vectors, because ONNX's shape inference would record every number in them.
     """
     if x.shape is None:
         return op.Gather(op.Reshape(x, [-1]), op.const(np.array([0], np.int64)), axis=0)

@@ -96,7 +96,7 @@ def _finished(work: ir.Model, op: Builder, written: Written, recompute: Recomput
 
 
 def builder_for(model: ir.Model, named_operators: bool = False) -> Builder:
-    """Return a builder whose new names do not collide with names in ``model``."""
+    """Return a builder whose new names do not occur in ``model``."""
     return Builder(names_of(model), "grad", named_operators)
 
 

@@ -16,7 +16,7 @@ _MOVES = frozenset({"Reshape", "Squeeze", "Unsqueeze"})  # reshaping operators t
 
 
 def weights_of_attentions(forward: Sequence[ir.Node]) -> tuple[list[int], set[ir.Node]]:
-    """Find the nodes that compute attention probabilities.
+    """Return where attention probabilities are computed and used.
 
     Args:
         forward: the nodes of the graph, in order.
@@ -56,7 +56,10 @@ def _up_to_products(softmax: ir.Node, place: Mapping[ir.Node, int]) -> tuple[lis
 
 
 def _makers(node: ir.Node, place: Collection[ir.Node]) -> Iterator[ir.Node]:
-    """Yield ``node`` and its producers with as many elements, back to products and the nodes fused with products."""
+    """Yield ``node`` and the nodes that compute its input, back to the product of queries and keys.
+
+    Only producers with as many elements as ``node`` are included, and nodes that runtimes fuse with the product.
+    """
     seen, waiting = {node}, [(node, False)]
     while waiting:
         node, is_under_product = waiting.pop()
@@ -76,23 +79,20 @@ def _is_product(node: ir.Node) -> bool:
 
 
 def _fuses_with_product(node: ir.Node) -> bool:
-    """Whether runtimes fuse ``node`` with a product that reads it.
-
-    Such a node is recomputed with its product: without it, the copy of the product would round differently.
-    """
+    """Whether runtimes fuse ``node`` with a product that reads it, so that both must be recomputed to round equally."""
     factors = [x for x in node.inputs if x is not None and x.is_initializer() and x.shape is not None]
     is_scale = node.op_type in ("Mul", "Div") and any(all_sizes(shape_of(x)) in ([], [1]) for x in factors)
     return node.domain == "" and (node.op_type == "Transpose" or is_scale)
 
 
 def _makes_as_many(maker: ir.Node, node: ir.Node) -> bool:
-    """Whether ``maker`` may compute attention probabilities and outputs as many elements as ``node``."""
+    """Whether ``maker`` is an operator of attention and outputs as many elements as ``node``."""
     makes = _keeps_numbers(maker) or maker.op_type in ("MatMul", "Softmax")
     return makes and _as_large(maker.outputs[0], node.outputs[0])
 
 
 def _keeps_numbers(node: ir.Node) -> bool:
-    """Whether ``node`` is elementwise or only moves elements, so that it may output as many elements as it reads."""
+    """Whether ``node`` is elementwise or only moves elements."""
     return node.domain == "" and (is_elementwise(node) or node.op_type in _MOVES)
 
 

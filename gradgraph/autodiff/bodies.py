@@ -20,7 +20,7 @@ from gradgraph.rules.containers import cotangent_type, zeros
 
 @dataclass(frozen=True)
 class Widened:
-    """A node that also computes tangents, and replaces another node.
+    """A node that computes values and tangents, and will replace another node.
 
     Attributes:
         old: the node to replace.
@@ -33,10 +33,7 @@ class Widened:
     tangents: Mapping[ir.Value, Var]
 
     def take_place(self) -> None:
-        """Replace ``old`` in its graph.
-
-        All tangents must have been written before; the graph must be sorted afterwards.
-        """
+        """Replace ``old`` in its graph, after all tangents are written; the graph must then be sorted."""
         for y, new in zip(self.old.outputs, self.values, strict=True):
             new.name, y.name = y.name, None
             y.replace_all_uses_with(new, replace_graph_outputs=True)
@@ -52,7 +49,7 @@ class Widener:
         op: the builder of the graph.
         path: the path along which tangents are computed.
         tangents: the tangents written so far, by value.
-        push: writes the tangents of nodes with ``op``, and adds them to ``tangents``.
+        push: writes the tangents of a list of nodes with ``op``, and adds them to ``tangents``.
     """
 
     op: Builder
@@ -66,9 +63,7 @@ class Widener:
     def body(self, graph: ir.Graph, moving: Sequence[ir.Value], results: Sequence[ir.Value]) -> _Body:
         """Write the tangents of ``results`` into the body ``graph``, computed from new tangents of ``moving``.
 
-        Returns:
-            The tangents of ``moving``, which become inputs of the body, and the tangents of ``results``, which become
-            outputs.
+        Returns both: the former become outputs of the body, the latter inputs.
         """
         op = self.op
         outside, op.nodes = op.nodes, []
@@ -90,7 +85,7 @@ class Widener:
         return tangent
 
     def tangent(self, x: ir.Value | None) -> Var:
-        """Return the tangent of an input of a node; zeros if it has none."""
+        """Return the tangent of ``x``; zeros if it has none."""
         assert x is not None
         return self.tangents.get(x) or zeros(self.op, self.op.wrap(x))
 
@@ -175,7 +170,7 @@ HAVE_BODIES = frozenset(_NODES)
 def _moving(
     to: Widener, node: ir.Node, entering: Sequence[ir.Value], leaving: Sequence[ir.Value], n: int
 ) -> tuple[list[int], list[int]]:
-    """Return the output indices of the states that have tangents, and of the scan outputs that have tangents."""
+    """Return the indices of the outputs with tangents: first of states (outputs before ``n``), then of scan outputs."""
     states = [i for i in range(n) if to.active(entering[i], leaving[i], node.outputs[i])]
     return states, [i for i in range(n, len(node.outputs)) if to.active(node.outputs[i])]
 
@@ -186,13 +181,10 @@ def _insert(values: Any, n: int, new: Sequence[Any], states: int) -> None:
 
 
 def _places(n: int, count: int, states: Sequence[int], rows: Sequence[int]) -> tuple[list[int], dict[int, int]]:
-    """Return the index of each output after ``_insert``, and the index of each tangent by the output it belongs to.
+    """Return the index of each output after ``_insert``, and the index of each tangent by its output's original index.
 
-    Args:
-        n: the number of states.
-        count: the number of outputs.
-        states: the indices of the states that have tangents.
-        rows: the indices of the scan outputs that have tangents.
+    The first ``n`` of ``count`` outputs are states. ``states`` and ``rows`` are the states and scan outputs with
+    tangents.
     """
     values = [i if i < n else i + len(states) for i in range(count)]
     tangents = {i: n + k for k, i in enumerate(states)}

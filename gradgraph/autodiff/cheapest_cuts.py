@@ -23,12 +23,12 @@ _NEAR = 1.02  # peaks within this factor of the minimum are considered equal; am
 
 
 def _begin(cuts: Sequence[int]) -> float:
-    """Return a sort key for cuts that is larger the less they recompute: the earlier the last cut is."""
+    """Return a sort key that is larger for cuts with less recomputation, which ends at the last cut."""
     return -cuts[-1] if cuts else 1
 
 
 class Course:
-    """A model of the memory that a training step uses, depending on its cuts.
+    """A model of the peak memory of a training step for given cuts.
 
     Args:
         passes: a forward pass, which is cut, and its backward pass.
@@ -61,34 +61,31 @@ class Course:
         return self._shorter(max((c for c in peaks if peaks[c] <= least * _NEAR), key=_begin), int(least * _NEAR))
 
     def least_recomputation(self, bytes_: int) -> tuple[int, list[int] | None]:
-        """Return the minimum peak, and the cuts with the least recomputation whose peak is at most ``bytes_``.
+        """Return the minimum peak in bytes, and the cuts with the least recomputation whose peak is at most ``bytes_``.
 
-        None replaces the cuts if no peak is small enough.
+        The cuts are None if no peak is small enough.
         """
         peaks = self._tried()
         good = [cuts for cuts, peak in peaks.items() if peak <= bytes_]
         return min(peaks.values()), self._shorter(max(good, key=_begin), bytes_) if good else None
 
     def _tried(self) -> dict[tuple[int, ...], int]:
-        """Return the peak memory by cuts, for increasing numbers of cuts, starting with none."""
+        """Return the peak memory of each choice of cuts that is tried, from no cut to many."""
         total = int(self.saved.sum())
         found = {(): None} | {tuple(self.within(int(total / step))): None for step in np.geomspace(1.5, 150, _LIMITS)}
         return {cuts: self.peak(cuts) for cuts in found}
 
     def _shorter(self, cuts: Sequence[int], bytes_: int) -> list[int]:
-        """Return ``cuts`` without its last entries, as many as possible with a peak within ``bytes_``.
-
-        Nodes after the last cut are not recomputed.
-        """
+        """Return ``cuts`` without as many of the last ones as possible while the peak stays within ``bytes_``."""
         cuts = list(cuts)
         while cuts and self.peak(cuts[:-1]) <= bytes_:
             del cuts[-1]
         return cuts
 
     def within(self, limit: int) -> list[int]:
-        """Return the cuts that the fewest bytes cross, for segments that save at most ``limit`` bytes each.
+        """Return the cuts that the fewest bytes cross, if each segment saves at most ``limit`` bytes.
 
-        Only a segment with a single saving node may exceed the limit.
+        A segment exceeds the limit only if a single node does.
         """
         count = len(self.saved)
         held = np.concatenate([[0], np.cumsum(self.saved)])
@@ -111,7 +108,7 @@ class Course:
         return cuts[::-1]
 
     def peak(self, cuts: Sequence[int]) -> int:
-        """Return the peak memory with these cuts: the most bytes of values and gradients alive at once."""
+        """Return the peak memory with these cuts in bytes: of all values and gradients alive at one time."""
         p, segments = self.passes, Segments(self.passes, cuts)
         count, end = len(p.forward), len(p.forward) + len(p.backward) + 1
         change = np.zeros(end + 1, np.int64)

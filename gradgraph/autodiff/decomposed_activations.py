@@ -24,7 +24,7 @@ def softmax_of(value: ir.Value) -> tuple[ir.Value, int] | None:
 
 
 def sigmoid_of(value: ir.Value) -> Signed | None:
-    """Return the logits, with their sign, if ``value`` is a decomposed Sigmoid, else None."""
+    """Return the logits of a decomposed Sigmoid, and whether they are negated; None for other values."""
     for form in (_logistic, _odds, _by_tanh, _by_softplus, _by_halves):
         try:
             return form(value)
@@ -53,7 +53,7 @@ def _of_logarithm(logarithm: ir.Value) -> tuple[ir.Value, int]:
 
 
 def _unshifted(x: ir.Value, axis: int) -> ir.Value:
-    """Return ``z`` if ``x`` is ``z − max(z)`` along ``axis``, which has the same Softmax as ``z``; else ``x``."""
+    """Return ``z`` if ``x`` is ``z − max(z)`` along ``axis``, as in a stable Softmax; else ``x``."""
     if (node := made_by(x, "Sub")) is None:
         return x
     z, greatest = map(some, node.inputs)
@@ -65,10 +65,9 @@ def _unshifted(x: ir.Value, axis: int) -> ir.Value:
 
 
 def _reduced(value: ir.Value, op_type: str, of: ir.Value) -> int:
-    """Return the axis along which the operator ``op_type`` reduces ``of`` to ``value``.
+    """Return the axis along which ``op_type`` reduces ``of`` to ``value``, or raise ``MismatchError``.
 
-    Raises:
-        MismatchError: ``value`` is not such a reduction, reduces several axes, or drops the axis.
+    The reduction must have a single axis and keep it with length 1.
     """
     shape, whole = shape_of(value), some(shape_of(of))
     while (node := made_by(value, *_BROADCAST)) is not None:
@@ -113,10 +112,7 @@ def _by_softplus(value: ir.Value) -> Signed:
 
 
 def _by_halves(value: ir.Value) -> Signed:
-    """Return the logits, with their sign, of a Sigmoid written as ``Where(z ≥ 0, …, …)``.
-
-    There is one formula for each sign of z. Exporters write it so that no exponential overflows.
-    """
+    """Return the logits of a Sigmoid in the stable form ``Where(z ≥ 0, …, …)``, and whether they are negated."""
     node = some(made_by(value, "Where"))
     first, second = (some(sigmoid_of(some(x))) for x in node.inputs[1:])
     need(first == second)
@@ -124,7 +120,7 @@ def _by_halves(value: ir.Value) -> Signed:
 
 
 def _negative(value: ir.Value) -> Signed:
-    """Return −``value`` as (x, whether x is negated): (z, False) if ``value`` is −z, otherwise (``value``, True)."""
+    """Return −``value`` as (x, negated): (z, False) if ``value`` is −z, otherwise (``value``, True)."""
     try:
         return _minus(value), False
     except MismatchError:
@@ -135,11 +131,7 @@ def _negative(value: ir.Value) -> Signed:
 
 
 def _quotient(value: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Return the dividend and the divisor if ``value`` is a quotient.
-
-    Raises:
-        MismatchError: ``value`` is not a quotient.
-    """
+    """Return the dividend and the divisor if ``value`` is a quotient, else raise ``MismatchError``."""
     node = some(made_by(value, "Div", "Mul", "Reciprocal"))
     if is_standard(node, "Div"):
         return some(node.inputs[0]), some(node.inputs[1])
@@ -155,20 +147,12 @@ _ONE = ir.Value(name="one", const_value=ir.tensor(np.float32(1.0)))
 
 
 def _power(value: ir.Value) -> ir.Value:
-    """Return ``z`` if ``value`` is exp(z).
-
-    Raises:
-        MismatchError: ``value`` is not an exponential.
-    """
+    """Return ``z`` if ``value`` is exp(z), else raise ``MismatchError``."""
     return some(some(made_by(value, "Exp")).inputs[0])
 
 
 def _minus(value: ir.Value) -> ir.Value:
-    """Return ``z`` if ``value`` is −z.
-
-    Raises:
-        MismatchError: ``value`` is not a negation.
-    """
+    """Return ``z`` if ``value`` is −z, else raise ``MismatchError``."""
     if (node := made_by(value, "Neg")) is not None:
         return some(node.inputs[0])
     if (node := made_by(value, "Sub")) is not None:
@@ -178,7 +162,7 @@ def _minus(value: ir.Value) -> ir.Value:
 
 
 def _other_operand(value: ir.Value, op_type: str, number: float) -> ir.Value:
-    """Return ``x`` if ``value`` is ``op_type`` applied to ``x`` and the constant ``number``; ``x/2`` is ``x·0.5``."""
+    """Return ``x`` if ``value`` is ``op_type`` of ``x`` and the constant ``number``; ``x/2`` counts as ``x·0.5``."""
     node = made_by(value, op_type)
     if node is None:
         node = some(made_by(value, "Div") if op_type == "Mul" else None)

@@ -77,7 +77,7 @@ def write_tangents(
 
 
 class _Forward:
-    """A forward-mode pass: it adds the tangent of every value on ``path`` to ``tangents``."""
+    """A forward-mode pass: it adds the tangent of every value on ``path`` to the dict ``tangents``."""
 
     def __init__(self, op: Builder, path: Path, tangents: dict[ir.Value, Var]) -> None:
         self.op, self.path, self.tangents = op, path, tangents
@@ -125,7 +125,7 @@ class _Forward:
             cotangent.replace_all_uses_with(self._moved.get(y, y))
 
     def _read_shapes_elsewhere(self, graph: ir.Graph, results: Sequence[ir.Value]) -> None:
-        """Make Shape nodes of values computed from placeholders read tensors of equal shape that are needed anyway."""
+        """Make Shape nodes that depend on placeholders read other tensors of equal shape that are needed anyway."""
         before_bodies = itertools.takewhile(lambda node: node.op_type not in HAVE_BODIES, self.path.nodes)
         _, kept = needed(graph, results, lambda node: node.outputs, reads)
         ours = [x for x in (*self.path.wrt, *(y for node in before_bodies for y in node.outputs)) if x in kept]
@@ -137,7 +137,7 @@ class _Forward:
                 node.replace_input_with(0, known[dims])
 
     def _pushed(self, node: ir.Node) -> Mapping[ir.Value, Var]:
-        """Return the tangents of the outputs of ``node``, omitting zero tangents."""
+        """Return the nonzero tangents of the outputs of ``node``."""
         if node.domain == "" and node.op_type in HAVE_BODIES:
             self._widened.append(widened := self._widener.widen(node))
             return widened.tangents
@@ -153,7 +153,7 @@ class _Forward:
         return dict(zip(node.outputs, outputs, strict=True))
 
     def _composite_tangent(self, node: ir.Node) -> Mapping[ir.Value, Var] | None:
-        """Return the tangent if ``node`` is the last node of an elementwise composite, else None."""
+        """Return the tangent of an elementwise composite if ``node`` is its last node, else None."""
         known = self._composites.get(node)
         x = known.found.inputs[0] if known is not None and known.composite.elementwise else None
         if known is None or x not in self.tangents:
@@ -163,10 +163,7 @@ class _Forward:
         return None if dy is None else {y: dy}
 
     def _value_and_tangent(self, node: ir.Node, inputs: Sequence[Var | None]) -> Mapping[ir.Value, Var] | None:
-        """Write nodes that compute the value and the tangent of ``node`` together, and return the tangent.
-
-        Returns None if the operator has no such rule.
-        """
+        """Emit value and tangent of ``node`` by a rule for both; return the tangent, or None without a rule."""
         write = TOGETHER.get(node.op_type) if node.domain == "" else None
         found = write(self.op, node, inputs[0]) if write is not None and inputs[0] is not None else None
         if found is None:
@@ -177,7 +174,7 @@ class _Forward:
         return self._widened[-1].tangents
 
     def _by_transposing(self, node: ir.Node) -> Mapping[ir.Value, Var]:
-        """Compute tangents by two vjps: Jᵀ·c by the gradient rule of ``node``, then the vjp of Jᵀ·c with respect to c.
+        """Return tangents by two vjps: Jᵀ·c by the gradient rule of ``node``, then the vjp of Jᵀ·c with respect to c.
 
         The first vjp consists of standard nodes only, because named operators have no gradient rules.
         """

@@ -160,11 +160,7 @@ def _block(op: Builder, numbers: Var, target: ir.Value, x: ir.Value, start: int)
 def _tangent_rows(
     work: ir.Model, op: Builder, path: Path, likes: Sequence[ir.Value], suffix: str, start: int = 0
 ) -> tuple[_Basis, list[Var]]:
-    """Compute the tangents of ``path.targets`` for each unit vector of ``path.wrt``.
-
-    Returns:
-        The unit vectors, and for each target its tangents as rows, one per unit vector.
-    """
+    """Return the unit vectors of ``path.wrt``, and each target's tangents for them, one row per unit vector."""
     path = _with_own_nodes(work, op, path)
     basis = _Basis(op, path.wrt, start)
     tangents = dict(zip(path.wrt, basis.vectors, strict=True))
@@ -177,7 +173,7 @@ def _tangent_rows(
 
 
 def _with_own_nodes(work: ir.Model, op: Builder, path: Path) -> Path:
-    """Return ``path``, with copies of its nodes if any has a body, because tangents are written into bodies."""
+    """Return ``path`` over copies of its nodes if any has a body, because tangents are written into bodies."""
     if not any(node.op_type in HAVE_BODIES for node in path.nodes):
         return path
     nodes, copies = copied(path.nodes, op.fresh)
@@ -191,8 +187,8 @@ class _Basis:
     Attributes:
         count: the number of unit vectors, if known.
         place: a scalar in the graph, the index of the current unit vector.
-        vectors: the current unit vector, as one part per tensor, in the tensor's shape; with ``start`` 1 repeated in
-            each row.
+        vectors: the current unit vector, split into one part per tensor, in its shape; with ``start`` 1 the part is
+            repeated in each row.
         slices: maps ``place`` to the vector of all indices, which the Scan runs over.
     """
 
@@ -206,7 +202,7 @@ class _Basis:
         self.vectors = [_vector(op, x, part, start) for x, part in zip(tensors, parts, strict=True)]
 
     def split(self, op: Builder, rows: Var) -> list[Var]:
-        """Split ``rows``, with one row per unit vector, along axis 0 into one part per tensor."""
+        """Split ``rows`` (one row per unit vector) along axis 0 into one part per tensor."""
         if len(self._sizes) == 1:
             return [rows]
         parts = all_of(op.Split(rows, op.Concat(*self._sizes, axis=0), axis=0, outputs=len(self._sizes)))
@@ -216,14 +212,14 @@ class _Basis:
 
 
 def _vector(op: Builder, x: ir.Value, part: Var, start: int) -> Var:
-    """Return the ``part`` of a unit vector that belongs to ``x``, in the shape and type of ``x``."""
+    """Return ``part``, the elements of a unit vector that belong to ``x``, in the shape and type of ``x``."""
     assert x.dtype is not None
     row = op.Reshape(op.Cast(part, to=int(x.dtype)), sizes_of(op, x, start)[0], allowzero=1)
     return op.like(op.Expand(row, op.shape(op.wrap(x))) if start else row, op.wrap(x))
 
 
 def _count(op: Builder, x: ir.Value, start: int = 0) -> Var:
-    """Return the number of elements of ``x``, or of each of its rows (``start`` 1), as a vector of length 1."""
+    """Return the number of elements of ``x`` as a vector of length 1; with ``start`` 1, of one row of ``x``."""
     known = _elements([x], start)
     return op.const([known]) if known is not None else op.ReduceProd(op.Shape(op.wrap(x), start=start), keepdims=1)
 
@@ -238,7 +234,7 @@ def _check_tensor(x: ir.Value) -> None:
 
 
 def _check_rows(graph: ir.Graph, path: Path) -> None:
-    """Raise an error unless each row of the target depends only on the row of the inputs with the same index."""
+    """Raise an error unless each row of the target depends only on the input row with the same index."""
     (target,) = path.targets
     batched = batched_inputs(graph)
     if other := [x for x in path.wrt if x not in batched]:
@@ -252,7 +248,7 @@ def _check_rows(graph: ir.Graph, path: Path) -> None:
 
 
 def _elements(tensors: Sequence[ir.Value], start: int = 0) -> int | None:
-    """Return the total number of elements of ``tensors``, or of one row of each (``start`` 1); None if unknown."""
+    """Return the total number of elements of ``tensors``, or with ``start`` 1 of one row of each; None if unknown."""
     shapes = [_shape(x) for x in tensors]
     sizes = [None if s is None else all_sizes(s[start:]) for s in shapes]
     return None if any(s is None for s in sizes) else sum(math.prod(s or ()) for s in sizes)
@@ -263,7 +259,7 @@ def _shape(x: ir.Value) -> Shape | None:
 
 
 def _have_fewer_elements(tensors: Sequence[ir.Value], than: ir.Value) -> bool:
-    """Whether ``tensors`` have fewer elements in total than ``than`` for all values of symbolic sizes."""
+    """Whether ``tensors`` have fewer elements in total than ``than``, whatever the symbolic sizes are."""
     shapes, bound = [_shape(x) for x in tensors], _shape(than)
     if bound is None or any(s is None for s in shapes):
         return False

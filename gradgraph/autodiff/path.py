@@ -1,10 +1,9 @@
 """Activity analysis: find the nodes on paths from the differentiation variables (``wrt``) to the targets.
 
-In the graph that is searched, values are vertices, and an edge leads from each value to the values that depend on it
-smoothly: from a node's inputs to its outputs; into and out of the bodies of If, Loop and Scan; and from a loop's state
-at the end of an iteration to the start of the next one. A captured value needs no edge of its own, because nodes inside
-the body read it. The path is found by two searches, forwards from ``wrt`` and backwards from the targets, in linear
-time.
+The path is the intersection of two graph searches, forwards from ``wrt`` and backwards from the targets, in linear
+time. Edges lead from each value to the values that depend on it smoothly: from a node's inputs to its outputs; into and
+out of the bodies of If, Loop and Scan; and from a loop's state at the end of an iteration to the start of the next. A
+captured value needs no edge of its own, because nodes inside the body read it.
 """
 
 from __future__ import annotations
@@ -32,10 +31,7 @@ def is_tensor(value: ir.Value) -> bool:
 
 
 def _may_carry(value: ir.Value | None) -> bool:
-    """Whether ``value`` is floating or has no type.
-
-    Outputs of unknown operators have no type; they stay on the path, so that the missing rule is reported.
-    """
+    """Whether ``value`` is floating or has no type; outputs of unknown operators, reported later, have none."""
     return value is not None and (carries(value) or value.type is None)
 
 
@@ -61,7 +57,7 @@ def captures(node: ir.Node) -> Iterator[ir.Value]:
 
 
 def reads_smoothly(node: ir.Node) -> Iterator[ir.Value]:
-    """Yield the values that outputs of ``node`` depend on smoothly: all that it reads, except its rule's settings."""
+    """Yield the values that ``node`` reads, except inputs that its gradient rule treats as settings, such as shapes."""
     rule = registry.rule_of(node)
     settings = rule.settings if rule is not None else ()
     if not settings:
@@ -106,7 +102,7 @@ def _iterated(
 
 
 def _by_batch(node: ir.Node) -> Iterator[Edge]:
-    """Yield edges of BatchNormalization in training mode: only the new running statistics depend on the old ones."""
+    """Yield edges of BatchNormalization in training mode: the old running statistics affect only the new ones."""
     x, scale, bias, *running = node.inputs
     y, *updated = node.outputs
     yield from ((v, y) for v in (x, scale, bias))
@@ -160,7 +156,7 @@ class Path:
         return any(y in self._computed for y in node.outputs)
 
     def captured(self, node: ir.Node) -> list[ir.Value]:
-        """Return the outer values that the bodies of ``node`` read and that get a gradient from the bodies."""
+        """Return the outer values whose gradient comes from the bodies of ``node``, which read them."""
         outside = {v for v in captures(node) if v in self.active}
         inner = [n for graph in subgraphs(node) for n in graph.all_nodes() if self.is_on(n)]
         read = [v for n in inner for v in (n.inputs if _has_body(n) else reads_smoothly(n))]
@@ -168,7 +164,7 @@ class Path:
         return list(dict.fromkeys(v for v in read if v in outside))
 
     def where_it_ends(self, value: ir.Value) -> str:
-        """Return the reason why no path leads from ``value`` to the targets, for an error message."""
+        """Return the reason, for an error message, why no path leads from ``value`` to the targets."""
         if not value.consumers() and not value.is_graph_output():
             return "nothing reads it"
         for node in value.consumers():
@@ -182,7 +178,7 @@ class Path:
 
 
 def _with_bodies(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:
-    """Yield the nodes, each followed by the nodes in its bodies."""
+    """Yield each node, followed by the nodes in its bodies."""
     stack = list(nodes)[::-1]
     while stack:
         node = stack.pop()

@@ -84,7 +84,7 @@ def _row(op: Builder, dx: Var | None, x: ir.Value, allow_unused: bool) -> ir.Val
 
 
 def _one_sample(op: Builder, work: ir.Model, batched: Sequence[ir.Value], size: str) -> Mapping[ir.Value, ir.Value]:
-    """Rewrite the graph for a batch of one sample; return, for each of ``batched``, a new value for its single row."""
+    """Rewrite the graph for batch size 1; return the new value of each of ``batched``, without the batch axis."""
     slices: dict[ir.Value, ir.Value] = {}
     values = [v for node in nodes_of(work) for v in node.outputs]
     for v in (*values, *work.graph.outputs):

@@ -17,13 +17,12 @@ CUT = frozenset({"Clip", "Concat"})  # operators that keep probabilities probabi
 
 @dataclass(frozen=True)
 class Probabilities:
-    """A value that is a Softmax or a Sigmoid, possibly moved or sliced.
+    """A value that is a Softmax or a Sigmoid, possibly transposed, reshaped or sliced afterwards ("moved").
 
     Attributes:
         kind: ``Softmax`` or ``Sigmoid``.
-        axis: the axis of a Softmax, if moves kept its elements in position; counted from the front if the rank is
-            known.
-        source: the logits; None if they have another type, or if moves made positions unknown.
+        axis: the axis of a Softmax, counted from the front if the rank is known; None if moves rearranged its elements.
+        source: the logits; None if they have another type, or if moves rearranged the elements.
         negated: whether the value is computed from the negative of ``source``, such as 1/(1 + exp(source)).
         moves: the nodes that moved a Sigmoid, in order; applied to ``source``, they move the logits in the same way.
     """
@@ -36,7 +35,7 @@ class Probabilities:
 
     @property
     def logits(self) -> ir.Value | None:
-        """The logits whose Softmax or Sigmoid the probabilities are; None if they were negated or moved."""
+        """The logits of the probabilities; None if they were negated or moved."""
         return None if self.negated or self.moves else self.source
 
 
@@ -63,7 +62,7 @@ def probabilities(value: ir.Value) -> Probabilities | None:
 
 
 def _made_here(value: ir.Value) -> Probabilities | None:
-    """Return the Softmax or Sigmoid that computes ``value``, written as one operator or as several, or None."""
+    """Return the Softmax or Sigmoid that computes ``value``, as one operator or decomposed, or None."""
     if (node := made_by(value, "Softmax", "Sigmoid")) is not None:
         if is_standard(node, "Sigmoid"):
             return Probabilities("Sigmoid", None, node.inputs[0])
@@ -76,7 +75,7 @@ def _made_here(value: ir.Value) -> Probabilities | None:
 
 
 def _placed(value: ir.Value, found: Probabilities) -> Probabilities:
-    """Return ``found`` with its axis counted from the front of ``value``, and without logits that cannot be used."""
+    """Return ``found`` with its axis counted from the front of ``value``, and ``source`` None if it is unusable."""
     axis, source = found.axis, found.source
     if axis is not None and value.shape is not None and len(value.shape):
         axis %= len(value.shape)

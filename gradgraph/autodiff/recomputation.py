@@ -59,13 +59,13 @@ class Recompute:
         self.keep, self.sizes = keep, sizes
 
     def apply(self, model: ir.Model, op: Builder, passes: Sequence[Written], beside: int) -> None:
-        """Make the backward passes in ``model`` recompute values that are not stored, in place.
+        """Insert recomputation into the backward passes of ``model``, in place.
 
         Args:
             model: the model to change.
             op: the builder that names new nodes; it must not have pending nodes.
             passes: the backward passes.
-            beside: the bytes that a step needs in addition, regardless of recomputation.
+            beside: the bytes that a step needs for everything except these passes.
 
         Raises:
             BuildError: the budget is too small, sizes are unknown, or the model has no attention.
@@ -98,18 +98,14 @@ class Recompute:
         return _places_behind(model, passes, as_names(self.keep))
 
     def _check_sizes(self, model: ir.Model) -> None:
-        """Raise UnknownNameError if a size is given for a dimension that no input has."""
+        """Raise UnknownNameError if an entry of ``sizes`` is a dimension of no input."""
         known = sorted({*_open_dimensions(model), *_parts_of_dimensions(model)})
         for name in self.sizes:
             if name not in known:
                 raise UnknownNameError(f"no input has a dimension called '{shown(name)}'{suggestion(name, known)}")
 
     def _all_sizes(self, model: ir.Model) -> Mapping[str, int]:
-        """Return the sizes of symbolic dimensions.
-
-        Raises:
-            BuildError: the inputs have a symbolic dimension without a given size.
-        """
+        """Return the sizes of symbolic dimensions; raise BuildError if one is missing."""
         for value in _inputs(model):
             _check_named(value)
         missing = [name for name in _parts_of_dimensions(model) if name not in self.sizes]
@@ -156,7 +152,7 @@ def _readable(size: int) -> str:
 
 
 def _inputs(model: ir.Model) -> list[ir.Value]:
-    """Return the graph inputs that are not initializers, and so must be fed."""
+    """Return the graph inputs that are not initializers."""
     return [v for v in model.graph.inputs if not v.is_initializer()]
 
 
@@ -165,7 +161,7 @@ def _open_dimensions(model: ir.Model) -> set[str]:
 
 
 def _check_named(value: ir.Value) -> None:
-    """Raise BuildError if an input has an axis without a size or a name, so that its size cannot be given."""
+    """Raise BuildError if an axis of an input has neither a size nor a name."""
     name, dims = shown(value.name), shape_of(value)
     if dims is None:
         raise BuildError(
@@ -183,16 +179,13 @@ def _check_named(value: ir.Value) -> None:
 
 
 def _parts_of_dimensions(model: ir.Model) -> list[str]:
-    """Return the names in symbolic dimensions of inputs: ``batch`` and ``time`` for ``batch*time``."""
+    """Return the names that occur in symbolic dimensions of inputs: ``batch`` and ``time`` for ``batch*time``."""
     parts = {part for d in _open_dimensions(model) for part in size_factors(d)}
     return sorted(part for part in parts if not part.isdecimal())
 
 
 def bytes_of(value: ir.Value, sizes: Mapping[str, int], other: int) -> int:
-    """Return the bytes of a tensor.
-
-    ``sizes`` are the sizes of symbolic dimensions. Every other unknown size counts as ``other``.
-    """
+    """Return the bytes of a tensor, with ``sizes`` by symbolic dimension; other unknown sizes count as ``other``."""
     dims = shape_of(value)
     if dims is None or value.dtype is None or value.dtype == ir.DataType.STRING:
         return 0
@@ -201,7 +194,7 @@ def bytes_of(value: ir.Value, sizes: Mapping[str, int], other: int) -> int:
 
 
 def _places_behind(model: ir.Model, passes: Differentiated, names: Sequence[str]) -> list[int]:
-    """Return the index after each node of the forward pass that computes a value matching one of ``names``.
+    """Return possible cuts: the index after each forward node that computes a value matching one of ``names``.
 
     Raises:
         UnknownNameError: a name matches no value of the forward pass.
@@ -236,10 +229,9 @@ def _places_behind(model: ir.Model, passes: Differentiated, names: Sequence[str]
 
 
 def _names_in_file(model: ir.Model, passes: Differentiated, fed: Collection[str | None]) -> list[str]:
-    """Return the names of the values that the original model computes, without values that the training step adds.
+    """Return the names of values that the original model computes, excluding values added for the training step.
 
-    If the model does not record these names, added values are recognised by prefixes: they are named after a loss, a
-    metric or the value that they were added for.
+    If the model does not record these names, added values are recognised by prefixes.
     """
     own = [(y.name, node) for node in passes.forward for y in node.outputs if y.name]
     in_file: Collection[str] = model.meta.get(COMPUTED, ())

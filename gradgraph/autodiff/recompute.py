@@ -116,7 +116,7 @@ class Differentiated:
                     self.read[x].append(i)
 
     def owner(self, index: int) -> int:
-        """Return the index of the forward node whose gradient the backward node at ``index`` belongs to."""
+        """Return the index of the forward node whose gradient includes the backward node at ``index``."""
         at = bisect.bisect_right(self._begins, index)
         return self._owners[at - 1] if at else len(self.forward)
 
@@ -180,7 +180,7 @@ class Segments:
         return found
 
     def again(self, segment: int) -> list[ir.Node]:
-        """Return the nodes of a segment that are recomputed, in order."""
+        """Return the nodes of a segment that are recomputed, in graph order."""
         p, first = self.passes, self.cuts[segment - 1] if segment else 0
         last = self.cuts[segment]
         wanted = {x for i in range(first, last) for x in p.forward[i].outputs if x in p.read and self._is_copied(x)}
@@ -209,7 +209,7 @@ def _scratch(node: ir.Node) -> Collection[ir.Value]:
 
 
 def recompute_values(op: Builder, segments: Segments) -> None:
-    """Make the backward pass read recomputed values: insert copies of each segment's nodes before its gradients.
+    """Insert copies of each segment's nodes before its gradients, which read the copies.
 
     Args:
         op: the builder that names new nodes; it must not have pending nodes.
@@ -240,7 +240,10 @@ def recompute_values(op: Builder, segments: Segments) -> None:
 
 
 def _separate_readers(op: Builder, p: Differentiated, graph: ir.Graph, values: Iterable[ir.Value]) -> None:
-    """Insert an ``After`` between each of ``values`` and its reader in the forward pass, if it has a single reader."""
+    """Insert an ``After`` before the only reader of each of ``values`` in the forward pass, to prevent fusion.
+
+    Values with several readers are left unchanged.
+    """
     empty = (None, ir.DataType.STRING)  # types that `turn_after` cannot read
     fed = next((x for read in p.reads for x in read if _is_fed(x) and is_tensor(x) and x.dtype not in empty), None)
     ways = [(x, next(iter(x.uses()))) for x in values if x in p.read and len(x.uses()) == 1 and is_tensor(x)]
@@ -258,17 +261,14 @@ def _separate_readers(op: Builder, p: Differentiated, graph: ir.Graph, values: I
 
 
 def _may_fuse(node: ir.Node) -> bool:
-    """Whether runtimes may fuse ``node`` with a node before it.
-
-    Products are not included, because runtimes fuse them in any case.
-    """
+    """Whether runtimes may fuse ``node`` with its producer; False for products, which runtimes fuse in any case."""
     return not node.domain and (is_elementwise(node) or node.op_type in _FUSED)
 
 
 def _turn(op: Builder, p: Differentiated, begin: int, end: int) -> Var | None:
-    """Return a ``turn`` that is computed after all results of the backward nodes from ``begin`` to ``end``.
+    """Return a ``turn`` that is computed after the results of the backward nodes from ``begin`` to ``end``.
 
-    Returns None if these nodes have no results that other nodes read.
+    Returns None if no other node reads a result of these nodes.
     """
     alive = p.needed[bisect.bisect_left(p.needed, begin) : bisect.bisect_left(p.needed, end)]
     inside = p.dead.union(p.backward[i] for i in alive)
@@ -281,7 +281,7 @@ def _turn(op: Builder, p: Differentiated, begin: int, end: int) -> Var | None:
 
 
 def _wait_for_updates(graph: ir.Graph, results: Collection[ir.Value]) -> None:
-    """Make recomputed nodes that wait for a gradient wait for the weight update that reads it instead, in place.
+    """Make recomputed nodes that wait for a weight's gradient wait for its update instead, in place.
 
     The gradient then has a single reader, so runtimes fuse the product that computes it with the update: ``w + xᵀ·dy``.
     """
@@ -308,7 +308,7 @@ def _wait_for_updates(graph: ir.Graph, results: Collection[ir.Value]) -> None:
 
 
 class _Late(dict[ir.Value, ir.Value]):
-    """A cache of ``After`` nodes: maps each value to a copy of it that is computed after ``turn``."""
+    """A cache of ``After`` nodes: maps each value to ``after(value, turn)``."""
 
     def __init__(self, op: Builder, turn: Var) -> None:
         self._op, self._turn = op, turn
@@ -321,10 +321,7 @@ class _Late(dict[ir.Value, ir.Value]):
 
 
 def _read_late(p: Differentiated, part: range, late: _Late) -> None:
-    """Make a part of the backward pass read stored values through ``After``, so that no mask is computed early.
-
-    ``part`` is the range of its indices.
-    """
+    """Make the backward nodes at indices ``part`` read stored values through ``After``, so that none runs early."""
     for i in p.needed[bisect.bisect_left(p.needed, part.start) : bisect.bisect_left(p.needed, part.stop)]:
         node = p.backward[i]
         for at, x in enumerate(node.inputs):
@@ -335,7 +332,7 @@ def _read_late(p: Differentiated, part: range, late: _Late) -> None:
 def _copy(
     op: Builder, p: Differentiated, nodes: Sequence[ir.Node], kept: Collection[ir.Value], late: _Late
 ) -> list[ir.Value]:
-    """Copy ``nodes`` for the backward pass, which then reads the copies; return the values that it no longer reads."""
+    """Copy ``nodes`` for the backward pass and make it read the copies; return the values that it no longer reads."""
     made = {y for node in nodes for y in node.outputs}
     scratch = {x for node in nodes for x in _scratch(node)}
     read: dict[ir.Value, ir.Value] = {}

@@ -62,7 +62,7 @@ def _total(op: Builder, terms: Sequence[Var], value: ir.Value) -> Var | None:
 
 
 def _by_rule(op: Builder, path: Path, node: ir.Node, dys: Sequence[Var | None]) -> Iterator[tuple[ir.Value, Var]]:
-    """Yield each input of ``node``, and each value that its bodies capture, with the gradient that the rule returns."""
+    """Yield each input of ``node``, and each value captured by its bodies, with the gradient that the rule returns."""
     rule = registry.rule_of(node)
     assert rule is not None
     if not rule.whole and (dys[0] is None or any(dy is not None for dy in dys[1:])):
@@ -83,7 +83,7 @@ def _by_rule(op: Builder, path: Path, node: ir.Node, dys: Sequence[Var | None]) 
 
 
 def _by_composite(op: Builder, composite: Call, node: ir.Node, dy: Var | None) -> Iterator[tuple[ir.Value, Var]]:
-    """Yield each input of a composite with its gradient. ``node`` is the composite's last node."""
+    """Yield each input of a composite with its gradient; ``node`` is the composite's last node."""
     assert dy is not None
     gradients = composite.gradients(op, dy, op.wrap(node.outputs[0]))
     for x, dx in zip(composite.found.inputs, gradients, strict=True):
@@ -92,7 +92,7 @@ def _by_composite(op: Builder, composite: Call, node: ir.Node, dy: Var | None) -
 
 
 def _fitting(op: Builder, node: ir.Node, value: ir.Value, dx: Var) -> Var:
-    """Return ``dx`` with the type and shape of ``value``, an input of ``node``; raise an error if they do not match."""
+    """Return ``dx`` with the type and shape of ``value``, an input of ``node``; raise an error if it has others."""
     x = op.wrap(value)
     known = dx.value.shape is not None and x.value.shape is not None
     wrong = known and (dx.rank != x.rank or clash(dx.shape or (), x.shape or ()))

@@ -104,7 +104,7 @@ def _is_read_smoothly(value: ir.Value, path: Path) -> bool:
 
 
 def left_out(graph: ir.Graph, targets: Sequence[ir.Value], trained: Collection[str]) -> str:
-    """Return the names of the largest stored tensors that are not trained, with reasons, for a message."""
+    """Return a phrase for a message: the names of the largest stored tensors that are not trained, with reasons."""
     why = reasons(graph, targets)
     stored = {n: v for n, v in graph.initializers.items() if n not in trained and (n in why or _is_packed(v))}
     largest = sorted(stored, key=lambda n: -_size(stored[n]))
@@ -235,7 +235,7 @@ def _frozen_norms(graph: ir.Graph, trained: Collection[str]) -> Iterator[Finding
 
 
 def _no_dropout(graph: ir.Graph, trained: Collection[str]) -> Iterator[Finding]:
-    """Yield a finding if an attention model has no Dropout: an export in evaluation mode may have removed it."""
+    """Yield a finding if an attention model has no Dropout, which an export in evaluation mode may have removed."""
     nodes = list(graph.all_nodes())
     if exporter_of(graph) in ("", OURS) or any(node.op_type in _RANDOM for node in nodes):
         return
@@ -282,10 +282,9 @@ def _centres(node: ir.Node) -> bool:
 
 
 def _peers(tensors: Iterable[ir.Value], trained: Collection[str]) -> dict[ir.Value, frozenset[str]]:
-    """Return, for each trained weight, a group key: the operators that read it.
+    """Return the operators that read each trained weight: weights with equal readers are peers, in similar layers.
 
-    Weights with equal keys belong to similar layers and are not compared with each other. Only large weights, and
-    weights that no arithmetic operator reads, have a key.
+    Only large weights, and weights that no arithmetic operator reads, are included.
     """
     readers = {v: _readers(v) for v in tensors if v.name in trained and v.const_value is not None}
     return {v: kinds for v, kinds in readers.items() if _ARITHMETIC.isdisjoint(kinds) or _size(v) > _LEAST_NUMBERS}

@@ -44,7 +44,7 @@ class _Size:
         return _Size(self.number * other.number, tuple(sorted((*self.names, *other.names))))
 
     def over(self, other: _Size) -> _Size | None:
-        """Return this size divided by ``other`` if that is an integer for all values of the symbols, else None."""
+        """Return this size divided by ``other`` if that is an integer for any values of the symbols, else None."""
         rest = Counter(self.names)
         rest.subtract(other.names)
         if self.number % other.number or min(rest.values(), default=0) < 0:
@@ -53,7 +53,7 @@ class _Size:
 
 
 def _product(dims: Sequence[Dim]) -> _Size | None:
-    """Return the product of ``dims``, numbers and names (exporters also write ``2*N``); None if one is unknown."""
+    """Return the product of sizes (numbers, names or products such as ``2*N``); None if one is unknown."""
     total = _Size()
     for dim in dims:
         for factor in str(dim).split("*"):
@@ -82,16 +82,16 @@ class _Place:
 
 
 class _Mixed(Exception):  # noqa: N818  (a reason, caught here)
-    """An error whose message is the reason why samples are not independent."""
+    """An error whose message explains why samples are not independent."""
 
 
 _UNSEEN = "may mix samples"
 
 
 def batched_inputs(graph: ir.Graph, names: Names = None) -> list[ir.Value]:
-    """Return the inputs that have one sample per row.
+    """Return the inputs that match ``names``, which have one sample per row.
 
-    These are the inputs in ``names``; by default, all inputs whose first size is the first input's symbolic first size.
+    By default, these are all inputs whose first size is the first input's symbolic first size.
     """
     given = [x for x in graph.inputs if x.name not in graph.initializers]
     if names is not None:
@@ -117,7 +117,7 @@ def batched_inputs(graph: ir.Graph, names: Names = None) -> list[ir.Value]:
 
 
 def _rows(x: ir.Value) -> Dim:
-    """Return the name of the first size of an input, ``_SAMPLES`` if it is unknown; None if it is a number."""
+    """Return the name of the first size of ``x``, ``_SAMPLES`` if it is unknown; None if it is a number."""
     size = as_dims(x.shape)[0] if x.shape is not None and len(x.shape) else 1
     return None if isinstance(size, int) else size or _SAMPLES
 
@@ -185,7 +185,7 @@ def check_independent(
 
 
 class _Node:
-    """A node with an input that depends on samples; its methods compute the positions of samples in its outputs."""
+    """A node that reads samples; its methods return the sample axis of its outputs, or raise ``_Mixed``."""
 
     def __init__(self, node: ir.Node, places: Mapping[ir.Value, _Place], path: Path, samples: str) -> None:
         self.node, self.path, self.samples = node, path, samples
@@ -237,7 +237,7 @@ class _Node:
         return [TOTAL]
 
     def _guards(self) -> bool:
-        """Whether the node only guards the divisor of a mean against zero."""
+        """Whether the node only keeps the divisor of a mean away from zero."""
         uses = [(u.node.op_type, u.idx) for u in self.node.outputs[0].uses()]
         below = uses and all(name in _GUARDS or (name, i) == ("Div", 1) for name, i in uses)
         free = not any(x in self.path.reached for x in reads(self.node))
@@ -267,7 +267,7 @@ class _Node:
         return default if found is None else found.as_int()
 
     def constant(self, i: int) -> list[int] | None:
-        """Return the integers in the constant input ``i``; None if the node has no input ``i``."""
+        """Return the integers in the constant input ``i``, or None without such an input."""
         x = self.node.inputs[i] if i < len(self.node.inputs) else None
         if x is None:
             return None
@@ -278,21 +278,21 @@ class _Node:
 
     @property
     def only(self) -> int:
-        """The sample axis of the first input. Raises ``_Mixed`` if another input depends on samples."""
+        """The sample axis of the first input; raises ``_Mixed`` if another input has samples."""
         if self.axes[0] is None or any(a is not None for a in self.axes[1:]):
             raise _Mixed(_UNSEEN)
         return self.axes[0]
 
     def beside(self, axis: int, rank: int) -> int:
-        """Return the sample axis ``only``; raise ``_Mixed`` if the node operates along it, on ``axis``."""
+        """Return the sample axis ``only``; raise ``_Mixed`` if it is ``axis``, along which the node operates."""
         if axis % rank == self.only:
             raise _Mixed("operates along the sample axis")
         return self.only
 
     def broadcast(self, places: Sequence[int], beyond: int = 0) -> int | None:
-        """Return the sample axis of the result of broadcasting the inputs at ``places``.
+        """Return the sample axis of the inputs at ``places`` broadcast together.
 
-        Raises ``_Mixed`` if it is one of the last ``beyond`` axes, or if inputs have samples along different axes.
+        Raises ``_Mixed`` if it is one of the last ``beyond`` axes, or if inputs have different sample axes.
         """
         rank = max(self.rank(i) for i in places if self.node.inputs[i] is not None)
         found = {rank - self.rank(i) + a for i in places if (a := self.axes[i]) is not None}
@@ -306,7 +306,7 @@ class _Node:
         return axis
 
     def _spreads(self, size: Dim) -> bool:
-        """Whether a tensor without samples may have the size ``size`` along the sample axis: 1, or the batch size."""
+        """Whether a tensor without samples may have ``size`` along the sample axis: 1 or the batch size."""
         return size in (1, None) or (isinstance(size, str) and (self.samples in size or is_generated(size)))
 
 

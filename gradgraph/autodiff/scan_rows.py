@@ -14,7 +14,7 @@ from gradgraph.graph.shapes import Dim, Shape, record_shape, shape_of
 def scanned(
     op: Builder, graph: ir.Graph, slices: Mapping[ir.Value, Var], results: Sequence[ir.Value], rows: Dim = None
 ) -> list[Var]:
-    """Compute ``results`` for every slice with one Scan, and return them stacked along a new first axis.
+    """Return ``results`` for every slice, computed by one Scan and stacked along a new first axis.
 
     Nodes that depend on no slice stay outside and run once. A result of unknown rank is stacked flat, because runtimes
     need the rank of a body's outputs.
@@ -22,7 +22,7 @@ def scanned(
     Args:
         op: the builder that receives the Scan; it must not have pending nodes.
         graph: the graph whose nodes move into the body if they depend on ``slices``.
-        slices: placeholder → the tensor that it is a slice of, along the first axis.
+        slices: maps each placeholder to the tensor that it is a slice of, along the first axis.
         results: the values of the graph to compute for every slice.
         rows: the number of slices, if known, for the shapes of the results.
     """
@@ -55,13 +55,13 @@ def _dependent(graph: ir.Graph, on: Mapping[ir.Value, Var]) -> list[ir.Node]:
 
 
 def sizes_of(op: Builder, x: ir.Value, start: int = 0) -> tuple[Var, Shape | None]:
-    """Return the sizes of ``x``, starting at axis ``start``, as a vector in the graph and as a (partly) known shape."""
+    """Return the sizes of ``x`` from axis ``start`` on, as a vector in the graph and as a (partly) known shape."""
     shape = shape_of(x)
     return op.dims(op.wrap(x), start), None if shape is None else shape[start:]
 
 
 def reshaped(op: Builder, x: Var, *parts: tuple[Var, Shape | None], name: str) -> ir.Value:
-    """Reshape ``x`` to the concatenated ``parts``, which are results of ``sizes_of``."""
+    """Return ``x`` reshaped to the concatenated ``parts``, which are results of ``sizes_of``."""
     result = op.Reshape(x, op.Concat(*(sizes for sizes, _ in parts), axis=0), allowzero=1, name=name)
     known = [dim for _, shape in parts for dim in shape or ()]
     if all(shape is not None for _, shape in parts):

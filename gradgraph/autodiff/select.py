@@ -90,7 +90,7 @@ def running_statistics(graph: ir.Graph) -> set[ir.Value]:
 
 
 def _before_cast(value: ir.Value) -> ir.Value:
-    """Return the tensor that ``value`` is cast from, or ``value`` itself if no Cast computes it."""
+    """Return the tensor that ``value`` is a cast of, or ``value`` if no Cast computes it."""
     node = value.producer()
     source = node.inputs[0] if node is not None and node.op_type == "Cast" else None
     return source or value

@@ -1,10 +1,10 @@
 """Names of dimensions that keep onnxruntime from reusing a buffer across segments of recomputation.
 
-onnxruntime plans buffers before a run: a later tensor of equal shape may reuse the buffer of a dead tensor, and then
-the buffer stays allocated in between, too. Reuse of forward buffers for recomputed tensors would cost half of the
-memory that recomputation saves. onnxruntime considers two shapes equal if all numbers and dimension names are. So in a
-saved step the first size of recomputed tensors, and of the gradients computed from them, gets its own name per segment:
-``batch.again2``, ``64.again2``.
+Before a run, onnxruntime plans buffers: a later tensor of equal shape may reuse the buffer of a dead tensor, and the
+buffer stays allocated in between. Reuse of forward buffers for recomputed tensors would cost half of the memory that
+recomputation saves. Shapes with different dimension names count as different. So in a saved step the first size of
+recomputed tensors, and of the gradients computed from them, gets its own name per segment: ``batch.again2``,
+``64.again2``.
 """
 
 from __future__ import annotations

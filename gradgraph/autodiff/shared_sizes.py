@@ -1,9 +1,8 @@
 """Runtime check that inputs sharing a symbolic dimension have equal sizes.
 
-Gradients assume the dimensions that the model declares. If one input ``[N, 3]`` is fed one row and another four,
-elementwise operators would silently broadcast the single row, and its gradient would have four. So each of these inputs
-passes through a Reshape, which copies no data: to the common size, or, if sizes differ, to a larger size, so that it
-fails.
+If one input ``[N, 3]`` is fed one row and another four, elementwise operators would silently broadcast the single row,
+and its gradient would be wrong. So each of these inputs passes through a Reshape to the common size, which copies no
+data. If sizes differ, it reshapes to a larger size, and so fails.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def compare_sizes(
 
 
 def _common(op: Builder, places: Mapping[ir.Value, int]) -> Var:
-    """Return the common size of the inputs in ``places``, along their axes, as a vector of length 1.
+    """Return the common size of the inputs along their axes in ``places``, as a vector of length 1.
 
     If the sizes differ, the result is larger than all of them.
     """
@@ -67,7 +66,7 @@ def _common(op: Builder, places: Mapping[ir.Value, int]) -> Var:
 def _in_these(
     op: Builder, x: ir.Value, sizes: Mapping[str, Var], shapes: dict[tuple[ir.Value, ...], Var], name: str
 ) -> ir.Value:
-    """Reshape ``x`` to its declared shape, with ``sizes`` by dimension name. ``shapes`` caches shape tensors."""
+    """Return ``x`` reshaped to its declared shape, ``sizes`` by dimension name; ``shapes`` caches shape tensors."""
     shape = recorded_shape(x) or ()
     parts = [
         op.const([d]) if isinstance(d, int) else sizes.get(d or "") or op.Shape(op.wrap(x), start=i, end=i + 1)

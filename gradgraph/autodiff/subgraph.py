@@ -22,14 +22,14 @@ Backward = Callable[[Builder, Path, Mapping[ir.Value, Sequence[Var]]], dict[ir.V
 
 @dataclass(eq=False)
 class BodiesOnPath:
-    """An implementation of ``registry.Bodies`` for one node of a path.
+    """The ``registry.Bodies`` of one node of a path: differentiates the node's bodies.
 
     Attributes:
         path: the path being differentiated.
         node: the If, Loop or Scan.
         op: the builder of the graph.
         backward: writes the backward pass along a path; used for the bodies.
-        captured: the outer values that the bodies read and that get a gradient from there.
+        captured: the outer values that the bodies read and that get a gradient from the bodies.
     """
 
     path: Path
@@ -72,10 +72,7 @@ class BodiesOnPath:
 
 
 def _as_here(op: Builder, dy: Var, y: Var) -> Var:
-    """Reshape ``dy`` to the shape of ``y`` if their ranks may differ.
-
-    ``dy`` may have the rank of the result of another branch or iteration.
-    """
+    """Return ``dy`` in the shape of ``y``: its rank may be of another branch's or iteration's result."""
     same = dy.shape is not None and y.shape is not None and dy.rank == y.rank
     if same or y.shape is None or is_sequence(y) or is_optional(y):
         return dy
@@ -83,7 +80,7 @@ def _as_here(op: Builder, dy: Var, y: Var) -> Var:
 
 
 def _refuse_random(owner: ir.Node, nodes: Sequence[ir.Node]) -> None:
-    """Raise an error if a body draws random numbers: the backward pass would recompute it with different numbers."""
+    """Raise an error if a body draws random numbers: recomputation in the backward pass would draw different ones."""
     inside = [*nodes, *(n for node in nodes for graph in subgraphs(node) for n in graph.all_nodes())]
     drawn = next((n for n in inside if n.domain == "" and (n.op_type in DRAWING or _drops(n))), None)
     if drawn is not None:

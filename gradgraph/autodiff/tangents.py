@@ -38,9 +38,9 @@ TOGETHER: dict[str, Both] = {}
 
 
 def together(op_type: str) -> Callable[[Both], Both]:
-    """Register a rule that computes the value again together with the tangent, because they share most of their work.
+    """Register a rule ``both(op, node, tangent)`` that recomputes the value with the tangent, as both share most work.
 
-    ``both(op, node, tangent)`` returns the value and the tangent of the only output, or None to use a tangent rule.
+    It returns the value and the tangent of the only output, or None to use a tangent rule.
     """
 
     def register(both: Both) -> Both:
@@ -57,7 +57,7 @@ def known_dims(x: ir.Value | None) -> shapes.Shape | None:
 
 
 def _again(op: Builder, node: ir.Node, inputs: Mapping[int, Var | None]) -> list[Var]:
-    """Emit ``node`` again, with the inputs in ``inputs`` (by index) replaced; return the outputs."""
+    """Emit ``node`` again with ``inputs`` (by index) replaced; return the outputs."""
     attrs: dict[str, Any] = dict(node.attributes)
     operands = [inputs[i] if i in inputs else op.wrap(x) for i, x in enumerate(node.inputs)]
     results = all_of(op.emit(node.op_type, *operands, outputs=len(node.outputs), **attrs))
@@ -81,10 +81,7 @@ def _widened(op: Builder, t: Var, y: ir.Value) -> Var:
     "Slice SpaceToDepth Split SplitToSequence Squeeze Tile Transpose Trilu Unsqueeze"
 )
 def _linear(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
-    """Apply the operator, which is linear in its first input, to this input's tangent.
-
-    The other inputs are positions and sizes.
-    """
+    """Return the operator applied to the tangent of its first input, in which it is linear."""
     return _again(op, node, {0: ts[0]})
 
 
@@ -96,7 +93,7 @@ def _content(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
 
 @pushes("Einsum MatMul Mul")
 def _multilinear(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
-    """Apply the product rule: the sum, over the inputs that have a tangent, of ``node`` with this input replaced."""
+    """Return the tangent by the product rule: the sum, over the inputs, of ``node`` with the tangent as that input."""
     return [op.sum_of([_again(op, node, {i: t})[0] for i, t in enumerate(ts) if t is not None])]
 
 
@@ -123,7 +120,7 @@ def _convolution(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
 
 @pushes("Gemm")
 def _gemm(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
-    """Compute ``α·(tA·B + A·tB) + β·tC`` for the tangents tA, tB and tC of the inputs.
+    """Return ``α·(tA·B + A·tB) + β·tC`` for the tangents tA, tB and tC of the inputs.
 
     If only one of the two products is nonzero, its Gemm adds ``tC`` as its third input. For two products, a separate
     Add is faster than a Gemm that copies ``tC`` first.
@@ -165,7 +162,7 @@ def _zeros_elsewhere(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
 
 @pushes("Abs")
 def _abs(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
-    """Multiply the tangent by Sign(x), which lowering replaces by faster nodes."""
+    """Return the tangent times Sign(x), which lowering replaces by faster nodes."""
     x, t = node.inputs[0], ts[0]
     if x is None or t is None:
         return None
@@ -177,14 +174,14 @@ def _abs(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
     "Reciprocal Relu Selu Sigmoid Sin Sinh Softmax Softplus Softsign Sqrt Tan Tanh ThresholdedRelu"
 )
 def _symmetric(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
-    """Compute ``J·t`` as ``Jᵀ·t``: J is diagonal for elementwise functions, and ``diag(y) − y·yᵀ`` for Softmax."""
+    """Return ``J·t`` as ``Jᵀ·t``: J is diagonal for elementwise functions, and ``diag(y) − y·yᵀ`` for Softmax."""
     product = registry.RULES["", node.op_type](op, node, ts)[0]
     return None if product is None else [product]
 
 
 @together("Gelu")
 def _gelu(op: Builder, node: ir.Node, t: Var) -> tuple[Var, Var] | None:
-    """Compute the exact GELU as ``x·Φ(x)``, because the derivative needs Φ, too.
+    """Return the exact GELU as ``x·Φ(x)`` and its tangent, which needs Φ, too.
 
     Only in float32: in narrower types the operator is more accurate than its formula.
     """

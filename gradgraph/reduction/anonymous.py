@@ -109,10 +109,10 @@ def _redrawn(model: onnx.ModelProto, places: list[int]) -> onnx.ModelProto:
 
 
 def _like(array: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return a random array with the shape and dtype of ``array``, to replace weights.
+    """Return a random array with the shape, dtype and mean magnitude of ``array``, to replace weights.
 
-    Floats have the mean magnitude of ``array``, and are all positive if it is; integers have its range. Arrays of other
-    types, except booleans, are returned unchanged.
+    Floats are all positive if they are in ``array``; integers have its range. Arrays of other types, except booleans,
+    are returned unchanged.
     """
     if array.dtype.kind == "f":
         size = float(np.abs(array[np.isfinite(array)].astype(np.float64)).mean()) if array.size else 0.0

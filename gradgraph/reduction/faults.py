@@ -28,7 +28,7 @@ _WIDEST = 0.1  # and by at most this much relative to its largest entry, for eve
 
 
 def of_build(model: onnx.ModelProto) -> str | None:
-    """Return the error raised when the gradients of the model are written, or None."""
+    """Return the symptom if an error is raised when the model's gradients are built, or None."""
     try:
         vjp(model)
     except Exception as error:  # of any class: a bug may raise anything
@@ -69,7 +69,7 @@ LOOKS: dict[str, Fault] = {
 
 
 def said(error: Exception, model: onnx.ModelProto) -> str:
-    """Return the class and the first words of an error, without quoted text, names in the model, and numbers."""
+    """Return the class and the first words of an error, without quoted text, names in the model or numbers."""
     names = {n for node in model.graph.node for n in (node.name, *node.input, *node.output)}
     text = re.sub(r"'[^']*'|\"[^\"]*\"", " ", str(error))
     words = (w.strip(".,:;()[]") for w in text.split())
@@ -96,9 +96,9 @@ def _seen_in_onnxruntime(model: onnx.ModelProto) -> str | None:
 
 
 def _feeds_and_reference(model: onnx.ModelProto) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Return inputs for which the reference implementation computes finite results, and these results in float64.
+    """Return inputs and the reference implementation's results for them in float64, all finite.
 
-    Return None if no generated inputs do.
+    Returns None if no generated inputs give finite results.
     """
     work = load_model(model)
     infer_shapes(work)

@@ -69,7 +69,7 @@ class Observer:
         return self._process
 
     def close(self) -> None:
-        """End the subprocess; the next check starts another one."""
+        """End the subprocess; the next check starts a new one."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -93,8 +93,8 @@ def observer(fault: str, seconds: float) -> Iterator[Observer]:
 def answer(seconds: float) -> None:
     """Serve the requests of an :class:`Observer`, as the main function of its subprocess.
 
-    It prints an empty line when ready. Then it reads requests from stdin, one per line: the fault, a tab, and the path
-    of a model. For each, it prints a line of JSON: the symptom, or null.
+    It prints an empty line when ready. Requests are lines on stdin: the fault, a tab, and the path of a model. Each
+    response is a line of JSON: the symptom, or null.
 
     If a check exceeds ``seconds`` of CPU time, the process ends, on systems with such a limit.
     """
@@ -116,7 +116,7 @@ def answer(seconds: float) -> None:
 
 
 class Command:
-    """A function that checks a model for a fault by a user's command, which exits with 0 if the model has the fault.
+    """A check for a fault by a user's command, which exits with 0 if a model has the fault.
 
     Args:
         words: the words of the command, in which ``{}`` is replaced by the path of the model.

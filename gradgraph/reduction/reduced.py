@@ -143,10 +143,7 @@ def _message(model: Source) -> onnx.ModelProto:
 
 
 def _is_whole(model: onnx.ModelProto) -> int:
-    """Return how valid a model is: 0 if invalid, 1 if the message is valid, 2 if types and shapes match, too.
-
-    A reduced model must be at least as valid as the original one.
-    """
+    """Return how valid a model is: 0 if invalid, 1 if the message is valid, 2 if types and shapes match, too."""
     try:
         onnx.checker.check_model(model)
     except Exception:  # the checker may raise anything
@@ -165,12 +162,9 @@ def _observed(
     test: Sequence[str] | None,
     seconds: float,
 ) -> Iterator[tuple[str, str, Observed]]:
-    """Find the fault of ``model``; yield its kind, its symptom, and a function that checks another model for it.
+    """Yield the kind of ``model``'s fault, its symptom, and a function that checks another model for it.
 
-    Arguments are as for :func:`reduce`. The context ends the subprocess of the check.
-
-    Raises:
-        DataError: if the model does not have the fault, or ``fault`` is unknown.
+    Arguments and errors are those of :func:`reduce`. The context ends the check's subprocess.
     """
     if shows is not None and test is not None:
         raise DataError("give either shows or test, not both")

@@ -1,6 +1,6 @@
 """Strategies that shrink models: generators of smaller candidates, the largest reductions first.
 
-A strategy yields candidates, and for each is sent whether it still has the fault. It continues from the last candidate
+After each candidate, the generator is sent whether the candidate still has the fault, and continues from the last one
 that had it. The argument ``learn`` of a strategy returns the facts about a model (types and values).
 """
 
@@ -55,7 +55,7 @@ def fewer_outputs(model: onnx.ModelProto, learn: Learn) -> Tries:
 
 
 def bypassed(model: onnx.ModelProto, learn: Learn) -> Tries:
-    """Yield models without one node, also in bodies; an input of the node replaces its first output."""
+    """Yield models without one node, also in bodies; readers of its first output read one of its inputs instead."""
     types = learn(model).types
     for name in [y for g in proto_graphs(model) for n in g.node for y in n.output[:1] if y]:
         small = copied(model)
@@ -79,7 +79,7 @@ def bypassed(model: onnx.ModelProto, learn: Learn) -> Tries:
 
 
 def without_branches(model: onnx.ModelProto, learn: Learn) -> Tries:
-    """Yield models in which the nodes of one branch replace an If."""
+    """Yield models in which an If is replaced by the nodes of one branch."""
     for name in [n.output[0] for n in model.graph.node if n.op_type == "If"]:
         for branch in ("then_branch", "else_branch"):
             small = copied(model)
@@ -103,7 +103,7 @@ def without_branches(model: onnx.ModelProto, learn: Learn) -> Tries:
 
 
 def without_functions(model: onnx.ModelProto, learn: Learn) -> Tries:
-    """Yield the model with its own functions inlined, if it has any."""
+    """Yield the model with its model-local functions inlined, if it has any."""
     if model.functions:
         yield onnx.inliner.inline_local_functions(model)
 
@@ -117,7 +117,7 @@ def bare(model: onnx.ModelProto, learn: Learn) -> Tries:
 
 
 def fixed_sizes(model: onnx.ModelProto, learn: Learn) -> Tries:
-    """Yield models in which a number replaces a symbolic dimension, one dimension after the other."""
+    """Yield models with a symbolic dimension replaced by a number, one dimension after the other."""
     for name in sorted({d.dim_param for d in _dims(model) if d.dim_param}):
         for number in _OPEN:
             small = copied(model)
@@ -191,7 +191,7 @@ def _sizes(model: onnx.ModelProto) -> set[int]:
 
 
 def _resized(model: onnx.ModelProto, mapping: Mapping[int, int]) -> onnx.ModelProto:
-    """Return a copy of a model with axis lengths replaced by ``mapping``: old length → new length.
+    """Return a copy of a model with axis lengths replaced by ``mapping`` (old length → new length).
 
     They are replaced in shapes, weights, small integer tensors and attributes.
     """
@@ -229,11 +229,11 @@ def size_of(model: onnx.ModelProto) -> tuple[int, int]:
 def apply_strategies(
     model: onnx.ModelProto, strategies: Iterable[Strategy], shows: Callable[[onnx.ModelProto], bool], learn: Learn
 ) -> onnx.ModelProto:
-    """Apply the strategies one after the other, each to the smallest model so far; return the smallest model.
+    """Return the smallest model that the strategies find, each applied to the smallest model so far.
 
     Args:
         model: the model to reduce.
-        strategies: the strategies to apply.
+        strategies: the strategies to apply, in order.
         shows: returns whether a model still has the fault.
         learn: returns the facts about a model that strategies need.
     """

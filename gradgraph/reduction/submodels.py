@@ -1,4 +1,4 @@
-"""Submodels: models of a subset of a model's nodes, whose inputs and outputs are the values shared with other nodes."""
+"""Submodels: models of a subset of a model's nodes."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def part(model: onnx.ModelProto, kept: Collection[int], facts: Facts) -> onnx.Mo
     """Return a model of the nodes at the indices ``kept``; None if it has no output, or a needed type is unknown.
 
     A value that these nodes read and do not compute becomes an input, or a constant if it is a small integer tensor.
-    The outputs are all outputs of ``model`` that these nodes compute; if they compute none, the values that no node
+    Outputs are the outputs of ``model`` that these nodes compute or, if there are none, the values that none of them
     reads.
     """
     kept = set(kept)

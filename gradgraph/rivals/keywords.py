@@ -29,7 +29,7 @@ class Home:
         words: the names of the argument in other libraries, separated by spaces.
         python: a call such as ``Trainer.fit(epochs=…)``; "" if there is no equivalent.
         shell: an option such as ``--epochs``, perhaps with a value; "" if there is no equivalent.
-        instead: advice for the case that there is no such call or option.
+        instead: advice if there is no equivalent.
     """
 
     words: str
@@ -217,7 +217,7 @@ RIVALS = {word: home for home in HOMES for word in home.words.split()}
 
 
 def own_homes(word: str) -> Iterator[Home]:
-    """Yield a ``Home`` for each gradgraph function in ``OWN`` that has an argument called ``word``."""
+    """Yield a ``Home`` for each function in ``OWN`` with an argument called ``word``."""
     for name, place in OWN.items():
         module, _, path = place.partition(":")
         found = importlib.import_module(f"gradgraph.{module}")
@@ -228,13 +228,13 @@ def own_homes(word: str) -> Iterator[Home]:
 
 
 def advice(word: str, known: Collection[str] = ()) -> str | None:
-    """Return advice to a caller who passes ``word`` to a function with the arguments ``known``; None without advice."""
+    """Return advice to a caller who passes ``word`` to a function with the arguments ``known``, or None."""
     homes = [*own_homes(word), *([RIVALS[word]] if word in RIVALS else [])]
     home = next((home for home in homes if home.argument in known), homes[0] if homes else None)
     return None if home is None else home.in_python(known)
 
 
 def shell_advice(option: str) -> str | None:
-    """Return advice about an unknown command-line option such as ``--max-epochs``; None without advice."""
+    """Return advice about an unknown command-line option such as ``--max-epochs``; None if there is none."""
     home = RIVALS.get(option.strip("-").replace("-", "_").casefold())
     return None if home is None else home.in_shell()

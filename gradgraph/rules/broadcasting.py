@@ -7,7 +7,7 @@ from gradgraph.graph.builder import Builder, Var
 
 
 def unbroadcast(op: Builder, dx: Var, y: Var, x: Var) -> Var:
-    """Sum ``dx`` (shaped like ``y``, or already like ``x``) over the axes along which ``x`` was broadcast.
+    """Return ``dx`` (shaped like ``y``, or already like ``x``) summed over the axes along which ``x`` was broadcast.
 
     The axes are static if sizes or equal symbolic names determine them, and computed at run time otherwise.
     """
@@ -29,7 +29,7 @@ def unbroadcast(op: Builder, dx: Var, y: Var, x: Var) -> Var:
 
 
 def _at_run_time(op: Builder, dx: Var, x: Var) -> Var:
-    """Sum ``dx`` to the shape of ``x``, which is read at run time: over missing leading axes and axes of size 1."""
+    """Return ``dx`` summed to the shape of ``x``, read at run time: over missing leading axes and axes of size 1."""
     size = op.shape(x)
     missing = op.Sub(op.Shape(op.Shape(dx)), op.Shape(size))
     padded = op.Concat(op.full(missing, 1, size.dtype), size, axis=0)

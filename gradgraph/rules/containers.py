@@ -64,7 +64,7 @@ def counters(number: str) -> list[ir.Value]:
 
 
 def extended(op: Builder, start: Var, count: Var, write: Callable[[Var], Var]) -> Var:
-    """Return the sequence ``start``, extended by ``write(place)`` for each index from 0 to ``count`` − 1."""
+    """Return the sequence ``start``, extended by ``write(i)`` for each i from 0 to ``count`` − 1."""
     body = op.graph(
         [*counters("place"), ir.Value(name="done", type=start.value.type)],
         lambda place, go, done: [go, inserted(op, done, write(place))],
@@ -75,7 +75,7 @@ def extended(op: Builder, start: Var, count: Var, write: Callable[[Var], Var]) -
 
 
 def mapped(op: Builder, sequence: Var, write: Callable[[Var], Var]) -> Var:
-    """Return the sequence of ``write(place)`` for every index of ``sequence``; its elements must have the same type."""
+    """Return the sequence of ``write(i)`` for every index i of ``sequence``; its elements must have the same type."""
     return typed(extended(op, empty(op, sequence), op.SequenceLength(sequence), write), sequence)
 
 

@@ -1,10 +1,9 @@
 """Gradients of control flow: the gradient of an If is an If, the gradient of a loop is a loop run backwards.
 
-The body of the backward loop recomputes the forward pass of an iteration from the state that entered the iteration. The
-forward loop saves the states that the gradient reads, as scan outputs. So the cost is linear in the
-number of iterations, and only one iteration's intermediate values are in memory. The states of the backward loop are
-the cotangents of the forward states, and the sums of cotangents of captured values. Cotangents of scan inputs and
-outputs are scanned.
+Each iteration of the backward loop recomputes its forward iteration from the state at its start, which the forward loop
+saves as a scan output. So the cost is linear in the number of iterations, and only one iteration's intermediate values
+are in memory. The states of the backward loop are the cotangents of the forward states, and the sums of cotangents of
+captured values. Cotangents of scan inputs and outputs are scanned.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ def if_(
     else_branch: ir.Graph,
     bodies: Bodies,
 ) -> Gradients:
-    """Write an If with the same condition: each branch is the backward pass of the forward branch.
+    """Return the gradients of an If: an If with the same condition, whose branches are backward passes.
 
     The gradient of a value that only one branch captures is zero in the other branch.
     """
@@ -177,7 +176,7 @@ def scan(
     bodies: Bodies,
     **along: Sequence[int],
 ) -> Gradients:
-    """Write a Scan that reads the inputs and output cotangents of the forward Scan in reverse, and writes gradients."""
+    """Return the gradients of a Scan: a Scan over its inputs and output cotangents in reverse."""
     n = len(inputs) - num_scan_inputs
     _refuse_sequences(bodies.captured, ys)
     back = Backward(op, dys, ys, inputs[:n], body, bodies)
@@ -209,7 +208,7 @@ def _along(
 
 
 def _refuse_sequences(captured: Sequence[Var], ys: Sequence[Var]) -> None:
-    """Reject captured sequences: their gradients would be summed in states of a Scan, which must be tensors."""
+    """Reject captured sequences: Scan states, in which gradients of captured values are summed, must be tensors."""
     node = ys[0].value.producer()
     found = next((x for x in captured if is_sequence(x)), None)
     if found is not None and node is not None:
@@ -358,9 +357,9 @@ def loop(
     body: ir.Graph,
     bodies: Bodies,
 ) -> Gradients:
-    """Write a Loop with as many iterations as the forward Loop, in reverse order.
+    """Return the gradients of a Loop: a Loop over its iterations in reverse order.
 
-    Each iteration starts from the state that entered the same iteration of the forward Loop.
+    Each iteration starts from the state at the start of the same forward iteration.
     """
     back = Backward(op, dys, ys, states, body, bodies, lead=1)
     rows = {k: dy for k, j in enumerate(back.rows, len(body.inputs)) if k in back.used and (dy := dys[j]) is not None}
@@ -388,5 +387,5 @@ def loop(
 
 
 def _as_number(op: Builder, x: Var, number: ir.Value) -> Var:
-    """Reshape the scalar ``x`` like the body's iteration number, a vector in PyTorch's legacy exports."""
+    """Return the scalar ``x`` in the shape of the body's iteration number, a vector in PyTorch's legacy exports."""
     return op.Unsqueeze(x, [0]) if number.shape is not None and len(number.shape) == 1 else x

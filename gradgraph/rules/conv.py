@@ -113,12 +113,12 @@ def conv_transpose(
 
 
 def _where(attrs: dict[str, Any]) -> dict[str, Any]:
-    """Return the attributes that define the windows."""
+    """Return the attributes of convolution windows, None where absent."""
     return {name: attrs.get(name) for name in ("group", "kernel_shape", "strides", "pads", "dilations")}
 
 
 def _seen(w: Var, attrs: dict[str, Any]) -> Windows:
-    """Return the windows; kernel sizes come from the attribute or else the weight's shape, and may be None."""
+    """Return the windows of a convolution; kernel sizes are read from the attribute or ``w``, and may be None."""
     dims = (w.shape or ())[2 : w.rank]  # w.rank raises an error if the rank is unknown
     return windows(**{**attrs, "kernel_shape": attrs.get("kernel_shape") or sizes_or(dims, None)})
 
@@ -133,15 +133,12 @@ def bias_gradient(op: Builder, dy: Var) -> Var:
 
 @named_operator("ConvGradInput", like=[2], shape_only=[2])
 def input_gradient(op: Builder, dy: Var, w: Var, x: Var, *, group: int = 1, **attrs: Any) -> Var:
-    """Add each window's cotangent to the elements that the window read: ``dx[i·s + t·d - p] += dy[i] · w[t]``.
-
-    Here i is a window, t a tap of the kernel, s the stride, d the dilation and p the begin padding.
-    """
+    """Return the input gradient of a convolution: ``dx[i·s + t·d - p] += dy[i] · w[t]``."""
     return hand_back(op, dy, w, x, _seen(w, attrs), group)
 
 
 def hand_back(op: Builder, dy: Var, w: Var, x: Var, seen: Windows, group: int) -> Var:
-    """Write the input gradient; only the spatial sizes of ``x`` are read.
+    """Return the input gradient; only the spatial sizes of ``x`` are read.
 
     With stride 1 and many channels it is a Conv with flipped weights, a third faster than ConvTranspose. Otherwise it
     is a ConvTranspose whose output padding covers the elements at the end that no window read. If sizes are unknown,
@@ -161,7 +158,7 @@ def hand_back(op: Builder, dy: Var, w: Var, x: Var, seen: Windows, group: int) -
 
 @named_operator("ConvGradWeight", like=[2], shape_only=[2])
 def weight_gradient(op: Builder, x: Var, dy: Var, w: Var, *, group: int = 1, **attrs: Any) -> Var:
-    """Compute ``dw[t] = Σ dy[i] · x[i·s + t·d - p]``, summed over the batch and all windows i.
+    """Return the weight gradient ``dw[t] = Σ dy[i] · x[i·s + t·d - p]``, summed over the batch and all windows i.
 
     Here t is a tap of the kernel, s the stride, d the dilation and p the begin padding. With enough channels per group
     it is a matrix product with gathered windows, in onnxruntime 2 to 4 times faster than a Conv. With few channels or
@@ -183,7 +180,7 @@ def _turned(op: Builder, w: Var, seen: Windows, group: int) -> Any:
 
 
 def _channels_traded(op: Builder, w: Var, group: int) -> Any:
-    """Swap channels within each group: [group·m, c, *kernel] -> [group·c, m, *kernel]."""
+    """Return ``w`` with channels swapped within each group: [group·m, c, *kernel] -> [group·c, m, *kernel]."""
     axes = spatial(w)
     if group == 1:
         return op.Transpose(w, perm=[1, 0, *axes])
@@ -195,7 +192,7 @@ def _channels_traded(op: Builder, w: Var, group: int) -> Any:
 
 
 def by_conv(op: Builder, x: Var, dy: Var, w: Var, seen: Windows, group: int) -> Var:
-    """Compute the weight gradient by a Conv with batch and channels swapped, and with stride and dilation swapped.
+    """Return the weight gradient by a Conv with batch and channels swapped, and with stride and dilation swapped.
 
     Each group is a slice of the batch.
     """
@@ -215,14 +212,14 @@ def by_conv(op: Builder, x: Var, dy: Var, w: Var, seen: Windows, group: int) -> 
 
 
 def _groups_in_batch(op: Builder, x: Var, w: Var, group: int) -> Any:
-    """Move groups to the batch axis: [N, group·c, *space] -> [c, group·N, *space]."""
+    """Return ``x`` with groups moved to the batch axis: [N, group·c, *space] -> [c, group·N, *space]."""
     split = op.Reshape(x, op.Concat([0, group], op.dim(w, 1), space(op, x), axis=0))
     outside = op.Transpose(split, perm=[2, 1, 0, *(a + 1 for a in spatial(x))])
     return op.Reshape(outside, op.Concat(op.dim(w, 1), [-1], space(op, x), axis=0))
 
 
 def _by_matmul(op: Builder, x: Var, dy: Var, w: Var, seen: Windows, group: int) -> Any:
-    """Multiply dy [N, group, m, windows] by gathered windows [N, group, windows, taps·c], and sum over N."""
+    """Return dy [N, group, m, windows] times gathered windows [N, group, windows, taps·c], summed over N."""
     m, c = _channels(w)
     per_window = flat(op, dy, 0, group, m // group)
     total = op.ReduceSum(op.MatMul(per_window, _columns(op, x, dy, w, seen, group)), [0], keepdims=0)
@@ -233,7 +230,7 @@ def _by_matmul(op: Builder, x: Var, dy: Var, w: Var, seen: Windows, group: int) 
 
 
 def _columns(op: Builder, x: Var, dy: Var, w: Var, seen: Windows, group: int) -> Any:
-    """Return the im2col matrix [N, group, windows, taps·c]; channels are last, so that the Gather copies whole runs."""
+    """Return the im2col matrix [N, group, windows, taps·c], channels last, so that Gather copies contiguous runs."""
     _, run = _channels(w)
     if any(seen.pads):
         x = op.Pad(x, seen.pads, None, spatial(x))

@@ -36,10 +36,7 @@ no_gradient("it reads the bits of a number, not the number", "BitCast")
 
 
 def fixed(x: Var) -> np.ndarray | None:
-    """Return the value of ``x`` if it is marked as a constant, else None.
-
-    The result is None also for other initializers, which may be trained.
-    """
+    """Return the value of ``x`` if it is a constant, else None; initializers may be trained and are not constants."""
     return x.const if is_marked_constant(x.value) else None
 
 
@@ -113,7 +110,7 @@ def abs_(op: Builder, dy: Var, y: Var, x: Var) -> Gradients:
 
 
 def stepped_sign(op: Builder, x: Var) -> Var:
-    """Compute ``Sign(x)`` with Clip, Ceil, Floor and Add.
+    """Return ``Sign(x)`` computed by Clip, Ceil, Floor and Add.
 
     After clipping to [-½, ½], Ceil returns 1 where x > 0 (else 0), and Floor returns -1 where x < 0 (else 0).
     onnxruntime's CPU kernels vectorise these four operators, but not Sign. In other runtimes, Sign would be faster.
@@ -185,7 +182,7 @@ def pow(op: Builder, dz: Var, z: Var, x: Var, y: Var) -> Gradients:
 
 
 def _power_slope(op: Builder, dz: Var, x: Var, e: Var, known: np.ndarray | None) -> Var:
-    """Return the gradient of the base of a power, dz * e * x**(e - 1); ``known`` is the exponent if it is constant."""
+    """Return the gradient of a power's base, dz * e * x**(e - 1); ``known`` is the exponent if it is constant."""
     if known is not None and known.size == 1:
         c = float(known.item())
         if c in (0.0, 1.0):

@@ -71,7 +71,7 @@ def slice_(
 
 
 def _along(x: Var, starts: Var, axes: Var | None) -> list[int] | None:
-    """Return the nonnegative indices of the sliced axes; None if they are known at run time only."""
+    """Return the nonnegative indices of a Slice's axes; None if they are known at run time only."""
     if axes is not None:
         if axes.const is None or (x.shape is None and (axes.const < 0).any()):
             return None
@@ -81,7 +81,7 @@ def _along(x: Var, starts: Var, axes: Var | None) -> list[int] | None:
 
 
 def _within(x: Var, along: Sequence[int], stride: np.ndarray) -> np.ndarray:
-    """Return the steps of a Slice, limited to the sizes of their axes, so that the gradient needs less padding."""
+    """Return the Slice steps ``stride`` limited to the axis sizes, so that the gradient needs less padding."""
     sizes = [MOST_ELEMENTS if x.shape is None or not isinstance(d := x.shape[a], int) else max(d, 1) for a in along]
     return np.array([max(-size, min(int(step), size)) for step, size in zip(stride, sizes, strict=True)], np.int64)
 
@@ -94,7 +94,7 @@ def _constant(steps: Var | None, starts: Var) -> np.ndarray | None:
 
 
 def _lowest(op: Builder, size: Var, taken: Var, starts: Var, stride: np.ndarray) -> Var:
-    """Return the lowest position that is read along each axis: the clamped start, or the end for a negative step."""
+    """Return the lowest position that a Slice reads along each axis: the clamped start, or the end if stepping back."""
     back = (stride < 0).astype(np.int64)
     if starts.const is not None and not starts.const.any() and not back.any():
         return op.const(np.zeros(len(stride), np.int64))
@@ -106,7 +106,7 @@ def _lowest(op: Builder, size: Var, taken: Var, starts: Var, stride: np.ndarray)
 
 
 def _placed(op: Builder, dx: Var, low: Var, size: Var, taken: Var, along: Sequence[int], stride: np.ndarray) -> Var:
-    """Pad ``dx`` with zeros to the size of each sliced axis, to start at position ``low``; crop the gap at its end."""
+    """Return ``dx`` padded with zeros from position ``low`` to the ``size`` of each axis in ``along``."""
     rest = size - (taken if (abs(stride) == 1).all() else taken * abs(stride))
     if low.const is None or low.const.any():
         rest = rest - low
@@ -117,7 +117,7 @@ def _placed(op: Builder, dx: Var, low: Var, size: Var, taken: Var, along: Sequen
 
 
 def spread(op: Builder, x: Var, axis: int, step: int, rank: int | None) -> Var:
-    """Insert ``step - 1`` zeros after each element of ``x`` along ``axis``."""
+    """Return ``x`` with ``step - 1`` zeros inserted after each element along ``axis``."""
     before, size, after = op.dims(x, 0, axis), op.dims(x, axis, axis + 1), op.dims(x, axis + 1, rank)
     gaps = op.full(op.Concat(before, size, [step - 1], after, axis=0), 0, x.dtype)
     rows = op.Concat(op.Unsqueeze(x, [axis + 1]), gaps, axis=axis + 1)
@@ -236,7 +236,7 @@ def compress(op: Builder, dy: Var, y: Var, x: Var, condition: Var, *, axis: int 
     case(np.zeros(0, np.int64), 2, real(2)),
 )
 def one_hot(op: Builder, dy: Var, y: Var, indices: Var, depth: Var, values: Var, *, axis: int = -1) -> Gradients:
-    """Return the gradient of ``values`` = [off, on]: the cotangent summed where the output is off, and where it is on.
+    """Return the gradient of ``values`` = [off, on]: dy summed where the output is off, and where it is on.
 
     If an index is out of range, its whole row is off.
     """
@@ -273,9 +273,8 @@ Write = Callable[[Var, Var, str], Var]
 def _written(op: Builder, dy: Var, data: Var, updates: Var, read: Read, write: Write, reduction: str) -> Gradients:
     """Return the gradients of ``data`` and ``updates`` of a scatter.
 
-    ``read`` and ``write`` gather from and scatter to the positions of the updates.
-
-    Without a reduction, positions must not repeat (by the specification), and each update gets its cotangent.
+    ``read`` and ``write`` gather from and scatter to the positions of the updates. Without a reduction, positions must
+    not repeat (by the specification), and each update gets its cotangent.
     """
     if reduction == "none":
         return write(dy, op.zeros_like(updates), "none"), None, read(dy)
@@ -290,8 +289,8 @@ def _written(op: Builder, dy: Var, data: Var, updates: Var, read: Read, write: W
 def _product(op: Builder, dy: Var, data: Var, updates: Var, read: Read, write: Write, how: str) -> Gradients:
     """Return the gradients of a scatter with reduction "mul": dy times the product of the other factors.
 
-    To avoid a division by zero, the zeros among the factors are counted, and replaced by ones in the product ``rest``.
-    The derivative of this formula is exact unless two or more factors of one position are zero.
+    To avoid a division by zero, zeros among the factors are counted, and replaced by ones in their product. The
+    derivative of this formula is exact unless two or more factors of one position are zero.
     """
     zero = op.Equal(updates, 0.0)
     nonzero, one = op.Where(zero, 1.0, updates), op.cast(zero, dy.dtype)

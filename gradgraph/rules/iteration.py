@@ -106,14 +106,14 @@ class Backward:
         ]
 
     def _as_state(self, x: Var, dx: Var) -> Var:
-        """Return ``dx`` as a state of the loop: flattened if its rank is unknown, as onnxruntime's Scan needs."""
+        """Return ``dx`` as a state: flattened if the rank of ``x`` is unknown, as onnxruntime's Scan requires."""
         return flat(self.op, dx) if self._is_flat(x) else dx
 
     def _is_flat(self, x: Var) -> bool:
         return self.lead == 0 and x.shape is None and isinstance(x.value.type, ir.TensorType)
 
     def _models(self, states: Sequence[Var], dys: Sequence[Var]) -> list[Var]:
-        """Return, for each state, a tensor of its shape: its cotangent, or the state if its shape changes."""
+        """Return a tensor with the shape of each state: its cotangent, or the state if its shape changes."""
         changing = [changes(self.body.inputs[self.first + i], self.body.outputs[self.lead + i]) for i in self.states]
         return [x if c else dy for c, x, dy in zip(changing, states, dys, strict=True)]
 
@@ -141,7 +141,7 @@ class Backward:
         return [*(found.get(i) for i in range(len(inputs))), *(outside[x] for x in self.bodies.captured)]
 
     def _put_together(self, x: Var, node: ir.Node, rows: Var) -> Var:
-        """Return the gradient of ``x`` from the cotangents of rows that ``node`` gathered, last iteration first."""
+        """Return the gradient of ``x`` from cotangents of the rows that ``node`` gathered, last iteration first."""
         op, chosen, axis = self.op, node.inputs[1], node.attributes["axis"].as_int() % x.rank
         assert chosen is not None
         places = saved(op, self.ys[0], self.body, chosen, self.count)
@@ -165,8 +165,7 @@ def gathers_by_counting(x: Var, body: ir.Graph, bodies: Bodies, lead: int, state
     """Return the Gathers in ``body`` that read ``x``; an empty list if ``x`` has other readers, or if rows may repeat.
 
     If each iteration gathers different rows, the cotangents of all rows are together as large as the gradient of ``x``,
-    and are accumulated once at the end. Adding a gradient as large as ``x`` in each iteration would make the cost
-    quadratic.
+    and are added once at the end. Adding a gradient as large as ``x`` in each iteration would have quadratic cost.
     """
     nodes = bodies.readers(x)
     alone = all(n.op_type == "Gather" and n.graph is body and n.inputs[0] is x.value for n in nodes)
@@ -176,7 +175,7 @@ def gathers_by_counting(x: Var, body: ir.Graph, bodies: Bodies, lead: int, state
 
 
 def _counts(place: ir.Value | None, body: ir.Graph, lead: int, states: int) -> bool:
-    """Whether ``place`` surely differs in every iteration: computed from the iteration number or a counter state."""
+    """Whether ``place`` differs in every iteration: it is computed from the iteration number or a counter state."""
     if place is None or place.shape is None or not place.shape.is_static():
         return False
     inputs = list(body.inputs)
@@ -205,7 +204,7 @@ def _varies(value: ir.Value, body: ir.Graph) -> bool:
 
 
 def _steps(entering: ir.Value, leaving: ir.Value) -> bool:
-    """Whether the state is an integer that each iteration increments by a nonzero constant."""
+    """Whether each iteration adds a nonzero constant to this integer state."""
     node = leaving.producer()
     if (
         node is None
@@ -222,7 +221,7 @@ def _steps(entering: ir.Value, leaving: ir.Value) -> bool:
 
 
 def changes(entering: ir.Value, leaving: ir.Value) -> bool:
-    """Whether iterations may change the shape of a state."""
+    """Whether the shape of a state may change between iterations."""
     if entering.shape is None or leaving.shape is None or not isinstance(entering.type, ir.TensorType):
         return True
     before = shapes.as_dims(entering.shape)
@@ -230,9 +229,9 @@ def changes(entering: ir.Value, leaving: ir.Value) -> bool:
 
 
 def saved(op: Builder, y: Var, body: ir.Graph, value: ir.Value, states: int) -> Var:
-    """Return a scan output that stacks ``value``, a value in ``body``, over all iterations.
+    """Return a scan output of the loop of ``y`` that stacks ``value`` from ``body`` over all iterations.
 
-    The scan output is added to the loop that computes ``y``, unless the loop already has it.
+    The scan output is added unless the loop already has it.
     """
     node = y.value.producer()
     assert node is not None
@@ -253,7 +252,7 @@ def saved(op: Builder, y: Var, body: ir.Graph, value: ir.Value, states: int) -> 
 
 
 def _already_saved(node: ir.Node, body: ir.Graph, value: ir.Value, states: int) -> ir.Value | None:
-    """Return the scan output that stacks ``value`` along axis 0 in iteration order, or None."""
+    """Return the scan output of ``node`` that stacks ``value`` along axis 0 in iteration order, or None."""
     lead = len(body.outputs) - len(node.outputs)
     copies = [n.outputs[0] for n in value.consumers() if n.op_type == "Identity" and n.outputs[0].is_graph_output()]
     for place in (list(body.outputs).index(c) - lead for c in copies if c in body.outputs):
@@ -286,7 +285,7 @@ def replayed(
         places: the indices of the states to store, among the inputs of the body.
 
     Returns:
-        For each of ``places``, a function that returns the value that entered an iteration, by its number.
+        For each of ``places``, a function from an iteration number to the state at the start of this iteration.
     """
     lists = [k for k in places if is_sequence(states[k - 2])]
 
@@ -315,7 +314,7 @@ def replayed(
 
 
 def _history(op: Builder, state: Var, entering: ir.Value) -> Var:
-    """Return an empty sequence for a state's values in all iterations; sizes that may vary are unknown in its shape."""
+    """Return an empty sequence for a state's values in all iterations; sizes that may change are unknown in it."""
     if isinstance(state.value.type, ir.OptionalType):
         raise UnsupportedOperatorError(
             f"the optional '{shown(state.value.name)}' is a state of a Loop, whose gradient needs to store its values; "
@@ -334,7 +333,10 @@ def _remembered(op: Builder, history: Var, x: Var) -> Var:
 
 
 def _list_at(op: Builder, state: Var, history: Var, lengths: Var, at: Var) -> Var:
-    """Return the sequence state before iteration ``at``; ``history`` concatenates its values in all iterations."""
+    """Return a sequence state at the start of iteration ``at``, a part of ``history``.
+
+    ``history`` concatenates the state's values in all iterations, whose lengths are ``lengths``.
+    """
     start = op.Gather(op.CumSum(lengths, 0, exclusive=1), at)
     taken = extended(op, empty(op, state), op.Gather(lengths, at), lambda place: element(op, history, start + place))
     return typed(taken, state)
@@ -382,7 +384,7 @@ def described(results: Var | Sequence[Var], models: Sequence[Var]) -> list[Var]:
 
 
 def inlined(op: Builder, graph: ir.Graph, given: Sequence[Var | None]) -> list[Var]:
-    """Move the nodes of ``graph`` to ``op``, with its inputs replaced by ``given``; return its outputs."""
+    """Return the outputs of ``graph`` applied to ``given``; its nodes are moved to ``op``."""
     for x, replacement in zip(graph.inputs, given, strict=True):
         if replacement is not None:
             x.replace_all_uses_with(replacement.value)

@@ -76,7 +76,7 @@ def _by_vector(op: Builder, dz: Var, x: Var, y: Var) -> tuple[Var, Var]:
 
 
 def transposed(op: Builder, x: Var) -> Var:
-    """Swap the last two axes of ``x``; if a Transpose computes ``x``, merge both into one Transpose."""
+    """Return ``x`` with its last two axes swapped; if a Transpose computes ``x``, both are merged into one."""
     axes = list(range(x.rank))
     perm = [*axes[:-2], axes[-1], axes[-2]]
     node = x.value.producer()
@@ -190,11 +190,7 @@ def _einsum_gradient(op: Builder, i: int, dz: Var, xs: tuple[Var, ...], terms: l
 
 
 def _without_repeats(op: Builder, x: Var, term: str, taken: str) -> tuple[str, list[tuple[str, Var]]]:
-    """Rewrite a term such as ``iij`` as ``iaj``.
-
-    Returns:
-        The new term, and for each repeated label the term (``ia``) and an identity matrix.
-    """
+    """Return a term such as ``iij`` as ``iaj``, and for each repeated label a term (``ia``) and an identity matrix."""
     fresh = (c for c in string.ascii_letters if c not in taken)
     target, eyes = "", []
     for label in term:
@@ -206,7 +202,7 @@ def _without_repeats(op: Builder, x: Var, term: str, taken: str) -> tuple[str, l
 
 
 def _lone_labels(term: str, x: Var, covered: str, others: list[tuple[str, Var]]) -> str:
-    """Return the labels of ``x`` that are neither in ``covered`` nor known to have full size in another operand."""
+    """Return the labels of ``x`` that are not in ``covered`` and have no known full size in another operand."""
     dims = dict(zip(term, x.shape or (), strict=True))
     for labels, v in others:
         covered += "".join(c for c, d in zip(labels, v.shape or (), strict=True) if d is not None and d == dims.get(c))
@@ -214,7 +210,7 @@ def _lone_labels(term: str, x: Var, covered: str, others: list[tuple[str, Var]])
 
 
 def _without_ones(op: Builder, term: str, x: Var, labels: str) -> tuple[str, Var]:
-    """Return the term and ``x`` without axes of size 1 that have these labels: onnxruntime does not broadcast them."""
+    """Return the term and ``x`` without axes of size 1 with these ``labels``, which onnxruntime does not broadcast."""
     ones = [i for i, (c, d) in enumerate(zip(term, x.shape or (), strict=True)) if c in labels and d == 1]
     return "".join(c for i, c in enumerate(term) if i not in ones), op.Squeeze(x, ones) if ones else x
 

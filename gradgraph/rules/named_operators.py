@@ -55,7 +55,7 @@ class NamedOperator:
     cases: tuple[Case, ...]
 
     def call(self, op: Builder, *inputs: Var | None, **attrs: Any) -> Any:
-        """Write one node, or the portable form, depending on the builder."""
+        """Write one node, or the portable form, depending on the builder; return the outputs."""
         return _named(op, self, inputs, attrs) if op.named_operators else self.portable(op, *inputs, **attrs)
 
 
@@ -119,7 +119,7 @@ def operator_of(node: ir.Node) -> NamedOperator | None:
 
 
 def arguments(op: Builder, node: ir.Node) -> tuple[list[Var | None], dict[str, Any]]:
-    """Return the inputs and attributes of a call; an omitted ``shape_only`` input is a value that has only a shape."""
+    """Return the inputs and attributes of a call; an omitted ``shape_only`` input is a value with a shape only."""
     operator = OPERATORS[node.op_type]
     attrs = {a.name: list(a.value) if isinstance(a.value, tuple | list) else a.value for a in node.attributes.values()}
     floats = (v.type for v in node.inputs if v is not None and v.dtype is not None and v.dtype.is_floating_point())

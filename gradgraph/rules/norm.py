@@ -57,24 +57,24 @@ def _standardized_vjp(
 def _are_few(sizes: Sequence[int | str | None]) -> bool:
     """Whether so few numbers share a mean and deviation that nearly all of their cotangent cancels.
 
-    For two numbers, only a fraction ε/(var + ε) remains, which may be as small as the rounding error (1e-5).
+    For two numbers, only the fraction ε/(var + ε) remains, which may be as small as the rounding error (1e-5).
     """
     return 1 < math.prod(d if isinstance(d, int) else math.inf for d in sizes) <= MOST_NUMBERS_PROJECTED_OUT
 
 
 def channel_sums(op: Builder, x: Var) -> Var:
-    """Sum over all axes except channels, first over space and then over the batch: twice as fast as a single sum."""
+    """Return ``x`` summed over all axes except channels: first space, then the batch, twice as fast as a single sum."""
     of_sample = op.ReduceSum(x, list(range(2, x.rank)), keepdims=0) if x.rank > 2 else x
     return op.ReduceSum(of_sample, [0], keepdims=int(x.rank == 1))  # x of rank 1 has one channel
 
 
 def columns(op: Builder, v: Var, x: Var) -> Var:
-    """Reshape a vector over channels to [C, 1, …], so that it broadcasts against ``x``."""
+    """Return a vector over channels as [C, 1, …], so that it broadcasts against ``x``."""
     return op.Unsqueeze(v, list(range(1, x.rank - 1))) if x.rank > 2 else v
 
 
 def _by_channel(op: Builder, scale: Var, *vs: Var) -> list[Var]:
-    """Reshape tensors of unknown rank to [samples, channels, numbers]; tensors of known rank are unchanged."""
+    """Return tensors as [samples, channels, numbers] if a rank is unknown, else unchanged."""
     if all(v.shape is not None for v in vs):
         return list(vs)
     rows = []
@@ -86,7 +86,7 @@ def _by_channel(op: Builder, scale: Var, *vs: Var) -> list[Var]:
 
 
 def _as_given(op: Builder, dx: Var, x: Var) -> Var:
-    """Undo ``_by_channel``: return ``dx`` in the shape of ``x``."""
+    """Return ``dx`` in the shape of ``x``, to undo ``_by_channel``."""
     return dx if x.shape is not None else op.Reshape(dx, op.shape(x), allowzero=1)
 
 
@@ -187,7 +187,7 @@ def _with_given_statistics(op: Builder, dy: Var, x: Var, scale: Var, mean: Var, 
 
 
 def _batch_statistics(op: Builder, x: Var) -> list[Var]:
-    """Return the mean and (biased) variance of each channel, as a training BatchNormalization computes them."""
+    """Return the mean and the biased variance of each channel."""
     n = batch_size(op, x)
     mean = channel_sums(op, x) / n
     centred = x - columns(op, mean, x)
@@ -242,7 +242,7 @@ def has_few(x: Var) -> bool:
 
 
 def _projected_again(op: Builder, u: Var, centred: Var, var: Var, along: Var, epsilon: float) -> Var:
-    """Remove rounding errors from ``u``, so that per channel Σ u = 0 and Σ u·centred = along·ε/(var + ε)."""
+    """Return ``u`` without rounding errors, so that per channel Σ u = 0 and Σ u·centred = along·ε/(var + ε)."""
     n, wide = batch_size(op, u), var + epsilon
     k = (channel_sums(op, u * centred) - along * (epsilon / wide)) / (wide * n)
     mean = channel_sums(op, u) / n
@@ -252,9 +252,9 @@ def _projected_again(op: Builder, u: Var, centred: Var, var: Var, along: Var, ep
 def batch_normalization_factors(
     op: Builder, x: Var, scale: Var, var: Var, db: Var, along: Var, epsilon: float
 ) -> tuple[Var, Var, Var, Var]:
-    """Return ``dscale``, and per channel the factors a, k and s in ``dx = a·(dy − k·centred − s)``.
+    """Return ``dscale``, and per channel the factors a, k and s of ``dx = a·(dy − k·centred − s)``.
 
-    They are computed from ``db = Σ dy`` and ``along = Σ dy·centred``.
+    Args ``db`` and ``along`` are Σ dy and Σ dy·centred.
     """
     n = batch_size(op, x)
     inv = inverse_deviation(op, var, epsilon)
@@ -263,9 +263,9 @@ def batch_normalization_factors(
 
 
 def _from_running_statistics(op: Builder, running: Sequence[Var | None], x: Var, mean: Var, momentum: float) -> Var:
-    """Return the cotangent of x from the cotangents of the new running mean and variance.
+    """Return the cotangent of x from the cotangents ``running`` of the new running mean and variance.
 
-    The new statistics are momentum · running + (1 − momentum) · batch statistic.
+    The new statistics are momentum · old + (1 − momentum) · batch statistic.
     """
     dmean, dvar = running
     n, share = batch_size(op, x), 1 - momentum

@@ -57,7 +57,7 @@ def pad(
 
 
 def _cut(op: Builder, dy: Var, pads: Var, axes: Var | None) -> Var:
-    """Crop the border from ``dy``: by a Slice, which is faster, or by a Pad if a padding may be negative."""
+    """Return ``dy`` without the border: by a Slice, which is faster, or by a Pad if a padding may be negative."""
     if pads.const is None or (pads.const < 0).any():
         return op.Pad(dy, -pads, None, axes)
     if not pads.const.any():
@@ -83,7 +83,7 @@ def _widths(x: Var, pads: Var, axes: Var | None) -> dict[int, tuple[int, int]] |
 
 
 def _folds(mode: str, x: Var, axis: int, before: int, after: int) -> bool:
-    """Whether each border of the axis copies one contiguous run of elements, or repeats one element ("edge").
+    """Whether each border copies one contiguous run of elements, or repeats one element ("edge").
 
     If the size is unknown, "reflect" is assumed to be narrower than the axis, as onnxruntime and PyTorch require.
     """
@@ -94,7 +94,7 @@ def _folds(mode: str, x: Var, axis: int, before: int, after: int) -> bool:
 
 
 def _folded(op: Builder, dy: Var, size: Var, axis: int, before: int, after: int, mode: str) -> Var:
-    """Return the vjp of padding one axis: the inner part of ``dy``, plus each border where it was copied from."""
+    """Return the vjp of padding one axis: the inner part of ``dy``, with each border added where it was copied from."""
 
     def placed(start: int, stop: int, step: int, left: Var, right: Var) -> Var:
         run = op.Slice(dy, [start], [stop], [axis], [step])

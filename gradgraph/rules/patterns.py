@@ -39,7 +39,7 @@ class Walk:
         self.passed = [last]
 
     def to(self, value: ir.Value | None, *op_types: str) -> ir.Node:
-        """Return the producer of ``value`` in this graph; raise MismatchError if it is not one of ``op_types``."""
+        """Return the node in this graph that computes ``value``; raise MismatchError unless it is of ``op_types``."""
         node = some(made_by(value, *op_types))
         need(node.graph is self.last.graph)
         self.passed.append(node)
@@ -57,7 +57,7 @@ class Walk:
 
 
 def number_of(value: ir.Value | None) -> float | None:
-    """Return the element of ``value`` if it is a constant with one element, else None (also for weights)."""
+    """Return the number if ``value`` is a constant with one element, else None (also for weights)."""
     producer = None if value is None else value.producer()
     if producer is not None and is_for_precision(producer):
         value = producer.inputs[0]
@@ -83,7 +83,7 @@ def epsilon(dtype: ir.DataType) -> float:
 
 
 def with_number(node: ir.Node) -> tuple[ir.Value, float]:
-    """Return ``x`` and ``c`` for a node ``x·c`` or ``c·x`` with a constant c; for ``x/c``, ``x`` and ``1/c``."""
+    """Return (x, c) for a node ``x·c`` or ``c·x`` with a constant c, and (x, 1/c) for ``x/c``."""
     x, c = node.inputs
     if is_standard(node, "Mul") and number_of(c) is None:
         x, c = c, x
@@ -93,5 +93,5 @@ def with_number(node: ir.Node) -> tuple[ir.Value, float]:
 
 
 def need_one_rank(walk: Walk, x: ir.Value | None) -> None:
-    """Raise MismatchError if the last node's output has another rank than ``x``, because a constant added axes."""
+    """Raise MismatchError if the last node's output has more axes than ``x``, added by a constant."""
     need(len(some(shapes.shape_of(some(x)))) == len(some(shapes.shape_of(walk.last.outputs[0]))))

@@ -35,7 +35,7 @@ def put(op: Builder, dy: Var, where: Var, x: Var, reduction: str = "none") -> Va
 
 
 def scattered(op: Builder, data: Var, indices: Var, updates: Var, axis: int, reduction: str) -> Var:
-    """Apply ScatterElements; reductions in half precision, which onnxruntime does not support, are done in float32."""
+    """Return ScatterElements of ``updates``; in half precision, it reduces in float32, as onnxruntime requires."""
     dtype = data.dtype
     if reduction != "none" and dtype in HALF:
         data, updates = op.cast(data, FLOAT), op.cast(updates, FLOAT)
@@ -44,7 +44,7 @@ def scattered(op: Builder, data: Var, indices: Var, updates: Var, axis: int, red
 
 
 def as_block(op: Builder, x: Var, axis: int) -> Var:
-    """Reshape ``x``, of any rank, to [axes before ``axis``, its size, axes after it]."""
+    """Return ``x``, of any rank, as [axes before ``axis``, its size, axes after it]."""
     behind = op.Shape(x, start=axis + 1) if axis != -1 else op.const(np.zeros(0, np.int64))
     around = [op.ReduceProd(sizes, keepdims=1) for sizes in (op.Shape(x, end=axis), behind)]
     block = op.Reshape(x, op.Concat(around[0], op.dim(x, axis), around[1], axis=0), allowzero=1)
@@ -87,7 +87,7 @@ def gather_gradient(op: Builder, dy: Var, where: Var, x: Var, *, axis: int) -> V
 
 
 def few_places(x: Var, axis: int) -> int:
-    """Return the size of ``axis`` if it is so small that adding slices by a matrix product is fastest; else 0."""
+    """Return the size of ``axis`` if it is small enough to add slices by a matrix product, else 0."""
     size = x.shape[axis] if x.shape is not None and x.rank <= 2 else None
     return size if isinstance(size, int) and size <= MOST_PLACES else 0
 
@@ -103,10 +103,9 @@ def _differ(where: Var) -> bool:
 
 
 def _summed(op: Builder, where: Var, rows: Var) -> tuple[Var, Var]:
-    """Return each distinct position, and the sum of its rows.
+    """Return each distinct position in ``where``, and the sum of its rows.
 
-    Rows are sorted by position. The sums are differences of one running sum, taken at the last row of each position,
-    in float64 to limit cancellation.
+    Rows are sorted by position. The sums are differences of one running sum, in float64 to limit cancellation.
     """
     places, order = op.TopK(where, op.Shape(where), outputs=2, largest=0)
     following = op.Concat(op.Slice(places, [1], [LAST], [0]), [-1], axis=0)

@@ -1,7 +1,7 @@
 """Gradient rules of pooling.
 
 A maximum passes its cotangent to the chosen element: the first of equal ones, as in onnxruntime and PyTorch. Averages
-and norms spread their cotangent over the window; ``spread`` chooses the nodes for that.
+and norms spread their cotangent over the window; ``spread`` chooses the nodes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gradgraph.rules.windows import Windows, flat, positions, ranked, sizes, spa
 
 
 def _seen(x: Var, y: Var, ceil_mode: int = 0, **attrs: Any) -> tuple[Windows, Var]:
-    """Return the windows of a pool, and ``y``, whose unknown shape gets the rank of ``x``."""
+    """Return the windows of a pool, and ``y``, with the rank of ``x`` if its shape is unknown."""
     seen, y = windows(**attrs), ranked(y, x)
     if ceil_mode:
         _refuse_windows_behind_the_end(x, y, seen)
@@ -184,7 +184,7 @@ def average_pool(op: Builder, dy: Var, y: Var, x: Var, **attrs: Any) -> Gradient
 def average_pool_gradient(
     op: Builder, dy: Var, x: Var, *, ceil_mode: int = 0, count_include_pad: int = 0, **attrs: Any
 ) -> Var:
-    """Return the gradient of ``x``: each cotangent is spread over the taps of its window that the average counts."""
+    """Return the gradient of ``x``: each cotangent is divided among the taps of its window that the average counts."""
     seen, dy = _seen(x, dy, ceil_mode=ceil_mode, **attrs)
     axes = [a for a in range(seen.rank) if _may_lack_taps(x, dy, a, seen, bool(count_include_pad), bool(ceil_mode))]
     if axes:  # in a mean over fewer elements each has more weight
@@ -261,11 +261,11 @@ def _norm_slope(op: Builder, x: Var, p: int) -> Any:
 
 
 def spread(op: Builder, dy: Var, x: Var, seen: Windows) -> Var:
-    """Add each cotangent, divided by the number of taps, to all elements that its window read.
+    """Return ``dx[i·s + t·d - p] += dy[i] / (number of taps)``, summed over windows i and taps t.
 
-    ``dx[i·s + t·d - p] += dy[i] / (number of taps)`` for windows i, taps t, stride s, dilation d and begin padding p.
-    Adjacent windows repeat each cotangent; with stride 1 the result is an average pool of ``dy``; otherwise it is a
-    ConvTranspose with one channel (channels are merged into the batch, because their number may be unknown).
+    Here s is the stride, d the dilation and p the begin padding. Adjacent windows repeat each cotangent; with stride 1
+    the result is an average pool of ``dy``; otherwise it is a ConvTranspose with one channel (channels are merged into
+    the batch, because their number may be unknown).
     """
     rest = [r for r in seen.rest(x, dy) if r is not None and r >= 0]
     if seen.side_by_side and len(rest) == seen.rank:
@@ -279,7 +279,7 @@ def spread(op: Builder, dy: Var, x: Var, seen: Windows) -> Var:
 
 
 def _repeated(op: Builder, dy: Var, seen: Windows, rest: Sequence[int]) -> Var:
-    """Repeat every number as often as the kernel is long along each axis; elements that no window reads get zeros."""
+    """Return ``dy`` with each number repeated over its window; ``rest`` elements at the end are zero."""
     scales = op.const(np.array([1, 1, *seen.taps], np.float32))
     nearest: dict[str, Any] = {
         "mode": "nearest",

@@ -66,7 +66,7 @@ def _sums(op: Builder, terms: Var, x: Var, scale: Var, axis: int, block: int) ->
 
 
 def _block_sums(op: Builder, terms: Var, scale: Var, axis: int, block: int) -> Var:
-    """Sum within blocks; a short last block is padded with zeros."""
+    """Return sums of the terms within blocks; a short last block is padded with zeros."""
     blocks = op.dim(scale, axis)
     missing = op.Sub(op.Mul(blocks, block), op.dim(terms, axis))
     full = op.Pad(terms, op.Concat([0], missing, axis=0), None, [axis])

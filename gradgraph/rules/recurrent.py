@@ -35,7 +35,6 @@ def _weights(gates: int, directions: int, features: int = 3, units: int = 2) -> 
 
 
 def _case(*inputs: Any, hidden_size: int = 2, **options: Any) -> Case:
-    """Return a case with ``hidden_size``, which onnxruntime requires."""
     return case(*inputs, hidden_size=hidden_size, **options)
 
 
@@ -78,7 +77,7 @@ def _cases(gates: int, states: int) -> list[Case]:
 
 
 def _one(x: Sequence[float], slope: Sequence[float], **attrs: Any) -> Point:
-    """Return a point for an RNN of one unit and one step with weight 1, so that x is the input of its activation."""
+    """Return a point for an RNN of one unit and one step with weight 1, so that its activation gets x."""
     columns = [[[v] for v in row] for row in (x, slope)]
     return point([columns[0]], [[[1.0]]], [[[1.0]]], gives=[[columns[1]], None, None], hidden_size=1, **attrs)
 
@@ -211,10 +210,7 @@ def _gru(op: Builder, s: Direction, linear_before_reset: int) -> tuple[Var, ...]
 
 
 def _gru_reset_after(op: Builder, s: Direction) -> tuple[Var, ...]:
-    """Return the gradients for n = g(W x + Wb + r q) with q = R h + Rb.
-
-    One product computes the contribution of h to all gates.
-    """
+    """Return the gradients for n = g(W x + Wb + r q) with q = R h + Rb, which needs one product per step."""
     f, g = s.act
     Wb, Rb = s.biases or (None, None)
     h = s.before(s.Y)
@@ -339,7 +335,7 @@ class _CellState:
     """The cell state of an LSTM before each step (c) and after it (c'), and its gates, such as i = f(ai + pi c).
 
     Here f is the gate activation, and pi the peephole weights. ``pre`` are the gate arguments without peepholes (ai,
-    ao, af, ag); ``coupled`` means that the forget gate is 1 − i.
+    ao, af, ag). If ``coupled``, the forget gate is 1 − i.
     """
 
     def __init__(self, op: Builder, s: Direction, coupled: bool, pre: Sequence[Var]) -> None:
@@ -353,10 +349,7 @@ class _CellState:
         self.before = s.before(self.after, 1)
 
     def _run(self) -> Var:
-        """Return c' of each step.
-
-        Without peepholes the gates are computed before the loop, so that its body has only two operators.
-        """
+        """Return c' of each step; without peepholes, the gates are computed before the loop."""
         ai, af, n, s = self.ai, self.af, self.n, self.s
         if self.peepholes is None:
             i, forget = self._gates(ai, af, n)
@@ -376,7 +369,7 @@ class _CellState:
         return a if self.peepholes is None else a + self.peepholes[gate] * c
 
     def slopes(self) -> tuple[Var, Var, Var]:
-        """Return three factors that cotangents are multiplied by: from h' to c'; to the gates i, o, f, g; from c' to c.
+        """Return three factors of cotangents: from h' to c'; to the gates i, o, f, g; from c' to c.
 
         The cotangents of i, f and g are computed from that of c', and the cotangent of o from that of h'.
         """
@@ -405,5 +398,5 @@ class _CellState:
 
 
 def _gates(op: Builder, a: Var, count: int) -> list[Var]:
-    """Split the gates, which are concatenated along the last axis."""
+    """Return the gates, split along the last axis."""
     return all_of(op.Split(a, axis=-1, num_outputs=count, outputs=count))

@@ -135,7 +135,7 @@ def _value(x: Var, shape: shapes.Shape | None) -> ir.Value:
 
 @dataclass(frozen=True)
 class Cell:
-    """The properties in which the operators RNN, GRU and LSTM differ.
+    """The differences between RNN, GRU and LSTM.
 
     Attributes:
         activations: the default activations of one direction.
@@ -230,7 +230,7 @@ class Cell:
 
 
 def of_operands(op: Builder, operands: Sequence[Any], backwards: int, *activations: str) -> Direction:
-    """Return the ``Direction`` with the inputs of a gradient operator as its operands."""
+    """Return the ``Direction`` for the inputs of a gradient operator."""
     X, W, R, Wb, Rb, *rest = operands
     n = (len(rest) - 1) // 2
     first, Y, dlast, dY = tuple(rest[:n]), rest[n], tuple(rest[n + 1 : 2 * n + 1]), rest[2 * n + 1]
@@ -238,14 +238,12 @@ def of_operands(op: Builder, operands: Sequence[Any], backwards: int, *activatio
 
 
 def _plain(names: Sequence[str]) -> tuple[Activation, ...]:
-    """Return activations by name, without parameters or clip."""
     return tuple(Activation(KINDS[name], 0.0, 0.0, None) for name in names)
 
 
 def _activations(
     ys: Sequence[Var], default: Sequence[str], count: int, attrs: dict[str, Any]
 ) -> list[tuple[Activation, ...]]:
-    """Return the activations of each direction."""
     node = ys[0].value.producer()
     assert node is not None
     n = len(default)
@@ -262,7 +260,7 @@ def _stacked(op: Builder, row: Sequence[Var]) -> Var:
 
 
 def times(op: Builder, x: Var, weight: Var, bias: Var | None = None) -> Var:
-    """Compute ``x weightᵀ + bias`` for all steps at once."""
+    """Return ``x weightᵀ + bias`` for all steps at once."""
     turned = op.Transpose(weight, perm=[1, 0])
     if x.dtype == ir.DataType.FLOAT16:  # as passes/half_products.py, which does not rewrite nodes in functions
         turned = op.Unsqueeze(turned, [0])

@@ -1,8 +1,7 @@
 """Gradient rules of reductions, along axes that are absent (all axes), constant, or known only at run time.
 
-``_kept`` restores the rank of ``x`` in ``dy`` and ``y``, so that they broadcast against it. Without axes, or with an
-empty list, every axis is reduced, or none if ``noop_with_empty_axes`` is set: then the operator still applies to each
-element (ReduceSumSquare squares, ReduceL1 is ``|x|``), as in onnxruntime.
+Without axes, or with an empty list, every axis is reduced, or none if ``noop_with_empty_axes`` is set: then the
+operator still applies to each element (ReduceSumSquare squares, ReduceL1 is ``|x|``), as in onnxruntime.
 
 Conventions: the ties of ReduceMax and ReduceMin share the gradient equally; the gradient of ReduceL1 and ReduceL2 is 0
 at 0, as for PyTorch's norms; the gradient of ReduceLogSumExp is 0 in a slice whose numbers are all ``-inf``.
@@ -48,7 +47,7 @@ def _empty_axes(axes: Var | None) -> bool:
 
 
 def _kept(op: Builder, y: Var, axes: Var | None, keepdims: int, **_: int) -> Var:
-    """Return ``y`` with its reduced axes restored, with size 1; a scalar needs no axes to broadcast."""
+    """Return ``y`` with its reduced axes restored as size 1; a scalar broadcasts without them."""
     return y if keepdims or axes is None or _empty_axes(axes) else op.Unsqueeze(y, axes)
 
 
@@ -211,9 +210,9 @@ def reduce_prod(op: Builder, dy: Var, y: Var, x: Var, axes: Var | None = None, *
 def _others(op: Builder, x: Var, axes: Var | None, noop: int) -> Var:
     """Return, for each element, the product of the other elements along the axes, without division by zero.
 
-    It is the product of the nonzero others, times the product of the zeros among the others. The latter is 1 without
-    zeros, and 0 with two or more. With exactly one zero it is that element itself, whose value is 0 and whose slope is
-    1, so that the second derivative is right, too. (The third derivative at two zeros of one slice is 0.)
+    This is the product of the nonzero others, times a factor for zeros among the others: 1 without zeros, 0 with two or
+    more. With one zero, the factor is that element, with slope 1, so that the second derivative is right, too. (The
+    third derivative at two zeros of one slice is 0.)
     """
     is_zero = op.Equal(x, 0.0)
     one_for_zero = op.Where(is_zero, 1.0, x)

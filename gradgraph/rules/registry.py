@@ -158,11 +158,11 @@ class Bodies(Protocol):
         ...
 
     def active(self, value: ir.Value) -> bool:
-        """Whether ``value``, of the node or in a subgraph, is on the gradient path."""
+        """Whether ``value``, an input or output of the node or a value in a subgraph, is on the gradient path."""
         ...
 
     def readers(self, value: Var) -> list[ir.Node]:
-        """Return the nodes on the path, in subgraphs and nested ones, that read a captured value."""
+        """Return the nodes on the path that read a captured ``value`` inside the subgraphs, at any depth."""
         ...
 
     def gradients(
@@ -245,7 +245,7 @@ def vjp(
 
 
 def no_gradient(reason: str, *op_types: str, domain: str = "") -> None:
-    """Declare that operators have no derivative, or a zero one, and why; gradients stop there without an error."""
+    """Declare that operators have no derivative or a zero one, and why; gradients stop there without an error."""
     for op_type in op_types:
         NO_GRADIENT[domain, op_type] = reason
 

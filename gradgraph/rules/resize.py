@@ -23,7 +23,7 @@ _CENTRED = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
 
 
 def _coordinates(mode: str, **attrs: Any) -> list[Case]:
-    """Return cases with every coordinate transformation, for upsampling and downsampling."""
+    """Return test cases with every coordinate transformation, for upsampling and downsampling."""
     modes = (*_CENTRED, "align_corners", "asymmetric")
     return [
         case(real(1, 2, 4, 5), None, None, [1, 2, 7, 3], mode=mode, coordinate_transformation_mode=m, **attrs)
@@ -41,7 +41,7 @@ def _rounding() -> list[Case]:
 
 
 def _tied() -> list[Case]:
-    """Return cases with keep_aspect_ratio_policy: kernels that read beyond the edges, then regions of interest."""
+    """Return test cases with keep_aspect_ratio_policy: kernels that read beyond the edges, then regions of interest."""
     wide: list[dict[str, Any]] = [
         {"mode": "cubic"},
         {"mode": "cubic", "cubic_coeff_a": -0.5, "exclude_outside": 1},
@@ -189,7 +189,7 @@ def _entries(op: Builder, x: Var | None, where: list[int]) -> Var | None:
 
 
 def _stays(x: Var, y: Var, axis: int, j: int, scales: Var | None, roi: Var | None) -> bool:
-    """Whether Resize is known not to change the axis. (A scale of 1.1 may keep its size, but still move elements.)"""
+    """Whether Resize is known not to move elements along the axis; a scale of 1.1 may, even if it keeps the size."""
     if roi is not None:
         return False
     if scales is not None:
@@ -198,7 +198,7 @@ def _stays(x: Var, y: Var, axis: int, j: int, scales: Var | None, roi: Var | Non
 
 
 def _copied(x: Var, sizes: Var | None) -> set[int]:
-    """Return the axes whose entry in ``sizes``, a node Where(other axes, …, Shape(x)), is the size of ``x``."""
+    """Return the axes whose size ``sizes``, computed by Where(other axes, …, Shape(x)), copies from ``x``."""
     where = None if sizes is None else sizes.value.producer()
     shape = where.inputs[2].producer() if where is not None and where.op_type == "Where" and where.inputs[2] else None
     if where is None or shape is None or shape.op_type != "Shape" or shape.inputs[0] is not x.value:
@@ -211,7 +211,7 @@ def _copied(x: Var, sizes: Var | None) -> set[int]:
 
 
 def _repeats(x: Var, y: Var, along: list[int], scales: Var | None, how: dict[str, Any]) -> list[int] | None:
-    """Return how often Resize repeats elements along each spatial axis; None if it interpolates or drops elements."""
+    """Return the repetitions of each element per spatial axis; None if Resize interpolates or drops elements."""
     centre = how.get("coordinate_transformation_mode", "half_pixel")
     rounding = how.get("nearest_mode", "round_prefer_floor")
     blocks = (centre == "asymmetric" and rounding == "floor") or (centre in _CENTRED and rounding.startswith("round"))
@@ -247,7 +247,7 @@ def _matrix(
 
 
 def _contracted(op: Builder, dy: Var, w: Var, x: Var, y: Var, axis: int) -> Var:
-    """Compute Σₒ dy[…, o, …] W[o, i]; axes after ``axis``, contracted earlier, are merged for a matrix product."""
+    """Return Σₒ dy[…, o, …] W[o, i]; axes after ``axis``, contracted earlier, are merged for a matrix product."""
     if axis == x.rank - 1:
         return dy @ w
     turned = op.Transpose(w, perm=[1, 0])

@@ -51,7 +51,7 @@ def _matrix(
 
 
 def _common_scale(op: Builder, x: Var, along: Sequence[int], sizes: Var, how: dict[str, Any]) -> Var:
-    """Return the scale of all axes: the smallest of their scales for the policy "not_larger", else the largest."""
+    """Return the scale of all axes: their smallest scale for the policy "not_larger", else their largest."""
     before = op.Concat(*(op.dim(x, a) for a in along), axis=0)
     scales = op.cast(sizes, _wide(x)) / op.cast(before, _wide(x))
     reduce = op.ReduceMin if how["keep_aspect_ratio_policy"] == "not_larger" else op.ReduceMax
@@ -64,7 +64,7 @@ def _common_scale(op: Builder, x: Var, along: Sequence[int], sizes: Var, how: di
 def _read_off(
     op: Builder, x: Var, axis: int, along: Sequence[int], roi: Var | None, sizes: Var, how: dict[str, Any]
 ) -> Var:
-    """Return the coordinates c(o), read from a Resize of the ramp 0, 1, 2, …, whose linear interpolation returns c.
+    """Return the coordinates c(o), computed by Resize: linear interpolation of the ramp 0, 1, 2, … returns c.
 
     In mode "nearest", c is rounded. It is limited to the edges, and -1 outside of the region of interest.
     """
@@ -101,12 +101,12 @@ def _written(op: Builder, x: Var, y: Var, axis: int, s: Var, how: dict[str, Any]
 
 
 def _steps(op: Builder, x: Var, axis: int) -> Var:
-    """Return the ramp 0, 1, 2, … along an axis."""
+    """Return the ramp 0, 1, 2, … along ``axis`` of ``x``."""
     return op.cast(op.Range(0, op.Squeeze(op.dim(x, axis), [0]), 1), _wide(x))
 
 
 def _wide(x: Var) -> ir.DataType:
-    """Return the type of coordinates: at least float32, because float16 has too few digits for large images."""
+    """Return the dtype of coordinates: at least float32, because float16 has too few digits for large images."""
     return x.dtype if x.dtype.bitwidth >= 32 else ir.DataType.FLOAT
 
 

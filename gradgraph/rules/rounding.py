@@ -37,5 +37,5 @@ def all_wide(op: Builder, *xs: Var | None) -> list[Any]:
 
 
 def back(op: Builder, gradients: Gradients, inputs: Sequence[Var | None]) -> Gradients:
-    """Cast each gradient to the element type of its input."""
+    """Return each gradient cast to the element type of its input."""
     return [d if d is None or x is None else op.cast(d, x.dtype) for d, x in zip(gradients, inputs, strict=True)]

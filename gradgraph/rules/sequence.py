@@ -16,7 +16,7 @@ no_gradient("a truth value", "OptionalHasElement")
 
 
 def from_the_front(op: Builder, place: Var, length: Var) -> Var:
-    """Convert an index that may be negative (counting from the end) to a nonnegative index."""
+    """Return ``place``, an index that may count from the end, as a nonnegative index."""
     if place.const is not None and (place.const >= 0).all():
         return place
     place = op.cast(place, length.dtype)

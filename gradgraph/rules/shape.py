@@ -18,7 +18,7 @@ from gradgraph.rules.registry import Gradients, case, no_gradient, real, uniform
 
 
 def reshaped(op: Builder, y: Var, x: Var) -> Var:
-    """Reshape ``y`` to the shape of ``x``."""
+    """Return ``y`` in the shape of ``x``."""
     known = x.shape
     if known is None or known.count(0) or len(known) > len(shapes.known_sizes(known)) + 1:
         moved = op.Reshape(y, op.shape(x), allowzero=1)

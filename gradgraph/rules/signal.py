@@ -77,13 +77,13 @@ def _size(op: Builder, x: Var, axis: Var) -> Var:
 
 
 def _adjoint(op: Builder, dy: Var, n: Var, axis: Var, inverse: int) -> Var:
-    """Apply the adjoint of the complex Fourier transform of length ``n``, or of its inverse, to ``dy``."""
+    """Return the adjoint of the complex Fourier transform of length ``n``, or of its inverse, applied to ``dy``."""
     count, turned = op.cast(n, dy.dtype), op.like(op.DFT(dy, None, axis, inverse=1 - inverse), dy)
     return turned / count if inverse else turned * count
 
 
 def _resized(op: Builder, x: Var, size: Var, wanted: Var, axis: Var) -> Var:
-    """Change the length of an axis from ``size`` to ``wanted``, by appending zeros or dropping elements at the end."""
+    """Return ``x`` with zeros appended or elements dropped at the end of ``axis``, for length ``wanted``."""
     more = op.Sub(wanted, size)
     if more.const is not None and not more.const.any():
         return x
@@ -94,7 +94,7 @@ def _resized(op: Builder, x: Var, size: Var, wanted: Var, axis: Var) -> Var:
 
 
 def _multiplicity(op: Builder, n: Var, bins: Var, x: Var, axis: Var) -> Var:
-    """Return the weight of each bin of a one-sided spectrum in a real signal: 2, or 1 for a bin that mirrors itself."""
+    """Return how often each bin of a one-sided spectrum counts: 2, or 1 for a bin that mirrors itself."""
     k = op.Range(0, op.Squeeze(bins), 1)
     alone = op.Or(op.Equal(k, 0), op.Equal(op.Mul(k, 2), n))
     along = op.Equal(np.arange(x.rank), op.Mod(axis, x.rank))
@@ -125,7 +125,10 @@ def stft(
     *,
     onesided: int = 1,
 ) -> Gradients:
-    """Transform the cotangents of all frames ``window · signal[f · step :]`` back, and add overlapping frames."""
+    """Return the signal's gradient: transform the cotangents of all frames back, and add overlapping frames.
+
+    Frame f is ``window · signal[f · step :]``.
+    """
     given, signal = signal, op.Unsqueeze(signal, [2]) if signal.rank == 2 else signal  # as in onnxruntime
     if dy.shape is None:  # ONNX does not infer it without a window and a length
         record_shape(dy.value, (None,) * 4)
@@ -173,7 +176,7 @@ def col2im(
     pads: Sequence[int] | None = None,
     dilations: Sequence[int] | None = None,
 ) -> Gradients:
-    """Apply the adjoint of Col2Im: gather the columns ``dy[n, c, k·dilation + window·stride]``, axis by axis."""
+    """Return the adjoint of Col2Im: the columns ``dy[n, c, k·dilation + window·stride]``, gathered axis by axis."""
     axes = _axes(image_shape, strides, dilations, [0] * (len(pads or ()) // 2))
     ones, pads = [1] * axes, list(pads or [0] * 2 * axes)
     columns = op.Pad(dy, [0, 0, *pads[:axes], 0, 0, *pads[axes:]]) if any(pads) else dy

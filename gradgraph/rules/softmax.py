@@ -51,9 +51,9 @@ def softmax(op: Builder, dy: Var, y: Var, x: Var, *, axis: int) -> Gradients:
     like=[1],
 )
 def softmax_gradient(op: Builder, dy: Var, y: Var, do: Var | None = None, o: Var | None = None, *, axis: int) -> Var:
-    """Compute ``y·(dy − Σ dy·y)``, summed along ``axis``.
+    """Return ``y·(dy − Σ dy·y)``, summed along ``axis``.
 
-    For attention probabilities y, the equal sum Σ do·o is computed if the attention's output ``o`` and its cotangent
+    For attention probabilities y, Σ do·o is an equal sum: it is used if the attention's output ``o`` and its cotangent
     ``do`` are passed.
     """
     weighed = dy * y if do is None or o is None else do * o
@@ -90,7 +90,7 @@ def log_softmax_gradient(op: Builder, dy: Var, y: Var, *, axis: int) -> Var:
     case(uniform(-3.0, -0.1, 2, 3, 4), [[[1, 2, 0, 0]], [[0, 1, 2, 1]]], real(2, 1, 4), axis=1),
 )
 def cross_entropy_gradient(op: Builder, log_p: Var, places: Var, d: Var, *, axis: int) -> Var:
-    """Compute the gradient of scores, ``d·(onehot(places) − p)``; d is the gradient of log p at one place per row."""
+    """Return the gradient of scores, ``d·(onehot(places) − p)``; d is the gradient of log p at one place per row."""
     return scattered(op, op.Exp(log_p) * -d, places, d, axis, "add")
 
 

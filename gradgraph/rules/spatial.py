@@ -30,7 +30,7 @@ def _every_mode(x: Any, grid: Any, modes: Sequence[str]) -> list[Case]:
 
 
 def _edge(at: float, dx: list[float], dg: float, padding_mode: str = "border") -> Point:
-    """Return a point for GridSample with one sample, at coordinate ``at``, in a row of three pixels at -1, 0 and 1."""
+    """Return a test point: GridSample of a row of three pixels, at -1, 0 and 1, in the coordinate ``at``."""
     row, grid = [[[[1.0, 5.0, 2.0]]]], [[[[at, 0.0]]]]
     return point(row, grid, gives=[[[[dx]]], [[[[dg, 0.0]]]]], padding_mode=padding_mode, align_corners=1)
 
@@ -159,7 +159,7 @@ def deform_conv(
     offset_group: int = 1,
     **attrs: Any,
 ) -> Gradients:
-    """Differentiate a matrix product with the columns ``v = mask · sampled x``, [N, C·taps, places], as in im2col.
+    """Return the gradients of a matrix product with the columns ``v = mask · sampled x``, [N, C·taps, places].
 
     The og offset groups become part of the batch: N·og images of C/og channels, with taps·places points each.
     """
@@ -180,7 +180,7 @@ def deform_conv(
 
 
 def _grouped(op: Builder, x: Var, groups: int) -> Var:
-    """Reshape [N, C, *sizes] to [N·groups, C/groups, *sizes]."""
+    """Return [N, C, *sizes] as [N·groups, C/groups, *sizes]."""
     if groups == 1:
         return x
     shape = op.Concat([-1], op.Div(op.dim(x, 1), [groups]), op.dims(x, 2, x.rank), axis=0)

@@ -32,7 +32,7 @@ class Samples:
 
     Attributes:
         at: the pixel coordinates, [R, bins, samples].
-        counted: whether each sample exists, as regions may differ in their number of samples.
+        counted: whether each sample exists: regions may differ in their number of samples.
         share: 1 / (the number of samples of a bin), or 0 for a sample too far outside of the image.
         along: the relative position of each sample between the start (0) and the end (1) of the region.
         free: [R, 1, 1], 1 if the length of the region follows its corners, 0 if it is clamped to the minimum.
@@ -178,7 +178,10 @@ def roi_align(
 
 
 def _ends(op: Builder, moved: Var, turned: Var, free: Var) -> tuple[Var, Var]:
-    """Return the gradients of a region's start and end, [R, 1] each, from the gradients of its samples' coordinates."""
+    """Return the gradients of regions' starts and ends, [R, 1] each.
+
+    ``moved`` are the gradients of sample coordinates, and ``turned`` are these times the samples' relative positions.
+    """
     total, far = (op.ReduceSum(d, [1, 2], keepdims=1) for d in (moved, turned))
     far = far * free
     start, end = (op.Squeeze(d, [2]) for d in (total - far, far))
@@ -191,7 +194,7 @@ def _ends(op: Builder, moved: Var, turned: Var, free: Var) -> tuple[Var, Var]:
 def _mean(
     op: Builder, dy: Var, x: Var, batch: Var, rows: Samples, columns: Samples, sizes: Sequence[Var]
 ) -> tuple[Var, Move, Move]:
-    """Return the gradients of the image and of the samples' coordinates along both axes, for the mean of each bin.
+    """Return the gradients of the image and of sample coordinates along both axes, if bins are means.
 
     All images form one matrix [N·H, C·W]. It is multiplied by the matrix [R·bins, N·H] that has A[r] in the columns of
     the region's image.
@@ -255,7 +258,7 @@ class Reach:
 def _largest(
     op: Builder, dy: Var, x: Var, batch: Var, rows: Samples, columns: Samples, sizes: Sequence[Var]
 ) -> tuple[Var, Move, Move]:
-    """Return the gradients of the image and of the samples' coordinates along both axes, for the maximum of each bin.
+    """Return the gradients of the image and of sample coordinates along both axes, if bins are maxima.
 
     As in onnxruntime, the maximum is over single pixels times their weights, not over interpolated values.
     """
@@ -293,7 +296,7 @@ def _neighbours(op: Builder, samples: Samples, size: Var) -> Reach:
 
 
 def _crossed(op: Builder, p: Var, q: Var, combine: Callable[..., Var]) -> Var:
-    """Combine every pair of a row in p [R, bins, K] and a column in q [R, bins, K]: [R, bins·bins, K·K]."""
+    """Return ``combine`` of each pair of a row in p and a column in q, [R, bins, K] each: [R, bins·bins, K·K]."""
     pairs = combine(op.Unsqueeze(p, [2, 4]), op.Unsqueeze(q, [1, 3]))
     ends = [op.ReduceProd(op.dims(pairs, k, k + 2), keepdims=1) for k in (1, 3)]
     return op.Reshape(pairs, op.Concat(op.Shape(pairs, end=1), *ends, axis=0), allowzero=1)
@@ -302,7 +305,7 @@ def _crossed(op: Builder, p: Var, q: Var, combine: Callable[..., Var]) -> Var:
 def _winners(
     op: Builder, x: Var, batch: Var, rows: Var, columns: Var, counted: Var, weight: Var | None = None
 ) -> tuple[Var, Var]:
-    """Return the index of the largest pixel in each bin and channel [R, bins·bins, C], and its position in flat x."""
+    """Return the index of the largest pixel per bin and channel [R, bins·bins, C], and its position in flattened x."""
     where = _crossed(op, op.Mul(rows, op.dim(x, 3)), columns, op.Add)
     count, batch = op.ReduceProd(op.dims(x, 2, 4), keepdims=1), op.Unsqueeze(batch, [1, 2])
     table = op.Reshape(op.Transpose(flat_space(op, x, 0, 0), perm=[0, 2, 1]), op.Concat([-1], op.dim(x, 1), axis=0))

@@ -80,13 +80,13 @@ def sizes(op: Builder, x: Var, dtype: ir.DataType) -> Var:
 
 
 def _polynomial(t: Var, powers: Sequence[Any]) -> Any:
-    """Evaluate Σ_k powers[k] · t^k by Horner's rule."""
+    """Return Σ_k powers[k] · t^k by Horner's rule."""
     rows: list[Any] = [np.asarray(row, t.dtype.numpy()).reshape(-1, 1) for row in powers]
     return functools.reduce(lambda value, row: t * value + row, reversed(rows[:-1]), rows[-1])
 
 
 def _mirrored(op: Builder, i: Var, n: Var, aligned: bool) -> Var:
-    """Reflect coordinates at the ends of the axis: the centres (if ``aligned``) or outer edges of the outer pixels."""
+    """Return coordinates reflected at the ends of the axis: at centres (``aligned``) or edges of the end pixels."""
     low, span = (0.0, n - 1.0) if aligned else (-0.5, n)
     far = op.Mod(op.Abs(i - low), span * 2.0, fmod=1)
     return op.Min(far, span * 2.0 - far) + low
@@ -115,7 +115,7 @@ def stacked(op: Builder, parts: Sequence[Var], axis: int) -> Var:
 
 
 def outer(op: Builder, parts: Sequence[Var], combine: Callable[..., Var]) -> Var:
-    """Combine the taps of several axes, [N, T, P] each, in all ways: [N, T^axes, P]."""
+    """Return ``combine`` of the taps of several axes, [N, T, P] each, in all combinations: [N, T^axes, P]."""
     spread = [op.Unsqueeze(p, [1 + b for b in range(len(parts)) if b != a]) for a, p in enumerate(parts)]
     combined = functools.reduce(combine, spread)
     count = op.ReduceProd(op.dims(combined, 1, len(parts) + 1), keepdims=1)
@@ -133,7 +133,7 @@ def read(op: Builder, x: Var, where: Var) -> Var:
 
 
 def add_back(op: Builder, dy: Var, seen: Taps, x: Var) -> Var:
-    """Return the gradient of ``x``: add the cotangent ``dy`` [N, C, P], times weights, at the pixels of each point."""
+    """Return the gradient of ``x``: ``dy`` [N, C, P], times weights, added at the pixels of each point."""
     weight = op.cast(op.Unsqueeze(seen.weight, [1]), dy.dtype)
     return add_at(op, op.Unsqueeze(dy, [2]) * weight, seen.where, x)
 
@@ -153,5 +153,5 @@ def along(op: Builder, pixels: Var, dy: Var) -> Var:
 
 
 def moved(op: Builder, q: Var, seen: Taps) -> Var:
-    """Return the gradient of the pixel coordinates [N, axes, P], from ``q``, the gradients of the taps' weights."""
+    """Return the gradient of the pixel coordinates [N, axes, P] from ``q``, the gradients of the taps' weights."""
     return op.ReduceSum(op.cast(op.Unsqueeze(q, [1]), seen.slopes.dtype) * seen.slopes, [2], keepdims=0)

@@ -38,7 +38,7 @@ class Windows:
 
     @property
     def attrs(self) -> dict[str, Any]:
-        """The attributes that define the windows."""
+        """The windows as ONNX attributes."""
         return {"strides": list(self.strides), "dilations": list(self.dilations), "pads": self.pads}
 
     @property
@@ -74,15 +74,15 @@ class Windows:
         return (x.shape or ())[2:] or (None,) * self.rank
 
     def rest(self, x: Var, y: Var) -> list[int | None]:
-        """Return, per axis, how many elements at the end of the padded input no window reads.
+        """Return, per axis, the number of elements at the end of the padded input that no window reads.
 
-        The number is negative if the last window exceeds the padded input, and None if sizes are unknown.
+        It is negative if the last window exceeds the padded input, and None if sizes are unknown.
         """
         rows = zip(self.spatial(x), self.spatial(y), self.extents, self.strides, self.begins, self.ends, strict=True)
         return [_rest(*row) for row in rows]
 
     def count(self, size: Ints) -> list[int]:
-        """Return the number of windows that fit into an image of this size; the kernel must be known."""
+        """Return the number of windows that fit into an image of ``size``, per axis; the kernel must be known."""
         rows = zip(size, self.extents, self.strides, self.begins, self.ends, strict=True)
         return [(n + begin + end - (extent or 1)) // stride + 1 for n, extent, stride, begin, end in rows]
 
@@ -115,7 +115,7 @@ def windows(
 
 
 def ranked(y: Var, x: Var) -> Var:
-    """Return ``y``; if its shape is unknown, record the rank of ``x``, because shape inference may have failed."""
+    """Return ``y``, with the rank of ``x`` recorded if its shape is unknown because shape inference failed."""
     if y.shape is None:
         record_shape(y.value, (None,) * x.rank)
     return y
@@ -137,7 +137,7 @@ def space(op: Builder, x: Var) -> Var:
 
 
 def flat(op: Builder, x: Var, *lead: int) -> Var:
-    """Flatten the spatial axes of ``x``: [*lead, positions]."""
+    """Return ``x`` with its spatial axes flattened: [*lead, positions]."""
     static = sizes(x)
     count = [math.prod(static)] if static is not None else op.ReduceProd(space(op, x), keepdims=1)
     return op.Reshape(x, op.Concat(list(lead), count, axis=0))
@@ -151,6 +151,6 @@ def positions(op: Builder, y: Var, seen: Windows, axis: int) -> Var:
 
 
 def crop(op: Builder, x: Var, model: Var) -> Var:
-    """Crop the end of each spatial axis of ``x`` to the size of the axis in ``model``."""
+    """Return ``x`` with the end of each spatial axis cropped to its size in ``model``."""
     axes = spatial(model)
     return op.Slice(x, [0] * len(axes), space(op, model), axes)

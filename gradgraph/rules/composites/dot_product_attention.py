@@ -28,7 +28,7 @@ def find_weighed(walk: Walk) -> Found:
 
 
 def _unguarded(walk: Walk, p: ir.Value) -> ir.Value:
-    """Return ``p``, or the input of the Where that replaces its NaN (0/0, in fully masked rows) by zeros."""
+    """Return ``p`` before the Where, if any, that replaces NaN (0/0, in fully masked rows) by zeros."""
     node = p.producer()
     if node is None or not is_standard(node, "Where"):
         return p
@@ -54,10 +54,9 @@ def find_attention(walk: Walk) -> Found:
 
 
 def _split_where(walk: Walk, scores: ir.Value) -> tuple[ir.Value | None, int, ir.Value]:
-    """Split off a Where that replaces some scores by a constant.
+    """Return the inputs of a Where that replaces some scores by a constant: condition, ``kept``, scores.
 
-    Returns:
-        The condition (None without a Where), 1 if scores are kept where it is true (else 0), and the scores.
+    ``kept`` is 1 if scores are kept where the condition is true, else 0. The condition is None without a Where.
     """
     node = scores.producer()
     if node is None or not is_standard(node, "Where"):
@@ -79,7 +78,7 @@ def _split_masks(walk: Walk, scores: ir.Value) -> tuple[list[ir.Value], ir.Value
 
 
 def _split_sum(node: ir.Node) -> tuple[ir.Value, ir.Value]:
-    """Return the operands of an Add of scores and mask: first the scores, computed from Q·Kᵀ, then the mask."""
+    """Return the operands of an Add: the scores, computed from Q·Kᵀ, and the mask."""
     for scores, mask in (node.inputs, node.inputs[::-1]):
         if scores is not None and mask is not None and _has_product(scores):
             return scores, mask
@@ -87,7 +86,7 @@ def _split_sum(node: ir.Node) -> tuple[ir.Value, ir.Value]:
 
 
 def _has_product(scores: ir.Value) -> bool:
-    """Whether ``scores`` is computed from a matrix product by sums and factors only."""
+    """Whether ``scores`` is a matrix product, up to sums and factors."""
     waiting: list[ir.Value | None] = [scores]
     for _ in range(MOST_STEPS):
         node = None if not waiting or (x := waiting.pop()) is None else x.producer()
@@ -197,7 +196,7 @@ def attention_gradient(
     *,
     kept: int = 1,
 ) -> tuple[Var, Var, Var, Var]:
-    """Return the gradients of Q, K, V, and of the masked scores S = Q·Kᵀ, given the probabilities P (``p``).
+    """Return the gradients of Q, K, V and the masked scores S = Q·Kᵀ; ``p`` are the probabilities P = softmax(S).
 
     dP = dY·Vᵀ, dV = Pᵀ·dY, dS = P·(dP − Σ dP·P), dQ = dS·K, dK = dSᵀ·Q. If there is a ``condition``, dS is 0 except
     where the condition equals ``kept``. If a mask may broadcast Q·Kᵀ to a larger shape, ``spread`` is Q·Kᵀ, and dS is
@@ -239,5 +238,5 @@ def weights_gradient(op: Builder, dp: Var, p: Var, dy: Var, y: Var) -> Var:
 
 
 def _same(a: Shape | None, b: Shape | None) -> bool:
-    """Whether both shapes are known to be equal."""
+    """Whether both shapes are known and equal."""
     return a is not None and a == b and None not in a

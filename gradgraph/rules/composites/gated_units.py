@@ -77,7 +77,7 @@ def _sums_below(last: ir.Node) -> Iterator[ir.Node]:
 
 
 def _one_and(walk: Walk, gate: ir.Node) -> tuple[float, ir.Value]:
-    """Return c and g for a node ``gate`` that computes ``c + c·g`` with c = 1 or ½; otherwise raise MismatchError."""
+    """Return (c, g) if ``gate`` computes ``c + c·g`` with c = 1 or ½, else raise MismatchError."""
     for one, term in (gate.inputs, gate.inputs[::-1]):
         c = number_of(one)
         if c == 1.0:
@@ -90,7 +90,7 @@ def _one_and(walk: Walk, gate: ir.Node) -> tuple[float, ir.Value]:
 
 
 def _erf_argument(walk: Walk, erf: ir.Node) -> ir.Value:
-    """Return x for a node ``erf`` that computes erf(x/√2); otherwise raise MismatchError."""
+    """Return x if ``erf`` computes erf(x/√2), else raise MismatchError."""
     node = walk.to(erf.inputs[0], "Mul", "Div")
     x, _ = with_number(node)
     root = math.sqrt(0.5) if node.op_type == "Mul" else math.sqrt(2.0)
@@ -99,7 +99,7 @@ def _erf_argument(walk: Walk, erf: ir.Node) -> ir.Value:
 
 
 def _tanh_argument(walk: Walk, tanh: ir.Node) -> ir.Value:
-    """Return x for a node that computes tanh(√(2/π)·(x + 0.044715·x³)); otherwise raise MismatchError."""
+    """Return x if ``tanh`` computes tanh(√(2/π)·(x + 0.044715·x³)), else raise MismatchError."""
     node = walk.to(tanh.inputs[0], "Mul")
     inner, _ = with_number(node)
     need(any(is_number(v, math.sqrt(2.0 / math.pi)) for v in node.inputs))
@@ -128,7 +128,7 @@ def _is_cube(walk: Walk, cube: ir.Value, x: ir.Value) -> bool:
 
 
 def _factors(walk: Walk, last: ir.Node, x: ir.Value) -> tuple[float, list[ir.Value]]:
-    """Return the constant factor of a product, and its other factors; ``x`` is not split into factors."""
+    """Return the constant factor of the product ``last``, and its other factors; ``x`` is not split into factors."""
     number, others = 1.0, []
     level = [last.outputs[0]]
     for _ in range(MOST_FACTORS + 1):

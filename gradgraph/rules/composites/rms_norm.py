@@ -35,7 +35,7 @@ def _axes_of_root(walk: Walk, root: ir.Value | None, x: ir.Value | None) -> list
 
 
 def _axes_of_mean(walk: Walk, wide: ir.Value | None, x: ir.Value | None) -> list[int]:
-    """Return the axes of the mean in ``wide`` = ``mean(x²) + ε``; raise MismatchError for another ``wide``."""
+    """Return the axes of the mean if ``wide`` is ``mean(x²) + ε``, else raise MismatchError."""
     total = walk.to(wide, "Add")
     term = next((v for v in total.inputs if (n := some(v).producer()) is not None and n.op_type == "ReduceMean"), None)
     mean = walk.to(term, "ReduceMean")

@@ -43,7 +43,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Composite:
-    """A function of several nodes: how to find it, and its rule, whose cases are graphs."""
+    """A function of several nodes: how to find it, its rule, and the rule's test cases (graphs)."""
 
     find: Callable[[Walk], Found]
     rule: Rule
@@ -58,7 +58,7 @@ class Call:
     found: Found
 
     def gradients(self, op: Builder, dy: Var, y: Var) -> list[Var | None]:
-        """Return the gradient of each of ``found.inputs``."""
+        """Return the gradient of each of ``found.inputs``, from cotangent and value of the last node."""
         given = [op.wrap(x) for x in (*self.found.inputs, *self.found.kept)]
         gradients = list(self.composite.rule.emit(op, dy, y, *given, **self.found.attributes))
         count = len(self.found.inputs)
@@ -128,7 +128,7 @@ def _call(last: ir.Node, active: Collection[ir.Value], wrt: Collection[ir.Value]
 def _is_whole(walk: Walk, found: Found, active: Collection[ir.Value], wrt: Collection[ir.Value]) -> bool:
     """Whether the composite's rule may replace its nodes' rules.
 
-    All its nodes must have gradgraph's own rules, and only ``found.inputs`` may receive gradients from them.
+    This requires that all nodes have gradgraph's own rules, and pass gradients to ``found.inputs`` only.
     """
     between = {y for node in walk.passed[1:] for y in node.outputs}
     read = {x for node in walk.passed for x in node.inputs if x is not None and x not in between}
