@@ -48,7 +48,7 @@ def _no_forms() -> Forms:
 
 
 def _no_nodes(model: ir.Model) -> Collection[ir.Node]:
-    """Return no nodes: the default of ``Lowering.on_host``, by which all nodes are checked against the table."""
+    """Return no nodes, the default of ``Lowering.on_host``."""
     return ()
 
 

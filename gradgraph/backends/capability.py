@@ -111,7 +111,6 @@ _WORDS = (  # facts as words after "with"
 
 
 def _in_words(term: str) -> str:
-    """Return one term of a condition in words."""
     negated, fact = term[0] == "!", term.lstrip("!")
     words = next((re.sub(p, w, fact) for p, w in _WORDS if re.fullmatch(p, fact)), fact)
     return f"not {words}" if negated else words
@@ -223,23 +222,12 @@ def age(version: str) -> tuple[int, ...]:
 
 
 def holding(rows: Sequence[Mapping[str, Any]], version: str, since: str = "version") -> Mapping[str, Any]:
-    """Return the newest row that is not newer than ``version``, or the oldest row if all are newer.
-
-    Args:
-        rows: rows of a table's file, oldest first.
-        version: a version of the runtime.
-        since: the key under which a row has its version.
-    """
+    """Return the newest of ``rows`` (oldest first) whose ``since`` is not above ``version``, or else the oldest."""
     return next((row for row in reversed(rows) if age(row[since]) <= age(version)), rows[0])
 
 
 def row_at(rows: Mapping[str, Any] | Sequence[Mapping[str, Any]], version: str) -> Mapping[str, Any] | None:
-    """Return the row of an operator for ``version`` of the runtime, or None if the operator was added later.
-
-    Args:
-        rows: the operator's entry in a table's file: one row, or one row per version in which its support changed.
-        version: a version of the runtime.
-    """
+    """Return the one of an operator's ``rows`` that applies to ``version``, or None if the operator came later."""
     if isinstance(rows, Mapping):
         return rows
     row = holding(rows, version, "since")
@@ -263,7 +251,7 @@ def table_of(name: str) -> Table | None:
 
 @dataclass(frozen=True)
 class Everywhere(Table):
-    """The intersection of several tables: the verdict on a node is the worst verdict of the tables."""
+    """The intersection of several tables: a node gets its worst verdict in any of them."""
 
     tables: tuple[Table, ...] = ()
 

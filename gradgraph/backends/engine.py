@@ -92,7 +92,7 @@ def write_init_for(model: ir.Model, backend: Backend) -> ir.Model:
 
 
 def opset_for(backend: Backend, asked: int | None) -> int:
-    """Return the opset to write: ``asked`` if given, otherwise the newest that the runtime supports, by its table.
+    """Return the opset to write: ``asked`` if set, otherwise the newest that the runtime's table supports.
 
     Raises:
         BuildError: if the runtime does not support the requested opset.
@@ -143,7 +143,7 @@ def check_against_table(backend: Backend, model: ir.Model, file: str = "", spare
 
 
 def _refuse(fatal: Sequence[tuple[ir.Node, Verdict]], cannot: str, file: str, spare: bool) -> None:
-    """Raise BuildError for the ``fatal`` nodes; only log if ``file`` is spare and no node is computed incorrectly."""
+    """Raise BuildError for ``fatal`` nodes; only log for a spare ``file`` without incorrectly computed nodes."""
     where = f"{file}: " if file else ""
     findings = [Finding(where + checks.describe(node), f"{cannot}: {v.reason}") for node, v in fatal]
     more = f" (and {len(fatal) - 1} more such nodes)" if len(fatal) > 1 else ""

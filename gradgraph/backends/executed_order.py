@@ -18,12 +18,9 @@ def as_executed(graph: ir.Graph) -> list[ir.Node]:
 
 
 def executed_order(needed: Sequence[Collection[int]]) -> list[int]:
-    """Return the indices of nodes in onnxruntime's execution order.
+    """Return the indices of nodes in onnxruntime's execution order, from the indices of the producers of their inputs.
 
     onnxruntime starts from the last node without readers, and executes the producer of a node's last input first.
-
-    Args:
-        needed: for each node, the indices in the file of the producers of its inputs.
     """
     found, seen = list[int](), set[int]()
     stack = [(i, False) for i in sorted(set(range(len(needed))).difference(*needed))]

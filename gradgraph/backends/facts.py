@@ -106,7 +106,7 @@ def _attribute_facts(node: ir.Node) -> Iterator[str]:
 
 
 def _list_facts(name: str, values: list[Any]) -> Iterator[str]:
-    """Yield facts about an attribute that is a list of integers or strings; other lists have none."""
+    """Yield facts about a list of integers or strings; other lists have none."""
     yield from (f"{name}={v}" for v in values if isinstance(v, str))
     if not values or not isinstance(values[0], int):
         return
@@ -164,7 +164,7 @@ def _origin(value: ir.Value, constant: np.ndarray[Any, Any] | None) -> Iterator[
 
 
 def _open_sizes(i: int, dims: Shape | None) -> Iterator[str]:
-    """Yield facts about sizes of input ``i`` that are unknown until run time; ``dims`` is its shape."""
+    """Yield facts about unknown sizes in ``dims``, the shape of input ``i``."""
     if not is_static(dims):
         yield from (f"input {i} open", "open")
     if dims is None or not is_static(dims[1:]):

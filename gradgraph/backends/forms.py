@@ -93,11 +93,7 @@ def _domain_of(op_type: str) -> str:
 
 
 class Forms:
-    """A table of forms for one or several backends.
-
-    Args:
-        others: tables whose forms are copied into this one.
-    """
+    """A table of forms, initially with the forms of the tables ``others``."""
 
     def __init__(self, *others: Forms) -> None:
         self._rows: dict[tuple[str, str], list[Form]] = {}
@@ -111,7 +107,7 @@ class Forms:
 
         Args:
             op_type: the operator, standard or named unless ``domain`` is given.
-            cases: test cases for the comparison with the portable form, in addition to the operator's.
+            cases: further test cases for the comparison with the portable form.
             domain: the domain of ``op_type``, for operators of other domains.
             when: whether the form is the fastest for a call.
         """
@@ -125,7 +121,7 @@ class Forms:
         return register
 
     def ask_in_order(self, op_type: str, *written: Callable[..., Any]) -> None:
-        """Set the order of the forms of an operator that several files have added; ``written`` must name each form."""
+        """Set the order of all forms of an operator, for forms that several files have added."""
         key = _domain_of(op_type), op_type
         rows = {row.name: row for row in self._rows[key]}
         self._rows[key] = [rows.pop(write.__name__) for write in written]

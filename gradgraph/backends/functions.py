@@ -40,7 +40,7 @@ def write_functions(model: ir.Model) -> ir.Model:
 
 
 def _body_key(node: ir.Node) -> Hashable:
-    """Return a key of everything that a body depends on; comparing keys is faster than writing bodies."""
+    """Return a key of everything that a body depends on, which is faster to compare than bodies."""
     inputs = tuple(None if v is None else (v.dtype, str(v.shape)) for v in node.inputs)
     attributes = tuple(sorted((a.name, repr(a.value)) for a in node.attributes.values()))
     return node.op_type, inputs, attributes, len(node.outputs)
@@ -77,10 +77,7 @@ def write_inline(model: ir.Model) -> ir.Model:
 
 
 def _as_function(node: ir.Node) -> ir.Function:
-    """Return a function whose body is the portable form of ``node``.
-
-    The function declares the attributes of ``node``, but its body has their values built in.
-    """
+    """Return a function with the attributes of ``node``, whose body is the portable form for their values."""
     op = Builder()
     inputs = [_own_input(op, node, i) for i in range(len(node.inputs))]
     passed = [None if old is None else new for old, new in zip(node.inputs, inputs, strict=True)]

@@ -19,12 +19,7 @@ def mark(model: ir.Model, backend: Backend) -> None:
 
 
 def check_runs_here(backend: Backend, machine: str, here: Backend) -> None:
-    """Check that a step can run on this machine.
-
-    Args:
-        backend: the backend that the step was written for.
-        machine: the hardware that the step requires, from its manifest.
-        here: the backend of onnxruntime's first execution provider.
+    """Check that a step written for ``backend`` and the hardware ``machine`` runs on ``here``, this machine's backend.
 
     Raises:
         RuntimeUnavailableError: if the step was written for another provider or processor.

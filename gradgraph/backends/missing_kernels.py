@@ -1,10 +1,7 @@
 """Replacements for operators that have no float64 kernel in onnxruntime's CPU provider.
 
-A transformed model must run wherever the original does, but may contain such an operator for two reasons:
-
-1. The original uses it at an old opset, where onnxruntime expands the operator into its function body. At opset 21,
-   onnxruntime does not.
-2. The gradient uses it, although the original does not.
+A transformed model may contain one of them although the original runs: only its gradient may use the operator, or the
+original has an old opset, where onnxruntime expands the operator into its function body, unlike at opset 21.
 """
 
 from __future__ import annotations

@@ -71,7 +71,6 @@ def _scan_like(op: Builder, node: ir.Node, inputs: Sequence[ir.Value | None], ou
 
 
 def _reversed(op: Builder, x: Var, axis: int) -> Var:
-    """Return ``x[…, ::-1, …]`` along ``axis``."""
     return op.like(op.Slice(x, [-1], [LAST], [axis], [-1]), x)
 
 

@@ -10,13 +10,10 @@ from gradgraph.graph.checks import has_bodies
 
 
 def stages(graph: ir.Graph, counts: Callable[[ir.Node, ir.Node], bool]) -> dict[ir.Node, int]:
-    """Return for each node, in graph order, the largest number of counted edges on any path to it.
+    """Return, for each node of a topologically sorted graph, the largest number of counted edges on any path to it.
 
-    A node with bodies (If, Loop, Scan) may read any value, so it starts a new stage after all nodes before it.
-
-    Args:
-        graph: a graph in topological order.
-        counts: whether the edge from a node to one of its readers is counted.
+    ``counts`` is whether the edge from a node to a reader is counted. A node with bodies (If, Loop, Scan) may read any
+    value, so it starts a new stage after all nodes before it.
     """
     found: dict[ir.Node, int] = {}
     latest = 0

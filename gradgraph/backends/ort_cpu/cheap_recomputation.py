@@ -128,7 +128,6 @@ def _readers(y: ir.Value) -> Iterable[ir.Node]:
 
 
 def _bytes_of(y: ir.Value) -> int | None:
-    """Return the size of a tensor in bytes; None if its shape is unknown."""
     sizes = all_sizes(shape_of(y))
     return None if sizes is None or y.dtype is None else math.ceil(math.prod(sizes) * y.dtype.itemsize)
 
@@ -137,7 +136,7 @@ def _bytes_of(y: ir.Value) -> int | None:
 
 
 def _write_copies(model: ir.Model, kept: Kept) -> bool:
-    """Write nodes that recompute ``kept.again``, for the backward pass to read; return whether any were written."""
+    """Write nodes that recompute ``kept.again`` for the backward pass; return whether there were any."""
     op = Builder(names_of(model))
     place = {node: i for i, node in enumerate(kept.order)}
     readers = {y: min((n for n in _readers(y) if is_late(n)), key=place.__getitem__) for y in kept.again}
@@ -176,12 +175,7 @@ def _turns(kept: Kept) -> list[ir.Value | None]:
 
 
 def _sources(nodes: Iterable[ir.Node], copies: Iterable[ir.Value]) -> Iterable[ir.Value]:
-    """Yield the largest variable input of each of ``nodes`` that reads no copied value; delaying it delays the copy.
-
-    Args:
-        nodes: the nodes to copy, in order.
-        copies: the values that are copied already.
-    """
+    """Yield the largest variable input of each node that reads no value in ``copies``; delaying it delays the copy."""
     made = set(copies)
     for node in nodes:
         read = list(reads(node))

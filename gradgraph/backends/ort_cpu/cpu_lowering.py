@@ -58,11 +58,7 @@ LOWERING = Lowering(
 
 
 def packing(backend: Backend, copied: bool | Literal["auto"]) -> Backend:
-    """Return ``backend`` for sessions that may, or must not, copy low-bit weights.
-
-    Args:
-        copied: whether sessions may copy low-bit weights; "auto" leaves the backend unchanged.
-    """
+    """Return ``backend`` for sessions that may copy low-bit weights only if ``copied``; "auto" leaves it unchanged."""
     lowering = backend.lowering
     if copied == "auto" or PACKED not in lowering.before:
         return backend

@@ -58,7 +58,7 @@ LARGE_SUMMAND = 1 << 15
 
 
 def _updates_weights(call: Call) -> bool:
-    """Return whether the summand of a Gemm is a large graph input with other readers, such as weights in an update.
+    """Return whether a Gemm's summand is a large graph input with other readers, such as weights in an update.
 
     Running sums of a loop do not count: they are in the cache, and stay in the Gemm.
     """
@@ -132,7 +132,7 @@ def _weight_first(op: Builder, x: Var, w: Var) -> Var | None:
 def weight_first(
     op: Builder, x: Var, w: Var, c: Var | None = None, *, alpha: float = 1.0, beta: float = 1.0, **turned: Any
 ) -> Var | None:
-    """Compute ``α·x·Wᵀ + β·c`` with ``x·Wᵀ`` as ``(W·xᵀ)ᵀ``: see ``_weight_first``."""
+    """Compute ``α·x·Wᵀ + β·c`` by ``_weight_first``."""
     if turned.get("transA") or not turned.get("transB"):
         return None
     product = _weight_first(op, x, w)
@@ -143,7 +143,7 @@ def weight_first(
 
 
 def _before_transpose(w: Var | None) -> Var | None:
-    """Return the matrix whose Transpose is ``w``; None if ``w`` is not the output of a Transpose."""
+    """Return the matrix whose Transpose is ``w``, or None."""
     node = None if w is None else w.value.producer()
     if w is None or node is None or (node.domain, node.op_type) != ("", "Transpose") or w.shape is None or w.rank != 2:
         return None

@@ -33,7 +33,7 @@ def _moves_much(call: Call) -> bool:
 
 
 def _sizes(x: Var | None) -> list[int]:
-    """Return the shape of ``x`` if it is fully known; else an empty list."""
+    """Return the shape of ``x`` if fully known, else []."""
     dims = () if x is None else x.shape or ()
     return shapes.all_sizes(dims) or []
 
@@ -71,12 +71,7 @@ def _rows(op: Builder, x: Var, dims: list[int]) -> tuple[Var, np.ndarray]:
 
 
 def _split_off(x: ir.Value) -> tuple[ir.Value, int, int, int] | None:
-    """Find the Split along the last axis that computes ``x``, possibly with reshapes in between.
-
-    Returns:
-        The tensor that is split, the length of its last axis, and start and length of x in it; None if there is no
-            Split.
-    """
+    """Return the tensor whose Split yields ``x``, the length of its last axis, and start and length of x; else None."""
     part: ir.Value | None = x
     while part is not None and (node := part.producer()) is not None and node.domain == "":
         whole = node.inputs[0]

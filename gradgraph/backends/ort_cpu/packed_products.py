@@ -40,8 +40,7 @@ _BLOCKS = (16, 32, 64, 128, 256)  # block sizes that MatMulNBits supports
 def multiply_packed(model: ir.Model, copied: bool | Literal["auto"] = "auto") -> None:
     """Rewrite products with low-bit weights in the main graph by MatMulNBits or strips, in place.
 
-    Args:
-        copied: whether sessions may copy the weights; "auto": if they have at most ``MOST_COPIED`` bytes in total.
+    ``copied`` is whether sessions may copy the weights; "auto": if they have at most ``MOST_COPIED`` bytes in total.
     """
     products = list(stored_products(model))
     if copied == "auto":
@@ -109,7 +108,7 @@ def stored_products(model: ir.Model) -> Iterator[StoredProduct]:
 
 
 def _before_transpose(value: ir.Value | None) -> ir.Value | None:
-    """Return the matrix whose transpose is ``value``; None if ``value`` is not the output of a Transpose."""
+    """Return the matrix whose Transpose is ``value``, or None."""
     node = None if value is None else value.producer()
     if node is None or node.op_type != "Transpose" or attributes(node).get("perm") not in ([1, 0], (1, 0)):
         return None
@@ -230,10 +229,7 @@ class Writer:
         return self.op.Reshape(made, [count, weight.columns])
 
     def view(self, value: ir.Value, kind: ir.DataType, sizes: tuple[int, ...], first: int = 0) -> Var:
-        """Return an initializer of type ``kind`` and shape ``sizes`` that shares bytes with the initializer ``value``.
-
-        The bytes begin at element ``first``, counted in elements of type ``kind``.
-        """
+        """Return an initializer ``kind[sizes]`` that shares the bytes of ``value``, starting at element ``first``."""
         key = (value, kind, sizes, first)
         if key not in self._seen:
             tensor = value.const_value

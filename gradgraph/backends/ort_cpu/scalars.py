@@ -17,10 +17,7 @@ LOGIC = ("And", "Or", "Xor", "Equal", "Greater", "GreaterOrEqual", "Less", "Less
 
 
 def reshape_numbers(model: ir.Model) -> None:
-    """Reshape scalars that are combined with tensors whose last axis has size 1 to the rank of the tensor, in place.
-
-    Each scalar is reshaped once per rank and graph.
-    """
+    """Reshape scalars combined with tensors whose last axis has size 1, in place, once per rank and graph."""
     editor = Editor(model)
     raised: dict[tuple[ir.Value, int, ir.Graph], ir.Value] = {}
     for node in [n for n in nodes_of(model) if n.domain == "" and n.op_type in ARITHMETIC + LOGIC]:
@@ -35,7 +32,7 @@ def reshape_numbers(model: ir.Model) -> None:
 
 
 def _rank_of_columns(node: ir.Node) -> int:
-    """Return the rank of the output of ``node`` if its last axis has size 1 and an input has the same shape; else 0."""
+    """Return the rank of an output that has the shape of an input and a last axis of size 1; else 0."""
     y = shapes.shape_of(node.outputs[0])
     if y is None or len(y) < 2 or y[-1] != 1:
         return 0

@@ -23,11 +23,7 @@ def _few_classes_in_front(call: Call) -> bool:
 
 
 def _classes(x: Var | None, axis: int) -> int:
-    """Return the size of ``axis`` of ``x``, the number of classes.
-
-    If it is unknown, ``axis`` is the last axis, or ``x`` is not float32, the result is ``MOST_CLASSES + 1``, which no
-    form supports.
-    """
+    """Return the size of ``axis``; MOST_CLASSES + 1 if it is unknown or the last axis, or ``x`` is not float32."""
     dims = () if x is None else x.shape or ()
     if x is None or not dims or axis % len(dims) == len(dims) - 1 or x.value.dtype != ir.DataType.FLOAT:
         return MOST_CLASSES + 1

@@ -240,12 +240,7 @@ def scattered_columns(
 
 
 def _crossed(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Return the sums of all pairs of a position in ``rows`` and one in ``columns``, [all taps, all windows].
-
-    Args:
-        rows: positions in a flat image by the leading axes, [taps, windows].
-        columns: the next axis's contributions to positions, [taps, windows].
-    """
+    """Return all sums of a flat position in ``rows`` and one in ``columns``, [all taps, all windows]."""
     total: np.ndarray = rows[:, None, :, None] + columns[None, :, None, :]
     return total.reshape(rows.shape[0] * columns.shape[0], -1)
 
@@ -269,11 +264,7 @@ def moved_places(op: Builder, theta: Var, size: Var, *, align_corners: int = 0) 
 
 
 def _ticks(count: int, corners: bool) -> np.ndarray:
-    """Return the positions of ``count`` pixels that divide the range from −1 to 1.
-
-    These are the centres of the pixels, or with ``corners`` numbers from −1 to 1 inclusive. With ``corners``, a single
-    position is 1, as on the CPU.
-    """
+    """Return ``count`` pixel centres between −1 and 1; with ``corners`` from −1 to 1 inclusive, a single one at 1."""
     if corners:
         return np.linspace(-1, 1, count) if count > 1 else np.ones(1)
     return (2 * np.arange(count) + 1) / count - 1

@@ -39,13 +39,9 @@ class Stray:
 
 
 def without_kernel(model: ir.Model) -> list[Stray]:
-    """Return the nodes that have no CUDA kernel for their types and attributes.
+    """Return the nodes that have no CUDA kernel for their types and attributes, except nodes in ``on_host``.
 
-    Args:
-        model: a step lowered for CUDA, without function calls, and with known element types.
-
-    Returns:
-        The nodes, except nodes that onnxruntime runs on the CPU by design (``on_host``).
+    ``model`` is a step lowered for CUDA, without function calls, and with known element types.
     """
     known, host = table(), set(on_host(model))
     found = []
@@ -57,7 +53,6 @@ def without_kernel(model: ir.Model) -> list[Stray]:
 
 
 def table() -> Table:
-    """Return the table of CUDA kernels."""
     found = table_of("ort-cuda")
     assert found is not None
     return found
@@ -92,7 +87,7 @@ def _read_back(model: ir.Model) -> Iterator[Stray]:
 
 
 def _follows(node: ir.Node, host: set[ir.Value]) -> bool:
-    """Return whether ``node`` is arithmetic on values in ``host``, which are in host memory."""
+    """Return whether ``node`` is arithmetic on values in host memory."""
 
     def is_there(value: ir.Value) -> bool:
         known = constant_of(value)

@@ -73,10 +73,7 @@ class _Region:
 
     @classmethod
     def around(cls, softmax: ir.Node) -> _Region | None:
-        """Return the region of a LogSoftmax; None if a node is not supported, or one chunk suffices.
-
-        It is also None if sizes are unknown.
-        """
+        """Return the region of a LogSoftmax; None for unknown sizes or unsupported nodes, or if one chunk suffices."""
         sizes = all_sizes(shape_of(softmax.outputs[0]))
         if not sizes or not math.prod(sizes):
             return None

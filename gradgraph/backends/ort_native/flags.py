@@ -36,10 +36,7 @@ _ARM: dict[str, tuple[str, ...]] = {"arm64": ("-mcpu=apple-m1" if sys.platform =
 
 
 def shipped_levels() -> dict[str, tuple[str, ...]]:
-    """Return the levels for which wheels contain libraries on this architecture, with compiler options.
-
-    There are none on Windows.
-    """
+    """Return the levels of this architecture's packaged libraries, with compiler options; none on Windows."""
     if sys.platform == "win32":
         return {}
     return _ARM if platform.machine() in ("arm64", "aarch64") else _X86
@@ -56,7 +53,7 @@ def probe() -> list[str]:
 
 
 def level_of(macros: str) -> str | None:
-    """Return the highest processor level whose macro a compiler has printed in ``macros``; None if there is none."""
+    """Return the highest processor level whose macro is among ``macros``, a compiler's output; else None."""
     known = (level for level in reversed(shipped_levels()) if f"#define {MACROS[level]} " in macros)
     return next(known, None)
 

@@ -243,11 +243,7 @@ assert np.allclose(m, 4) and np.allclose(v, 7) and np.allclose(p, 1 + 0.5 * 4 / 
 
 
 def _check_that_it_runs(made: Path) -> None:
-    """Check the library ``made`` by running one kernel in a subprocess, which a broken library may crash.
-
-    Raises:
-        RuntimeUnavailableError: if onnxruntime cannot run the kernel.
-    """
+    """Run one kernel of ``made`` in a subprocess, as it may crash; raise RuntimeUnavailableError if it fails."""
     model = onnx.parser.parse_model(_TRIAL).SerializeToString()
     ran = processes.run_python(_RUN, str(made), input=model, timeout=_LIMIT)
     if ran.returncode:

@@ -79,7 +79,7 @@ def fold_attentions(model: ir.Model) -> None:
 
 @dataclass(frozen=True)
 class Mask:
-    """A mask ``value`` that is added to scores, or a condition that replaces scores by a number.
+    """A mask that is added to scores, or a condition that replaces scores by a number.
 
     Attributes:
         value: the mask or condition, which broadcasts to the scores.
@@ -113,12 +113,7 @@ class Mask:
 
 @dataclass(frozen=True)
 class Gradient:
-    """A gradient of Q, K or V, before it is multiplied by the attention's scale.
-
-    Attributes:
-        value: the tensor.
-        scale: the factor that it already includes.
-    """
+    """A gradient ``value`` of Q, K or V that already includes the factor ``scale``."""
 
     value: ir.Value
     scale: float
@@ -254,13 +249,7 @@ def _weights(p: ir.Value, readers: Collection[ir.Node]) -> Weights:
 
 
 def _unguarded(p: ir.Value) -> ir.Value:
-    """Return the value in which IsNaN and Where replace NaN by 0 to compute ``p``, or ``p`` without these nodes.
-
-    PyTorch's exporter writes these nodes for fully masked rows.
-
-    Raises:
-        MismatchError: if the input of these nodes has other readers.
-    """
+    """Return ``p`` before the IsNaN and Where that replace NaN of masked rows by 0 (PyTorch), or ``p`` itself."""
     guard = p.producer()
     if guard is None or not is_standard(guard, "Where"):
         return p
@@ -375,11 +364,7 @@ def _last(items: Iterator[_T]) -> _T:
 
 
 def _side_by_side(places: Sequence[Destination]) -> tuple[list[ir.Value], list[Strided]] | None:
-    """Return the tensor in which the values at ``places`` are concatenated, in its final layout, and their views in it.
-
-    Returns:
-        The tensor (as a list of one) and the views; None if the values are not concatenated in a supported layout.
-    """
+    """Return the tensor (in a list) in which the values at ``places`` are concatenated, and their views; else None."""
     node = only_reader(places[0].value)
     if node is None or not is_standard(node, "Concat") or any(only_reader(p.value) is not node for p in places):
         return None

@@ -67,7 +67,7 @@ def _pays_by_vectors(conv: Layer) -> bool:
     "ConvGradWeight", TILED, serves=_serves, when=lambda conv: _pays(conv) or _pays_by_vectors(conv), forms=FORMS
 )
 def dw_in_one_pass(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Written | None:
-    """Write ConvGradWeight as one native node; it returns a matrix, which layout passes do not take for an image."""
+    """Write ConvGradWeight as one native node, declared as a matrix so that layout passes ignore it."""
     matrix = ir.Value(name="dw", type=w.value.type, shape=ir.Shape((conv.m, conv.fan_in)))
     lie = {**where_windows_lie(conv.seen), "kernel": [k or 1 for k in conv.seen.kernel]}
     dw = native_kernel(op, "ConvGradWeight", [x, dy], [op.wrap(matrix)], **lie, block=1)

@@ -60,7 +60,6 @@ def _where(conv: Layer) -> dict[str, Any]:
 
 
 def _sizes(conv: Layer) -> dict[str, Any]:
-    """Return the attributes with the sizes of dx and dw."""
     return {"size": conv.size, "kernel": [k or 1 for k in conv.seen.kernel]}
 
 

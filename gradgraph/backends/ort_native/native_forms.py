@@ -36,11 +36,7 @@ def where_windows_lie(seen: Windows) -> dict[str, Sequence[int]]:
 def native_kernel(
     op: Builder, op_type: str, inputs: Sequence[Var | None], like: Sequence[Var], **attrs: Any
 ) -> Written | None:
-    """Write one native node whose outputs have the types and shapes of ``like``.
-
-    Returns:
-        The output or outputs; None if an output is not float32, or a tensor has too many axes.
-    """
+    """Write one native node with the types and shapes of ``like``; None if not float32, or with too many axes."""
     if any(v.value.dtype != ir.DataType.FLOAT for v in like):
         return None
     if any(v is not None and (v.shape is None or v.rank > MOST_AXES) for v in (*inputs, *like)):

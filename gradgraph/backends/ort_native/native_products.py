@@ -96,17 +96,13 @@ def _product(op: Builder, a: Var, b: Var, c: Var | None = None, **attrs: Any) ->
 
 
 def _as_it_lies(op: Builder, x: Var, turned: bool) -> tuple[Var, bool]:
-    """Return a factor of a product as stored, and whether the kernel must transpose it.
-
-    If a Transpose of the last two axes computes ``x``, these are its input and ``not turned``, else ``x`` and
-    ``turned``.
-    """
+    """Return a factor, before its Transpose of the last two axes if any, and whether the kernel must transpose it."""
     source = _before_transpose(x)
     return (x, turned) if source is None else (op.wrap(source), not turned)
 
 
 def _before_transpose(x: Var) -> ir.Value | None:
-    """Return the value whose Transpose of the last two axes is ``x``; None if ``x`` is no such Transpose."""
+    """Return the value whose Transpose of the last two axes is ``x``, or None."""
     node = x.value.producer()
     if node is None or node.op_type != "Transpose" or node.domain:
         return None

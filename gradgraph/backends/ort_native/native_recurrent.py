@@ -69,11 +69,7 @@ class NativeRun:
         return [self.after, *(self.s.op.Unsqueeze(v, [0]) for v in self.last)]
 
     def gradients(self, inputs: Sequence[Var | None]) -> list[Var]:
-        """Return the gradients of X (or the table), W, R, Wb, Rb and the initial states.
-
-        Args:
-            inputs: the inputs of the gradient operator.
-        """
+        """Return the gradients of X (or the table), W, R, Wb, Rb and the initial states."""
         s, op, tokens = self.s, self.s.op, self.tokens
         dh, dc, dY = inputs[-3:]
         shapes = [self.gates.shape, self.last[0].shape, self.last[1].shape, (self.gates.shape or (None,))[-1:]]
@@ -96,6 +92,5 @@ def _kernel(
 
 
 def _of_each_step(flat: Var, x: Var) -> Var:
-    """Reshape [T·N, F] to [T, N, F], with T and N of ``x``."""
     op = flat.op
     return op.Reshape(flat, op.Concat(op.dim(x, 0), op.dim(x, 1), op.dim(flat, 1), axis=0), allowzero=1)

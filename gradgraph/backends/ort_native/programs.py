@@ -41,11 +41,7 @@ class Program:
         return "line", self.lines.setdefault(line, len(self.lines))
 
     def append(self, program: str, operands: Sequence[Place]) -> list[Place]:
-        """Append the lines of ``program``, written as text.
-
-        Returns:
-            The places of ``operands`` and of the results of all lines.
-        """
+        """Append the lines of ``program``, a text; return the places of ``operands`` and of the lines' results."""
         places = [*operands]
         for line in program.split(";"):
             name, *read = line.split()
@@ -191,9 +187,6 @@ def _gelu(p: Program, node: ir.Node) -> Place:
 
 @written("Elementwise", DOMAIN)
 def _program(p: Program, node: ir.Node) -> Place:
-    """Append the program of ``node``, and return the place of its result.
-
-    ``node`` is an Elementwise node with one output, written by a form.
-    """
+    """Append the program of the Elementwise ``node``, which has one output; return the place of its result."""
     last: int = attributes(node)["outputs"][0]
     return p.append(attributes(node)["program"], p.operands(node))[last]

@@ -50,10 +50,7 @@ class Strided:
         return Strided(self.offset + begin * self.strides[axis], shape, self.strides)
 
     def reshaped(self, shape: Sizes) -> Strided | None:
-        """Return this view reshaped to ``shape``; None if data would have to be moved.
-
-        Contiguous axes are merged into runs; each new axis must divide the remaining size of a run.
-        """
+        """Return this view reshaped to ``shape``; None if data would have to be moved."""
         runs: list[tuple[int, int]] = []  # size and stride of each run
         for size, stride in zip(self.shape, self.strides, strict=True):
             if runs and size != 1 and runs[-1][1] == size * stride:
@@ -134,9 +131,7 @@ def behind_orders(value: ir.Value) -> ir.Value:
 def source(value: ir.Value | None, behind: bool = False) -> Source | None:
     """Return the earliest tensor that ``value`` is a view of, and the view; None if sizes are unknown.
 
-    Args:
-        behind: continue through nodes that wait for others. Only to compare values: reading the tensor would skip the
-            wait.
+    ``behind`` also looks through nodes that wait for others; only for comparisons, as a reader would not wait.
     """
     sizes = sizes_of(value)
     if value is None or sizes is None:
@@ -162,7 +157,7 @@ def source(value: ir.Value | None, behind: bool = False) -> Source | None:
 
 
 def _view_after(base: ir.Value, moves: Iterator[Move]) -> Strided | None:
-    """Return the view of ``base`` after ``moves``; None if data would have to be moved."""
+    """Return the view of ``base`` after ``moves``; None if it is not strided."""
     sizes = sizes_of(base)
     view = None if sizes is None else Strided.whole(sizes)
     for move in moves:
@@ -209,11 +204,7 @@ class Destination:
     back: tuple[Move, ...] = field(default=(), compare=False)
 
     def view(self, whole: Strided | None = None) -> Strided | None:
-        """Return where the original tensor's elements are in ``value``; None if they are not a strided view.
-
-        Args:
-            whole: a view of ``value`` in a larger tensor, for positions in that tensor.
-        """
+        """Return where the tensor's elements are in ``value``, or in ``whole``, a view of it; None if not strided."""
         sizes = sizes_of(self.value)
         view = Strided.whole(sizes) if whole is None and sizes is not None else whole
         for move in reversed(self.back):
@@ -222,11 +213,7 @@ class Destination:
 
 
 def destinations(value: ir.Value, ignored: Sequence[ir.Node] = ()) -> Iterator[Destination]:
-    """Yield ``value`` itself, and the values to which it is moved, as long as each has only one reader.
-
-    Args:
-        ignored: nodes that do not count as readers of ``value``.
-    """
+    """Yield ``value`` and the values to which it is moved, while each has one reader, not counting ``ignored``."""
     at = Destination(value)
     while True:
         yield at
@@ -245,10 +232,7 @@ def destinations(value: ir.Value, ignored: Sequence[ir.Node] = ()) -> Iterator[D
 
 
 def _backward_move(node: ir.Node, given: Sizes) -> Move | None:
-    """Return the map from the layout of the output of ``node`` to the layout of its input, whose shape is ``given``.
-
-    Return None if the node does not only move data.
-    """
+    """Return the map from the output layout of ``node`` to its input layout ``given``, or None if it moves no data."""
     if node.domain == "" and node.op_type == "Transpose":
         perm = _permutation(node, len(given))
         inverse = [perm.index(axis) for axis in range(len(perm))]

@@ -47,10 +47,7 @@ def _is_large(node: ir.Node) -> bool:
 
 
 def _write_again(editor: Editor, chain: list[ir.Node], reader: ir.Node, place: int, previous: ir.Value) -> None:
-    """Write a copy of ``chain`` that computes input ``place`` of ``reader`` only.
-
-    The copy runs after ``previous``, so runtimes do not merge it with the original.
-    """
+    """Write a copy of ``chain`` for input ``place`` of ``reader``, after ``previous`` to keep it from being merged."""
     op = editor.op
     op.scope = f"{reader.name}/again"
     x, scale, *rest = (op.wrap(v) for v in chain[0].inputs)

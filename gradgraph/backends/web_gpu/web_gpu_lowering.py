@@ -25,11 +25,7 @@ def fill_fours(model: ir.Model) -> None:
 
 
 def _may_be_wrong(node: ir.Node) -> bool:
-    """Return whether the provider may compute the Conv ``node`` incorrectly.
-
-    Its kernel reads 6, 9, 15, … channels in threes and writes filters in fours, with wrong results; 3 channels are
-    correct.
-    """
+    """Return whether the Conv has 6, 9, 15, … input channels and filters in fours, which may be computed wrong."""
     weight = shape_of(node.inputs[1])
     if weight is None or attributes(node).get("group", 1) != 1:
         return False

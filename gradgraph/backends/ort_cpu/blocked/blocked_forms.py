@@ -62,11 +62,7 @@ class BlockedForm:
 
 
 class BlockedForms:
-    """The blocked forms of one backend.
-
-    Args:
-        extends: blocked forms of another backend, used for calls that no form of this backend supports.
-    """
+    """A backend's blocked forms; the forms of ``extends`` are used for calls that none of them supports."""
 
     def __init__(self, extends: BlockedForms | None = None) -> None:
         self._rows: dict[tuple[str, str], list[BlockedForm]] = {}
@@ -116,7 +112,7 @@ def fits(value: ir.Value) -> bool:
 
 
 def is_alike(call: Call) -> bool:
-    """Return whether every operand has the shape of the result, or one element."""
+    """Return whether every operand has either the shape of the result or one element."""
     y = call.node.outputs[0]
     operands = [v for v in call.node.inputs if v is not None]
     return fits(y) and all((fits(v) and same_dims(v, y)) or is_number(shape_of(v), 4) for v in operands)
@@ -130,12 +126,7 @@ def elementwise(op: Builder, call: Call) -> Written:
 
 
 def _tensor_and_column(kind: Callable[[Var, Var], bool], call: Call) -> tuple[Var, Var] | None:
-    """Return the blockable operand with the shape of the result, and the other operand; None if there is no such pair.
-
-    Args:
-        kind: returns whether the second operand (first argument) fits the blockable one (second argument).
-        call: an elementwise operation of two operands.
-    """
+    """Return the operand that can be blocked and the other one, if ``kind(other, blockable)``; else None."""
     y = call.node.outputs[0]
     first, second = inputs_of(call)
     pairs = [(first, second)] if call.node.op_type == "Sub" else [(first, second), (second, first)]
@@ -146,7 +137,6 @@ def _tensor_and_column(kind: Callable[[Var, Var], bool], call: Call) -> tuple[Va
 
 
 def _is_column(column: Var, tensor: Var) -> bool:
-    """Return whether ``column`` has one number per channel."""
     channels = tensor.dim(1)
     return column.shape in ((channels, 1, 1), (1, channels, 1, 1))
 
@@ -166,10 +156,7 @@ def by_channel(op: Builder, call: Call) -> Written:
 
 @in_blocks("Add", "Mul", "Sub", when=lambda call: _tensor_and_column(_is_column_of_images, call) is not None)
 def by_image(op: Builder, call: Call) -> Written:
-    """Compute ``a·x``, ``x + b`` or ``x − b``, where a and b have one number per channel and image.
-
-    The images are merged into one image with the channels of all of them.
-    """
+    """Compute ``a·x``, ``x + b`` or ``x − b`` with one number per channel and image, as one image of all channels."""
     found = _tensor_and_column(_is_column_of_images, call)
     assert found is not None
     images, channels, *size = _dims(found[0])
@@ -186,11 +173,7 @@ def _by_column(op: Builder, op_type: str, x: Var, column: Var) -> Var:
 
 
 def _column_and_number(call: Call) -> tuple[Var, float] | None:
-    """Return the factors of a product of a column [N, C, 1, 1] and an image of equal constants [1, 1, H, W].
-
-    Returns:
-        The column, and the constant's number; None if ``call`` is no such product.
-    """
+    """Return the column [N, C, 1, 1] and the number if ``call`` multiplies them as an image; else None."""
     first, second = inputs_of(call)
     for column, image in ((first, second), (second, first)):
         flat = image.const is not None and (image.shape or ())[:2] == (1, 1) and len(set(image.const.reshape(-1))) == 1
@@ -201,10 +184,7 @@ def _column_and_number(call: Call) -> tuple[Var, float] | None:
 
 @in_blocks("Mul", when=lambda call: fits(call.node.outputs[0]) and _column_and_number(call) is not None)
 def spread_column(op: Builder, call: Call) -> Written:
-    """Write the product of a column [N, C, 1, 1] and an image of equal constants, as in the gradient of a mean.
-
-    Upsample repeats the scaled column over the image; images of one pixel are stored alike in both layouts.
-    """
+    """Write a column [N, C, 1, 1] times an image of equal constants as an Upsample of the scaled column."""
     found = _column_and_number(call)
     assert found is not None
     y = shape_of(call.node.outputs[0]) or ()
@@ -223,7 +203,6 @@ def _is_of_known_size(x: Var) -> bool:
 
 
 def _dims(x: Var) -> list[int]:
-    """Return the sizes of ``x``; -1 for an unknown batch size."""
     return sizes_or(x.shape, -1)
 
 
@@ -348,17 +327,13 @@ def _means(op: Builder, x: Var) -> Var:
 def _piece_count(size: list[int]) -> int:
     """Return the number of pieces, each a run of rows, whose pixels are summed separately, for images of this size.
 
-    A kernel adds pixel by pixel, with rounding. For maps of 128 px the rounding error is seven times the error of sums
-    of runs of four rows, which take no longer.
+    Summing 128 px pixel by pixel has seven times the rounding error of runs of four rows, which take no longer.
     """
     return max(r for r in range(1, size[0] + 1) if size[0] % r == 0 and 16 * r * r <= max(math.prod(size), 16))
 
 
 def _by_piece(op: Builder, each: Var, channels: int, pieces: int) -> Var:
-    """Reshape ``each``, one number per piece and channel in blocked layout, to [N, C/b, pieces, b].
-
-    A block of channels is stored as [H, W, b]; a piece is a run of its rows.
-    """
+    """Reshape ``each``, one number per piece (run of rows) and channel in blocks, to [N, C/b, pieces, b]."""
     block = nchwc_block()
     return op.Reshape(each, [-1, channels // block, pieces, block])
 
@@ -399,7 +374,7 @@ def _dots(op: Builder, x: Var, y: Var) -> Var:
 
 
 def _takes_batch_statistics(call: Call) -> bool:
-    """Return whether all three outputs depend on batch statistics only."""
+    """Return whether a BatchNormalization's three outputs depend on batch statistics only."""
     return is_of_batch(call.attrs) and len(call.node.outputs) == 3 and _is_of_known_size(inputs_of(call)[0])
 
 
@@ -424,10 +399,7 @@ def _has_many_of_known_size(call: Call) -> bool:
 
 @in_blocks("BatchNormalizationGrad", domain=DOMAIN, when=_has_many_of_known_size, saves=1.0)
 def batch_normalization_gradient(op: Builder, call: Call) -> Written:
-    """Compute ``dx = (a·dy − a·s) + (−a·k)·centred``, where the convolution that scales dy also adds the second term.
-
-    See ``_normalized`` for a, k, s and centred.
-    """
+    """Compute ``dx = (a·dy − a·s) + (−a·k)·centred``, whose sum is fused; symbols as in ``_normalized``."""
     dy = inputs_of(call)[0]
     centred, (dscale, a, k, s), db = _normalized(op, call)
     return _affine(op, dy, a, op.Neg(a * s)) + _affine(op, centred, op.Neg(a * k), None), dscale, db
@@ -451,6 +423,5 @@ def _normalized(op: Builder, call: Call) -> tuple[Var, tuple[Var, ...], Var]:
 
 
 def _count(x: Var) -> float:
-    """Return the number of values per channel."""
     images, _, *size = _dims(x)
     return float(images * math.prod(size))

@@ -59,7 +59,7 @@ def _values(node: ir.Node) -> list[ir.Value]:
 
 
 def _cheapest(forms: Mapping[ir.Node, BlockedForm]) -> set[Hashable]:
-    """Return the nodes that should compute in blocks."""
+    """Return the nodes that should compute in blocks, by a minimum cut."""
     network = Network()
     for node, form in forms.items():
         network.add(_BLOCKS, node, int(form.saves * max(_elements(v) for v in _values(node) if fits(v))))
@@ -69,7 +69,7 @@ def _cheapest(forms: Mapping[ir.Node, BlockedForm]) -> set[Hashable]:
 
 
 def _add_reorders(network: Network, value: ir.Value, forms: Mapping[ir.Node, BlockedForm]) -> None:
-    """Add edges to ``network`` for the cost of reordering ``value``, due if any node reads it in another layout."""
+    """Add the cost of reordering ``value`` to ``network``, due if any node reads it in another layout."""
     writer = _side_of(value.producer(), forms)
     readers = {_side_of(node, forms) for node, _ in value.uses()} | ({_PLAIN} if value.is_graph_output() else set())
     price = _elements(value) if value.dtype == ir.DataType.FLOAT else _NEVER

@@ -83,13 +83,7 @@ def _lines(seen: Windows, size: Sequence[int], count: Sequence[int]) -> list[_Li
 
 
 def serves(seen: Windows, size: Sequence[int], count: Sequence[int]) -> bool:
-    """Return whether onnxruntime's pool supports the windows ``seen``, also if they had fewer taps (at least two).
-
-    Args:
-        seen: the windows of the pool.
-        size: height and width of the images.
-        count: the number of windows along each axis.
-    """
+    """Return whether onnxruntime's pool supports the windows ``seen``, also with fewer taps (at least two)."""
     lines = _lines(seen, size, count)
     padded = all(line.begin < t and line.end(t) < t for line in lines for t in range(2, line.taps + 1))
     return set(seen.dilations) == {1} and padded and all(line.taps >= line.stride for line in lines)  # a tap per phase
@@ -119,7 +113,6 @@ def _along(op: Builder, dy: Var, x: Var, line: _Line) -> Var:
 
 
 def _largest(op: Builder, x: Var, line: _Line, taps: int) -> Var:
-    """Return the maximum of the first ``taps`` numbers of each window."""
     if taps == line.stride == 1:
         return x
     seen = line.windows(taps, line.begin, max(line.end(taps), 0), line.stride)
@@ -132,8 +125,7 @@ def _largest(op: Builder, x: Var, line: _Line, taps: int) -> Var:
 def _first_is_largest(op: Builder, x: Var, largest: Var, line: _Line) -> Var:
     """Return P[1]: whether the first number of each window equals its maximum ``largest``.
 
-    It is computed by a convolution of x with one tap, with −largest added and the ramp as activation. Padding is
-    read as 0 and must not be selected: there −∞ is added.
+    A convolution of x with one tap adds −largest and applies the ramp. In padding, read as 0, −∞ is added.
     """
     starts = np.arange(line.count) * line.stride - line.begin
     outside = np.where((starts < 0) | (starts >= line.size), -np.inf, 0).astype(np.float32)
@@ -186,7 +178,6 @@ def _side_by_side(op: Builder, phases: Sequence[Var], dims: list[int], line: _Li
 
 
 def _first_pixels(op: Builder, v: Var, line: _Line, size: int) -> Var:
-    """Return the first ``size`` pixels along the line."""
     block, (images, channels, high, wide) = nchwc_block(), _dims(v)
     run, rows = (wide * block, 1) if line.axis == 0 else (block, high)
     lines = op.Reshape(v, [images * channels // block * rows, -1])

@@ -27,14 +27,10 @@ LEAST_PADDING_WRITTEN = 4
 
 
 def fits_blocks(group: int, outputs: int, inputs: int) -> bool:
-    """Return whether a convolution can use blocked channels.
+    """Return whether a convolution of ``inputs`` to ``outputs`` channels per group can use blocked channels.
 
-    This requires that the block size divides the channels: of a depthwise layer, or of y and x. Fewer channels of x
-    than a block are supported, too, without blocking x.
-
-    Args:
-        group: the number of groups.
-        outputs, inputs: the numbers of channels per group.
+    The block size must divide the channels: of a depthwise layer, or of y and x. If x has fewer channels than a block,
+    only y is blocked.
     """
     block = nchwc_block()
     if not block:
@@ -140,19 +136,13 @@ def blocked_phases_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var 
 
 @dataclass(frozen=True)
 class _Phase:
-    """The taps and padding with which one phase of pixels is computed, along one axis.
-
-    Attributes:
-        taps: the indices of its taps in the kernel, last one first.
-        pads: the padding of dy, before and after.
-    """
+    """The taps, last one first, and the padding of dy with which one phase of pixels is computed along an axis."""
 
     taps: np.ndarray
     pads: tuple[int, int]
 
 
 def _quota(conv: Layer, axis: int) -> int:
-    """Return the number of pixels in one phase along ``axis``."""
     return -(-conv.size[axis] // conv.seen.strides[axis])
 
 
@@ -219,14 +209,9 @@ def convolution(
     total: Var | None = None,
     **activation: Any,
 ) -> Var:
-    """Convolve tensors in blocks.
+    """Convolve tensors in blocks, add ``total``, and apply the activation with attributes ``activation``.
 
-    Args:
-        blocks: blocked weights, declared as [out, in / group, *kernel].
-        b: the bias.
-        seen: the windows.
-        total: a tensor that is added to the result.
-        activation: attributes of an activation of the result.
+    ``blocks`` are blocked weights, declared as [out, in / group, *kernel]; ``b`` is the bias.
     """
     shape = (x.dim(0), blocks.dim(0), *seen.count(known_sizes((x.shape or ())[2:])))
     inputs = [x, blocks, b] if total is None else [x, blocks, b, total]
@@ -259,9 +244,7 @@ def turned_weights(op: Builder, w: Var, conv: Layer, taps: np.ndarray, seen: Win
 def order_of_rows(sizes: Sequence[int], perm: Sequence[int], first: np.ndarray | None = None) -> np.ndarray:
     """Return the row indices for a Gather that transposes rows arranged as ``sizes`` by ``perm``.
 
-    If ``first`` is set, only these indices of the first axis are kept, in this order.
-
-    A Gather by this order is faster than Transpose: onnxruntime runs it on all threads.
+    ``first`` selects indices of the first axis. The Gather runs on all threads, unlike onnxruntime's Transpose.
     """
     places = np.arange(math.prod(sizes), dtype=np.int32).reshape(sizes)
     return (places if first is None else places[first]).transpose(perm).reshape(-1)

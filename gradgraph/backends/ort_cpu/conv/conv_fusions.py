@@ -82,7 +82,7 @@ def _fuse_activation(node: ir.Node) -> bool:
 
 
 def _own_convolution(value: ir.Value | None, reader: ir.Node) -> ir.Node | None:
-    """Return the convolution without activation that computes ``value``, if only ``reader`` reads it; else None."""
+    """Return the convolution without activation that computes ``value`` for ``reader`` only; else None."""
     conv = None if value is None else value.producer()
     if conv is None or value is None or (conv.domain, conv.op_type) != (BLOCKED, "Conv"):
         return None

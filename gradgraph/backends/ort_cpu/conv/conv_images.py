@@ -87,11 +87,10 @@ def images_innermost_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Va
 
 @conv_form("ConvGradWeight", when=_some_windows)
 def images_innermost_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Var:
-    """Compute dw as the product of dy and the transposed im2col matrix.
+    """Compute dw as the product of dy and the transposed im2col matrix, or transposed if y has few channels.
 
-    It takes 0.4 to 1.5 times PyTorch's time, least for small maps; a gather with channels innermost takes 1.5 to 15. If
-    y has few channels, the transposed gradient is computed: onnxruntime packs the right factor, which should be the
-    smaller one.
+    It takes 0.4 to 1.5 times PyTorch's time, least for small maps; a gather with channels innermost takes 1.5 to 15.
+    The smaller matrix is the right factor, which onnxruntime packs.
     """
     dys, shape = _stack(op, _images_last(op, dy), conv, conv.m, -1), w.shape
     if conv.m >= LEAST_CHANNELS_UNTURNED:
@@ -110,7 +109,6 @@ def images_innermost_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Va
 
 
 def _images_last(op: Builder, x: Var) -> Any:
-    """Transpose [N, C, *space] to [C·pixels, N]."""
     rest = math.prod(known_sizes((x.shape or ())[1:]))
     return op.Transpose(op.Reshape(x, [-1, rest]), perm=[1, 0])
 
@@ -122,7 +120,7 @@ def _images_first(op: Builder, y: Var, channels: int, space: tuple[int, ...]) ->
 
 
 def _stack(op: Builder, x: Var, conv: Layer, rows: int, columns: int) -> Any:
-    """Reshape ``x`` to one matrix of ``rows`` x ``columns`` per group, or to a single matrix if there is one group."""
+    """Reshape ``x`` to one matrix of ``rows`` x ``columns`` per group; without a group axis for one group."""
     return op.Reshape(x, [rows, columns] if conv.group == 1 else [conv.group, rows, columns])
 
 

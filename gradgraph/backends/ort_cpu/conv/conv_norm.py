@@ -78,9 +78,9 @@ def fold_norms(model: ir.Model) -> ir.Model:
 
 
 def _expands(layer: Layer) -> bool:
-    """Return whether second moments are faster than passes over v, as y has many more channels than x.
+    """Return whether y has so many more channels than x that second moments are faster than passes over v.
 
-    Second moments cost c²/m products and c/m passes more per element of v, with c channels of x and m of v.
+    Per element of v, they cost c²/m products and c/m passes more, with c channels of x and m of v.
     """
     pays = layer.c * (layer.c + CHANNELS_A_PASS_PAYS) <= CHANNELS_A_PASS_PAYS * layer.m
     return pays and layer.c >= LEAST_CHANNELS and conv_pointwise.serves(layer) and layer.windows > MOST_PIXELS_UNBLOCKED
@@ -110,10 +110,7 @@ class _Normalized:
 
     @classmethod
     def of(cls, op: Builder, norm: ir.Node) -> _Normalized | None:
-        """Return the convolution and gradients around ``norm``.
-
-        Return None if sizes are unknown, or if v or its cotangent has other readers.
-        """
+        """Return the convolution and gradients around ``norm``; None for unknown sizes, or other readers of v or dv."""
         v = norm.inputs[0]
         conv = None if v is None else v.producer()
         if v is None or v.is_graph_output() or conv is None or (conv.domain, conv.op_type) != ("", "Conv"):
@@ -154,7 +151,6 @@ def _leads_to_bias(op: Builder, node: ir.Node, layer: Layer) -> bool:
 
 
 def _sums_over(op: Builder, node: ir.Node, axes: list[int]) -> bool:
-    """Return whether ``node`` is a ReduceSum over ``axes`` without keepdims."""
     if (node.domain, node.op_type, len(node.inputs)) != ("", "ReduceSum", 2):
         return False
     chosen = constant_of(node.inputs[1])
@@ -164,12 +160,7 @@ def _sums_over(op: Builder, node: ir.Node, axes: list[int]) -> bool:
 def _replace_gradients(
     editor: Editor, found: _Normalized, dscale: Var, db: Var, below: dict[str, Callable[[], Var]]
 ) -> None:
-    """Replace the gradients of norm and convolution.
-
-    Args:
-        dscale, db: the gradients of the norm's scale and bias.
-        below: for each gradient operator of the convolution, a function that writes its replacement.
-    """
+    """Replace norm gradients by ``dscale`` and ``db``, convolution gradients by results of ``below``, per operator."""
     editor.place(found.gradient)
     for node in found.below:
         editor.op.scope = node.name or ""
@@ -285,9 +276,7 @@ class _Expansion:
 def _exact_where_it_cancels(op: Builder, var: Var, xc: Var, w: Var, reach: Var, epsilon: float, share: float) -> Var:
     """Return ``var``, the variance of v by moments, or the variance of ``Conv(xc, w)`` if ``var`` is inaccurate.
 
-    Args:
-        reach: ``Σ |w|·σ(x)`` per channel; its square is compared with ``var + epsilon``.
-        share: 1 divided by the number of pixels.
+    ``reach`` is ``Σ |w|·σ(x)`` per channel, its square is compared with ``var + epsilon``; ``share`` is 1 / pixels.
     """
     reach = op.Reshape(reach, [-1])
     cancels = op.ReduceMax(reach * reach - MOST_CANCELLED * (var + epsilon), keepdims=0) > 0.0

@@ -101,10 +101,7 @@ def rows_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Var | None:
 
 
 def _plan(conv: Layer) -> _Plan | None:
-    """Return the plan for dw, or None if the layer is not supported.
-
-    The kernel is the side (x or dy) with fewer channels, or the larger side if only that one can be blocked.
-    """
+    """Return the plan for dw, or None; the kernel is the side with fewer channels that can be blocked."""
     if conv.group > 1 or conv.seen.rank != 2 or not conv.images or set(conv.seen.strides) != {1} or not nchwc_block():
         return None
     both = _dy_as_kernel(conv), _x_as_kernel(conv)
@@ -137,7 +134,6 @@ def _x_as_kernel(conv: Layer) -> _Plan:
 
 
 def _tap_offsets(conv: Layer) -> np.ndarray:
-    """Return the offset of each horizontal tap from the first."""
     return np.arange(conv.seen.kernel[1] or 1) * conv.seen.dilations[1]
 
 
@@ -167,11 +163,7 @@ def _kernel_side(op: Builder, v: Var, plan: _Plan, images: int) -> Any:
 
 
 def _image_side(op: Builder, v: Var, plan: _Plan, images: int) -> Any:
-    """Convert [images, channels, rows, width] to the image, by changing the order of runs of b pixels.
-
-    With blocked channels, b pixels of a block of channels are a square, which is transposed first; runs are whole
-    squares.
-    """
+    """Convert [images, channels, rows, width] to the image; of blocked channels, b x b squares are transposed first."""
     block, rows = nchwc_block(), v.dim(2)
     assert isinstance(rows, int)
     blocked = plan.channels % block == 0

@@ -84,12 +84,9 @@ def _weights(op: Builder, total: Var, perm: tuple[int, ...], w: Var) -> Var:
 
 
 def over_images(op: Builder, x: Var, dy: Var, conv: Layer, shape: list[int], add: Add, together: int = 0) -> Any:
-    """Call ``add`` in a Scan over images, and return the total.
+    """Call ``add`` for each image in a Scan, and return the total, of shape ``shape``.
 
-    Args:
-        shape: the shape of the total.
-        add: returns the total including one more image.
-        together: pass this many images at a time, on a leading axis; 0 for one image without this axis.
+    ``add`` returns the total including another image, or ``together`` images on a leading axis if that is not 0.
     """
 
     def body(total: Var, image: Var, its_dy: Var) -> list[Var]:

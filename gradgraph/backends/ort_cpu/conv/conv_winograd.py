@@ -104,7 +104,6 @@ def blocked_tiles_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var |
 
 
 def _rows(seen: Windows) -> int:
-    """Return the number of rows of y per tile."""
     return SIX + 1 - (seen.kernel[0] or 1)
 
 
@@ -137,10 +136,7 @@ def _tiles(op: Builder, x: Var, seen: Windows, tiles: int) -> Any:
 
 
 def _weights(op: Builder, blocks: Var, seen: Windows, channels: int) -> Any:
-    """Return ``G w`` for each point, as blocked weights of one row of taps.
-
-    ``blocks`` are the weights [out/b, in/b, down, across, b in, b out]; the results have no axis ``down``.
-    """
+    """Return ``G w`` for each point as blocked weights of one row of taps; ``blocks`` have ``down`` rows."""
     taps, width, block = seen.kernel[0] or 1, seen.kernel[1] or 1, nchwc_block()
     inputs = blocks.dim(1)
     assert isinstance(inputs, int)

@@ -66,10 +66,7 @@ class Layer:
         return 4 * self.images * self.group * self.fan_in * self.windows
 
     def reads(self) -> np.ndarray:
-        """Return the index in a flattened image that each tap of each window reads, [taps, windows].
-
-        Padding has the index ``pixels``.
-        """
+        """Return the flat image index that each tap of each window reads, [taps, windows]; ``pixels`` for padding."""
         rank = self.seen.rank
         flat, inside = np.zeros(1, np.int64), np.ones(1, bool)
         rows = zip(self.size, self.count, self.seen.kernel, self.seen.strides, self.seen.dilations, strict=True)
@@ -87,9 +84,7 @@ class Layer:
 def layer(x: Var, w: Var, y: Var | None, attrs: Mapping[str, Any]) -> Layer | None:
     """Return the sizes of a float32 convolution; None if one is unknown or zero, or the padding is not explicit.
 
-    Args:
-        x, w, y: as in ``Layer``; y may be None for a Conv, where it follows from x and w.
-        attrs: the attributes of the node.
+    ``y`` may be None for a Conv, where its sizes follow from ``x``, ``w`` and ``attrs``.
     """
     group = int(attrs.get("group") or 1)
     channels, size, weights = _positive_sizes(x, 1), _positive_sizes(x, 2), _positive_sizes(w, 0)

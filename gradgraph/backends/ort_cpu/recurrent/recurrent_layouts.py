@@ -76,7 +76,7 @@ class Columns:
         return self.op.MatMul(w, self.enter(x)) + self.bias(b)
 
     def back(self, d: Var, w: Var, x: Var) -> Var:
-        """Return the gradient of x [T, N, in], given the gradient d of ``w x`` in all steps."""
+        """Return the gradient of x [T, N, in] from the gradient d of ``w x`` in all steps."""
         return self.op.Reshape(self.op.Gemm(self._flat(d), w, transA=1), self.op.shape(x), allowzero=1)
 
     def outer(self, d: Var, *xs: Var) -> list[Var]:
@@ -86,7 +86,6 @@ class Columns:
         return [total, *(self.op.MatMul(flat, self.op.Flatten(x, axis=2)) for x in xs)]
 
     def _flat(self, d: Var) -> Var:
-        """Return ``d`` as [F, T·N]."""
         return self.op.Flatten(self.op.Transpose(d, perm=[1, 0, 2]), axis=1)
 
     def _turned(self, x: Var) -> Var:
@@ -165,10 +164,7 @@ class Blocks:
         return self.leave(self._reshaped(dx, steps, 1, inputs, 1, sequences))
 
     def outer(self, d: Var, *xs: Var) -> list[Var]:
-        """Return the sums of :meth:`Columns.outer`, by a convolution of T·N channels.
-
-        The image is all of ``xs`` and a column of ones, and the weight is d.
-        """
+        """Return the sums of :meth:`Columns.outer` by one convolution of ``xs`` and a column of ones, with weight d."""
         op = self.op
         steps, _, units, _, sequences = _static_shape(d)
         rows = steps * sequences
@@ -212,7 +208,6 @@ def _with_shape(x: Var, shape: Shape) -> Var:
 
 
 def _static_shape(x: Var) -> tuple[int, ...]:
-    """Return the shape of ``x``, whose sizes must be known."""
     sizes = all_sizes(x.shape)
     assert sizes
     return tuple(sizes)

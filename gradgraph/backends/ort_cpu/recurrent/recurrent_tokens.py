@@ -68,8 +68,7 @@ class Tokens:
 def tokens_of(op: Builder, layer: ir.Node, gradients: Sequence[ir.Node]) -> Tokens | None:
     """Return the layer's input X as tokens; None unless X is an embedding whose gradient only its table needs.
 
-    In that case the first output of each node in ``gradients`` is redefined, in place, from the gradient of X to the
-    node's contribution to the table's gradient.
+    Then the first output of each of ``gradients`` changes, in place, from dX to its share of the table's gradient.
     """
     X = layer.inputs[0]
     node = None if X is None else X.producer()
@@ -148,7 +147,7 @@ def _adds_rows(node: ir.Node, gather: ir.Node) -> bool:
 
 
 def _root_of(ids: ir.Value | None) -> ir.Value | None:
-    """Return the tensor from which Reshapes, Identities and Casts from int32 to int64 compute ``ids``."""
+    """Return the tensor from which only Reshapes, Identities and int32-to-int64 Casts compute ``ids``."""
     while ids is not None and (node := ids.producer()) is not None:
         x = node.inputs[0] if node.inputs else None
         types = None if x is None else (x.dtype, ids.dtype)

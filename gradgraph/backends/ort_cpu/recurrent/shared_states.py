@@ -45,9 +45,7 @@ LEAST_WORK = 1 << 18  # multiplications of one gate's recurrent product, H·H·N
 def share_states(model: ir.Model, run_of: Callable[[ir.Node], WritesRun] | None = None) -> ir.Model:
     """Rewrite every large float32 layer together with its gradient operator, in place.
 
-    Args:
-        run_of: returns, for the gradient operator of a layer, a function that writes a direction's forward pass; by
-            default as loops of standard operators.
+    ``run_of`` returns, for a gradient operator, the function that writes a direction's forward pass; default: loops.
     """
     editor = Editor(model)
     for layer, gradients in _pairs(model):
@@ -119,7 +117,7 @@ class _Layer:
         return self.s.op
 
     def cut(self, x: Var, *gates: int) -> list[Var]:
-        """Split ``x`` along its first axis, gates of units; ``gates`` has the number of gates of each part."""
+        """Split ``x`` along its first axis, gates of units, into parts of ``gates`` gates each."""
         if len(gates) == 1:
             return [x]
         units = self.op.dim(self.s.R, 1)
@@ -135,19 +133,13 @@ class _Layer:
         return self.op.Concat(*states, axis=self.at.axis)
 
     def projected(self, biases: Sequence[Var], *gates: int) -> list[Var]:
-        """Return ``W x + b`` of all steps, in parts of ``gates`` gates each.
-
-        Args:
-            biases: the bias b of each part.
-            gates: the number of gates of each part.
-        """
+        """Return ``W x + b`` of all steps, in parts of ``gates`` gates each, with one bias per part."""
         rows, tokens = zip(self.cut(self.s.W, *gates), biases, strict=True), self.tokens
         if tokens is not None:
             return [self.at.enter(tokens.projected(w, b)) for w, b in rows]
         return [self.at.projected(self.s.X, w, b) for w, b in rows]
 
     def state(self, x: Var) -> Var:
-        """Convert ``x`` [N, F] to a state in the layer's layout."""
         return self.op.Squeeze(self.at.enter(self.op.Unsqueeze(x, [0])), [0])
 
     def scan(self, write: Callable[..., Sequence[Var]], states: Sequence[Var], steps: Sequence[Var], back: bool) -> Any:
@@ -195,11 +187,7 @@ class StockRun:
         return [at.leave(self.states), *(at.leave(op.Unsqueeze(v, [0])) for v in self.last)]
 
     def gradients(self, inputs: Sequence[Var | None]) -> list[Var]:
-        """Return the gradients of X (or the table), W, R, Wb, Rb and the initial states.
-
-        Args:
-            inputs: the inputs of the gradient operator.
-        """
+        """Return the gradients of X (or the table), W, R, Wb, Rb and the initial states."""
         layer, op, at, s = self.layer, self.layer.op, self.layer.at, self.layer.s
         *dlast, dY = inputs[-1 - self.kind.states :]
         self._record(dY, *dlast)
@@ -319,8 +307,7 @@ def _rnn_backward(run: StockRun, last: Sequence[Var], arriving: Sequence[Var]) -
 def _lstm_forward(layer: _Layer, first: Sequence[Var]) -> Sequence[Var]:
     """Write the forward loop of an LSTM: ``c' = f c + i g`` and ``h' = o tanh c'``.
 
-    Saved values are K, the factors of dc, dh, dc and dc for the gates i, o, f and g; Kh, the factor of dh for dc; and
-    f.
+    It saves K (factors of dc, dh, dc, dc for the gates i, o, f, g), Kh (factor of dh for dc), and f.
     """
     op, at, bias = layer.op, layer.at, layer.s.bias()
     assert bias is not None
@@ -343,10 +330,7 @@ def _lstm_forward(layer: _Layer, first: Sequence[Var]) -> Sequence[Var]:
 
 
 def _lstm_backward(run: StockRun, last: Sequence[Var], arriving: Sequence[Var]) -> Sequence[Any]:
-    """Write the backward loop of an LSTM: ``dc += dh·Kh`` and the gates' cotangents ``d = (dc, dh, dc, dc)·K``.
-
-    The cotangent of the previous c is ``dc·f``, the cotangent of the previous h ``Rᵀd``.
-    """
+    """Write the backward loop: ``dc += dh·Kh``, ``d = (dc, dh, dc, dc)·K``, then ``dc ← dc·f``, ``dh ← Rᵀd``."""
     layer, at = run.layer, run.layer.at
     R = at.transposed(layer.s.R)
 
@@ -392,10 +376,7 @@ def _gru_forward(layer: _Layer, first: Sequence[Var]) -> Sequence[Var]:
 
 
 def _gru_backward(run: StockRun, last: Sequence[Var], arriving: Sequence[Var]) -> Sequence[Any]:
-    """Write the backward loop of a GRU; see ``_reset_before`` for GRUs without linear_before_reset.
-
-    With linear_before_reset, ``d = (dh, dh, dh)·K``, and the cotangent of the previous h is ``Rᵀd + dh·z``.
-    """
+    """Write the backward loop of a GRU; with linear_before_reset ``d = (dh, dh, dh)·K``, ``dh ← Rᵀd + dh·z``."""
     if not run.layer.attrs["linear_before_reset"]:
         return _reset_before(run, last, arriving)
     layer, op, at = run.layer, run.layer.op, run.layer.at
