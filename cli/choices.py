@@ -93,11 +93,7 @@ def written_names() -> dict[str, list[str]]:
 
 
 def _known(place: str) -> Iterable[str]:
-    """Return the names at a place without importing its module.
-
-    If the module is imported already, names come from its table, to which names may have been added; otherwise from
-    ``names.txt``.
-    """
+    """Return the names at a place: from its table if the module is imported already, otherwise from ``names.txt``."""
     is_imported = f"gradgraph.{place.partition(':')[0]}" in sys.modules
     return _names(place) if is_imported or ":" not in place else written_names()[place]
 

@@ -200,14 +200,7 @@ class Reading:
 
 
 def _check(option: str, given: Mapping[str, Any], function: Callable[..., Any], others: Iterable[str]) -> None:
-    """Raise DataError for a name in ``given`` that is not an argument of ``function``.
-
-    Args:
-        option: the name of the command-line option.
-        given: the arguments of the option, by name.
-        function: the function to which they are passed.
-        others: arguments of the function that the option cannot set.
-    """
+    """Raise DataError for a name in ``given`` that is not an argument of ``function``, or that is in ``others``."""
     known = [name for name in inspect.signature(function).parameters if name not in others]
     for name in given:
         if name not in known:

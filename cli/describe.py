@@ -98,9 +98,7 @@ def describe(path: Path, selection: Selection) -> dict[str, Any]:
 
 
 def _trained(model: ir.Model, selection: Selection, below: Sequence[str]) -> list[str]:
-    """Return the names of the weights that the selection trains; empty for the default selection of a model without
-    trainable weights.
-    """
+    """Return the names of the trained weights; empty for the default selection of a model without trainable weights."""
     graph = model.graph
     try:
         output = output_of(graph, output_name(graph, selection.output))
@@ -123,8 +121,8 @@ def _targets(graph: ir.Graph, selection: Selection) -> list[ir.Value]:
 
 
 def _weights(graph: ir.Graph, trained: Sequence[str], why: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return facts about each floating-point initializer except constants: element type, shape, size in bytes, role
-    (trained, frozen or statistic), and the reason for the role.
+    """Return element type, shape, size in bytes, role (trained, frozen or statistic) and reason for the role of each
+    floating-point initializer except constants.
     """
     chosen, statistics = set(trained), running_statistics(graph)
     rows = []
@@ -141,10 +139,7 @@ def _size(value: ir.Value) -> int:
 
 
 def _missing(graph: ir.Graph, selection: Selection, trained: Sequence[str]) -> list[dict[str, Any]]:
-    """Return operator and name of each node without a gradient between the trained weights and the output.
-
-    Such a node has neither a gradient rule nor a function body.
-    """
+    """Return operator and name of each node on the gradient path without a gradient rule or function body."""
     if not trained:
         return []
     path = GradientPath(graph, _targets(graph, selection), [graph.initializers[n] for n in trained])

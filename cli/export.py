@@ -157,13 +157,9 @@ class _Export:
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of output of ``gradgraph export``, such as a model or a weight file.
+    """A kind of output of ``gradgraph export``, such as a weight file, with the options that apply to it (``takes``).
 
-    Attributes:
-        what: the kind in words, for messages.
-        write: the function that writes the output and returns facts about it.
-        words: the message about the written output, a format string for these facts.
-        takes: the names of the options that apply to this kind.
+    ``what`` is its name in messages; ``words`` is a format string for the facts that ``write`` returns.
     """
 
     what: str
@@ -220,11 +216,7 @@ def _calibrated(export: _Export, trainer: Trainer, model: ir.Model) -> Temperatu
 
 
 def _opened(export: _Export) -> Trainer:
-    """Return a trainer with the weights to export.
-
-    Unless ``--calibrate`` evaluates held-out data, its sessions do not pack weights, which takes longer than it saves
-    for a few batches.
-    """
+    """Return a trainer with the weights to export, packed only for ``--calibrate``, which runs many batches."""
     from gradgraph.export.artifacts import opened_trainer
     from gradgraph.runtime.execution.session import RuntimeOptions
 

@@ -20,7 +20,7 @@ from gradgraph.errors import shown
 
 
 def columns_of(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
-    """Parse ``prompt=question``: the name of an expected column, and its name in the data."""
+    """Parse ``prompt=question`` into a dict from the expected column to its name in the data."""
     found = {}
     for text in given:
         name, equals, own = text.partition("=")
@@ -116,10 +116,7 @@ def command(
 def _print(examples: Sequence[Sequence[tuple[str, bool]]], names: Sequence[str]) -> None:
     """Print each example with the trained tokens in green; without colours, between ⟦ and ⟧.
 
-    Args:
-        examples: the examples, as pieces of text, each with whether it is trained.
-        names: the names of the answers in a row ("chosen", "rejected") if each answer is an example; empty if each row
-            is one example.
+    ``names`` ("chosen", "rejected") are the answers of a row if each answer is an example; otherwise empty.
     """
     from rich.text import Text
 

@@ -134,7 +134,7 @@ def _inspect_step(folder: Path, batch_size: int | None, size: dict[str, int], of
 def _sizes(step: Any, batch_size: int | None, size: dict[str, int]) -> dict[str, int]:
     """Return the sizes of dynamic dimensions; print a note about dimensions without a size, which are assumed to be 1.
 
-    ``batch_size`` is the size of the batch dimension: the symbolic first axis of the first input that has one.
+    ``batch_size`` applies to the symbolic first axis of the first input that has one.
     """
     from gradgraph.graph.shapes import size_factors
 

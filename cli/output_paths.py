@@ -1,4 +1,4 @@
-"""Checks of output paths before the work begins."""
+"""Checks of output paths before a command starts its work."""
 
 from __future__ import annotations
 

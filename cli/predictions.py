@@ -47,12 +47,9 @@ def writer_for(path: Path) -> Callable[[Path, Batches, int, Layouts, Columns], S
 
 @dataclass
 class _Plan:
-    """The layout of an output that is assembled from the arrays of all batches, determined from the first batch.
+    """The layout of an assembled output: its shape, and its sample axis, or None.
 
-    Attributes:
-        shape: the shape of the assembled output.
-        axis: the index of the sample axis; None without one.
-        once: whether the array of the first batch is the whole output, as for a constant.
+    If ``once``, the array of the first batch is the whole output, as for a constant.
     """
 
     shape: list[int]
@@ -78,10 +75,7 @@ Part = tuple[_Plan, Array]
 
 
 def _checked(batches: Batches, all_rows: int, layouts: Layouts, shapes: Shapes) -> Iterator[dict[str, Part]]:
-    """Yield (plan, array) for each output of each batch by name, after checking that the batches can be assembled.
-
-    The shape of each assembled output is stored in ``shapes``.
-    """
+    """Yield (plan, array) for each output of each batch by name, after checking its shape; write ``shapes``."""
     plans: dict[str, _Plan] = {}
     for rows, found in batches:
         for name, array in found.items():
@@ -132,10 +126,7 @@ class _Growing:
             self._start = file.tell()
 
     def add(self, array: Array) -> None:
-        """Write the array of the next batch.
-
-        If the sample axis is not the first axis, the rows of a batch are not adjacent in the file.
-        """
+        """Write the array of the next batch; its rows are adjacent in the file only if the sample axis is the first."""
         axis = self._plan.axis or 0
         if self._plan.once and self._done:
             return
@@ -218,11 +209,7 @@ def _lines(batches: Iterable[Mapping[str, Part]], added: Columns) -> Iterator[st
 
 
 def _columns(name: str, plan: _Plan, array: Array, called: Sequence[str]) -> tuple[list[str], Array]:
-    """Return the column names of an output, and an array of cells with one row per sample, or one row per batch.
-
-    A single column is called ``name``, several are called ``name[0]``, ``name[1]``, …, or, with column names in
-    ``called``, ``name[cat]``, ….
-    """
+    """Return the column names of an output, such as ``name``, ``name[0]`` or ``name[cat]``, and its rows."""
     rows = array[np.newaxis] if plan.axis is None else np.moveaxis(array, plan.axis, 0)
     inner = ["".join(f"[{i}]" for i in index) for index in np.ndindex(*rows.shape[1:])]
     inner = [f"[{column}]" for column in called] or ([""] if rows.shape[1:] == (1,) else inner)

@@ -33,10 +33,7 @@ LOOKED_AT = 1000  # rows to inspect for numeric codes
 
 
 def _kinds(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:
-    """Parse values such as ``zip=category`` into a dict of kinds by column.
-
-    The kind may also be a JSON object with arguments; the column name may contain ``=``.
-    """
+    """Parse values such as ``zip=category``, or with a JSON object as the kind, into a dict of kinds by column."""
     found = {}
     for text in given:
         parts = re.fullmatch(r"(.+?)=(\{.*\}|[^={}]+)", text, re.DOTALL)

@@ -55,13 +55,7 @@ def command(
 
 
 def _sizes(manifest: Any, batch_size: int | None, given: tuple[str, ...]) -> dict[str, int]:
-    """Return a size for every dynamic dimension of inputs and targets.
-
-    Args:
-        manifest: the manifest of the step.
-        batch_size: the size of all dimensions that ``given`` does not name.
-        given: values of --dim, such as ``batch=64``.
-    """
+    """Return the size of each dynamic dimension: from values such as ``batch=64``, otherwise ``batch_size``."""
     sizes: dict[str, int] = {}
     for text in given:
         name, _, size = text.partition("=")

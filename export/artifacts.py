@@ -139,9 +139,8 @@ def save_weights(step: Step | Path, path: Path, checkpoint: Path | None = None, 
 def fixed_sizes(model: Source, sizes: Sizes) -> onnx.ModelProto:
     """Return a copy of an inference model whose symbolic sizes are replaced by numbers.
 
-    Values computed from these sizes become constants.
-
-    A model of opset 17 to 21 keeps its opset; other models are converted to opset 21.
+    Values computed from these sizes become constants. A model of opset 17 to 21 keeps its opset; other models are
+    converted to opset 21.
 
     Raises:
         ArgumentError: if ``sizes`` are invalid.
@@ -153,10 +152,7 @@ def fixed_sizes(model: Source, sizes: Sizes) -> onnx.ModelProto:
 
 
 def _with_sizes(model: ir.Model, sizes: Sizes) -> ir.Model:
-    """Return ``model`` with its symbolic sizes replaced, as ``fixed_sizes`` does, but sharing its weights.
-
-    ``model`` itself may be changed.
-    """
+    """Return ``model``, which may be changed, with symbolic sizes replaced as in ``fixed_sizes``; shares weights."""
     fix_sizes(model, sizes)
     opset = model.opset_imports.get("", OPSET)
     folded = clean_up(normalise(model, keep_quantization=True))

@@ -119,10 +119,7 @@ def _letterboxed(op: Builder, sides: Sequence[Var], size: tuple[int, int]) -> li
 
 
 def _middle(op: Builder, x: Var, sides: Sequence[Var], form: ImageForm) -> Var:
-    """Return the centre of the images, of size ``form.size``; smaller images are padded with black first.
-
-    ``form.crop`` defines the rounding of margins that are not whole numbers.
-    """
+    """Return the centre of the images, of size ``form.size``, padded with black if smaller; see ``form.crop``."""
     assert form.size is not None and form.shorter is not None
     if form.shorter < max(form.size):
         x, sides = _padded(op, x, sides, form.size, 0.0), [op.Max(s, w) for s, w in zip(sides, form.size, strict=True)]
@@ -135,10 +132,7 @@ def _middle(op: Builder, x: Var, sides: Sequence[Var], form: ImageForm) -> Var:
 
 
 def _padded(op: Builder, x: Var, sides: Sequence[Var], size: tuple[int, int], level: float) -> Var:
-    """Return the images padded on all sides to ``size`` with pixels of value ``level``.
-
-    If the number of missing pixels is odd, the top or left margin is one pixel smaller.
-    """
+    """Return the images padded to ``size`` with ``level``; an odd pixel goes to the bottom or right margin."""
     missing = [op.Reshape(op.Max(wanted - side, op.const(0)), [1]) for side, wanted in zip(sides, size, strict=True)]
     front = [rest / 2 for rest in missing]
     none = op.const(np.zeros(2, np.int64))
@@ -149,8 +143,7 @@ def _padded(op: Builder, x: Var, sides: Sequence[Var], size: tuple[int, int], le
 def _weights(op: Builder, before: Var, after: Var, kind: Callable[[Builder, Var], Var]) -> Var:
     """Return the resampling weights along one axis: [after, before], the weight of each old pixel in each new pixel.
 
-    As in Pillow's ``precompute_coeffs``, the filter ``kind`` is centred on each new pixel, and scaled by the reduction
-    factor when an image shrinks.
+    As in Pillow's ``precompute_coeffs``, the filter ``kind`` is stretched by the factor by which an image shrinks.
     """
     zero, step = op.const(0), op.const(1)
     scale = op.Cast(before, to=FLOAT) / op.Cast(after, to=FLOAT)

@@ -246,16 +246,8 @@ def _read(path: Path) -> Iterator[bytes]:
 def _converted(
     levels: Mapping[str, Mapping[str, Writer]], types: bool, custom_ops: str | os.PathLike[str] | None
 ) -> Iterator[tuple[Path, str]]:
-    """Convert models in a temporary folder.
-
-    Args:
-        levels: for each optimisation level, the functions that write the models to convert, by name of the model.
-        types: whether to list the element types of each operator.
-        custom_ops: the library of custom ops, if any.
-
-    Yields:
-        The folder, which has a subfolder with ``.ort`` files for each level, and the text of the list of operators in
-        all models.
+    """Convert models, by optimisation level and name, in a temporary folder with a subfolder of ``.ort`` files for each
+    level; yield the folder and the list of operators in all models.
     """
     libraries = list(dict.fromkeys([*KNOWN, *absolute(custom_ops or ())]))
     if len(libraries) > 1:

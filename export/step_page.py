@@ -157,10 +157,9 @@ def _kind_of_input(step: Step, name: str) -> str:
 
 
 def _moments(lived: list[Moment], origins: Origins, at: Mapping[str, int]) -> list[list[int]]:
-    """Return a row for each executed node: its index in the train graph (or −1), the bytes that it allocates, and the
-    bytes in use at that time, one number for each kind of memory.
+    """Return the index in the train graph, the allocated bytes and the bytes in use by kind, for each executed node.
 
-    A node whose index is unknown, as its long name was truncated, gets the index of the previous node of its role.
+    A node with a truncated name gets the index of the previous node of its role, or −1.
     """
     found: list[list[int]] = []
     last: dict[str, int] = dict.fromkeys(ROLES, -1)
@@ -184,9 +183,7 @@ def _times(profile: Profile, origins: Origins, at: Mapping[str, int]) -> dict[st
 
 
 def _weights(step: Step) -> list[dict[str, Any]]:
-    """Return the data of each weight, in the order of the model: its element type, shape, role, size in bytes, and the
-    size of its optimizer state.
-    """
+    """Return element type, shape, role, and size in bytes with optimizer state of each weight, in model order."""
     m = step.manifest
     trained, slots, kept = set(m.trainable), Counter[str](), kept_of(m)
     for s in m.state:

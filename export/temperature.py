@@ -37,7 +37,7 @@ TINY = 1e-38  # probabilities are clamped to this before their logarithm
 
 @dataclass(frozen=True, eq=False)
 class Temperature:
-    """The temperature and its effect: the attributes of ``Calibration`` without the model."""
+    """The temperature and its effect, as in ``Calibration``."""
 
     temperature: float
     nll: tuple[float, float]
@@ -154,7 +154,7 @@ def _rows(
 ) -> Iterator[tuple[Array, Array, Array]]:
     """Yield for each batch the logits [labels, classes], the true classes [labels], and their weights [labels].
 
-    A binary target has two classes, with the logits 0 and the model's score.
+    The two classes of a binary target have the logits 0 and the model's score.
     """
     m = trainer.manifest
     target, arguments = m.targets[0], m.loss.get("arguments", {})
@@ -226,7 +226,7 @@ class _Scores(NamedTuple):
 
 
 def with_temperature(model: onnx.ModelProto, temperature: float, output: str | None = None) -> onnx.ModelProto:
-    """Return a copy of an inference model whose logits are divided by ``temperature``, by a Div node.
+    """Return a copy of an inference model with a Div node that divides its logits by ``temperature``.
 
     Args:
         model: an inference model.

@@ -190,7 +190,7 @@ def _default_axis(x: Tensor) -> int:
 
 
 def gain(nonlinearity: str, param: float | None = None) -> float:
-    """Return PyTorch's gain for an activation: the factor of the initial weights before it.
+    """Return PyTorch's gain for an activation: the factor of the standard deviation of the weights before it.
 
     ``param`` is the negative slope of "leaky_relu", 0.01 by default.
     """

@@ -23,16 +23,15 @@ def anchors(
     scales: Sequence[float] = SCALES,
     ratios: Sequence[float] = RATIOS,
 ) -> Array:
-    """Return anchor boxes of several sizes and shapes around the cells of feature maps (Lin et al. 2017): float64 ``[A,
-    4]``.
+    """Return anchor boxes around the cells of feature maps (Lin et al. 2017): float64 ``[A, 4]``.
 
     Each box is (centre x, centre y, width, height) relative to the image. Boxes are ordered by map, as in ``strides``,
     then by row, by cell, by ratio (height over width), and by scale.
 
     Args:
         image_size: the height and width of the model's input image.
-        strides: for each map, the distance between adjacent cells in pixels; a map has ⌈side / stride⌉ cells along
-            each side of the image.
+        strides: for each map, the distance between adjacent cells in pixels; a map has ⌈side / stride⌉ cells along each
+            side of the image.
         size: the side of a square anchor of scale 1, in strides: 4 · 8 = 32 pixels on the finest map.
         scales, ratios: the scales and the ratios of height over width. A cell has an anchor for each scale and ratio,
             with the area of a square of side ``size · scale · stride``.
@@ -66,7 +65,7 @@ def _grids(image_size: Sequence[int], strides: Sequence[int]) -> Iterator[Array]
 
 
 def checked_size(name: str, given: Any) -> tuple[int, int]:
-    """Return the option ``image_size`` of the loss ``name``, with the value ``given``, as (height, width).
+    """Return ``given``, the option ``image_size`` of the loss ``name``, as (height, width).
 
     Raises:
         BuildError: unless ``given`` is two whole numbers above zero.

@@ -60,7 +60,6 @@ def linear_sum_assignment(cost: TensorLike, counts: TensorLike) -> Tensor:
 
 
 def _all_of(sizes: Sequence[Extent], value: float, dtype: ir.DataType) -> Tensor:
-    """Return a tensor of shape ``sizes`` filled with ``value``."""
     return op.Expand(tensor(value, dtype), op_sizes(sizes), shape=sizes)
 
 
@@ -68,13 +67,8 @@ class _Assignment:
     """A builder of the ONNX Loops that solve the assignment.
 
     Each state of a Loop is a tensor with one number per column, ``[B, m]``, or per matrix, ``[B, 1]``. An assigned
-    column satisfies ``cost = price of row + price of column`` (the dual variables), so row prices need not be
-    stored. The Loops terminate even if there is no free column.
-
-    Args:
-        cost, counts: as for ``linear_sum_assignment``.
-        columns: the column indices, ``[1, m]``.
-        first: the initial state of each search.
+    column satisfies ``cost = price of row + price of column`` (the dual variables), so row prices need not be stored.
+    The Loops terminate even if there is no free column.
     """
 
     def __init__(self, cost: Tensor, counts: Tensor, columns: Tensor, first: Mapping[str, Tensor]) -> None:
@@ -107,8 +101,6 @@ class _Assignment:
         If that column has a row, the path continues from the row; otherwise the search has found its end.
 
         Args:
-            price: the price of each column.
-            row_of: the row of each column, or −1.
             costs: the costs of the last row of the path, minus the price of that row.
             length: the length of the shortest path to each column.
             before: for each column, the previous column on the shortest path to it, or −1.
@@ -132,9 +124,8 @@ class _Assignment:
         return [go, costs - of_row, length, before, seen, least, at, found]
 
     def move(self, row: Var, before: Var, row_of: Var, at: Var, moves: Var) -> list[Var]:
-        """Return the state after one step back along the path, which changes the row of the column ``at``.
-
-        The column gets the row of the previous column on the path, or, if it is the first column, the new ``row``.
+        """Return the state after one step back along the path: the column ``at`` gets the row of the previous column on
+        the path, or the new ``row`` if it is the first.
         """
         op = self.op
         last = op.GatherElements(before, at, axis=1)
@@ -148,16 +139,9 @@ class _Assignment:
     def _loop(
         self, name: str, rounds: Var, states: Mapping[str, Var], write: Callable[..., Sequence[Var]]
     ) -> list[Var]:
-        """Write a Loop of at most ``rounds`` iterations, which ends when the first result of the body is false.
+        """Write a Loop of at most ``rounds`` iterations from the initial ``states``, and return the final states.
 
-        Args:
-            name: the name of the body.
-            rounds: the maximum number of iterations.
-            states: the initial states by name.
-            write: writes the body: ``write(round, *states)`` returns whether to continue, then the new states.
-
-        Returns:
-            The final states.
+        The body ``write(round, *states)`` returns whether to continue, then the new states.
         """
         inputs = [_value("round", WHOLE, ()), _value("goes", FLAG, ())]
         inputs += [_value(name, x.dtype, x.shape) for name, x in states.items()]

@@ -72,12 +72,12 @@ def masked_softmax(scores: Tensor, allowed: Tensor) -> Tensor:
 
 
 def lowest(x: Tensor) -> float:
-    """Return the lowest finite number of the type of ``x``: a score that Softmax turns into 0 next to other scores."""
+    """Return the lowest finite number of the type of ``x``, which scores a masked position before Softmax."""
     return -3e38 if x.dtype == ir.DataType.BFLOAT16 else float(np.finfo(x.dtype.numpy()).min)
 
 
 def causal_mask(rows: Extent, columns: Extent) -> Tensor:
-    """Return the causal mask, boolean ``[rows, columns]``: True where column <= row. A graph has one mask per size."""
+    """Return the causal mask, boolean ``[rows, columns]``: True where column <= row. It is cached by size."""
     cache = current().cache
     key = ("causal", str(rows), str(columns))
     if key not in cache:

@@ -23,7 +23,7 @@ class Dim:
     """A size known only at run time: a sum of products of named sizes.
 
     Dims support ``+ - * // %`` with ints and other Dims, and are accepted wherever a traced function accepts a size or
-    a number. Using it as a Python number, as in ``if`` or ``range``, raises ``ModelError``.
+    a number. Using a Dim as a Python number, as in ``if`` or ``range``, raises ``ModelError``.
     """
 
     __slots__ = ("terms",)

@@ -25,12 +25,7 @@ __all__ = ["GRU", "LSTM", "RNN"]
 
 
 class Cell(NamedTuple):
-    """An ONNX recurrent operator.
-
-    Attributes:
-        op_type: the name of the operator.
-        order: for each gate in ONNX's order, its index in PyTorch's order.
-    """
+    """An ONNX recurrent operator; ``order`` is the index in PyTorch's order of each gate in ONNX's order."""
 
     op_type: str
     order: tuple[int, ...]

@@ -134,7 +134,7 @@ class Loss:
         return self.function(*tensors, **self.arguments)
 
     def each(self, *tensors: Tensor) -> Tensor:
-        """Return the losses of single elements, before the reduction."""
+        """Return the loss of each element, before the reduction."""
         return self.function(*tensors, **{**self.arguments, "reduction": "none"})
 
     @property

@@ -68,10 +68,7 @@ class Objects(NamedTuple):
 
 
 def _scores(logits: TensorLike, name: str) -> tuple[Tensor, int]:
-    """Return the scores ``[B, Q, C]`` in float32 or wider, and the number of classes C, which must be fixed.
-
-    ``name`` is the name of the loss, for the error message.
-    """
+    """Return the scores ``[B, Q, C]`` in float32 or wider, and the number of classes C, which must be fixed."""
     x = wide(logits)
     classes = x.shape[-1] if x.ndim == 3 else None
     if not isinstance(classes, int):
@@ -202,10 +199,7 @@ def retinanet_loss(
 
 
 def _answers(anchor: Tensor, objects: Objects, positive: float, negative: float) -> tuple[Tensor, Tensor]:
-    """Return the index of the object matched with each anchor (−1 for none), and whether the anchor is background.
-
-    Both are ``[B, A]``; anchors that are neither are ignored.
-    """
+    """Return the index ``[B, A]`` of the object matched with each anchor, or −1, and whether it is background."""
     iou = where(objects.real.unsqueeze(-1), pairs(objects.boxes, anchor, "cxcywh").iou, -1.0)
     iou = detach(iou)
     best, place = reductions.amax(iou, 1), op.ArgMax(iou, axis=1, keepdims=0)
@@ -282,10 +276,7 @@ def ssd_loss(
 
 
 def _matched(prior: Tensor, objects: Objects, positive: float) -> Tensor:
-    """Return the index of the object matched with each prior, −1 for none: ``[B, A]``.
-
-    Each object is matched with the prior of the greatest IoU, even if that IoU is below ``positive``.
-    """
+    """Return the index ``[B, A]`` of the object matched with each prior, or −1; each object gets its best prior."""
     iou = where(objects.real.unsqueeze(-1), pairs(objects.boxes, prior, "cxcywh").iou, -1.0)
     iou = detach(iou)
     best, place = reductions.amax(iou, 1), op.ArgMax(iou, axis=1, keepdims=0)
@@ -357,10 +348,7 @@ def fcos_loss(
 
 
 def _nearest(laid: np.ndarray[Any, Any], objects: Objects, radius: float, dtype: ir.DataType) -> Tensor:
-    """Return the index of the object matched with each point, −1 for none: ``[B, P]``.
-
-    If several objects qualify, the smallest is matched. ``laid`` are the points ``[P, 3]``: x, y, stride.
-    """
+    """Return the index ``[B, P]`` of the smallest object that each point in ``laid`` (x, y, stride) matches, or −1."""
     px, py, stride = (tensor(laid[:, i], dtype) for i in range(3))
     near, far = 4 * laid[:, 2], 8 * laid[:, 2]
     near = np.where(laid[:, 2] == laid[:, 2].min(), 0.0, near)
@@ -380,10 +368,7 @@ def _nearest(laid: np.ndarray[Any, Any], objects: Objects, radius: float, dtype:
 
 
 def _targets(spare: int) -> tuple[Target, ...]:
-    """Return the targets ``labels`` and ``target_boxes`` of a detection loss.
-
-    ``spare`` is the number of the model's classes that are not classes of objects, such as the background.
-    """
+    """Return the targets ``labels`` and ``target_boxes``; ``spare`` classes, such as background, have no objects."""
 
     def labels(outputs: Sequence[Var]) -> Spec:
         shape = outputs[0].shape or (None,) * outputs[0].rank

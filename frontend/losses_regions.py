@@ -142,9 +142,8 @@ def lovasz_softmax_loss(logits: TensorLike, target: TensorLike, ignore_index: in
 def _shares_of_classes(
     logits: TensorLike, target: TensorLike, ignore_index: int, axis: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return class probabilities, one-hot labels, and flags (0 at ignored positions, else 1), each ``[N, C, places]``.
-
-    Probabilities and labels are 0 at ignored positions.
+    """Return class probabilities and one-hot labels, both 0 at ignored positions, and a mask that is 1 at the other
+    positions, each ``[N, C, places]``.
     """
     x, target = real(logits), tensor(target)
     at = classes_at(x, axis)

@@ -131,10 +131,7 @@ def _spelt(
     batch_first: bool,
     **rest: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Return the decoded labels (greedy: best classes, with repeats merged and blanks removed), and the true labels.
-
-    Both are ``[rows, times]``, with −1 at positions without a label.
-    """
+    """Return the greedily decoded labels and the true labels, ``[rows, times]``, padded with −1."""
     classes = op.ArgMax(scores, axis=2, keepdims=0)
     classes = classes if batch_first else classes.transpose(0, 1)
     before = cat([full((classes.shape[0], 1), -1, "int64"), classes[:, :-1]], 1)

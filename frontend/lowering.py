@@ -141,9 +141,7 @@ def _named_outputs(result: Any, names: Sequence[str] | None) -> list[tuple[str, 
 
 
 def _leaves(result: Any, path: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name and value of each tensor in a nested result. Names consist of dict keys and positions in tuples;
-    ``None`` is skipped.
-    """
+    """Yield the name and value of each tensor in a nested result; names join dict keys and positions with ``_``."""
     if isinstance(result, Mapping):
         for key, value in result.items():
             yield from _leaves(value, f"{path}_{key}" if path else str(key))
@@ -194,9 +192,7 @@ def _graph(trace: Trace, inputs: list[ir.Value], outputs: list[ir.Value], name: 
 
 
 def _with_constants(builder: Builder) -> list[ir.Node]:
-    """Return the nodes of ``builder``, with a Constant node for each constant before its first use, so that only
-    parameters are initializers.
-    """
+    """Return the nodes of ``builder``, with a Constant node before the first use of each constant."""
     constants = set(builder.constants)
     written: dict[ir.Value, ir.Value] = {}
     nodes = []

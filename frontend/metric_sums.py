@@ -296,15 +296,8 @@ def _from_matrix(
 def _of_labels(
     finish: str, places: Tensor, counted: Tensor, labels: int, axis: int, arguments: Mapping[str, Any]
 ) -> Sums:
-    """Return the sums of a metric computed from a 2×2 table per label, of true (row) and predicted (column) values.
-
-    Args:
-        finish: the name of the function that computes the metric from a single table.
-        places: the cell of each element in its table: ``2·truth + prediction``.
-        counted: the weight of each element.
-        labels: the number of labels.
-        axis: the axis of the labels.
-        arguments: the arguments of the function ``finish``.
+    """Return the sums of a metric that ``finish`` computes from a 2×2 table per label, of true (row) and predicted
+    (column) values. ``places`` is the cell of each element in its table: ``2·truth + prediction``.
     """
     shape = [1] * axis + [labels] + [1] * (places.ndim - axis - 1)
     places = places + np.arange(0, 4 * labels, 4).reshape(shape)
@@ -403,14 +396,7 @@ def exact_match(
 
 
 class _Scored(NamedTuple):
-    """Scores and class indices with one row per label.
-
-    Attributes:
-        scores: float32 ``[rows, classes]``.
-        labels: class indices ``[rows]``; 0 if ignored.
-        counts: float32 ``[rows]``; 0 if the label is ignored, else 1.
-        classes: the number of classes.
-    """
+    """Scores ``[rows, classes]``, class indices (0 if ignored) and weights (0 if ignored, else 1) per label."""
 
     scores: Tensor
     labels: Tensor
@@ -495,7 +481,7 @@ def ece(
     ignore_index: int | None = None,
     axis: int | None = None,
 ) -> Sums:
-    """The expected calibration error ``Σ |hits − Σ p| / n`` over ``bins`` of equal width of the highest probability p.
+    """The expected calibration error ``Σ |hits − Σ p| / n`` over ``bins`` of equal width, by the highest probability p.
 
     After Guo et al., "On Calibration of Modern Neural Networks" (2017), equation 3; bins include their upper end.
     """
@@ -516,10 +502,7 @@ def ece(
 
 
 def _ranked(name: str, doc: str) -> Callable[..., Sums]:
-    """Register and return the ranking metric ``name``, with the docstring ``doc``.
-
-    It outputs the scores and label of each sample; ranking happens at the end, over the samples of all batches.
-    """
+    """Register and return the metric ``name``, computed at the end by ranking the samples of all batches."""
 
     def ranked(
         x: Tensor,

@@ -93,10 +93,7 @@ def _moments(t: Tensor, counted: Tensor, width: int) -> list[Tensor]:
 
 
 def _shifted(finish: str, rows: list[Tensor], width: int) -> Sums:
-    """Return the float64 vectors ``rows`` as sums in float32, ``[3, rows, width]``.
-
-    Each number is split into three float32 numbers that add up to it.
-    """
+    """Return the float64 vectors ``rows`` as sums ``[3, rows, width]``, each the sum of three float32 numbers."""
     rest, addends = stack(rows), []
     for _ in range(3):
         addends.append(cast(rest, ir.DataType.FLOAT))
@@ -105,10 +102,7 @@ def _shifted(finish: str, rows: list[Tensor], width: int) -> Sums:
 
 
 def _columns(name: str, x: Tensor, target: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Return prediction, target and mask in float32, and the length of the last axis, which must be fixed.
-
-    ``name`` is the name of the metric, for the error message.
-    """
+    """Return prediction, target and mask in float32, and the length of the last axis, which must be fixed."""
     a, t = (cast(y, ir.DataType.FLOAT) for y in pair(x, target))
     width = t.shape[-1] if t.ndim > 1 else 1
     if not isinstance(width, int):

@@ -77,8 +77,8 @@ def _sequences(
 ) -> tuple[Row, Row, Tensor]:
     """Return the predicted and the true sequences, and the weight of each row: 0.0 if it is masked, else 1.0.
 
-    ``x`` contains scores or labels. For scores, a prediction is the best class at each position with a true label; for
-    labels, negative ones are padding.
+    If ``x`` contains scores, the prediction is the best class at each position with a true label; if it contains
+    labels, negative labels are padding.
     """
     if target.ndim != 2 or target.is_floating_point():
         raise ModelError(

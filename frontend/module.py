@@ -349,7 +349,6 @@ class _Numbered(Module):
         return self._of(modules[i]) if isinstance(i, slice) else modules[i]
 
     def _of(self, modules: list[Module]) -> Module:
-        """Return a container of this class with the modules ``modules``."""
         raise NotImplementedError
 
 

@@ -153,10 +153,7 @@ def _check_fits(declared: ir.Value, x: Tensor) -> None:
 
 
 def _rename_sizes(trace: Trace, value: ir.Value, sizes: dict[str, int | str]) -> None:
-    """Replace the symbolic sizes in the shape of ``value`` by the sizes of the surrounding network.
-
-    ``sizes`` maps names in the model to sizes of the network; an unused name is added for each missing one.
-    """
+    """Replace the symbolic sizes of ``value`` by the network's, from ``sizes``; add an unused name for others."""
     if value.shape is None:
         return
     dims: list[int | str | None] = []

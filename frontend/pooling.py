@@ -66,10 +66,7 @@ def max_pool(
 
 
 def _end(count: Extent, size: Extent, kernel: int, stride: int, pad: int, dilation: int) -> int:
-    """Return the end padding of an axis that the last of ``count`` windows requires.
-
-    MaxPool gets this padding explicitly, as runtimes differ in ceil_mode.
-    """
+    """Return the end padding of an axis that its last window requires, as runtimes differ in ceil_mode."""
     if not isinstance(count, int) or not isinstance(size, int):
         return pad  # stride 1, for which ceil_mode has no effect
     return max((count - 1) * stride + dilation * (kernel - 1) + 1 - size - pad, 0)
@@ -103,9 +100,8 @@ def avg_pool(
 def _rounds_up(counts: list[Extent], axes: list[tuple[Extent, int, int, int, int]]) -> bool:
     """Return the value of ONNX's ceil_mode that results in ``counts`` windows per axis; raise ModelError if none does.
 
-    Each of ``axes`` is (size, kernel, stride, padding, dilation).
-
-    With ceil_mode, ONNX includes a last window that starts in the padding; PyTorch does not.
+    Each of ``axes`` is (size, kernel, stride, padding, dilation). With ceil_mode, ONNX includes a last window that
+    starts in the padding; PyTorch does not.
     """
     for up in (False, True):
         if all(same(c, window_dim(n, k, s, 2 * p, d, up)) for c, (n, k, s, p, d) in zip(counts, axes, strict=True)):

@@ -83,10 +83,7 @@ def _listed_key(key: Any) -> list[Any]:
 
 
 def _cut(x: Tensor, entries: list[Any]) -> tuple[Tensor, list[Any]]:
-    """Apply all slices and integers in ``entries`` by a Slice and a Squeeze.
-
-    Return the result, and the entries without integers.
-    """
+    """Apply all slices and integers in ``entries``; return the result, and the entries without integers."""
     cuts: list[tuple[int, Extent, Extent, int]] = []
     dims = list(x.shape)
     dropped = []

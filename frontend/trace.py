@@ -90,7 +90,7 @@ class Trace:
 
     @contextlib.contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """Prefix the names of nodes that are written inside this context with ``name``, the path of a module."""
+        """Prefix the names of nodes written inside this context with ``name``, the path of a module."""
         outer, self.builder.scope = self.builder.scope, name
         try:
             yield

@@ -27,7 +27,7 @@ def adapted_layers(decoder: ir.Model, recipe: Recipe) -> list[str]:
 
 
 def reached(decoder: ir.Model, recipe: Recipe) -> str:
-    """Return a text that says how many linear layers get adapters, and lists the others."""
+    """Return a sentence with the number of linear layers that get adapters and the names of the others."""
     every = _products(decoder)
     chosen = {layer.node for layer in linear_layers(decoder, adapted_layers(decoder, recipe))[0]}
     missing = [layer.name for layer in every if layer.node not in chosen]
@@ -36,7 +36,7 @@ def reached(decoder: ir.Model, recipe: Recipe) -> str:
 
 
 def largest_merged(decoder: ir.Model, recipe: Recipe) -> int:
-    """Return the number of weights of the largest layer whose adapter will be merged; 0 if none will be."""
+    """Return the number of weights of the largest layer whose adapter will be merged, or 0."""
     if recipe.merge == MERGE_NONE or KINDS[recipe.kind].merge is None:
         return 0
     layers = linear_layers(decoder, adapted_layers(decoder, recipe))[0]

@@ -252,7 +252,6 @@ class _Rows:
     Attributes:
         mask: 1 for tokens, 0 for padding, for all tokens so far ``[rows, all]``.
         positions: positions of the new tokens ``[rows, new]``.
-        has_past: whether there are cached tokens.
     """
 
     def __init__(self, prompts: Sequence[Sequence[int]], behind: bool, cached: bool) -> None:
@@ -271,10 +270,7 @@ class _Rows:
         return self._tokens, self._ends
 
     def then(self, tokens: Sequence[int]) -> tuple[Array, Array]:
-        """Append a token to each row; return the tokens to run, and the index of the last token in each row.
-
-        The tokens to run are the appended ones with a cache, and all tokens so far without a cache.
-        """
+        """Append a token to each row; return the tokens to run (all without a cache), and the last index per row."""
         self.mask = np.pad(self.mask, ((0, 0), (0, 1)), constant_values=1)
         last = np.array(tokens)[:, None]
         if self._cached:

@@ -61,7 +61,7 @@ class Plan:
 
     @property
     def told(self) -> str:
-        """The chosen options in words."""
+        """The chosen options, as text."""
         r = self.recipe
         rank = [f"adapters of rank {r.rank}"] if _has_rank(r) else []
         steps = f"gradients accumulated over {r.accumulate} batches" if r.accumulate > 1 else "an update after each"
@@ -110,13 +110,7 @@ def planned(
 
 
 class _Search(Generic[D]):
-    """A search over plans for the first that fits; keeps the smallest plan, for the message if none does.
-
-    Args:
-        limit: memory limit in bytes.
-        build: builds the step of a recipe for its data.
-        merges: the number of weights of the largest layer that is merged.
-    """
+    """A search over plans for the first within ``limit`` bytes; keeps the smallest plan, for the message."""
 
     def __init__(self, limit: int, build: Callable[[Recipe, D], Step], merges: int) -> None:
         self._limit, self._build, self._merges = limit, build, merges
@@ -223,10 +217,7 @@ def _lower_ranks(recipe: Recipe) -> list[int]:
 
 
 def _ways(recipe: Recipe, longest: int) -> Iterator[Recipe]:
-    """Yield the recipe with each divisor of its batch size, largest first; then the same with recomputation.
-
-    Smaller batches accumulate gradients over more batches, so that an update sees as many rows.
-    """
+    """Yield the recipe with each divisor of its batch size (and more accumulation), then with recomputation."""
     rows = recipe.batch_size
     sizes = [size for size in range(rows, 0, -1) if rows % size == 0]
     for again in (True,) if recipe.recompute else (False, True):

@@ -77,10 +77,7 @@ def _of_another(rows: Rows, i: int) -> Any:
 
 
 def _answered(row: Row, name: str, place: str) -> Row:
-    """Convert a preference row to prompt and completion, which is the answer ``name`` (chosen or rejected).
-
-    Without a column ``prompt``, the messages that both answers begin with are the prompt.
-    """
+    """Return a preference row with the answer ``name`` as completion, and common messages as a missing prompt."""
     answers = row["chosen"], row["rejected"]
     if answers[0] == answers[1]:
         raise DataError(f"{place}: 'chosen' and 'rejected' are equal; drop the row")

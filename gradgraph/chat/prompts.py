@@ -50,8 +50,7 @@ class Prompts:
         now: the time that a template may insert; None for the current time.
 
     Attributes:
-        base: the model folder.
-        encoder: the encoder of its tokenizer and chat template.
+        encoder: the encoder of the folder's tokenizer and chat template.
         stop: the tokens that end an answer.
 
     Raises:

@@ -208,13 +208,7 @@ class ChatTemplate:
         return _PROBE in text and repr(_PROBE) not in text
 
     def _span(self, i: int, before: str, behind: str, text: str) -> Span:
-        """Return the span of the answer in message ``i`` within the text of all messages.
-
-        Args:
-            i: the index of the message.
-            before, behind: the texts up to the beginning and up to the end of the answer.
-            text: the text of all messages.
-        """
+        """Return the span of the answer in message ``i``: between ``before`` and ``behind``, prefixes of ``text``."""
         if not text.startswith(behind):  # some templates end every text with an end token
             behind = behind.removesuffix(self.tokens.get("eos_token") or "")
         if not (behind.startswith(before) and text.startswith(behind)):
@@ -231,12 +225,9 @@ class ChatTemplate:
     def _rendered(
         self, parts: Sequence[tuple[Sequence[Message], bool]], tools: Any, more: Mapping[str, Any]
     ) -> list[str]:
-        """Return texts rendered with marks around generation blocks.
+        """Return the texts of ``parts``, with marks around generation blocks.
 
-        Args:
-            parts: for each text, the messages, and whether to end where the assistant's answer begins; the first has
-                all messages, the others its first ones.
-            tools, more: as for :meth:`render`.
+        Each part is the first messages of the first part, and whether to end where the assistant's answer begins.
         """
         whole = self._taken(parts[0][0])
         variables = {**self.tokens, "documents": None, **_plain(more), "tools": _plain(tools)}
@@ -247,7 +238,7 @@ class ChatTemplate:
             raise self._refused(fault) from None
 
     def _taken(self, messages: Sequence[Message]) -> list[Any]:
-        """Convert messages to plain JSON types, and content parts to text if the template does not support them."""
+        """Return messages as JSON types, with content parts joined to text if the template does not support them."""
         plain = [_with_reasoning(_plain(message)) for message in messages]
         if any(isinstance(message.get("content"), list) for message in plain) and not self._reads_parts:
             plain = [{**message, "content": _joined(message.get("content"))} for message in plain]

@@ -58,8 +58,6 @@ class Encoder:
         now: the time that a template may insert; None for the current time.
 
     Attributes:
-        folder: the folder.
-        tokenizer: the tokenizer of the folder.
         end: the id of the token that ends an answer without a template; None if the folder defines none.
 
     Raises:
@@ -161,10 +159,7 @@ class Encoder:
 
 
 def _within(spans: Sequence[tuple[int, int]], answers: Sequence[tuple[int, int]]) -> list[bool]:
-    """Return whether each token belongs to an answer.
-
-    The tokens of an answer are all from the first to the last that contain one of its characters.
-    """
+    """Return whether each token is between the first and the last token with a character of an answer."""
     found = [False] * len(spans)
     for begin, end in answers:
         own = [i for i, (a, b) in enumerate(spans) if max(a, begin) < min(b, end) or begin <= a == b < end]

@@ -63,7 +63,7 @@ class TrainerSteps(OneByOne):
             known.append(token)
 
     def _next(self, known: Sequence[int]) -> int:
-        """Return the most likely token after ``known``, by a pair model, which is fed the text twice without labels."""
+        """Return the most likely token after ``known``; a pair model reads the text twice."""
         return int(self._output(np.array([[known, known]]))[NEXT_TOKEN][0, 0])
 
     def _scores(self, known: Sequence[int]) -> Array:

@@ -121,10 +121,7 @@ def keeps_bits(adapted: ir.Model) -> bool:
 
 
 def _forms(adapted: ir.Model, wanted: str, measures: bool) -> list[str]:
-    """Return the forms of the merged model to create: ``wanted``, or float and requantised if both are compared.
-
-    They are compared if the model is quantised and ``measures`` is true.
-    """
+    """Return the forms of the merged model: float and requantised if ``measures``, otherwise ``wanted``."""
     both = measures and any(node.op_type in _QUANTISED for node in adapted.graph)
     return [FLOAT, REQUANTISED] if both else [wanted]
 
@@ -162,12 +159,7 @@ def _save(merged: ir.Model, base: ModelFolder, out: Path) -> str:
 
 
 def _give_both(whole: ir.Model, merged: ir.Model) -> bool:
-    """Copy changed weights into ``whole``; return False, without copying, if only one of its decoders uses one.
-
-    Args:
-        whole: optimum's merged model, with a decoder for each case.
-        merged: one of these decoders, with merged adapters.
-    """
+    """Copy the changed weights of the decoder ``merged`` into ``whole``; return False if not all are shared."""
     shared = set(whole.graph.initializers)
     make_names_unique(whole)  # also done when a decoder was extracted, so names agree
     before, after = _weights(whole), _weights(merged)

@@ -59,10 +59,7 @@ def coco(folder: Path, count: int, size: tuple[int, int] = (64, 64), most: int =
 
 
 def masks(folder: Path, mode: str = "P") -> Path:
-    """Write three pictures to ``folder/images`` and their masks to ``folder/masks``.
-
-    Masks have the classes 0 to 2, and a row of 255.
-    """
+    """Write three pictures to ``folder/images``, and masks of the classes 0 to 2 and 255 to ``folder/masks``."""
     for name in ("images", "masks"):
         (folder / name).mkdir()
     rng = np.random.default_rng(0)

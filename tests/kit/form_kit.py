@@ -184,9 +184,6 @@ def problems_of_rule(
 
 
 def _sizes(model: ir.Model, name: str, like: np.ndarray) -> list[int]:
-    """Return the sizes of an input, with unknown ones from ``like``.
-
-    Known ones are not taken from ``like``, because the outputs of a loop without iterations have sizes of 0.
-    """
+    """Return the declared sizes of an input, with unknown sizes from ``like``."""
     declared = next(x.shape for x in model.graph.inputs if x.name == name)
     return [d if isinstance(d, int) else n for d, n in zip(declared or like.shape, like.shape, strict=True)]

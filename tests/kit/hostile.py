@@ -152,7 +152,7 @@ VALUES: dict[str, str] = {
 
 
 def fields_of(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return the path of every field within a document, and of the document itself."""
+    """Return the path of every field in a document, and of the document itself."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [path, *(found for key, one in inner for found in fields_of(one, (*path, key)))]
 

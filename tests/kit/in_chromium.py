@@ -32,9 +32,9 @@ def chromium(page: Path, *options: str, fragment: str = "") -> str:
 
 
 def in_a_frame(page: Path, width: int, script: str) -> Any:
-    """Run a script on a page in a frame of this width, and return its result; ``d`` is the page's document.
+    """Run a script on a page in a frame of this width, as a window has at least 500 pixels, and return its result.
 
-    A frame is used because a window has at least 500 pixels.
+    In the script, ``d`` is the page's document.
     """
     framed = page.with_name("framed.html")
     framed.write_text(

@@ -31,6 +31,6 @@ def opened(op_type: str, attributes: str, outputs: int, *inputs: np.ndarray, thr
 
 
 def run(op_type: str, attributes: str, outputs: int, *inputs: np.ndarray, threads: int = 2) -> list[np.ndarray]:
-    """Return the outputs of the node."""
+    """Run a node with a native kernel on ``inputs`` named ``x0``, …; return its outputs."""
     session = opened(op_type, attributes, outputs, *inputs, threads=threads)
     return session.run(None, {f"x{i}": x for i, x in enumerate(inputs)})

@@ -130,7 +130,7 @@ def _append(graph: Drawn, prefix: str, rule: Rule, case: Case, rng: np.random.Ge
 
 
 def _typed_outputs(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Correct the types of outputs to those of ONNX; the reference evaluator returns a norm's statistics in others."""
+    """Set the types of outputs to those that ONNX infers, as the reference evaluator returns others for norms."""
     bare = onnx.ModelProto()
     bare.CopyFrom(model)
     for output in bare.graph.output:
@@ -167,10 +167,7 @@ def _rounded(value: np.ndarray) -> np.ndarray:
 def _moved(
     graph: Drawn, name: str, spec: Draw, shape: tuple[int, ...] | None, size: int, rng: np.random.Generator
 ) -> str:
-    """Append ``name + width · tanh(t)``, where t are ``size`` random elements of an earlier result; return its name.
-
-    Returns ``name`` itself if there is no earlier result.
-    """
+    """Append ``name + width · tanh(t)``, with ``size`` random elements t of an earlier result; return its name."""
     element = helper.np_dtype_to_tensor_dtype(np.dtype(graph.dtype))
     able = [y for y, value in graph.values.items() if value.size and graph.outputs[y] == element]
     if not size or not able:
@@ -194,10 +191,9 @@ def _moved(
 
 
 def _evaluate(graph: Drawn, part: onnx.GraphProto, found: Sequence[str]) -> None:
-    """Compute the values of new results; those within float16's range are differentiated, and may move other inputs.
+    """Compute the new results, and differentiate those that are not empty and within the range of float16.
 
-    Empty results are skipped, as the reference evaluator gives them other shapes than onnxruntime; rules have cases for
-    these.
+    Empty results have other shapes in the reference evaluator than in onnxruntime; rules have cases for these.
     """
     kinds = {y.name: y.type.tensor_type.elem_type for y in part.output}
     before, graph.outputs = graph.outputs, {name: kinds[name] for name in found}
@@ -274,10 +270,7 @@ def disagreements(seed: int, name: str) -> tuple[str, list[str]]:
 
 
 def _nudged(value: np.ndarray, dtype: type[np.floating], seed: int, sign: int) -> np.ndarray:
-    """Return ``value`` changed by one rounding error in random directions, or in the opposite ones (``sign`` −1).
-
-    The error is at least that of float32, as norms of float64 compute in float32 by the standard (``stash_type``).
-    """
+    """Return ``value`` changed by a rounding error of at least float32 in random directions, or in the opposite."""
     if value.dtype.kind != "f":
         return value
     ways = np.random.default_rng(seed).choice([-1.0, 1.0], value.shape)
@@ -285,9 +278,8 @@ def _nudged(value: np.ndarray, dtype: type[np.floating], seed: int, sign: int) -
 
 
 def _apart(got: Feeds, wanted: Feeds, near: Iterable[Feeds], margin: float) -> list[str]:
-    """Return one sentence for each of ``got`` that differs from ``wanted`` by more than the allowed rounding errors.
-
-    ``near`` are results at rounded points; a difference is allowed if it is explained by ``margin`` and one of these.
+    """Return one sentence for each array in ``got`` that differs from ``wanted`` by more than the allowed rounding
+    errors: ``margin``, and the change of the results in one item of ``near``, which are at rounded points.
     """
     wrong: list[str] = []
     for moved in near:
@@ -313,7 +305,7 @@ def _beyond(got: Feeds, wanted: Feeds, near: Feeds, margin: float) -> list[str]:
 
 
 def _fed(model: onnx.ModelProto, feeds: Feeds) -> Feeds:
-    """Return each of ``feeds`` in the element type of its input."""
+    """Return ``feeds`` cast to the element types of the model's inputs."""
     kinds = {i.name: helper.tensor_dtype_to_np_dtype(i.type.tensor_type.elem_type) for i in model.graph.input}
     return {name: np.asarray(feeds[name]).astype(kind) for name, kind in kinds.items()}
 

@@ -50,10 +50,7 @@ class Loop:
 
 
 def resumed(step: Step, data: Any, folder: Path, stop: int, **fit: Any) -> tuple[gg.Trainer, History]:
-    """Return trainer and history of a run that was stopped after ``stop`` steps and resumed.
-
-    They must be those of a run without interruption.
-    """
+    """Return trainer and history of a run stopped after ``stop`` steps and resumed; assert it equals a whole run."""
     checkpoint = folder / "run.ckpt"
     whole, half = (gg.Trainer(step, device="cpu", seed=1) for _ in range(2))
     history = whole.fit(data, progress=False, **fit)

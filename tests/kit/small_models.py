@@ -33,7 +33,7 @@ def model_of(
     functions: Sequence[onnx.FunctionProto] = (),
     domains: Mapping[str, int] | None = None,
 ) -> onnx.ModelProto:
-    """Return a checked model; each of ``inputs`` is an array, whose type and shape are used, or (dtype, dims)."""
+    """Return a model; each of ``inputs`` is an array, whose type and shape are used, or (dtype, dims)."""
     infos = [helper.make_tensor_value_info(n, *_type_and_dims(v)) for n, v in inputs.items()]
     results = [helper.make_value_info(name, onnx.TypeProto()) for name in outputs]
     tensors = [onnx.numpy_helper.from_array(a, n) for n, a in (weights or {}).items()]

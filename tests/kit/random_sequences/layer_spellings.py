@@ -47,7 +47,7 @@ LAST = np.array([-1])
 
 
 def norm(net: Draft, x: str, width: int | None = None) -> str:
-    """Append a normalization of the last axis, of ``width`` features per head if given; or, at random, another one."""
+    """Append a random normalization, of ``width`` features per head if given."""
     how, eps = net.one_of(NORMS), net.one_of([1e-5, 1e-3, 0.1])
     if width is not None and how in OF_SEQUENCES:
         return x

@@ -48,11 +48,11 @@ class BoundRun:
     """A session of ``model`` that is called with all inputs by name, and returns all outputs by name.
 
     Args:
-        model: the model.
+        model: the model; in normal form if ``lower``.
         placement: the device of the session.
         options: the options of the session.
         sizes: the known sizes of symbolic dimensions.
-        lower: replace operators by the forms that are fastest on this machine; this requires a model in normal form.
+        lower: replace operators by the forms that are fastest on this machine.
     """
 
     def __init__(
@@ -75,12 +75,9 @@ class BoundRun:
         self._spare = {}
 
     def __call__(self, feeds: Mapping[str, ort.OrtValue], next_of: Mapping[str, str]) -> dict[str, ort.OrtValue]:
-        """Run the model once, and return its outputs by name.
+        """Run the model once on the inputs ``feeds``, and return its outputs by name.
 
-        Args:
-            feeds: the inputs by name.
-            next_of: for each state input, the output that is its next value. The next run writes this output into the
-                input's current buffer.
+        ``next_of`` maps each state input to the output with its next value, which the next run writes into its buffer.
         """
         binding = self._session.io_binding()
         for name in self._inputs:

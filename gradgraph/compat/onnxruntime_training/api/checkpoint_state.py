@@ -83,11 +83,7 @@ class Parameters(_ByName):
     _kind = "Parameter"
 
     def __getitem__(self, name: str) -> Parameter:
-        """Return the parameter of this name.
-
-        Raises:
-            KeyError: if there is no parameter of this name.
-        """
+        """Return a parameter; raise KeyError if there is no parameter of this name."""
         return Parameter(self._found(name), self._state)
 
     def __setitem__(self, name: str, value: Array) -> None:
@@ -107,20 +103,12 @@ class Properties(_ByName):
     _kind = "Property"
 
     def __getitem__(self, name: str) -> Property:
-        """Return the property of this name.
-
-        Raises:
-            KeyError: if there is no property of this name.
-        """
+        """Return a property; raise KeyError if there is no property of this name."""
         found: Property = self._found(name)
         return found
 
     def __setitem__(self, name: str, value: Property) -> None:
-        """Add or replace a property: a 64-bit int, a float (stored in 32 bits) or a str.
-
-        Raises:
-            TypeError: if the value has another type.
-        """
+        """Set a property to a 64-bit int, a float (stored in 32 bits) or a str; raise TypeError for another type."""
         self._state.properties[name] = _kept(value)
 
     def __iter__(self) -> Iterator[tuple[str, Property]]:

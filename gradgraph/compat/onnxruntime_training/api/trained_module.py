@@ -73,7 +73,7 @@ class Module:
         self._runs: dict[bool | str, ShapedSessions[BoundRun]] = {}
 
     def _training_model(self, path: str | os.PathLike[str]) -> onnx.ModelProto:
-        """Load the training model; rebuild a model by onnxruntime-training from its forward part."""
+        """Load the training model; if it was written by onnxruntime-training, rebuild it from its forward part."""
         model = _read(path)
         if not is_old(model):
             return model
@@ -158,10 +158,9 @@ class Module:
         return found
 
     def _run_of(self, key: bool | str, model: _Model, feeds: Mapping[str, ort.OrtValue]) -> BoundRun:
-        """Return the session of ``model`` for ``key``, for the shapes of ``feeds``.
+        """Return the session of ``model`` for the shapes of ``feeds``.
 
-        With the key ``"eval"``, the session evaluates; with False, it adds gradients to the buffers; with True, it
-        replaces the gradients, and has no buffers as inputs.
+        Key ``"eval"``: it evaluates; False: it adds gradients to the buffers; True: it replaces them.
         """
         if key not in self._runs:
             evaluates = key == "eval"
@@ -266,12 +265,11 @@ class Module:
 
 
 class _Model:
-    """A training or eval model, with its inputs and outputs sorted by role.
+    """A training or eval model with the names of its inputs and outputs.
 
     Attributes:
-        inputs: the names of all inputs.
-        moved: the names of the parameters that a run updates, which are running statistics.
-        outputs: the names of the outputs that a call returns.
+        moved: the running statistics, which a run updates.
+        outputs: the outputs that a call returns.
         specs, user_inputs: the inputs that the user passes, and their names.
     """
 

@@ -41,12 +41,10 @@ class ParameterSpec:
 
 @dataclass(frozen=True)
 class _Algorithm:
-    """The update rule of an optimizer operator.
+    """The update rule of an optimizer operator, whose moments are called ``slots`` in checkpoints.
 
-    Attributes:
-        slots: names of the moments in checkpoints.
-        prepare: computes values shared by all parameters from the learning rate, the step and the attributes.
-        move: computes the new value and moments of a parameter from these values, its gradient and its moments.
+    ``prepare`` computes values shared by all parameters, and ``move`` the new value and moments of a parameter from
+    these and its gradient.
     """
 
     slots: tuple[str, ...]
@@ -55,9 +53,7 @@ class _Algorithm:
 
 
 def _prepare_adamw(op: Builder, rate: Var, step: Var, attributes: Attributes) -> tuple[Var, Var, Var | None]:
-    """Return the negative bias-corrected learning rate, the epsilon of the divisor, and the factor of weight decay.
-
-    The factor is None without weight decay.
+    """Return the negative bias-corrected learning rate, the epsilon of the divisor, and the weight decay or None.
 
     The bias corrections are computed from the step, in float32 after a power in float64. In adam_mode 1, as in Hugging
     Face's AdamW, the weight decays after the update. In adam_mode 0, as in PyTorch, it decays before the update, and

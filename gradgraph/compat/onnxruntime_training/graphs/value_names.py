@@ -17,7 +17,7 @@ def buffer(parameter: str) -> str:
 
 
 def accumulated(parameter: str) -> str:
-    """Return the name of the output with the accumulated gradients including this batch, which is the next buffer."""
+    """Return the name of the output with the gradients accumulated so far, including this batch: the next buffer."""
     return parameter + _OUT
 
 

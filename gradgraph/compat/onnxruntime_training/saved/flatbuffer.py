@@ -86,7 +86,7 @@ class _Reader:
         return self._buffer[at + 4 : at + 4 + count]
 
     def _spend(self, count: int) -> None:
-        """Count ``count`` more tables or elements as read; raise DamagedError if the total exceeds the file's size.
+        """Count ``count`` more tables or elements as read; raise DamagedError if there are more than bytes in the file.
 
         Tables may be shared, so a malicious file could expand without this limit.
         """
@@ -108,7 +108,7 @@ class _Writer:
         self._buffer, self._schema = buffer, schema
 
     def refer(self, at: int, kind: str, value: Any) -> None:
-        """Append ``value``, and write the distance from ``at`` to its position at the position ``at``."""
+        """Append ``value``, and write the distance from ``at`` to its position at ``at``."""
         there = self._write(kind, value)
         struct.pack_into("<I", self._buffer, at, there - at)
 

@@ -31,11 +31,7 @@ class Block(ABC):
         """Append nodes to ``self.base``; return the name of the output, or a tuple of names."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Build the block within ``with onnxblock.base(model):``, and check the model.
-
-        Raises:
-            onnx.checker.ValidationError: if the resulting model is not valid.
-        """
+        """Build the block within ``with onnxblock.base(model):``; raise ``ValidationError`` if the model is invalid."""
         self.base = model_accessor.current_model()
         output = self.build(*args, **kwargs)
         onnx.checker.check_model(_graph_utils.without_large(self.base), full_check=True)
@@ -48,7 +44,7 @@ class Block(ABC):
     # for the blocks in this package
 
     def _node(self, op_type: str, inputs: Sequence[str], output: str = "", **attributes: Any) -> str:
-        """Append one node; return the name of its output, which contains ``output``."""
+        """Append a node; return the name of its output, which contains ``output``."""
         domain = attributes.pop("domain", None)
         result = _graph_utils.generate_graph_name(output or f"{op_type.lower()}_output")
         name = _graph_utils.generate_graph_name(op_type)

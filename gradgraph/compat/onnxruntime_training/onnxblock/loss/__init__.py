@@ -35,7 +35,7 @@ def _reduction(name: str) -> blocks.Block:
 
 
 class _OfDifferences(_Reduced):
-    """A loss computed from the difference of output and target; the block ``of_each`` is applied to each difference."""
+    """A loss that applies the block ``of_each`` to the difference of output and target."""
 
     def __init__(self, reduction: str, of_each: blocks.Block) -> None:
         super().__init__(reduction)
