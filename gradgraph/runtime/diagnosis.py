@@ -190,13 +190,10 @@ class Diagnosis:
         shuffle: bool,
         feeds_rate: bool = False,
     ) -> Iterator[Trial]:
-        """Yield a step and its data for a diagnostic run, while the trainer is locked.
+        """Lock the trainer and yield a step and its data for the method ``what``; other arguments as for
+        :meth:`find_lr`.
 
-        Args:
-            what: name of the calling method, for error messages.
-            data, batch_size, step, accumulate: as for :meth:`find_lr`.
-            shuffle: whether to shuffle the data.
-            feeds_rate: whether the learning rate must be an input, even if the graph has a schedule.
+        With ``feeds_rate``, the learning rate must be an input, even if the graph has a schedule.
         """
         executor = self._executor
         prepared = isinstance(data, Columns | Samples)

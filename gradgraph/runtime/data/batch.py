@@ -95,10 +95,7 @@ class BatchChecker:
 
     @property
     def kind(self) -> tuple[dict[str, TensorSpec], bool]:
-        """A comparable summary of the checks: the specs, and whether floats must be finite.
-
-        Data that passed a checker with an equal ``kind`` need no second check.
-        """
+        """A comparable summary of the checks: the specs, and whether floats must be finite."""
         return self.specs, self._finite
 
     @property
@@ -145,9 +142,9 @@ class BatchChecker:
         return FromTables(checked, names) if names else checked
 
     def counts(self, checked: Mapping[str, Feed]) -> tuple[int, int]:
-        """Return the number of samples of a checked batch, and the number of loss terms, by which a mean divides.
+        """Return the number of samples in a checked batch, and the number of loss terms, by which a mean loss divides.
 
-        The loss terms are the labels that are not ignored; without an ignored label, the samples.
+        Loss terms are the labels that are not ignored, or the samples if the step has no ``ignore_index``.
         """
         if type(checked) is Known:
             return checked.counts
@@ -167,10 +164,10 @@ class BatchChecker:
             self.some_count = before
 
     def counts_of_all(self, columns: Mapping[str, Array], rows: int) -> tuple[int, int] | None:
-        """Return the :meth:`counts` that all batches of ``rows`` rows of ``columns`` have in common.
+        """Return :meth:`counts` of a batch of ``rows`` rows if all batches of ``columns`` have these counts and are
+        valid.
 
-        This also means that no batch needs a check: the first batch is valid, and all labels in the columns are in
-        range. Otherwise, return None; batches must then be checked one by one.
+        Otherwise return None; batches must then be checked one by one.
         """
         try:
             self({name: array[:rows] for name, array in columns.items()})
@@ -187,12 +184,9 @@ class BatchChecker:
             usual.forget()
 
     def _is_usual(self, batch: Batch) -> TypeGuard[dict[str, Array]]:
-        """Whether a batch needs no full check.
+        """Whether ``batch`` has the dtypes and shapes of the last fully checked batch, and all labels are in range.
 
-        This holds for a dict of arrays with the shapes and dtypes of the last fully checked batch, if all
-        labels are in range.
-
-        This runs in every step, so it is kept minimal.
+        Such a batch needs no full check. This runs in every step, so it is kept minimal.
         """
         if not self._quick or type(batch) is not dict or len(batch) != self._usual_size:
             return False
@@ -202,7 +196,7 @@ class BatchChecker:
         return True
 
     def _remember(self, checked: Mapping[str, Feed]) -> None:
-        """Remember the shapes and dtypes of a fully checked batch, so that similar batches need no full check."""
+        """Remember the dtypes and shapes of a fully checked batch for :meth:`_is_usual`."""
         self._usual = {n: _Usual(v, self._classes.get(n)) for n, v in checked.items() if isinstance(v, np.ndarray)}
         self._usual_size = len(self.specs) if len(self._usual) == len(self.specs) else -1
         rows, labels = rows_of(checked), [self._usual.get(s.name) for s in self._ignorable]
@@ -246,7 +240,7 @@ class BatchChecker:
 
     @property
     def looks_at_numbers(self) -> bool:
-        """Whether integer labels may be class names, so that they must be looked up in the known classes."""
+        """Whether integer labels may be class names that must be converted to class indices."""
         known = self.known()
         if known is not self._seen[0]:
             found = ((Classes.known(known, name), spec) for name, spec in self.specs.items() if takes_labels(spec))
@@ -254,7 +248,7 @@ class BatchChecker:
         return self._seen[1]
 
     def numbered(self, batch: Batch, but: Collection[str] = ()) -> Batch:
-        """Return a user's batch with integer class names replaced by class indices, except in the targets ``but``."""
+        """Return a user's batch with class names replaced by class indices, except in the targets ``but``."""
         if is_table(batch) or not self.looks_at_numbers:
             return batch
         made = dict(self.named(batch))
@@ -371,7 +365,7 @@ class BatchChecker:
 class _Usual:
     """The dtype, shape and label range of an input in the last fully checked batch, to check later arrays quickly.
 
-    The last array is remembered, too: if the caller refills one buffer for each batch, only its labels are checked.
+    If the caller passes the last array again, as a refilled buffer, only its labels are checked.
 
     Attributes:
         labels: number of labels to check; 0 if the array does not contain labels.
@@ -414,7 +408,7 @@ def batch_specs(manifest: Manifest, targets: bool = True) -> list[TensorSpec]:
 
 
 def fixed_rows(specs: Iterable[TensorSpec]) -> int | None:
-    """Return the fixed batch size of these tensors; None if it is not fixed."""
+    """Return the fixed batch size in the specs of a batch, or None if it is not fixed."""
     return next((s.shape[0] for s in specs if s.shape and isinstance(s.shape[0], int)), None)
 
 
@@ -515,10 +509,7 @@ def _from_dlpack(name: str, value: Any) -> Array:
 def _check_shape(spec: TensorSpec, shape: tuple[int, ...], symbols: dict[str, tuple[str, int]]) -> None:
     """Raise DataError if a fixed dimension differs, or a symbolic dimension has several sizes in the batch.
 
-    Args:
-        spec: the expected tensor.
-        shape: its shape in the batch.
-        symbols: symbolic dimension → the first tensor that has it, and its size there; updated.
+    ``symbols`` maps each symbolic dimension to the first tensor with it and its size there, and is updated.
     """
     if len(shape) != len(spec.shape):
         raise _wrong_shape(spec, shape)
@@ -560,13 +551,7 @@ def _check_labels(spec: TargetSpec, labels: Array, some_count: bool) -> None:
 
 
 def check_range(spec: TargetSpec, labels: Array, first: int = 0) -> None:
-    """Raise DataError for a label that is neither a class index nor ignored.
-
-    Args:
-        spec: the target.
-        labels: the labels.
-        first: index of the first row in the data, for the message.
-    """
+    """Raise DataError for a label that is neither a class index nor ignored; row numbers start at ``first``."""
     if spec.classes is None or not labels.size or _in_range(labels.view(_UNSIGNED[labels.itemsize]), spec.classes):
         return
     wrong = (labels < 0) | (labels >= spec.classes)
@@ -583,10 +568,7 @@ def check_range(spec: TargetSpec, labels: Array, first: int = 0) -> None:
 
 
 def _check_bound(spec: TargetSpec, array: Array, most: int | None, counted: Array | None) -> None:
-    """Raise DataError if an element of ``array`` is below 0, or above ``most`` unless that is None.
-
-    If ``counted`` is a mask, only elements where it is true are checked.
-    """
+    """Raise DataError if an element of ``array`` is negative or above ``most``; ``counted`` masks elements to check."""
     wrong = (array < 0) if most is None else (array < 0) | (array > most)
     if counted is not None:
         wrong &= counted
@@ -602,14 +584,14 @@ def _check_bound(spec: TargetSpec, array: Array, most: int | None, counted: Arra
 def _in_range(unsigned: Array, classes: int) -> bool:
     """Whether all labels are at least 0 and below ``classes``.
 
-    The labels are viewed as unsigned integers, in which negative labels are large, so that one pass (NumPy's fast
-    argmax) checks both bounds.
+    Labels are viewed as unsigned integers, so negative ones are large, and one pass (NumPy's fast argmax) suffices.
     """
     return bool(unsigned.item(unsigned.argmax()) < classes)
 
 
 def _position(where: Array, first: int = 0) -> str:
-    """Return the text for the index ``where``, such as ``in row 3`` or, with several axes, ``in row 3 at [0, 2]``.
+    """Return the first index where ``where`` is true as text: ``in row 3`` or, with several axes, ``in row 3 at [0,
+    2]``.
 
     Rows are counted from ``first``.
     """

@@ -15,7 +15,7 @@ ROWS = 64  # number of rows in a fingerprint
 def seen(source: Source | None) -> str:
     """Return a fingerprint of the data: the number of samples, and a digest.
 
-    The digest covers names, types, shapes and some rows of arrays, or the file names of datasets.
+    The digest covers names, dtypes, shapes and some rows of arrays, or the file names of datasets.
     """
     if source is None:
         return "none"

@@ -75,10 +75,7 @@ def numbers_at(path: str | os.PathLike[str]) -> Any:
 
 
 def _grey_bits(file: Any) -> int:
-    """Return the number of bits per pixel of a grey PNG; 0 for other files.
-
-    It is needed since Pillow scales 2- and 4-bit levels to the range up to 255.
-    """
+    """Return the bits per pixel of a grey PNG, whose 2- and 4-bit levels Pillow scales up to 255; 0 for other files."""
     file.seek(0)
     head = file.read(26)
     return int(head[24]) if head.startswith(b"\x89PNG") and head[25] == 0 else 0
@@ -149,9 +146,9 @@ def _orientation(image: Any) -> Any:
 
 
 def _is_one_of_several(image: Any) -> bool:
-    """Whether an image file has several frames or pages; additional images in a JPEG (MPO, from phones) do not count.
+    """Whether an image file has several frames or pages.
 
-    Nor do thumbnails in a TIFF, which are smaller than its first page.
+    Additional images in a JPEG (MPO, from phones) and thumbnails in a TIFF do not count.
     """
     if image.format != "TIFF":
         return image.format in ("PNG", "WEBP") and getattr(image, "n_frames", 1) > 1
@@ -171,10 +168,7 @@ def _is_inverted(image: Any) -> bool:
 
 
 def _check_bright(largest: float, white: float, name: str) -> None:
-    """Raise DataError if the largest level of a 16-bit image is so far below ``white`` that it would be almost black.
-
-    Such files usually contain 12-bit levels.
-    """
+    """Raise DataError if the largest level of a 16-bit image is so low that its levels are probably 12-bit."""
     if 0 < largest < white * FAINTEST:
         raise DataError(
             f"'{shown(name)}' has 16-bit levels up to {largest:g} only, where {white:g} is white, so it would be "

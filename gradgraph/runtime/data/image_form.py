@@ -55,7 +55,7 @@ class ImageForm:
     raw: bool = False
 
     def of(self, spec: TensorSpec) -> ImageForm:
-        """Return a copy of these options with unset ones derived from the model input ``spec``.
+        """Return a copy of these options in which None is replaced by the value that fits the model input ``spec``.
 
         Raises:
             DataError: if the options do not match the input.
@@ -105,7 +105,7 @@ class ImageForm:
         return {name: value for name in ARGUMENTS if (value := getattr(self, name)) is not None}
 
     def like(self, known: Mapping[str, Any]) -> ImageForm:
-        """Return a copy of these options, with unset ones replaced by ``known``, the options used in training."""
+        """Return a copy of these options in which None is replaced by the option used in training, from ``known``."""
         cut = self.size is None and self.shorter is None
         open_ = {name: value for name, value in known.items() if getattr(self, name) is None}
         return replace(self, **{n: value for n, value in open_.items() if cut or n not in ("size", "shorter", "crop")})
@@ -144,14 +144,14 @@ class ImageForm:
         return image if image.size == (width, height) else image.resize((width, height), how)
 
     def _cut_off(self, rest: int) -> int:
-        """Return the number of pixels to crop at the start of an axis, where the image is ``rest`` pixels too long.
+        """Return the number of pixels to crop at the start of an axis that is ``rest`` pixels too long.
 
-        If ``rest`` is negative, the result is negative, too: the number of black pixels to add there.
+        A negative result is the number of black pixels to add there.
         """
         return round(rest / 2) if rest > 0 and self.crop != "floor" else int(rest / 2)
 
     def _normalised(self, image: Any) -> Array:
-        """Return a Pillow image as a new array [height, width, channels], scaled and normalized by these options."""
+        """Return a Pillow image as a new array [height, width, channels], scaled and normalized."""
         array = np.array(image)
         if array.ndim == 2:
             array = array[:, :, None]
@@ -220,7 +220,7 @@ def stacked(arrays: Sequence[Array], names: Sequence[str]) -> Array:
     """Return the arrays of several samples as one array [samples, …].
 
     Raises:
-        DataError: if shapes differ; the message contains the ``names`` of two such samples.
+        DataError: if shapes differ; the message names two such samples by their ``names``.
     """
     other = next((i for i, array in enumerate(arrays) if array.shape != arrays[0].shape), None)
     if other is not None:
@@ -267,12 +267,12 @@ def picture_of(array: Array, known: Mapping[str, Any], side: int = 96) -> bytes:
 
 
 def pictured(file: str, row: Mapping[str, Array], images: Mapping[str, Mapping[str, Any]]) -> bytes:
-    """Return a small PNG of a sample, from its file or from an array that is an image; empty if it has neither.
+    """Return a small PNG of a sample; empty if it has neither an image file nor an image array.
 
     Args:
-        file: path of its file; "" if it has none.
-        row: its arrays by name, without the sample axis.
-        images: image conversion options by name.
+        file: path of the sample's image file; "" if it has none.
+        row: arrays of the sample by name, without the sample axis.
+        images: image conversion options by input name.
     """
     try:
         if file:

@@ -34,7 +34,7 @@ class Labels:
 
     @property
     def alone(self) -> tuple[Array, list[str]]:
-        """Return the labels as numbers, and the class name of each number, without matching them to a model.
+        """Return the labels as numbers, and the class name of each number, independently of a model.
 
         Text labels are numbered in sorted order. If the labels are numbers without class names, the list is empty.
         """
@@ -115,12 +115,12 @@ def as_targets(numbers: Array, spec: TensorSpec, classes: int | None, where: str
 
 
 def number_of(seed: Sequence[int], *further: int) -> list[int]:
-    """Return a seed for NumPy's random generator: for a batch, or with the index of an image as ``further``, for it."""
+    """Return a seed for NumPy's random generator, from a seed and further indices, such as an image's index."""
     return [*(s % (1 << 64) for s in seed), *further]
 
 
 def check_mixing(augmented: Augmentations | None, spec: TensorSpec | None) -> None:
-    """Raise DataError if augmentations mix classes, but the target consists of class indices."""
+    """Raise DataError if augmentations mix classes, but the target expects class indices."""
     if augmented is not None and augmented.mixing and spec is not None and takes_labels(spec):
         raise DataError(
             f"{augmented.mixing[0].call} mixes classes, but the step expects class numbers",

@@ -57,8 +57,9 @@ class ImageTable(Images):
     def _column(self, target: str, known: Mapping[str, Sequence[str]]) -> str | None:
         """Return the name of the label column for a target; None if it is ambiguous.
 
-        Candidates are, in this order: the column named by the user, the label column of the training data, a column
-        named like the target, a column with a usual name of labels, and the only column besides the paths.
+        Candidates, in this order: the user's choice, the label column of the training data, a column named like the
+        target,
+        one with a common label name, and the only column besides the paths.
         """
         if self._label is not None:
             return self._label
@@ -89,7 +90,7 @@ def _names_image(value: Any) -> bool:
 
 
 def _table_at(table: Any) -> tuple[Any, str, Path]:
-    """Return a table, its description for messages, and the folder of its relative paths; raises DataError."""
+    """Return the loaded table, its description for messages, and the folder of its relative paths."""
     if is_table(table):
         return table, "the table", Path()
     if not PATH.fits(table) or not is_table_file(Path(table)):

@@ -102,11 +102,7 @@ class Images(Loadable):
             yield {name: batch[name] for name in specs}
 
     def _parts(self, specs: Mapping[str, TensorSpec]) -> tuple[str, str | None]:
-        """Return the names of the step's image input and target; the latter is None if the step has no target.
-
-        Raises:
-            DataError: if the step has several image inputs, none, or other inputs.
-        """
+        """Return the names of the step's image input and target (or None); raise DataError for other inputs."""
         images = [name for name, spec in specs.items() if len(spec.shape) == 4]
         others = [name for name in specs if name not in images]
         if len(images) != 1 or len(others) > 1:
@@ -115,11 +111,7 @@ class Images(Loadable):
         return images[0], others[0] if others else None
 
     def _labels_of(self, target: str, known: DataNames) -> tuple[Labels, dict[str, list[str]]]:
-        """Return the labels for a target, and names of the label column by target (empty here: there is no table).
-
-        Raises:
-            DataError: if the images have no labels.
-        """
+        """Return the labels for a target, and the label column by target (empty: there is no table)."""
         if self.labelled is None:
             raise DataError(f"{self.where} has no subfolders of classes, so its images have no '{shown(target)}'; "
                             "sort them into one folder per class, or pass a dataset with labels")  # fmt: skip

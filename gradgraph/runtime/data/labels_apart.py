@@ -16,7 +16,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def labels_apart(method: Method) -> Method:
-    """Make a method with the arguments ``(data, …, y=None)`` also accept ``(x, y, …)`` (decorator).
+    """Decorate a method with the arguments ``(data, …, y=None)`` so that it also accepts ``(x, y, …)``.
 
     A second positional argument that is an array, a list or a table column is used as ``y``.
     """
@@ -33,7 +33,7 @@ def labels_apart(method: Method) -> Method:
 
 
 def paired(x: Any, y: Any, manifest: Manifest, known: DataNames) -> Any:
-    """Combine inputs and labels to a dict under the names of the step.
+    """Combine inputs and labels to a dict under the input and target names of the step.
 
     Args:
         x: the inputs.

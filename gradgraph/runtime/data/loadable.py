@@ -1,6 +1,6 @@
-"""The interface of our own datasets (images, shards, texts, sounds), which load whole batches.
+"""The base class of gradgraph's own datasets (images, shards, texts, sounds), which load whole batches.
 
-Unlike other datasets, they match their columns and classes with the model's columns and classes by name.
+Unlike other datasets, they match their columns and classes with those of the model by name.
 """
 
 from __future__ import annotations

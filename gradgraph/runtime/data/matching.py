@@ -21,10 +21,10 @@ DEEPEST = 4  # levels of datasets to search: a subset refers to the dataset that
 
 
 def check_same(names: DataNames, known: DataNames) -> None:
-    """Raise UnmatchedError if data named ``names`` do not match data named ``known``.
+    """Raise UnmatchedError if the names of new data do not match the ``known`` names of the training data.
 
-    For each input or target named in both, columns must be equal, and classes must have equal indices; one of them may
-    have additional classes at the end. The preprocessing must be equal if both have one.
+    For each input or target in both, columns must be equal, and classes must have equal indices, although either side
+    may have additional classes at the end. Preprocessing must be equal if both have one.
     """
     if names.preprocess != known.preprocess and names.preprocess and known.preprocess:
         raise UnmatchedError("the data were prepared with another preprocessing than the model's; prepare them again")
@@ -44,10 +44,9 @@ def _prepared_otherwise(name: str, what: str, mine: Sequence[str], known: Sequen
 
 
 def with_activations(names: DataNames, manifest: Manifest) -> DataNames:
-    """Return a copy of ``names`` with the targets whose loss treats the model's scores as logits.
+    """Return a copy of ``names`` that lists the targets whose loss treats the model's scores as logits.
 
-    Its ``softmax`` lists the targets with logits of a Softmax, its ``sigmoid`` the targets with one number per sample
-    and the logit of a Sigmoid.
+    ``softmax`` lists targets with logits of a Softmax, ``sigmoid`` targets with one Sigmoid logit per sample.
     """
     of = {name: _computed_by(loss_of(name, manifest)) for name in names.classes}
     return replace(
@@ -81,7 +80,7 @@ def loss_of(target: str, manifest: Manifest) -> Loss | None:
 
 
 def check_numbers_mean(names: DataNames, manifest: Manifest) -> None:
-    """Raise DataError if a target has class names (they become the numbers 0 and 1), but its loss expects −1 and 1."""
+    """Raise DataError if a target has class names, which become 0 and 1, but its loss expects −1 and 1."""
     for target in names.classes:
         loss = loss_of(target, manifest)
         if loss is not None and any(one.is_sign for one in loss.targets):
@@ -99,8 +98,8 @@ class Declared:
 
     Attributes:
         names: all class names, by target.
-        numbers: target → array with the model's class index for each class index of the dataset; only targets for
-            which these indices differ.
+        numbers: target → array that maps the dataset's class indices to the model's; only targets for which they
+            differ.
     """
 
     names: DataNames = NO_NAMES
@@ -136,10 +135,7 @@ class Declared:
         return not self.numbers
 
     def numbered(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a copy of ``batch`` with the dataset's class indices replaced by the model's.
-
-        Labels that are not class indices, such as ignored labels, are unchanged.
-        """
+        """Return a copy of ``batch`` with the dataset's class indices replaced by the model's."""
         made = dict(batch)
         for name, numbers in self.numbers.items():
             labels = np.asarray(made[name])
@@ -151,8 +147,8 @@ class Declared:
 def declared_classes(dataset: Any, target: str, deep: bool = False) -> Sequence[str] | None:
     """Return the class names that a dataset declares for a target; None if it declares none.
 
-    They are read from its ``features``. With ``deep``, also from ``classes`` of the dataset, or of the dataset that it
-    is a subset of.
+    They are read from its ``features`` and, if ``deep``, from ``classes`` of the dataset or of the dataset that it is a
+    subset of.
     """
     features = getattr(dataset, "features", None)
     found: Any = None

@@ -58,7 +58,7 @@ class Padded:
         return self.dataset[i]
 
     def batch(self, samples: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Array]:
-        """Stack these samples into one array for each of ``names``: [samples, …]."""
+        """Return one array [samples, …] for each of ``names``, padded to the largest sample."""
         made = {mask: (part, self._mask_of) for part, mask in self.mask.items()}
         made |= {lengths: (part, _lengths) for part, lengths in self.lengths.items()}
         sources = {name: made.get(name, (name, functools.partial(self._stacked, name))) for name in names}

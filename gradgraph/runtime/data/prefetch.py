@@ -25,9 +25,10 @@ def prefetched(batches: Iterator[Item]) -> Iterator[Item]:
 def prefetched_samples(
     batches: Iterator[Sequence[Item]], load: Callable[[Item], Made], threads: int, most: int = PREFETCHED
 ) -> Iterator[list[Made]]:
-    """Yield, for each batch of sample indices or paths, the list of its samples, loaded by ``threads`` threads.
+    """Yield, for each batch of sample indices or paths, its samples, each loaded by ``load`` in one of ``threads``
+    threads.
 
-    ``load`` loads one sample. At most ``most`` batches are loaded in advance.
+    At most ``most`` batches are loaded in advance.
     """
     waiting: deque[list[Future[Made]]] = deque()
     with ThreadPoolExecutor(threads, "gradgraph-data") as workers:
@@ -45,7 +46,6 @@ def prefetched_samples(
 
 
 def _first_done(waiting: deque[list[Future[Made]]]) -> list[Made]:
-    """Wait for the first batch in the queue, remove it and return its samples."""
     results = [future.result() for future in waiting[0]]
     waiting.popleft()
     return results

@@ -41,7 +41,7 @@ def for_type(spec: TensorSpec, array: np.ndarray[Any, Any]) -> Remedies:
 
 
 def for_shape(spec: TensorSpec, shape: Sequence[int]) -> Remedies:
-    """Return the remedies for an array of ``shape``, which does not match ``spec``."""
+    """Return the remedies for an array whose ``shape`` does not match ``spec``."""
     if spec.shape and isinstance(spec.shape[0], int) and len(shape) == len(spec.shape) and shape[0] != spec.shape[0]:
         return for_batch(f"use batches of {spec.shape[0]}", spec.shape[0])
     if takes_labels(spec):
@@ -72,7 +72,7 @@ def for_batch(way: str, size: int) -> Remedies:
 
 
 def for_label(spec: TargetSpec, label: int) -> Remedies:
-    """Return the remedies for ``label``, which is not a class index; it may be a class name, such as a star rating."""
+    """Return the remedies for a label that is not a class index; it may be a class name, such as a star rating."""
     if label < 0:
         return _both("correct it")
     return {
@@ -83,7 +83,7 @@ def for_label(spec: TargetSpec, label: int) -> Remedies:
 
 
 def one_hot(spec: TensorSpec, axis: int) -> Remedies:
-    """Return the remedies for an array that has one entry per class on ``axis``, where class numbers are expected."""
+    """Return the remedies for an array with one entry per class on ``axis``, where class indices are expected."""
     return {
         "remedy": f"it looks one-hot, so use class numbers: {shown(spec.name)}.argmax(axis={axis})",
         "shell": f"it looks one-hot, so save class numbers instead: the index of the largest entry on axis {axis}",
@@ -95,10 +95,7 @@ def _both(words: str) -> Remedies:
 
 
 def _axis_of_classes(spec: TensorSpec, shape: Sequence[int]) -> int | None:
-    """Return the axis of ``shape`` with one entry per class; None if ``shape`` is not that of one-hot labels.
-
-    One-hot labels have one axis more than the class indices that ``spec`` expects.
-    """
+    """Return the class axis of one-hot labels, which have one axis more than class indices; None for other shapes."""
     classes = spec.classes if isinstance(spec, TargetSpec) else None
     if classes is None or len(shape) != len(spec.shape) + 1:
         return None

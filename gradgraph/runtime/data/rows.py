@@ -1,4 +1,4 @@
-"""Batches that consist of row indices; their arrays are gathered only when they are requested."""
+"""Batches defined by row indices, whose arrays are gathered only on request."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from gradgraph.runtime.data.stored import StoredArray
 
 
 class Table:
-    """Columns with one row per sample, and memory for one batch.
+    """Columns with one row per sample, and a buffer for one batch.
 
     Attributes:
         arrays: the columns.
         shapes: shapes of a full batch, by name.
-        counts: the numbers of samples and of loss terms in every full batch; None if batches must be checked one by
-            one.
+        counts: samples and loss terms in every full batch; None if batches must be checked one by one.
     """
 
     def __init__(
@@ -29,7 +28,7 @@ class Table:
         self._buffers: dict[str, Array] = {}
 
     def gather(self, name: str, indices: memoryview) -> Array:
-        """Return the rows of a column with these indices, in memory that the next call reuses."""
+        """Return the rows of a column at ``indices``, in a buffer that the next call overwrites."""
         array = self.arrays[name]
         if name not in self._buffers:
             self._buffers[name] = np.empty(self.shapes[name], array.dtype)
@@ -41,7 +40,7 @@ class Table:
 
 
 class Rows(Mapping[str, Array]):
-    """A batch of rows of a table, which are gathered only when an array is requested.
+    """A batch of rows of a table, gathered only when an array is requested.
 
     Attributes:
         table: the table.

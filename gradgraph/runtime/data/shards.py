@@ -58,7 +58,7 @@ class Shards(Loadable):
 
     Attributes:
         paths: the tar files.
-        extensions: extension of members → its number, in order of appearance.
+        extensions: member extension → its number, in order of appearance.
     """
 
     def __init__(self, paths: Sequence[Path], names: Mapping[str, str], form: ImageForm, augment: Augment,
@@ -118,7 +118,7 @@ class Shards(Loadable):
     def order(self, seed: int, epoch: int, batch_size: int) -> Array:
         """Return the sample order of a shuffled epoch: shards in a new order, and samples displaced within the buffer.
 
-        Nearby samples stay close to each other, so that reading them is fast.
+        Reading stays fast since nearby samples stay close to each other.
         """
         ranges = [np.arange(self._shards[i], self._shards[i + 1]) for i in permutation(seed, epoch, len(self.paths))]
         order: Array = np.concatenate(ranges)[displaced(seed, epoch, len(self), self.buffer)]
@@ -170,9 +170,9 @@ class Shards(Loadable):
             yield {name: batch[name] for name in specs}
 
     def _named(self, spec: TensorSpec, field: Field, known: Classes | None) -> Labels | None:
-        """Return all labels of a target, read from all shards, if they are class names; None if they are numbers.
+        """Return all labels of a target if they are class names (also numbers, if the model's classes have such names).
 
-        Numbers may be class names, too, if the model's classes are named by numbers.
+        Otherwise return None.
         """
         if not isinstance(spec, TargetSpec) or _last(field.extension) not in ("cls", "json"):
             return None
@@ -245,14 +245,7 @@ class Shards(Loadable):
     def _sample(
         self, i: int, fields: Mapping[str, Field], forms: Mapping[str, ImageForm], seed: Sequence[int]
     ) -> dict[str, Array]:
-        """Return the arrays of sample ``i`` by input or target name.
-
-        Args:
-            i: index of the sample.
-            fields: input or target → its field in the shards.
-            forms: image input → its image options.
-            seed: the seed of augmentations; empty for none.
-        """
+        """Return the arrays of sample ``i`` by input or target name, augmented unless ``seed`` is empty."""
         shard, sample = self._shard_of(i), {}
         with self._opened(shard) as file:
             for name, field in fields.items():
@@ -284,17 +277,7 @@ class Shards(Loadable):
             raise DataError(f"'{shown(path)}' cannot be read ({reason_of(error)}); check the file") from None
 
     def _content(self, file: BinaryIO, shard: int, i: int, field: Field) -> tuple[bytes, str]:
-        """Return the bytes of the member for ``field`` of sample ``i``, and a description of the member for messages.
-
-        Args:
-            file: the opened shard.
-            shard: index of the shard.
-            i: index of the sample in all shards.
-            field: the field to read.
-
-        Raises:
-            DataError: if the type of the member is not supported, or it is too large for its type.
-        """
+        """Return the bytes of a sample's member for ``field``, and the member's description for messages."""
         kind, number = _last(field.extension), self.extensions[field.extension]
         m = next(m for m in range(self._firsts[i], self._firsts[i + 1]) if self._kinds[m] == number)
         size, where = self._sizes[m], f"{self.paths[shard]}, {field.extension} of sample {i}"
@@ -358,7 +341,7 @@ def _array(content: bytes) -> Array:
 
 @functools.lru_cache(64)
 def _header(content: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Parse the header of a ``.npy``: shape, whether in Fortran order, dtype, and offset of the data.
+    """Return shape, whether in Fortran order, dtype and data offset from the header of a ``.npy``.
 
     Results are cached, since parsing takes longer than reading the array, and most headers are equal.
     """

@@ -1,4 +1,4 @@
-"""Partition of batches among processes: each gets every N-th sample of the batches that a single process would use."""
+"""Partition of batches among processes, each of which gets every N-th sample of a single process's batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gradgraph.runtime.data.sources import Columns, Samples, Source
 
 
 class Spare(dict[str, Any]):
-    """A batch for a process without a sample of its own: one sample of another process, which gets the weight zero."""
+    """A placeholder batch for a process without a sample of its own: another process's sample, with weight zero."""
 
 
 def shares(

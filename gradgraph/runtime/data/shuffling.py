@@ -1,4 +1,4 @@
-"""Shuffled orders of samples, which depend only on seed and epoch, and are the same in every version of NumPy.
+"""Shuffled sample orders that depend only on seed and epoch, whatever the version of NumPy.
 
 A run can therefore resume in the middle of an epoch without repeating its beginning.
 """

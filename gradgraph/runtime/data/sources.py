@@ -52,7 +52,7 @@ class Order:
     Attributes:
         batch_size, shuffle, drop_last: as for ``Trainer.fit``.
         seed: seed of the order of samples.
-        fills: whether the caller pads an incomplete last batch for a step with a fixed batch size.
+        fills: whether the caller pads an incomplete last batch to a fixed batch size.
         augments: whether datasets augment their samples.
         rank, ranks: this process, and the number of processes that share each batch.
     """
@@ -81,26 +81,23 @@ class Order:
         return self.size_of(self.batch_size)
 
     def size_of(self, rows: int) -> int:
-        """Return this process's number of samples in a batch that has ``rows`` samples over all processes.
+        """Return this process's number of samples in a batch of ``rows`` samples over all processes, at least 1.
 
-        The number is at least 1: a process without a sample of its own loads a sample of another process.
+        A process without a sample of its own loads a sample of another process.
         """
         return max(1, -(-(rows - self.rank) // self.ranks))
 
     def lacks(self, batch: int, rows: int) -> bool:
-        """Whether this process has no sample of its own in the batch at index ``batch``.
-
-        ``rows`` is the number of samples of an epoch.
-        """
+        """Whether this process has no sample of its own in batch ``batch`` of an epoch of ``rows`` samples."""
         return rows - batch * self.batch_size <= self.rank
 
     def indices(self, epoch: int, rows: int) -> Array | None:
-        """Return the indices of this process's samples of an epoch, in order; None means 0, 1, 2, …"""
+        """Return the indices of this process's samples in the order of an epoch; None means 0, 1, 2, …"""
         whole = permutation(self.seed, epoch, rows) if self.shuffle else None
         return whole if self.ranks == 1 else self.share(np.arange(rows) if whole is None else whole)
 
     def share(self, indices: Array) -> Array:
-        """Return this process's part of the sample ``indices`` of an epoch: every N-th index of each batch."""
+        """Return this process's sample indices: every N-th index of each batch of an epoch's ``indices``."""
         if self.ranks == 1:
             return indices
         full = len(indices) // self.batch_size * self.batch_size
@@ -133,11 +130,10 @@ class Source(Protocol):
 class Columns:
     """A source of arrays with one row per sample.
 
-    If samples are in order, a batch is a view of the arrays. If they are shuffled, it is gathered into a buffer, which
-    the next batch reuses (the next but one, if a thread gathers large batches in advance). If all arrays are in memory
-    and were checked as a whole, batches are ``Known``, or ``Rows``, which a session may gather itself. Concurrent
-    iterations over the same columns (in threads, or in a callback that evaluates the training data) have separate
-    buffers.
+    A batch in order is a view of the arrays. A shuffled batch is gathered into a buffer that the next batch reuses (the
+    next but one, if a thread gathers large batches in advance). If all arrays are in memory and were checked as a
+    whole, batches are ``Known``, or ``Rows``, which a session may gather itself. Concurrent iterations (in threads, or
+    in a callback that evaluates the training data) have separate buffers.
 
     Args:
         arrays: the arrays by name.
@@ -196,10 +192,7 @@ class Columns:
             yield batch if self._counts is None or not is_full else Known(batch, self._counts)
 
     def _shuffled(self, indices: memoryview, start: int) -> Iterator[Batch]:
-        """Yield the batches of rows at ``indices``, gathered into buffers, starting with batch ``start``.
-
-        After the last batch, another iteration can use the buffers.
-        """
+        """Yield the batches of rows at ``indices`` from batch ``start`` on, then release their buffers for reuse."""
         try:
             tables = self._idle.pop()
         except IndexError:
@@ -274,7 +267,7 @@ class Samples:
                 yield self._numbered(stacked)
 
     def _numbered(self, batch: Mapping[str, Any]) -> Any:
-        """Return ``batch`` with class indices or class names of the dataset replaced by the model's class indices."""
+        """Return ``batch`` with the dataset's class indices or class names replaced by the model's class indices."""
         return self._checker.numbered(self._declared.numbered(batch), self._declared.names.classes)
 
     def text_of(self, i: int, known: DataNames) -> str:
@@ -282,7 +275,7 @@ class Samples:
         return self.dataset.text_of(i, known) if isinstance(self.dataset, Loadable) else ""
 
     def _wanted_part(self, sample: Any) -> Any:
-        """Return a sample without fields that the step does not use, such as an identifier; log their names once."""
+        """Return a sample without fields that the step does not use, such as an identifier; log them once."""
         if not isinstance(sample, Mapping) or not self._checker.specs.keys() < sample.keys():
             return sample
         further = [name for name in sample if name not in self._checker.specs]
@@ -293,7 +286,7 @@ class Samples:
 
 
 class Stream:
-    """A source of batches that the user has made: from an iterable, or a function that returns one for each epoch."""
+    """A source of the user's own batches, from an iterable or a function that returns one per epoch."""
 
     def __init__(self, batches: Any, checker: BatchChecker, known: DataNames = NO_NAMES) -> None:
         self._batches, self._checker = batches, checker
@@ -395,7 +388,7 @@ def as_source(data: Any, checker: BatchChecker, order: Order, known: DataNames =
 
 
 def rows_at(source: Source, numbers: Sequence[int], specs: Mapping[str, TensorSpec]) -> dict[int, dict[str, Array]]:
-    """Return index → arrays by name, without the sample axis, for the samples whose indices are in ``numbers``.
+    """Return the arrays by name, without the sample axis, for each sample index in ``numbers``.
 
     The result is empty if the source cannot load single samples again.
     """
@@ -411,10 +404,7 @@ def rows_at(source: Source, numbers: Sequence[int], specs: Mapping[str, TensorSp
 
 
 def _column(checker: BatchChecker, name: str, value: Any, order: Order) -> Array | StoredArray:
-    """Return the array for the input or target ``name``, checked and converted to its dtype.
-
-    Arrays on disk are checked here, but converted batch by batch during training.
-    """
+    """Return a column checked and converted to its dtype; arrays on disk are converted batch by batch in training."""
     spec = checker.specs[name]
     array = value if isinstance(value, StoredArray) else as_column(spec, to_array(name, value))
     row_count(name, array.shape)
@@ -442,7 +432,7 @@ def _column(checker: BatchChecker, name: str, value: Any, order: Order) -> Array
 
 
 def row_count(name: str, shape: tuple[int, ...]) -> int:
-    """Return the number of samples of an array; raise DataError if it has no sample axis."""
+    """Return the number of samples in an array of ``shape``; raise DataError if it has no sample axis."""
     if not shape:
         raise DataError(f"'{shown(name)}' is a scalar without a sample axis; pass an array with one row per sample")
     return shape[0]

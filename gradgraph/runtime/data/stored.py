@@ -1,7 +1,6 @@
 """Arrays that stay on disk, whose rows are read on demand.
 
-They are not memory-mapped: if a mapped file is truncated, accessing its missing pages kills the process (SIGBUS), and
-no earlier check can prevent that. With ordinary reads, a truncated file only causes an error.
+Ordinary reads raise an error for a truncated file; accessing a memory map of one would kill the process (SIGBUS).
 """
 
 from __future__ import annotations

@@ -94,9 +94,9 @@ def read_table(
 
 
 def codes_in(path: Path, names: Collection[str], rows: int | None = None) -> dict[str, Array]:
-    """Return all columns among ``names`` in a ``.csv`` or ``.tsv`` that contain codes: their cells as text, by name.
+    """Return the columns among ``names`` of a ``.csv`` or ``.tsv`` that contain codes: their cells as text, by name.
 
-    Codes are integers that begin with 0, or that are too long to be distinguished as floats. Missing values are None.
+    Codes are integers with a leading 0, or with too many digits for exact floats. Missing values are None.
 
     Args:
         path: the file.
@@ -149,9 +149,9 @@ def _read_by_library(path: Path, more: Mapping[str, Mapping[str, Any]]) -> Any:
 
 
 def _with_exact_ids(table: Any, read: Callable[..., Any], path: str) -> Any:
-    """Replace float columns of a pandas table by exact integers if they have values above 2**53 and missing values.
+    """Replace float columns of a pandas table that have missing values and values above 2**53 by exact integers.
 
-    Without this, pandas rounds such integers, as it stores a column with missing values as floats.
+    Pandas stores integer columns with missing values as floats, which rounds such values.
     """
     floats = [name for name, kind in table.dtypes.items() if kind == np.float64]
     large = [name for name in floats if (np.abs(table[name].to_numpy()) >= EXACT).any()]
@@ -165,7 +165,7 @@ def _with_exact_ids(table: Any, read: Callable[..., Any], path: str) -> Any:
 
 
 def _without_guesses(library: Any, suffix: str) -> Mapping[str, Any]:
-    """Return the options by which an old pandas reads cells unconverted; empty for other versions and libraries."""
+    """Return the options that stop an old pandas from converting cells; empty for other versions and libraries."""
     version = tuple(int(part) for part in library.__version__.split(".")[:2])
     return _GUESSES.get(suffix, {}) if library.__name__ == "pandas" and version < (3, 1) else {}
 
@@ -182,10 +182,7 @@ def _texts_in(known: DataNames, specs: Mapping[str, TensorSpec]) -> set[str]:
 
 
 def _texts_alone(names: Collection[str], alone: bool = False, rows: int | None = None) -> dict[str, dict[str, Any]]:
-    """Return, for each library, the options to read the columns ``names`` as text.
-
-    With ``alone``, no other columns are read, and only the first ``rows`` rows.
-    """
+    """Return options by library to read ``names`` as text; with ``alone``, only these columns and ``rows`` rows."""
     as_text, chosen = dict.fromkeys(names, str), list(names)
     return {
         "pandas": {"dtype": as_text, **({"usecols": chosen, "nrows": rows} if alone else {})},
@@ -205,7 +202,7 @@ def _check_first_row(path: Path) -> None:
 
 
 def _check_header(path: Path, separator: str) -> None:
-    """Raise DataError if columns have equal names (pandas would rename them), or are not split by ``separator``."""
+    """Raise DataError if two columns have the same name (pandas would rename one), or ``separator`` does not occur."""
     try:
         with open_regular(path) as file:
             names = csv_columns(file, separator)
@@ -230,8 +227,7 @@ def _check_header(path: Path, separator: str) -> None:
 def _check_widths(path: Path, separator: str, table: Any) -> None:
     """Raise DataError if a row has more or fewer cells than the header; pandas would shift or fill its cells.
 
-    To save time, rows are checked one by one only after a first sign: too many cells in the first row, or missing
-    values in the last column.
+    Rows are only scanned if the first row has too many cells, or the last column has missing values.
     """
     with contextlib.suppress(UnreadableError, OSError), open_regular(path) as file:
         header, first = csv_head(file.read(_HEAD), separator)
@@ -319,9 +315,6 @@ def _preprocessed(table: Any, specs: Mapping[str, TensorSpec], known: DataNames)
     """Return the features that the preprocessing in ``known``, if any, computes from a table.
 
     If the model itself contains the preprocessing, return the columns that it reads instead.
-
-    Raises:
-        DataError: if the model expects another number of features.
     """
     plan = known.preprocess
     if plan is None:
@@ -341,10 +334,7 @@ def _preprocessed(table: Any, specs: Mapping[str, TensorSpec], known: DataNames)
 
 
 def _fed(plan: Preprocessing, table: Any) -> dict[str, Array]:
-    """Return the columns of ``table`` as inputs of the preprocessing ``plan``, by name.
-
-    Values that did not occur in training are logged in one line.
-    """
+    """Return the columns of ``table`` that ``plan`` reads, by name; log values that did not occur in training."""
     feeds = plan.feeds(table)
     if said := str(Drift.of(plan.read, feeds)):
         log.warning("%s", said)
@@ -352,10 +342,10 @@ def _fed(plan: Preprocessing, table: Any) -> dict[str, Array]:
 
 
 def target_columns(targets: Sequence[TensorSpec], given: Sequence[str]) -> DataNames:
-    """Assign the ``given`` columns to the targets: all of them to a single target, otherwise one to each in order.
+    """Assign the ``given`` columns to the targets: all to a single target, otherwise one to each in order.
 
     Raises:
-        DataError: if there are several targets, and not one column for each.
+        DataError: if there are several targets, and their number differs from the number of columns.
     """
     if len(targets) == 1:
         return DataNames({targets[0].name: given})
@@ -370,13 +360,7 @@ def target_columns(targets: Sequence[TensorSpec], given: Sequence[str]) -> DataN
 def _made_of(
     columns: _Columns, specs: Mapping[str, TensorSpec], known: DataNames, unread: Collection[str]
 ) -> tuple[dict[str, list[str]], str | None]:
-    """Return the column names for each input or target, and the name of the matrix input made from all other columns.
-
-    That name is None if no input uses all other columns.
-
-    Raises:
-        DataError: if the columns do not match the step.
-    """
+    """Return the columns by input or target, and the matrix input made from all other columns, or None."""
     made_of: dict[str, list[str]] = {}
     for name, spec in specs.items():
         if name in known.columns:
@@ -403,7 +387,7 @@ def _rest(
     known: DataNames,
     unread: Collection[str],
 ) -> list[str]:
-    """Return the columns that no input or target, preprocessing or ``unread`` mentions."""
+    """Return the columns that no input, target or preprocessing uses and that are not ``unread``."""
     plan = known.preprocess
     used = {*specs, *unread, *(column for each in made_of.values() for column in each)}
     used |= {*plan.columns, *plan.targets} if plan is not None else set()
@@ -435,7 +419,7 @@ def _check_target(columns: _Columns, spec: TensorSpec, made_of: Sequence[str]) -
 def _unfitting(
     columns: _Columns, specs: Mapping[str, TensorSpec], missing: Sequence[TensorSpec], rest: Sequence[str]
 ) -> DataError:
-    """Return the error for a table whose columns do not match the inputs and targets ``missing``."""
+    """Return the error for a table without matching columns for the inputs and targets ``missing``."""
     takes = ", ".join(str(spec) for spec in specs.values())
     has = f"the table has the columns {listed(columns.keys)}, but the step expects {takes}"
     targets = [spec.name for spec in missing if isinstance(spec, TargetSpec)]
@@ -478,7 +462,7 @@ def _unfitting(
 def matrix_of(table: Any, name: str, known: DataNames) -> tuple[Array, DataNames]:
     """Return the matrix for the input ``name`` from a table that was passed for it, and the names of its columns.
 
-    It consists of the columns used in training if they are ``known``, otherwise of all columns.
+    It consists of the columns used in training, or of all columns if ``known`` has none for this input.
 
     Raises:
         UnmatchedError: if columns of the training data are missing.
@@ -504,11 +488,7 @@ class _Columns(Frame):
     """A table whose columns can be converted to the inputs and targets of a step."""
 
     def matrix(self, name: str, made_of: Sequence[str], rest: Sequence[str], may_have_gaps: bool = False) -> Array:
-        """Return the matrix for the input ``name`` from the columns ``made_of``; warn that ``rest`` is ignored.
-
-        Raises:
-            UnmatchedError: if the table lacks one of the columns.
-        """
+        """Return the matrix for the input ``name`` from the columns ``made_of``; warn that ``rest`` is ignored."""
         missing = [column for column in made_of if column not in self.keys]
         if missing:
             has = f", and has the new {_columns(rest)}" if rest else ""
@@ -525,7 +505,7 @@ class _Columns(Frame):
     def labels_or_numbers(
         self, spec: TensorSpec, column: str, known: DataNames, whole: bool = True
     ) -> tuple[Array, Classes | None]:
-        """Return a column in the shape of ``spec``, and None; for labels, their class indices, and the classes."""
+        """Return a column in the shape of ``spec``: class indices with their classes, or numbers with None."""
         shape = (-1,) if len(spec.shape) == 1 else (-1, 1)
         if numpy_dtype(spec.dtype).kind in "OUT":
             return text_of(self[column]).reshape(shape), None
@@ -596,14 +576,14 @@ def array_labels(
 
 
 def _are_numbers_of_classes(values: Array, spec: TargetSpec) -> bool:
-    """Whether the values are numbers below the number of classes, so that they can be used as class indices."""
+    """Whether the values are numbers below the number of classes, and thus usable as class indices."""
     return values.dtype.kind in "iuf" and (spec.classes is None or not (values >= spec.classes).any())
 
 
 def _are_labels(values: Array, spec: TensorSpec, classes: Classes | None) -> bool:
-    """Whether a target's values are class labels, as its spec or the known classes require.
+    """Whether a target's values are class labels, according to its spec or the known classes.
 
-    For a target of numbers, text with exactly two different values counts as labels, too.
+    Text with exactly two different values also counts as labels for a target of numbers.
     """
     if takes_labels(spec) or (classes is not None and classes.names):
         return True

@@ -1,7 +1,6 @@
-"""The members of a tar file, located from its headers.
+"""Members of a tar file, located from its headers.
 
-Nothing is unpacked, and no member name is used as a path. The number of headers is limited by the size of the file,
-since each takes 512 bytes. Names and sizes are validated before any content is read.
+Nothing is unpacked, and no member name is used as a path. Names and sizes are validated before content is read.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def members(path: Path) -> Iterator[Member]:
 
 
 def name_at(path: Path, offset: int) -> str:
-    """Return the name of the member whose content begins at ``offset``, as in its header, where long names are cut."""
+    """Return the name of the member whose content begins at ``offset``, truncated as in its header."""
     with open_regular(path) as file:
         file.seek(offset - BLOCK)
         return _short_name(file.read(BLOCK))

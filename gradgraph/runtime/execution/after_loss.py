@@ -1,12 +1,13 @@
 """In-place updates that wait for a finite loss, so that a diverging step leaves the state unchanged.
 
-If next values overwrite the current ones, the state is lost when a step fails half-way, or when its loss is NaN. So
-these updates wait for a gate that is computed from the loss: a Gather that reads a vector of one element at index 0, or
-at index 1 if the loss is NaN or infinite. Index 1 makes onnxruntime fail the run before the state is overwritten.
-Earlier failures (such as labels out of range) leave the state unchanged, too.
+If next values overwrite the current ones, a step that fails half-way or has a NaN loss destroys the state. So updates
+wait for a gate computed from the loss: a Gather that reads a vector of one element at index 0, or at index 1 if the
+loss
+is not finite, which makes onnxruntime fail the run before the state is overwritten. Earlier failures (such as labels
+out
+of range) leave the state unchanged, too.
 
-To make updates wait, the first node that all of them depend on, but the loss does not, waits for the gate. If there is
-no common one, several nodes wait.
+The node that waits is the first one that all updates depend on, but the loss does not. If there is none, several wait.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ _FUSED = frozenset({"Reshape", "Squeeze", "Unsqueeze"})
 def with_updates_after_loss(
     model: onnx.ModelProto, loss: str, next_of: Mapping[str, str], names: Collection[str], fails: bool
 ) -> bool:
-    """Make the next values of state tensors wait for the loss, in place; return False, without a change, if impossible.
+    """Make in-place updates of state tensors wait for the loss; return False, with ``model`` unchanged, if impossible.
 
     Args:
-        model: a train graph in topological order, with the types of its tensors.
+        model: a train graph in topological order, with the types of its tensors; changed in place.
         loss: the name of the loss, an output of one element.
         next_of: state tensor → the output with its next value.
         names: the state tensors whose next values should wait.
@@ -79,7 +80,7 @@ def with_updates_after_loss(
 
 
 def _computed_floats(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
-    """Return the floating tensors of known rank that nodes compute, with their types."""
+    """Return the float tensors of known rank that nodes compute, with their types."""
     made = {y for node in model.graph.node for y in node.output}
     known = {v.name: v for v in (*model.graph.value_info, *model.graph.output) if v.name in made}
     kinds = (*_WIDE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -88,7 +89,7 @@ def _computed_floats(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
 
 
 def _ancestors(nodes: list[onnx.NodeProto], writer: Mapping[str, int]) -> list[int]:
-    """Return, for each node, an integer whose bits mark the node and its ancestors: bit i is the node at index i."""
+    """Return, for each node, a bit mask of the node and its ancestors: bit i is the node at index i."""
     found: list[int] = []
     for i, node in enumerate(nodes):
         mask = 1 << i
@@ -102,7 +103,7 @@ def _ancestors(nodes: list[onnx.NodeProto], writer: Mapping[str, int]) -> list[i
 def _place(node: onnx.NodeProto, floats: Collection[str]) -> int | None:
     """Return the index of the first input of ``node`` in ``floats``, through which the node can be made to wait.
 
-    Return None if there is no such input, or onnxruntime fuses the node with the node before it.
+    None if there is no such input, or onnxruntime fuses the node with the preceding node.
     """
     if node.op_type in _FUSED:
         return None
@@ -129,11 +130,11 @@ def _write_gate(graph: onnx.GraphProto, loss: str, kind: int, fails: bool) -> No
 
 
 class Keeping:
-    """A check, from the buffer of the loss, whether a failed run has left the state unchanged.
+    """A check of whether a failed run left the state unchanged, based on the loss buffer.
 
     Args:
         loss: the buffer that a run writes the loss to.
-        is_gated: whether the session overwrites the state after the loss is known.
+        is_gated: whether the session overwrites the state only after the loss is computed.
         needs_number: whether a NaN or infinite loss leaves the state unchanged.
     """
 
@@ -147,7 +148,7 @@ class Keeping:
     def begin(self, options: ort.RunOptions | None) -> ort.RunOptions | None:
         """Reset the loss buffer before a run, and return the run options to use.
 
-        A run that overwrites the state gets options that the caller cannot terminate; other runs get ``options``.
+        A run that overwrites the state cannot be terminated by the caller, so ``options`` is replaced for it.
         """
         self._loss.fill(self._unknown)
         return self._options if self._is_gated else options
@@ -157,7 +158,7 @@ class Keeping:
         return self._needs_number and not math.isfinite(self._loss.item())
 
     def has_kept(self) -> bool:
-        """Whether a failed run has left the state unchanged."""
+        """Whether a failed run left the state unchanged."""
         return not self._is_gated or self._loss.item() == self._unknown or self.refuses()
 
     def is_refusal(self, error: Exception) -> bool:

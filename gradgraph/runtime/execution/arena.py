@@ -1,9 +1,9 @@
-"""A simulation of onnxruntime's arena: how much memory it uses for temporary tensors.
+"""A simulation of onnxruntime's CPU arena (``BFCArena``) to estimate its memory for temporary tensors.
 
-It follows ``BFCArena`` on the CPU (``onnxruntime/core/framework/bfc_arena.cc``), with its default settings or settings
-from ``regions``. Memory is allocated from the system in regions, each twice as large as the last one, and never freed.
-A tensor gets the smallest sufficient free piece in its size class, or else in the next larger classes. Adjacent free
-pieces are merged. A region uses only the memory of pages that have been written.
+It follows ``onnxruntime/core/framework/bfc_arena.cc``, with default settings or settings from ``regions``. Memory is
+allocated from the system in regions, each twice as large as the last one, and never freed. A tensor gets the smallest
+sufficient free piece in its size class, or else in the next larger classes. Adjacent free pieces are merged. Only pages
+that have been written take up memory.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Arena:
     """A simulated allocator.
 
     Args:
-        first: bytes of the first region.
-        most_left: a free piece is split if a tensor would leave at least this many bytes, or half of the piece, unused.
+        first: size of the first region in bytes.
+        most_left: a free piece is split if at least this many bytes, or half of the piece, would remain unused.
 
     Attributes:
         used: for each region, the bytes up to the end of the last piece ever in use.
@@ -65,7 +65,7 @@ class Arena:
         return sum(self.used) + self.tables
 
     def take(self, size: int) -> Piece:
-        """Allocate a tensor of this many bytes."""
+        """Allocate a tensor of ``size`` bytes."""
         size = max(1, -(-size // UNIT)) * UNIT
         piece = self._found(size) or self._new_region(size)
         if piece.size >= 2 * size or piece.size - size >= self._most_left:

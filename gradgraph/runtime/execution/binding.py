@@ -28,13 +28,13 @@ STAGED_BYTES = 100_000  # arrays up to this size are copied into memory that sta
 
 @dataclass(frozen=True)
 class Ports:
-    """The inputs and outputs of a session besides its batch.
+    """The inputs and outputs of a session other than its batch.
 
     Attributes:
-        results: reported name → floating output of one element, which is read back after every run.
+        results: reported name → floating output of one element, read back after every run.
         next_of: state tensor → output with its next value; empty except for training.
-        constants: other inputs → memory that stays bound and into which their owner writes, such as hyperparameters.
-        measures: columns of the history that are computed from outputs that are sums; these are read back, too.
+        constants: other inputs, such as hyperparameters → permanently bound memory that their owner writes into.
+        measures: columns of the history computed from output sums, which are read back, too.
         memory: other outputs → the memory that they are written to.
     """
 
@@ -56,15 +56,15 @@ class BoundSession:
         ports: the other inputs and outputs.
         overwritable: state tensors that may share memory with their next values in this session.
         stand_ins: state tensor → another state tensor to read instead.
-        keeps: None if updates in place do not wait for the loss, so that a failed run loses the state; False if they
-            wait until the loss is computed; True if they also require a finite loss.
+        keeps: None if in-place updates do not wait for the loss, so a failed run loses the state; False if they wait
+            for the loss; True if they also require it to be finite.
 
     Attributes:
         numbers: results of the last run, overwritten by the next run.
         sums: sums of each measure in the last run, overwritten by the next run.
         rows: copies of the rows of each per-sample measure in the last run.
         gathers: shapes of the inputs whose rows the session gathers itself; empty if it does not.
-        moved: the groups of state tensors that a run updates, as bits of ``State.side``.
+        moved: bits of ``State.side`` for the groups of state tensors that a run updates.
     """
 
     def __init__(
@@ -109,9 +109,7 @@ class BoundSession:
         return Shown(self) if self.measures else self.numbers
 
     def release(self) -> None:
-        """Drop references to batches. If an array of the caller is bound, the binding is dropped, too, and created anew
-        in the next run.
-        """
+        """Drop references to batches, and any binding to a caller's array; the next run creates it anew."""
         self._sides = {number: side for number, side in self._sides.items() if side.let_go()}
 
     def run(self, feeds: Mapping[str, Feed], options: ort.RunOptions | None = None) -> None:
@@ -149,7 +147,7 @@ class BoundSession:
             self.rows = {m.name: np.array(value.numpy()) for m, value in zip(self._ranked, found, strict=True)}
 
     def _failed(self, error: Exception) -> None:
-        """Raise a readable form of ``error`` after a failed run; mark the state as lost if it may be overwritten.
+        """Raise a readable form of ``error``, and mark the state as lost if it may be overwritten.
 
         Return normally if the run failed only because its loss is not finite.
         """
@@ -185,9 +183,7 @@ class BoundSession:
         return self._sides[number]
 
     def bound(self, side: int) -> ort.IOBinding:
-        """Create a binding for one value of ``State.side``: it reads the tensors that are then current, and writes the
-        others.
-        """
+        """Create a binding that reads the state tensors current at ``side`` of the state, and writes the others."""
         binding = self.session.io_binding()
         values = self._state.values(side)
         read = {name: values[self._stand_ins.get(name, name)] for name in values}
@@ -209,7 +205,7 @@ class BoundSession:
 class Shown(Mapping[str, Any]):
     """A mapping from column name to result of a session's last run.
 
-    Columns computed from sums are computed when the mapping is read, since a progress bar does not show all of them.
+    Columns computed from sums are computed on access, since a progress bar does not show all of them.
     """
 
     def __init__(self, session: BoundSession) -> None:
@@ -243,7 +239,7 @@ class Together:
 
 
 class Side:
-    """A binding over one set of state tensors, and the memory from which it reads a batch."""
+    """A binding for one of the two sets of state tensors, and the memory bound for batches."""
 
     def __init__(self, binding: ort.IOBinding, on_cpu: bool) -> None:
         self.binding = binding
@@ -251,10 +247,10 @@ class Side:
         self._inputs: dict[str, _Input] = {}
 
     def feed(self, feeds: Mapping[str, Feed]) -> None:
-        """Copy each of ``feeds`` into the memory bound for its input, or bind the array's own memory.
+        """Copy each array into the memory bound for its input, or bind the array's own memory.
 
-        An array that is passed a second time stays bound, since its owner evidently refills it. On a device,
-        binding copies, so everything is bound again in each run.
+        An array passed a second time stays bound, since its owner evidently refills it. On a device, binding copies, so
+        everything is bound again in each run.
         """
         for name, feed in feeds.items():
             known = self._inputs.get(name)
@@ -271,16 +267,16 @@ class Side:
                 self._bind(name, feed, known)
 
     def let_go(self) -> bool:
-        """Drop references to the caller's arrays; return whether no reference is left.
+        """Drop references to the caller's arrays; return whether none remains.
 
-        If the memory of an array itself is bound, the binding keeps a reference, so the caller must drop this object.
+        A binding of an array's own memory keeps a reference; the caller must then drop this object.
         """
         for known in self._inputs.values():
             known.seen = None
         return all(known.bound is None for known in self._inputs.values())
 
     def bind(self, name: str, array: Array) -> None:
-        """Bind the memory of ``array`` to the input ``name`` without copying, so later changes of it are read, too."""
+        """Bind the memory of ``array`` to the input ``name`` without copying, so later writes to it take effect."""
         self._inputs[name] = _Input(array.shape, array, None, array)
         bind_array(self.binding, name, array)
 
@@ -304,7 +300,7 @@ class _Input:
     Attributes:
         shape: shape of the input; () for an OrtValue.
         bound: the caller's array or OrtValue whose memory is bound; None if arrays are copied into ``stage``.
-        stage: the bound memory into which the caller's arrays are copied; None if an array itself is bound.
+        stage: the bound memory that arrays are copied into; None if a caller's array is bound.
         seen: the caller's last array.
     """
 
@@ -332,7 +328,7 @@ def result_buffer(output: Any) -> Array:
 
 @contextlib.contextmanager
 def released(bound: BoundSession, checker: BatchChecker) -> Iterator[None]:
-    """Run a block that runs ``bound`` on many batches, then drop all references of ``bound`` and ``checker`` to them.
+    """Run a block that runs ``bound`` on many batches, then make ``bound`` and ``checker`` drop references to them.
 
     Within the block, pages of mapped weights do not stay in memory.
     """

@@ -1,9 +1,9 @@
-"""Steps captured as CUDA graphs: their kernels are launched together, instead of one by one from the CPU.
+"""Training steps captured as CUDA graphs, whose kernels are launched together instead of one by one from the CPU.
 
-A graph repeats the recorded kernels at the same addresses. So each batch is copied into memory that stays bound, and
-results are read from memory that stays bound. Each of the two sets of state tensors has a graph of its own, selected
-by onnxruntime's run option ``gpu_graph_id``. To record a graph, onnxruntime runs the step several times; this does not
-change the result, since a step reads one set of state tensors and writes the other.
+A graph repeats the recorded kernels at the same addresses, so batches and results are copied to and from memory that
+stays bound. Each of the two sets of state tensors has a graph of its own, selected by onnxruntime's run option
+``gpu_graph_id``. To record a graph, onnxruntime runs the step several times; this does not change the result, since a
+step reads one set of state tensors and writes the other.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def can_capture(model: onnx.ModelProto, placement: Placement, wanted: bool | Lit
         wanted: ``RuntimeOptions.cuda_graph``: True requires CUDA graphs, "auto" uses them if possible.
 
     Raises:
-        RuntimeUnavailableError: if ``wanted`` is True, but the device or the step does not support CUDA graphs. (For a
-            model with symbolic sizes, the result is False without an error.)
+        RuntimeUnavailableError: if ``wanted`` is True, but the device or the step does not support CUDA graphs. For a
+            model with symbolic sizes, the result is False instead.
     """
     if not wanted:
         return False

@@ -30,13 +30,13 @@ class Called:
     """A sample with its predicted class.
 
     Attributes:
-        index: its position in the data, from 0.
-        label, called: names of its true class, and of the predicted class.
+        index: position of the sample in the data, from 0.
+        label, called: names of the true class and of the predicted class.
         probability: probability of the predicted class; NaN if the scores do not determine it.
-        loss: −log of the probability of its true class; without probabilities, the score of the predicted class minus
-            that of the true class.
+        loss: −log of the probability of the true class; without probabilities, the score of the predicted class minus
+            the score of the true class.
         file: path of the sample's file, if each sample is a file.
-        picture: a small PNG; empty if it is not an image.
+        picture: a small PNG; empty if the sample is not an image.
     """
 
     index: int
@@ -49,7 +49,7 @@ class Called:
 
     @property
     def markup(self) -> Markup:
-        """The picture of the sample as an HTML image; empty if it has none."""
+        """The picture of the sample as an HTML image; empty without a picture."""
         return image_markup(self.picture)
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ class Confusion:
     Attributes:
         label, called: names of the true class and of the predicted class.
         count: the number of samples of ``label`` that were predicted as ``called``.
-        samples: the samples with the largest losses among them.
+        samples: among these, the samples with the largest losses.
     """
 
     label: str
@@ -132,7 +132,7 @@ class Judged:
     def worst(self, count: int, label: int | None = None, called: int | None = None) -> list[int]:
         """Return the indices of the ``count`` samples with the largest losses, largest first.
 
-        With ``label``, only samples of the class ``label`` that are predicted as the class ``called`` are considered.
+        With ``label``, only samples of this class that are predicted as ``called`` are considered.
         """
         of_pair = self.counted if label is None else (self.labels == label) & (self.called == called)
         there = np.flatnonzero(of_pair)
@@ -145,13 +145,7 @@ class Judged:
 
 
 def _judged(labels: Array, array: Array, scores: Scores) -> tuple[Array, Array, Array, Array]:
-    """Return the labels, predicted classes, probabilities and losses of a batch, as in ``Judged``.
-
-    Args:
-        labels: the target of the batch.
-        array: the model's scores.
-        scores: the meaning of the scores.
-    """
+    """Return the labels, predicted classes, probabilities and losses of a batch, as in ``Judged``, from its scores."""
     labels = scores.labels(labels)
     rows, called = np.arange(len(array)), scores.numbers(array)
     own = np.clip(labels, 0, len(scores.classes) - 1)
@@ -162,7 +156,7 @@ def _judged(labels: Array, array: Array, scores: Scores) -> tuple[Array, Array, 
 
 
 def confusions_of(executor: Executor, source: Source, most: int, examples: int, k: int, averaged: bool) -> Confusions:
-    """Return the confused samples as documented in ``Trainer.confusions``; raises DataError."""
+    """Return the confused samples, as documented in ``Trainer.confusions``; raises DataError."""
     target, names = _target_of(executor, source)
     judged = _judge(executor, source, target, names, averaged)
     table = judged.table()
@@ -185,13 +179,6 @@ def confusions_of(executor: Executor, source: Source, most: int, examples: int, 
 
 def _judge(executor: Executor, source: Source, target: str, names: DataNames, averaged: bool) -> Judged:
     """Run the model on all samples; return their true and predicted classes, probabilities and losses.
-
-    Args:
-        executor: runs the model.
-        source: the data.
-        target: name of the target.
-        names: the names of the data, with class names of the target.
-        averaged: whether to use averaged weights.
 
     Raises:
         DataError: if the data are empty, or the target does not have one class per sample.
@@ -236,9 +223,7 @@ def _no_classifier(target: str) -> DataError:
 
 
 def _target_of(executor: Executor, source: Source) -> tuple[str, DataNames]:
-    """Return the name of the first target with classes, and data names that contain its class names.
-
-    If the classes have no names, their indices serve as names.
+    """Return the first target with classes, and data names with its class names, which may be class indices.
 
     Raises:
         DataError: if no target has classes.

@@ -1,12 +1,13 @@
-"""Flush denormals to zero during onnxruntime calls.
+"""Flushing of denormals to zero during onnxruntime calls.
 
-Denormals are numbers below 1.2e-38 (in float64, below 2.2e-308). Operations on them take many times as long on CPUs.
-They are common in training: exp of a masked attention score, moments of weights that no longer get a gradient.
+Operations on denormals (numbers below 1.2e-38, in float64 below 2.2e-308) take many times as long on CPUs. They are
+common in training: exp of a masked attention score, moments of weights that no longer get a gradient.
 
-onnxruntime's own setting works for the threads of its pool. But of the calling threads, it affects only the first one
-in a process, and permanently. So we set the calling thread's floating-point environment before each call and restore it
-afterwards. Code that makes many calls, and only copies data in between, sets it once for all of them, since setting it
-takes longer than the rest of a call's overhead.
+onnxruntime's own setting works for the threads of its pool, but of the calling threads it affects only the first one in
+a process, and permanently. So we set the calling thread's floating-point environment before each call and restore it
+afterwards. Since setting it takes longer than the rest of a call's overhead, code that makes many calls, and only
+copies
+data in between, sets it once for all of them.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _this = _Thread()
 
 
 class FlushingSession(ort.InferenceSession):  # type: ignore[misc]
-    """A session whose runs flush denormals in the calling thread.
+    """A session that flushes denormals in the calling thread during its runs.
 
     Its session options should also contain ``SETTING``, for the threads of onnxruntime's pool.
     """

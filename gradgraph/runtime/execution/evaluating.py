@@ -49,7 +49,7 @@ class Evaluator:
 
         Args:
             source: the data.
-            limit: the most batches to evaluate; None for all.
+            limit: the maximum number of batches; None for all.
             stop: called before each batch; True ends the evaluation.
             averaged: whether to use averaged weights if the step has them.
             team: the processes that share each batch.
@@ -106,7 +106,7 @@ class Evaluator:
     def _one_by_one(self, source: Source, step: str, averaged: bool) -> Iterator[Valued]:
         """Yield the index, loss and arrays of each sample, evaluated as a batch of its own.
 
-        Samples whose labels are all ignored are skipped. ``step`` is the named step whose loss is returned.
+        Samples whose labels are all ignored are skipped. ``step`` is the step whose loss is returned.
         """
         self._definition.check_uncut()
         bound, loss, index = self._opened.evaluation(averaged), column(step, "loss"), -1
@@ -125,10 +125,7 @@ class Evaluator:
     def _totals(
         self, source: Source, limit: int | None, stop: Callable[[], bool] | None, averaged: bool, team: Team = ALONE
     ) -> tuple[dict[str, WeightedMeans], dict[str, Array]]:
-        """Return the mean results of each step, and the totals from which other columns are computed.
-
-        Both are over all batches and ranks. Arguments are as for :meth:`evaluate`.
-        """
+        """Return the mean results of each step, and the totals that other columns are computed from, over all ranks."""
         self._definition.check_uncut()
         # one mean per step, since the numbers of counted labels may differ between steps
         means = {step: WeightedMeans() for step in self._parts}
@@ -166,7 +163,7 @@ class Evaluator:
         return means, totals
 
     def predict(self, x: Any, order: Order, averaged: bool = True) -> list[tuple[dict[str, Array], int]]:
-        """Return a pair for each batch: the model's outputs by name, and the number of samples.
+        """Return, for each batch, the model's outputs by name and the number of samples.
 
         For a fixed batch size, the last batch is padded with copies of its last sample, whose outputs are dropped.
         """

@@ -1,4 +1,4 @@
-"""The executor, through which the public Trainer and the training loop run a step: it checks batches, trains, saves."""
+"""The executor, with which the Trainer and the training loop check batches, run a step and save its state."""
 
 from __future__ import annotations
 
@@ -124,7 +124,10 @@ class Executor:
 
     @property
     def known(self) -> DataNames:
-        """The names as in :attr:`names`; after the first step, including targets with class indices but no names."""
+        """The column and class names that data must match, as :attr:`names`.
+
+        After the first step, they also contain the targets with class indices but no class names.
+        """
         return self._known_once_trained() if self.progress.steps else self.names
 
     def _known_once_trained(self) -> DataNames:
@@ -200,7 +203,7 @@ class Executor:
     def to_train_on(self, data: Any, order: Order, steps: tuple[str, ...] | None = None) -> Source:
         """Return training data as a source of batches.
 
-        If column or class names differ from the model's, this logs a warning before the first step of a run, and raises
+        If column or class names differ from the model's, log a warning before the first step of a run, and raise
         UnmatchedError later.
         """
         try:
@@ -244,9 +247,9 @@ class Executor:
     # --- one step -------------------------------------------------------------------------------------------
 
     def check_batch(self, batch: Batch) -> Mapping[str, Feed]:
-        """Return the batch as arrays with the types and shapes of the step's inputs.
+        """Return the batch as arrays with the dtypes and shapes of the step's inputs.
 
-        Rows that the session gathers itself are returned unchanged, since their table was checked before.
+        ``Rows`` that the session gathers itself are returned unchanged, since their table was checked before.
 
         Raises:
             DataError: if the batch does not match the step.
@@ -261,11 +264,11 @@ class Executor:
         return batch
 
     def counts(self, checked: Mapping[str, Feed]) -> tuple[int, int]:
-        """Return the number of samples of a checked batch, and the number of loss terms, by which a mean divides."""
+        """Return the numbers of samples and of loss terms in a checked batch; see :meth:`BatchChecker.counts`."""
         return (type(checked) is Rows and checked.table.counts) or self.checker.counts(checked)
 
     def counted(self, step: str, feeds: Mapping[str, Feed]) -> int:
-        """Return the number of loss terms of the named step ``step`` in a batch, by which its mean loss is divided."""
+        """Return the number of loss terms in a batch by which the mean loss of the named step ``step`` is divided."""
         if not step:
             return self.counts(feeds)[1]
         return self.checker_of((step,)).counts({s.name: feeds[s.name] for s in self.parts[step].specs})[1]
@@ -281,8 +284,8 @@ class Executor:
 
         Raises:
             UnknownNameError, DataError, DivergedError, ModelError: as for ``Trainer.step``.
-            TerminatedError: if ``options.terminate`` was set. The state is unchanged. (A step that overwrites the state
-                finishes first.)
+            TerminatedError: if ``options.terminate`` was set. The state is unchanged; a step that overwrites it
+                finishes first.
         """
         rates = part.rates
         try:
@@ -319,7 +322,7 @@ class Executor:
         return session
 
     def _goes_on_with(self, kernels: str) -> None:
-        """Record the name of the kernels that train from now on; warn if earlier steps used other kernels."""
+        """Record the kernels used from now on; warn if earlier steps were trained with others."""
         p = self.progress
         if p.kernels and kernels and p.steps:
             log.warning(
@@ -330,10 +333,7 @@ class Executor:
         p.kernels = kernels
 
     def _warn_if_ended(self, part: Part, ends: float) -> None:
-        """Warn once if a step's learning rate schedule has ended, so that further steps change nothing.
-
-        ``ends`` is the number of updates after which the learning rate stays 0.
-        """
+        """Warn once if a step's learning rate is 0 for good, which happens after ``ends`` updates."""
         p = self.progress
         if (p.counts.get(part.name, 0) if part.name else p.steps) < ends:  # there are at most as many updates as steps
             return
@@ -402,7 +402,7 @@ class Executor:
         return self._learnt(self.checker_of((part.name,))(self.read_by((part.name,), batch), raw=raw))
 
     def _learnt(self, checked: Mapping[str, Feed]) -> Mapping[str, Feed]:
-        """Return a checked batch; if it was passed as a table, record its column and class names."""
+        """Return a checked batch unchanged; if it was passed as a table, record its column and class names."""
         if type(checked) is FromTables:
             self.learn(checked.names)
         return checked
@@ -416,7 +416,7 @@ class Executor:
         return without({*others}, data) if others else data
 
     def checker_of(self, steps: tuple[str, ...]) -> BatchChecker:
-        """Return the checker of batches that contain only the inputs and targets of these steps."""
+        """Return the checker of batches with only the inputs and targets of these steps."""
         if steps not in self._checkers:
             names = {s.name for step in steps for s in self.parts[step].specs}
             specs = [s for s in self.checker.specs.values() if s.name in names]
@@ -427,10 +427,10 @@ class Executor:
         return self._checkers[steps]
 
     def _check_all_count(self, arrays: Mapping[str, Feed]) -> None:
-        """Raise DataError if labels in ``arrays`` are ignored, but the step does not support this on several ranks.
+        """Raise DataError if labels are ignored on several ranks with several losses, where ranks are weighted by
+        samples.
 
-        This is so for several losses, since ranks are weighted by samples. Whole columns are checked before the first
-        step, other data with each batch.
+        Whole columns are checked before the first step, other data with each batch.
         """
         if self.manifest.separate is None or not self.manifest.separate.every_label:
             return
@@ -446,15 +446,16 @@ class Executor:
     def _some_count(self, *steps: str) -> bool:
         """Whether each batch of these steps needs at least one label that is not ignored.
 
-        This is not required if several ranks share each batch, nor for a loss that is not divided by the number of
-        labels: one with ``reduction="sum"``, or several losses.
+        It does not if several ranks share each batch, or the loss is not divided by the number of labels
+        (``reduction="sum"``,
+        or several losses).
         """
         losses = [self.manifest.parts[step].loss for step in steps]
         sums = any(loss.get("arguments", {}).get("reduction") == "sum" for loss in losses)
         return self.team.ranks == 1 and not sums and all(loss.get("name") != "several" for loss in losses)
 
     def scaling(self) -> dict[str, float]:
-        """Return the loss scale and the number of skipped steps of mixed precision; empty if the step has none."""
+        """Return the loss scale and the number of skipped steps of mixed precision; empty without loss scaling."""
         names = self.manifest.precision.get("state", {})
         known = self.state.read(list(names.values())) if names else {}
         return {name: float(known[tensor]) for name, tensor in names.items()}
@@ -516,7 +517,7 @@ class Executor:
             self.progress = progress
 
     def with_fed_rate(self, step: str) -> Executor:
-        """Return a copy with the same state, whose learning rate is an input instead of a schedule in the graph.
+        """Return a copy with its own state, and the learning rate as an input instead of a schedule in the graph.
 
         Raises:
             BuildError: as for :func:`gradgraph.step.fed_rate.with_fed_rate`.
@@ -530,9 +531,9 @@ class Executor:
     # --- many -----------------------------------------------------------------------------------------------
 
     def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Set the usual shapes of a batch, for which the training session is created.
+        """Set the batch shapes for which the training session is created; by default the shapes of the first batch.
 
-        By default they are the shapes of the first batch. Batches of other shapes run in a second session.
+        Batches of other shapes run in a second session.
         """
         for part in self.parts.values():
             if all(s.name in shapes for s in part.specs):
@@ -541,8 +542,9 @@ class Executor:
     def computing(self, source: Source) -> contextlib.AbstractContextManager[None]:
         """Return a context for many runs on the batches of ``source``, in which this thread flushes denormals.
 
-        Setting the floating-point environment once takes less time than in each run. It would also affect the user's
-        code, so for data sources that call such code, the context does nothing.
+        This is faster than setting the floating-point environment in each run. The context does nothing for sources
+        that call
+        the user's code, which it would affect, too.
         """
         return self.opened.options.computing() if isinstance(source, Columns) else contextlib.nullcontext()
 
@@ -556,7 +558,7 @@ class Executor:
     # --- where it stands ------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a checkpoint atomically; takes the lock itself while reading the state."""
+        """Write a checkpoint atomically; acquires the lock itself while reading the state."""
         check_suffix(path, ".ckpt", ".safetensors")  # a checkpoint has the safetensors format
         if not self.team.is_first:
             self.team.lend()
@@ -584,7 +586,7 @@ class Executor:
         return report
 
     def stand_at(self, values: Mapping[str, Array], progress: Progress) -> None:
-        """Continue from the state and progress of a checkpoint.
+        """Resume from the state and progress of a checkpoint.
 
         Raises:
             CheckpointError: if ``values`` do not match the state of this step.
@@ -593,7 +595,7 @@ class Executor:
         self.go_on(progress)
 
     def go_on(self, progress: Progress) -> None:
-        """Continue with the current state and this progress; training sessions are created for its batch sizes."""
+        """Continue with the current state and ``progress``, for whose batch sizes training sessions are created."""
         self.progress = progress
         for name, part in self.parts.items():
             part.rates.given = None

@@ -1,4 +1,4 @@
-"""Export of the trained model as plain ONNX: as a protobuf message, as an onnx-ir model, or to a file."""
+"""Export of the trained model as plain ONNX: a protobuf message, an onnx-ir model, or a file."""
 
 from __future__ import annotations
 
@@ -55,8 +55,9 @@ class Exported:
             save_model(plain(self.model()), path)
 
     def model(self) -> ir.Model:
-        """Return an onnx-ir model. Large frozen weights stay in their files; trained weights share the memory of the
-        state, which the next step changes.
+        """Return an onnx-ir model, whose large frozen weights stay in their files.
+
+        Trained weights share the memory of the state, which the next step changes.
         """
         definition, manifest = self.executor.definition, self.executor.manifest
         values = self._values()
@@ -121,9 +122,9 @@ class Exported:
 
 
 def plain(model: ir.Model) -> ir.Model:
-    """Remove type and shape from the values of initializers, in place, since their tensors have both; return ``model``.
+    """Remove type and shape from the values of initializers, in place, except graph outputs; return ``model``.
 
-    Values that are also graph outputs keep type and shape.
+    They are redundant, since the initializers' tensors have both.
     """
     for value in model.graph.initializers.values():
         if not value.is_graph_output():

@@ -1,4 +1,4 @@
-"""Frozen weights in external data files: mapped once, and shared by all sessions."""
+"""Frozen weights in external data files, mapped once and shared by all sessions."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ class FrozenWeights:
         self.size = sum({place[:3]: place[2] for place in self._values}.values())
 
     def _value(self, tensor: onnx.TensorProto, raw: Array | None = None) -> ort.OrtValue:
-        """Return an OrtValue over the mapped bytes of an initializer, or over ``raw`` if these bytes are passed.
+        """Return an OrtValue over the bytes of an initializer, which are ``raw`` or else mapped.
 
-        OrtValues are cached by location, type and shape, since lowered models may use the same bytes in another shape.
+        OrtValues are cached by location, type and shape, since lowered models may use bytes in another shape.
         """
         entry = external_entry(tensor)
         key = (*entry, tensor.data_type, *tensor.dims)
@@ -85,7 +85,7 @@ class FrozenWeights:
         return self._values[key]
 
     def passing_through(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context that releases pages of the mapped weights after sessions have read them."""
+        """Return a context in which pages of the mapped weights are released after sessions have read them."""
         return passing_through(self._raw)
 
     def holds(self, tensor: onnx.TensorProto, raw: bytes) -> bool:
@@ -93,14 +93,14 @@ class FrozenWeights:
         return np.array_equal(self._read(tensor).view(np.uint8), np.frombuffer(raw, np.uint8))
 
     def given_to(self, settings: ort.SessionOptions, model: onnx.ModelProto, copied: bool) -> onnx.ModelProto:
-        """Add the external weights of ``model`` to session options; return the model from which to create the session.
+        """Add the external weights of ``model`` to session options; return the model to create the session from.
 
         Args:
             settings: the options of the session, modified in place.
             model: the model of the session.
-            copied: whether the session may copy the weights of matrix products into its own memory, in the order in
-                which they are read. Otherwise all sessions share the mapped weights, as operators in ``_AS_THEY_LIE``
-                always do.
+            copied: whether the session may copy the weights of matrix products into its own memory (repacked).
+                Otherwise
+                all sessions share the mapped weights; operators in ``_AS_THEY_LIE`` always share them.
         """
         used = {t.name: t for t in model.graph.initializer if is_external(t)}
         if not used:
@@ -144,8 +144,8 @@ def _at_whole_addresses(
 ) -> tuple[dict[Entry, Array], Folder | None]:
     """Copy misaligned weights (such as those inside a .onnx file) to a temporary mapped file.
 
-    A session that packs weights then reads them from that file, so that no second copy stays in memory. If the
-    misaligned weights are small, or the file cannot be written, ``_array`` copies them in memory instead.
+    A session that packs weights reads them from that file, so no second copy stays in memory. If they are small, or the
+    file cannot be written, nothing is copied here; ``_array`` then copies them in memory.
 
     Returns:
         The mapped copies by their original location, and the folder of the file; {} and None if nothing was copied.

@@ -1,8 +1,9 @@
 """Batches of shuffled rows, gathered by the training session instead of NumPy.
 
-The rows of a shuffled batch are scattered over the user's arrays, and none of them is in the CPU cache. NumPy copies
-them one after the other in one thread. A Gather before the step uses all threads, and takes half the time or less.
-The session's inputs are then the user's whole arrays, without a copy, and the row indices.
+The rows of a shuffled batch are scattered over the user's arrays, outside the CPU cache. NumPy copies them one by one
+in
+one thread; a Gather node before the step uses all threads, and takes half the time or less. The session's inputs are
+then the user's whole arrays, without a copy, and the row indices.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 class GatheringSession(BoundSession):
     """A training session that gathers the rows of a batch itself.
 
-    It also accepts ordinary batches, and then gathers all rows of their arrays in order.
+    For ordinary batches, it gathers all rows of their arrays in order.
 
     Args:
         session: a session of a model with a Gather in front, from :func:`gather`.
@@ -84,7 +85,7 @@ def _count(shapes: Shapes) -> int:
 
 
 def gather(model: onnx.ModelProto, shapes: Shapes) -> bool:
-    """Insert a Gather after inputs of a model, in place, so that the model reads whole columns and row indices.
+    """Insert a Gather after inputs of ``model``, in place, which then reads whole columns and row indices.
 
     Args:
         model: the model.

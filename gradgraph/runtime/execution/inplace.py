@@ -1,7 +1,7 @@
 """Analysis of which state tensors a training session may overwrite with their next values.
 
-Sharing one buffer as input and output of a run is safe if, in any execution order, every node that reads the old
-value has read it before the new one is written:
+A run may use one buffer for the old and the next value if, in any execution order, every node that reads the old value
+has read it before the next one is written:
 
 1. every other reader of the tensor, or of a view of it, is an ancestor of the node that writes the next value;
 2. if that node reads the tensor itself, it reads each element no later than it writes it;
@@ -9,10 +9,11 @@ value has read it before the new one is written:
 
 The analysis reads the graph that onnxruntime executes, after its optimizations.
 
-For the weight W of a matrix product, the first condition usually does not hold: the gradient of its input, dX = dY·Wᵀ,
-reads W, but no update depends on dX. So before a graph is passed to onnxruntime, ``with_updates_last`` makes the
-updates of large tensors wait: another input of the update passes through a Reshape that keeps its shape. The target
-shape of that Reshape consists of zeros (which copy each size), computed from an element of dX.
+The weight W of a matrix product usually violates condition 1: the gradient of the product's input, dX = dY·Wᵀ, reads W,
+but no update depends on dX. So before a graph is passed to onnxruntime, ``with_updates_last`` makes the updates of
+large
+tensors wait: another input of the update passes through a Reshape that keeps its shape, with a target shape of zeros
+(each of which copies a size) computed from an element of dX.
 """
 
 from __future__ import annotations
@@ -82,15 +83,15 @@ def large_of(model: onnx.ModelProto, next_of: Mapping[str, str]) -> list[str]:
 
 
 def append(graph: onnx.GraphProto, op_type: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
-    """Append a node to the graph, to be sorted later by :func:`sort_nodes`; return the name of its output."""
+    """Append a node, to be sorted later by :func:`sort_nodes`; return the name of its output."""
     graph.node.append(helper.make_node(op_type, inputs, [output], **attributes))
     return output
 
 
 def _write_turn(graph: onnx.GraphProto, scope: str, tensors: Sequence[str]) -> str:
-    """Append nodes that compute an int64 vector of one zero from the first element of each of ``tensors``.
+    """Append nodes that compute the int64 vector [0] from elements of all ``tensors``; return its name.
 
-    Return the name of the vector. A node that reads it runs after all ``tensors`` have been computed.
+    A node that reads the vector runs after all ``tensors`` have been computed.
     """
     numbers = {"flat": [-1], "from": [0], "to": [1]}
     graph.initializer.extend(numpy_helper.from_array(np.array(v), f"{scope}/{k}") for k, v in numbers.items())
@@ -105,9 +106,9 @@ def _write_turn(graph: onnx.GraphProto, scope: str, tensors: Sequence[str]) -> s
 
 
 def let_wait(graph: onnx.GraphProto, node: onnx.NodeProto, place: int, turn: str) -> None:
-    """Make ``node`` wait for the tensor ``turn`` by a Reshape of its input at index ``place`` that keeps the shape.
+    """Make ``node`` wait for the tensor ``turn``, an int64 vector of one zero.
 
-    The target shape consists of zeros, each of which copies a size, plus ``turn``, an int64 vector of one zero.
+    The node's input at index ``place`` passes through a Reshape to zeros (each copies a size) plus ``turn``.
     """
     x, scope, zero = node.input[place], f"{turn}/{node.output[0]}", numpy_helper.from_array(np.array([0]))
     shape = append(graph, "Shape", [x], f"{scope}/shape")
@@ -120,7 +121,7 @@ def let_wait(graph: onnx.GraphProto, node: onnx.NodeProto, place: int, turn: str
 def sort_nodes(graph: onnx.GraphProto) -> None:
     """Sort nodes topologically, in place; of several ready nodes, the first in the file comes next.
 
-    Nodes without readers follow all others, in file order, since onnxruntime begins with the ancestors of the last one.
+    Nodes without readers come last, in file order, since onnxruntime begins with the ancestors of the very last one.
     """
     nodes = list(graph.node)
     writer = {name: i for i, node in enumerate(nodes) for name in node.output if name}
@@ -172,10 +173,7 @@ class _Readers:
                 self._readers.setdefault(name, []).append(i)
 
     def overwritable(self, next_of: Mapping[str, str], behind: str) -> frozenset[str]:
-        """Return the state tensors that can be overwritten; arguments as for the function ``overwritable``.
-
-        The node that writes the next value must depend on all other readers of the tensor.
-        """
+        """Return the state tensors that can be overwritten, as the function ``overwritable`` does."""
         if behind and behind not in self._writer:
             return frozenset()
         gates = {self._writer[behind]} if behind else set[int]()
@@ -200,7 +198,8 @@ class _Readers:
         """Return the state tensors whose update does not yet wait for all other readers.
 
         Update nodes read a state tensor only to compute its next value. Tensors whose other readers depend on an update
-        are excluded, since waiting would be circular.
+        are
+        excluded, since waiting would be circular.
 
         Args:
             next_of: state tensor → the output with its next value.
@@ -235,7 +234,7 @@ class _Readers:
         }
 
     def _memory(self, name: str) -> tuple[set[str], set[int]]:
-        """Return the names of a tensor and all views of it, and the indices of the nodes that read any of them."""
+        """Return the names of a tensor and its views, and the indices of the nodes that read any of them."""
         views, nodes, waiting = {name}, set[int](), [name]
         while waiting:
             for i in self._readers.get(waiting.pop(), ()):
@@ -248,7 +247,7 @@ class _Readers:
         return views, nodes
 
     def _ancestors(self, bits: Mapping[int, int]) -> list[int]:
-        """Return, for each node, the union of the bits of its ancestors; ``bits`` maps node indices to their bits."""
+        """Return, for each node, the bit mask of its ancestors in ``bits`` (node index → bit)."""
         found: list[int] = []
         before: dict[str, int] = {}  # tensor → bits of the readers that it depends on
         for i, node in enumerate(self._nodes):

@@ -1,7 +1,7 @@
 """Concatenation of the outputs of several batches along the sample axis.
 
-The outputs of a single batch are returned unchanged. An output without a sample axis is stacked, with one entry per
-batch on a new first axis; if it depends on no input, it is returned once.
+The outputs of a single batch are returned unchanged. Outputs without a sample axis are stacked on a new first axis
+(batches); outputs that depend on no input are returned once.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from gradgraph.runtime.data.batch import Array
 
 @dataclass(frozen=True)
 class Layout:
-    """The possible sample axes of a model output.
+    """The candidates for the sample axis of a model output.
 
     Attributes:
-        axes: the indices of axes with the model's batch dimension, or else of axes without a known size; None if any
-            axis may be the sample axis.
+        axes: the axes with the model's batch dimension, or else the axes of unknown size; None if any axis may be the
+            sample axis.
         varies: whether the output depends on the batch.
     """
 
@@ -32,7 +32,7 @@ class Layout:
     varies: bool = True
 
     def axis(self, parts: Sequence[tuple[Array, int]]) -> int | None:
-        """Return the sample axis: the first possible axis whose size in each part is its number of samples, or None.
+        """Return the first candidate axis whose size is the number of samples in each of ``parts``, or None.
 
         Args:
             parts: the output of each batch, with the number of samples in that batch.
@@ -42,9 +42,9 @@ class Layout:
 
 
 def layouts(model: onnx.ModelProto, fed: Collection[str]) -> dict[str, Layout]:
-    """Return the layout of each output of a model, by name.
+    """Return the layout of each output of a model, by name; ``fed`` names the inputs that contain the batch.
 
-    The batch dimension is the first axis of the first input in ``fed``, the inputs that contain the batch.
+    The batch dimension is the first axis of the first of these inputs.
     """
     graph = model.graph
     dims = {v.name: shape_of_type(v.type) for v in (*graph.input, *graph.output)}
@@ -90,10 +90,7 @@ def joined(name: str, parts: Sequence[tuple[Array, int]], layout: Layout) -> Arr
 
 
 def filled(batch: Mapping[str, Array], size: int) -> tuple[Mapping[str, Array], int]:
-    """Pad a batch to ``size`` samples with copies of its last sample.
-
-    Return the padded batch, and the number of samples before padding.
-    """
+    """Pad a batch to ``size`` samples with copies of its last sample; return it with its original number of samples."""
     rows = len(next(iter(batch.values())))
     if rows >= size:
         return batch, rows
@@ -101,14 +98,14 @@ def filled(batch: Mapping[str, Array], size: int) -> tuple[Mapping[str, Array], 
 
 
 def of_first(name: str, array: Array, rows: int, size: int, layout: Layout) -> Array:
-    """Return an output of a padded batch without the padding.
+    """Return the first ``rows`` samples of an output of a padded batch.
 
     Args:
         name: name of the output.
         array: the output.
         rows: the number of samples to keep.
         size: the number of samples of the padded batch.
-        layout: the sample axis.
+        layout: candidates for the sample axis.
 
     Raises:
         DataError: if the output has no sample axis, but depends on the batch.
@@ -125,5 +122,5 @@ def of_first(name: str, array: Array, rows: int, size: int, layout: Layout) -> A
 
 
 def without(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
-    """Return ``shape`` without ``axis``, or unchanged if ``axis`` is None."""
+    """Return ``shape`` without ``axis``; unchanged if ``axis`` is None."""
     return shape if axis is None else (*shape[:axis], *shape[axis + 1 :])

@@ -1,7 +1,7 @@
-"""The most bytes of tensors alive at the same time in a run of a lowered graph: a lower bound of an arena's size.
+"""The peak size of tensors alive in a run of a lowered graph, a lower bound of the arena's size.
 
-This is a fast computation (20 µs per node), from the protobuf message of the graph and onnxruntime's execution order.
-``memory`` contains the estimate for users, which also considers overwriting, kinds of tensors, and fragmentation.
+This is fast (20 µs per node). The estimate for users in ``memory`` also considers overwriting, kinds of tensors, and
+fragmentation.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ VIEWS = frozenset(("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
 
 
 def most_alive(model: onnx.ModelProto) -> int:
-    """Return the most bytes of intermediate tensors alive at the same time.
+    """Return the peak size in bytes of intermediate tensors alive at the same time.
 
-    Inputs and outputs of the graph, and tensors of subgraphs, do not count. A tensor of unknown size counts as much as
-    the largest input of its node.
+    Inputs, outputs and tensors of subgraphs do not count. A tensor of unknown size counts as much as the largest input
+    of
+    its node.
     """
     nodes = model.graph.node
     read, order = [reads(node) for node in nodes], order_of(model.graph)

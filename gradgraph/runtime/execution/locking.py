@@ -1,8 +1,8 @@
-"""Thread safety of a trainer: calls are serialized by a lock, and conflicting ones are rejected.
+"""Thread safety of a trainer: a lock serializes calls, and conflicting calls are rejected.
 
-A step reads one set of state tensors and writes the other, so of two concurrent steps one would be lost. Every public
-method of a trainer therefore holds one lock. ``fit`` holds it during each step; between steps, other threads may read
-the state, save, evaluate and predict. Training or replacing the state while ``fit`` runs in another thread raises
+Of two concurrent steps, one would be lost, since a step reads one set of state tensors and writes the other. Every
+public method of a trainer therefore holds one lock. ``fit`` holds it during each step; between steps, other threads may
+read the state, save, evaluate and predict. Training or replacing the state while ``fit`` runs in another thread raises
 BusyError.
 """
 
@@ -37,7 +37,7 @@ class Turns:
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
-        """Run a block while holding the lock; if ``fit`` is running, it releases the lock between two steps."""
+        """Run a block while holding the lock; a running ``fit`` releases the lock between two steps."""
         self._waiting.append(None)
         try:
             self.lock.acquire()
@@ -75,7 +75,7 @@ class Turns:
         """Mark this thread as running ``fit`` during a block, without holding the lock.
 
         Raises:
-            BusyError: if ``fit`` already runs, in any thread.
+            BusyError: if ``fit`` is already running in any thread.
         """
         with self.trained("fit", in_callbacks=False):
             self.fitting = threading.current_thread()
@@ -94,16 +94,13 @@ class Turns:
             )
 
     def give_way(self) -> None:
-        """Sleep between two steps if a thread waits for the lock, so that it can acquire it.
-
-        Without the pause, ``fit`` would reacquire the lock before the other thread wakes up.
-        """
+        """Sleep briefly if a thread waits for the lock; otherwise ``fit`` would reacquire it first."""
         if self._waiting:
             time.sleep(HANDOVER)
 
 
 def synchronized(method: Call) -> Call:
-    """Make a method hold the lock of ``self.turns`` while it runs (decorator)."""
+    """Decorate a method so that it holds the lock of ``self.turns`` while it runs."""
 
     @functools.wraps(method)
     def taken(self: Any, *arguments: Any, **options: Any) -> Any:

@@ -12,7 +12,7 @@ CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 
 def lacks(precision: str | None, provider: str | None) -> str:
-    """Return a sentence for the warning that a precision is not faster than float32; "" if it may be faster.
+    """Return a warning that a low precision is not faster than float32 here; "" if it may be faster.
 
     Args:
         precision: the low precision of the step; None for float32.

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class WeightedMeans:
-    """Weighted means of named numbers; the weights are numbers of samples or labels.
+    """Weighted means of named values; the weights are numbers of samples or labels.
 
     Attributes:
         sums: weighted sums by name.
@@ -28,7 +28,7 @@ class WeightedMeans:
 
 
 def add_weighted(sums: dict[str, float], values: Mapping[str, float], count: int) -> int:
-    """Add ``values``, means over ``count`` samples, to the weighted sums ``sums``, in place; return ``count``."""
+    """Add the means ``values`` over ``count`` samples to the weighted sums ``sums``, in place; return ``count``."""
     for name, value in values.items():  # the mean of a batch without counted labels may be NaN, and NaN · 0 is NaN
         sums[name] = sums.get(name, 0.0) + (value * count if count else 0.0)
     return count
@@ -38,7 +38,7 @@ Totals = tuple[dict[str, WeightedMeans], dict[str, Any], dict[str, list[Any]]]
 
 
 def pooled(found: Sequence[Totals]) -> Totals:
-    """Combine the (means, sums, per-sample rows) of each process into the totals over all processes."""
+    """Combine the (means, sums, per-sample rows) of each process to totals over all processes."""
     means: dict[str, WeightedMeans] = {}
     totals: dict[str, Any] = {}
     rows: dict[str, list[Any]] = {}

@@ -1,8 +1,9 @@
 """Memory estimates of a training step: persistent memory, and the peak of a run.
 
-The estimate walks through the nodes of the train graph, lowered for this machine, in execution order: a tensor lives
-from the node that creates it to the last node that reads it. A simulation of onnxruntime's allocator (``arena.py``)
-adds its fragmentation. Workspaces of kernels, and the interpreter with its libraries, are not counted.
+The estimate walks through the nodes of the lowered train graph in execution order: a tensor lives from the node that
+creates it to the last node that reads it. A simulation of onnxruntime's allocator (``arena.py``) adds its
+fragmentation.
+Workspaces of kernels, and the interpreter with its libraries, are not counted.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def memory(step: Step | str, *, options: RuntimeOptions | None = None, **sizes: 
 
     Returns:
         The estimate in bytes, by kind, without the interpreter and its libraries (100 to 200 MB). If the step folder
-        has several steps, the peak is that of the largest.
+        has several steps, the peak of the largest counts.
 
     Raises:
         UnknownNameError: if the step does not have one of the dimensions in ``sizes``.
@@ -119,13 +120,13 @@ def memory(step: Step | str, *, options: RuntimeOptions | None = None, **sizes: 
 
 
 def moments(step: Step, sizes: Mapping[str, int], options: RuntimeOptions | None = None) -> dict[str, list[Moment]]:
-    """Estimate the memory in use after each node of each train graph; return these estimates by step name."""
+    """Return the estimated memory in use after each node of each train graph, by step name."""
     opened, whole = opened_here(step, options), all_sizes_of(step.manifest, sizes)
     return {name: walked(as_run(opened, part, whole)[0]).moments for name, part in opened.parts.items()}
 
 
 def as_run(opened: OpenedStep, part: Part, sizes: Mapping[str, int]) -> tuple[onnx.ModelProto, frozenset[str]]:
-    """Return the train graph of ``part``, lowered for these sizes, and the names of the state tensors it overwrites."""
+    """Return the train graph of ``part`` lowered for ``sizes``, and the names of the state tensors it overwrites."""
     model = opened.lowered(part.model, dict(sizes))
     if not may_overwrite(model, part.ports.next_of, opened.options):
         return model, frozenset()
@@ -139,17 +140,17 @@ def opened_here(step: Step, options: RuntimeOptions | None) -> OpenedStep:
 
 
 def all_sizes_of(m: Manifest, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return a size for each dynamic dimension: the one in ``sizes``, or else 1.
+    """Return the size of each dynamic dimension, from ``sizes`` or else 1.
 
     Raises:
-        UnknownNameError: if ``sizes`` has a dimension that the step does not have.
+        UnknownNameError: if the step does not have a dimension in ``sizes``.
     """
     m.check_sizes(sizes)
     return {name: size_of_name(name, sizes, otherwise=1) for name in m.open_dimensions}
 
 
 def estimate(opened: OpenedStep, sizes: Mapping[str, int]) -> Memory:
-    """Return the memory estimate for an opened step, given the sizes of its dynamic dimensions."""
+    """Return the memory estimate for an opened step with these ``sizes`` of dynamic dimensions."""
     m = opened.manifest
     state = {kind: sum(s.nbytes for s in m.state if s.kind == kind) for kind in {s.kind for s in m.state}}
     optimizer = state.get("optimizer", 0)
@@ -209,9 +210,7 @@ class Moment:
 def walked(model: onnx.ModelProto, state: int = 0) -> Walk:
     """Return a simulated run of the lowered train graph ``model``.
 
-    Args:
-        model: the lowered train graph.
-        state: size of the step's state in bytes, on which the size of the arena's first region depends.
+    ``state`` is the size of the step's state in bytes, which affects the size of the arena's first region.
     """
     work: ir.Model = ir.from_proto(model)
     infer_shapes(work)
@@ -287,7 +286,7 @@ class Walk:
 
 
 def _bytes_of(y: ir.Value, node: ir.Node) -> int:
-    """Return the size of an output of ``node`` in bytes; if its shape is unknown, the size of the largest input."""
+    """Return the size in bytes of an output of ``node``, or of its largest input if the output's shape is unknown."""
     sizes = all_sizes(shape_of(y))
     if sizes is not None and y.dtype is not None:
         return math.ceil(math.prod(sizes) * y.dtype.itemsize)

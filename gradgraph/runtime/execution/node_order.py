@@ -1,25 +1,27 @@
-"""The order of a model's nodes in the file, which determines how fast its session opens and how much memory a run uses.
+"""The order of a model's nodes in the file, which affects session creation time and a run's memory.
 
-Nodes that need no batch come first in the file, then the others, then the updates, and the loss and metrics last.
+Nodes that do not need the batch come first in the file, then the others, then the updates, and the loss and metrics
+last.
 
-Opening a session: onnxruntime sorts all nodes before each of its optimizations. It keeps the ready nodes in a list, in
-file order, and searches that list for every node. Many nodes of a step need no batch (decays of the optimizer,
-transposed weights), so they are ready from the start; if they come late in the file, they stay in the list for long.
-With 2,000 such nodes of 15,000, a session takes 1.5 times as long to open as with these nodes in front.
+Creating a session: before each of its optimizations, onnxruntime sorts all nodes. It keeps the ready nodes in a list,
+in
+file order, and searches that list for every node. Nodes that do not need the batch (decays of the optimizer, transposed
+weights) are ready from the start; late in the file, they stay in the list for long. With 2,000 such nodes of 15,000,
+creation takes 1.5 times as long as with these nodes in front.
 
 Executing a node's inputs: onnxruntime computes the input whose node comes first in the file last. So nodes in front are
-computed just before another node reads them, and not before the whole batch.
+computed just before another node reads them, not before the whole batch.
 
 Executing the outputs: onnxruntime begins with the ancestors of the last node in the file without readers. If that node
 were an update, the loss would be computed at the very end, and its inputs (the log-probabilities of a language model)
 would stay in memory until then: a step of GPT-2 needs 6.4 GB that way, and 5.5 GB if it begins with the loss. Updates
-are in the reverse order of their gradients, so that the one whose gradient is computed first is executed first. If an
+are in the reverse order of their gradients, so the update whose gradient is computed first is executed first. If an
 update that needs the whole backward pass were first, the other weight gradients would wait for it in memory, with their
 inputs (in Stable Diffusion's U-Net, whose middle block comes last by name: 256 MiB instead of 18).
 
-onnxruntime writes an optimized model in execution order. Loaded from such a file, nodes with several inputs would be
-computed nearly in the reverse order, so that all pieces of chunked scores were in memory at once.
-``computed_as_written`` sorts the nodes of such a file so that they are executed in their original order.
+onnxruntime writes an optimized model in execution order. A session of that file would compute the inputs of a node
+nearly in reverse order, so that all pieces of chunked scores would be in memory at once. ``computed_as_written`` sorts
+the nodes of such a file so that they are executed in their original order.
 """
 
 from __future__ import annotations
@@ -68,8 +70,9 @@ def in_good_order(model: onnx.ModelProto, batch: Collection[str], following: Col
 def computed_as_written(model: onnx.ModelProto) -> onnx.ModelProto:
     """Sort the nodes of ``model`` in place so that onnxruntime executes them in the order before sorting; return it.
 
-    The new order is the order in which onnxruntime would execute the unsorted nodes. Executing the sorted nodes
-    restores the original order, except for a few nodes with several readers (36 of 1,623 in a step of GPT-2).
+    The new order is onnxruntime's execution order of the unsorted nodes. Executing the sorted nodes restores the
+    original
+    order, except for a few nodes with several readers (36 of 1,623 in a step of GPT-2).
     """
     order = order_of(model.graph)
     places = iter(sorted(range(len(order)), key=order.__getitem__))

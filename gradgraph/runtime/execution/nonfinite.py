@@ -1,9 +1,10 @@
-"""Search for the origin of NaN or infinity in a training step: the first node that produces it.
+"""Search for the first node of a training step that produces NaN or infinity.
 
-The step is run again with two counts for each tensor: the number of NaN elements, and of infinite ones. From a
-non-finite result, the search follows non-finite inputs backwards to a node that computes NaN from inputs without NaN;
-if one of these inputs is infinite, it continues to the node that produced the infinity. Intended infinities, such as
-those of a mask, are not found, since no NaN results from them.
+The step is run again with the counts of NaN and of infinite elements of each tensor. From a non-finite result, the
+search
+follows non-finite inputs backwards to a node that computes NaN from inputs without NaN; if one of these inputs is
+infinite, it continues to the node that produced the infinity. Intended infinities, such as in a mask, are not reported,
+since no NaN results from them.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class NonFinite:
         nan, inf: the numbers of NaN and of infinite elements.
         shape: shape of the output.
         inputs: a description of each input's values, by name.
-        after: if the origin is an infinity from which another node computes NaN, that node.
+        after: the node that computes NaN from this infinity, if any.
     """
 
     node: str
@@ -72,7 +73,7 @@ class NonFinite:
 
 
 class NonFiniteSearch:
-    """The search for the node of train.onnx that a NaN or infinity comes from.
+    """A search for the node of train.onnx that first produces NaN or infinity.
 
     Args:
         model: train.onnx.
@@ -93,10 +94,7 @@ class NonFiniteSearch:
         self._types = _element_types(model)
 
     def __call__(self, results: Sequence[str]) -> NonFinite | None:
-        """Return the origin of NaN or infinity in the outputs ``results``; None if all are finite.
-
-        The search starts at the first output that is not finite.
-        """
+        """Return the origin of NaN or infinity in the first of ``results`` that is not finite; None if all are."""
         # count the NaN and the infinite elements of each floating tensor
         model = onnx.ModelProto()
         model.CopyFrom(self._model)
@@ -110,10 +108,7 @@ class NonFiniteSearch:
         return None if bad is None else self._origin(bad)
 
     def _origin(self, name: str) -> NonFinite:
-        """Return the origin of NaN or infinity in the tensor ``name``.
-
-        If a node computes NaN from an infinity, this is the origin of the infinity.
-        """
+        """Return the origin of NaN or infinity in ``name``; for NaN computed from infinity, the infinity's origin."""
         if not self.counts[name][0]:
             return self._told(self._followed(name, 1))
         name = self._followed(name, 0)
@@ -125,10 +120,7 @@ class NonFiniteSearch:
         return self._told(first, self._told(name))
 
     def _followed(self, name: str, which: int) -> str:
-        """Return the name of the tensor in which the NaN (``which`` is 0) or infinity (1) of ``name`` begins.
-
-        The search goes back from each tensor to the first such input of its node, until no input has NaN or infinity.
-        """
+        """Return the first tensor, following the inputs of ``name`` back, with NaN (``which`` 0) or infinity (1)."""
         while True:
             maker = self._makers.get(name)
             before = [] if maker is None else [i for i in _read(maker) if self.counts.get(i, (0, 0))[which]]
@@ -151,10 +143,7 @@ class NonFiniteSearch:
         return NonFinite(maker.name, op_type, name, place, nan, inf, shape, inputs, after)
 
     def _values(self, names: Iterable[str]) -> dict[str, Array]:
-        """Run the step and return the values of the tensors ``names``, floating-point tensors as float64.
-
-        Tensors of unknown type and string tensors are omitted.
-        """
+        """Run the step and return the tensors ``names``, floats as float64; strings and unknown types are omitted."""
         model = onnx.ModelProto()
         model.CopyFrom(self._model)
         known = [name for name in names if self._types.get(name, STRING) != STRING]
@@ -179,7 +168,7 @@ class NonFiniteSearch:
 
 
 def _element_types(model: onnx.ModelProto) -> dict[str, int]:
-    """Return the ONNX element type of each tensor in the main graph whose type is known, by name."""
+    """Return the known ONNX element types of tensors in the main graph, by name."""
     graph = onnx.shape_inference.infer_shapes(model).graph
     values = (*graph.input, *graph.value_info, *graph.output)
     typed = {v.name: v.type.tensor_type.elem_type for v in values if v.type.HasField("tensor_type")}
@@ -190,9 +179,9 @@ def _element_types(model: onnx.ModelProto) -> dict[str, int]:
 
 
 def _counting_nodes(name: str, scope: str) -> list[onnx.NodeProto]:
-    """Return nodes that compute two counts for the tensor ``name``: its NaN elements, and its NaN or infinite elements.
+    """Return nodes that count NaN elements, and NaN or infinite elements (x − x is NaN), of the tensor ``name``.
 
-    The latter are the elements x for which x − x is NaN. Names of new tensors begin with ``scope``.
+    Names of new tensors begin with ``scope``.
     """
     make = onnx.helper.make_node
     nodes = [make("Cast", [name], [f"{scope}/x"], to=onnx.TensorProto.DOUBLE),

@@ -1,4 +1,4 @@
-"""A step opened on one machine: its state, and sessions of its models, each created when it is first needed."""
+"""A step opened on one machine: its state, and sessions of its models, each created on first use."""
 
 from __future__ import annotations
 
@@ -75,11 +75,9 @@ class OpenedStep:
 
     Attributes:
         parts: the steps by name; a single step has the name "".
-        kernels: the kernels that train: the name of the native library, or ``STOCK``; "" if the provider is not the
-            CPU.
-        gathered: shapes of the inputs whose rows training sessions gather; applies to sessions created later.
-        checks_loss: whether a step with a NaN or infinite loss must leave the state unchanged; applies to sessions
-            created later.
+        kernels: the kernels that train: the native library's name, or ``STOCK``; "" on providers other than the CPU.
+        gathered: shapes of the inputs whose rows training sessions created later gather.
+        checks_loss: whether training sessions created later must leave the state unchanged if the loss is not finite.
 
     Raises:
         RuntimeUnavailableError: if the step was lowered for another runtime or machine, or native kernels are requested
@@ -137,10 +135,7 @@ class OpenedStep:
         return state
 
     def _read_straight(self, state: State, model: onnx.ModelProto) -> set[str]:
-        """Read the state tensors that init.onnx only copies from a weight file; return their names.
-
-        The file is read directly into their memory, without mapping it.
-        """
+        """Read the state tensors that init.onnx only copies from a weight file, unmapped; return their names."""
         if not state.on_cpu:
             return set()
         stored = {t.name: t for t in model.graph.initializer if is_external(t) and not is_packed(t)}
@@ -152,13 +147,10 @@ class OpenedStep:
         return read
 
     def follow(self, weights: Mapping[str, Array]) -> dict[str, Array]:
-        """Return state tensors that init.onnx computes from weights, such as an optimizer's copies, for new weights.
+        """Return, by name, the state tensors that init.onnx computes from weights, such as an optimizer's copies.
 
         Args:
             weights: the new weights by name.
-
-        Returns:
-            The values of the dependent state tensors by name.
         """
         model = widened(self.definition.init)
         made = {name for node in model.graph.node for name in node.output}
@@ -180,7 +172,7 @@ class OpenedStep:
         return {n: fetched(v, numpy_dtype(specs[n].dtype)) for n, v in zip(names, found, strict=True)}
 
     def find_nonfinite(self, part: Part, feeds: Mapping[str, ort.OrtValue], batch: Collection[str]) -> NonFinite | None:
-        """Return the node of the saved step from which a NaN or infinity in the loss or the next state comes.
+        """Return the node of the saved step that first produces NaN or infinity in the loss or the next state, or None.
 
         Args:
             part: the step.
@@ -196,10 +188,7 @@ class OpenedStep:
         return NonFiniteSearch(part.model, feeds, batch, open_session)(results)
 
     def evaluation(self, averaged: bool = True) -> BoundSession:
-        """Return the session that computes loss and metrics.
-
-        With ``averaged``, it reads the averaged weights, if the step has them.
-        """
+        """Return the session that computes loss and metrics, with averaged weights if ``averaged`` and available."""
         ports = Ports(self.manifest.results, measures=self.manifest.columns_of_sums)
         make = functools.partial(BoundSession, self._evaluating, self.state, ports)
         return self._once("evaluation", averaged, make)
@@ -211,7 +200,7 @@ class OpenedStep:
         return self._once("prediction", averaged, functools.partial(ComputingSession, session, self.state, names))
 
     def close_sessions(self) -> None:
-        """Close all sessions, which frees their memory. They are created again when they are needed."""
+        """Close all sessions to free their memory; they are created again on use."""
         for part in self.parts.values():
             part.close_sessions()
         self._bound.clear()
@@ -224,7 +213,7 @@ class OpenedStep:
         return self._predicting[1]
 
     def _once(self, what: str, averaged: bool, make: Callable[..., Bound]) -> Bound:
-        """Return the cached session for ``what`` ("evaluation" or "prediction"), created by ``make`` on first use.
+        """Return the session for ``what`` ("evaluation" or "prediction"), created by ``make`` on first use.
 
         With ``averaged``, it is bound to the averaged weights, if the step has them.
         """
@@ -243,9 +232,11 @@ class OpenedStep:
     def _packs_twice(self) -> bool:
         """Whether sessions other than the training session may have their own copy of frozen weights.
 
-        For BERT-base, such a copy takes 0.4 GB. With it, products of 4 to 64 rows are 1.3 to 2.7 times as fast, and
-        products of 128 to 512 rows 1.04 to 1.3 times (2048 x 2048, one thread of an AMD EPYC). The decision depends
-        only on the size, so that evaluations of a step always return the same bits.
+        For BERT-base, a copy takes 0.4 GB, and makes products of 4 to 64 rows 1.3 to 2.7 times as fast, of 128 to 512
+        rows
+        1.04 to 1.3 times (2048 x 2048, one thread of an AMD EPYC). The decision depends only on the size, so
+        evaluations of
+        a step always return the same bits.
         """
         return self.options.pack_weights is True or self.weights.size < LEAST_PASSED
 
@@ -256,7 +247,7 @@ class OpenedStep:
         return self._to_compute(model), found
 
     def alone(self, part: Part, sizes: Sizes, profile: Path | None = None) -> BoundSession:
-        """Create a new training session for batches of these sizes, which is not cached or shared.
+        """Create a training session for batches of these sizes, neither cached nor shared.
 
         Args:
             part: the step.
@@ -315,15 +306,15 @@ class OpenedStep:
     def packs_for(self, part: Part, sizes: Sizes) -> bool:
         """Whether a session of ``part`` may keep a copy of frozen weights, if the options allow it.
 
-        The session for the usual sizes may. The general session for all other batches, with empty ``sizes``, may only
-        if ``_packs_twice`` is true.
+        The session for the usual sizes may; the general session for other batches (empty ``sizes``) needs
+        ``_packs_twice``.
         """
         return bool(sizes) or not part.training.has_sizes or self._packs_twice
 
     def half(
         self, model: onnx.ModelProto, sizes: Sizes, next_of: Mapping[str, str], packs: bool = True
     ) -> tuple[ort.InferenceSession, frozenset[str]]:
-        """Create a session for one half of the step (gradients or update); return it with the tensors it overwrites.
+        """Create a session for a half of the step (gradients or update); return it with the tensors it overwrites.
 
         Args:
             model: the half, or a part of it, from the saved step.
@@ -345,9 +336,9 @@ class OpenedStep:
         return session, self._shared(executed, next_of) if in_place else frozenset()
 
     def lowered_half(self, model: onnx.ModelProto, sizes: Sizes) -> onnx.ModelProto:
-        """Return a half of the step (gradients or update) lowered for these sizes, for the caller to split further.
+        """Return a half of the step (gradients or update) lowered for these sizes, to be split further.
 
-        The result is read from the cache of lowered models, or stored there.
+        The lowered half is cached.
         """
         name = self._training_key(model, sizes, {})
         found = openings.read(name, model)
@@ -361,12 +352,10 @@ class OpenedStep:
         return made
 
     def _shared(self, executed: onnx.ModelProto | None, next_of: Mapping[str, str]) -> frozenset[str]:
-        """Return the state tensors that a session may overwrite; their memory becomes common to both sets of the state.
+        """Return the state tensors that a session may overwrite; both sets of the state then share their memory.
 
-        Args:
-            executed: the model that the session executes. If it is None, the session overwrites nothing, and then no
-                other session may overwrite its tensors either.
-            next_of: state tensor → output with its next value, for the tensors that the session updates.
+        ``executed`` is the model as onnxruntime executes it. If it is None, no session may overwrite the tensors in
+        ``next_of``.
         """
         safe = frozenset[str]() if executed is None else proven(executed, next_of, self.options)
         if self.options.in_place:
@@ -383,12 +372,8 @@ class OpenedStep:
     ) -> tuple[ort.InferenceSession, onnx.ModelProto | None]:
         """Return a session of ``source`` and the model that it executes, if possible from the ``openings`` cache.
 
-        Args:
-            source: a model of the step.
-            key: returns the cache key; None if the model cannot be cached.
-            lowered: returns the lowered model.
-            tells: whether the executed model must be returned; otherwise it is None.
-            packs: whether the session may keep a copy of frozen weights.
+        ``key`` returns the cache key, or None if the model cannot be cached; ``lowered`` returns the lowered model. The
+        executed model is None unless ``tells``.
         """
         name = key()
         found = openings.read(name, source)
@@ -410,27 +395,20 @@ class OpenedStep:
         return session, executed if tells else None
 
     def _writes_much(self, model: onnx.ModelProto, packs: bool) -> bool:
-        """Whether the optimized model of a session would contain large constants computed from external weights.
-
-        ``packs`` says whether the session may keep a copy of frozen weights.
-        """
+        """Whether a session's optimized model would contain large constants computed from external weights."""
         return self._copies_many(model, packs) and computes_with_weights(model)
 
     def _copies_many(self, model: onnx.ModelProto, packs: bool) -> bool:
-        """Whether a session copies large external weights, so that it would write them into its optimized model, too.
-
-        ``packs`` says whether the session may keep a copy of frozen weights.
-        """
+        """Whether a session copies large external weights, and would thus write them into its optimized model."""
         is_large = self.weights.size > openings.LARGEST_WRITTEN
         return is_large and copies_weights(model, self.placement, self.options, self.weights, packs)
 
     def _session_and_model(
         self, model: onnx.ModelProto, tells: bool, packs: bool = True
     ) -> tuple[ort.InferenceSession, onnx.ModelProto | None]:
-        """Return a session and the model that it executes.
+        """Return a session and the model that it executes, or None if that model cannot be written to a temporary file.
 
-        The model is None if it cannot be written to a temporary file; with ``tells`` and ``in_place=True``, the error
-        is raised instead.
+        With ``tells`` and ``in_place=True``, the error is raised instead.
         """
         try:
             with tempfile.TemporaryDirectory() as folder:
@@ -448,9 +426,9 @@ class OpenedStep:
             return self._session(model, packs=packs), None
 
     def _is_whole(self, executed: onnx.ModelProto, model: onnx.ModelProto) -> bool:
-        """Make weights of ``executed``, the optimized model, refer to the files of ``model``, in place.
+        """Make weights of ``executed``, the optimized ``model``, refer to the files of ``model``, in place.
 
-        Return whether all external weights of ``executed`` are weights of ``model``, so that it can replace ``model``.
+        Return whether all its external weights are weights of ``model``.
         """
         return openings.lies_beside(executed, model, self.weights.holds)
 

@@ -2,12 +2,13 @@
 
 Opening a step lowers it for this machine and lets onnxruntime optimise the result. Both depend only on the step, the
 sizes, options, processor, versions, and the source files of this package; all of these are in the cache key. The cached
-model is the one that onnxruntime executed. Loaded without further optimisations, it has the same nodes, so results are
-bitwise identical.
-The nodes are stored in an order from which onnxruntime derives the same execution order, so memory use is the same, too
-(``node_order``).
+model is the model that onnxruntime executed. Loaded without further optimisations, it has the same nodes, so results
+are
+bitwise identical. Its nodes are stored in an order from which onnxruntime derives the same execution order, so memory
+use
+is the same, too (``node_order``).
 
-Large constants of the step and its external weights are not duplicated: they are read from the step.
+Large constants of the step and its external weights are read from the step, not duplicated.
 
 A file that is truncated, damaged, of another version, stored under another key or writable by other users is ignored.
 GRADGRAPH_OPENINGS=off disables the cache.
@@ -130,7 +131,7 @@ def is_worth_it(model: onnx.ModelProto) -> bool:
 
 
 def keep(key: str, source: onnx.ModelProto, lowered: onnx.ModelProto, executed: onnx.ModelProto | None) -> None:
-    """Write the lowered or optimised form of a model to the cache, unless it is too large or the folder not writable.
+    """Write a lowered or optimised model to the cache, unless it is too large or the folder is not writable.
 
     Args:
         key: the cache key.
@@ -162,7 +163,7 @@ def lies_beside(
     Args:
         executed: the model that onnxruntime executes.
         lowered: the model that it was created from.
-        holds: returns whether an external tensor has the given bytes in its file.
+        holds: returns whether the bytes of an external tensor in its file equal other bytes.
 
     Returns:
         Whether every external weight of ``executed`` equals a weight of ``lowered``.
@@ -206,7 +207,7 @@ def _is_filled(model: onnx.ModelProto, source: onnx.ModelProto) -> bool:
 
 
 def _large_constants(model: onnx.ModelProto) -> Iterator[tuple[str, bytes]]:
-    """Yield name and bytes of each large constant stored in the model itself."""
+    """Yield name and bytes of each large constant that is not external."""
     for tensor in model.graph.initializer:
         if not is_external(tensor) and len(raw := tensor.raw_data) >= LEAST_APART:
             yield tensor.name, raw
@@ -235,7 +236,7 @@ def _forget_beyond(most: int) -> None:
 
 
 def _by_last_use() -> list[tuple[int, int, Path]]:
-    """Return the time of last use, size in bytes and path of each file, least recently used first."""
+    """Return time of last use, size in bytes and path of each cached file, least recently used first."""
     found = []
     with contextlib.suppress(OSError):
         for path in folder().glob("*.opening"):

@@ -11,10 +11,7 @@ import onnxruntime as ort
 
 
 def is_of_numpy(dtype: np.dtype[Any]) -> bool:
-    """Whether a dtype is built into NumPy, not defined by ml_dtypes.
-
-    Comparing dtypes by identity would fail, since an unpickled dtype is a new object.
-    """
+    """Whether a dtype, also an unpickled copy, is built into NumPy, not defined by ml_dtypes."""
     return dtype.isbuiltin != 2
 
 

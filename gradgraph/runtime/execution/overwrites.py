@@ -23,7 +23,7 @@ def may_overwrite(model: onnx.ModelProto, next_of: Mapping[str, str], options: R
 
 
 def prepared(model: onnx.ModelProto, ports: Ports, options: RuntimeOptions, checks_loss: bool) -> onnx.ModelProto:
-    """Modify ``model`` so that updates of state tensors run after all other nodes that read them; return ``model``.
+    """Make updates of state tensors run after all other nodes that read them, in place; return ``model``.
 
     Unless ``in_place`` is True, updates also wait for the loss.
 

@@ -18,9 +18,7 @@ from gradgraph.step.manifest import BATCH_WEIGHT, LEARNING_RATE, UPDATE, Manifes
 def check_accumulates(accumulate: int | None, parts: Iterable[Part]) -> None:
     """Raise BuildError if gradients should be accumulated, but none of ``parts`` supports this.
 
-    Args:
-        accumulate: the number of batches per update; None for no accumulation.
-        parts: the steps.
+    ``accumulate`` is the number of batches per update; None for no accumulation.
     """
     if accumulate is not None and not any(UPDATE in part.rates.defaults for part in parts):
         raise BuildError(
@@ -65,7 +63,7 @@ class Part:
 
     @functools.cached_property
     def ports(self) -> Ports:
-        """The inputs and outputs of the train graph besides its batch."""
+        """The inputs and outputs of the train graph other than its batch."""
         spec = self._manifest.parts[self.name]
         moved = set(spec.writes)
         next_of = {s.name: s.next for s in self._manifest.state if s.name in moved}
@@ -83,5 +81,5 @@ class Part:
         return {name: value for name, value in values.items() if name in known}
 
     def close_sessions(self) -> None:
-        """Close all sessions. The next run opens one for the sizes of its own batch."""
+        """Close all sessions; the next run opens one for the sizes of its batch."""
         self.training: ShapedSessions[BoundSession] = ShapedSessions(self.specs, lambda sizes: self._make(self, sizes))

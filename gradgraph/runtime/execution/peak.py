@@ -120,7 +120,7 @@ def _held(walk: Walk, origins: Origins) -> tuple[Held, ...]:
 
 
 def _by_batch(step: Step, options: RuntimeOptions | None, sizes: Mapping[str, int], found: Memory) -> dict[int, int]:
-    """Return the total bytes by batch size, for one, two and four times the batch size of the estimate ``found``.
+    """Return the total bytes for one, two and four times the batch size of the estimate ``found``, by batch size.
 
     The last number is extrapolated linearly. The dict is empty if the batch size is fixed.
     """

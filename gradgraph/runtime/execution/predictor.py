@@ -36,8 +36,7 @@ class Predictor:
         outputs: names of the outputs to compute, in this order; all by default.
         device: the device to run on.
         packs: whether onnxruntime may copy large weights into the order in which matrix products read them. If False,
-            and the model computes on weights (dequantization, transposes), these nodes are not folded either, but run
-            as written in the file, with each batch.
+            nodes that compute on weights (dequantization, transposes) are not folded either, but run with each batch.
         options: settings of onnxruntime; ignored if nodes are not folded because of ``packs=False``.
 
     Attributes:
@@ -111,7 +110,7 @@ class Predictor:
 def is_probable(value: ir.Value) -> bool:
     """Return whether a model output contains class probabilities.
 
-    Outputs of a Softmax over the second axis, the last axis or an unknown axis do, and the Sigmoid of one number per
+    These are outputs of a Softmax over the second, the last or an unknown axis, or of a Sigmoid of one number per
     sample.
     """
     found = probabilities(value)
@@ -126,9 +125,9 @@ def is_probable(value: ir.Value) -> bool:
 def _in_few_bits(model: ir.Model) -> bool:
     """Return whether a model stores weights as float16, or as integers that it dequantizes.
 
-    An optimizing session makes larger copies of such weights: it folds the Casts, and fuses a DequantizeLinear and a
-    matrix product to MatMulNBits. The result is False for integer weights if the model also quantizes its data, since
-    its integer products read weights in their stored form.
+    An optimizing session makes larger copies of such weights: it folds Casts, and fuses DequantizeLinear and a matrix
+    product to MatMulNBits. Models that also quantize their data do not count, since integer products read weights in
+    their stored form.
     """
     operators = {node.op_type for node in model.graph}
     few = any(name.endswith(STORED) for name in model.graph.initializers)

@@ -1,8 +1,8 @@
 """Profiles of a training step: onnxruntime's node times, assigned to the nodes and layers of the user's model.
 
-onnxruntime records when each node of the lowered step ran. A node's name begins with the part of the step (``grad/``,
-``loss/``, ``update/``), followed by the node of the model that it was derived from. The nodes of an optimizer are
-assigned to the layer of the weight that they update.
+The name of a lowered step's node begins with the part of the step (``grad/``, ``loss/``, ``update/``), followed by the
+node of the model that it was derived from. The nodes of an optimizer are assigned to the layer of the weight that they
+update.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class TimedNode:
 
     Attributes:
         node: the node of the user's model that it was derived from; empty for nodes of the loss and the optimizer.
-        layer: the module of that node, as in ``Step.summary``; for a node of the optimizer, the module of the weight.
+        layer: the module of ``node``, as in ``Step.summary``; for a node of the optimizer, the module of the weight.
         place: ``"forward"``, ``"loss"``, ``"backward"``, ``"update"``, or ``"other"`` (such as layout conversions that
             onnxruntime inserts).
         op_type: the operator that ran.
@@ -150,7 +150,7 @@ def profile_of(step: Step, train: onnx.ModelProto, path: Path, seconds: Sequence
 
 
 def _own_times(events: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], float]]:
-    """Yield each event with its own microseconds, without the nested events (nodes in loop bodies)."""
+    """Yield each event with its microseconds, excluding nested events (nodes in loop bodies)."""
     open_: list[tuple[Mapping[str, Any], float, list[float]]] = []
     for event in sorted(events, key=lambda e: (e["ts"], -e["dur"])):
         while open_ and open_[-1][1] <= event["ts"]:

@@ -5,12 +5,14 @@ into one region. Free space at the end of one region and at the beginning of the
 tensors: with the gradient of an embedding, 0.1 GB of 1.0 GB. Our arena begins with a region twice as large as the
 tensors predicted to be alive at the same time; the system allocates a page of it only when the page is written. The
 region is not larger, since onnxruntime immediately writes a table of 8 bytes per 256 bytes of a region: 64 MiB for
-2 GiB. Our arena always splits a free piece that is larger than the tensor. The default arena splits only pieces of
-twice the size or more; such unused ends of pieces were 5 % of the peak of ResNet-50.
+2 GiB. Our arena always splits a free piece that is larger than the tensor; the default arena splits only pieces of
+twice
+the size or more, whose unused ends were 5 % of the peak of ResNet-50.
 
-onnxruntime supports a custom arena for a session only by registering it for the whole process. So an arena is
-registered while a session (or several that run in turn) is created, and then replaced by a fresh one. These sessions
-are its only owners, and its memory is freed with the last of them.
+onnxruntime can register a custom arena only for the whole process. So an arena is registered while a session (or
+several
+that run in turn) is created, and then replaced by a fresh one. These sessions are its only owners, and its memory is
+freed with the last of them.
 """
 
 from __future__ import annotations
@@ -46,25 +48,25 @@ _registering = threading.Lock()  # the registered arena belongs to the whole pro
 
 
 def region_for(state: int, alive: int) -> int:
-    """Return the size in bytes of the first region of a step's arena: ``USUAL`` if the step's state is small.
+    """Return the size in bytes of the first region of a step's arena; ``USUAL`` if the step's state is small.
 
     Args:
         state: bytes of the step's state.
-        alive: the most bytes of temporary tensors alive at the same time.
+        alive: the peak bytes of temporary tensors.
     """
     return first_region(alive) if state >= LEAST_STATE else USUAL
 
 
 def most_left(region: int) -> int:
-    """Return how many unused bytes of a piece make an arena split it; ``region`` is the size of its first region."""
+    """Return the unused bytes from which an arena splits a piece; ``region`` is the size of its first region."""
     return MOST_LEFT if region == USUAL else DIVIDED
 
 
 def first_region(alive: int) -> int:
-    """Return the size in bytes of the first region of our arena, about twice ``alive``, but at most ``LARGE``.
+    """Return the size in bytes of the first region of our arena: about twice the ``alive`` bytes, at most ``LARGE``.
 
-    The factor is 2, since fragmentation was at most 0.5 of the bytes alive. If the system also counts memory that is
-    never written, or limits address space, the size is ``USUAL``, that of onnxruntime's own arena.
+    Fragmentation was at most 0.5 of the bytes alive, hence the factor 2. The size is ``USUAL``, as in onnxruntime's own
+    arena, if the system also counts memory that is never written, or limits address space.
     """
     if resource is None or sys.maxsize < 1 << 32 or _counts_all():
         return USUAL
@@ -84,10 +86,10 @@ def _counts_all() -> bool:
 
 @contextlib.contextmanager
 def in_one_region(alive: int, settings: ort.SessionOptions) -> Iterator[None]:
-    """Give the session created in this block its own arena, which begins with one large region.
+    """Run a block whose session has its own arena, beginning with one large region.
 
     Args:
-        alive: the most bytes of its temporary tensors alive at the same time.
+        alive: the peak bytes of the session's temporary tensors.
         settings: the options of the session.
     """
     with region_of_several(alive) as memory, memory(settings):
@@ -96,9 +98,9 @@ def in_one_region(alive: int, settings: ort.SessionOptions) -> Iterator[None]:
 
 @contextlib.contextmanager
 def region_of_several(alive: int) -> Iterator[Memory]:
-    """Yield a context in which to create a session; all sessions created in it within this block share one arena.
+    """Yield a context in which to create a session; all sessions created in this block share one arena.
 
-    The arena begins with one large region for ``alive`` bytes of temporary tensors.
+    It begins with one large region for ``alive`` bytes of temporary tensors.
     """
     with _registering:
         _register(first_region(alive))

@@ -15,8 +15,9 @@ from gradgraph.step.data_names import DataNames
 class Scores:
     """A model output with class scores for a target.
 
-    The scores have the shape [samples, classes]. For two classes, the output may instead have a single score, for the
-    second class: [samples] or [samples, 1].
+    The scores have the shape [samples, classes]; for two classes, also [samples] or [samples, 1], with a single score
+    for
+    the second class.
 
     Attributes:
         target, output: names of the target and of the output.
@@ -39,7 +40,7 @@ class Scores:
 
     @property
     def middle(self) -> float:
-        """The threshold for models with a single score: above it, the second class is predicted."""
+        """The threshold of a single score, above which the second class is predicted."""
         return 0.5 if self.computed == "Identity" else 0.0
 
     def numbers(self, scores: Array) -> Array:
@@ -53,7 +54,7 @@ class Scores:
         return names
 
     def labels(self, target: Array) -> Array:
-        """Return the class index of each sample, [samples]; of class probabilities, the index of the largest one."""
+        """Return the class index of each sample, [samples]; for class probabilities, the index of the largest."""
         if self.single:
             found: Array = (target.reshape(len(target)) > 0.5).astype(np.int64)
             return found
@@ -85,7 +86,7 @@ def scores_in(names: DataNames, outputs: Mapping[str, Array], probable: Collecti
 
 
 def scores_of(names: DataNames, shapes: Mapping[str, Sequence[object]], probable: Collection[str]) -> list[Scores]:
-    """Return the scores for each target with class names, from the shapes of the floating outputs."""
+    """Return the scores for each target with class names, from the ``shapes`` of the floating outputs by name."""
     found = []
     for target, classes in names.classes.items():
         whole = [name for name, shape in shapes.items() if tuple(shape[1:]) == (len(classes),)]
@@ -103,9 +104,9 @@ def scores_of(names: DataNames, shapes: Mapping[str, Sequence[object]], probable
 def _single_of(
     target: str, names: DataNames, shapes: Mapping[str, Sequence[object]], probable: Collection[str]
 ) -> str | None:
-    """Return the name of the output with a single score per sample, for the second of two classes; None if unclear.
+    """Return the output with a single score per sample, for the second of two classes; None if unclear.
 
-    The output is the one after which ``target`` is named, or else the only output of a suitable shape.
+    This is the output ``<output>`` for the target ``<output>_target``, or else the only output of a suitable shape.
     """
     fitting = [
         name
@@ -117,7 +118,7 @@ def _single_of(
 
 
 def output_of(target: str, fitting: Sequence[str]) -> str | None:
-    """Return the output in ``fitting`` after which the target is named (``<output>_target``), or else the first one."""
+    """Return ``<output>`` for the target ``<output>_target`` if it is in ``fitting``, or else the first of these."""
     own = [name for name in fitting if target == f"{name}_target"]
     return next(iter([*own, *fitting]), None)
 
@@ -125,9 +126,9 @@ def output_of(target: str, fitting: Sequence[str]) -> str | None:
 def names_of_classes(
     names: DataNames, batch: Mapping[str, Array], outputs: Mapping[str, Array], probable: Collection[str]
 ) -> tuple[str, str]:
-    """Return the names of the true and of the predicted class of the only sample in a batch.
+    """Return the names of the true and the predicted class of the only sample in a batch.
 
-    The classes are of the first target with class names and a valid label; without such a target, both names are empty.
+    They are for the first target with class names and a valid label; without such a target, both are empty.
     """
     for one in scores_in(names, outputs, probable):
         label = batch.get(one.target)

@@ -12,7 +12,7 @@ from gradgraph.step.data_names import DataNames
 
 
 def serve(model: ir.Model, names: DataNames, own_outputs: bool) -> None:
-    """Prepend the preprocessing of the training data, if any, to a model, in place; its inputs become columns.
+    """Prepend the preprocessing of the training data, if any, to a model, in place; columns become its inputs.
 
     Args:
         model: an inference model.
@@ -30,10 +30,7 @@ def serve(model: ir.Model, names: DataNames, own_outputs: bool) -> None:
 
 
 def _scores(model: ir.Model, names: DataNames) -> dict[str, tuple[tuple[str, ...], str]]:
-    """Return output → class names and the operator from scores to probabilities (see ``Scores.computed``).
-
-    Only outputs with class scores are included.
-    """
+    """Return output → class names and ``Scores.computed``, for outputs with class scores."""
     shapes = {v.name or "": shape_of(v) or () for v in model.graph.outputs}
     probable = [v.name or "" for v in model.graph.outputs if probabilities(v) is not None]
     return {one.output: (one.classes, one.computed) for one in scores_of(names, shapes, probable)}

@@ -57,9 +57,9 @@ class RuntimeOptions:
         optimization: onnxruntime's own graph optimization: "none", "basic", "extended" or "all".
         in_place: overwrite state tensors with their next values where this is provably safe (on the CPU), which saves
             up to half of the memory. "auto" does so for tensors of at least 262,144 elements, after the loss is known
-            to be finite: a step that diverges, or fails before its loss, leaves the state unchanged. (A step that
-            fails later, such as out of memory, loses the state.) True does so for all tensors and without
-            waiting: a step that fails or diverges loses the state. False keeps two copies of each tensor.
+            to be finite: a step that diverges, or fails before its loss, leaves the state unchanged, but a later
+            failure, such as out of memory, loses it. True does so for all tensors and without waiting: a step that
+            fails or diverges loses the state. False keeps two copies of each tensor.
         flush_denormals: flush numbers below 1.2e-38 to zero while a session computes (on Linux x86-64; no effect on
             other platforms). An operation on such a number takes as long as ten others. They occur behind attention
             masks and in decayed moments of an optimizer.
@@ -134,7 +134,7 @@ class RuntimeOptions:
         return denormals.FlushingSession if self._flushes else ort.InferenceSession
 
     def computing(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context that flushes denormals in this thread during many runs, if these settings do.
+        """Return a context for many runs that flushes denormals in this thread, if these settings do.
 
         Code between the runs must only copy numbers, since its arithmetic would be affected, too.
         """
@@ -215,9 +215,9 @@ class Placement:
         return packing(at_precision(precision), options.pack_weights)
 
     def kernels(self, options: RuntimeOptions) -> str:
-        """Return the name of the kernels that train with ``options`` from :meth:`settled`.
+        """Return the kernels that train with ``options`` from :meth:`settled`: the native library's name, or ``STOCK``.
 
-        This is the name of the native library, or ``STOCK``; "" if the provider is not the CPU.
+        The result is "" if the provider is not the CPU.
         """
         if self.backend != ORT_CPU:
             return ""
@@ -374,9 +374,9 @@ def copies_weights(
 def _most_folded(model: onnx.ModelProto) -> int:
     """Return the size limit in bytes for constants that onnxruntime may fold in ``model``.
 
-    Constants computed from frozen weights are about as large as the weights. Larger constants are filled with one
-    number, such as the zeros in which an embedding's gradient is accumulated. If these were folded, they would stay in
-    memory and still be copied in each step.
+    It admits constants computed from weights. Larger constants are filled with one number, such as the zeros in which
+    an
+    embedding's gradient is accumulated; folded, they would stay in memory and still be copied in each step.
     """
     largest = max((math.prod(t.dims) for t in model.graph.initializer), default=0)
     return max(LARGEST_FILLED, 8 * largest)
@@ -389,7 +389,7 @@ def results(session: ort.InferenceSession, outputs: Sequence[str], feeds: Mappin
 
 
 def weights_pass_through(session: ort.InferenceSession) -> contextlib.AbstractContextManager[None]:
-    """Return a context for runs of ``session`` that releases pages of mapped weights after they were read."""
+    """Return a context for runs of ``session`` in which pages of mapped weights are released after they were read."""
     weights: FrozenWeights | None = cast("Any", session).gradgraph_passed
     return contextlib.nullcontext() if weights is None else weights.passing_through()
 
@@ -406,7 +406,7 @@ class TerminatedError(GradgraphError):
 
 @contextlib.contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Convert onnxruntime's exceptions into errors of one sentence, which begins with ``what`` and names the node."""
+    """Convert onnxruntime's exceptions to one-sentence errors that begin with ``what`` and name the node."""
     try:
         yield
     except Exception as error:
@@ -414,7 +414,7 @@ def explained(what: str) -> Iterator[None]:
 
 
 def explanation(error: Exception, what: str) -> Exception:
-    """Return the error to raise instead of an onnxruntime exception; return any other exception unchanged."""
+    """Return the error to raise instead of an onnxruntime exception; other exceptions are returned unchanged."""
     if not type(error).__module__.startswith("onnxruntime") and type(error) is not RuntimeError:
         return error
     text = str(error)

@@ -1,6 +1,6 @@
 """Sessions per batch shape: one specialized for the usual sizes, and a general one for all other batches.
 
-With known sizes, lowering and onnxruntime's planning give faster sessions, and most batches have the same size.
+With known sizes, lowering and onnxruntime's planning yield faster sessions, and most batches have the same size.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ShapedSessions(Generic[Session]):
 
     Args:
         specs: the tensors of a batch; dimensions of the same name have the same size.
-        make: creates a session for a dict of sizes by dimension, or for any sizes if the dict is empty.
+        make: creates a session for sizes by dimension; for any sizes if the dict is empty.
 
     Attributes:
         has_sizes: whether the model has symbolic dimensions, so that batches may differ in size.
@@ -84,7 +84,7 @@ class ShapedSessions(Generic[Session]):
         self.usual = usual
 
     def expect_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Set the usual sizes from the shapes of a batch, by input name; do nothing if one has too few dimensions."""
+        """Set the usual sizes from the shapes of a batch, by input name, unless a shape has too few dimensions."""
         if all(axis < len(shapes[name]) for name, axis in self._dims.values()):
             self.expect({dim: shapes[name][axis] for dim, (name, axis) in self._dims.items()})
 

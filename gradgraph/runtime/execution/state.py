@@ -1,10 +1,11 @@
 """The state of a training run, kept on the device between steps.
 
-There are two sets of tensors: a step reads one and writes the other, then the sets are swapped. With several named
-steps over one state, each step updates some groups of tensors, and only these are swapped: ``side`` is an integer with
-one bit per group. Binding the same memory as input and output of a run is not safe in general, since the result would
-depend on the order in which nodes happen to run. If ``inplace.py`` proves that this is safe for a tensor, both sets
-share the tensor.
+There are two sets of tensors: a step reads one and writes the other, then the sets are swapped. If several named steps
+update different groups of tensors, only the updated groups are swapped: ``side`` is an integer with one bit per group.
+
+Using one buffer as input and output of a run is not safe in general, since the result would depend on the order in
+which
+nodes happen to run. Both sets share a tensor if ``inplace.py`` proves that this is safe.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ class Tensor:
         return fetched(self.value, self._dtype) if self._array is None else self._array.copy()
 
     def seen(self) -> np.ndarray[Any, Any]:
-        """Return the value as a view of its memory, valid until the next step; as a copy if the tensor is on a GPU."""
+        """Return the value as a view of its memory, valid until the next step; a copy if the tensor is on a GPU."""
         return fetched(self.value, self._dtype) if self._array is None else self._array.view()
 
     def read_in(self, content: Iterable[memoryview]) -> None:
-        """Fill the tensor with bytes that are read piece by piece from a file; on the CPU only."""
+        """Fill the tensor with consecutive pieces of its bytes from a file; on the CPU only."""
         assert self._array is not None
         flat, done = self._array.reshape(-1).view(np.uint8), 0
         for piece in content:
@@ -80,8 +81,8 @@ class State:
         movers: for each tensor, the named steps that update it; by default a single step updates all.
 
     Attributes:
-        side: an integer with one bit per group of tensors, which selects the group's current set. A group consists of
-            the tensors that are updated by the same steps.
+        side: an integer with one bit per group of tensors that the same steps update; the bit selects the group's
+            current set.
         shared: names of tensors whose memory both sets share.
         lost: whether a run failed that may have overwritten shared tensors.
         absent: names of tensors that other processes store.
@@ -107,7 +108,7 @@ class State:
         self._fetch: Callable[[list[str]], dict[str, np.ndarray[Any, Any]]] = lambda names: {}
 
     def share(self, names: Iterable[str], moved: Iterable[str]) -> None:
-        """Let both sets share the memory of these tensors, except tensors that an earlier session already updates.
+        """Let both sets share the memory of these tensors, unless an earlier session already updates them.
 
         Args:
             names: the tensors that a session may overwrite.
@@ -125,7 +126,7 @@ class State:
 
         Args:
             names: the tensors.
-            fetch: a function that requests copies of tensors, by name, from the other processes.
+            fetch: a function that returns copies of tensors, by name, from the other processes.
         """
         self.absent = frozenset(names)
         self._fetch = fetch or self._fetch
@@ -160,7 +161,7 @@ class State:
         return self._second[name]
 
     def values(self, side: int) -> dict[str, ort.OrtValue]:
-        """Return the OrtValues of the current set of tensors by name, as selected by this value of ``side``."""
+        """Return the OrtValues of the set of tensors that ``side`` selects, by name."""
         return {name: self._tensor(name, side).value for name in self.here}
 
     def tensor_like(self, name: str) -> Tensor:
@@ -176,20 +177,20 @@ class State:
         self._tensor(name, self.side).write(array)
 
     def read_in(self, name: str, content: Iterable[memoryview]) -> None:
-        """Fill the current value of ``name`` with the bytes of a file, piece by piece; on the CPU only."""
+        """Fill the current value of ``name`` with consecutive pieces of its bytes from a file; on the CPU only."""
         self._tensor(name, self.side).read_in(content)
 
     def swap(self, bits: int) -> None:
-        """Make the values that the last step wrote current, for the groups with these ``bits``."""
+        """Make the values written by the last step current, for the groups with these ``bits``."""
         self.side ^= bits
 
     def undo(self, bits: int) -> None:
-        """Swap back to the values from before the last step; if tensors are shared, mark the state as lost instead."""
+        """Swap back to the values before the last step; if tensors are shared, mark the state as lost instead."""
         self.swap(bits)
         self.failed()
 
     def failed(self) -> None:
-        """Record a failed run: with shared tensors, the state is lost, since it is a mixture of old and new values."""
+        """Record a failed run: if sets share tensors, the state is lost, as a mixture of old and new values."""
         self.lost = bool(self.shared)
 
     def check(self) -> None:
@@ -229,7 +230,7 @@ class State:
         return {name: fetched[name] if name in fetched else give(self._tensor(name, self.side)) for name in names}
 
     def seen_for_use(self, names: Iterable[str], averages: Mapping[str, str]) -> dict[str, np.ndarray[Any, Any]]:
-        """Return current values by name, as views like :meth:`seen`; moving averages replace the averaged tensors.
+        """Return current values by name, as views like :meth:`seen`, with moving averages for averaged tensors.
 
         Args:
             names: the tensors to return.

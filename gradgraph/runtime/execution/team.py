@@ -1,7 +1,7 @@
 """The interface between a trainer and the ranks of a data-parallel run, implemented here for a single process.
 
 ``gradgraph.parallel`` implements it for several ranks. Each processes a part of every batch, and gradients are summed
-before the update, so that all ranks have the same state. Only rank 0 logs and writes files.
+before the update, so all ranks have the same state. Only rank 0 logs and writes files.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ class Team:
         return dict(values), {}
 
     def end(self, state: State) -> None:
-        """Wait until all ranks have finished ``fit``; until then, other ranks may request parts of the state here."""
+        """Wait until all ranks have finished ``fit``, while serving their requests for parts of the state."""
 
     def counts(self, rows: int, counted: int) -> None:
-        """Set the number of samples of this rank in the next step, and the number of loss terms (``counted``)."""
+        """Set this rank's numbers of samples (``rows``) and of loss terms (``counted``) in the next step."""
 
     def of_all(self, rows: int, counted: int) -> tuple[int, int]:
         """Return the numbers of samples and loss terms of the last step, summed over all ranks."""

@@ -1,8 +1,8 @@
 """Selection of forms (implementations of an operator) by timing each form of each operator once on this machine.
 
 By default, the tables of ``gradgraph.backends`` select forms that were fast on the machines of their authors. ``Tuner``
-times every form that supports a node of the model, including the portable form, each in a model of only that node. The
-fastest form is stored in a file in the user's cache, by processor, versions and threads, so no node is timed twice.
+times every form that supports a node of the model, including the portable form, in a model of only that node. The
+fastest form is stored in the user's cache, by processor, versions and threads, so no node is timed twice.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Tuner:
         backend: the backend whose forms are timed.
         placement, options: the placement and settings of the timed sessions.
         cache: the file of earlier choices; ``None`` keeps them in memory only.
-        report: called with one line for each timed node.
-        chosen: the fastest form by the key of a call (``Call.key``).
+        report: called with one line of text for each timed node.
+        chosen: the name of the fastest form by the key of a call (``Call.key``).
 
     Raises:
         RuntimeUnavailableError: if other users can write the cache file.
@@ -108,7 +108,7 @@ class Tuner:
                 yield key, best
 
     def _race(self, node: ir.Node, forms: Sequence[Form]) -> dict[str, float]:
-        """Return the median time in seconds of ``node`` in each form that supports it, by the form's name."""
+        """Return the median time in seconds of ``node`` in each form that supports it, by form name."""
         rng = np.random.default_rng(0)
         runs: dict[str, Callable[[], None]] = {}
         for candidate in (None, *(f for f in forms if _serves(f, node))):
@@ -202,7 +202,7 @@ def _stored(cache: Path | None) -> dict[str, dict[str, str]]:
 
 
 def _burst(run: Callable[[], None], count: int = 2) -> list[float]:
-    """Call ``run`` repeatedly; return the time in seconds of ``count`` calls, after a pause and an untimed call.
+    """Return the time in seconds of each of ``count`` calls of ``run``, after a pause and an untimed call.
 
     The pause lets threads of the previous session stop spinning; the untimed call wakes up the threads of this session.
     """
@@ -228,10 +228,9 @@ def _can_stand_alone(node: ir.Node) -> bool:
 
 
 def _choice_of(candidate: Form | None, key: Key) -> Choose:
-    """Return a function ``choose`` that selects the form ``candidate`` for calls with this key.
+    """Return a function ``choose`` that selects ``candidate`` (None: the portable form) for calls with this key.
 
-    If ``candidate`` is None, the portable form is selected. Other calls, such as nodes that the candidate itself emits,
-    are lowered as usual.
+    Other calls, such as nodes that the candidate itself emits, are lowered as usual.
     """
 
     def choose(call: Call, forms: Sequence[Form]) -> Sequence[Form]:

@@ -1,8 +1,8 @@
-"""onnxruntime optimizations that cannot apply to a model, to be disabled.
+"""Names of onnxruntime optimizations to disable because they cannot apply to a model.
 
-Each optimization first sorts all nodes of the graph by a slow algorithm: each node is inserted by linear search into a
-list of ready nodes, which is long for a training step. For a step of 15,000 nodes, disabling these optimizations saves
-a fifth of the sorts and of the time to open its session. The executed graph does not change.
+Each optimization first sorts all nodes of the graph by inserting each node by linear search into a list of ready nodes,
+which is long for a training step. For a step of 15,000 nodes, disabling these optimizations saves a fifth of the sorts
+and of the time to open its session. The executed graph does not change.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _STARTS_FROM: dict[str, tuple[str, ...]] = {
 def useless_optimizations(model: onnx.ModelProto) -> list[str]:
     """Return the names of onnxruntime optimizations that cannot apply to ``model``.
 
-    They apply to operators that ``model`` does not contain and that no other optimization creates.
+    Their operators are neither in ``model`` nor created by other optimizations.
     """
     lists = (model.graph.node, *(f.node for f in model.functions))
     operators = " ".join({node.op_type for nodes in lists for node in proto_nodes(nodes)}).lower()

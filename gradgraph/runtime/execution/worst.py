@@ -22,7 +22,7 @@ class WorstSample:
     """A sample with a large loss.
 
     Attributes:
-        index: its position in the data, from 0.
+        index: position of the sample in the data, from 0.
         value: its loss.
         sample: its inputs and targets by name, without the sample axis.
         outputs: the model's outputs for it by name, without the sample axis.
