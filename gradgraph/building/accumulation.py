@@ -75,7 +75,7 @@ class Accumulation(Link):
         return accumulated
 
     def _added(self, name: str, dtype: ir.DataType, shape: Sequence[Any], term: Var, due: Var) -> Var:
-        """Accumulate ``term`` in a state tensor that is reset after each update; return the sum including ``term``."""
+        """Add ``term`` to a state tensor that is reset after each update; return the sum."""
         start = self._state.start
         before = self._state.new(name, dtype, shape)
         total = before + term

@@ -74,7 +74,7 @@ def imitated(
 def _mean_parts(each: Tensor, factors: Sequence[Tensor], checked: Collection[str]) -> tuple[Tensor, Tensor]:
     """Return the weighted sum of ``each``, and the sum of the weights.
 
-    The weights are the product of ``factors``, which correspond to the leading axes of ``each``.
+    The weights are the product of ``factors``, whose axes are the leading axes of ``each``.
     """
     depth = max((f.ndim for f in factors), default=0)
     if factors and each.ndim > depth:
@@ -96,7 +96,7 @@ def _has_axes_of(state: Tensor, labels: Tensor) -> bool:
 
 
 def _check_lies_over(factors: Sequence[Tensor], state: Tensor) -> None:
-    """Raise BuildError if weights have axes that the hidden state lacks."""
+    """Raise BuildError if weights have axes that the hidden state does not have."""
     for factor in factors:
         mine, its = state.traced.shape or (), factor.traced.shape or ()
         unlike = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(mine, its, strict=False))
@@ -116,8 +116,8 @@ def _shape_text(shape: Sequence[Any]) -> str:
 def check_imitation(graph: ir.Graph, imitation: Imitation, is_alone: bool, mask: Any) -> None:
     """Raise BuildError if the distillation does not match the other options.
 
-    This is so if outputs of the teacher are missing, if the teacher's share is below 1 although there is no other loss
-    (``is_alone``), or if the mask is a dict, which masks single outputs.
+    Errors are missing outputs of the teacher, a teacher's share below 1 although there is no other loss (``is_alone``),
+    and a dict of masks for single outputs.
     """
     if missing := [name for name in imitation.values if name not in floating_outputs(graph)]:
         raise BuildError(

@@ -37,9 +37,9 @@ class GroupStarts(Link):
         ]
 
     def moved(self, group: Group, weights: Weights, new: list[Var], first: int) -> list[Var]:
-        """Return the new weights of ``group``; before its start step, the old weights.
+        """Return the new weights of ``group``, or the old weights before its start step.
 
-        Before the start step, the state tensors in slot ``first`` and later slots also keep their values.
+        Before the start step, the state tensors ``slots[first:]`` also keep their values.
         """
         return self._state.where(self.has_begun(group.start), weights.old, new, first) if group.start else new
 

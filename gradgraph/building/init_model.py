@@ -38,7 +38,7 @@ class InitModel:
             self._values[name] = begin.value if is_weight else owned(self.op, begin, name, value, self._values.values())
 
     def model(self) -> ir.Model:
-        """Return the model init.onnx."""
+        """Return the finished init.onnx."""
         graph = ir.Graph((), [*self._values.values()], nodes=(), name="init", opset_imports={"": OPSET})
         for weight in self._weights.values():
             graph.register_initializer(weight)
@@ -49,8 +49,7 @@ class InitModel:
 def owned(op: Builder, var: Var, name: str, like: ir.Value, taken: Collection[ir.Value]) -> ir.Value:
     """Return ``var`` as a separate value named ``name``, with the type and shape of ``like``.
 
-    An Identity node copies ``var`` if ``op`` did not write it, or if it is already in ``taken``; otherwise ``var`` is
-    renamed.
+    If ``op`` did not write ``var``, or if it is in ``taken``, an Identity node copies it; otherwise it is renamed.
     """
     node = var.value.producer()
     if node is None or node.graph is not None or var.value in taken:

@@ -8,10 +8,9 @@ from gradgraph.step.manifest import Dim, Manifest, numpy_dtype
 
 
 def write_interface(model: ir.Model, manifest: Manifest) -> ir.Model:
-    """Set the types and shapes of the inputs and outputs of a model of a step to those in ``manifest``, in place.
+    """Set the types and shapes of the inputs and outputs of a step's model to those in ``manifest``, in place.
 
-    This is needed because passes that rewrite nodes may lose a type or a shape. The model's own outputs keep their
-    declarations.
+    Passes that rewrite nodes may have lost a type or a shape. The model's own outputs keep their declarations.
     """
     known = _declared(manifest)
     for value in (*model.graph.inputs, *model.graph.outputs):
@@ -27,7 +26,7 @@ def write_interface(model: ir.Model, manifest: Manifest) -> ir.Model:
 def _declared(manifest: Manifest) -> dict[str, tuple[str | None, tuple[Dim, ...]]]:
     """Return the element type and shape of each input and output in the manifest, by name.
 
-    The type is None for losses, metrics and reports, whose type depends on the model's.
+    The type is None for losses, metrics and reports, whose type the model determines.
     """
     tensors = (*manifest.inputs, *manifest.targets, *manifest.state)
     found: dict[str, tuple[str | None, tuple[Dim, ...]]] = {t.name: (t.dtype, t.shape) for t in tensors}

@@ -15,7 +15,7 @@ from gradgraph.optim.transform import Vars
 
 @dataclass(frozen=True)
 class Weights:
-    """Trained weights.
+    """The trained weights.
 
     Attributes:
         params: the weights in the model.
@@ -41,7 +41,7 @@ class Link:
     """A stage between backward pass and optimizer; by default, it changes nothing."""
 
     def gradients(self, gradients: Vars) -> Vars:
-        """Return the transformed gradients, in the order of the trained weights."""
+        """Return the gradients, in the order of the trained weights, after this stage."""
         return gradients
 
     def around(self, update: Update) -> Update:

@@ -50,7 +50,10 @@ def logits_behind(graph: ir.Graph, terms: Sequence[Term], named: bool) -> tuple[
 
 
 def _as_output(graph: ir.Graph, logits: ir.Value, found: Probabilities) -> str:
-    """Return the name of the logits, with axes in the order of the probabilities; add nodes for this if necessary."""
+    """Return the name of an output with the logits, with axes in the order of the probabilities.
+
+    Nodes for this are added if necessary.
+    """
     assert logits.name is not None
     if found.logits is not None:
         return logits.name
@@ -67,7 +70,7 @@ def _as_output(graph: ir.Graph, logits: ir.Value, found: Probabilities) -> str:
 
 
 def reading(terms: Sequence[Term], taken: Mapping[str, str]) -> tuple[Term, ...]:
-    """Return ``terms`` with the outputs in ``taken`` replaced by the logits that it maps them to."""
+    """Return ``terms`` that read logits: ``taken`` maps names of outputs to names of logits."""
     return tuple(replace(t, outputs=tuple(taken.get(name, name) for name in t.outputs)) for t in terms)
 
 

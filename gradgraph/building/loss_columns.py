@@ -22,7 +22,7 @@ DIVISORS = "has terms with different divisors"
 
 
 def parts_of(builder: Builder, graph: ir.Graph, value: Var, samples: Var) -> list[Quotient]:
-    """Split a loss into quotients of sums; a loss of another form is treated as a mean over the samples of the batch.
+    """Return a loss as quotients of sums; any other loss is treated as a mean over the samples of the batch.
 
     Args:
         builder: writes after ``graph``.
@@ -59,8 +59,7 @@ def added_up(
     counts_labels: bool,
     counts_samples: bool,
 ) -> Written:
-    """Return ``written`` with the facts that accumulation over batches needs: the weight of a batch, whether losses add
-    up, and why results may differ from those of one large batch.
+    """Return ``written`` with the weight of a batch, whether losses add up, and how accumulation changes results.
 
     A column "loss" computed from sums is added if the caller cannot weight the losses of batches itself.
 

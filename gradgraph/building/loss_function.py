@@ -1,4 +1,4 @@
-"""Losses that are Python functions, which are called with traced tensors while a step is built to write their nodes."""
+"""Losses that are Python functions, called with traced tensors to write their nodes."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class TracedLoss:
         targets: the shape or ``Input`` of each further input that the function reads from a batch, by name.
 
     Attributes:
-        kept, targets: as in every ``Objective``.
+        kept, targets: see ``Objective``.
         names: the names of the targets in the graph, by the names that the function uses.
         names_read: the names of the model's values that the function reads.
     """
@@ -169,7 +169,7 @@ class TracedLoss:
         return [v for v in values if carries(v) and is_tensor(v)]
 
     def emit(self, op: Builder, graph: ir.Graph) -> Written:
-        """Write the loss after ``graph``, and its other results as metrics."""
+        """Write the loss and, as metrics, its other results after ``graph``."""
         _, _, found = self._trace(op, graph)
         return Written(found[0], found[1:])
 
@@ -196,7 +196,7 @@ class TracedLoss:
 
 
 def _named_result(builder: Builder, x: Tensor, name: str, others: Sequence[ir.Value]) -> ir.Value:
-    """Return a scalar result under the name ``name``, or ``<name>_loss`` if the model already has a value of that name.
+    """Return the value of a scalar result, renamed to ``name``, or ``<name>_loss`` if the model has that name.
 
     If no node of the loss computes the value, an Identity node copies it.
     """
@@ -225,13 +225,13 @@ def check_arguments(function: Callable[..., Any], kind: str = "loss") -> None:
 
 
 def _input_name(name: str, free: Builder) -> str:
-    """Return ``name``, or an unused name derived from it if the model already has a value of that name."""
+    """Return ``name``, or an unused name derived from it if the model has a value of that name."""
     taken = free.fresh(name)
     return name if taken == name else free.fresh(f"{name}_target")
 
 
 def _parts(result: Any) -> dict[str, Tensor]:
-    """Check the result of a loss function, and return its scalars by name."""
+    """Return the scalars in a loss function's result by name, after checking it."""
     parts = dict(result) if isinstance(result, Mapping) else {"loss": result}
     if not parts:
         raise BuildError("the loss function returned nothing; return a scalar tensor, or a dict of scalar tensors")

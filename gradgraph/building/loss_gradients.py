@@ -27,8 +27,8 @@ class Gradients:
         model: the model, with its loss.
         state: the state of the step.
         scale: the loss scale, for training in float16.
-        takes_factors: whether the backward pass starts from the constant factors of the optimizer's first transforms
-            instead of 1, which saves a multiplication for each weight.
+        takes_factors: start the backward pass from the constant factors of the optimizer's first transforms instead of
+            1, which saves a multiplication for each weight.
 
     Attributes:
         passes: the backward passes that were written.
@@ -41,8 +41,7 @@ class Gradients:
     def of(
         self, path: Path, params: Sequence[ir.Value], optimizer: Optimizer, links: Sequence[Link]
     ) -> tuple[Vars, Sequence[Transform]]:
-        """Return the gradients of ``params`` along ``path``, and the transforms of ``optimizer`` that remain to be
-        applied to them.
+        """Return the gradients of ``params`` along ``path``, and the transforms of ``optimizer`` to apply to them.
 
         For an optimizer with an ``ascent`` (SAM), the first gradients, transformed by ``links``, are used to perturb
         the weights, and the gradients at the perturbed weights are returned.
@@ -67,9 +66,9 @@ class Gradients:
     def _at(
         self, path: Path, weights: Sequence[ir.Value], transforms: Sequence[Transform]
     ) -> tuple[Vars, Sequence[Transform]]:
-        """Return the gradients at ``weights``, and the transforms that remain after absorbing leading factors.
+        """Return the gradients at ``weights``, and the transforms that the backward pass has not yet applied.
 
-        In half precision, no factors are absorbed, because gradients that are scaled down early would underflow.
+        In half precision it applies none, because gradients that are scaled down early would underflow.
         """
         op, left = self._state.op, list(transforms)
         loss = op.wrap(path.targets[0])

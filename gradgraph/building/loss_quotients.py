@@ -1,5 +1,4 @@
-"""Divisors of a loss, found from its nodes, which determine how the losses of batches combine into the loss of all
-data.
+"""Divisors of a loss, found from its nodes: they determine how losses of batches combine into the loss of all data.
 
 Most losses are a quotient of two sums over the batch, or a sum of such quotients: a mean divides by its number of
 elements, a class-weighted mean by the sum of the labels' weights, a masked mean by the number of unmasked elements; a
@@ -43,7 +42,7 @@ class Quotient(NamedTuple):
 
 
 class _Pending(NamedTuple):
-    """A value whose producer is still to be examined, in the search from the loss backwards to its sums."""
+    """A value that the search from the loss back to its sums has yet to examine."""
 
     value: ir.Value
     scaled: Callable[[Var], Var]  # applies the linear operations between this value and the loss
@@ -120,7 +119,7 @@ class _Reading:
         return Quotient(pending.scaled(above), pending.below)
 
     def _of_labels(self, pending: _Pending, node: ir.Node) -> Quotient | None:
-        """Return the quotient of ONNX's own losses on class indices."""
+        """Return the quotient of an ONNX loss on class indices, such as SoftmaxCrossEntropyLoss, or None."""
         op, (_, labels, *rest) = self._op, node.inputs
         reduction, ignored = (node.attributes.get(name) for name in ("reduction", "ignore_index"))
         kind = "mean" if reduction is None else reduction.as_string()
@@ -254,10 +253,9 @@ class _Reading:
     # --- divisors --------------------------------------------------------------------------------------------
 
     def _divisor(self, value: ir.Value) -> tuple[Var, list[ir.Value], bool] | None:
-        """Split a divisor into a sum over the batch and constant factors; None if it has another form.
+        """Return the sum over the batch in a divisor, its constant factors, and whether the divisor is a mean.
 
-        Returns:
-            The sum; the factors; and whether the divisor is a mean, whose sum is the mean times its size.
+        Returns None for a divisor of another form.
         """
         factors: list[ir.Value] = []
         while True:
@@ -298,7 +296,7 @@ class _Reading:
                 return None
 
     def _kept_from_zero(self, is_so: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value | None:
-        """Return ``x`` for ``where(x == 0, 1, x)`` and ``where(x > 0, x, 1)``; None for other arguments of Where."""
+        """Return the ``x`` of ``where(x == 0, 1, x)`` or ``where(x > 0, x, 1)``; None for other Where nodes."""
         node = is_so.producer()
         if node is None or node.op_type not in ("Equal", "Greater", "LessOrEqual"):
             return None
@@ -319,9 +317,9 @@ class _Reading:
         return found is not None and found[1]
 
     def _size_of(self, value: ir.Value) -> tuple[ir.Value, bool] | None:
-        """Return the tensor whose size ``value`` is, and whether that size includes the batch axis.
+        """Return the tensor whose size ``value`` is, and whether the size includes the batch axis; None for others.
 
-        A size is the length of an axis or the number of elements; the result is None if ``value`` is not a size.
+        A size is the length of an axis, or the number of elements.
         """
         node = value.producer()
         while node is not None and node.op_type in (*_SAME, "Gather", "Slice", "ReduceProd"):
@@ -367,8 +365,8 @@ class _Reading:
 def joint_divisor(parts: Sequence[Quotient]) -> Var | None:
     """Return the common divisor of all parts; None if their divisors differ.
 
-    Divisors are equal if they are computed by the same operations from the same values. Divisors that count elements
-    are taken as equal, because all of them are proportional to the number of samples.
+    Divisors are equal if they are computed by equal operations from equal values. Divisors that count elements are
+    considered equal, because all of them are proportional to the number of samples.
     """
     first = next((part.below for part in parts), None)
     if first is None or any(part.below is None for part in parts):
@@ -379,10 +377,7 @@ def joint_divisor(parts: Sequence[Quotient]) -> Var | None:
 
 
 def counts(part: Quotient) -> bool:
-    """Whether the divisor of ``part`` is a number of elements or labels.
-
-    Each element or label then has the weight 1, or 0 if it is ignored.
-    """
+    """Whether the divisor of ``part`` counts elements or labels, each with weight 1, or 0 if it is ignored."""
     if part.below is None or part.counts_elements:
         return part.below is not None
     value, flags = part.below.value, ("Cast", "Not", "Equal", "And", "Where", "Expand", "Mul", "Reshape", "Identity")

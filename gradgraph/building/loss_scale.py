@@ -36,7 +36,7 @@ class LossScale(Link):
         return scale if loss.shape == () else scale * op.ones_like(loss)
 
     def gradients(self, gradients: Vars) -> Vars:
-        """Divide the gradients by the scale, in float32 (or float64); exact if the scale is a power of two."""
+        """Return the gradients divided by the scale, in float32 (or float64); exact if the scale is a power of two."""
         op = self._state.op
         factor = 1.0 / self._scale
         wide = [g if g.dtype == ir.DataType.DOUBLE else op.cast(g, ir.DataType.FLOAT) for g in gradients]
@@ -56,9 +56,9 @@ class LossScale(Link):
         return skipping
 
     def _are_finite(self, gradients: Vars) -> Var:
-        """Return a boolean scalar: whether the sum of all gradient elements is finite.
+        """Return a boolean scalar: whether the sum of all gradients is finite.
 
-        The sum is not finite if an element is NaN or infinite, or if it overflows.
+        It is not if an element is NaN or infinite, or if the sum overflows.
         """
         op = self._state.op
         sums = [op.cast(op.ReduceSum(g, keepdims=0), ir.DataType.FLOAT) for g in gradients]
@@ -66,7 +66,7 @@ class LossScale(Link):
         return ~op.Or(op.IsNaN(total), op.IsInf(total))
 
     def _advanced(self, finite: Var) -> list[Slot]:
-        """Return the slots of loss scaling, updated for an update that was applied (``finite``) or skipped."""
+        """Return the new loss scaling slots, after an update that was applied (``finite``) or skipped."""
         op, const, s = self._state.op, self._state.start.const, self._settings
         good = self._good + 1
         due = op.Equal(good, np.int64(s.growth_interval))

@@ -47,7 +47,7 @@ class Wanted:
     def is_number(self) -> bool:
         """Whether the graph can compute the metric as one number per batch, if the step has a single, unweighted loss.
 
-        This needs a ``Metric`` that supports it, without options and without a chosen output.
+        This requires a ``Metric`` that supports it, without options or a chosen output.
         """
         return (
             isinstance(self.metric, Metric)
@@ -122,10 +122,7 @@ class MetricColumns:
     kept: Sequence[str] = ()
 
     def write_numbers(self, builder: Builder, term: Term, tensors: Sequence[Tensor]) -> list[ir.Value]:
-        """Write the metrics in ``numbers`` after the loss of ``term``; return their values.
-
-        ``tensors`` are the outputs and targets that the loss compares.
-        """
+        """Write the metrics in ``numbers`` for the outputs and targets ``tensors`` of ``term``; return their values."""
         found = []
         with tracing(Trace({}, builder=builder)):
             for one in self.numbers:
@@ -213,7 +210,7 @@ def _compared(
 
 
 def _is_probable(graph: ir.Graph, term: Term) -> bool:
-    """Whether the output of the term is already probabilities, so that no Softmax or Sigmoid is needed."""
+    """Whether the output of the term is already probabilities, so that the metric needs no Softmax or Sigmoid."""
     found = probabilities(output_of(graph, term.outputs[0]))
     return bool(term.loss.middle) or (
         found is not None and found.kind == ("Softmax" if term.loss.labels else "Sigmoid")
@@ -221,8 +218,9 @@ def _is_probable(graph: ir.Graph, term: Term) -> bool:
 
 
 def _sums(column: str, result: Any, graph: ir.Graph, builder: Builder) -> Sums:
-    """Return the sums for the result of a metric function: ``Sums``, a pair (numerator, denominator), or a scalar,
-    which is averaged over samples.
+    """Return the sums for the result of a metric function.
+
+    The result is ``Sums``, a pair (numerator, denominator), or a scalar, which is averaged over samples.
     """
     if isinstance(result, Sums):
         return result

@@ -34,7 +34,7 @@ def parts_of(options: BuildOptions) -> list[Part]:
 def keep_needed(part: Part) -> None:
     """Remove the nodes of the model that the objective of ``part`` does not need, in place.
 
-    A network that this step does not use is removed, so its running statistics are not updated.
+    Without these nodes, running statistics of networks that this step does not use stay unchanged.
     """
     model, trial = part.model, part.model.clone()
     op = builder_for(trial)

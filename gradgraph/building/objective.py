@@ -188,9 +188,9 @@ class Objective:
         return Written(loss, (), measures)
 
     def _added_up(self, builder: Builder, graph: ir.Graph, written: Written) -> Written:
-        """Return ``written`` with the divisor of the loss, which gradient accumulation needs.
+        """Return ``written`` with the divisor of the loss, for gradient accumulation.
 
-        Losses whose divisor is not a number of elements also get columns that are computed from sums.
+        Losses whose divisor is not a number of elements also get columns computed from sums.
         """
         terms = [term for term in self.terms if term.loss is not OWN]
         losses = written.metrics[:1] if self.imitation else written.metrics if self.function else ()
@@ -221,7 +221,7 @@ class Objective:
         written: Written | None,
         checked: Collection[str],
     ) -> Written:
-        """Write the distillation loss and add it to ``written``, if any."""
+        """Return ``written``, if any, plus the distillation loss."""
         if written is None:
             graph.inputs.extend(map(factor_input, self.factors))
         builder.scope = "distillation"
@@ -261,7 +261,7 @@ def own_results(op: Builder, step: str, objective: Objective, written: Written) 
 
 
 def objectives_of(options: StepOptions, model: ir.Model) -> tuple[Callable[[ir.Graph], Objective], Sequence[Finding]]:
-    """Return a function that returns the objective for a graph, and findings about the values that objectives read.
+    """Return a function from a graph to its objective, and findings about the values that objectives read.
 
     The function accepts the graph of ``model`` or of a copy. Inner values that the objective reads become outputs of
     ``model``.

@@ -26,8 +26,8 @@ class Written(NamedTuple):
         weight: a function that writes the divisor of the loss, a float32 scalar (the number of samples or labels); None
             if only the caller knows it.
         adds_up: whether the loss is a sum over the batch.
-        differs: the reason, as words that follow the name of the loss, why gradients accumulated with ``weight`` differ
-            from those of one large batch; empty if they do not differ.
+        differs: the reason, as a predicate of the loss, why gradients accumulated with ``weight`` differ from the
+            gradients of one large batch; empty if they are equal.
         every_label: whether these gradients differ only if labels are ignored.
     """
 
@@ -40,7 +40,7 @@ class Written(NamedTuple):
     every_label: bool = False
 
     def without_rows(self) -> Written:
-        """Return these results without measures that keep a row per sample, which only an evaluation computes."""
+        """Return these results without measures that have a row per sample, which only an evaluation computes."""
         return self._replace(measures=[(spec, sums) for spec, sums in self.measures if not spec.rows])
 
     @property

@@ -67,7 +67,7 @@ class OptimizerUpdate:
         return new
 
     def _moved(self, transforms: Sequence[Transform], weights: Weights, gradients: Vars, context: Context) -> list[Var]:
-        """Return the new weights, after all ``transforms``."""
+        """Return the new weights after applying all ``transforms``."""
         in_float32 = all(p.dtype == ir.DataType.FLOAT for p in weights.old)  # only then, transforms can be fused
         links, last = joined(transforms) if in_float32 else (transforms, None)
         for transform in links:
@@ -77,9 +77,7 @@ class OptimizerUpdate:
         return [p + g for p, g in zip(weights.old, gradients, strict=True)]
 
     def _through(self, transform: Transform, weights: Weights, given: Vars, context: Context) -> list[Var]:
-        """Return the result of one transform; its slots (per-weight tensors such as moments) become state tensors named
-        ``<weight>.<slot>``.
-        """
+        """Return the result of one transform; its slots, such as moments, become state tensors ``<weight>.<slot>``."""
         state, starts = self._state, transform.init(self._state.start, weights.start)
         slots = {
             slot: [

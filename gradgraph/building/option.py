@@ -124,10 +124,10 @@ def spellings(of: type[DataclassInstance]) -> dict[str, Shell]:
 
 
 def called_with(made: Callable[P, O_co]) -> Callable[[Callable[[O_co], R]], Callable[P, R]]:
-    """Decorate a function of an options object so that it takes the fields of the class ``made`` as arguments.
+    """Decorate a function of an options object so that its parameters are the fields of the class ``made``.
 
-    The signature and the "Args" section of its docstring are made from the fields; type checkers and editors also see
-    them as arguments.
+    The signature and the "Args" section of its docstring are generated from the fields, for type checkers and editors,
+    too.
     """
 
     def decorate(function: Callable[[O_co], R]) -> Callable[P, R]:
@@ -157,7 +157,7 @@ def _parameter(of: Field[Any]) -> inspect.Parameter:
 
 
 def _arguments(words: Mapping[str, str]) -> str:
-    """Format the "Args" section of a docstring."""
+    """Return the "Args" section of a docstring from the description of each argument."""
     return "\n".join(
         textwrap.fill(f"{name}: {said}", _WIDTH + 4, initial_indent=" " * 8, subsequent_indent=" " * 12,
                       break_long_words=False, break_on_hyphens=False)

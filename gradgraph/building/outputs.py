@@ -22,8 +22,9 @@ def floating_outputs(graph: ir.Graph) -> list[str]:
 
 
 def default_outputs(graph: ir.Graph) -> list[str]:
-    """Return the floating-point outputs in the order in which a loss reads them by default: outputs that depend on an
-    input come first.
+    """Return the names of floating-point outputs, in the order in which losses read them by default.
+
+    Outputs that depend on an input come first.
     """
     floating, computed = floating_outputs(graph), {v.name for v in computed_outputs(graph)}
     return sorted(floating, key=lambda name: name not in computed)

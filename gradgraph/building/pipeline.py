@@ -154,7 +154,7 @@ def low_precision(draft: Draft) -> Draft:
     """Convert the model to the requested precision.
 
     Raises:
-        BuildError: if the precision would not change the model.
+        BuildError: if this does not change the model.
     """
     precision, model = draft.precision, draft.model
     stored = {v.dtype for v in model.graph.initializers.values()}

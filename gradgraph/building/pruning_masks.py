@@ -59,7 +59,7 @@ class PruningMasks(Link):
         return found
 
     def _advance(self, weights: Vars) -> list[Slot]:
-        """Write the new masks, computed from the updated ``weights`` when a pruning step is due; return their slots."""
+        """Return the slots of the masks, recomputed from the updated ``weights`` when a pruning step is due."""
         op, step, old = self._state.op, self._state.step(), [*self._masks.values()]
         mine = [weights[i] for i in self._members]
         then = op.graph([], lambda: self._pruning.masks(op, mine, old, self._axes, step), "prune")

@@ -55,8 +55,5 @@ def _written(op: Builder, schedule: Schedule, clock: ir.Value, name: str) -> ir.
 
 
 def _input(model: ir.Model, like: ir.Value | None) -> ir.Value | None:
-    """Return the input of ``model`` with the name of ``like``, or None.
-
-    One half of a step (gradient.onnx or apply.onnx) may lack the input.
-    """
+    """Return the input of ``model`` called like ``like``; None for one half of a step that does not need it."""
     return next((v for v in model.graph.inputs if like is not None and v.name == like.name), None)

@@ -20,7 +20,7 @@ class SecondPass:
         self._copy.outputs.clear()
 
     def write(self, op: Builder, moved: Mapping[ir.Value, ir.Value]) -> ir.Value:
-        """Append the copy to the graph, with the weights that are keys of ``moved`` replaced; return its loss."""
+        """Append the copy to the graph, with weights replaced by the values in ``moved``; return its loss."""
         originals = {v.name: v for v in (*self._graph.inputs, *self._graph.initializers.values())}
         copies: Sequence[ir.Value] = (*self._copy.inputs, *self._copy.initializers.values())
         for value in copies:

@@ -83,7 +83,7 @@ def parameters_of(
 
 
 def frozen_below(model: ir.Model, values: str | Sequence[str]) -> list[str]:
-    """Return the names of the weights upstream of ``values``, which ``freeze_below`` freezes.
+    """Return the names of the weights upstream of ``values``, for ``freeze_below``.
 
     Args:
         model: the model before passes change it.
@@ -122,7 +122,7 @@ def weights_below(model: ir.Model, value: str) -> list[str]:
 
 
 def how_to_freeze(names: Sequence[str]) -> Remedies:
-    """Return the remedy of an error message: how to freeze these weights, in Python and on the command line."""
+    """Return a remedy for an error message: how to freeze these weights, in Python and on the command line."""
     these = names[0] if len(names) == 1 else list(names)
     typed = " ".join(f"--freeze {shlex.quote(shown(name))}" for name in names)
     it = "them" if names[1:] else "it"

@@ -45,7 +45,7 @@ class Marks:
 
 
 def marked(state: StepState, params: Sequence[ir.Value], gradients: Vars, written: Written) -> Marks:
-    """Return the gradients of ``params`` and the divisor of the loss under names by which ``cut`` finds them."""
+    """Return the gradients of ``params`` and the divisor of the loss, named so that ``cut`` finds them."""
     op = state.op
     found = [op.Identity(op.cast(g, p.dtype or g.dtype), name=f"{p.name}.grad")
              for p, g in zip(params, gradients, strict=True)]  # fmt: skip
@@ -107,7 +107,7 @@ def _values(model: ir.Model) -> dict[str, ir.Value]:
 
 
 def _feed(model: ir.Model, names: Iterable[str]) -> None:
-    """Turn the values called ``names`` into inputs of the graph; the nodes that computed them are no longer read."""
+    """Turn the values called ``names`` into inputs of the graph."""
     made = _values(model)
     for name in names:
         old = made[name]

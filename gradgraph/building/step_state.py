@@ -26,8 +26,7 @@ class Slot(NamedTuple):
 
 
 class StepState:
-    """The state of one step while it is built. It is also the ``optim.transform.Context`` of the optimizer's
-    transforms.
+    """The state of one step while it is built: the ``optim.transform.Context`` of the optimizer's transforms.
 
     Args:
         op: the builder of train.onnx.
@@ -104,7 +103,7 @@ class StepState:
         return None if self._counter is None else self._counter.value
 
     def fed(self, name: str) -> Var:
-        """Return the input of a hyperparameter that the trainer feeds under exactly the name ``name``."""
+        """Return the input of a hyperparameter, which the trainer feeds as ``name`` without a prefix."""
         value = self.hyperparameter(name, 1.0)
         if value.value.name != name:
             raise BuildError(
@@ -115,7 +114,7 @@ class StepState:
         return value
 
     def new(self, name: str, dtype: ir.DataType, shape: Sequence[Any]) -> Var:
-        """Return a new state tensor; with several named steps, its name gets the prefix of this step."""
+        """Return a new state tensor; with several named steps, its name is prefixed by this step's name."""
         return self._input(column(self.name, name), dtype, shape)
 
     def where(self, condition: Var, old: Vars, new: Vars, first: int) -> list[Var]:
@@ -136,7 +135,7 @@ class StepState:
     def next_step(self, moves: Var | None = None) -> list[Slot]:
         """Return the slot that increments the step counter, or no slot if nothing reads the counter.
 
-        If ``moves``, a boolean scalar, is passed, the counter is incremented only where it is true.
+        ``moves``, a boolean scalar, limits the increment to steps in which it is true.
         """
         if self._counter is None:
             return []

@@ -138,8 +138,8 @@ def terms_of(graph: ir.Graph, loss: Loss | Mapping[Any, Any], output: Any, targe
 
     Args:
         graph: the graph of the model.
-        loss: a loss, or a dict by output. Its values are losses, pairs ``(loss, weight)``, or lists of these; targets
-            are then named after the outputs.
+        loss: a loss; or a dict by output of losses, pairs ``(loss, weight)`` or lists of these, with targets called
+            like the outputs.
         output: the names of the outputs that a single loss reads; by default the first floating-point outputs.
         target: the name of the target of a single loss.
     """
@@ -164,8 +164,9 @@ def terms_of(graph: ir.Graph, loss: Loss | Mapping[Any, Any], output: Any, targe
 
 
 def _term(graph: ir.Graph, loss: Loss, output: Any, target: str, free: Builder, prefix: str = "", **more: Any) -> Term:
-    """Return the term of ``loss``. The first target is called ``target``, further targets ``<prefix><name>``; ``free``
-    changes names that are already used.
+    """Return the term of ``loss``, with free names for its targets.
+
+    The first target is called ``target``, further targets ``<prefix><name>``; ``free`` replaces names in use.
     """
     if loss.arguments.get("reduction") == "none":
         raise BuildError(
@@ -224,9 +225,7 @@ def _weighted_term(graph: ir.Graph, names: Sequence[str], given: Any, free: Buil
 
 
 def _on_one_target(graph: ir.Graph, names: Sequence[str], every: Sequence[Any], free: Builder) -> list[Term]:
-    """Return the terms of several losses on the same outputs: they share a target, and their columns are called
-    ``<output>_<loss>``.
-    """
+    """Return the terms of several losses on the same outputs, with a shared target, and columns ``<output>_<loss>``."""
     terms: list[Term] = []
     shared: TargetSpec | None = None
     for given in every:
@@ -312,5 +311,5 @@ def _mask_of(
 
 
 def _usual_shape(graph: ir.Graph, term: Term) -> tuple[Any, ...]:
-    """Return the shape of the term's first target; for a loss without targets, of its first output."""
+    """Return the shape of the term's first target, or of its first output for a loss without targets."""
     return tuple(term.targets[0].shape) if term.targets else tuple(shape_of(output_of(graph, term.outputs[0])) or ())

@@ -114,13 +114,8 @@ def _forward(
 ) -> tuple[Written, Mapping[ir.Value, Var], randomness.RandomSource]:
     """Put the model of ``part`` into training mode, and append the loss.
 
-    Args:
-        part: the step.
-        every: the names of the weights that any step trains.
-        state: the state of the step.
-
-    Returns:
-        The loss, the running statistics with their updated values, and the source of random numbers.
+    ``every`` are the names of the weights that any step trains. Returns the loss, the running statistics with their
+    updated values, and the source of random numbers.
     """
     model = part.model
     frozen = frozen_values(model.graph, every)
@@ -138,7 +133,7 @@ def _forward(
 
 
 def _close(graph: ir.Graph, state: StepState, results: Sequence[ir.Value]) -> None:
-    """Declare the inputs and outputs of the train graph; weights in its state change from initializers to inputs."""
+    """Declare the inputs and outputs of the train graph; trained weights and other state change to inputs."""
     state.op.finish(graph)
     for spec in state.specs:
         if spec.name in graph.initializers:

@@ -37,7 +37,7 @@ def scale_by_adam(betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, 
     takes = [1.0 - b for b in betas]
 
     def corrections(op: Builder, context: Context) -> tuple[Var, Var]:
-        """Return ``√c₂/c₁`` and ``ε·√c₂``, for the direction ``√c₂/c₁·m / (√v + ε·√c₂)``, which saves one pass."""
+        """Return ``√c₂/c₁`` and ``ε·√c₂`` of the equal direction ``√c₂/c₁·m / (√v + ε·√c₂)``, which saves one pass."""
         c1, c2 = bias_corrections(op, context, betas)
         root = op.Sqrt(c2)
         return root / c1, root * eps

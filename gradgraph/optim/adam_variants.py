@@ -27,7 +27,7 @@ def _scale_by_nadam(betas: tuple[float, float], eps: float, momentum_decay: floa
     """Return a transform that computes NAdam's direction ``((1−μᵗ)/(1−Π)·g + μᵗ⁺¹/(1−Πμᵗ⁺¹)·m) / (√(v/c₂) + ε)``.
 
     ``m`` and ``v`` are Adam's moments and ``c₂ = 1 − β₂ᵗ``. The momentum of step t is ``μᵗ = β₁(1 − 0.96^{tψ}/2)`` with
-    ψ the argument ``momentum_decay``, and ``Π = μ¹⋯μᵗ`` is the product of all so far.
+    ψ the argument ``momentum_decay``, and ``Π = μ¹⋯μᵗ``.
     """
     takes = [1.0 - b for b in betas]
 

@@ -94,7 +94,7 @@ def lion(
 
 
 def _rprop_steps(lr: float, etas: tuple[float, float], step_sizes: tuple[float, float]) -> Transform:
-    """Return a transform that computes Rprop's update ``−size·sign(g)``, with a step size per number of each weight.
+    """Return a transform that computes Rprop's update ``−size·sign(g)``, with a step size per element of each weight.
 
     The size is multiplied by ``η₊`` where g has the same sign as in the previous step. Where the sign has changed, it
     is multiplied by ``η₋``, and the weight stays unchanged in this step.

@@ -73,7 +73,7 @@ def _factored_steps(
 
 
 def _variances(op: Builder, square: Var, slots: Mapping[str, Var], take: Var) -> dict[str, Var]:
-    """Return the updated slots, which are moving averages of g² or of its means along rows and columns."""
+    """Return the updated slots: moving averages of g² or, for a matrix, of its means along rows and columns."""
 
     def mean(slot: str) -> Var:
         axis = {"row_var": -1, "col_var": -2}.get(slot)
@@ -83,7 +83,7 @@ def _variances(op: Builder, square: Var, slots: Mapping[str, Var], take: Var) ->
 
 
 def _product(op: Builder, rows: Var, columns: Var, floor: float) -> Var:
-    """Return the second moments of a matrix, computed from the means along its rows and its columns."""
+    """Return the second moments of a matrix from their means along rows and columns."""
     mean = op.ReduceMean(rows, op.const(np.array([-2], np.int64)), keepdims=1)
     return rows * columns / op.Max(mean, floor)
 

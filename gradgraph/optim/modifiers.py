@@ -19,20 +19,23 @@ __all__ = ["add_decayed_weights", "clip_by_global_norm", "clip_by_unit_norm", "c
 
 @checked(weight_decay=FINITE)
 def add_decayed_weights(weight_decay: float) -> Transform:
-    """Add weight decay: ``g ← g + weight_decay·p``."""
+    """Return a transform that adds weight decay: ``g ← g + weight_decay·p``."""
     added = stateless("add_decayed_weights", lambda op, g, p: g + weight_decay * p, weight_decay=weight_decay)
     return replace(added, decay=weight_decay)
 
 
 @checked(limit=FINITE)
 def clip_by_value(limit: float) -> Transform:
-    """Clip each number: ``g ← min(max(g, −limit), limit)``, as ``torch.nn.utils.clip_grad_value_``."""
+    """Return a transform that clips each element: ``g ← min(max(g, −limit), limit)`` (``clip_grad_value_``)."""
     return stateless("clip_by_value", lambda op, g, p: op.Clip(g, -limit, limit), limit=limit)
 
 
 @checked(max_norm=FINITE)
 def clip_by_global_norm(max_norm: float) -> Transform:
-    """Clip the common norm: ``g ← g · min(1, max_norm / (‖all g‖₂ + 1e-6))``, as ``torch.nn.utils.clip_grad_norm_``."""
+    """Return a transform that clips the norm of all gradients to ``max_norm``, as ``torch.nn.utils.clip_grad_norm_``.
+
+    ``g ← g · min(1, max_norm / (‖all g‖₂ + 1e-6))``
+    """
 
     def update(op: Builder, grads: Vars, slots: Slots, params: Vars, context: Context) -> tuple[Vars, Slots]:
         factor = op.Min(max_norm / (global_norm(op, grads) + 1e-6), 1.0)
@@ -51,7 +54,7 @@ def global_norm(op: Builder, grads: Vars) -> Var:
 
 @checked(clipping=FINITE, eps=FINITE)
 def clip_by_unit_norm(clipping: float = 0.01, eps: float = 1e-3) -> Transform:
-    """Adaptive gradient clipping: ``g ← g · min(1, clipping·max(‖p‖, ε)/‖g‖)`` for each output unit of a weight.
+    """Return a transform for adaptive gradient clipping, per output unit: ``g ← g · min(1, clipping·max(‖p‖, ε)/‖g‖)``.
 
     A vector is one unit. Otherwise the layer that reads the weight determines the axes of its units
     (``graph.weight_layouts``); by default it is the first axis. See Brock et al., arXiv 2102.06171.
@@ -93,7 +96,7 @@ def learning_rate(op: Builder, context: Context, lr: Rate) -> Var:
 
 
 def scale_by_learning_rate(lr: Rate) -> Transform:
-    """Multiply gradients by ``−lr``. A number becomes the input ``learning_rate``, a schedule nodes of the graph."""
+    """Return a transform that multiplies by ``−lr``: a number becomes the input ``learning_rate``, a schedule nodes."""
 
     def factor(op: Builder, context: Context) -> Var:
         return -learning_rate(op, context, lr)

@@ -33,7 +33,7 @@ __all__ = ["muon"]
 
 
 def _orthogonal(op: Builder, x: Var, coefficients: Triple, steps: int, eps: float) -> Var:
-    """Approximate the orthonormal matrix nearest to x by iterations ``X ← aX + (bA + cA²)X`` with ``A = XXᵀ``.
+    """Return approximately the orthonormal matrix nearest to x, by iterations ``X ← aX + (bA + cA²)X``, ``A = XXᵀ``.
 
     a, b and c are the ``coefficients``. The result has nearly orthonormal rows, or columns if x is tall.
     """
@@ -53,8 +53,8 @@ def _orthogonal_momentum(
 ) -> Transform:
     """Return a transform that computes Muon's direction: the orthonormal matrix nearest to ``m``, scaled.
 
-    The momentum is ``m ← m + (1−μ)(g − m)``, μ the argument ``momentum``. With ``nesterov``, ``g + μ(m − g)`` takes
-    the place of ``m``. The scale depends on the shape of the matrix (``adjustment``).
+    The momentum is ``m ← m + (1−μ)(g − m)``, μ the argument ``momentum``. With ``nesterov``, ``g + μ(m − g)`` replaces
+    ``m``. The scale depends on the shape of the matrix (``adjustment``).
     """
 
     def each(op: Builder, g: Var, p: Var, slots: Mapping[str, Var]) -> tuple[Var, Mapping[str, Var]]:

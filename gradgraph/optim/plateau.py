@@ -74,7 +74,7 @@ def reduce_on_plateau(
     mode: str = "min",
     monitor: str | None = None,
 ) -> Plateau:
-    """``lr``, multiplied by ``factor`` whenever ``monitor`` has stopped improving (ReduceLROnPlateau).
+    """Return a rule that multiplies ``lr`` by ``factor`` when ``monitor`` stops improving, as ReduceLROnPlateau.
 
     It is a rule for ``fit(learning_rate=…)``: the rate is reduced after more than ``patience`` epochs in which
     ``monitor`` (by default ``val_loss``, or ``loss`` without validation) did not improve by ``threshold``.

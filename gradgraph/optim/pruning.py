@@ -89,13 +89,14 @@ class Pruning:
     def masks(
         self, op: Builder, weights: Sequence[Var], masks: Sequence[Var], axes: Sequence[int | None], step: Var
     ) -> list[Var]:
-        """Return the updated masks: 1 for remaining numbers, 0 for pruned ones, which stay pruned.
+        """Return the updated masks: 1 for remaining elements, 0 for pruned ones, which stay pruned.
 
         Args:
+            op: the builder.
             weights: the pruned weights.
             masks: their current masks.
             axes: for each weight, its input axis, over which the layer sums products.
-            step: the number of this update.
+            step: the number of this update, from 0.
         """
         sizes = [op.Where(op.cast(m, ir.DataType.BOOL), op.cast(op.Abs(w), ir.DataType.FLOAT), -1.0)
                  for w, m in zip(weights, masks, strict=True)]  # fmt: skip
@@ -114,8 +115,7 @@ class Pruning:
     def _kept(self, op: Builder, count: int, step: Var) -> Var:
         """Return the number of unpruned elements at ``step``, out of ``count``.
 
-        The share of zeros is ``sparsity·(1 − (1 − done)³)``, where ``done`` is the finished share of the time from
-        ``begin`` to ``end``.
+        The share of zeros is ``sparsity·(1 − (1 − done)³)``, where ``done`` grows from 0 at ``begin`` to 1 at ``end``.
         """
         if self.end <= self.begin:
             part = op.const(self.sparsity)
@@ -126,7 +126,7 @@ class Pruning:
         return op.Reshape(np.int64(count) - pruned, [1])
 
     def _in_groups(self, op: Builder, sizes: Var, axis: int) -> Var:
-        """Return a mask of the N largest of each M consecutive numbers along the input axis."""
+        """Return a mask of the N largest of each M consecutive elements along the input axis."""
         rank, known = sizes.rank, known_sizes(sizes.shape)
         order = [*(a for a in range(rank) if a != axis), axis]
         turned = [known[a] for a in order]
@@ -139,7 +139,7 @@ class Pruning:
 
 
 def _largest(op: Builder, sizes: Var, count: Var) -> Var:
-    """Return a mask with 1 at the ``count`` largest numbers of a vector; of equal numbers, the first are selected."""
+    """Return a mask with 1 at the ``count`` largest elements of a vector; of equal elements, the first are selected."""
     _, places = op.TopK(sizes, count, outputs=2)
     zeros = op.full(op.Shape(sizes), 0, ir.DataType.UINT8)
     return op.ScatterElements(zeros, places, op.full(op.Shape(places), 1, ir.DataType.UINT8))

@@ -25,11 +25,10 @@ CURVED = 1e-10  # steps with sᵀy up to this are not stored, as in PyTorch
 
 
 def _quasi_newton_steps(lr: Rate, m: int, tolerance_grad: float, tolerance_change: float) -> Transform:
-    """Return the transform of L-BFGS, which is computed from dot products of vectors.
+    """Return the transform of L-BFGS.
 
     The direction is a linear combination of the last m steps ``s``, the last m gradient changes ``y``, and ``g``. So
-    the two loops of L-BFGS run over 2m + 1 coefficients, and need only the dot products of these vectors with each
-    other.
+    the two loops of L-BFGS run over 2m + 1 coefficients, and need only the dot products of these vectors.
     """
 
     def init(op: Builder, params: Vars) -> Slots:
@@ -88,7 +87,7 @@ def _total(op: Builder, parts: Sequence[Var]) -> Var:
 
 
 def _pushed(op: Builder, past: Var, latest: Var, curved: Var) -> Var:
-    """Return ``past`` without its oldest row, the first, plus the row ``latest``; ``past`` if ``curved`` is false."""
+    """Return ``past`` without its first, oldest row and with ``latest`` as last; ``past`` if ``curved`` is false."""
     ends = (np.array([i], np.int64) for i in (1, np.iinfo(np.int64).max, 0))
     younger = op.Concat(op.Slice(past, *ends), op.Unsqueeze(latest, np.array([0], np.int64)), axis=0)
     return op.Where(curved, younger, past)
@@ -106,12 +105,10 @@ def _row(op: Builder, dots: Var, i: int) -> Var:
 
 
 def _two_loops(op: Builder, dots: Var, scale: Var, m: int) -> Var:
-    """Return the 2m + 1 coefficients of the direction.
+    """Return the 2m + 1 coefficients of the direction by the two loops of L-BFGS.
 
-    Args:
-        dots: the dot products of steps, changes and gradient with each other, [2m + 1, 2m + 1].
-        scale: the initial inverse curvature.
-        m: the length of the history.
+    ``dots`` [2m + 1, 2m + 1] are the dot products of the rows of ``_basis``, and ``scale`` the initial inverse
+    curvature.
     """
 
     def unit(i: int) -> Var:

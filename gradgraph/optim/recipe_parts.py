@@ -58,7 +58,7 @@ def not_negative(**values: Rate) -> None:
 
 
 def check_range(name: str, grads: Vars) -> None:
-    """Raise BuildError for float16 gradients: g² and ε underflow in float16, so g / (√v + ε) would soon be infinite."""
+    """Raise BuildError for float16 gradients: g² and ε underflow in float16, so that g / (√v + ε) becomes infinite."""
     if any(g.dtype == ir.DataType.FLOAT16 for g in grads):
         raise BuildError(
             f"{name} squares gradients, and squares underflow for float16 weights",

@@ -106,7 +106,7 @@ def adagrad(
 def _scale_by_deltas(rho: float, eps: float) -> Transform:
     """Return a transform that computes Adadelta's direction ``Δ = √(d + ε)/√(v + ε)·g``.
 
-    The averages are ``v ← ρv + (1−ρ)g²`` and ``d ← ρd + (1−ρ)Δ²``.
+    The moving averages are ``v ← ρv + (1−ρ)g²`` and ``d ← ρd + (1−ρ)Δ²``.
     """
 
     def each(op: Builder, g: Var, p: Var, slots: Mapping[str, Var]) -> tuple[Var, Mapping[str, Var]]:

@@ -35,7 +35,7 @@ class Schedule:
     Args:
         name, arguments: name and arguments for the manifest.
         emit: ``emit(op, s)`` writes nodes and returns the rate, a float32 scalar.
-        multiple: the two factors, if this schedule is the product of another schedule and a number; else None.
+        multiple: (schedule, factor) if this schedule is the product of another one and a number, else None.
     """
 
     name: str
@@ -302,12 +302,8 @@ def rates_end(optimizer: Mapping[str, Any]) -> float | None:
 def _ends_in(described: Any, of_optimizer: bool = False) -> Iterator[float | None]:
     """Yield the end of every learning rate in ``described``, a part of the manifest; None for rates without end.
 
-    A number ``lr`` is a learning rate (without end) in the arguments of an optimizer, and a factor in the arguments of
-    a group.
-
-    Args:
-        described: a part of an optimizer's entry in the manifest.
-        of_optimizer: whether ``described`` is the arguments of an optimizer.
+    A number ``lr`` is a learning rate (without end) in the arguments of an optimizer (``of_optimizer``), and a factor
+    in the arguments of a group.
     """
     if isinstance(described, Mapping) and "schedule" in described:
         try:
@@ -326,7 +322,7 @@ def _ends_in(described: Any, of_optimizer: bool = False) -> Iterator[float | Non
 
 
 def _end_of(schedule: Mapping[str, Any]) -> float | None:
-    """Return the number of steps of a schedule after which its rate stays 0; None if the rate does not end at 0."""
+    """Return the number of steps after which a schedule's rate stays 0; None if it does not end at 0."""
     kind = schedule["schedule"]
     if kind in ("linear", "cosine", "polynomial"):
         return max(float(schedule["total_steps"]), 1.0) if schedule["end"] == 0 else None

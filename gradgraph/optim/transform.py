@@ -33,7 +33,7 @@ class Context(Protocol):
     def step(self) -> Var:
         """Return the number of finished steps, an int64 scalar (0 during the first step), which becomes state.
 
-        For weights of a group with ``start``, steps count from the first update of the group.
+        For weights of a group with ``start``, this counts from the first update of the group.
         """
         ...
 
@@ -44,12 +44,12 @@ class Context(Protocol):
     def scheduled(self, by: Schedule, leads: bool = True) -> Var:
         """Return the rate of the schedule ``by`` in this step, a float32 scalar; it counts all steps of the run.
 
-        The first schedule that is passed with ``leads`` becomes the learning rate that the step reports.
+        The first schedule passed with ``leads`` is the learning rate that the step reports.
         """
         ...
 
     def scalar(self, name: str, begin: float, advance: Callable[[Var], Var]) -> Var:
-        """Return a float32 scalar in the state: ``begin`` in the first step, then ``advance`` of its last value."""
+        """Return a float32 scalar in the state: ``begin`` in the first step, then ``advance`` of its previous value."""
         ...
 
 
@@ -75,7 +75,7 @@ Apply = Callable[[Builder, Vars, Slots, Vars, Context, Line], tuple[Vars, Slots]
 
 
 def no_state(op: Builder, params: Vars) -> Slots:
-    """Return no slots: the ``init`` of a transform without state."""
+    """Return no slots, as the ``init`` of a transform without state."""
     return {}
 
 
@@ -87,8 +87,8 @@ class Transform:
         name, arguments: name and arguments for the manifest.
         update: ``update(op, gradients, slots, params, context) -> (new gradients, new slots)``.
         init: ``init(op, params) -> {slot: one Var per parameter}``; None for a parameter that does not have the slot.
-        factor: for a transform that only multiplies: ``factor(op, context) -> float32 scalar``. As the backward pass is
-            linear, the initial gradient of the loss can be multiplied instead, which costs nothing per parameter.
+        factor: for a transform that only multiplies: ``factor(op, context) -> float32 scalar``. The initial gradient of
+            the loss can be multiplied by it instead of every gradient, since the backward pass is linear.
         decay: for a transform that only adds ``decay·p``: this number.
         apply: ``apply(op, gradients, slots, params, context, line) -> (new params, new slots)``: this transform fused
             with the transforms after it, which ``line`` describes; for parameters in float32.

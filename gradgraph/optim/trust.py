@@ -23,13 +23,13 @@ __all__ = ["lamb", "lars", "scale_by_trust_ratio"]
 
 
 def norm(op: Builder, x: Var) -> Var:
-    """Return ‖x‖₂ as a scalar; in float32 if x is float16, whose largest number is 65,504."""
+    """Return ‖x‖₂ as a scalar; in float32 if x is float16, whose largest finite value is 65,504."""
     wide = op.cast(x, ir.DataType.FLOAT) if x.dtype == ir.DataType.FLOAT16 else x
     return op.Sqrt(op.ReduceSumSquare(wide, keepdims=0))
 
 
 def scale_by_trust_ratio() -> Transform:
-    """Multiply by ``‖p‖/‖g‖`` for each weight; the factor is 1 if either norm is zero."""
+    """Return a transform that multiplies by ``‖p‖/‖g‖`` for each weight, or by 1 if either norm is zero."""
 
     def each(op: Builder, g: Var, p: Var, slots: Mapping[str, Var]) -> tuple[Var, Mapping[str, Var]]:
         weight, step = norm(op, p), norm(op, g)

@@ -36,7 +36,7 @@ def adam_update(
     *,
     takes: Sequence[float],
 ) -> tuple[Var, Var, Var]:
-    """Return ``keep·p + rate·m / (√v + floor)``, m and v, with m and v updated by ``moments``; floor is a scalar."""
+    """Return ``keep·p + rate·m / (√v + floor)``, m and v, with the new m and v of ``moments``; floor is a scalar."""
     m, v = moments(g, m, v, takes)
     return kept(p, keep) + m / (op.Sqrt(v) + floor) * rate, m, v
 
@@ -44,8 +44,8 @@ def adam_update(
 def moments(g: Var, m: Var, v: Var, takes: Sequence[float]) -> tuple[Var, Var]:
     """Return ``m + (1−β₁)(g − m)`` and ``v + (1−β₂)(g² − v)``; ``takes`` are 1−β₁ and 1−β₂.
 
-    These equal β₁m + (1−β₁)g and likewise for v, but nothing can be computed before g is available: onnxruntime opens a
-    session in time quadratic in the number of ready nodes.
+    In the equal form β₁m + (1−β₁)g, β₁m would be ready before g: onnxruntime opens a session in time quadratic in the
+    number of ready nodes.
     """
     return m + takes[0] * (g - m), v + takes[1] * (g * g - v)
 

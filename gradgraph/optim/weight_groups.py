@@ -141,7 +141,7 @@ class GroupRules:
         return groups
 
     def _rules_by_weight(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return, for each weight, the optimizer of its group, or the arguments that differ from the defaults."""
+        """Return, by weight, the optimizer of its group, or the arguments that differ from the defaults."""
         chosen: dict[str, Any] = {name: {} for name in names}
         said: dict[tuple[str, str], str] = {}  # weight and argument -> the glob that sets it
         for glob, rule in self.rules.items():
@@ -165,7 +165,7 @@ class GroupRules:
         return found
 
     def made(self, overrides: Mapping[str, Any] | Optimizer) -> Optimizer:
-        """Return the optimizer with ``overrides`` for some arguments, or ``overrides`` itself if it is an optimizer."""
+        """Return the optimizer with ``overrides`` for some arguments, or ``overrides`` if it is an optimizer."""
         if isinstance(overrides, Optimizer):
             return overrides
         changed = {**self.arguments, **{k: v for k, v in overrides.items() if k not in OURS}}
@@ -215,7 +215,7 @@ class GroupContext:
 
 
 def is_norm_or_bias(value: ir.Value) -> bool:
-    """Return whether ``value`` is a scale or bias of a layer.
+    """Whether ``value`` is a scale or bias of a layer.
 
     These are scalars, vectors, and weights with one axis longer than 1 that are only added or multiplied element-wise.
     """
@@ -226,12 +226,12 @@ def is_norm_or_bias(value: ir.Value) -> bool:
 
 
 def layers(graph: ir.Graph, params: Sequence[ir.Value]) -> dict[str, int]:
-    """Return the depth of each weight, from 0, by its name and by the order in which the model reads weights.
+    """Return the layer of each weight, counted from 0 in the order in which the model reads weights.
 
-    Where names contain numbers (``encoder.layer.3.…``), each number is a layer. Weights that are read before the first
-    numbered layer are layer 0, weights after the last are the top layer, and those in between belong to the preceding
-    layer. Otherwise each module (``fc1.…``) is a layer; if names have no modules, each matrix is a layer, together with
-    the vectors after it.
+    If names contain numbers (``encoder.layer.3.…``), each number is a layer. Weights read before the first numbered
+    layer are layer 0, weights after the last are the top layer, and those in between belong to the preceding layer.
+    Otherwise each module (``fc1.…``) is a layer; if names have no modules, each matrix is a layer, together with the
+    vectors after it.
     """
     record_layouts(graph)
     ordered = sorted(params, key=lambda p: layout_of(p).place)
@@ -291,7 +291,7 @@ def _grouped(
 
 
 def _check_rule(name: str, glob: str, rule: Mapping[str, Any] | Optimizer, groups: GroupRules) -> None:
-    """Raise BuildError for an invalid rule already when the optimizer is created, not only when a step is built."""
+    """Raise BuildError for an invalid rule when the optimizer is created, before a step is built."""
     where = f"the group '{shown(glob)}'"
     if isinstance(rule, Optimizer):
         if rule.groups is not None or rule.keeps_master or rule.after or rule.ascent:

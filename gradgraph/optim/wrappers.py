@@ -22,7 +22,7 @@ _OPTIMIZER = instance(Optimizer, "an optimizer, such as gradgraph.optim.adamw(1e
 
 @checked(optimizer=_OPTIMIZER, decay=NUMBER, warmup=FLAG)
 def ema(optimizer: Optimizer, decay: float = 0.999, warmup: bool = False) -> Optimizer:
-    """``optimizer`` with a moving average of the weights, which evaluation, prediction and export read.
+    """Return ``optimizer`` with a moving average of the weights, which evaluation, prediction and export read.
 
     The average is ``a ← decay·a + (1 − decay)·p`` after each step, starting with ``a ← p`` after the first. With
     ``warmup``, the decay of step t is at most ``(1 + t)/(10 + t)``.
@@ -45,7 +45,7 @@ def ema(optimizer: Optimizer, decay: float = 0.999, warmup: bool = False) -> Opt
 
 @checked(optimizer=_OPTIMIZER, k=WHOLE, alpha=NUMBER)
 def lookahead(optimizer: Optimizer, k: int = 5, alpha: float = 0.5) -> Optimizer:
-    """``optimizer`` with slow weights: every k steps, ``s ← s + α(p − s)``, ``p ← s``.
+    """Return ``optimizer`` with slow weights: every k steps, ``s ← s + α(p − s)``, ``p ← s``.
 
     See Zhang et al., arXiv 1907.08610.
     """
@@ -63,7 +63,7 @@ def lookahead(optimizer: Optimizer, k: int = 5, alpha: float = 0.5) -> Optimizer
 
 @checked(optimizer=_OPTIMIZER, rho=NUMBER, adaptive=FLAG)
 def sam(optimizer: Optimizer, rho: float = 0.05, adaptive: bool = False) -> Optimizer:
-    """``optimizer`` with gradients at ``p + ρ·g/‖all g‖₂``, where the loss is higher: sharpness-aware minimisation.
+    """Return ``optimizer`` with gradients at ``p + ρ·g/‖all g‖₂``: sharpness-aware minimisation.
 
     Each step takes two forward and backward passes. With ``adaptive``, gradients are computed at ``p + ρ·p²g/‖all
     |p|g‖₂``. See Foret et al., arXiv 2010.01412.
@@ -147,5 +147,5 @@ def magnitude_pruning(
 
 
 def _followed(optimizer: Optimizer, last: Transform) -> Optimizer:
-    """Return ``optimizer`` with ``last`` appended to its transforms of the new weights."""
+    """Return ``optimizer`` with ``last`` appended to the transforms that are applied to new weights."""
     return optimizer.wrapped(last.name, last.arguments, after=(*optimizer.after, last))

@@ -47,7 +47,7 @@ def schedule_from(text: str, known: Mapping[str, float]) -> Schedule | Plateau:
 
 
 def moved(text: str, folder: Path) -> str:
-    """Return ``text`` with the paths of Python files resolved relative to ``folder``."""
+    """Return ``text`` with relative paths of Python files resolved from ``folder``."""
     try:
         tree = ast.parse(text, mode="eval") if ".py:" in text and len(text) <= LONGEST else None
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -117,7 +117,7 @@ _HINTS = {"lr": ", or add --lr", "total_steps": ", or, for `gradgraph train`, ad
 
 
 def _within(name: str, values: Mapping[str, Any], known: Mapping[str, float]) -> Mapping[str, float]:
-    """Return the defaults ``known`` for calls inside a call of ``name``; a warm-up's steps reduce ``total_steps``."""
+    """Return ``known``, the defaults for calls inside a call of ``name``; a warm-up's steps reduce ``total_steps``."""
     if name == "warmup" and isinstance(values.get("steps"), int) and "total_steps" in known:
         return {**known, "total_steps": max(known["total_steps"] - values["steps"], 1)}
     return known

@@ -3,7 +3,7 @@
 PEFT's names are ``base_model.model.<module>.lora_A.weight`` of shape (rank, inputs) and ``….lora_B.weight`` of
 (outputs, rank). DoRA adds ``….lora_magnitude_vector``. An embedding has ``….lora_embedding_A`` (rank, rows) and
 ``….lora_embedding_B`` (columns, rank), and IA3 has ``….ia3_l``; for prefixes see ``prefix_files``. Kinds that PEFT does
-not support (bottlenecks, biases, prefixes of some attentions only) are stored in the same files, under our own names.
+not support (bottlenecks, biases, prefixes of some attentions only) use the same files with names of our own.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def save_adapter(
 
 
 def _called(names: Mapping[str, str], layers: Sequence[str]) -> dict[str, str]:
-    """Map each layer that ``names`` matches to its name in the folder.
+    """Return the name in the folder of each layer that ``names`` renames.
 
     Raises:
         UnknownNameError: no layer has one of the names.
@@ -162,10 +162,7 @@ def _as_stored(work: ir.Model, adapter: Adapter) -> dict[str, Array]:
 
 
 def _groups(shapes: list[tuple[int, ...]]) -> int:
-    """Return the number of groups of a Conv, from the shapes of its adapter's tensors; 1 for other layers.
-
-    Its two factors have the shapes (rank, inputs of a group, …) and (outputs, rank of a group, …).
-    """
+    """Return the number of groups of a Conv, from the shapes of its adapter's tensors; 1 for other layers."""
     return shapes[0][0] // shapes[1][1] if len(shapes) > 1 and len(shapes[1]) > 1 else 1
 
 
@@ -176,16 +173,10 @@ def stored_names(adapter: Adapter) -> list[str]:
 
 
 def _turned(adapter: Adapter, place: int, array: Array, groups: int, rank: int) -> Array:
-    """Convert a tensor of an adapter from our layout to PEFT's.
+    """Return tensor ``place`` of an adapter in PEFT's layout instead of ours.
 
-    In PEFT, matrices are transposed, and the first factor of a Conv covers the inputs of all groups.
-
-    Args:
-        adapter: the adapter.
-        place: index of the tensor in the adapter's tensors.
-        array: the tensor.
-        groups: number of groups of a Conv.
-        rank: number of axes (``ndim``) of the adapter's first factor.
+    In PEFT, matrices are transposed, and the first factor of a Conv, with ``rank`` axes, covers the inputs of all
+    groups.
     """
     if adapter.kind == "ia3" and adapter.operator == "Conv":
         return array[None]
@@ -209,7 +200,7 @@ def _of_family(
 ) -> tuple[dict[str, Array], dict[str, Any]]:
     """Return the adapters' tensors and the content of ``adapter_config.json`` under Hugging Face's layer names.
 
-    ``called`` maps layers of the model to other names in the folder.
+    ``called`` maps layers to other names in the folder.
     """
     other = next((a for a in adapters if not _is_low_rank(a.kind) or a.operator in ("Conv", "Gather")), None)
     if other is not None:
@@ -245,7 +236,7 @@ def _of_family(
 
 
 def _config(adapters: list[Adapter], ranks: Mapping[str, int]) -> dict[str, Any]:
-    """Return the content of ``adapter_config.json``; ``ranks`` maps modules to the ranks of their tensors."""
+    """Return the content of ``adapter_config.json``; ``ranks`` are the adapters' ranks by module."""
     first = adapters[0]
     modules = sorted({a.module for a in adapters})
     common = {"base_model_name_or_path": None, "task_type": None, "bias": "none", "inference_mode": True}
@@ -274,7 +265,7 @@ def _config(adapters: list[Adapter], ranks: Mapping[str, int]) -> dict[str, Any]
 
 
 def _rank_held(work: ir.Model, adapter: Adapter) -> int:
-    """Return the rank of an adapter, as read from the shape of its first tensor."""
+    """Return the rank of an adapter, read from the shape of its first tensor."""
     return int(array_named(work, adapter.weights[0]).shape[0 if adapter.operator == "Conv" else 1])
 
 
@@ -344,7 +335,7 @@ def load_adapter(
 def _renamed(
     kind: str, settings: Settings, arrays: dict[str, Array], names: Mapping[str, str]
 ) -> tuple[Settings, dict[str, Array]]:
-    """Return settings and tensors with the folder's modules renamed to layers of the model, as ``names`` maps them."""
+    """Return settings and tensors with the modules in ``names`` renamed to layers of the model."""
     parts = (*KINDS[kind].parts, *KINDS[kind].of_embeddings, "base_layer.weight", "weight", "bias")
     places = {key: next((p for p in parts if key.endswith(f".{p}")), "") for key in arrays}
     modules = {key: key.removeprefix(_PREFIX).removesuffix(f".{part}") for key, part in places.items()}
@@ -366,7 +357,7 @@ def _renamed(
 def _take_whole_weights(work: ir.Model, kind: str, settings: Settings, arrays: dict[str, Array]) -> dict[str, Array]:
     """Write fully trained weights (``modules_to_save``) into the model, and return the other tensors.
 
-    As in PEFT, every tensor with the name of a weight of the model is used. PEFT also stores the weights of embeddings
+    Like PEFT, this uses every tensor with the name of a weight of the model. PEFT also stores the weights of embeddings
     and heads with adapters (``….base_layer.weight``), changed or not.
     """
     whole = [k for k in arrays if k.startswith(_PREFIX) and k.endswith((".weight", ".bias")) and not _part(kind, k)]
@@ -398,7 +389,7 @@ def _last(weight: str) -> str:
 
 
 def _outputs_first(layer: Layer, array: Array, inputs_first: bool) -> Array | None:
-    """Convert a fully trained weight from a PEFT folder to outputs first; return None if it does not fit the layer.
+    """Return a fully trained weight of a PEFT folder with outputs first, or None if it does not fit the layer.
 
     PyTorch's linear layers store (outputs, inputs); GPT-2's Conv1D stores (inputs, outputs). ``inputs_first`` is the
     layout of square weights, whose shape does not show it.
@@ -413,7 +404,7 @@ def _outputs_first(layer: Layer, array: Array, inputs_first: bool) -> Array | No
 
 
 def _check_lying(layer: Layer, key: str, new: Array) -> None:
-    """Raise DataError if a square weight is much closer to the original when transposed."""
+    """Raise DataError if a square weight is much closer to the original weight when transposed."""
     if layer.kind in ("Conv", "Gather") or layer.sizes[0] != layer.sizes[1]:
         return
     own = canonical(layer)
@@ -426,9 +417,9 @@ def _check_lying(layer: Layer, key: str, new: Array) -> None:
 
 
 def _is_changed(layer: Layer, new: Array, stored_in: np.dtype[Any]) -> bool:
-    """Whether a weight differs from the model's after both are rounded to the coarser of their stored types.
+    """Whether a weight differs from the model's when both are rounded to the coarser of their stored types.
 
-    Always false for a quantised layer.
+    False for a quantised layer.
     """
     if is_quantised(layer):
         return False
@@ -439,7 +430,7 @@ def _is_changed(layer: Layer, new: Array, stored_in: np.dtype[Any]) -> bool:
 
 
 def _check_whole(kind: str, arrays: Mapping[str, Array], folder: Path) -> None:
-    """Raise DataError if an adapter lacks a tensor: one factor without the other, or no adapter at all."""
+    """Raise DataError if an adapter lacks a tensor, such as one factor of a pair, or if there is no adapter."""
     if not arrays:
         raise DataError(
             f"the adapter in '{shown(folder)}' has no adapter tensors in {WEIGHTS}; download the file again"
@@ -462,7 +453,7 @@ def _check_whole(kind: str, arrays: Mapping[str, Array], folder: Path) -> None:
 def _by_meaning(
     work: ir.Model, kind: str, settings: Settings, arrays: dict[str, Array]
 ) -> tuple[Settings, dict[str, Array]]:
-    """Return settings and tensors renamed to the model's layers, if the folder has Hugging Face's layer names."""
+    """Return settings and tensors under the model's layer names if the folder has Hugging Face's layer names."""
     parts = KINDS[kind].parts
     tensors: dict[str, list[Array]] = {}
     for key, array in arrays.items():
@@ -496,9 +487,9 @@ def _factors(stored: list[Array], scale: float) -> tuple[Array, Array, float, Ar
 
 
 def _repeated(kind: str, layers: list[Any], arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Return adapter tensors for every later call of a module: copies of the tensors for its first call.
+    """Return adapter tensors for each repeated call of a module: copies of the tensors for its first call.
 
-    PEFT stores one adapter per module, while each call is a layer of its own here.
+    PEFT stores one adapter per module, while every call is a layer of its own here.
     """
     copies: dict[str, Array] = {}
     for layer in layers:
@@ -509,7 +500,7 @@ def _repeated(kind: str, layers: list[Any], arrays: Mapping[str, Array]) -> dict
 
 
 def _prefix(settings: Settings, arrays: Mapping[str, Array], layers: list[Any]) -> tuple[Settings, dict[str, Array]]:
-    """Convert the settings and the tensor of a PEFT prefix to our own format."""
+    """Return the settings and the tensor of a PEFT prefix in our own format."""
     length, numbers = apart(settings.all, arrays, layers)
     names = [name for layer in layers for name in stored_names(Adapter("prefix", layer.name, layer.kind))]
     return replace(settings, rank=length, alpha=2.0 * length), dict(zip(names, numbers, strict=True))
@@ -549,9 +540,9 @@ def _fill(work: ir.Model, made: list[Adapter], arrays: Mapping[str, Array], fold
 
 
 def _back(adapter: Adapter, place: int, array: Array, shape: tuple[int, ...], groups: int) -> Array | None:
-    """Convert a tensor of an adapter from PEFT's layout to ours: the inverse of ``_turned``.
+    """Return tensor ``place`` of an adapter in our layout instead of PEFT's: the inverse of ``_turned``.
 
-    Returns None if the result would not have ``shape``, or if it cannot be expressed in ``groups`` groups.
+    Returns None if the result would not have ``shape``, or does not consist of ``groups`` groups.
     """
     if adapter.kind == "ia3" or place == 2 or KINDS[adapter.kind].peft is None:
         same = array.shape == shape or (KINDS[adapter.kind].peft is not None and array.size == np.prod(shape))

@@ -117,7 +117,7 @@ lora.__doc__ = (lora.__doc__ or "").rstrip() + "\n\n    Kinds:\n" + "".join(
 
 
 def _inward(layers: Sequence[Any], feedforward: str | Sequence[str], kind: str) -> set[str]:
-    """Return the names of the layers that ``feedforward`` matches, whose input an IA3 adapter multiplies."""
+    """Return the names of the layers that ``feedforward`` matches: an IA3 adapter multiplies their input."""
     if not as_names(feedforward):
         return set()
     if kind != "ia3":
@@ -139,7 +139,7 @@ def _weighable() -> str:
 def put_all(
     work: ir.Model, layers: Sequence[Any], wanted: Sequence[Adapter], rng: np.random.Generator
 ) -> list[Adapter]:
-    """Add one adapter of ``wanted`` to each of ``layers``, and return the adapters as added."""
+    """Add the adapters ``wanted`` to ``layers``, one each; return them with the names of their tensors."""
     wanted = [replace(one, pieces=known_pieces(layer)) for layer, one in zip(layers, wanted, strict=True)]
     made = [KINDS[one.kind].put(work, layer, one, rng) for layer, one in zip(layers, wanted, strict=True)]
     finish = KINDS[wanted[0].kind].finish
@@ -292,7 +292,7 @@ def chosen_adapters(work: ir.Model, names: str | Sequence[str] | None, what: str
     Args:
         work: the model.
         names: names of sets of adapters.
-        what: a verb for the message: what they are needed for.
+        what: the verb in the message "the model has no adapters to …".
 
     Raises:
         BuildError: the model has no adapters, or their weights are missing.

@@ -1,4 +1,4 @@
-"""Symbolic axes: a model exported for one batch size (or one length) is changed to accept any."""
+"""Symbolic axes: make a model that was exported for one batch size, or one length, accept any."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ def _declare(work: ir.Model, axes: Mapping[str, Mapping[int, str]]) -> dict[str,
 def _follow(work: ir.Model, before: Mapping[str, shapes.Shape]) -> None:
     """Adapt each node that contains a fixed size of an axis that is now symbolic.
 
-    Symbolic sizes are inferred in a normal form of the model, whose nodes are adapted with it. ``before`` contains the
-    original shapes, by value name.
+    Symbolic sizes are inferred in a normal form of the model, whose nodes are adapted with it. ``before`` are the
+    original shapes by value name.
     """
     normal = normalise(work)
     own = {v.name: node for node in work.graph for v in node.outputs if v.name}
@@ -123,7 +123,7 @@ Follow = Callable[[ir.Model, ir.Node, ir.Node, Sequence[shapes.Shape | None]], N
 def _reshape(model: ir.Model, node: ir.Node, known: ir.Node, sizes: Sequence[shapes.Shape | None]) -> None:
     """Replace the sizes of symbolic axes in the target shape of a Reshape: by 0 at an unchanged position, else by −1.
 
-    A computed target shape is not changed. In both cases, the symbolic sizes of the output are recorded.
+    A computed target shape is not changed. The symbolic sizes of the output are recorded.
     """
     source, result = known.inputs[0], known.outputs[0]
     dims = shapes.shape_of(source)
@@ -150,11 +150,10 @@ def _open_ones(dims: shapes.Shape) -> list[int]:
 
 
 def _place(axis: int, read: list[int], made: list[int]) -> tuple[int, bool]:
-    """Return the output axis of a Reshape that input axis ``axis`` becomes part of, and whether it is all of it.
+    """Return the output axis of a Reshape that input axis ``axis`` becomes part of, and whether it equals that axis.
 
-    ``read`` and ``made`` are the sizes of input and output.
-
-    Elements keep their order, so the product of the sizes before an axis is the same in input and output.
+    ``read`` and ``made`` are the sizes of input and output. The product of the sizes before an axis is the same in
+    both.
     """
     outer, size = math.prod(read[:axis]), read[axis]
     before = [math.prod(made[:j]) for j in range(len(made))]
@@ -200,7 +199,7 @@ def _repeat(model: ir.Model, node: ir.Node, position: int, partner: int, axis: i
 
 
 def _recurrence(model: ir.Model, node: ir.Node, known: ir.Node, sizes: Sequence[shapes.Shape | None]) -> None:
-    """Remove zero initial states of a recurrent node, whose size is fixed; without them, the node starts at zero."""
+    """Remove zero initial states of a recurrent node, which have a fixed size and are the default."""
     dims = shapes.shape_of(known.inputs[0])
     if dims is None or not _open_ones(dims):
         return

@@ -118,10 +118,7 @@ def _turned(weight: ir.TensorProtocol, order: Sequence[int], name: str | None) -
 
 
 def _optimised(model: ir.Model, path: Path) -> ir.Model:
-    """Return ``model`` as optimised by onnxruntime, which fuses nodes as its integer kernels expect.
-
-    ``path`` is the path of a temporary file.
-    """
+    """Return ``model`` with nodes fused by onnxruntime, for its integer kernels; ``path`` is a temporary file."""
     proto, weights = proto_and_weights(model)
     basic = RuntimeOptions(optimization="basic")
     create_session(proto, Placement.choose("cpu"), basic, weights, optimized=path, packs=False, runs=False)
@@ -175,7 +172,7 @@ def _large(value: ir.Value) -> ir.TensorProtocol | None:
 def _ranges(proto: onnx.ModelProto, weights: FrozenWeights | None, batches: Iterable[Batch]) -> Ranges:
     """Return the smallest and the largest number of each floating activation of quantised operators, by name.
 
-    The nodes that compute the ranges are appended in reverse order: so onnxruntime runs each as soon as it can.
+    Nodes that compute the ranges are appended in reverse order, so that onnxruntime runs each as early as possible.
     """
     stored, operators = {t.name for t in proto.graph.initializer}, _operators()
     values = (*proto.graph.value_info, *proto.graph.output, *proto.graph.input)
@@ -214,7 +211,7 @@ def _operators() -> set[str]:
 
 
 def _quantised(proto: onnx.ModelProto, weights: Mapping[str, Array], ranges: Ranges) -> onnx.ModelProto:
-    """Quantise ``proto`` with onnxruntime's quantiser, after replacing its large weights by the small ``weights``."""
+    """Return ``proto`` quantised by onnxruntime, with its large weights replaced by the small ``weights``."""
     from onnxruntime.quantization import CalibrationMethod, QDQQuantizer, QuantType
     from onnxruntime.quantization.calibrate import TensorData, TensorsData
     from onnxruntime.quantization.quant_utils import add_infer_metadata
@@ -237,7 +234,7 @@ def _quantised(proto: onnx.ModelProto, weights: Mapping[str, Array], ranges: Ran
 
 
 def _in_floats(proto: onnx.ModelProto) -> list[str]:
-    """Return the names of nodes that the quantiser gets wrong: each ConvTranspose with groups and a bias."""
+    """Return the names of nodes that the quantiser gets wrong: ConvTranspose with groups and a bias."""
     found = []
     for node in proto.graph.node:
         groups = next((a.i for a in node.attribute if a.name == "group"), 1)
@@ -248,7 +245,7 @@ def _in_floats(proto: onnx.ModelProto) -> list[str]:
 
 
 def _axes(quantised: onnx.ModelProto, large: Large) -> dict[str, int | None]:
-    """Map each large weight that was quantised to int8 to the axis of its scales; None for a single scale."""
+    """Return the axis of the scales of each large weight that was quantised to int8; None for a single scale."""
     stored = {t.name: t.data_type for t in quantised.graph.initializer}
     weights = {f"{name}{_INTEGERS}": name for name in large}
     return {
@@ -259,9 +256,9 @@ def _axes(quantised: onnx.ModelProto, large: Large) -> dict[str, int | None]:
 
 
 def _condensed(weight: Array, axis: int | None) -> Array:
-    """Return a small weight with the ranges of ``weight``: the minimum and the maximum of each slice along ``axis``.
+    """Return a small weight with the ranges of ``weight``: minimum and maximum of each slice along ``axis``.
 
-    If ``axis`` is None, it contains the minimum and the maximum of the whole weight.
+    If ``axis`` is None, these are the minimum and the maximum of the whole weight.
     """
     kept = None if axis is None else axis % weight.ndim
     others = tuple(a for a in range(weight.ndim) if a != kept)
@@ -269,7 +266,7 @@ def _condensed(weight: Array, axis: int | None) -> Array:
 
 
 def _with_weights(quantised: onnx.ModelProto, large: Large, rounded: Collection[str]) -> ir.Model:
-    """Return ``quantised`` with large weights in place of small ones: int8 for names in ``rounded``, else floats."""
+    """Return ``quantised`` with the large weights: as int8 for names in ``rounded``, else as floats."""
     result: ir.Model = ir.from_proto(quantised)
     stored = result.graph.initializers
     for name, tensor in large.items():
@@ -293,7 +290,7 @@ def _put(value: ir.Value, tensor: ir.TensorProtocol) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the quantiser's warnings, which advise preprocessing that has been done already."""
+    """Silence the quantiser's warnings, which recommend preprocessing that was already done."""
     root = logging.getLogger()
     level = root.level
     root.setLevel(logging.ERROR)

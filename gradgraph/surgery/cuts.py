@@ -26,9 +26,8 @@ def cut(
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
-        inputs: values to feed instead of computing them; other inputs of the model stay if they are still used. By
-            default the model's own.
-        outputs: values to return, in this order. By default the model's own.
+        inputs: values to feed instead of computing them; by default the model's inputs. Other inputs stay if used.
+        outputs: values to return, in this order; by default the model's outputs.
         out: write the result to this path.
 
     Returns:
@@ -77,10 +76,10 @@ def _feed(work: ir.Model, value: ir.Value) -> None:
 
 @checked(value=TEXT)
 def below(model: Source, value: str) -> list[str]:
-    """Return the names of all initializers that ``value`` is computed from, in the model's order.
+    """Return the names of all weights that ``value`` is computed from, in the model's order.
 
-    ``gg.build(model, freeze_below="features")`` trains everything above it. Tensors that are no weights, such as the
-    target of a Reshape, are excluded: only floating tensors with more than one number are listed.
+    ``gg.build(model, freeze_below="features")`` trains all other weights. Weights are floating initializers with more
+    than one element, unlike the target shape of a Reshape.
 
     Raises:
         UnknownNameError: the model has no such value.

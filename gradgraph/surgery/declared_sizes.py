@@ -14,8 +14,8 @@ from gradgraph.surgery.operation import Path, Result
 def forget_sizes(model: Source, *, out: Path | None = None) -> Result:
     """Remove the declared sizes of inner values; inputs, outputs and weights keep theirs, and all values their types.
 
-    Runtimes infer them. Some exporters declare wrong ones, and onnxruntime then fails with "Shape mismatch attempting
-    to re-use buffer": float16 CPU models of onnxruntime-genai's builder 0.18 do so once a past is fed.
+    Runtimes infer these sizes. Some exporters declare wrong ones, and onnxruntime then fails with "Shape mismatch
+    attempting to re-use buffer": float16 CPU models of onnxruntime-genai's builder 0.18 do so once a past is fed.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.

@@ -28,10 +28,8 @@ _VALUES = Kind(
 def fix_inputs(model: Source, values: Mapping[str, float], *, out: Path | None = None) -> Result:
     """Replace inputs by constants; an If whose condition becomes constant is replaced by the branch that it takes.
 
-    Inputs that only the removed branches read are removed, too.
-
-    Optimum's ``decoder_model_merged.onnx`` has two decoders, selected by ``use_cache_branch``: False selects the one
-    without a past.
+    Inputs that only removed branches read are removed, too. In optimum's ``decoder_model_merged.onnx``, for example,
+    False for ``use_cache_branch`` selects the decoder without a past.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
@@ -57,7 +55,7 @@ def fix_inputs(model: Source, values: Mapping[str, float], *, out: Path | None =
 
 
 def fix_input(work: ir.Model, name: str, number: float) -> None:
-    """Replace an input by a constant, in place, and resolve If nodes that it decides; raises as :func:`fix_inputs`."""
+    """Replace an input by a constant, in place, and resolve If nodes that depend on it."""
     inputs = {v.name or "": v for v in work.graph.inputs if not v.is_initializer()}
     if name not in inputs:
         raise UnknownNameError(f"the model has no input '{shown(name)}'{suggestion(name, inputs)}")

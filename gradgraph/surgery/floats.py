@@ -19,8 +19,8 @@ NARROW, WIDE = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16), ir.DataType.FLOAT
 def in_float32(model: Source, *, out: Path | None = None) -> Result:
     """Convert float16 and bfloat16 to float32: inputs, outputs, and the whole computation.
 
-    Weights keep their stored type and are followed by a Cast; adapters become float32, since they are trained. Names
-    stay.
+    Weights keep their names and stored type, and are followed by a Cast; adapters become float32, since they are
+    trained.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
@@ -57,7 +57,7 @@ def compute_in_float32(work: ir.Model) -> None:
 
 
 def _widen(node: ir.Node) -> None:
-    """Convert an operator's attributes from float16 or bfloat16 to float32: tensors and type attributes."""
+    """Change a node's tensor and type attributes from float16 or bfloat16 to float32."""
     for name, attribute in list(node.attributes.items()):
         if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype in NARROW:
             tensor = attribute.as_tensor()

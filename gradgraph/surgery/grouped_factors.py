@@ -10,7 +10,7 @@ Array = np.ndarray[Any, Any]
 
 
 def spread(array: Array, groups: int) -> Array:
-    """Convert (rank, inputs of a group, …) to (rank, all inputs, …): zeros outside each group."""
+    """Return a factor (rank, inputs of a group, …) as (rank, all inputs, …), with zeros outside each group."""
     rank, inputs = array.shape[:2]
     whole = np.zeros((rank, inputs * groups, *array.shape[2:]), array.dtype)
     for rows, columns in _own_parts(rank, inputs, groups):
@@ -19,7 +19,7 @@ def spread(array: Array, groups: int) -> Array:
 
 
 def gathered(array: Array, groups: int) -> Array | None:
-    """Invert ``spread``: convert (rank, all inputs, …) to (rank, inputs of a group, …).
+    """Return a factor (rank, all inputs, …) as (rank, inputs of a group, …), the inverse of ``spread``.
 
     Returns None if a group uses inputs of other groups, as in adapters trained in PEFT.
     """

@@ -128,7 +128,7 @@ class _Head:
 
 
 def _find(output: ir.Value) -> _Head:
-    """Return the last linear layer before ``output``, skipping nodes that do not mix classes."""
+    """Return the last linear layer before ``output``; nodes that do not mix classes may follow it."""
     value, behind, added = output, list[ir.Node](), None
     while (node := value.producer()) is not None:
         if _does_nothing(node) and (same := node.inputs[0]) is not None:
@@ -175,7 +175,7 @@ def _called(node: ir.Node) -> str:
 
 
 def _withstored(node: ir.Node) -> tuple[ir.Value | None, ir.TensorProtocol | None]:
-    """Return the computed and the stored operand of an Add, Sub, Mul or Div; (None, None) if no operand is stored."""
+    """Return the computed and the stored operand of an Add, Sub, Mul or Div, or (None, None) if neither is stored."""
     if node.op_type in ("Add", "Sub", "Mul", "Div") and not node.domain:
         for value, other in (node.inputs, node.inputs[::-1]):
             if (tensor := numbers_of(stored(other))) is not None:
@@ -184,7 +184,7 @@ def _withstored(node: ir.Node) -> tuple[ir.Value | None, ir.TensorProtocol | Non
 
 
 def _count(tensor: ir.TensorProtocol | None) -> int:
-    """Return the number of elements of a vector or scalar (at most one axis longer than 1), or 0 for other tensors."""
+    """Return the length of a vector (all other axes of size 1) or scalar; 0 for other tensors."""
     longest = 0 if tensor is None else max(tensor.shape.numpy(), default=1)
     return longest if tensor is not None and tensor.size == longest else 0
 

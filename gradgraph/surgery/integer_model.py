@@ -131,7 +131,7 @@ def _inputs(model: ir.Model) -> list[str | None]:
 
 
 def _file_size(model: ir.Model) -> int:
-    """Return the size of a file of ``model``, without the length fields of large weights."""
+    """Return the file size of ``model`` in bytes, without the length fields of large weights."""
     slim, weights = model.clone(), 0
     for value in stored_values(slim):
         size = bytes_of([value])
@@ -148,7 +148,7 @@ def _rounded(model: ir.Model) -> ir.Model:
 
 
 def _calibrated(model: ir.Model, batches: list[Batch], folder: Folder) -> ir.Model:
-    """Return ``model`` with integer weights and data, with ranges observed on ``batches``."""
+    """Return ``model`` with integer weights and data; ranges are observed on ``batches``."""
     result = calibrated(model, batches, folder.path)
     for key, value in model.metadata_props.items():
         result.metadata_props.setdefault(key, value)
@@ -159,7 +159,7 @@ def _move_to_file(model: ir.Model, folder: Folder, name: str) -> None:
     """Write large weights to a file in ``folder``, which deletes it later; evaluate all weights computed on access.
 
     Weights stored in another file are written, too, since a session maps files of one folder only. Weights stay in
-    memory if their total is small, or if the disk has no space for the file.
+    memory if they are small in total, or if the disk is full.
     """
     large = [v for v in stored_values(model) if bytes_of([v]) >= LEAST_BYTES]
     if bytes_of(v for v in large if not isinstance(v.const_value, ir.ExternalTensor)) >= large_weights.LEAST_KEPT:
@@ -183,7 +183,7 @@ def _drawn(model: ir.Model, predictor: Predictor) -> Batch | None:
 
 
 def _read(data: Any, predictor: Predictor, size: int) -> tuple[int, list[Batch]]:
-    """Return the number of samples, and batches of ``size`` for the model."""
+    """Return the number of samples in ``data``, and batches of ``size`` samples for the model."""
     data = read_data(data, predictor.names)
     if isinstance(data, Loadable):
         with in_order(data, predictor.specs, (), predictor.names) as source:

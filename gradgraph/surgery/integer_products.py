@@ -99,9 +99,9 @@ def _count(scale: Var) -> int:
 
 
 def _shaped(op: Builder, x: Var, shape: list[int]) -> Var:
-    """Return ``x`` reshaped to ``shape``.
+    """Return ``x`` reshaped to ``shape``; equal stored results are one initializer.
 
-    Equal stored results are one initializer: a Q/DQ pair is recognised by the scale that both nodes read.
+    A Q/DQ pair is recognised by the scale that both nodes read.
     """
     if x.shape is not None and list(x.shape) == shape:
         return x
@@ -112,7 +112,7 @@ def _shaped(op: Builder, x: Var, shape: list[int]) -> Var:
 
 
 def _stored(op: Builder, graph: ir.Graph, name: str, numbers: Any) -> Var:
-    """Return an initializer with these numbers: an existing one if equal, otherwise a new one called ``name``."""
+    """Return an initializer with these numbers: an existing equal one, or a new one called ``name``."""
     while (held := graph.initializers.get(name)) is not None:
         tensor = numbers_of(held)
         if tensor is not None and tensor.shape.numpy() == numbers.shape and np.array_equal(tensor.numpy(), numbers):
@@ -125,7 +125,7 @@ def _stored(op: Builder, graph: ir.Graph, name: str, numbers: Any) -> Var:
 
 
 def _bias(op: Builder, bias: Var, x_scale: Var, w_scale: Var, factor: float = 1.0) -> Var:
-    """Return an int32 bias as floats: its scale is data scale times weight scale, times ``factor``."""
+    """Return an int32 bias as floats; its scale is ``x_scale`` times ``w_scale`` times ``factor``."""
     held, graph = [numbers_of(s.value) for s in (x_scale, w_scale)], bias.value.graph
     if factor != 1 or held[0] is None or held[1] is None or not isinstance(graph, ir.Graph):
         return op.cast(bias, ir.DataType.FLOAT) * op.Reshape(x_scale * w_scale * factor, [-1])
@@ -136,7 +136,7 @@ def _bias(op: Builder, bias: Var, x_scale: Var, w_scale: Var, factor: float = 1.
 
 
 def _inputs(editor: Editor, node: ir.Node, count: int) -> list[Any]:
-    """Return the first ``count`` inputs of a node as variables; None for an omitted input."""
+    """Return the first ``count`` inputs of a node; None for an omitted input."""
     given = [editor.op.wrap(v) for v in node.inputs]
     return [*given, *[None] * (count - len(given))]
 
@@ -197,7 +197,7 @@ def _element_wise(op_type: str, operands: int) -> Callable[[Editor, ir.Node], No
 
 
 def _straight(op: Builder, x: Var, rounded: Var) -> Var:
-    """Return a value equal to ``rounded`` whose gradient is passed to ``x`` (straight-through)."""
+    """Return a value equal to ``rounded`` whose gradient goes to ``x`` (straight-through)."""
     difference = op.Identity(rounded - x)
     producer = difference.value.producer()
     assert producer is not None

@@ -148,7 +148,7 @@ def _like(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
 
 
 def score_outputs(graph: ir.Graph) -> list[ir.Value]:
-    """Return the outputs that do not continue the past and, if there are logits, are not hidden states."""
+    """Return the outputs that are neither a continued past nor, if there are logits, hidden states."""
     names = [v.name for v in graph.outputs if v.name]
     going_on = set(_like(_PRESENT, names))
     chosen = [n for n in names if n not in going_on] or names
@@ -169,7 +169,7 @@ def _choose_outputs(graph: ir.Graph, asked: str | Sequence[str] | None) -> None:
 
 
 def _tokens_of(given: Sequence[ir.Value]) -> ir.Value | None:
-    """Return the input for tokens, or for token embeddings: ``…input_ids``, otherwise the first candidate."""
+    """Return the input of tokens or token embeddings: ``…input_ids``, otherwise the first candidate."""
     whole = [v for v in given if _is_whole(v) and v.name not in _COUNTED]
     named = [v for v in whole if (v.name or "").endswith("input_ids")]  # T5's decoder has its encoder's mask first
     floating = [v for v in given if v.dtype and v.dtype.is_floating_point()]
@@ -211,12 +211,12 @@ def _ones(editor: Editor, mask: ir.Value, tokens: ir.Value, kept: ir.Value | Non
 
 
 def _seen(op: Builder, mask: ir.Value) -> Var:
-    """Return the index of each token, counted over the visible tokens of its row, int64 [batch, length]."""
+    """Return the index of each token among the visible tokens of its row, int64 [batch, length]."""
     return op.Max(op.CumSum(op.cast(op.wrap(mask), ir.DataType.INT64), op.const(1)) - 1, 0)
 
 
 def _counted(editor: Editor, positions: ir.Value, tokens: ir.Value, mask: ir.Value | None) -> None:
-    """Replace positions by a count from 0; with a mask, of the visible tokens of a row."""
+    """Replace the input ``positions`` by a count from 0; with a mask, of the visible tokens of a row."""
     op = editor.op
     rank = len(shape_of(positions) or ())
     if mask is not None and rank == 2:
@@ -228,7 +228,7 @@ def _counted(editor: Editor, positions: ir.Value, tokens: ir.Value, mask: ir.Val
 
 
 def _hide_others(work: ir.Model, editor: Editor, tokens: ir.Value) -> None:
-    """Restrict attention to tokens of the same text, by a new input ``segments`` with the text of each token."""
+    """Restrict attention to tokens of the same text, by a new input ``segments`` with each token's text number."""
     op = editor.op
     name, shape = SEGMENTS, ir.Shape(list(shape_of(tokens) or (None, None))[:2])
     segments = ir.Value(name=name, shape=shape, type=ir.TensorType(ir.DataType.INT64))
@@ -277,7 +277,7 @@ def _check_packs(work: ir.Model, kept: Collection[str]) -> None:
 
 
 def mixing(model: ir.Model) -> str | None:
-    """Return why tokens would attend to other texts of a packed row, as words that follow "the model"; else None."""
+    """Return why tokens would attend to other texts of a packed row, as a predicate of "the model", or None."""
     others = {n.op_type for n in nodes_of(model) if n.op_type in _APART}
     if others:
         return f"has {listed(sorted(others))}"
@@ -290,11 +290,7 @@ _COUNTED = {MASK: _ones, POSITIONS: _counted, "cache_position": _counted}
 def _empty(editor: Editor, past: ir.Value, tokens: ir.Value, usual: int | None) -> None:
     """Remove the input ``past`` from the nodes that read it, or replace it by an empty tensor or zeros.
 
-    Args:
-        editor: writes nodes.
-        past: an input for past keys or values, or another state.
-        tokens: the input of tokens.
-        usual: the head size that all attentions of the model declare, or None; a fallback for an unknown size.
+    ``past`` may also be another state. ``usual`` is the head size that all attentions declare, used if it is unknown.
     """
     size = usual
     grows = len(shape_of(past) or ()) == 4  # past keys or values [batch, heads, length, size]
@@ -325,7 +321,7 @@ def _empty(editor: Editor, past: ir.Value, tokens: ir.Value, usual: int | None) 
 
 
 def _batch_axis(past: ir.Value, tokens: ir.Value) -> int:
-    """Return the batch axis of ``past``: the axis with the symbolic size of the tokens' first axis, otherwise 0."""
+    """Return the axis of ``past`` whose symbolic size is the batch size of ``tokens``, otherwise 0."""
     batch = (shape_of(tokens) or (None,))[0]
     shape = list(shape_of(past) or ())
     return shape.index(batch) if isinstance(batch, str) and batch in shape else 0

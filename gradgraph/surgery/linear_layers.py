@@ -31,7 +31,7 @@ _REWRITES = ("Cast", "DequantizeLinear", "Identity", "Transpose")  # nodes that 
 def rewritten(value: ir.Value | None) -> tuple[ir.Value | None, list[ir.Node]]:
     """Return the initializer or constant that ``value`` is a rewritten form of, and the nodes from it to ``value``.
 
-    Rewriting nodes transpose, cast or dequantise stored numbers. Returns None and no nodes for any other value.
+    These nodes transpose, cast or dequantise stored numbers. Returns (None, []) for any other value.
     """
     chain: list[ir.Node] = []
     while value is not None and numbers_of(value) is None:
@@ -44,7 +44,7 @@ def rewritten(value: ir.Value | None) -> tuple[ir.Value | None, list[ir.Node]]:
 
 
 def stored(value: ir.Value | None) -> ir.Value | None:
-    """Return the initializer or constant that ``rewritten`` finds; None if a node of com.microsoft rewrites it."""
+    """Return the initializer or constant found by ``rewritten``; None if a node of com.microsoft rewrites it."""
     start, chain = rewritten(value)
     return None if any(node.domain for node in chain) else start
 
@@ -77,7 +77,7 @@ class Layer:
 
     @property
     def place(self) -> int:
-        """The index of the weight in the inputs of the node."""
+        """The index of the weight among the inputs of the node."""
         return 0 if self.kind == "Gather" else 1
 
     @property
@@ -129,7 +129,7 @@ class Layer:
 
     @property
     def added(self) -> tuple[ir.Node, ir.Value] | None:
-        """The Add of a stored bias after the layer, if it is the only reader, and that bias; otherwise None."""
+        """The Add of a stored bias after the layer, and the bias; None unless the Add is the layer's only reader."""
         result = self.node.outputs[0]
         uses = list(result.uses())
         if len(uses) != 1 or result.is_graph_output() or uses[0].node.op_type != "Add" or uses[0].node.domain:
@@ -155,7 +155,7 @@ class Layer:
 
     @property
     def fan_in(self) -> int:
-        """The number of terms in each output, as PyTorch counts them."""
+        """The number of terms in each output."""
         return math.prod(self.shape[1:]) if self.kind.startswith("Conv") else self.sizes[0]
 
     @property
@@ -178,7 +178,7 @@ class Layer:
 
 
 def _stored_sizes(value: ir.Value) -> tuple[int, ...]:
-    """Return the shape of a stored weight as its reader sees it: after any Transpose between tensor and reader."""
+    """Return the shape of a stored weight after any Transpose before its reader."""
     start, chain = rewritten(value)
     sizes = known_sizes(shape_of(start))
     for node in chain:
@@ -189,7 +189,7 @@ def _stored_sizes(value: ir.Value) -> tuple[int, ...]:
 
 
 def layer_at(node: ir.Node, name: str = "") -> Layer | None:
-    """Return the layer of ``node``; None if it has no stored weight."""
+    """Return the layer of ``node``, or None if it has no stored weight."""
     layer = Layer(node, name)
     known = node.op_type in LINEAR and node.domain in DOMAINS and len(node.inputs) > layer.place
     return layer if known and stored(node.inputs[layer.place]) is not None else None
@@ -198,7 +198,7 @@ def layer_at(node: ir.Node, name: str = "") -> Layer | None:
 def linear_layers(work: ir.Model, target: str | Sequence[str]) -> tuple[list[Layer], list[str]]:
     """Return the layers whose weight, module or node matches names or globs; and why other matches are not layers.
 
-    Integer products are not layers, since their float result is unknown.
+    Integer products are not layers.
     """
     found = matched(target, _named(work))
     return [one for one in found if isinstance(one, Layer)], [one for one in found if isinstance(one, str)]
@@ -231,7 +231,7 @@ def _weight_of(node: ir.Node) -> ir.Value | None:
 def _layers(work: ir.Model, weights: Mapping[ir.Node, ir.Value]) -> dict[ir.Node, Layer]:
     """Return the layer of each node in ``weights``, with unique names.
 
-    If several layers have one name, the layer whose node belongs to a module of this name keeps it.
+    If several layers have one name, a layer whose node belongs to the module of this name keeps it.
     """
     wanted = {n: _module_name(n, weights[n], place) for place, n in enumerate(work.graph) if n in weights}
     owners: dict[str, ir.Node] = {}
@@ -273,7 +273,7 @@ def _module_name(node: ir.Node, weight: ir.Value, place: int) -> str:
 
 
 def _named_by_bias(node: ir.Node) -> str:
-    """Return the module's full name from the name of its bias; empty if it cannot be derived.
+    """Return the full name of a MatMul's module, derived from the name of its bias; empty if unknown.
 
     Node names may lack the first part of the module (OPT by optimum).
     """

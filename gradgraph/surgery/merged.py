@@ -146,7 +146,7 @@ def layer_of(work: ir.Model, adapter: Adapter) -> tuple[Layer, list[ir.Node]]:
 
 
 def _taken_out(work: ir.Model, chosen: Sequence[Adapter]) -> list[tuple[Layer, list[_Part]]]:
-    """Remove the nodes of the adapters that can be merged; return their layers, each with its adapters and tensors."""
+    """Remove the nodes of mergeable adapters; return their layers, each with its adapters and their tensors."""
     found: dict[ir.Node, tuple[Layer, list[_Part]]] = {}
     for adapter in reversed(chosen):  # the newest is next to the layer
         if KINDS[adapter.kind].merge is not None:
@@ -182,7 +182,7 @@ def _merge(
 
 
 def _take_out(work: ir.Model, adapter: Adapter, layer: Layer, path: list[ir.Node]) -> None:
-    """Disconnect an adapter's nodes: readers of its output (for IA3 on an input, the layer) read the original value."""
+    """Disconnect an adapter's nodes: their readers (for IA3 on an input, the layer) read the original value."""
     result = value_named(work, adapter.output)
     if adapter.side == "in":
         turned = layer.data.producer()
@@ -201,7 +201,7 @@ def _take_out(work: ir.Model, adapter: Adapter, layer: Layer, path: list[ir.Node
 
 
 def _change_bias(work: ir.Model, layer: Layer, adapter: Adapter, factors: list[Array]) -> None:
-    """Merge an adapter into the bias of its layer: the bias input of the node, or the operand of an Add after it."""
+    """Merge an adapter into the bias of its layer, an input of the node or of an Add after it."""
     change = KINDS[adapter.kind].bias
     node, bias = layer.result.producer(), layer.bias
     if node is None or change is None or adapter.side == "in":

@@ -13,7 +13,7 @@ from gradgraph.surgery.operation import free_name
 
 
 class NodeWriter:
-    """A writer of several nodes, which ``place_before`` or ``place_behind`` then inserts into the graph.
+    """A writer of nodes, which ``place_before`` or ``place_behind`` then inserts into the graph.
 
     Args:
         work: the model.
@@ -26,7 +26,7 @@ class NodeWriter:
         self._nodes: list[ir.Node] = []
 
     def node(self, op_type: str, *inputs: ir.Value, domain: str = "", **attributes: Any) -> ir.Value:
-        """Write a node and return its first result; attributes are ``ir.Attr`` or plain values."""
+        """Write a node and return its first output; attributes are ``ir.Attr`` or plain values."""
         name = free_name(self.work, f"{self._scope}/{op_type}_{len(self._nodes)}")
         given = [v if isinstance(v, ir.Attr) else ir.convenience.convert_attribute(k, v) for k, v in attributes.items()]
         made = ir.Node(domain, op_type, inputs, given, name=name)
@@ -36,27 +36,27 @@ class NodeWriter:
         return made.outputs[0]
 
     def constant(self, numbers: Any, dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Value:
-        """Write a Constant, for numbers that are not weights; return its result."""
+        """Write a Constant, for numbers that are not weights, and return its output."""
         tensor = ir.tensor(np.array(numbers, dtype.numpy()))
         value = self.node("Constant", value=ir.AttrTensor("value", tensor))
         value.type, value.shape = ir.TensorType(dtype), ir.Shape(tensor.shape.numpy())
         return value
 
     def whole(self, *numbers: int) -> ir.Value:
-        """Write a Constant of int64 [n], such as sizes and axes; return its result."""
+        """Write a Constant of int64 [n], such as sizes or axes, and return its output."""
         return self.constant(list(numbers), ir.DataType.INT64)
 
     def cast(self, x: ir.Value, dtype: ir.DataType) -> ir.Value:
         return self.node("Cast", x, to=int(dtype))
 
     def reduced(self, op_type: str, x: ir.Value, axes: list[int], since: int) -> ir.Value:
-        """Write a reduction that removes the reduced axes; return its result.
+        """Write a reduction that removes the reduced axes, and return its output.
 
         Args:
             op_type: the operator.
             x: the value to reduce.
             axes: the axes.
-            since: the opset since which axes are an input instead of an attribute.
+            since: the opset version in which axes became an input instead of an attribute.
         """
         if self.work.opset_imports.get("", 21) >= since:
             return self.node(op_type, x, self.whole(*axes), keepdims=0)

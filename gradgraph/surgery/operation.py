@@ -101,13 +101,13 @@ def free_name(work: ir.Model, wanted: str) -> str:
 
 
 def make_way(work: ir.Model, value: ir.Value, new: str) -> None:
-    """Rename ``value`` to ``new``, or the next free name, so that its former name can be used again."""
+    """Rename ``value`` to ``new``, or the next free name, to make its former name available."""
     before, value.name = value.name, free_name(work, new)
     work.meta[_TAKEN].discard(before)
 
 
 def clear_away(work: ir.Model) -> None:
-    """Remove unused nodes and weights, whose names become available again."""
+    """Remove unused nodes and weights, to make their names available."""
     prune(work)
     work.meta.pop(_TAKEN, None)
 
@@ -157,11 +157,12 @@ def matched(target: str | Sequence[str], named: Iterable[tuple[Sequence[str], T]
 
 
 def check_patterns(target: str | Sequence[str], names: Iterable[str], what: str, known: Iterable[str] = ()) -> None:
-    """Raise UnknownNameError for a name or glob that matches none of ``names`` and would have no effect.
+    """Raise UnknownNameError for a name or glob in ``target`` that matches none of ``names``.
 
     Args:
-        names: the names of everything that can be changed.
-        what: a noun for these objects, for the message.
+        target: names and globs.
+        names: the names that can be matched.
+        what: a noun for the named objects, for the message.
         known: names to suggest in the message; by default ``names``.
     """
     every = list(dict.fromkeys(names))
@@ -172,7 +173,7 @@ def check_patterns(target: str | Sequence[str], names: Iterable[str], what: str,
 
 
 def parts_of(target: ir.Value | None) -> list[ir.Value | None]:
-    """Return the inputs of the Concat that computes a target shape; without a Concat, the target shape itself."""
+    """Return the inputs of the Concat that computes a target shape; for another target shape, the shape itself."""
     node = None if target is None else target.producer()
     return list(node.inputs) if node is not None and node.op_type == "Concat" else [target]
 

@@ -89,7 +89,7 @@ def switchable(model: Source, *, name: str | None = None, required: bool = False
 
 
 def _open_sizes(adapter: Adapter, place: int, sizes: Sequence[int]) -> list[int | str]:
-    """Return the sizes of an adapter's tensor with a symbolic rank, since ranks of adapter files differ."""
+    """Return the sizes of an adapter's tensor with a symbolic rank, since adapter files have different ranks."""
     axis = KINDS[adapter.kind].axes[adapter.operator == "Conv"][place]
     return [f"{adapter.module}.rank{place}" if i == axis else size for i, size in enumerate(sizes)]
 
@@ -114,6 +114,6 @@ def save_ort_adapter(work: ir.Model, adapters: Sequence[Adapter], path: Path) ->
 
 
 def _plain(adapter: Adapter, weight: str) -> str:
-    """Return a tensor's name without the adapter name at its end, so that files of all adapters fit one base model."""
+    """Return a tensor's name without the adapter name at its end, so that all adapter files fit one base model."""
     own = adapter.name == DEFAULT or adapter.kind == "bitfit"  # tensors of bitfit are the model's own
     return weight if own else weight.removesuffix(f".{adapter.name}")

@@ -95,11 +95,10 @@ def _by_pairs(op: Builder, graph: ir.Graph, rows: ir.Value, sizes: tuple[Any, ..
 
 
 def _of_answers(op: Builder, scores: Var, labels: Var) -> tuple[Var, Var]:
-    """Return the log-probability of all labels of each answer, and their number; ``[pairs, 2]`` each.
+    """Return the log-probability of all labels of each answer, and the number of labels; ``[pairs, 2]`` each.
 
-    Ignored labels are not counted. ``scores`` are logits [rows, length, vocabulary].
-
-    Written as cross entropy, so that the gradient of all log-probabilities is never materialised.
+    Ignored labels are not counted. ``scores`` are logits [rows, length, vocabulary]. The formula is a cross entropy, so
+    that the gradient of all log-probabilities is never materialised.
     """
     counts = op.Not(op.Equal(labels, IGNORED))
     log_p = op.LogSoftmax(scores, axis=-1)

@@ -73,16 +73,15 @@ class Factors:
 
     @property
     def tensors(self) -> list[Array]:
-        """Return A and B, and magnitudes if any."""
         return [self.a, self.b, *([] if self.magnitude is None else [self.magnitude])]
 
     def rows(self, begin: int, end: int) -> Factors:
-        """Return the part of the adapter for the outputs from ``begin`` to ``end``: all of A, and rows of B."""
+        """Return the part of the adapter for outputs ``begin`` to ``end``: all of A, and rows of B."""
         magnitude = None if self.magnitude is None else self.magnitude[begin:end]
         return Factors(self.a, self.b[begin:end], self.scale, magnitude)
 
     def ranks(self, begin: int, end: int) -> Factors:
-        """Return the part of the adapter with the ranks from ``begin`` to ``end``: rows of A, and columns of B."""
+        """Return the part of the adapter for ranks ``begin`` to ``end``: rows of A, and columns of B."""
         return Factors(self.a[begin:end], self.b[:, begin:end], self.scale, self.magnitude)
 
 
@@ -102,7 +101,7 @@ def as_theirs(layer: str, family: Family) -> str:
 
 
 def pieces_of(name: str) -> tuple[str, ...]:
-    """Return the names of the pieces of a packed layer; for other layers, their own name."""
+    """Return the names of the pieces of a packed layer; for another layer, only its own."""
     parent, point, last = name.rpartition(".")
     return tuple(f"{parent}{point}{piece}" for piece in PIECES.get(last, (last,)))
 
@@ -141,7 +140,7 @@ class Renamed:
 
 
 def _moved(name: str, pairs: Iterable[tuple[str, str]]) -> str | None:
-    """Return ``name`` renamed by the first pair (pattern, new name) that matches, or None; ``*`` copies its text."""
+    """Return ``name`` renamed by the first matching pair (pattern, new name), or None; ``*`` copies its text."""
     for source, target in pairs:
         begin, star, end = source.partition("*")
         if name == source or (star and len(name) >= len(begin + end) and name.startswith(begin) and name.endswith(end)):
@@ -153,7 +152,7 @@ def _moved(name: str, pairs: Iterable[tuple[str, str]]) -> str | None:
 
 
 def joined(pieces: Sequence[Factors | None], sizes: Sequence[int]) -> Factors:
-    """Join the adapters of a packed layer's pieces into one adapter.
+    """Return one adapter of a packed layer, joined from the adapters of its pieces.
 
     ``sizes`` is the number of outputs of each piece. A piece without an adapter (None) gets zeros in B.
 
@@ -179,7 +178,7 @@ def joined(pieces: Sequence[Factors | None], sizes: Sequence[int]) -> Factors:
 
 
 def split(whole: Factors, sizes: Sequence[int]) -> list[Factors | None]:
-    """Split the adapter of a packed layer into one adapter per piece; ``sizes`` is the number of outputs of each.
+    """Return one adapter per piece of a packed layer; ``sizes`` is the number of outputs of each piece.
 
     A piece that had no adapter when the pieces were joined becomes None.
     """
@@ -195,12 +194,8 @@ def split(whole: Factors, sizes: Sequence[int]) -> list[Factors | None]:
 def _sizes_of_pieces(total: int, known: Mapping[int, int], count: int) -> list[int] | None:
     """Return the number of outputs of each of ``count`` pieces; None if it is unknown or contradicts ``known``.
 
-    Gate and up projections are equally large, and so are keys and values.
-
-    Args:
-        total: outputs of the packed layer.
-        known: known outputs, by index of the piece.
-        count: 2 for gate and up; 3 for queries, keys and values.
+    Gate and up projections (``count`` 2) are equally large, and so are keys and values (of 3 with queries). ``total``
+    is the packed layer's number of outputs, and ``known`` maps indices of pieces to their outputs.
     """
     if count == 2:
         return [total // 2] * 2
@@ -245,7 +240,7 @@ def for_layers(given: Mapping[str, Factors], layers: Iterable[Layer]) -> dict[st
 
 
 def _by_meaning(modules: Iterable[str]) -> dict[str, str]:
-    """Map the builder's names to PEFT's modules: full names, and unique endings that start at the layer number."""
+    """Return PEFT's module by builder's name: by the full name, and by its unique ending from the layer number on."""
     whole = {as_ours(module): module for module in modules}
     short: dict[str, list[str]] = {}
     for name, module in whole.items():
@@ -261,7 +256,7 @@ def _found(theirs: Mapping[str, str], name: str) -> str | None:
 
 
 def _packs(name: str) -> list[str]:
-    """Return the names of packed layers that may contain this layer as a piece."""
+    """Return the names of packed layers that may contain the layer ``name`` as a piece."""
     parent, point, last = name.rpartition(".")
     return [f"{parent}{point}{pack}" for pack, pieces in PIECES.items() if last in pieces]
 
@@ -296,7 +291,7 @@ def _piece(whole: Factors, key: str, packed: str, layers: Mapping[str, Layer], m
 
 
 def for_modules(given: Mapping[str, Factors], family: Family, layers: Mapping[str, Layer]) -> dict[str, Factors]:
-    """Return the adapters of the model's layers under the names of Hugging Face's modules, joined or split if packed.
+    """Return the adapters of the model's layers under Hugging Face's module names, joined or split if packed.
 
     Raises:
         BuildError: the boundaries of the pieces of a packed layer are unknown.
@@ -339,7 +334,7 @@ def _sizes_in_the_model(layer: Layer) -> list[int]:
 def _sizes_from_attention(layer: Layer) -> list[int] | None:
     """Return the number of outputs of each piece of a packed layer; None if it is unknown.
 
-    For queries, keys and values, it is read from the attention after the layer; gate and up projections are equal.
+    Sizes of queries, keys and values are read from the attention after the layer; gate and up projections are equal.
     """
     total, count = layer.sizes[1], len(pieces_of(layer.name))
     if count == 2:

@@ -127,7 +127,7 @@ def _is_set(value: Any) -> bool:
 def _check_beginning(table: Fields, where: str) -> None:
     """Raise DataError if ``init_lora_weights`` is a method that changes the base model's weights.
 
-    PEFT repeats this change when it loads the folder.
+    PEFT would repeat this change on loading.
     """
     begun = table.value("init_lora_weights")
     if begun in (None, True, False) or str(begun).lower() in _BEGINNINGS:
@@ -150,13 +150,13 @@ def own_number(patterns: Mapping[str, N], module: str, usual: N) -> N:
 
 
 def fits(module: str, patterns: Iterable[str]) -> bool:
-    """Whether a pattern matches a module as in PEFT: the end of its name after a dot, or a regular expression."""
+    """Whether a pattern matches a module as in PEFT: as the end of its name after a dot, or as a regular expression."""
     return any(module == p or module.endswith(f".{p}") or _expression(p).fullmatch(module) for p in patterns)
 
 
 @functools.lru_cache(1024)
 def _expression(pattern: str) -> re.Pattern[str]:
-    """Compile an untrusted regular expression; raises DataError for one that could take very long."""
+    """Return an untrusted regular expression, compiled; raise DataError if matching could take very long."""
     repeats = _REPEATS.findall(pattern.replace("(?:", "("))
     if len(pattern) > _LONGEST_PATTERN or len(repeats) > _MOST_REPEATS or any(r.startswith(")") for r in repeats):
         why = "could take very long to match"

@@ -54,7 +54,7 @@ def count_seen(work: ir.Model, editor: Editor, fed: Collection[ir.Value], seen: 
 def _lookups(graph: ir.Graph, fed: Collection[ir.Value]) -> list[ir.Node]:
     """Return the Gathers that may look up position embeddings.
 
-    Their indices do not depend on the values of inputs, and their rows are added to a value that does.
+    Their indices do not depend on the values of inputs, while their rows are added to a value that does.
     """
     told, found = set(fed), []
     for node in graph:
@@ -71,7 +71,7 @@ def _is_table(value: ir.Value | None) -> bool:
 
 
 def _is_added(rows: ir.Value, told: Collection[ir.Value]) -> bool:
-    """Whether rows of a table are added, possibly after an adapter, to a value in ``told``, which depends on inputs."""
+    """Whether rows of a table are added, possibly after an adapter, to a value in ``told``."""
     for node in (use.node for use in rows.uses()):
         if node.domain or any(value in told for value in node.inputs):
             if node.op_type == "Add" and not node.domain:
@@ -82,7 +82,7 @@ def _is_added(rows: ir.Value, told: Collection[ir.Value]) -> bool:
 
 
 def _origin(numbers: ir.Value | None) -> ir.Value | None:
-    """Return the value from which ``numbers`` is computed by reshaping, casting and repeating alone; None for None."""
+    """Return the value that ``numbers`` is a reshaped, cast or repeated form of; None for None."""
     while numbers is not None:
         node = numbers.producer()
         if node is None or node.domain or node.op_type not in _SAME_NUMBERS:
@@ -92,7 +92,7 @@ def _origin(numbers: ir.Value | None) -> ir.Value | None:
 
 
 def _all_alike(value: ir.Value | None) -> bool:
-    """Whether all numbers of a stored value are equal, as for token types; such indices are not positions."""
+    """Whether all numbers of a stored value are equal, as for token types but not for positions."""
     node = None if value is None else value.producer()
     known = numbers_of(value)
     return (node is not None and node.op_type == "ConstantOfShape") or (

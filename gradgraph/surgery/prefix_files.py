@@ -24,14 +24,14 @@ Array = np.ndarray[Any, Any]
 
 
 def is_as_in_peft(work: ir.Model, adapters: Sequence[Adapter]) -> bool:
-    """Whether PEFT's format supports these prefixes."""
+    """Whether PEFT's format can represent these prefixes."""
     if not all(a.kind == "prefix" and a.counted for a in adapters):
         return False
     return len({array.shape for pair in _numbers(work, adapters) for array in pair}) == 1
 
 
 def _numbers(work: ir.Model, adapters: Sequence[Adapter]) -> list[list[Array]]:
-    """Return, for each adapter, its prefix keys and its prefix values [heads, length, size]."""
+    """Return the prefix keys and prefix values [heads, length, size] of each adapter."""
     return [[array_named(work, name) for name in adapter.weights] for adapter in adapters]
 
 
@@ -55,7 +55,7 @@ def joined(work: ir.Model, adapters: Sequence[Adapter]) -> tuple[dict[str, Array
 
 
 def apart(config: Fields, arrays: Mapping[str, Array], layers: Sequence[Attention]) -> tuple[int, list[Array]]:
-    """Return the length of a PEFT prefix, and its arrays [heads, length, size]: keys, values of layer 0, of layer 1, ….
+    """Return the length of a PEFT prefix, and its keys and values [heads, length, size] of layer 0, of layer 1, ….
 
     Raises:
         DataError: the settings, the tensor and the model's attentions do not match.

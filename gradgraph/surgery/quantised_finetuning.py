@@ -34,7 +34,7 @@ def is_quantised(work: ir.Model) -> bool:
 
 
 def refuse_integer_products(work: ir.Model) -> None:
-    """Raise BuildError for a layer that still multiplies integers, since its float form is unknown."""
+    """Raise BuildError for a layer that still multiplies integers, because its float form is unknown."""
     node = next((n for n in work.graph if n.op_type in INTEGER or n.op_type.startswith(_UNKNOWN)), None)
     if node is not None:
         raise BuildError(
@@ -44,7 +44,7 @@ def refuse_integer_products(work: ir.Model) -> None:
 
 
 def names_of_quantised(work: ir.Model) -> list[str]:
-    """Return all names of quantised weights that a pattern can match: of integer tensors, their readers and modules."""
+    """Return the names that patterns for quantised weights match: of integer tensors, their readers and modules."""
     return [name for node in _with_integers(work) for name in _names(node)]
 
 
@@ -96,12 +96,12 @@ def _names(node: ir.Node) -> list[str]:
 
 
 def _base(name: str) -> str:
-    """Return the name that a tensor had before quantisation, if its name shows it."""
+    """Return the name of a tensor before quantisation, if it can be derived."""
     return name.removesuffix("_quantized")
 
 
 def _float_weight(work: ir.Model, node: ir.Node, integers: ir.Value, numbers: np.ndarray) -> ir.Value:
-    """Add a float weight with the dequantised ``numbers``; return the integers to which the graph rounds it."""
+    """Add a float weight with the dequantised ``numbers``; return the integers that the graph rounds it to."""
     kind, result = numbers_of(integers), node.outputs[0]
     assert kind is not None
     if numbers.dtype != np.float32:
@@ -131,7 +131,7 @@ def _float_weight(work: ir.Model, node: ir.Node, integers: ir.Value, numbers: np
 
 
 def _take_place(work: ir.Model, integers: ir.Value, rounded: ir.Value) -> None:
-    """Replace the stored ``integers`` by ``rounded``, which takes their name."""
+    """Replace the stored ``integers`` by ``rounded``, which gets their name."""
     name = integers.name
     integers.replace_all_uses_with(rounded)
     if integers.is_initializer():
@@ -144,13 +144,10 @@ def _take_place(work: ir.Model, integers: ir.Value, rounded: ir.Value) -> None:
 
 
 def _learn(work: ir.Model, weights: Sequence[ir.Node], everywhere: bool) -> None:
-    """Make scales trainable, in place.
+    """Make the scales of ``weights`` and of the layers' inputs trainable, in place.
 
-    Args:
-        work: the model.
-        weights: the DequantizeLinear nodes of quantised weights, whose scales are trained.
-        everywhere: train the scales of all Q/DQ pairs on activations; otherwise only those on the inputs of the layers
-            that read ``weights``.
+    ``weights`` are the DequantizeLinear nodes of weights. With ``everywhere``, all Q/DQ pairs on activations get
+    trainable scales.
     """
     first = work.graph[0]  # scales depend on weights only, so they are computed before all other nodes
     biases = [n for n in weights if (held := numbers_of(n.inputs[0])) is not None and held.dtype == ir.DataType.INT32]

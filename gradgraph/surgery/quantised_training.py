@@ -243,7 +243,7 @@ def _batches(work: ir.Model, data: Mapping[str, np.ndarray]) -> list[Feeds]:
 
 
 def _rounded(work: ir.Model, layer: Layer, found: _Range, kind: str, learned: bool) -> ir.Value:
-    """Write a Q/DQ pair on the input of a layer, with scale and zero point for its range; return the result."""
+    """Write a Q/DQ pair on a layer's input, with scale and zero point for the range ``found``; return the result."""
     lowest, highest = INTEGER_RANGES[ACTIVATIONS[kind]]
     size = max((found.high - found.low) / (highest - lowest), SMALLEST)
     zero = int(np.clip(round(lowest - found.low / size), lowest, highest))

@@ -16,7 +16,7 @@ from gradgraph.surgery.operation import add_weight, free_name, numbers_of, set_n
 
 
 def canonical(layer: Layer) -> Array:
-    """Return the weight as float64 with outputs first: (outputs, inputs), or (outputs, inputs of a group, kernel)."""
+    """Return the weight of a layer as float64: (outputs, inputs) or (outputs, inputs of a group, kernel)."""
     if layer.kind != "MatMulNBits":
         return as_laid_out(layer, np.asarray(as_read(layer.weight), np.float64))
     held, packing = numbers_of(layer.weight), Packing.of(layer.node)
@@ -26,7 +26,7 @@ def canonical(layer: Layer) -> Array:
 
 
 def as_laid_out(layer: Layer, weight: Array) -> Array:
-    """Convert a weight from outputs first to the layout of the layer's node, or back (a transpose, if any).
+    """Return a weight with outputs first in the layout of the layer's node, or the reverse (a transpose, if any).
 
     A MatMulNBits stores outputs first.
     """
@@ -37,7 +37,7 @@ def as_read(value: ir.Value) -> Array:
     """Return the numbers of a stored weight as its reader gets them: transposed, cast, dequantised.
 
     Raises:
-        BuildError: the value is computed from anything else.
+        BuildError: the value is not a stored weight.
     """
     start, chain = rewritten(value)
     tensor = numbers_of(start)
@@ -77,7 +77,7 @@ def write_floats(work: ir.Model, layer: Layer, weight: Array) -> None:
 
 
 def _as_product(work: ir.Model, node: ir.Node, weight: Array) -> None:
-    """Convert MatMulNBits to MatMul with a float weight (K, N), and Add if it has a bias."""
+    """Replace MatMulNBits by MatMul with a float weight (K, N), and Add if it has a bias."""
     name = f"{(node.inputs[1].name if node.inputs[1] else None) or 'weight'}.merged"
     stored = add_weight(work, name, weight.astype(quantiser_of(node).scales.dtype))
     new = [ir.Node("", "MatMul", [node.inputs[0], stored], name=node.name)]
@@ -143,7 +143,6 @@ def write_quantised(work: ir.Model, layer: Layer, weight: Array) -> float:
 
 
 def _error(layer: Layer, weight: Array) -> float:
-    """Return the rounding error ``‖stored - W‖/‖W‖``."""
     return float(np.linalg.norm(canonical(layer) - weight) / max(np.linalg.norm(weight), np.finfo(np.float64).tiny))
 
 
@@ -224,7 +223,7 @@ def _write_stored(work: ir.Model, layer: Layer, weight: Array) -> None:
 
 
 def _own_chain(work: ir.Model, layer: Layer) -> list[ir.Node]:
-    """Return the nodes from the stored tensor to the layer; nodes that other layers read, too, are copied first."""
+    """Return the nodes from the stored tensor to the layer; nodes with other readers are replaced by copies."""
     _, chain = rewritten(layer.weight)
     shared = next((i for i, node in enumerate(chain) if not _is_its_own(node.outputs[0])), len(chain))
     last = None if shared == 0 else chain[shared - 1].outputs[0]
@@ -247,7 +246,7 @@ def _is_its_own(value: ir.Value) -> bool:
 
 
 def _store(work: ir.Model, node: ir.Node, place: int, numbers: Array) -> None:
-    """Replace the numbers of an input of ``node``; other readers keep the old ones."""
+    """Replace the stored input ``place`` of ``node`` by ``numbers``; other readers keep the old ones."""
     value = node.inputs[place]
     assert value is not None
     if not _is_its_own(value):

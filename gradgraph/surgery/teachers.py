@@ -163,7 +163,7 @@ def _shape_text(shape: Any) -> str:
 
 
 def _call(teacher: ir.Model) -> None:
-    """Prefix all names of nodes and values with ``teacher.``, except the names of inputs."""
+    """Prefix the names of all nodes and values except inputs with ``teacher.``."""
     inputs = set(teacher.graph.inputs)
     for graph in (teacher.graph, *teacher.graph.subgraphs()):
         values = [*graph.initializers.values(), *(v for node in graph for v in node.outputs)]

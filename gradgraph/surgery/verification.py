@@ -64,10 +64,7 @@ def _compare_rows(work: ir.Model, before: Feeds, found: Feeds, symbol: str, batc
 
 
 def _grown(array: np.ndarray, axes: set[int]) -> np.ndarray:
-    """Return ``array`` made longer along ``axes``: its first rows are appended, for floats multiplied by −2.
-
-    The factor ensures that means change.
-    """
+    """Return ``array`` made longer along ``axes`` by its first rows, times −2 for floats so that means change."""
     for axis in axes:
         more = np.take(array, range(MORE), axis)
         array = np.concatenate([array, more if array.dtype.kind in "iub" else (-2 * more).astype(array.dtype)], axis)
@@ -75,9 +72,7 @@ def _grown(array: np.ndarray, axes: set[int]) -> np.ndarray:
 
 
 def run_model(model: ir.Model, feeds: Feeds, when: str) -> Feeds:
-    """Run ``model`` in onnxruntime and return its outputs by name.
-
-    The model is run from a file, since it may exceed protobuf's size limit.
+    """Run ``model`` in onnxruntime, from a file because of protobuf's size limit; return its outputs by name.
 
     Raises:
         ModelError: onnxruntime rejects the model, or fails; ``when`` completes the message.

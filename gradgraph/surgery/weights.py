@@ -24,7 +24,7 @@ Arrays: TypeAlias = Mapping[str, np.ndarray[Any, Any]]
 
 
 def weights_named(work: ir.Model, names: str | Sequence[str]) -> list[ir.Value]:
-    """Return the floating initializers that these names and globs match, in the model's order.
+    """Return the floating initializers that ``names`` (names and globs) match, in the model's order.
 
     Raises:
         UnknownNameError: a name or glob matches nothing.
@@ -256,7 +256,7 @@ def _weights_of(model: ir.Model) -> list[str]:
 
 
 def _is_kept(name: str, array: np.ndarray, taken: Collection[str]) -> bool:
-    """Whether a tensor of a checkpoint is training state instead of a weight: a counter, or the optimizer's."""
+    """Whether a tensor of a checkpoint is training state: a counter, or the optimizer's."""
     return array.ndim == 0 or array.dtype.kind != "f" or any(name.startswith(f"{weight}.") for weight in taken)
 
 
@@ -283,7 +283,7 @@ def _outputs(value: ir.Value) -> int | None:
 
 
 def _kinds(source: str) -> list[str]:
-    """Return the last two parts and the last part of a name, without digits: ``c_proj.weight`` and ``weight``.
+    """Return the last two parts, and the last part, of a name, without digits: ``c_proj.weight`` and ``weight``.
 
     Matrices with such an ending in common are assumed to have one layout.
     """
@@ -300,7 +300,7 @@ _WAYS: dict[str, Callable[[int, int], bool]] = {
 
 
 def _lying(pairs: Sequence[tuple[ir.Value, np.ndarray, str]]) -> dict[str, set[str]]:
-    """Return the possible layouts of matrices in the file by ending of their names (``_kinds``).
+    """Return the possible layouts of square matrices in the file, by ending of their names (``_kinds``).
 
     They are inferred from non-square matrices.
     """

@@ -1,4 +1,4 @@
-"""The filled table of adapter kinds: imports each file of this package that adds one to ``KINDS``."""
+"""The complete table of adapter kinds: imports every file of this package that adds one to ``KINDS``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def adapters_of(work: ir.Model) -> list[Adapter]:
 
 
 def check_stored(work: ir.Model, adapters: Iterable[Adapter]) -> None:
-    """Raise BuildError unless the model stores as many weights for each adapter as its kind requires."""
+    """Raise BuildError unless the model stores all weights of each adapter."""
     for adapter in adapters:
         missing = [name for name in adapter.weights if not _is_stored(work, name)]
         if missing or len(adapter.weights) != len(KINDS[adapter.kind].parts):

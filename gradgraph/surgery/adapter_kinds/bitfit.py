@@ -74,7 +74,7 @@ def _is_product(value: ir.Value | None) -> bool:
 
 
 def _is_a_row(sizes: Sequence[int]) -> bool:
-    """Whether a shape is that of a bias: at most one axis is longer than 1, as in [n], or in [n, 1, 1] after a Conv."""
+    """Whether a shape is a bias's: at most one axis is longer than 1, as in [n], or in [n, 1, 1] after a Conv."""
     return sum(size > 1 for size in sizes) <= 1 and len(sizes) > 0
 
 

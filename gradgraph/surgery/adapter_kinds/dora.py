@@ -56,15 +56,7 @@ def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator)
 
 
 def _norm(writer: Writer, layer: Layer, a: ir.Value, b: ir.Value, squares: Array) -> ir.Value:
-    """Write nodes that compute ``n = ‖W + s·A·B‖`` of shape [outputs]; no gradient passes through it.
-
-    Args:
-        writer: writes the nodes.
-        layer: the layer of W.
-        a: A.
-        b: s·B.
-        squares: ‖W‖² for each output.
-    """
+    """Write nodes for ``n = ‖W + s·A·B‖`` [outputs], without gradient, from A, ``b`` = s·B and ``squares`` = ‖W‖²."""
     if layer.kind == "Conv":
         rows = writer.node("Reshape", a, writer.whole(0, -1))
         flat = writer.node("Reshape", layer.weight, writer.whole(layer.sizes[1], -1))

@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 
 
 def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator) -> Adapter:
-    """Write a Mul by the trained vector l after a layer and its bias, or before the layer in a feed-forward layer."""
+    """Insert a Mul by the trained vector l after a layer and its bias, or before a feed-forward layer."""
     del rng
     writer = Writer(work, layer.node, wanted, layer.dtype)
     ahead = wanted.side == "in"

@@ -30,18 +30,16 @@ class Kind:
         axes: the rank axis of each tensor (None for a tensor without one), first for linear layers, then for a Conv.
         factor: a function of model and adapter that returns the graph value that contains the adapter's scale; None for
             kinds that cannot be scaled.
-        merge: a function of adapter, weight (outputs first) and trained tensors that returns the merged weight. None if
+        merge: a function of adapter, weight (outputs first) and trained tensors that returns the merged weight; None if
             the kind cannot be merged.
-        bias: a function of adapter, bias and trained tensors that returns the merged bias of the layer, or of an Add
-            right after it. None if merging does not change the bias.
-        offsets: a function of adapter and trained tensors that returns the number added to all weights of each block of
-            a quantised weight, (outputs, blocks). None for kinds that do not merge in this way.
+        bias: a function of adapter, bias and trained tensors that returns the merged bias; None if merging keeps it.
+        offsets: a function of adapter and trained tensors that returns the number added to the weights of each block of
+            a quantised weight, (outputs, blocks); None for kinds that do not merge in this way.
         layers: a function of model and target that returns the parts of the model that can have an adapter, and for
             other matches the reason why they cannot.
         finish: a function of model, layers and adapters that is called once after all adapters have been added, and
             returns the adapters.
-        adds: whether the adapter is only added to the output of a layer, so that several can share a layer, each with a
-            scale.
+        adds: whether the adapter is added to a layer's output, so that several, each with a scale, can share a layer.
         of_embeddings: the names of an embedding's tensors in a file; empty if they are ``parts``.
         peft: the kind's ``peft_type`` in PEFT's files; None if PEFT does not support the kind.
         spread: a function of the rank that returns the divisor of ``alpha``.

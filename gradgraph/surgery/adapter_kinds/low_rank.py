@@ -38,12 +38,7 @@ def put_beside(
 ) -> Adapter:
     """Write nodes that add ``s·(x·A)·B`` to the output of a layer; return the adapter.
 
-    Args:
-        writer: writes the nodes.
-        layer: the layer.
-        wanted: the requested adapter.
-        factors: the two trained tensors.
-        wide: A as multiplied: the first trained tensor, or a value computed from it (in QA-LoRA, with repeated rows).
+    ``factors`` are the trained A and B. ``wide`` is A as multiplied: A itself, or in QA-LoRA with repeated rows.
     """
     a, b = factors
     product = product_of(writer, layer, wanted, wide, masked(writer, wanted, b))
@@ -74,7 +69,7 @@ def product_of(writer: Writer, layer: Layer, wanted: Adapter, a: ir.Value, b: ir
 
 
 def masked(writer: Writer, wanted: Adapter, b: ir.Value) -> ir.Value:
-    """Return B times the mask of its blocks (``Adapter.blocks``), so that B stays zero elsewhere in training."""
+    """Return B, masked if the adapter has ``blocks``, so that it stays zero outside of them in training."""
     if not wanted.blocks:
         return b
     outputs, ranks = (np.repeat(np.arange(len(wanted.blocks)), sizes) for sizes in zip(*wanted.blocks, strict=True))
@@ -82,7 +77,7 @@ def masked(writer: Writer, wanted: Adapter, b: ir.Value) -> ir.Value:
 
 
 def let_blocks_go(work: ir.Model, adapter: Adapter) -> None:
-    """Remove the block mask of B, if the adapter has one."""
+    """Remove the mask of B (see ``masked``), if any."""
     if not adapter.blocks:
         return
     value = value_named(work, adapter.weights[1])

@@ -8,10 +8,10 @@ Each layer has its own prefix. Attention is recognised in three forms:
    where f scales and masks. The scores of the prefix come before the others, and no mask hides them. Key heads that
    several query heads share, and that are repeated before the products, have one prefix.
 
-A model whose attention has a past (one that generates) gets the prefix as its first past, and needs no surgery.
+A generative model, whose attention has a past, needs no surgery: the prefix can be fed as its first past.
 
-If all attentions of a model get a prefix, the text follows it: fed positions are offset by its length, like rotary
-positions inside a GroupQueryAttention. This is what PEFT computes.
+If all attentions of a model get a prefix, positions of the text start after it, as in PEFT: fed positions and rotary
+positions inside a GroupQueryAttention are offset by its length.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def put(work: ir.Model, layer: Attention, wanted: Adapter, rng: np.random.Genera
 
 
 def rest(work: ir.Model, adapter: Adapter, arrays: list[np.ndarray]) -> list[np.ndarray]:
-    """Return a prefix of length 0."""
+    """Return empty prefixes."""
     del work, adapter
     return [array[:, :0] for array in arrays]
 
@@ -199,7 +199,7 @@ def _as_past(
 
 
 def _wider(writer: Writer, mask: ir.Value, count: ir.Value) -> ir.Value:
-    """Return a mask or an attention bias with ``count`` more columns in front, which leave the prefix visible."""
+    """Return a mask or an attention bias with ``count`` more columns in front, in which the prefix is visible."""
     rank = len(shape_of(mask) or ())
     before = [writer.whole(*[0] * (rank - 1))] if rank > 1 else []
     pads = writer.node("Concat", *before, count, writer.whole(*[0] * rank), axis=0)
@@ -213,7 +213,7 @@ _AROUND = ("Add", "Where", "Mul", "Div", "Sub", "Cast", "Clip", "Dropout", "Iden
 
 
 def _written_out(softmax: ir.Node) -> Sizes | str | None:
-    """Return the sizes of the attention that a Softmax belongs to; or, as text, why it cannot have a prefix.
+    """Return the sizes of the attention that a Softmax belongs to, or the reason why it cannot have a prefix.
 
     Returns None if the Softmax is not part of an attention.
     """
@@ -232,9 +232,9 @@ def _written_out(softmax: ir.Node) -> Sizes | str | None:
 
 
 def _heads_before_repeating(value: ir.Value | None) -> int | None:
-    """Return the number of key-value heads before they are repeated for several query heads; None if not repeated.
+    """Return the number of key-value heads before Reshape(Expand(x)) repeats them for query heads; None otherwise.
 
-    The pattern is Reshape(Expand(x)) with x of [batch, heads, 1, tokens, size].
+    x is [batch, heads, 1, tokens, size].
     """
     node = None if value is None else value.producer()
     while node is not None and node.op_type in ("Reshape", "Identity"):
@@ -302,10 +302,7 @@ def _before_scores(writer: Writer, layer: Attention, keys: ir.Value, values: ir.
 
 
 def _repeated(writer: Writer, layer: Attention, x: ir.Value, heads: int, count: ir.Value) -> ir.Value:
-    """Write nodes that repeat the heads of prefix keys or values ``x`` to ``heads`` heads, as the model does for text.
-
-    ``count`` is the length of the prefix.
-    """
+    """Write nodes that repeat the prefix keys or values ``x``, of ``count`` tokens, to ``heads`` heads, as for text."""
     if heads == layer.heads:
         return x
     size = _shape(x)[2]
@@ -315,7 +312,7 @@ def _repeated(writer: Writer, layer: Attention, x: ir.Value, heads: int, count: 
 
 
 def _weighed(writer: Writer, own: ir.Value | None, keys: ir.Value) -> ir.Value:
-    """Return the prefix ``keys`` scaled like ``own``, the keys of the text, if the model scales them by a constant."""
+    """Return prefix ``keys`` times the constant, if any, by which the model multiplies ``own``, the text's keys."""
     node = None if own is None else own.producer()
     if node is None or node.op_type not in ("Mul", "Div"):
         return keys
@@ -324,7 +321,7 @@ def _weighed(writer: Writer, own: ir.Value | None, keys: ir.Value) -> ir.Value:
 
 
 def _scale(start: ir.Value, end: ir.Value) -> float:
-    """Return the product of the constants that scale the scores between the values ``start`` and ``end``."""
+    """Return the product of the constants that scale the scores from ``start`` to ``end``."""
     factor, value = 1.0, start
     for _ in range(8):
         if value is end:

@@ -25,7 +25,7 @@ class Writer(NodeWriter):
         self.adapter, self.dtype = adapter, dtype
 
     def weight(self, part: str, numbers: np.ndarray) -> ir.Value:
-        """Return a trained tensor, called ``module.part``, or ``module.part.name`` for a named adapter."""
+        """Add a trained tensor called ``module.part``, or ``module.part.name`` for a named adapter; return it."""
         suffix = "" if self.adapter.name == DEFAULT else f".{self.adapter.name}"
         return add_weight(self.work, f"{self.adapter.module}.{part}{suffix}", numbers.astype(self.dtype.numpy()))
 
@@ -56,7 +56,7 @@ class Writer(NodeWriter):
         self.place_before(node)
 
     def declare(self, node: ir.Node, outputs: int) -> None:
-        """Ensure that ``node`` declares at least ``outputs`` named outputs, even if the last ones are unused."""
+        """Give ``node`` at least ``outputs`` named outputs, even if the last ones are unused."""
         node.resize_outputs(max(outputs, len(node.outputs)))
         for i, value in enumerate(node.outputs):
             if not value.name:
