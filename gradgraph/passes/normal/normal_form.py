@@ -9,17 +9,18 @@ import onnx_ir as ir
 
 from gradgraph.errors import GradgraphError, ModelError
 from gradgraph.files.models import Source, load_model
+from gradgraph.graph.checks import describe
 from gradgraph.graph.marks import COMPUTED
 from gradgraph.machine.garbage_collection import paused_collection
-from gradgraph.passes.normal.dialects.nchwc import has_blocks
-from gradgraph.passes.normal.dialects.nchwc_machine import check_same, undo_machine_blocks
-from gradgraph.passes.normal.edit import Editor
+from gradgraph.passes.normal.edit import Editor, nodes_of
 from gradgraph.passes.normal.functions.function_bodies import instantiate_body
 from gradgraph.passes.normal.opsets.opset import convert_old
 from gradgraph.passes.normal.order import AT_ONE_OPSET, QUANTIZATION, reading
 from gradgraph.passes.normal.sizes.infer import infer_shapes, objection
 from gradgraph.passes.normal.spelling.names import make_names_unique, write_one_domain
 from gradgraph.passes.rewrites import run
+
+_BLOCKED = "com.microsoft.nchwc"
 
 
 @paused_collection()
@@ -44,25 +45,36 @@ def normalise(
             equivalent at opset 21.
     """
     read = load_model(model)
+    _refuse_blocks(read)
     look(read)
     read.meta[COMPUTED] = {value.name for node in read.graph for value in node.outputs}
     named = {parameters} if isinstance(parameters, str) else set(parameters or ())
     with blaming(model):
-        changed = run((*reading(keep_inputs, named), *AT_ONE_OPSET), read)
+        run((*reading(keep_inputs, named), *AT_ONE_OPSET), read)
     if not keep_quantization:
         pass_quantization(read)
-    if undo_machine_blocks in changed:
-        check_same(load_model(model), read)
     return read
 
 
 def load_plain(source: Source) -> ir.Model:
-    """Read a model as ``load_runnable`` does, and convert a model in blocked layout (NCHWc) to normal form.
+    """Read a model as ``load_runnable`` does; all its weights have ONNX's layout.
 
-    Its weights are then in ONNX's standard layout.
+    Raises:
+        ModelError: channels are stored in blocks.
     """
     model = load_runnable(source)
-    return normalise(model, keep_quantization=True) if has_blocks(model) else model
+    _refuse_blocks(model)
+    return model
+
+
+def _refuse_blocks(model: ir.Model) -> None:
+    """Raise ModelError for onnxruntime's NCHWc layout: the file does not contain its block size."""
+    for node in nodes_of(model):
+        if node.domain == _BLOCKED:
+            raise ModelError(
+                f"{describe(node)} stores channels in blocks whose size depends on the processor that wrote the file; "
+                "save the model at onnxruntime's level 'extended' (ORT_ENABLE_EXTENDED), or use the original model"
+            )
 
 
 def load_runnable(source: Source) -> ir.Model:

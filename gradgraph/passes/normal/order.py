@@ -8,7 +8,6 @@ from functools import partial
 import onnx_ir as ir
 
 from gradgraph.passes.normal.dialects.contrib import decompose
-from gradgraph.passes.normal.dialects.nchwc_machine import undo_machine_blocks
 from gradgraph.passes.normal.edit import nodes_of
 from gradgraph.passes.normal.functions.inline import inline_functions
 from gradgraph.passes.normal.opsets.opset import convert_old, convert_to_opset
@@ -56,7 +55,6 @@ def reading(keep_inputs: bool, parameters: Collection[str]) -> tuple[Rewrite, ..
             then=(infer_shapes, correct_shapes),
         ),
         Rewrite(check_consistent, "findings name the author's nodes, not our rewrites"),
-        Rewrite(undo_machine_blocks, "operators on blocked channels become standard ones on plain channels"),
         Rewrite(_write_standard_operators, "later passes support one opset only", then=(infer_shapes,)),
     )
 

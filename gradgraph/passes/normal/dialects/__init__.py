@@ -1,4 +1,4 @@
-"""Rewrite operators outside ONNX's own domain with standard ones: fused, blocked, and classical machine learning."""
+"""Rewrite operators outside ONNX's own domain with standard ones: fused, and classical machine learning."""
 
 from gradgraph.passes.normal.dialects import (  # noqa: F401  (they fill the table)
     contrib_attention,
@@ -6,5 +6,4 @@ from gradgraph.passes.normal.dialects import (  # noqa: F401  (they fill the tab
     flex_attention,
     mixture_of_experts,
     ml_models,
-    nchwc,
 )
