@@ -265,9 +265,9 @@ class Makers(Table[Callable[..., T]]):
         return self[name](**arguments)
 
     def typed(self, text: str, more: Mapping[str, Any] = {}) -> T:
-        """Create the object that ``text`` names, such as ``f1``, or calls as in Python, such as ``top_k(k=3)``.
+        """Create the object for ``text``, a name such as ``f1`` or a call such as ``top_k(k=3)``.
 
-        ``more`` contains further arguments.
+        ``more`` are further arguments.
 
         Raises:
             BuildError: if ``text`` is not a name or a call, or an argument is given twice.

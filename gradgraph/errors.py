@@ -137,10 +137,7 @@ def bare(name: object) -> str:
 
 
 def _steers(char: str) -> bool:
-    """Whether ``char`` may control a terminal or be invisible.
-
-    These are the Unicode categories C (control, format, surrogate, unassigned) and Z (separators), except the space.
-    """
+    """Whether ``char`` may control a terminal or be invisible: Unicode categories C and Z, except the space."""
     return unicodedata.category(char)[0] in "CZ" and char != " "
 
 
@@ -219,10 +216,7 @@ class GradgraphError(Exception):
 
 
 def _sentence(problem: str, remedy: str | None) -> str:
-    """Return ``problem; remedy``, shortened to LONGEST_MESSAGE characters.
-
-    Only the problem is shortened, unless the remedy alone exceeds half of them.
-    """
+    """Return ``problem; remedy`` in LONGEST_MESSAGE characters; the remedy is cut only beyond half of them."""
     if not remedy:
         return cut(problem, LONGEST_MESSAGE)
     remedy = cut(remedy, LONGEST_MESSAGE // 2)

@@ -322,12 +322,7 @@ def compression(make: F) -> F:
 
 
 def _options(what: str, function: Any, tensors: int | None = None) -> list[str]:
-    """Return the names of the options of a function: the arguments after its tensor arguments.
-
-    Args:
-        what: the kind of function, such as "loss".
-        function: the function.
-        tensors: the number of tensors; by default the arguments without a default, at least one.
+    """Return the names of a function's options: the arguments after its first ``tensors``, or with default values.
 
     Raises:
         BuildError: if an option has no default, or there are too few tensors.

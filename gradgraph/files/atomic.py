@@ -235,10 +235,7 @@ def _host() -> str:
 
 
 def _sweep(target: Path) -> None:
-    """Remove temporary files that killed writers of ``target`` left behind.
-
-    If a folder was moved out of the way but not replaced, it is restored.
-    """
+    """Remove temporary files of killed writers of ``target``; restore a folder that was moved but not replaced."""
     for entry in _left_behind(target):
         with contextlib.suppress(OSError):
             if entry.name.endswith(_REPLACED) and not target.exists():

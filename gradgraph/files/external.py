@@ -29,10 +29,7 @@ PAGE = 4096  # bytes: tensors start at page boundaries, so that runtimes can map
 
 
 class Entry(NamedTuple):
-    """The location of a tensor's external data: file, offset and length in bytes.
-
-    Offset and length are -1 if the tensor stores text that is not a number.
-    """
+    """The file of external data, with offset and length in bytes, which are −1 if stored as text that is no number."""
 
     location: str
     offset: int
@@ -67,7 +64,7 @@ def point_at(tensor: onnx.TensorProto, location: str, offset: int, length: int) 
 
 
 def lie_in(tensor: onnx.TensorProto, location: str) -> None:
-    """Set the file of the external data of ``tensor``, keeping offset and length."""
+    """Change the file of the external data of ``tensor`` to ``location``, keeping offset and length."""
     for entry in tensor.external_data:
         if entry.key == "location":
             entry.value = location
@@ -137,10 +134,7 @@ class DataFiles:
 
 
 def check_range(tensor: onnx.TensorProto, file_size: int, remedy: str = "") -> None:
-    """Raise ModelError unless the external data of ``tensor`` match its type and shape, and end within the file.
-
-    ``file_size`` is the size of that file in bytes.
-    """
+    """Raise ModelError unless external data match type and shape, and end within a file of ``file_size`` bytes."""
     what = f"external data of tensor '{shown(tensor.name)}'"
     damaged = remedy or "the model is damaged"
     _, offset, length = external_entry(tensor)
@@ -339,7 +333,7 @@ class DataFile:
 
 
 def data_names(target: Path) -> list[str]:
-    """Return the existing files among ``<name>.data``, ``<name>.1.data``, …."""
+    """Return the names of the existing files among ``<name>.data``, ``<name>.1.data``, …."""
     if not target.parent.is_dir():
         return []
     names = [p.name for p in target.parent.iterdir() if p.name.startswith(target.name) and p.name.endswith(".data")]

@@ -67,10 +67,7 @@ def _release_pages(mapping: mmap.mmap, read: Array) -> None:
 
 @contextlib.contextmanager
 def passing_through(arrays: Iterable[Array]) -> Iterator[None]:
-    """In this context, release the pages of mapped ``arrays`` repeatedly, while other code copies the arrays.
-
-    Memory then contains the copies, but not the pages of the files.
-    """
+    """Return a context that keeps releasing the pages of mapped ``arrays`` while other code copies these."""
     mappings = {id(found[0]): found[0] for array in arrays if (found := _mapping(array)) is not None}
     mappings = {key: mapping for key, mapping in mappings.items() if hasattr(mapping, "madvise")}
     done = threading.Event()
@@ -99,7 +96,7 @@ def _address(array: Array) -> int:
 
 
 def _mapping(array: Array) -> tuple[mmap.mmap, int] | None:
-    """Return the mapping of which ``array`` is a view, and the mapping's offset in the file (0 if unknown); or None."""
+    """Return the mapping of which ``array`` is a view and its offset in the file (0 if unknown), or None."""
     owner: Any = array
     while isinstance(owner, np.ndarray | memoryview):
         mapping = getattr(owner, "_mmap", None)

@@ -136,11 +136,7 @@ def check_metadata(metadata: Mapping[str, str]) -> None:
 
 
 def _read(metadata: Mapping[str, str], key: str, parsed: Callable[[Any], T]) -> T | None:
-    """Return the JSON in the entry ``key``, converted by ``parsed``; None if it is absent.
-
-    Raises:
-        ModelError: if the entry is damaged.
-    """
+    """Return the JSON in the entry ``key``, converted by ``parsed``, or None; raise ModelError if it is damaged."""
     if key not in metadata:
         return None
     try:

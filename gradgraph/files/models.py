@@ -94,10 +94,7 @@ def load_model(source: Source, base_dir: str | os.PathLike[str] | None = None) -
 
 
 def _copy(model: ir.Model) -> ir.Model:
-    """Return a clone of ``model`` that shares its tensors.
-
-    Cloning requires sorted nodes, so an unsorted model is converted to protobuf and back.
-    """
+    """Return a clone of ``model`` that shares its tensors, made by way of protobuf if its nodes are unsorted."""
     if all(map(is_sorted, model.graphs())):
         return model.clone()
     tensors = {v.name: v.const_value for v in model.graph.initializers.values()}
@@ -118,10 +115,7 @@ def read_message(path: Path) -> onnx.ModelProto:
 
 
 def _message(path: Path, held: bool) -> tuple[onnx.ModelProto, HeldFile | None]:
-    """Parse a ``.onnx`` file as ``read_message`` does; return the model and, if any, the file held open.
-
-    With ``held``, large initializers may stay in that file.
-    """
+    """Parse a ``.onnx`` file; with ``held``, large initializers may stay in the file, which is also returned."""
     what = f"'{shown(path)}'"
     try:
         with open_regular(path) as file:
@@ -167,9 +161,7 @@ def written_message(path: Path) -> onnx.ModelProto:
 def message_inside(path: Path, file: BinaryIO) -> tuple[onnx.ModelProto, HeldFile] | None:
     """Return the model in ``file`` with large initializers left in the file; None if the file must be read as a whole.
 
-    Args:
-        path: the path of the file.
-        file: the open file, positioned at its start before and after the call.
+    ``file``, open at ``path``, is positioned at its start before and after the call.
     """
     if not CAN_HOLD or os.fstat(file.fileno()).st_size < LEAST_HELD:
         return None
@@ -220,10 +212,7 @@ def _from_proto(proto: onnx.ModelProto, what: str, data: DataFiles | None, own: 
 
 
 def _understood(model: ir.Model) -> ir.Model:
-    """Convert weights in Constant nodes to initializers, and sizes named ``?`` to unknown sizes, in place.
-
-    PaddlePaddle's exporters write weights as Constant nodes, and its older exporter names every unknown size ``?``.
-    """
+    """Convert weights in Constant nodes to initializers, and sizes ``?`` (PaddlePaddle) to unknown sizes, in place."""
     lift_weights(model)
     for graph in model.graphs():
         for value in (*graph.inputs, *(v for node in graph for v in node.outputs)):
@@ -289,7 +278,7 @@ def is_saved_external(model: ir.Model) -> bool:
 
 @contextlib.contextmanager
 def _within_limit(target: Path) -> Iterator[None]:
-    """In this context, raise OutputError if the model without its weights exceeds protobuf's limit."""
+    """Return a context that raises OutputError if the model without its weights exceeds protobuf's limit."""
     try:
         yield
     except ValueError as error:
@@ -297,7 +286,7 @@ def _within_limit(target: Path) -> Iterator[None]:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Return (device, inode) of a file; None if it does not exist. A file that replaces it has another pair."""
+    """Return (device, inode) of a file, which differ after it is replaced; None if it does not exist."""
     try:
         status = path.stat()
     except OSError:

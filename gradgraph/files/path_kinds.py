@@ -98,10 +98,7 @@ def model_of(path: str | os.PathLike[str]) -> Path:
 
 
 def last_checkpoint_of(path: str | os.PathLike[str]) -> Path | None:
-    """Return the last checkpoint of a run, from which it is resumed; None if the run has none.
-
-    ``path`` is the run folder, or the step folder in it.
-    """
+    """Return the last checkpoint, to resume from, of a run folder or the step folder in it; None without one."""
     run = _run_of(Path(path))
     if run is None:
         return None

@@ -51,12 +51,9 @@ def _no_folder() -> None:
 
 
 class SpilledWeights:
-    """A callable that moves large weights to a file.
+    """A callable that moves large weights to a file in ``folder``, which must exist as long as the weights are used.
 
     It is called after each new weight, so that at most one large weight is in memory.
-
-    Args:
-        folder: the folder of the file, which must exist as long as the weights are used.
     """
 
     def __init__(self, folder: Path) -> None:

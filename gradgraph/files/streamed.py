@@ -75,11 +75,9 @@ def _elsewhere(name: str, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
 def _stored(
     proto: onnx.TensorProto, weights: Mapping[str, ir.TensorProtocol]
 ) -> tuple[bytes, int, bytes, ir.TensorProtocol | None]:
-    """Serialise an initializer except for its data.
+    """Return an initializer's bytes before its data, the size of the data, the bytes after, and the data's tensor.
 
-    Returns:
-        The bytes before the data, the size of the data, the bytes after them, and the tensor with the data. If the data
-        are inside ``proto``, all bytes come first, and the tensor is None.
+    If ``proto`` contains the data, all bytes come first, and the tensor is None.
     """
     if not is_external(proto):
         whole = proto.SerializeToString()

@@ -53,10 +53,7 @@ FOLDER = ""  # passed to check_suffix as the extension of a folder
 
 @checked(path=PATH)
 def check_suffix(path: str | os.PathLike[str], *own: str) -> None:
-    """Raise OutputError if ``path`` has the extension of another format.
-
-    ``own`` are the extensions of the format that is written. Unknown extensions are also allowed.
-    """
+    """Raise OutputError if ``path`` has another format's extension; ``own`` and unknown ones are allowed."""
     suffix = Path(path).suffix.lower()
     other = FORMATS.get(suffix)
     if other is None or suffix in own:

@@ -31,10 +31,7 @@ probe (float[1, 64, 1, 2] x) => (float[1, 64, 1, 2] y) { y = com.microsoft.nchwc
 
 @functools.cache
 def nchwc_block() -> int:
-    """Return the channel block size of onnxruntime's NCHWc layout on this processor, such as 16 with AVX512.
-
-    It is 0 if onnxruntime does not have this layout here.
-    """
+    """Return the channel block size of onnxruntime's NCHWc layout here, such as 16 with AVX512; 0 without one."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -101,7 +98,6 @@ def hidden_above() -> str | None:
 
 @functools.cache
 def _cpuinfo(field: str) -> str:
-    """Return a field of the first processor in /proc/cpuinfo; empty if it does not exist."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -29,12 +29,7 @@ _PATHS = "import os, sys\nsys.path[:] = sys.argv.pop(1).split(os.pathsep)\n"
 
 
 def program(name: str) -> str | None:
-    """Return the path of a program, or ``None`` if it is not found.
-
-    Args:
-        name: a path, or a name that is searched for on the PATH. PATH entries relative to the working folder are
-            ignored.
-    """
+    """Return the path of a program, or None; a bare name is searched for in the PATH's absolute folders only."""
     if os.path.dirname(name):  # noqa: PTH120 - as it was given, "./c++" too
         found = shutil.which(name)
         return found and os.path.abspath(found)  # noqa: PTH100 - links are not resolved: compilers look at their own name

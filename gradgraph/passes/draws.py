@@ -55,10 +55,7 @@ def draw_from(source: RandomSource, model: ir.Model, op: Builder) -> None:
 
 
 def fixed(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return ``model`` with random operators replaced by draws that are equal in every run.
-
-    Returns ``model`` itself, such as eval.onnx, if it has no random operators.
-    """
+    """Return ``model`` with random operators replaced by draws equal in every run; ``model`` itself if it has none."""
     if not any(node.op_type in DRAWING and not node.domain for node in proto_nodes(model.graph.node)):
         return model
     work: ir.Model = ir.from_proto(model)
@@ -69,7 +66,7 @@ def fixed(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _draws(root: ir.Graph, editor: Editor) -> Iterator[tuple[ir.Node, Turns | None]]:
-    """Yield each random operator with the iteration numbers of the Loops around it, or with None if it is in a Scan."""
+    """Yield each random operator with the iteration numbers of the Loops around it, or None inside a Scan."""
     stack: list[tuple[ir.Graph, Turns | None]] = [(root, ())]
     while stack:
         graph, turns = stack.pop()
@@ -110,7 +107,7 @@ def _normal(
 
 
 def _asked_for(op: Builder, *like: Var, shape: Sequence[int] = (), dtype: int = 0, **_: Any) -> tuple[Var, ir.DataType]:
-    """Return the shape and element type of random numbers, from attributes or the input of a -Like operator."""
+    """Return shape and element type of random numbers, from attributes or the input of a -Like operator."""
     if like:
         return op.shape(like[0]), ir.DataType(dtype or like[0].dtype)
     return op.const(np.array(shape, np.int64)), ir.DataType(dtype)

@@ -49,10 +49,7 @@ def in_float32(model: onnx.ModelProto) -> None:
 
 
 def with_low_weights(model: onnx.ModelProto) -> None:
-    """Store each weight whose only reader is a mixed-precision Cast in the type of that Cast, in place.
-
-    The Cast is removed.
-    """
+    """Store each weight that only a mixed-precision Cast reads in the Cast's type, and remove the Cast, in place."""
     graph = model.graph
     read_by = Counter(name for n in graph.node for name in reads(n))
     weights = {t.name: t for t in graph.initializer}
@@ -99,7 +96,7 @@ def _final_name(name: str, names: Mapping[str, str]) -> str:
 
 
 def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
-    """Rename the inputs and outputs of ``node``, and outer values that its bodies read, as ``names`` maps them."""
+    """Rename the inputs and outputs of ``node``, and outer values that its bodies read, by ``names``."""
     for inner in proto_nodes([node]):
         for field in (inner.input, inner.output):
             for i, name in enumerate(field):

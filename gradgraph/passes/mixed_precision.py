@@ -116,10 +116,7 @@ class _Pass:
                 self._widen(node, output)
 
     def _low_copy(self, value: ir.Value, reader: ir.Node) -> ir.Value:
-        """Return the low-precision copy of ``value`` for the low operator ``reader``, which is cast if there is none.
-
-        Constants are not rounded to bfloat16.
-        """
+        """Return the low-precision copy of ``value`` for ``reader``; constants are not rounded to bfloat16."""
         if value not in self.copies:
             if self.emulates and is_marked_constant(value):
                 return value  # constants are not rounded, as in PyTorch
@@ -129,7 +126,7 @@ class _Pass:
         return self.copies[value]
 
     def _widen(self, node: ir.Node, computed: ir.Value) -> None:
-        """Replace ``computed``, an output of a low operator, by its float32 copy for all readers."""
+        """Make all readers of ``computed``, an output of a low operator, read its float32 copy."""
         if self.emulates and node.op_type in MOVES and not any(v and is_marked_constant(v) for v in node.inputs):
             wide = computed  # the operator only moves numbers that are rounded already
         else:

@@ -80,10 +80,7 @@ def evaluation_mode(model: ir.Model) -> ir.Model:
 
 
 def _refuse_inside_bodies(model: ir.Model, frozen: set[ir.Value]) -> None:
-    """Raise BuildError if a body draws masks or updates statistics.
-
-    A mask or statistic per iteration cannot be part of the step's state, and ignoring it would train a different model.
-    """
+    """Raise BuildError if a body draws masks or updates statistics, which would change per iteration."""
     for graph in graphs_of(model):
         for node in graph if graph is not model.graph else ():
             drops = is_standard(node, "Dropout") and not _never_drops(node)
@@ -110,18 +107,11 @@ def moves_statistics(node: ir.Node, frozen: set[ir.Value]) -> bool:
 
 
 def _normalise_by_batch(op: Builder, node: ir.Node, so_far: dict[ir.Value, Var]) -> tuple[Var, dict[ir.Value, Var]]:
-    """Emit a BatchNormalization in training mode, with momentum 0, so that it outputs the batch statistics.
+    """Emit a BatchNormalization in training mode with momentum 0, whose outputs are batch statistics for the gradient.
 
-    The gradient needs these statistics. onnxruntime writes them into the buffers of inputs 3 and 4, even if these are
-    graph inputs, so the node gets scratch tensors there, and separate nodes update the running statistics. A layer
-    that is applied several times updates them each time, as in PyTorch. Each of its nodes has its own scratch tensors,
-    so that onnxruntime does not merge the nodes.
-
-    Args:
-        so_far: the running statistics as updated by earlier nodes.
-
-    Returns:
-        The output, and the updated value of each running statistic.
+    Returns its output and the updated running statistics, from ``so_far``, as updated by earlier nodes: a layer applied
+    several times updates them each time, as in PyTorch. onnxruntime writes statistics into the buffers of inputs 3 and
+    4, even of graph inputs, so each node gets its own scratch tensors there, which also keeps nodes from being merged.
     """
     op.scope = node.name or ""
     x, scale, bias, *running = (op.wrap(v) for v in node.inputs if v is not None)

@@ -95,10 +95,7 @@ class RandomSource:
         return op.Reshape(total, shape)
 
     def normal(self, op: Builder, shape: Var, turns: Sequence[Var] = (), dtype: ir.DataType = FLOAT) -> Var:
-        """Draw standard normal numbers (Box-Muller), at most 5.8 in float32 and 8.6 in float64.
-
-        The arguments are those of ``uniform``.
-        """
+        """Draw standard normal numbers (Box-Muller) as ``uniform`` does, up to 5.8 in float32, 8.6 in float64."""
         radius = op.Sqrt(op.Log(1.0 - self.uniform(op, shape, turns, dtype)) * -2.0)  # in (0, 1]
         angle = self.uniform(op, shape, turns, dtype) * (2.0 * math.pi)
         return radius * op.Cos(angle)
@@ -135,12 +132,10 @@ class RandomSource:
 
 
 def _round(op: Builder, x: Var, kinds: int) -> Var:
-    """Return the fractional part of ``x``, multiplied by ``kinds`` and rounded down."""
     return op.Floor((x - op.Floor(x)) * float(kinds))
 
 
 def _first(op: Builder, x: Var, count: Var) -> Var:
-    """Return the first ``count`` elements as a vector."""
     return op.Slice(op.Reshape(x, [-1]), [0], count, [0])
 
 

@@ -67,10 +67,7 @@ class External(Internal):
 
 
 def with_stored_integers(model: ir.Model) -> ir.Model:
-    """Return a copy of ``model`` with quantized weights stored as integers, if the model is marked for it.
-
-    Large external weights are read one at a time.
-    """
+    """Return a copy with quantized weights as integers, if marked; external ones are read one at a time."""
     slim = model.clone()
     large = {v.name or "": t for v in slim.graph.initializers.values()
              if (t := v.const_value) is not None and t.nbytes >= LEAST_BYTES}  # fmt: skip
@@ -102,10 +99,7 @@ def stores_integers(model: onnx.ModelProto) -> bool:
 
 
 def store_integers(model: onnx.ModelProto, weights: Internal | None = None) -> None:
-    """Store quantized weights of ``model`` as integers, in place, if the model is marked for it.
-
-    ``weights`` reads the numbers of its initializers.
-    """
+    """Store quantized weights as integers, in place, if the model is marked for it; ``weights`` reads initializers."""
     if not stores_integers(model):
         return
     graph = model.graph
@@ -189,14 +183,7 @@ def _computable(graph: onnx.GraphProto, stored: set[str]) -> set[str]:
 
 @dataclass(frozen=True)
 class _Values:
-    """An evaluator of values that depend on stored numbers only.
-
-    Attributes:
-        model: the model.
-        stored: the initializers by name.
-        made_by: the node that computes each value.
-        weights: reads the numbers of initializers.
-    """
+    """An evaluator of values of ``model`` that depend on ``stored`` initializers only."""
 
     model: onnx.ModelProto
     stored: Tensors
@@ -256,7 +243,6 @@ def _maker(made_by: Makers, name: str) -> onnx.NodeProto | None:
 
 
 def _integer_type(stored: Tensors, made_by: Makers, node: onnx.NodeProto) -> ir.DataType:
-    """Return the integer element type of a QuantizeLinear."""
     point = node.input[2] if len(node.input) > 2 else ""
     made = _maker(made_by, point)
     if point in stored:

@@ -127,11 +127,7 @@ def _checked_members(archive: zipfile.ZipFile, path: Path, most: int) -> dict[st
 
 
 def _unpacked_size(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> int:
-    """Return the size in bytes of a member's array, from the array's header.
-
-    Raises:
-        DataError: if the size in the zip directory differs, or the array contains pickled objects.
-    """
+    """Return an array's size in bytes by its header; raise DataError if the zip directory differs, or for pickles."""
     with archive.open(info) as file:
         shape, _, dtype = npy_header(file)
         start = file.tell()

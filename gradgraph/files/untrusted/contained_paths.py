@@ -72,11 +72,7 @@ def path_inside(folder: str | os.PathLike[str], name: str, linked: Path | None =
 
 
 def bytes_inside(folder: str | os.PathLike[str], name: str, most: int | None = None) -> bytes | None:
-    """Return the content of the file ``name`` in ``folder``; None if the folder has no entry of this name.
-
-    Args:
-        folder, name: as for :func:`path_inside`.
-        most: the maximum size in bytes; unlimited by default.
+    """Return the content of the file ``name`` in ``folder``, at most ``most`` bytes; None without such an entry.
 
     Raises:
         UnreadableError: as for :func:`path_inside` and ``regular_bytes``.

@@ -24,10 +24,7 @@ _DIGITS = 128  # of a power, in binary
 
 
 def environment(now: datetime | None) -> Any:
-    """Return Jinja's sandbox with the filters and functions that a template may use.
-
-    ``now`` is the time that ``strftime_now`` formats; by default the current time.
-    """
+    """Return Jinja's sandbox with the functions of templates; ``now`` is the time for ``strftime_now``."""
     import jinja2
     from jinja2 import nodes
     from jinja2.ext import Extension, loopcontrols
@@ -131,10 +128,7 @@ def _fault(fault: str, error: Exception) -> dict[str, str]:
 
 
 def _bound(seconds: float, given: int) -> None:
-    """Set the system's limits of CPU time and memory for this process, where supported.
-
-    ``seconds`` is the expected time, and ``given`` the size of the request in bytes.
-    """
+    """Limit CPU time (expected: ``seconds``) and memory for a request of ``given`` bytes, where supported."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 

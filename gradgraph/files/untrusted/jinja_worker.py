@@ -58,11 +58,7 @@ def is_installed() -> bool:
 
 
 class Templates:
-    """A subprocess that renders templates, one at a time.
-
-    Args:
-        seconds: the time limit of one rendering.
-    """
+    """A subprocess that renders templates, one at a time, each in at most ``seconds``."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self._seconds = seconds
@@ -97,10 +93,7 @@ class Templates:
         return key
 
     def _asked(self, request: str, count: int = 1) -> list[str]:
-        """Send a request and return its ``count`` answers.
-
-        The subprocess is killed if an answer is missing, or if this process is interrupted.
-        """
+        """Send a request and return its answers; kill the subprocess if one is missing, or on interruption."""
         process, texts = self._running(), list[str]()
         is_whole = False
         try:

@@ -54,11 +54,7 @@ def _check_regular(file: str | os.PathLike[str] | int) -> None:
 
 
 def regular_bytes(path: str | os.PathLike[str], most: int | None = None) -> bytes:
-    """Return the content of a regular file.
-
-    Args:
-        path: the path of the file.
-        most: the maximum size in bytes; unlimited by default.
+    """Return the content of a regular file of at most ``most`` bytes (unlimited by default).
 
     Raises:
         UnreadableError: as for :func:`open_regular`, and if the file is larger than ``most`` or cannot be read.

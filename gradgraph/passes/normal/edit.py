@@ -38,10 +38,7 @@ class Editor:
 
     @contextlib.contextmanager
     def replacing_many(self) -> Iterator[None]:
-        """Return a context that removes replaced nodes together at its end, because each removal scans all outputs.
-
-        Until then, replaced nodes stay in the graph without inputs.
-        """
+        """Return a context that removes replaced nodes together at its end, as each removal scans all outputs."""
         gone = self._gone = {}
         yield
         self._gone = None
@@ -91,10 +88,7 @@ class Editor:
         return [] if outputs is None else self.replace(node, *all_of(outputs))
 
     def hand_over(self, old: ir.Value, new: Var) -> None:
-        """Make readers of ``old`` read ``new``, which gets its name. The node of ``old`` stays in the graph.
-
-        The node of ``new`` must have been inserted just before.
-        """
+        """Make readers of ``old`` read ``new``, whose node was just inserted; ``new`` gets the name of ``old``."""
         node, producer = old.producer(), new.value.producer()
         assert node is not None and producer is not None
         self._take_over(node, old, new.value, {producer}, set())
@@ -153,10 +147,7 @@ def replace_value(old: ir.Value, new: ir.Value) -> None:
 
 
 def graphs_of(model: ir.Model) -> Iterator[ir.Graph]:
-    """Yield the main graph and the bodies of If, Loop, Scan and SequenceMap.
-
-    Graphs in attributes of custom operators are excluded, because their meaning is unknown.
-    """
+    """Yield the main graph and the bodies of If, Loop, Scan and SequenceMap, but not of custom operators."""
     stack = [model.graph]
     while stack:
         graph = stack.pop()
@@ -213,15 +204,10 @@ def next_free(wanted: str, taken: Collection[str]) -> str:
 
 
 def value_named(model: ir.Model, name: str, weight: bool = False) -> ir.Value:
-    """Return an input, initializer or computed value of the main graph by name.
-
-    Args:
-        model: the model.
-        name: the name of the value.
-        weight: whether an initializer is expected, so that the error suggests only initializers.
+    """Return the input, initializer or computed value ``name`` of the main graph.
 
     Raises:
-        UnknownNameError: no value has this name.
+        UnknownNameError: no value has this name; if ``weight``, the error suggests only initializers.
     """
     graph = model.graph
     stored = [*graph.initializers.values()]

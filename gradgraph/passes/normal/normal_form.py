@@ -87,9 +87,7 @@ def load_runnable(source: Source) -> ir.Model:
 
 @contextlib.contextmanager
 def blaming(model: Source) -> Iterator[None]:
-    """Return a context that replaces an unexpected error by the error that ONNX's inference reports for ``model``.
-
-    If the inference reports none, the unexpected error is raised.
+    """Return a context that replaces unexpected errors by the error that ONNX's inference reports for ``model``.
 
     Raises:
         ModelError: the code in the context raised an error other than a GradgraphError, and ONNX's inference rejects
@@ -111,11 +109,7 @@ def pass_quantization(model: ir.Model) -> None:
 
 
 def expand(model: ir.Model, nodes: Iterable[ir.Node]) -> bool:
-    """Replace ``nodes`` of a normal-form ``model`` in place by their operators' function bodies, in normal form.
-
-    Returns:
-        True if all of them had a body; nodes without one stay.
-    """
+    """Replace ``nodes`` in place by their function bodies, in normal form; return True if all of them had one."""
     editor = Editor(model)
     done = []
     for node in nodes:

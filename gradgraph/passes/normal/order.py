@@ -69,10 +69,7 @@ def _settle(model: ir.Model) -> bool:
 
 
 def _write_standard_operators(model: ir.Model) -> bool:
-    """Rewrite operators of other domains, then those of other opsets, because the former may add the latter.
-
-    Returns True if anything changed.
-    """
+    """Rewrite operators of other domains, then of other opsets, in this order; return True on any change."""
     return any([decompose(model), convert_to_opset(model)])
 
 

@@ -161,7 +161,7 @@ def _where_seen(op: Builder, masks: Masks, scores: Var, hidden: float) -> Var:
 
 
 def _causal(op: Builder, q: Var, k: Var, offset: Var | int, new: Var) -> Var:
-    """Return a causal mask: a query sees the keys up to its own position; True where it sees a key.
+    """Return a causal mask, true where a query sees a key: a query sees the keys up to its own position.
 
     With more ``new`` keys than queries, the last query sees all keys, as in onnxruntime's kernel; the specification
     assumes as many new keys as queries.
@@ -173,15 +173,13 @@ def _causal(op: Builder, q: Var, k: Var, offset: Var | int, new: Var) -> Var:
 
 
 def _numbers_below(op: Builder, length: Var) -> Var:
-    """Return the numbers 0 to ``length`` − 1; ``length`` has shape [1]."""
     return op.Range(0, op.Squeeze(length, [0]), 1)
 
 
 def _of_beams(op: Builder, node: ir.Node, k: Var, v: Var, q: Var, past: Var, beams: Var | None) -> tuple[Var, Var]:
-    """Return ``k`` and ``v`` with past tokens gathered by ``beams``.
+    """Return ``k`` and ``v``, whose batch axis has all beams of each sample, with past tokens gathered by ``beams``.
 
-    ``beams`` [batch, width, maximum] contains the beam that computed each past token. The batch axis of ``k`` and ``v``
-    contains the beams of every sample. onnxruntime supports beams for a single new token only.
+    ``beams`` [batch, width, maximum] has the beam that computed each past token; onnxruntime requires a single new one.
     """
     new = q.dim(2)
     if beams is None or (isinstance(new, int) and new > 1):
@@ -248,10 +246,7 @@ def _mask_bias(op: Builder, node: ir.Node, mask: Var, q: Var, k: Var, hidden: fl
 
 
 def _between(op: Builder, node: ir.Node, ends: Var, q: Var, k: Var) -> Var:
-    """Return a boolean mask [batch, 1, 1, keys] from ``ends``, a mask input of one axis (see ``_mask_bias``).
-
-    If the length of ``ends`` is unknown, the graph decides at run time which kind of mask it is.
-    """
+    """Return a boolean mask [batch, 1, 1, keys] from a mask of one axis, whose kind may depend on its length."""
     batch, length = q.dim(0), ends.dim(0)
     key = _numbers_below(op, op.dim(k, 2))
     ends = op.cast(ends, _INT64)
@@ -267,10 +262,7 @@ def _between(op: Builder, node: ir.Node, ends: Var, q: Var, k: Var) -> Var:
 
 
 def _masks(bias_terms: list[Var], allowed: Var | None) -> Masks:
-    """Combine terms added to the scores, and a boolean mask, into ``Masks``.
-
-    Keys that a bias term masks keep a finite score (``mask_filter_value``), so no query is left without keys.
-    """
+    """Combine score biases and a boolean mask; keys masked by a bias keep a finite score, so no query lacks keys."""
     total = None
     for term in bias_terms:
         total = term if total is None else total + term
@@ -337,8 +329,7 @@ def multimodal_rotary_embedding(
 def _owners(sections: Sequence[int], interleaved: bool) -> list[int]:
     """Return, for each column of the rotary tables, the position that it uses: 0 for time, 1 for height, 2 for width.
 
-    Each section is a run of consecutive columns. If ``interleaved``, height uses every third column starting at 1,
-    and width every third starting at 2.
+    Sections are runs of columns; if ``interleaved``, height uses every third column from 1, width from 2.
     """
     if not interleaved:
         return [which for which, count in enumerate(sections) for _ in range(count)]
@@ -469,10 +460,7 @@ def _grouped_masks(
     causal: bool,
     window: int,
 ) -> Masks:
-    """Return the masks of a batch whose samples may differ in length.
-
-    With a window, a query in the padding may see no key.
-    """
+    """Return the masks for samples of different lengths; with a window, queries in the padding may see no key."""
     if not causal:
         return Masks(bias, shorter_than(op, k, lengths))
     offset: Var | int = 0 if past is None else op.Reshape(earlier, [-1, 1, 1, 1])
@@ -483,10 +471,9 @@ def _grouped_masks(
 
 
 def _sink_changes(op: Builder, q: Var, head_sink: Var | None, smooth: bool) -> tuple[_Change | None, _Change | None]:
-    """Return two functions that implement an attention sink: a key without a value, in the softmax of every query.
+    """Return functions that add and remove an attention sink, a key without a value in every softmax, or two None.
 
-    The first function appends the sink's score to the scores: ``head_sink`` of the head, or 0. The second one removes
-    the sink's probability. Both are None if the node has no sink.
+    The first appends its score to the scores, ``head_sink`` of the head or 0; the second removes its probability.
     """
     if head_sink is None and not smooth:
         return None, None
@@ -503,10 +490,7 @@ def _sink_changes(op: Builder, q: Var, head_sink: Var | None, smooth: bool) -> t
 
 
 def _grouped_scores(op: Builder, node: ir.Node, result: Attended, masks: Masks, mode: int) -> Var | None:
-    """Return the optional output of scores, 0 for masked keys, or None if nothing reads it.
-
-    The scores are the input of the softmax for ``mode`` 1, and its output for ``mode`` 2.
-    """
+    """Return the scores before (``mode`` 1) or after (2) the softmax, 0 for masked keys; None if unread."""
     if not reads_output(node, 3):
         return None
     if mode not in (1, 2):

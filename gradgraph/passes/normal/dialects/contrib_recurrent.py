@@ -46,12 +46,10 @@ def causal_conv_with_state(
 
 
 def _channels_first(op: Builder, x: Var) -> Var:
-    """Transpose [batch, length, *channels] to [batch, channels, length]."""
     return op.Transpose(x if x.rank == 3 else op.Reshape(x, [0, 0, -1]), perm=[0, 2, 1])
 
 
 def _channels_last(op: Builder, y: Var, own_axes: Any) -> Var:
-    """Transpose [batch, channels, length] to [batch, length, *own_axes]."""
     last = op.Transpose(y, perm=[0, 2, 1])
     return last if isinstance(own_axes, list) else op.Reshape(last, op.Concat([0, 0], own_axes, axis=0))
 

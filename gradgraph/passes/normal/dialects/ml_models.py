@@ -141,14 +141,13 @@ def _affine(op: Builder, node: ir.Node, x: Var, rows: np.ndarray, intercepts: Fl
 
 
 def _identity(size: int) -> dict[str, ir.Attr]:
-    """Return the attributes of a linear model that computes the identity."""
     rows = np.eye(size).ravel().tolist()
     values = {"coefficients": rows, "intercepts": [0.0] * size}
     return {name: ir.AttrFloat32s(name, numbers) for name, numbers in values.items()}
 
 
 def _labels(op: Builder, node: ir.Node, x: Var, changed: Mapping[str, Any] = MappingProxyType({})) -> Var:
-    """Compute the labels by a copy of the node, with some attributes changed; no node reads the scores of the copy."""
+    """Compute the labels by a copy of the node with the attributes ``changed``; nothing reads the copy's scores."""
     attrs: dict[str, Any] = {**node.attributes, **changed}
     labels = all_of(op.emit(node.op_type, x, domain=DOMAIN, outputs=2, **attrs))[0]
     kind = ir.DataType.STRING if "classlabels_strings" in node.attributes else ir.DataType.INT64

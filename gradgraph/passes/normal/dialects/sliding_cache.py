@@ -33,11 +33,10 @@ class SlidingCache:
     def slide(
         self, past: tuple[Var, Var], new: tuple[Var, Var], places: Var, bias: Var | None
     ) -> tuple[tuple[Var, Var], tuple[Var, Var], Masks]:
-        """Append new tokens to the cache.
+        """Append the keys and values ``new`` to the cache ``past``.
 
         Args:
-            past: keys and values of the cache.
-            new: keys and values of the new tokens.
+            past, new: keys and values.
             places: the positions of the new tokens, [batch, tokens].
             bias: an optional attention bias, with a column for every position.
 
@@ -60,10 +59,7 @@ class SlidingCache:
         return self.op.Unsqueeze(self.op.Concat(old, now, axis=1), [1, 2])
 
     def seen(self, positions: Var, places: Var) -> Var:
-        """Return a boolean mask of the rows that a query at ``places`` [batch, tokens] sees.
-
-        Its shape is [batch, 1, tokens, C + tokens].
-        """
+        """Return a mask [batch, 1, tokens, C + tokens] of the rows that queries at ``places`` [batch, tokens] see."""
         place = self.op.Unsqueeze(places, [1, 3])
         return (positions >= 0) & (positions <= place) & (positions > place - self.window)
 
@@ -76,10 +72,7 @@ class SlidingCache:
         return op.GatherElements(rows, op.Expand(op.Max(positions, 0), shape), axis=3)
 
     def present(self, joined: Var) -> Var:
-        """Return the next cache from the ``joined`` rows of the cache and the new tokens.
-
-        Undefined rows repeat the last defined one.
-        """
+        """Return the next cache from the rows ``joined``; undefined rows repeat the last defined one."""
         op = self.op
         position = self._rows(self.capacity) + self._column(self.lengths - self._held(self.lengths))
         position = op.Min(position, self._column(self.lengths) - 1)

@@ -96,8 +96,7 @@ def applied(
 ) -> tuple[list[ir.Node], dict[ir.Value, ir.Value]]:
     """Copy the nodes of a graph so that they read ``inputs``; return the copies, and the copy of each value.
 
-    ``stored`` maps captured values and initializers to replacements, which the copies read. Values without an entry are
-    read unchanged.
+    The copies read ``stored`` in place of captured values and initializers.
     """
     copier = _Copier({}, rename)
     copier.values.update(zip(graph.inputs, inputs, strict=True))
@@ -111,8 +110,7 @@ def copied(
 ) -> tuple[list[ir.Node], dict[ir.Value, ir.Value]]:
     """Copy ``nodes``, which are in graph order; return the copies, and the copy of each output.
 
-    ``stored`` maps values from outside ``nodes`` to replacements, which the copies read. Values without an entry are
-    read unchanged.
+    The copies read ``stored`` in place of values from outside ``nodes``.
     """
     copier = _Copier({}, rename)
     copier.values.update(stored)

@@ -101,10 +101,7 @@ def attend(
 
 
 def _scaled_factors(op: Builder, q: Var, k: Var, scale: float | None) -> tuple[Var, Var]:
-    """Return q · scale, and k.
-
-    In types of less than 32 bits, return both times √scale, as in the specification, so that nothing overflows.
-    """
+    """Return q · scale and k; in types below 32 bits both times √scale, as specified, so that nothing overflows."""
     narrow = q.dtype.bitwidth < 32
     wide = ir.DataType.FLOAT if narrow else q.dtype
     size = op.dim(q, -1)
@@ -176,10 +173,7 @@ def _all_of(*conditions: Var) -> Var:
 
 
 def _padded_mask(op: Builder, mask: Var, k: Var, hide: bool | float) -> Var:
-    """Pad ``mask`` to the number of keys, with ``hide``, the value that masks a key.
-
-    A mask with a single entry for all keys is not padded.
-    """
+    """Pad ``mask`` to the number of keys with ``hide``, the value that masks a key, unless it has one entry for all."""
     ends = [mask.dim(-1), k.dim(2)]
     if ends[0] == 1 or (ends[0] == ends[1] and ends[0] is not None):
         return mask

@@ -119,10 +119,7 @@ def _default_scale(op: Builder, q: Var) -> Any:
 
 
 def _step(op: Builder, names: list[str]) -> Callable[..., list[Var]]:
-    """Return the function that computes one step of the Scan: the next state, and the output o [b, h, g, m].
-
-    Its arguments are the state and one slice of each input in ``names``. Axes are those of ``linear_attention``.
-    """
+    """Return the function of one Scan step, from the state and a slice of each of ``names`` to the next state and o."""
 
     def write(state: Var, *slices: Var) -> list[Var]:
         now = dict(zip(names, slices, strict=True))

@@ -94,7 +94,7 @@ def _write(model: ir.Model, editor: Editor, opset: int) -> Iterator[Finding]:
 
 
 def _is_newer(node: ir.Node, opset: int) -> bool:
-    """Whether the operator did not exist at ``opset``, or had another meaning."""
+    """Whether the operator did not exist at ``opset``, or meant something else."""
     return node.domain == "" and (signature(node.op_type, opset) is None or node.op_type == "GroupNormalization")
 
 
@@ -123,10 +123,7 @@ def _problem_of_writing(node: ir.Node, opset: int) -> str | None:
 
 
 def _misfit(node: ir.Node, old: Signature, opset: int) -> str | None:
-    """Remove new attributes with the value that the older operator implies.
-
-    Returns the reason if ``node`` is not valid at ``opset`` then, else None.
-    """
+    """Remove new attributes that the older operator implies; return why ``node`` is invalid at ``opset`` even then."""
     for name in [n for n in node.attributes if n not in old.attributes]:
         if attributes(node)[name] not in (_DEFAULTS.get(name), *([1] * n for n in range(1, 4))):
             return f"has {name}, which {node.op_type} does not have at opset {opset}"
@@ -197,7 +194,6 @@ def split(node: ir.Node) -> str | None:
 
 
 def _set_constant(node: ir.Node, i: int, value: np.ndarray[Any, Any]) -> None:
-    """Set input ``i`` of ``node`` to a Constant of ``value``."""
     constant = ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.tensor(value))])
     constant.outputs[0].name = f"{node.outputs[0].name}.input{i}"
     graph_of(node).insert_before(node, constant)

@@ -35,10 +35,7 @@ def convert_to_opset(model: ir.Model) -> bool:
 
 
 def convert_old(model: ir.Model) -> bool:
-    """Convert a model with nodes of opset 1-6, before its types are inferred; return True if there were any.
-
-    For most of these nodes ONNX infers nothing, so types and shapes are inferred node by node, at opset 21.
-    """
+    """Convert nodes of opset 1-6, with types inferred one by one at opset 21; return True if there were any."""
     opset = model.opset_imports.get("", OPSET)
     oldest = min((n.version or opset for n in nodes_of(model) if n.domain == ""), default=OPSET)
     return oldest < upgrade.FULLY_INFERRED and convert_to_opset(model)

@@ -41,10 +41,7 @@ Keys: TypeAlias = dict[ir.Node, tuple[Sequence[ir.Value | None], Hashable]]
 def merge_equal(model: ir.Model, keys: Keys | None = None) -> ir.Model:
     """Merge common subexpressions in place, in one sweep over each graph in its order, and return ``model``.
 
-    Args:
-        model: the model to change.
-        keys: a cache of keys from earlier sweeps, with the node's inputs at that time; attributes must not have changed
-            since then.
+    ``keys`` caches the keys of earlier sweeps with the nodes' inputs; attributes must not have changed since then.
     """
     keys = {} if keys is None else keys
     scratch = {v for n in nodes_of(model) if n.op_type == "BatchNormalization" for v in n.inputs[3:]}
@@ -111,10 +108,7 @@ def name_outputs(model: ir.Model) -> ir.Model:
 
 
 def _known_key(node: ir.Node, keys: Keys, sizes_are_fixed: bool) -> Hashable:
-    """Return the cached key of ``node``.
-
-    It is recomputed if the inputs changed, and for a Shape, whose key depends on sizes.
-    """
+    """Return the cached key of ``node``; recomputed if inputs changed, and for a Shape, which depends on sizes."""
     inputs, key = keys.get(node, (None, None))
     if inputs is not node.inputs or node.op_type == "Shape":
         key = _node_key(node, sizes_are_fixed)

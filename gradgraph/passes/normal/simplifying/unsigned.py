@@ -19,10 +19,7 @@ _SHIFT = 128
 
 
 def write_unsigned(model: ir.Model) -> None:
-    """Convert int8 QuantizeLinear nodes that the optimizer may copy to uint8, in place, with their readers.
-
-    Only nodes whose readers are all DequantizeLinear are converted.
-    """
+    """Convert int8 QuantizeLinear nodes read only by DequantizeLinear, and these readers, to uint8, in place."""
     editor = Editor(model)
     for node in calls_of(model, "QuantizeLinear"):
         readers = list(node.outputs[0].consumers())

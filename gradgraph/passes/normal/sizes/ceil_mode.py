@@ -48,10 +48,7 @@ class _Axis(NamedTuple):
 
     @property
     def exact_end(self) -> int:
-        """The end padding with which the last window ends exactly at the end of the axis.
-
-        It is negative if the window ends earlier: minus the number of elements to cut off.
-        """
+        """The end padding with which the last window ends at the axis end; negative to cut off elements."""
         return (window_count(*self) - 1) * self.stride + self.reach - self.size - self.begin
 
     @property
@@ -89,10 +86,7 @@ def _round_down(node: ir.Node, axes: Sequence[_Axis | None], pads: list[int]) ->
 
 
 def _end_exactly(editor: Editor, node: ir.Node, axes: Sequence[_Axis | None], pads: list[int]) -> bool:
-    """Rewrite a pool by case 2 of the module's docstring; return False if that is impossible.
-
-    Elements cannot be cut off if the indices of maxima are read, because these count all elements.
-    """
+    """Rewrite a pool by case 2 of the module's docstring; return False if cutting would change indices of maxima."""
     dropping = {i: axis for i, axis in enumerate(axes) if axis is not None and axis.drops}
     cut = {i: axis.size + axis.exact_end for i, axis in dropping.items() if axis.exact_end < 0}
     if cut and any(map(is_wanted, node.outputs[1:])):

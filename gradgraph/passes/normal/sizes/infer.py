@@ -135,10 +135,7 @@ def _inferred_in_room(proto: onnx.ModelProto, room: int, strict: bool = False) -
 
 
 def _forget_names_of_elements(proto: onnx.ModelProto) -> None:
-    """Drop names that ONNX's inference generates for sizes that differ between the elements of a sequence.
-
-    For runtimes, one name means one size: onnxruntime would reuse the buffer of one element for another.
-    """
+    """Drop generated names of sizes that differ between a sequence's elements: a name must mean one size."""
     kinds = (info.type for g in proto_graphs(proto) for info in (*g.input, *g.value_info, *g.output))
     held = (shapes.shape_of_type(kind) or () for kind in kinds if not kind.HasField("tensor_type"))
     made_up = set(filter(is_generated, itertools.chain.from_iterable(held)))
@@ -194,8 +191,7 @@ class _Scope(NamedTuple):
 def _hide_misjudged(graph: onnx.GraphProto, inferred: onnx.GraphProto, opset: int, outside: _Scope) -> bool:
     """Move misjudged nodes to a domain without rules and record the right types; return whether any were found.
 
-    These are every Attention with an output inferred as empty although no input is, and the first Resize with a wrong
-    size (``resize_scales.py``).
+    These are every Attention with an output inferred as empty although no input is, and the first Resize of wrong size.
     """
     if not any(n.op_type in _MISJUDGED or any(a.HasField("g") for a in n.attribute) for n in graph.node):
         return False
@@ -257,8 +253,7 @@ def _forget(value: ir.Value, generated: bool) -> None:
 def derived_shapes(model: ir.Model) -> dict[str, shapes.Shape]:
     """Return the shapes that follow from inputs and initializers of the main graph only, by name of the value.
 
-    Other recorded shapes are ignored, except for outputs of operators of other domains. Values in bodies are
-    included.
+    Values in bodies are included. Recorded shapes are ignored, except for outputs of operators of other domains.
     """
     proto = _without_weights(model)
     own = {name for node in proto.graph.node if node.domain for name in node.output}
@@ -332,10 +327,7 @@ def _is_wrong(node: ir.Node, i: int, derived: Mapping[str, shapes.Shape], only_r
 
 
 def _may_have_rank(node: ir.Node, i: int, shape: shapes.Shape) -> bool:
-    """Whether output ``i`` of ``node`` can have the rank of ``shape``.
-
-    The output of an elementwise operator has at least the rank of each input.
-    """
+    """Whether output ``i`` can have the rank of ``shape``; an elementwise output has at least each input's rank."""
     if shapes.is_elementwise(node):
         known = [shapes.shape_of(x) for x in shapes.operands(node) if x is not None]
         return all(len(shape) >= len(dims) for dims in known if dims is not None)
@@ -356,10 +348,7 @@ def objection(model: ir.Model) -> str | None:
 
 
 def _without_weights(model: ir.Model) -> onnx.ModelProto:
-    """Return the model as a message without its larger weights.
-
-    A size above ``_MOST_WRITTEN_OUT`` becomes a dimension name: the prefix ``_NAMED`` and the number.
-    """
+    """Return the model as a message without larger weights, with huge sizes as names (``_NAMED`` and number)."""
     proto = onnx.ModelProto(ir_version=shapes.IR_VERSION)
     proto.opset_import.extend(onnx.helper.make_opsetid(d, v) for d, v in model.opset_imports.items())
     graph = proto.graph
@@ -399,10 +388,7 @@ def _repeat_in_bodies(proto: onnx.ModelProto) -> None:
 
 
 def _record(graph: ir.Graph, proto: onnx.GraphProto, known: set[str]) -> None:
-    """Copy inferred types from ``proto`` to the values of ``graph`` and of its bodies.
-
-    Inputs and outputs of ``graph`` only get dimension names in ``known``.
-    """
+    """Copy inferred types from ``proto`` to ``graph`` and bodies; inputs and outputs get only names in ``known``."""
     ends = {*graph.inputs, *graph.outputs}
     stack = [(graph, proto)]
     while stack:
@@ -417,10 +403,7 @@ def _record(graph: ir.Graph, proto: onnx.GraphProto, known: set[str]) -> None:
 
 
 def _complete(value: ir.Value, proto: onnx.TypeProto, known: set[str] | None) -> None:
-    """Fill in missing types and dimensions of ``value`` from ``proto``.
-
-    If ``known`` is not None, only dimension names in ``known`` are used.
-    """
+    """Fill in missing types and dimensions of ``value``, with dimension names in ``known`` only, if not None."""
     if value.type is None:
         with contextlib.suppress(ir.serde.SerdeError):  # a sequence of unknown element type
             value.type = ir.serde.deserialize_type_proto_for_type(proto)

@@ -34,10 +34,7 @@ def _may_be_rewritten(node: ir.Node) -> bool:
 
 
 def _is_known(value: ir.Value) -> bool:
-    """Whether the type and all sizes of ``value`` are known after inference from its node.
-
-    Inferred sizes are recorded only if all of them are known.
-    """
+    """Whether the type and all sizes of ``value`` are known after inference, which records only complete shapes."""
     if not is_static(recorded_shape(value)):
         recorded, value.shape = value.shape, None
         reset_inference([value])

@@ -43,9 +43,7 @@ _MOST = 1e30  # larger values are clipped to this
 def has_long_vectors(graph: onnx.GraphProto, outside: _Scope | None = None) -> bool:
     """Whether data propagation may record a vector of ``graph`` that is longer than ``LONG``.
 
-    Args:
-        graph: a graph with types inferred without data propagation.
-        outside: the bounds of values of the graphs around it.
+    Types in ``graph`` are inferred without data propagation; ``outside`` has the bounds of outer graphs' values.
     """
     nodes = [node for node in graph.node if node.op_type in _FOLLOWED]
     asked = {node.output[0] for node in nodes if node.op_type in _LENGTHS}

@@ -137,7 +137,6 @@ class _Proofs:
             self._assume(y, shape)
 
     def _branch(self, branch: ir.Graph) -> list[Shape | None]:
-        """Return the shapes of the outputs of a branch of an If."""
         with shapes.assumptions(y for node in branch for y in node.outputs):
             for node in branch:
                 self._infer(node)

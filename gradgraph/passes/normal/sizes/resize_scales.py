@@ -38,10 +38,7 @@ def true_sizes(op_type: str, dims: Sequence[Any], scales: np.ndarray | None, att
 
 
 def place_of_scales(op_type: str, inputs: Sequence[Any], opset: int) -> Any:
-    """Return the element of ``inputs`` that contains the scales of a Resize or Upsample; None if there are none.
-
-    Its position depends on ``opset``.
-    """
+    """Return the one of ``inputs`` that contains the scales of a Resize or Upsample at ``opset``, or None."""
     i = 2 if op_type == "Resize" and opset >= 11 else 1
     return inputs[i] if i < len(inputs) else None
 
@@ -70,10 +67,7 @@ def corrected(
 
 
 def settle_scales(model: ir.Model) -> bool:
-    """Replace scales by sizes in each Resize that ONNX miscounts, in place; return True if there were any.
-
-    Shapes must have been inferred.
-    """
+    """Replace scales by sizes, which were inferred, in each Resize that ONNX miscounts; return True if any."""
     if model.opset_imports.get("", shapes.OPSET) != shapes.OPSET:
         return False
     resizes = [n for n in model.graph if is_standard(n, "Resize")]
@@ -92,9 +86,8 @@ def settle_scales(model: ir.Model) -> bool:
 def _all_sizes(op: Builder, x: Var, known: Mapping[int, int]) -> Var:
     """Return the sizes of all axes: the sizes in ``known``, by axis, and the sizes of ``x`` on all other axes.
 
-    They are selected by a Where, which ONNX's inference does not evaluate: if it found only some of the sizes, it would
-    reject them as too few. (The attribute ``axes`` is no alternative: onnxruntime's optimizer ignores it when it moves
-    a Transpose past the Resize.)
+    A Where selects them, as ONNX's inference would reject partly known sizes as too few if it evaluated them. The
+    attribute ``axes`` is no alternative: onnxruntime ignores it when it moves a Transpose past the Resize.
     """
     sizes = [known.get(a, d) for a, d in enumerate(x.shape or ())]
     if shapes.is_static(sizes):

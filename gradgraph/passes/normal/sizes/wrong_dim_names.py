@@ -55,11 +55,10 @@ def _squeezes_unit_axes(node: ir.Node) -> bool:
 def _rename(
     model: ir.Model, names: set[str], sizes: dict[str, int], first: int = 0, others: dict[str, int] | None = None
 ) -> bool:
-    """Rename dimensions of outputs whose name is in ``names`` but whose size is not the number in ``sizes``.
+    """Rename dimensions of outputs with a name in ``names`` but a size other than in ``sizes``, from axis ``first``.
 
-    Only outputs with such a name at axis ``first`` or later are checked. ``sizes`` and ``others`` map names to numbers.
-    If an output has another rank with ``others``, its declared rank holds only for ``sizes``, so the dimension is set
-    to its number instead. Returns True if anything changed.
+    An output of another rank with ``others`` gets numbers instead: its declared rank holds for ``sizes`` only. Returns
+    True if anything changed.
     """
     doubtful = [v for v in model.graph.outputs if v.shape is not None and names & set(as_dims(v.shape)[first:])]
     true = _with_numbers(model, sizes) if doubtful else {}

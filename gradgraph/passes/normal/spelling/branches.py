@@ -40,10 +40,7 @@ def take_known_branches(model: ir.Model) -> bool:
 
 
 def _infer_anew(model: ir.Model, doubtful: Iterable[ir.Value]) -> None:
-    """Infer all shapes again, and restore recorded shapes that do not contradict the inferred ones.
-
-    Recorded shapes of ``doubtful`` values, the results of branches, are not restored.
-    """
+    """Infer all shapes again; recorded ones stay unless contradicted or of ``doubtful`` values, branch results."""
     ends = set(model.graph.outputs)
     values = [y for node in nodes_of(model) for y in node.outputs if y not in ends]
     recorded = {y: y.shape for y in values if y.shape is not None}

@@ -71,7 +71,6 @@ def _set_pads(node: ir.Node, pads: Sequence[int], **others: list[int] | int) -> 
 
 
 def _window(node: ir.Node) -> tuple[list[int], list[int]]:
-    """Return the extent of the window along each axis, and the strides."""
     if "kernel_shape" not in node.attributes:
         raise ModelError(
             f"{describe(node)} has auto_pad, but its kernel's shape is unknown; set kernel_shape on the node"
@@ -109,8 +108,7 @@ def _resolve_same(editor: Editor, node: ir.Node, upper: bool) -> None:
 def _too_large(node: ir.Node, pads: list[int]) -> bool:
     """Whether onnxruntime rejects ``pads``: pads of a pool must be smaller than the undilated kernel.
 
-    Raises:
-        ModelError: onnxruntime rejects the pads of a pool other than MaxPool, before which no Pad can be written.
+    Raises ModelError for a pool other than MaxPool, before which no Pad can be written.
     """
     kernel = attributes(node)["kernel_shape"]
     found = "Pool" in node.op_type and any(p >= k for p, k in zip(pads, kernel * 2, strict=True))
@@ -209,10 +207,9 @@ def _resolve_transposed(node: ir.Node, mode: str) -> None:
 def _transposed_totals(
     node: ir.Node, reach: list[int], strides: list[int], extra: list[int], output_shape: list[int] | None
 ) -> list[int]:
-    """Return the total padding of each axis of a ConvTranspose.
+    """Return the total padding of each axis of a ConvTranspose whose windows extend over ``reach``.
 
-    It is stride · (size - 1) + output_padding + reach - output size, where ``reach`` is the extent of the window. For
-    SAME, the output size is size · stride.
+    It is stride · (size - 1) + output_padding + reach - output size; for SAME, the output size is size · stride.
     """
     if output_shape is None:
         return [e + r - s for e, r, s in zip(extra, reach, strides, strict=True)]

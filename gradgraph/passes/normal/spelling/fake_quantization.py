@@ -103,7 +103,7 @@ def _rounded_bias(node: ir.Node, before: ir.Node) -> ir.Value | None:
 def _with_weighed_slope(op: Builder, scale: Var, x: Var, limits: tuple[int, int]) -> Var:
     """Return ``scale``, s = first·exp(r), with its gradient multiplied by 1/(√(n·Q)·s²).
 
-    One factor 1/s cancels ds/dr = s, and the second factor 1/s divides the gradient by s (see the module's docstring).
+    One 1/s cancels ds/dr = s, the other divides the gradient by s (see the module's docstring).
     """
     of_weight = x.value.is_initializer() or x.rank == 0
     count = op.cast(op.Size(x), scale.dtype) / op.cast(op.Size(scale), scale.dtype)
@@ -169,7 +169,6 @@ def _detached(op: Builder, value: Var) -> Var:
 
 
 def _broadcastable(op: Builder, v: Var, x: Var, axis: int, block: int) -> Var:
-    """Reshape scales or zero points so that they broadcast against ``x``."""
     if v.rank == 0:
         return v
     axis %= x.rank

@@ -105,10 +105,7 @@ def _widen_attributes(node: ir.Node) -> bool:
 
 
 def _read_through_cast(model: ir.Model, op: Builder, value: ir.Value) -> bool:
-    """Make readers of ``value``, except Casts, read a float32 copy; if it is an output of a body, output the copy.
-
-    Return False if there are neither such readers nor such an output.
-    """
+    """Make readers of ``value`` other than Casts, and body outputs, read a float32 copy; return False if none."""
     producer = value.producer()
     graph = model.graph if producer is None else graph_of(producer)
     readers = [(use.node, use.idx) for use in value.uses() if use.node.op_type != "Cast"]

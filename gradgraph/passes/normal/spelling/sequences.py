@@ -92,10 +92,7 @@ def _needs_pieces(reader: ir.Node) -> bool:
 
 
 def _piece_sizes(node: ir.Node) -> list[int] | None:
-    """Return the sizes of the pieces of a SplitToSequence along its axis.
-
-    Returns None if they are unknown, or if there are more than ``MOST_PIECES``.
-    """
+    """Return the sizes of a SplitToSequence's pieces along its axis; None if unknown or over ``MOST_PIECES``."""
     shape, axis = shapes.shape_of(node.inputs[0]), attributes(node).get("axis", 0)
     size = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
     split = shapes.constant_of(input_at(node, 1))

@@ -83,7 +83,7 @@ def _standard_nodes(model: ir.Model) -> Iterator[tuple[ir.Node, int]]:
 
 
 def _type_key(kind: ir.TypeProtocol | None) -> object:
-    """Return a key that is equal for equal types. For tensors it is the element type, which is faster than the text."""
+    """Return a key that is equal for equal types: of tensors the element type, which is faster than text."""
     return kind.dtype if isinstance(kind, ir.TensorType) else kind and _text_in_schemas(kind)
 
 
@@ -229,7 +229,6 @@ def _size_findings(model: ir.Model) -> Iterator[Finding]:
 
 
 def _with_branches(model: ir.Model) -> Iterator[tuple[ir.Node, bool]]:
-    """Yield all nodes, and whether they are in a branch of an If."""
     stack = [(model.graph, False)]
     while stack:
         graph, in_branch = stack.pop()

@@ -200,10 +200,7 @@ class _Constant:
 
 
 def _constant(node: ir.Node, stored: _Stored) -> _Constant | None:
-    """Return the operand of the binary operator ``node`` that is the only stored one, or None.
-
-    Returns None if the operand is a dividend, or if its numbers are not known.
-    """
+    """Return the only stored operand of ``node``, a binary operator; None for a dividend, or unknown numbers."""
     at = [i for i, v in enumerate(node.inputs) if v in stored]
     if len(node.inputs) != 2 or len(at) != 1 or (node.op_type == "Div" and at == [0]):
         return None
@@ -262,10 +259,7 @@ def _normalised(node: ir.Node, fed: dict[ir.Value, _Fed], stored: _Stored) -> _F
 
 
 def _fits(constant: _Constant, dims: Dims) -> bool:
-    """Whether ``constant`` broadcasts against an input of sizes ``dims`` without changing its shape.
-
-    Otherwise the constant may be the centres of clusters, which are weights.
-    """
+    """Whether ``constant`` broadcasts to ``dims`` without a change of shape; otherwise it may be cluster centres."""
     if dims is None:
         return constant.axes <= 1
     sizes = constant.array.shape
@@ -320,8 +314,8 @@ def _reach(fed: dict[ir.Value, _Fed], stored: _Stored) -> tuple[set[ir.Value], s
 def _normalising(group: _Group, some: set[ir.Value], every: set[ir.Value]) -> Iterator[_Constant]:
     """Yield the constants of a group that normalise an input.
 
-    These are operands of differences and quotients, and constants that vary along at most one axis. Other sums and
-    products may have weights as operands.
+    These are operands of differences and quotients, and constants that vary along at most one axis; others may be
+    weights.
     """
     is_plain = any(c.node.op_type in ("Div", "Sub") for c in group.uses)
     if not group.changes_something():

@@ -159,10 +159,7 @@ def _views(weight: ir.Value, array: Array, group: Hashable) -> Iterator[_View]:
 
 
 def _order_key(array: Array) -> Hashable | None:
-    """Return the size and the order of a few numbers, which monotone functions preserve or reverse.
-
-    Returns None if too few of the numbers are distinct.
-    """
+    """Return size and order of a few numbers, which monotone functions keep or reverse; None if few are distinct."""
     places = (array.size * _FRACTIONS).astype(np.int64)
     distinct, ranks = np.unique(array.flat[places], return_inverse=True)
     if len(distinct) < _DISTINCT:

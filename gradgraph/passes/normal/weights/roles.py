@@ -206,10 +206,7 @@ class _Stored:
         return self._single.get(value, False)
 
     def passes(self, node: ir.Node, i: int) -> bool:
-        """Whether the roles of the output of ``node`` are roles of input ``i``.
-
-        This holds for nodes that only move the input, and for arithmetic on stored values only, such as 1 − w.
-        """
+        """Whether input ``i`` has the roles of the output: if it is only moved, or in arithmetic on stored values."""
         value = node.inputs[i]
         if node.domain or value is None or not node.outputs:
             return False

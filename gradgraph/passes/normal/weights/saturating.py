@@ -49,10 +49,7 @@ def _integers(value: ir.Value | None) -> ir.Value | None:
 
 
 def _too_wide(whole: ir.Value) -> ir.Value | None:
-    """Return the stored weight of the integers ``whole`` if they may exceed 7 bits; None otherwise or if not stored.
-
-    The weight is ``whole`` itself, or the floats that a QuantizeLinear rounds.
-    """
+    """Return the stored weight behind ``whole``, integers or rounded floats, if it may exceed 7 bits; else None."""
     numbers, node = constant_of(whole), whole.producer()
     if numbers is not None:
         return whole if numbers.size and not within(SEVEN_BITS, (numbers.min(), numbers.max())) else None

@@ -30,10 +30,7 @@ def find_merged(weights: Iterable[ir.Value]) -> list[ir.Value]:
 
 
 def modules_of(value: ir.Value) -> dict[str, list[tuple[ir.Node, int]]]:
-    """Return the uses of a weight, as (node, input index), by module.
-
-    If the file does not record modules, each use counts as a module of its own.
-    """
+    """Return the uses of a weight, as (node, input index), by module, or one per use if modules are not recorded."""
     found: dict[str, list[tuple[ir.Node, int]]] = {}
     for i, (node, position, module, _) in enumerate(_places(value)):
         found.setdefault(module or f"/{i}", []).append((node, position))
@@ -41,11 +38,7 @@ def modules_of(value: ir.Value) -> dict[str, list[tuple[ir.Node, int]]]:
 
 
 def _places(value: ir.Value) -> list[tuple[ir.Node, int, str, str]]:
-    """Return the uses of a weight, each with its module and parameter name.
-
-    A module that is called in several branches of an If has one name here, although exporters number the calls: ``l``
-    and ``l_1``.
-    """
+    """Return the uses of a weight with module and parameter name; ``l`` and ``l_1`` in branches are one module."""
     found = [(node, position, *place_of(node, position)) for node, position in value.uses()]
     if all(node.graph is value.graph for node, *_ in found) or value.graph is None:
         return found
@@ -61,7 +54,6 @@ def _places(value: ir.Value) -> list[tuple[ir.Node, int, str, str]]:
 
 
 def _branches(graph: ir.Graph) -> dict[ir.Graph, ir.Node]:
-    """Return the If node of each branch."""
     return {
         a.as_graph(): node
         for node in graph.all_nodes()

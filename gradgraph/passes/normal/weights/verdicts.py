@@ -232,10 +232,7 @@ def _of_tensor(value: ir.Value, uses: Uses) -> Verdict:
 
 
 def _is_folded(value: ir.Value, computed: Collection[str | None]) -> bool:
-    """Whether the exporter folded ``value`` from sources none of which can be a parameter.
-
-    A source that the model still computes (its name is in ``computed``) can only have contributed its shape.
-    """
+    """Whether the exporter folded ``value`` without parameters; sources in ``computed`` contributed only shapes."""
     sources = re.findall(r"'([^']*)'", value.metadata_props.get(_FOLDED_FROM, ""))
     return bool(sources) and all(
         name in computed or _STEP_OF_TORCH.match(name) or _BUFFER_OF_TORCH.match(name) for name in sources
