@@ -40,7 +40,7 @@ class Base:
         size: its size in bytes.
         digest: the expected digest, if known.
         folder: the temporary folder that contains the file, if gradgraph wrote it.
-        held: the open file, if it is the model file itself, with the weights inside.
+        held: the open model file, if the weights are inside the model file.
 
     Attributes:
         lasts: whether a saved step can refer to the file: it is neither temporary nor the model file itself.
@@ -63,7 +63,7 @@ class Base:
 def bases_of(model: ir.Model) -> dict[str, Base]:
     """Return the files with the large external weights of ``model``, by location; empty if there are few such weights.
 
-    If the weights in memory exceed protobuf's limit, they are first moved to a temporary file, in place.
+    Weights in memory that exceed protobuf's limit are first moved to a temporary file, in place.
     """
     aside = spill(model, LEAST_BYTES, MOST_IN_MEMORY)
     return {place_of(tensor): _base_of(tensor, aside) for tensor in large_outside(model)}
@@ -78,7 +78,7 @@ def _base_of(tensor: ir.ExternalTensor, aside: Folder | None) -> Base:
 
 
 def to_proto_beside(model: ir.Model, bases: Mapping[str, Base]) -> onnx.ModelProto:
-    """Convert ``model`` to protobuf. Weights in ``bases`` stay external; all other weights are stored inside."""
+    """Return ``model`` as protobuf, with weights in ``bases`` external and all other weights inside."""
     staying = {v: t for v in model.graph.initializers.values() if (t := large_in_file(v)) and place_of(t) in bases}
     store_inside(v for v in stored_values(model) if v not in staying)
     proto: onnx.ModelProto = ir.to_proto(model)

@@ -82,20 +82,17 @@ class Classes:
 
     @cached_property
     def may_be_named_by_numbers(self) -> bool:
-        """Whether a whole number in the data could be the name of a class with another index."""
+        """Whether a whole number in the data may be the name of a class with another index."""
         are_their_numbers = all(name == str(i) for i, name in enumerate(self.names))
         return not self.numbered and self.look_like_numbers and not are_their_numbers
 
     def look_at_numbers(self, spec: TensorSpec) -> bool:
-        """Whether whole numbers in the data must be matched with the classes.
-
-        This is so if they may be class names, or if not every class index has a name.
-        """
+        """Whether whole numbers in the data must be matched with classes: names, or indices without a name."""
         most = spec.classes if isinstance(spec, TargetSpec) else None
         return bool(self.names) and (self.may_be_named_by_numbers or most is None or len(self.names) < most)
 
     def called(self, numbers: Sequence[int]) -> list[str]:
-        """Return the names of class indices; the digits of an index that has no name."""
+        """Return the names of class indices, or the digits of an index without a name."""
         return [self.names[n] if 0 <= n < len(self.names) else str(n) for n in numbers]
 
     # --- class indices of labels ------------------------------------------------------------------------------
@@ -115,7 +112,7 @@ class Classes:
         return np.array(numbers, np.int64)
 
     def of_values(self, values: Array, where: str, ignored: int | None = None) -> Array:
-        """Return the class index of each label, as int64. Numbers that are not whole are returned unchanged.
+        """Return the class index of each label, as int64; numbers with fractions are returned unchanged.
 
         Args:
             values: text, booleans or numbers [n], without missing values.
@@ -143,7 +140,7 @@ class Classes:
         return np.array([numbered[text] for text in texts.tolist()], np.int64)
 
     def _of_class_numbers(self, values: Array, where: str, ignored: int | None) -> Array:
-        """Check class indices and return them as int64; numbers with fractions are returned unchanged."""
+        """Return class indices as int64 after a check; numbers with fractions are returned unchanged."""
         array = values if values.dtype.kind in "iuf" else np.asarray(values, np.float64)
         if array.dtype.kind == "f" and not (array == np.round(array)).all():
             return array
@@ -172,7 +169,7 @@ class Classes:
         return np.where(values, meant[1][0] if meant[1] else 0, meant[0][0] if meant[0] else 0).astype(np.int64)
 
     def _of_texts(self, found: Sequence[str], where: str, ignored: int | None) -> dict[str, int]:
-        """Return the class index of each distinct label, given as text."""
+        """Return the class index of each distinct label in ``found``."""
         whole = {text: _whole(text) for text in found}
         are_whole = None not in whole.values()
         if not self.names:
@@ -220,7 +217,7 @@ class Classes:
         return None if whole is None else self._places.get(str(whole))
 
     def _numbered_as(self, value: float, where: str) -> int | None:
-        """Return the index of the class whose name is the number ``value``, or None."""
+        """Return the index of the class whose name represents the number ``value``, or None."""
         equal = [i for i, name in enumerate(self.names) if _number(name) == value]
         if len(equal) > 1:
             raise UnmatchedError(
@@ -231,9 +228,7 @@ class Classes:
         return equal[0] if equal and self.names[equal[0]] in spelled else None
 
     def _check_order_of_truth(self, where: str) -> None:
-        """Raise UnmatchedError if the class "true" has index 0 and "false" index 1, where 0 and 1 in the data are
-        ambiguous.
-        """
+        """Raise UnmatchedError if "true" has class index 0 and "false" 1, so that 0 and 1 in the data are ambiguous."""
         if self.numbered or [TRUTH.get(name.casefold()) for name in self.names] != [1, 0]:
             return
         raise UnmatchedError(
@@ -270,8 +265,8 @@ def labelled(
         known: the classes that the model was trained on; None before the first training.
         where: the origin of the labels, for messages.
         own: the class names that the source lists, in the order of indices from 0.
-        whole: whether ``values`` are all labels of the data. If so, positive whole numbers are taken as class names if
-            some are too large for class indices, and there are no more distinct ones than the model has classes.
+        whole: whether ``values`` are all labels of the data. If so, positive whole numbers are class names if some
+            are too large for class indices, and there are no more distinct numbers than classes.
 
     Raises:
         UnmatchedError: if a label matches no known class.
@@ -316,7 +311,7 @@ def warn_of_missing(found: Sequence[str], known: Classes, where: str) -> None:
 
 
 def kind_of(values: Array) -> str:
-    """Return the kind of labels: "number", "truth" for booleans, or "text" for anything else."""
+    """Return the kind of labels: "number", "truth" (booleans) or "text"."""
     if values.dtype.kind != "O":
         return {"b": "truth", "i": "number", "u": "number", "f": "number"}.get(values.dtype.kind, "text")
     kinds = {type(value) for value in values.tolist()}
@@ -329,7 +324,7 @@ def kind_of(values: Array) -> str:
 def _by_own_names(
     values: Array, spec: TensorSpec, known: Classes | None, where: str, own: Sequence[str], ignored: int | None
 ) -> tuple[Array, Classes]:
-    """Return the class indices and classes of numeric labels whose source lists class names (``own``)."""
+    """Return class indices and classes for numeric labels whose source lists class names (``own``)."""
     if known is not None and not known.names:
         return known.of_values(values, where, ignored), known
     classes = classes_for(spec, own, known, where)
@@ -341,7 +336,7 @@ def _by_own_names(
 
 
 def _found(values: Array, spec: TensorSpec, where: str, ignored: int | None, whole: bool) -> Classes:
-    """Determine the classes from the labels, if no classes are known."""
+    """Return the classes that occur in the labels, if no classes are known."""
     kind = kind_of(values)
     if kind == "truth":
         return Classes(("False", "True")) if takes_labels(spec) else Classes()
@@ -363,7 +358,7 @@ def _found(values: Array, spec: TensorSpec, where: str, ignored: int | None, who
 
 
 def _are_names(numbers: Collection[Any], spec: TensorSpec, ignored: int | None) -> bool:
-    """Whether numeric labels are class names: positive whole numbers, some of them too large for a class index."""
+    """Whether numeric labels are class names: positive whole numbers, of which some are too large for a class index."""
     most = spec.classes if isinstance(spec, TargetSpec) else None
     if most is None or len(numbers) > most or not all(float(n).is_integer() and n > 0 for n in numbers):
         return False
@@ -371,7 +366,7 @@ def _are_names(numbers: Collection[Any], spec: TensorSpec, ignored: int | None) 
 
 
 def _both_of_truth(names: Sequence[str]) -> list[str]:
-    """Return the class names "false" and "true", in upper or lower case as in ``names``, which may lack one of them."""
+    """Return the class names "false" and "true", in upper or lower case like the ones in ``names``."""
     by_word = {name.casefold(): name for name in names}
     if len(by_word) < len(names):
         return list(names)
@@ -393,13 +388,13 @@ def check_whole(values: Array, where: str) -> None:
 
 
 def _whole(text: str) -> int | None:
-    """Parse a text as a whole number without leading zeros, such as "7" or "7.0"; return None for other texts."""
+    """Return the whole number that ``text`` represents, such as "7" or "7.0" (no leading zeros), or None."""
     found = _WHOLE.fullmatch(text)
     return int(found[1]) if found and len(text) < 20 else None
 
 
 def _number(name: str) -> float | None:
-    """Parse a name as a finite number; return None for other names."""
+    """Return the finite number that ``name`` represents, or None."""
     try:
         number = float(name)
     except ValueError:

@@ -13,7 +13,7 @@ SAMPLE_WEIGHT, MASK = "sample_weight", "mask"
 
 
 def compared(targets: Sequence[TargetSpec]) -> list[TargetSpec]:
-    """Return the targets that the model's outputs are compared with: all but sample weights and masks."""
+    """Return the targets that are compared with the model's outputs, unlike sample weights and masks."""
     masks = {t.name for t in targets if t.dtype == "bool" and t.name.endswith(f"_{MASK}")}
     return [t for t in targets if t.name not in {SAMPLE_WEIGHT, MASK, *masks}]
 
@@ -66,7 +66,7 @@ def _input(name: str, fitting: Sequence[str], inputs: Sequence[TensorSpec]) -> s
 
 
 def _learnt(names: DataNames, targets: Sequence[TargetSpec]) -> DataNames:
-    """Assign the target columns of the preprocessing to targets; return their columns and class names.
+    """Return the columns and class names of targets, from the target columns of the preprocessing.
 
     The result is empty if ``names`` already has columns for all targets, or there are no target columns.
     """

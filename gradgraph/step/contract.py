@@ -15,8 +15,7 @@ from gradgraph.step.manifest import Manifest, StateSpec, TensorSpec, dtype_name,
 def check_against_graphs(
     manifest: Manifest, trains: Mapping[str, onnx.ModelProto], init: onnx.ModelProto, eval_: onnx.ModelProto
 ) -> None:
-    """Check every name, dtype and shape of a manifest against the graphs, so that a forged or stale manifest cannot
-    change a run.
+    """Check every name, dtype and shape of a manifest against the graphs; it may be forged or outdated.
 
     Args:
         manifest: the manifest.
@@ -91,7 +90,7 @@ def _scalars(names: Iterable[str]) -> dict[str, TensorSpec | None]:
 
 
 def _next_values(state: Mapping[str, StateSpec], names: Iterable[str]) -> dict[str, TensorSpec | None]:
-    """Return the specs of the ``next`` outputs (updated values) of these state tensors, by output name."""
+    """Return the specs of the ``next`` outputs (updated values) of state tensors, by output name."""
     return {s.next: TensorSpec(s.next, s.dtype, s.shape) for s in (state[name] for name in names)}
 
 

@@ -1,5 +1,4 @@
-"""Names in the training data of a model: columns, classes, and the options with which images, texts and sounds were
-read.
+"""Names in a model's training data: columns, classes, and the options for reading images, texts and sounds.
 
 Data for later training, evaluation and prediction are matched against them. They are stored in the manifest of a step,
 in checkpoints, and in the metadata of an exported model under ``gradgraph.data``; only this module reads and writes
@@ -96,7 +95,7 @@ _READ = {"images": _IMAGES, "texts": _TEXTS, "sounds": _SOUNDS}
 
 
 def _as_read(what: str, name: str, given: Any) -> dict[str, Any]:
-    """Check the reading options of an input of images, texts or sounds; return them with tuples in place of lists."""
+    """Return the checked reading options of an input of images, texts or sounds, with tuples in place of lists."""
     for key, value in _mapping(f"{what} of {shown(name)}", given).items():
         if key not in _READ[what] or not _READ[what][key](value):
             raise ArgumentError(
@@ -172,7 +171,7 @@ class DataNames:
         )
 
     def _keeps_in(self, other: DataNames) -> Callable[[str], bool]:
-        """Return a predicate of a target: whether updating with ``other`` leaves the target's classes unchanged."""
+        """Return a predicate of a target: whether its classes stay unchanged after an update with ``other``."""
         return lambda target: other.classes.get(target, self.classes.get(target)) == self.classes.get(target)
 
     def fitting(self, columns: Mapping[str, Any], classes: Mapping[str, Any]) -> DataNames:
@@ -210,7 +209,11 @@ class DataNames:
 
     @classmethod
     def from_data(cls, data: Any) -> DataNames:
-        """Build from untrusted plain data, such as parsed JSON; raises ArgumentError."""
+        """Return names from untrusted plain data, such as parsed JSON.
+
+        Raises:
+            ArgumentError: the data are invalid.
+        """
         known = {f.name for f in fields(cls)}
         for name in _mapping("data", data):
             if name not in known:
@@ -218,12 +221,12 @@ class DataNames:
         return cls(**data)
 
     def as_metadata(self) -> dict[str, str]:
-        """Return the entry for the metadata of a model; empty if there are no names."""
+        """Return the metadata entry for a model with these names; empty if there are none."""
         return {NAMES_KEY: escaped_json(json.dumps(self.as_data(), ensure_ascii=False))} if self else {}
 
     @classmethod
     def read_from(cls, metadata: Mapping[str, str]) -> DataNames:
-        """Read the names from the metadata of a model; empty if there are none.
+        """Return the names stored in the metadata of a model; empty if there are none.
 
         Raises:
             ModelError: the entry is damaged.

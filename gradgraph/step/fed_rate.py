@@ -16,8 +16,7 @@ DEFAULT = 1e-3  # default of the input learning_rate
 
 
 def with_fed_rate(step: Step, name: str = "") -> Step:
-    """Return a copy of ``step`` whose learning rate is an input, ``learning_rate``, instead of the value that the
-    schedule computes and outputs.
+    """Return a copy of ``step`` with an input ``learning_rate`` instead of the schedule that computes it.
 
     Args:
         step: a step.

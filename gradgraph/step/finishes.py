@@ -1,8 +1,8 @@
 """Computation of losses and metrics from sums over all samples, so that results do not depend on the batch size.
 
-A step outputs the sums of a batch (``<column>.sums``). The caller adds them up over batches, and a function of this
-module (a "finish") computes the column of the history from the totals. Ranking metrics such as ROC AUC cannot be
-computed from sums: for them, the evaluation keeps a row for each sample.
+A step outputs the sums of a batch (``<column>.sums``). The caller adds up the sums of all batches, and a function of
+this module (a "finish") computes the history column from the totals. Ranking metrics such as ROC AUC cannot be computed
+from sums: for them, the evaluation keeps a row for each sample.
 """
 
 from __future__ import annotations
@@ -123,11 +123,11 @@ def label_iou(sums: Array, average: str) -> Any:
 
 
 def _of_labels(sums: Array, average: str, parts: Callable[[Array, Array, Array], tuple[Array, Array]]) -> Any:
-    """Average a ratio over labels as scikit-learn does, with 0 for 0/0.
+    """Return a ratio averaged over labels as in scikit-learn, with 0 for 0/0.
 
-    ``sums`` is [labels, 2, 2]: for each label, counts by truth (no, yes) and prediction (no, yes).
-    "binary" pools the predictions of all labels, as "micro" does. ``parts`` returns the numerators and denominators,
-    one per label, from the hits, predicted and true counts.
+    ``sums`` is [labels, 2, 2]: for each label, counts by truth (no, yes) and prediction (no, yes). "binary" pools the
+    predictions of all labels, as "micro" does. ``parts`` returns the numerators and denominators, one per label, from
+    the hits, predicted and true counts.
     """
     hits, so = sums[:, 1, 1], sums[:, 1].sum(1)
     above, below = parts(hits, sums[:, :, 1].sum(1), so)
@@ -186,9 +186,7 @@ def balanced_accuracy(sums: Array) -> Any:
 
 
 def mcc(sums: Array) -> Any:
-    """Return the Matthews correlation coefficient, from a confusion matrix; 0 if all true or predicted classes are the
-    same.
-    """
+    """Return the Matthews correlation coefficient from a confusion matrix; 0 if only one class is true or predicted."""
     so, called, all_ = sums.sum(1), sums.sum(0), sums.sum()
     above = np.trace(sums) * all_ - so @ called
     below = (all_**2 - called @ called) * (all_**2 - so @ so)
@@ -212,8 +210,9 @@ def cohen_kappa(sums: Array, weights: str | None = None) -> Any:
 
 
 def roc_auc(sums: Array, average: str, probable: bool) -> Any:
-    """Return the area under the ROC curve of each class against the rest, averaged; NaN for a class without positives
-    or negatives.
+    """Return the area under the ROC curve of each class against the rest, averaged.
+
+    The area is NaN for a class without positives or negatives.
 
     Args:
         sums: one row per sample, with its scores and label.
@@ -264,7 +263,7 @@ def _against_the_rest(rows: Array, probable: bool) -> list[tuple[Array, Array]]:
 
 
 def _steps(scores: Array, truth: Array) -> tuple[Array, Array]:
-    """Return, for each distinct score from the highest, how many positives and how many negatives reach it."""
+    """Return the numbers of positives and negatives with at least each distinct score, from the highest score."""
     order = np.argsort(-scores, kind="stable")
     ends = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
     return np.cumsum(truth[order])[ends], np.cumsum(~truth[order])[ends]
@@ -287,7 +286,7 @@ def _mean_precision(scores: Array, truth: Array) -> float:
 
 
 def _averaged(above: Array, below: Array, matrix: Array, average: str) -> Any:
-    """Average ``above / below`` over the classes of a confusion matrix as scikit-learn does, with 0 for 0/0."""
+    """Return ``above / below`` averaged over the classes of a confusion matrix as in scikit-learn, with 0 for 0/0."""
     shares = np.where(below > 0, above / np.where(below > 0, below, 1.0), 0.0)
     if average == "none":
         return shares
@@ -334,7 +333,7 @@ def add_sums(totals: dict[str, Array], sums: Mapping[str, Array]) -> None:
 
 
 def finished(measures: Iterable[MeasureSpec], totals: Mapping[str, Array]) -> dict[str, Any]:
-    """Compute the columns of the history from totals of sums: numbers, or arrays with one number per class.
+    """Return history columns computed from totals of sums: numbers, or arrays with one number per class.
 
     Raises:
         ModelError: if a measure needs a finish that this version does not have; a later version wrote the step.
@@ -360,8 +359,8 @@ def as_row(columns: Mapping[str, Any], classes: Collection[Sequence[str]] = ()) 
 
     Args:
         columns: the results of ``finished``.
-        classes: the class names of each target. Columns of a vector are named after the classes of the only target with
-            as many classes; otherwise after class indices.
+        classes: the class names of each target. A vector's columns are named after the classes of the only target with
+            as many classes, otherwise after class indices.
     """
     row: dict[str, float] = {}
     for name, value in columns.items():

@@ -58,9 +58,7 @@ Reader: TypeAlias = Callable[[onnx.TensorProto], Iterable[memoryview]]  # bytes 
 
 
 def model_names(manifest: Manifest) -> list[str]:
-    """Return the names of the models in a step folder: train graphs, ``init``, ``eval``, and ``gradient`` and ``apply``
-    if the step has them.
-    """
+    """Return the names of a step folder's models: train graphs, init, eval, and gradient and apply if it has them."""
     halves = HALVES if manifest.separate else ()
     return [*(train_file(step).removesuffix(".onnx") for step in manifest.parts), "init", "eval", *halves]
 
@@ -77,8 +75,7 @@ def folder_contents(
         models: the models by name, as in ``model_names``.
         manifest: the manifest, which is stored in manifest.json and in the metadata of each model.
         read: a function that returns the bytes of a weight that is already external.
-        shared: the base files whose weights are not copied, by location in the models; each with its path relative to
-            the folder.
+        shared: the base files whose weights are not copied, by location in the models, with relative paths.
     """
     text = manifest.to_json()
     frozen, initial = DataFile(FROZEN_FILE), DataFile(INIT_FILE)
@@ -101,7 +98,7 @@ def folder_contents(
 
 
 def _digesting(data: DataFile, digests: dict[str, str]) -> Iterator[bytes | memoryview]:
-    """Yield the content of ``data``, and record its digest in ``digests`` when all of it has been yielded."""
+    """Yield the content of ``data``; after the last piece, record its digest in ``digests``."""
     digest = Digest()
     for piece in data.chunks():
         digest.update(piece)
@@ -143,7 +140,7 @@ def with_external(
 
 
 def _source(tensor: onnx.TensorProto, read: Reader) -> tuple[Callable[[], Iterable[bytes | memoryview]], object]:
-    """Return a function that reads the bytes of ``tensor``, and a key that is equal for tensors with the same bytes."""
+    """Return a function that reads the bytes of ``tensor``, and a key that is equal for tensors with equal bytes."""
     if is_external(tensor):
         return functools.partial(read, tensor), external_entry(tensor)
     raw = raw_bytes(tensor)
@@ -151,7 +148,7 @@ def _source(tensor: onnx.TensorProto, read: Reader) -> tuple[Callable[[], Iterab
 
 
 def _with_digests(manifest: str, digests: Mapping[str, str], shared: Mapping[str, Base]) -> Iterator[bytes]:
-    """Yield the content of manifest.json, which is written last, when all digests are known."""
+    """Yield the content of manifest.json, written last, because it contains the digests of all files."""
     document = {**json_of(manifest), DIGESTS: dict(digests), **({BASES: described(shared)} if shared else {})}
     yield (escaped_json(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)) + "\n").encode()
 
@@ -162,7 +159,7 @@ def weight_bytes(model: onnx.ModelProto) -> int:
 
 
 def copied(message: Any, without: str = "") -> Any:
-    """Return a copy of a protobuf message without the field ``without``, which is not copied even temporarily."""
+    """Return a copy of a protobuf message without the field ``without``, which is never copied."""
     copy = type(message)()
     for descriptor, value in message.ListFields():
         if descriptor.name == without:

@@ -1,8 +1,8 @@
 """The inference model of a step: eval.onnx without loss, metrics and targets, with its weights inside.
 
-The model keeps its own outputs, or the requested ones, with their names and order. A loss that the model itself
-computes from labels is dropped if the model has another output. State tensors that the outputs need become
-initializers. Unused nodes, weights, functions and inputs are dropped. An output that needs a target is an error.
+The model has its own outputs, or the requested ones, with their names and order. A loss that the model itself computes
+from labels is dropped if the model has another output. State tensors that the outputs need become initializers. Unused
+nodes, weights, functions and inputs are dropped.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def inference_model(
 def own_outputs(eval_model: onnx.ModelProto, manifest: Manifest) -> tuple[str, ...]:
     """Return the model's own outputs.
 
-    A loss that the model computes itself is left out if it needs inputs that no other output needs, namely labels.
+    A loss that the model computes itself is excluded if only it needs certain inputs, namely labels.
     """
     losses = {part.loss_output for part in manifest.parts.values()}
     others = tuple(name for name in manifest.outputs if name not in losses)

@@ -44,7 +44,7 @@ def names_beside(source: object) -> DataNames:
 
 
 def _named(labels: Any, path: Path) -> DataNames:
-    """Return class names from a dict ``{"0": name, "1": name, …}``; ``path`` is its file, for the warning."""
+    """Return class names from a dict ``{"0": name, "1": name, …}``, read from ``path``."""
     try:
         names = [labels[str(i)] for i in range(len(labels))]
         named = DataNames(classes={"target": names})

@@ -63,8 +63,7 @@ class TargetSpec(TensorSpec):
     Attributes:
         classes: the number of classes, for labels: each is in [0, classes), or equals ``ignore_index``.
         ignore_index: the label that the loss ignores; None if the target does not contain labels.
-        most: the largest allowed number (the smallest is 0), or the name of a dimension whose size in the batch is the
-            largest allowed number.
+        most: the largest allowed number (the smallest is 0), or the name of a dimension with this size in the batch.
         counted_by: the name of the target with the number of valid entries in each row; further entries are ignored.
         padded: whether rows with fewer objects are padded with ``ignore_index``; a batch may then have no object.
     """
@@ -185,8 +184,8 @@ class SeparateSpec:
             labels that are not ignored). A mean over the gradients of several batches is weighted by it. Empty if only
             the caller knows the divisor.
         adds_up: whether the loss is a sum, so that gradients of several batches are added without weights.
-        differs: the reason, as words that follow the name of the loss, why the weighted mean over several batches
-            differs from the gradient of one large batch; empty if it does not differ.
+        differs: the reason, as a predicate of the loss, why the weighted mean over several batches differs from the
+            gradient of one large batch; empty if they are equal.
         every_label: whether the reason in ``differs`` applies only if labels are ignored: several losses then have
             different divisors.
     """
@@ -326,7 +325,7 @@ class Manifest(StepSpec):
 
     @functools.cached_property
     def results(self) -> dict[str, str]:
-        """The columns of an evaluation that are scalar outputs of eval.onnx, with the names of those outputs."""
+        """The names of the scalar outputs of eval.onnx, by evaluation column."""
         found = ((column(step, c), output) for step, p in self.parts.items() for c, output in p.results(step).items())
         return dict(found)
 
@@ -389,9 +388,7 @@ def spec_of(value: ir.Value) -> TensorSpec:
 
 
 def dtype_name(elem_type: int) -> str:
-    """Return the name of an ONNX element type: ``"float32"`` for ``TensorProto.FLOAT``, ``"undefined"`` for an unknown
-    one.
-    """
+    """Return the name of an ONNX element type: ``"float32"`` for ``TensorProto.FLOAT``, ``"undefined"`` if unknown."""
     try:
         return (
             str(onnx.helper.tensor_dtype_to_np_dtype(elem_type).name) if elem_type != onnx.TensorProto.STRING else "str"
@@ -402,9 +399,7 @@ def dtype_name(elem_type: int) -> str:
 
 @functools.cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return the NumPy dtype for the element type of a spec; types that NumPy lacks, such as bfloat16, come from
-    ml_dtypes.
-    """
+    """Return the NumPy dtype for the element type of a spec; bfloat16 and the like come from ml_dtypes."""
     if name == "str":
         return np.dtype(object)
     for elem_type in onnx.TensorProto.DataType.values():
@@ -420,7 +415,7 @@ def alone_in(part: PartSpec) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Convert ``value`` to JSON types: lists, numbers, and strings for infinities, which JSON lacks."""
+    """Return ``value`` as JSON types: lists, numbers, and strings for infinities, which JSON does not support."""
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple | np.ndarray):
@@ -474,7 +469,7 @@ def _parsed(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parsed_step(data: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Parse the fields of a ``StepSpec``; the fields in ``names`` must be lists of strings."""
+    """Return the parsed fields of a ``StepSpec``; the fields in ``names`` must be lists of strings."""
     for name, kind in _TYPES.items():
         if name in data and (not isinstance(data[name], kind) or isinstance(data[name], bool)):
             raise ValueError(f"field {name!r} should be a {kind.__name__}")
@@ -542,7 +537,7 @@ def _check_once(names: Sequence[str]) -> None:
 
 
 def _check_part(manifest: Manifest, name: str, part: PartSpec) -> None:
-    """Raise ModelError unless the name of a named step is an identifier and all tensors that the step names exist."""
+    """Raise ModelError unless a named step's name is an identifier and all tensors in its ``PartSpec`` exist."""
     if not (name.isidentifier() and name.isascii()):
         raise ModelError(
             f"the manifest has a step called '{shown(name)}', which is not a valid name; build the step again"

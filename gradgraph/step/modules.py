@@ -70,7 +70,7 @@ def modules(m: Manifest, eval_: onnx.ModelProto, sizes: Mapping[str, int] | None
 
 
 def tree(found: list[Module], most: int = MOST_ROWS) -> list[Module]:
-    """Merge modules with a common prefix until at most ``most`` remain, or all prefixes have one component."""
+    """Return modules merged by common prefixes until at most ``most`` remain, or all prefixes have one component."""
     deepest = max((m.name.count(".") + 1 for m in found), default=0)
     for depth in range(deepest, 0, -1):
         rows: dict[str, Module] = {}
@@ -84,7 +84,7 @@ def tree(found: list[Module], most: int = MOST_ROWS) -> list[Module]:
 
 
 def _shapes(model: onnx.ModelProto, m: Manifest, sizes: Mapping[str, int]) -> dict[str, Shape]:
-    """Infer the shapes of tensors for the given sizes of symbolic dimensions."""
+    """Return inferred tensor shapes for the given sizes of symbolic dimensions."""
     fixed = copy.deepcopy(model)
     for value in fixed.graph.input:
         for dim, size in zip(value.type.tensor_type.shape.dim, shape_of_type(value.type) or (), strict=True):

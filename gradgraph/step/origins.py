@@ -1,9 +1,9 @@
 """Origins of the nodes of a training step: the node, module or weight of the user's model that each belongs to.
 
-Origins are found from node names: a node derived from another one contains that node's name, as
-``grad/stem/Conv/ConvGradWeight`` does, which is part of the gradient of ``stem/Conv``. ``update/AdamUpdate`` is part of
-the optimizer. This also works for nodes that a backend rewrote. In saved steps, the origin of each node is stored in
-its ``metadata_props``, which viewers show.
+Origins are found from node names, because the name of a derived node contains the original name:
+``grad/stem/Conv/ConvGradWeight`` is part of the gradient of ``stem/Conv``, and ``update/AdamUpdate`` part of the
+optimizer. This also works for nodes that a backend rewrote. In saved steps, the origin of each node is stored in its
+``metadata_props``, which viewers show.
 """
 
 from __future__ import annotations
@@ -71,21 +71,21 @@ class Origins:
 
     @classmethod
     def of_step(cls, manifest: Manifest, eval_: onnx.ModelProto, train: onnx.ModelProto) -> Origins:
-        """Build the lookup for a train graph of a step."""
+        """Return the lookup for a train graph of a step."""
         weights = {s.name for s in manifest.state if s.kind in ("parameter", "statistic")} | {*manifest.frozen}
         own = _own_names(eval_.graph, {*manifest.outputs})
         return cls(train.graph, own, eval_.graph.node, weights, _moved(train, manifest))
 
     @classmethod
     def of_model(cls, model: onnx.ModelProto) -> Origins:
-        """Build the lookup for any model; gradient nodes are recognised by name."""
+        """Return the lookup for any model; gradient nodes are recognised by name."""
         own = {n.name for n in model.graph.node if not n.name.startswith("grad/")}
         return cls(model.graph, own, (), {t.name for t in model.graph.initializer}, {})
 
     def _modules_of(self, nodes: Sequence[onnx.NodeProto], weights: set[str]) -> dict[str, str]:
         """Return the module of each node of the forward pass.
 
-        A node without a module of its own gets the smallest module that contains a producer and a consumer of it.
+        A node without a module gets the smallest module that contains a producer and a consumer of it.
         """
         forward = [node for node in nodes if self._role(node.name) == FORWARD]
         cast, found, maker = casts_among(nodes), dict[str, str](), dict[str, str]()
@@ -119,8 +119,9 @@ class Origins:
         return FORWARD if name in self._own else _SCOPES.get(name.partition("/")[0], FORWARD)
 
     def _forward(self, name: str) -> str:
-        """Return the forward node whose gradient ``name`` is part of; nodes of a second derivative start with
-        ``grad/grad/``.
+        """Return the forward node whose gradient the node ``name`` is part of.
+
+        Names of nodes of a second derivative start with ``grad/grad/``.
         """
         if (first := _AGAIN.fullmatch(name)) is not None:
             return next((p for p in _prefixes(first[1]) if p in self._own or p in self._written), "")
@@ -137,9 +138,7 @@ class Origins:
         return self._shortened.get(tail, "") if cut else ""
 
     def _node(self, name: str) -> str:
-        """Return the node of the model or loss that ``name`` was derived from, such as the Dropout of each node that
-        implements the Dropout.
-        """
+        """Return the node of the model or loss that ``name`` was derived from, such as a Dropout for its parts."""
         if name in self._own:
             return name
         found = ""
@@ -169,13 +168,14 @@ def write_origins(model: onnx.ModelProto, origins: Origins) -> None:
 
 
 def casts_among(nodes: Iterable[onnx.NodeProto]) -> dict[str, str]:
-    """Map the output of each Cast to its input."""
+    """Return the input of each Cast by its output."""
     return {n.output[0]: n.input[0] for n in nodes if n.op_type == "Cast" and not n.domain}
 
 
 def module_of(node: onnx.NodeProto, weights: set[str], cast: Mapping[str, str]) -> str:
-    """Return the module of a node: the module of a weight that it reads, else the module recorded by the exporter, else
-    the module in the node's name: ``layer1.conv`` for ``/layer1/conv/MatMul``.
+    """Return the module of a node: of a weight that it reads, else as recorded by the exporter, else from its name.
+
+    A node ``/layer1/conv/MatMul`` belongs to ``layer1.conv``.
 
     Args:
         node: the node.
@@ -194,7 +194,7 @@ def module_of(node: onnx.NodeProto, weights: set[str], cast: Mapping[str, str]) 
 
 
 def _module_from_exporter(node: onnx.NodeProto) -> str | None:
-    """Parse the module recorded by PyTorch's exporter: ``: Net/body.0: torch.nn.ReLU/relu: aten.relu.default``."""
+    """Return the module recorded by PyTorch's exporter: ``body.0`` in ``: Net/body.0: torch.nn.ReLU/relu: aten…``."""
     told = next((p.value for p in node.metadata_props if p.key == "namespace"), "")
     modules = [part.partition(": ")[0] for part in told.split("/")[:-1] if ": " in part]
     return modules[-1].strip(": ") if modules and told.startswith(": ") else None
@@ -212,7 +212,7 @@ def parent_of(name: str) -> str:
 
 
 def _own_names(graph: onnx.GraphProto, outputs: set[str]) -> set[str]:
-    """Return the names of the nodes of the user's model: all nodes outside the loss, or upstream of ``outputs``."""
+    """Return the names of the user's nodes: all nodes upstream of ``outputs`` or outside the loss."""
     read, found = set(outputs), set[str]()
     for node in reversed(graph.node):
         leads = not read.isdisjoint(node.output)
@@ -227,16 +227,14 @@ def _own_names(graph: onnx.GraphProto, outputs: set[str]) -> set[str]:
 
 
 def _prefixes(name: str) -> Iterator[str]:
-    """Yield the name and its scopes, from the innermost: ``a/b/c``, ``a/b``, ``a``."""
+    """Yield the name and its enclosing scopes: ``a/b/c``, ``a/b``, ``a``."""
     while name:
         yield name
         name = name.rpartition("/")[0]
 
 
 def _tails(names: Iterable[str]) -> dict[str, str]:
-    """Map each suffix of a long name (starting at a ``/``) to that name, for looking up truncated names; a suffix of
-    several names maps to "".
-    """
+    """Return long names by suffix (starting at a ``/``), to look up truncated names; "" if several share a suffix."""
     found: dict[str, str] = {}
     for name in names:
         tail = name
@@ -277,8 +275,9 @@ def _moved(train: onnx.ModelProto, manifest: Manifest) -> dict[str, str]:
 
 
 def kept_of(manifest: Manifest) -> dict[str, str]:
-    """Return the weight of each tensor of optimizer state: ``a.b`` for ``a.b.exp_avg``, and also for
-    ``generator.a.b.exp_avg`` if ``generator`` is a named step.
+    """Return the weight of each tensor of optimizer state.
+
+    It is ``a.b`` for ``a.b.exp_avg``, and also for ``generator.a.b.exp_avg`` if ``generator`` is a named step.
     """
     weights, found = {s.name for s in manifest.state if s.kind == "parameter"}, dict[str, str]()
     steps = [f"{name}." for name in manifest.steps]

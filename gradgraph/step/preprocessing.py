@@ -101,7 +101,7 @@ def _read(document: Any) -> dict[str, Any] | None:
 
 
 def _of_timm(fields: Fields) -> dict[str, Any]:
-    """Parse a ``pretrained_cfg`` as ``timm.data.create_transform`` does for evaluation."""
+    """Return the arguments for a ``pretrained_cfg``, as ``timm.data.create_transform`` reads it for evaluation."""
     _, height, width = _numbers(fields, "input_size", 3)
     size = (int(height), int(width))
     share, mode = fields.number("crop_pct", 0.875), fields.text("crop_mode", "center")
@@ -116,7 +116,7 @@ def _of_timm(fields: Fields) -> dict[str, Any]:
 
 
 def _of_processor(fields: Fields) -> dict[str, Any]:
-    """Parse the configuration of an image processor of ``transformers``."""
+    """Return the arguments for the configuration of an image processor of ``transformers``."""
     mobile = fields.text("image_processor_type", fields.text("feature_extractor_type", "")).startswith("MobileViT")
     flips = fields.flag("do_flip_channel_order", False)
     if flips and not mobile:  # others do not define its order relative to the mean
@@ -141,7 +141,7 @@ def _of_processor(fields: Fields) -> dict[str, Any]:
 
 
 def _size(fields: Fields) -> dict[str, Any]:
-    """Return the arguments of ``image_folder`` for the image size, and for the shorter side before a center crop."""
+    """Return the arguments for the image size, and for the shorter side before a center crop."""
     kind = fields.text("image_processor_type", fields.text("feature_extractor_type", "without a type"))
     size, crop = fields.value("size"), fields.value("crop_size")
     crops = fields.flag("do_center_crop", False)
@@ -199,7 +199,7 @@ def _numbers(fields: Fields, key: str, count: int | None = None) -> tuple[float,
 
 
 def _filter(given: Any) -> str:
-    """Return the interpolation filter for a name, as in timm, or a number, as in Pillow."""
+    """Return the interpolation filter for its name, as in timm, or its number, as in Pillow."""
     names: dict[Any, str] = {number: name for name, number in INTERPOLATIONS.items()} | {None: "bilinear"}
     name = given if isinstance(given, str) else names.get(given if type(given) is int else None)
     if name not in INTERPOLATIONS:
@@ -208,7 +208,7 @@ def _filter(given: Any) -> str:
 
 
 def _fitting(found: dict[str, Any], value: ir.Value) -> dict[str, Any]:
-    """Return the arguments that apply to an input of the model: no mean, std or scale if it reads bytes.
+    """Return the arguments that apply to an input of the model: without mean, std and scale if it reads bytes.
 
     Raises:
         UnreadableError: if the model reads images of another size.

@@ -74,8 +74,7 @@ class Step:
         train, init, eval: the three models in the table above; for several named steps, ``train`` is a dict by name.
         manifest: the role of each input and output of the models.
         folder: the folder that the models were loaded from; it contains their external data.
-        bases: external files with weights of the models, by location: large external data of the built model, or files
-            that a step folder refers to.
+        bases: external files with weights of the models, by location.
         findings: warnings of the build, such as weights that are not trained; empty for a loaded step.
         taken: notes of the build, one line each: image preprocessing read from a file, and the weights matched by each
             glob; empty for a loaded step.
@@ -124,7 +123,6 @@ class Step:
         return escaped(f"Step(trains {len(m.trainable)} tensors, {len(m.frozen)} frozen; {'; '.join(each)})")
 
     def _model(self, name: str) -> onnx.ModelProto:
-        """Return the model of this name, one of ``model_names``."""
         if name in self.separate:
             return self.separate[name]
         step = "" if name == "train" else name.removeprefix("train.")
@@ -158,7 +156,7 @@ class Step:
         self.manifest = replace(self.manifest, data=names)
 
     def apart(self) -> Step:
-        """Return this step with gradient.onnx and apply.onnx: the step itself if it has them, or a rebuilt copy.
+        """Return this step with gradient.onnx and apply.onnx: itself if it has these models, or a rebuilt copy.
 
         Raises:
             BuildError: if there are several named steps, or the model that the step was built from is not available or
@@ -182,9 +180,7 @@ class Step:
         return replace(self, train=self.trains[""], manifest=manifest, separate=again.separate)
 
     def _shared(self, folder: Path) -> dict[str, tuple[str, Base]]:
-        """Return the base files that can be shared, by location: the path relative to ``folder``, and the base with its
-        digest.
-        """
+        """Return the base files that can be shared, by location, each with its path relative to ``folder``."""
         lasting = {location: base for location, base in self.bases.items() if base.lasts}
         if not lasting:
             raise nothing_to_share()
@@ -379,8 +375,8 @@ class Step:
 
         Args:
             model: the model.
-            mapped: whether external weights refer to the memory mappings of this step, which do not follow later
-                changes to the files. Otherwise they refer to the files, except to temporary files and model files.
+            mapped: let external weights refer to the memory mappings of this step, which do not follow later changes to
+                the files. Otherwise they refer to the files, except to temporary files and model files.
         """
         work: ir.Model = ir.from_proto(model)
         for tensor in filter(is_external, model.graph.initializer):
@@ -401,9 +397,7 @@ class Step:
 
     @property
     def nodes(self) -> dict[str, int]:
-        """The number of nodes of each model, by name. ``train_written`` is the number of nodes of train.onnx before
-        clean-up, if known.
-        """
+        """The number of nodes of each model, by name; ``train_written`` is that of train.onnx before clean-up."""
         counts = {name: len(self._model(name).graph.node) for name in model_names(self.manifest)}
         for name in [n for n in counts if n not in ("init", "eval", *HALVES)]:
             written = next((p.value for p in self._model(name).metadata_props if p.key == WRITTEN_KEY), "")
@@ -412,8 +406,7 @@ class Step:
         return counts
 
     def summary(self, **sizes: int) -> str:
-        """Return a description in several lines: trained and frozen weights, size of the state, inputs and outputs, and
-        weights and MACs by module.
+        """Return a description in several lines: weights, size of the state, inputs and outputs, and MACs by module.
 
         Args:
             sizes: the sizes of symbolic dimensions, such as ``batch=32``; 1 by default.

@@ -72,7 +72,7 @@ def summary(
 
 
 def _all_macs(m: Manifest, found: list[Module], unknown: int, sizes: Mapping[str, int]) -> str:
-    """Format multiply-accumulates: ``1,024 forward (batch=1)``."""
+    """Return multiply-accumulates as text: ``1,024 forward (batch=1)``."""
     dims = dict.fromkeys(d for s in m.inputs for d in s.shape if isinstance(d, str))
     at = ", ".join(f"{shown(d)}={sizes.get(d, 1)}" for d in dims)
     rest = f", and {unknown} products of unknown size" if unknown else ""
@@ -98,7 +98,7 @@ def _count(specs: list[StateSpec]) -> str:
 
 
 def _node_counts(nodes: Mapping[str, int]) -> str:
-    """Format numbers of nodes: ``train 57, init 7, eval 12 (train 80 before clean-up)``."""
+    """Return numbers of nodes as text: ``train 57, init 7, eval 12 (train 80 before clean-up)``."""
     counts = {name: count for name, count in nodes.items() if not name.endswith(WRITTEN)}
     written = {name: nodes.get(f"{name}{WRITTEN}", 0) for name in counts}
     removed = ", ".join(f"{name} {count:,}" for name, count in written.items() if count > counts[name])
@@ -107,7 +107,7 @@ def _node_counts(nodes: Mapping[str, int]) -> str:
 
 
 def _most_frequent(op_types: Iterable[str], shown_kinds: int = 8) -> str:
-    """Format the most frequent operators: ``Mul 59, Add 32 and 12 more kinds``."""
+    """Return the most frequent operators as text: ``Mul 59, Add 32 and 12 more kinds``."""
     counts = Counter(op_types).most_common()
     more = len(counts) - shown_kinds
     listed = ", ".join(f"{shown(kind)} {count:,}" for kind, count in counts[:shown_kinds])
@@ -115,5 +115,5 @@ def _most_frequent(op_types: Iterable[str], shown_kinds: int = 8) -> str:
 
 
 def _call(part: Mapping[str, Any]) -> str:
-    """Format ``{"name": "adamw", "arguments": {"lr": 0.001}}`` as ``adamw(lr=0.001)``."""
+    """Return ``adamw(lr=0.001)`` for ``{"name": "adamw", "arguments": {"lr": 0.001}}``."""
     return f"{part['name']}({', '.join(f'{k}={v}' for k, v in part['arguments'].items())})"

@@ -32,7 +32,7 @@ class Trial:
         model: the model.
         feeds: its inputs by name.
         wrt: the inputs whose gradients are computed.
-        read: the outputs that receive a cotangent.
+        read: the outputs that are differentiated.
     """
 
     model: onnx.ModelProto
@@ -68,8 +68,8 @@ def trial(
     Args:
         rule: the rule of the operator.
         case: the case.
-        unknown: make all axes of the inputs symbolic, or every other one: those whose index plus the index of the input
-            is ``"even"`` or ``"odd"``. Ranks are known.
+        unknown: make all axes of the inputs symbolic, or only those whose index plus the index of the input is
+            ``"even"`` or ``"odd"``. Ranks are known.
         fed: make literals run-time inputs instead of initializers.
         dtype: the element type of every floating tensor.
         seed: the seed of the random numbers.
@@ -113,12 +113,12 @@ def trial(
 
 
 def _type_of(rule: Rule, i: int) -> str:
-    """Return the type of input ``i`` in the operator's schema; "" for a composite, which has no schema."""
+    """Return the type of input ``i`` in the operator's schema; "" for a composite."""
     return "" if rule.op_type in COMPOSITES else signature(rule.op_type, rule.domain).input_type(i)
 
 
 def _parsed(text: str, dtype: type[np.floating[Any]]) -> Sequence[onnx.NodeProto]:
-    """Parse the nodes of a case in ONNX's text form, with ``real`` replaced by the floating type ``dtype``."""
+    """Return the nodes of a case in ONNX's text form, with the floating type ``dtype`` for ``real``."""
     name = {np.float64: "double", np.float32: "float", np.float16: "float16"}[dtype]
     if dtype is np.float16:  # the text form writes float16 numbers as bits
         text = re.sub(r"real(\[1\])? \{([^}]+)\}", lambda m: f"real{m[1] or ''} {{{_bits(float(m[2]))}}}", text)
@@ -184,7 +184,7 @@ def second_order(t: Trial, seed: int = 0) -> Trial:
 
 
 def _cotangents(t: Trial, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Draw a random cotangent for each output in ``t.read``, by the name of the input that ``vjp`` adds for it."""
+    """Return a random cotangent for each output in ``t.read``, by the name of the input that ``vjp`` adds for it."""
     ys = Oracle(t.model)(t.feeds)
     return {f"{y}.cotangent": np.asarray(rng.uniform(-1, 1, ys[y].shape), ys[y].dtype) for y in t.read}
 
@@ -204,10 +204,9 @@ def run_gradient(
 
 
 def check_point(rule: Rule, p: Point) -> list[str]:
-    """Compare the gradients at a point with the expected gradients, with known and unknown shapes.
+    """Return one sentence per difference between the computed and the expected gradients of a point.
 
-    Returns:
-        One sentence per disagreement.
+    Shapes are known, then unknown.
     """
     return [w for unknown in (False, True) for w in _check_point(trial(rule, p.case, fed=True, unknown=unknown), p)]
 

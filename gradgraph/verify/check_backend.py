@@ -1,4 +1,4 @@
-"""Check of whether a runtime supports a model, and computes it correctly: every node is looked up in a table."""
+"""Check of a model for a runtime: a table says whether the runtime supports each node and computes it correctly."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def _refusals(model: ir.Model, table: Table) -> Iterator[str]:
 
 
 def _prepared(model: ir.Model) -> Iterator[str]:
-    """Rewrite ``model`` in place for the lookup of its nodes; yield a note on each change."""
+    """Rewrite ``model`` in place so that its nodes can be looked up; yield a note on each change."""
     write_one_domain(model)
     make_names_unique(model)
     functions = len(model.functions)

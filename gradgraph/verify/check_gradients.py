@@ -51,14 +51,14 @@ Array = np.ndarray[Any, Any]
 
 
 class Run(Protocol):
-    """A function that runs a model; feeds may also contain weights, which replace those of the model."""
+    """A function that runs a model; entries of feeds may also replace weights."""
 
     def __call__(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Return all outputs by name."""
         ...
 
     def stream(self, feeds: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
-        """Yield each output with its name; an output is freed unless the caller keeps it."""
+        """Yield each output with its name; the runner itself keeps no output in memory."""
         ...
 
 
@@ -147,7 +147,7 @@ class Report:
 
 
 class _First(NamedTuple):
-    """Results of the first run: the first feeds for which both the model and its gradient run.
+    """The first feeds for which both the model and its gradient run, with the results.
 
     Attributes:
         feeds: the inputs by name.
@@ -224,7 +224,7 @@ def check_gradients(
 
 
 def _probabilities(outputs: Iterable[ir.Value]) -> Iterator[Finding]:
-    """Yield a warning for each output that is a probability, and so does not match losses that expect logits."""
+    """Yield a warning for each output that is a probability, because many losses expect logits."""
     for value in outputs:
         found = probabilities(value)
         if found is not None:
@@ -236,7 +236,7 @@ def _probabilities(outputs: Iterable[ir.Value]) -> Iterator[Finding]:
 
 
 def _check_none_detached(model: ir.Model, outputs: Sequence[str], names: Sequence[str]) -> None:
-    """Raise DataError if a node between ``names`` and ``outputs`` is detached, so that its gradients are zero."""
+    """Raise DataError if a node between ``names`` and ``outputs`` is detached, which makes gradients zero."""
     if not any(is_detached(node) for node in nodes_of(model)):
         return
     plain = model.clone()
@@ -289,7 +289,7 @@ class _Subject:
     allow_unused: bool
 
     def engines(self, precision: Precision) -> tuple[ir.Model, Run, ir.Model, Run]:
-        """Return the model, the function that runs it, the gradient model, and the function that runs that."""
+        """Return the model and its runner, and the gradient model and its runner."""
         model = model_in_float64(self.model) if precision is DOUBLE else self.model
         gradient = vjp(model, outputs=self.outputs, wrt=self.names, allow_unused=self.allow_unused)
         assert isinstance(gradient, ir.Model)
@@ -305,7 +305,7 @@ def _oracle(model: ir.Model, free: Sequence[str]) -> Run:
 
 
 class _Session:
-    """A model run in onnxruntime; the initializers in ``free`` become optional inputs, so feeds can replace them."""
+    """A model in onnxruntime; the initializers in ``free`` become optional inputs, so that feeds can replace them."""
 
     def __init__(self, model: ir.Model, free: Sequence[str]) -> None:
         own, outside = proto_and_weights(model)
@@ -370,7 +370,7 @@ class _Check:
     def _first_run(
         self, model: ir.Model, f: Run, at: Callable[[Feeds, Mapping[str, Array]], _First], rng: np.random.Generator
     ) -> _First:
-        """Find feeds for which the outputs are finite and the gradient runs; return the results of both.
+        """Return the results for the first feeds with finite outputs for which the gradient runs, too.
 
         ``f`` runs the model, and ``at`` the gradient.
         """
@@ -423,7 +423,7 @@ class _Values:
 
 @dataclass(frozen=True)
 class _Slope:
-    """A random direction and the derivative along it, computed from the gradient, to be compared with differences.
+    """The derivative along a random direction, computed from the gradient, for comparison with differences.
 
     Attributes:
         shape: the shape of the gradient.
@@ -442,13 +442,13 @@ class _Slope:
 
 @dataclass(frozen=True)
 class _Gradients:
-    """A runner of the gradient model; it also runs with perturbed cotangents, to measure rounding errors.
+    """A runner of the gradient model, which measures rounding errors by running it with perturbed cotangents, too.
 
     Attributes:
         names: the names of the tensors, by the name of the output that is their gradient.
         run: runs the gradient model.
         cotangents: the weights of the outputs, by the name of the cotangent input.
-        nudged: the same weights, slightly perturbed.
+        nudged: the weights, slightly perturbed.
         seed: the seed of the directions.
     """
 
@@ -496,13 +496,13 @@ def _slope(gradient: Array, x: Array, rng: np.random.Generator) -> _Slope:
 
 
 def _gradient_names(gradient: ir.Model, names: Sequence[str]) -> dict[str, str]:
-    """Map each gradient output to its tensor; ``vjp`` appends gradients to the outputs in the order of ``names``."""
+    """Return the tensor's name by gradient output; ``vjp`` appends gradients in the order of ``names``."""
     outputs = gradient.graph.outputs[-len(names) :]
     return {output.name or "": name for output, name in zip(outputs, names, strict=True)}
 
 
 def _weighings(model: ir.Model, gradient: ir.Model, weights: Feeds, rng: np.random.Generator) -> tuple[Feeds, Feeds]:
-    """Return the weights of the outputs, by the cotangent input that ``vjp`` added; and a perturbed copy of them."""
+    """Return the weights of the outputs by the cotangent inputs that ``vjp`` added, and a perturbed copy."""
     before = {i.name for i in model.graph.inputs}
     added = [i.name or "" for i in gradient.graph.inputs if i.name not in before]
     moved = [w * (1 + NUDGE * rounding(w.dtype) * rng.choice([-1, 1], w.shape)) for w in weights.values()]
@@ -534,7 +534,7 @@ class _Point:
     here: Mapping[str, Array]
 
     def judge(self, slope: _Slope, precision: Precision, rng: np.random.Generator) -> Judgement:
-        """Compare ``slope``, the derivative from the gradient, with differences around this point."""
+        """Return the comparison of ``slope``, the derivative from the gradient, with differences around this point."""
         direction, noise = slope.direction, slope.noise
         assert direction is not None
 
@@ -571,7 +571,7 @@ class _Point:
 def _checked(
     point: _Point, slope: _Slope, gradients: _Gradients, precision: Precision, rng: np.random.Generator
 ) -> TensorCheck:
-    """Compare the gradient at ``point`` with differences; if the point is on a kink, compare at points nearby."""
+    """Return the comparison of the gradient at ``point`` with differences; at a kink, of gradients nearby."""
     name, shape = point.name, point.x.shape
     if slope.direction is None:
         return TensorCheck(name, shape, math.nan, math.nan, math.inf, resolved=True, ok=False)

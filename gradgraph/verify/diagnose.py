@@ -31,7 +31,7 @@ _NODE = re.compile(r"(?:node|the node that computes) '[^']*' \([^)]*\)")
 
 
 def diagnose(model: Source, wrt: str | Sequence[str] | None = None, output: str | None = None) -> list[Finding]:
-    """Find everything that prevents the gradients of ``model`` from being computed.
+    """Return everything that prevents the gradients of ``model`` from being computed.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
@@ -80,10 +80,7 @@ def _message(model: Source) -> tuple[onnx.ModelProto, Path | None]:
 
 
 def _name_nodes(model: onnx.ModelProto) -> None:
-    """Make node names unique in the same way as the normal form, so that all findings use its names for nodes.
-
-    Nodes without a name stay unnamed.
-    """
+    """Make node names unique as the normal form does, so that findings match; nodes without a name stay unnamed."""
     taken: set[str] = set()
     for node in proto_nodes(model.graph.node):
         name = stem = node.name or node.op_type

@@ -31,7 +31,7 @@ class Direction:
 
     @classmethod
     def drawn(cls, x: Array, slope: Array | None, rng: np.random.Generator) -> Direction:
-        """Draw a direction for ``x``.
+        """Return a random direction for ``x``.
 
         With a gradient ``slope``, three quarters of the elements have its sign, so that the products do not cancel.
         """
@@ -47,7 +47,7 @@ class Direction:
         return cls(x.shape, _size_of(x) or 1.0, int(rng.integers(1 << 62)), negative)
 
     def parts(self) -> Iterator[tuple[slice, Array]]:
-        """Yield slices of the flattened tensor, each with the direction's numbers in that slice."""
+        """Yield slices of the flattened tensor, each with the direction's elements in the slice."""
         rng = np.random.default_rng(self.seed)
         for part in parts(math.prod(self.shape)):
             numbers = rng.uniform(0.5 * self.scale, 1.5 * self.scale, part.stop - part.start)

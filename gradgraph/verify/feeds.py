@@ -108,7 +108,7 @@ def index_bound(value: ir.Value) -> int | None:
 
 
 def _bound(node: ir.Node, position: int) -> list[int]:
-    """Return a list with the number of valid indices at input ``position`` of ``node``; empty if there is no bound.
+    """Return the number of valid indices at input ``position`` of ``node`` as a list; empty if there is no bound.
 
     If the indexed size is symbolic, only index 0 is surely valid, so the bound is 1.
     """
@@ -132,7 +132,7 @@ def _bound(node: ir.Node, position: int) -> list[int]:
 
 
 def _compared(node: ir.Node, position: int) -> list[int]:
-    """Return a list with the depth of a OneHot, or n if an Equal compares with 0, …, n − 1; otherwise an empty list."""
+    """Return [depth] for a OneHot, [n] for an Equal that compares with 0, …, n − 1; otherwise an empty list."""
     other = node.inputs[1 - position if node.op_type == "Equal" else 1]
     numbers = None if other is None or other.const_value is None else other.const_value.numpy()
     if numbers is None or (node.op_type == "OneHot" and position != 0):

@@ -44,7 +44,7 @@ class Finding:
 def directional(
     f: Callable[[Feeds], float], feeds: Feeds, gradients: Feeds, rng: np.random.Generator, epsilon: float = EPSILON
 ) -> list[Finding]:
-    """Return, for each of ``gradients``, its comparison with central differences of ``f`` along one random direction.
+    """Return the comparison of each gradient with central differences of ``f`` along one random direction.
 
     Args:
         f: the scalar function, in float64.
@@ -88,7 +88,7 @@ class Quotients:
         return (self.ahead + self.behind) / 2
 
     def bends(self, gap: float) -> bool:
-        """Whether the one-sided slopes differ enough (a kink) to explain an error ``gap`` of a derivative."""
+        """Whether the one-sided slopes differ (a kink) by enough to explain an error ``gap`` of a derivative."""
         return abs(self.ahead - self.behind) > BENT * gap + 2 * self.noise
 
 
@@ -122,11 +122,12 @@ def judged(
     tolerance: float,
     steps: Sequence[float] = STEPS,
 ) -> Judgement:
-    """Compare a directional derivative with central differences of decreasing step, until one agrees or is too noisy.
+    """Return the comparison of a derivative with central differences of decreasing step.
 
-    A disagreement due to curvature, or to a kink between the points of the difference, vanishes as the step shrinks; a
-    disagreement due to a wrong gradient does not. If the point itself is on a kink, or kinks are too dense, the
-    one-sided slopes differ at every step, in this direction or in another.
+    It ends when a difference agrees or is too noisy. A disagreement due to curvature, or to a kink between the points
+    of the difference, vanishes as the step shrinks; a disagreement due to a wrong gradient does not. If the point
+    itself is on a kink, or kinks are too dense, the one-sided slopes differ at every step, in this direction or in
+    another.
 
     Args:
         analytic: the derivative from the gradient.
@@ -165,7 +166,7 @@ def _compared(analytic: float, size: float, slopes: Quotients, tolerance: float)
 def judged_at(
     f: Callable[[Feeds], float], feeds: Feeds, name: str, g: np.ndarray, rng: np.random.Generator, tolerance: float
 ) -> Judgement:
-    """Compare ``g``, the gradient of ``f`` with respect to ``name``, with differences along a random direction.
+    """Return the comparison of ``g``, the gradient of ``f`` at ``name``, with differences along a random direction.
 
     Other arguments are as for ``directional`` and ``judged``.
     """

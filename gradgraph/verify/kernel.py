@@ -1,4 +1,4 @@
-"""Base class of the kernels that replace those of onnx's ReferenceEvaluator in the float64 oracle."""
+"""The base class of kernels that replace kernels of onnx's ReferenceEvaluator in the float64 oracle."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ KERNELS: list[type[OpRun]] = []
 
 
 class Kernel(OpRun):  # type: ignore[misc]
-    """A kernel of the ONNX operator with the name of the class; a name that begins with ``_`` marks a base class."""
+    """A kernel of the ONNX operator called like its class; classes with a leading ``_`` are base classes."""
 
     op_domain = ""
 

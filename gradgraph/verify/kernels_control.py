@@ -2,7 +2,8 @@
 
 In onnx's ReferenceEvaluator, Scan supports only axis 0 and one direction. Loop concatenates scan outputs of matrices
 instead of stacking them, treats an absent condition as false, and fails for zero iterations. SequenceInsert at the end
-inserts in front, and SequenceMap does not see outer values. An optional is a list when it is made, but not when read.
+inserts in front, and SequenceMap has no access to outer values. An optional is a list when it is made, but not when
+read.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class _WithBody(Kernel):
         return list(self._run_body(feeds, attributes=attributes))
 
     def _stacked(self, rows: Arrays, position: int, axis: int = 0) -> np.ndarray:
-        """Stack the rows of scan output ``position`` (its index among all outputs of the body) along ``axis``.
+        """Return the rows of scan output ``position`` (an index of the body's outputs) stacked along ``axis``.
 
         Without rows, the shape is that of the body's output, with 0 for symbolic dimensions.
         """

@@ -79,7 +79,7 @@ def _windows(x: np.ndarray, given: Ints | None, attrs: Mapping[str, Any]) -> Win
 
 
 def _same(totals: Ints, auto_pad: str) -> list[int]:
-    """Split total paddings into begin and end; an odd element goes to the end (SAME_UPPER) or the beginning."""
+    """Return total paddings split into begin and end; an odd element goes to the end (SAME_UPPER) or the beginning."""
     small, large = [t // 2 for t in totals], [t - t // 2 for t in totals]
     return [*small, *large] if auto_pad == "SAME_UPPER" else [*large, *small]
 

@@ -24,7 +24,7 @@ CUBIC = -0.75  # Keys' coefficient
 
 
 def _reflected(u: np.ndarray, low: float, high: float) -> np.ndarray:
-    """Reflect ``u`` at ``low`` and ``high`` until it is between them."""
+    """Return ``u`` reflected at ``low`` and ``high`` until it is between them."""
     span = high - low
     if span == 0:
         return np.full_like(u, low)
@@ -39,7 +39,7 @@ def _kernel(distance: np.ndarray) -> np.ndarray:
 
 
 def _taps(u: np.ndarray, mode: str) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return the integer positions that are read to interpolate at ``u``, each with its weight."""
+    """Return the integer positions for interpolation at ``u``, each with its weight."""
     if mode == "nearest":
         return [(np.rint(u), np.ones_like(u))]
     base = np.floor(u)
@@ -51,7 +51,7 @@ def _taps(u: np.ndarray, mode: str) -> list[tuple[np.ndarray, np.ndarray]]:
 def sample(
     x: np.ndarray, u: np.ndarray, mode: str = "linear", padding: str = "zeros", aligned: bool = True
 ) -> np.ndarray:
-    """Interpolate ``x`` [N, C, *sizes] at the pixel coordinates ``u`` [N, *outputs, axes]; return [N, C, *outputs].
+    """Return ``x`` [N, C, *sizes] at the pixel coordinates ``u`` [N, *outputs, axes], interpolated: [N, C, *outputs].
 
     Clamping and mirroring apply to the pixels read, not the coordinate, as in onnxruntime and PyTorch.
     """
@@ -68,7 +68,7 @@ def sample(
 
 
 def _inside(i: np.ndarray, size: int, padding: str, low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return positions clamped or reflected into the axis, and whether each is read; zero padding is not read."""
+    """Return positions clamped or reflected into the axis, and whether each is valid: false for zero padding."""
     valid = (i >= 0) & (i < size) if padding == "zeros" else np.ones(i.shape, bool)
     if padding == "reflection":
         i = _reflected(i, low, high)

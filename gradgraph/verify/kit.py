@@ -21,7 +21,7 @@ class Way:
     """One way to test a case.
 
     Attributes:
-        disagreements: runs the test; returns one sentence per problem.
+        disagreements: runs the test and returns one sentence per problem.
         reason_to_skip: returns why a case cannot be tested in this way, or "".
     """
 
@@ -68,12 +68,12 @@ def first_order(rule: Rule, case: Case, unknown: cases.Unknown = False, fed: boo
 
 
 def some_sizes_open(rule: Rule, case: Case) -> list[str]:
-    """Return disagreements with even axes unknown, then with odd axes unknown: operands have different known axes."""
+    """Return disagreements if even axes are unknown, then if odd ones are: operands have different known axes."""
     return [*first_order(rule, case, unknown="even"), *first_order(rule, case, unknown="odd")]
 
 
 def second_order(rule: Rule, case: Case) -> list[str]:
-    """Return the disagreements of the gradient of the gradient with central differences."""
+    """Return disagreements of the gradient's gradient with central differences."""
     return _differences(cases.second_order(cases.trial(rule, case)))
 
 
@@ -90,7 +90,7 @@ def _differences(trial: cases.Trial) -> list[str]:
 
 
 def in_onnxruntime(rule: Rule, case: Case, options: ort.SessionOptions | None = None) -> list[str]:
-    """Return the disagreements of the gradient in onnxruntime (float32, unknown shapes) with the float64 oracle."""
+    """Return disagreements of the gradient in onnxruntime (float32, unknown shapes) with the float64 oracle."""
     trial, exact = (
         cases.trial(rule, case, unknown=not case.known_shapes, dtype=dtype) for dtype in (np.float32, np.float64)
     )

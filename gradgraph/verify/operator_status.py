@@ -75,7 +75,7 @@ def status(key: Key) -> str:
 
 
 def _reason(key: Key) -> str:
-    """Return why an operator has no gradient, or ""; for a fused operator, why the ONNX operator has none."""
+    """Return why an operator, or for a fused operator the ONNX operator, has no gradient; "" if it has one."""
     return registry.NO_GRADIENT.get(("", key[1]) if key in contrib.forms() else key, "")
 
 
@@ -126,7 +126,7 @@ def _inputs(rule: Rule | None, schema: Schema) -> Iterator[str]:
 
 
 def _tried(rule: Rule) -> set[int]:
-    """Return the indices of the inputs that some test case differentiates; cases that are graphs do not count."""
+    """Return the indices of the inputs that a test case differentiates; graph cases are not counted."""
     cases = [c for c in rule.cases if not c.graph]
     return {i for c in cases for i, x in enumerate(c.inputs) if isinstance(x, Draw) and x.differentiable}
 

@@ -93,7 +93,7 @@ class Oracle:
                     known.pop(name, None)
 
     def _compute(self, node: OpRun, names: Iterable[str], known: dict[str, Any]) -> None:
-        """Compute the outputs of ``node`` and add them to ``known``; ``names`` are the values that it reads."""
+        """Compute the outputs of ``node``, which reads ``names``, and add them to ``known``."""
         seen = known
         if weights := {name for name in names if name not in known and name in self._weights.names}:
             seen = known | {name: self._weights[name] for name in weights}
@@ -111,11 +111,7 @@ KEPT = 1 << 24  # bytes of weights that stay in memory, so that small models rea
 
 
 class _Weights:
-    """The values of weights, read on access.
-
-    Attributes:
-        names: the available weights.
-    """
+    """Weights by name, read on access; up to KEPT bytes stay in memory."""
 
     def __init__(self, tensors: Mapping[str, ir.TensorProtocol]) -> None:
         self._tensors, self.names = tensors, tensors.keys()
@@ -133,7 +129,7 @@ class _Weights:
 
 
 def _all_named(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy with names for omitted outputs, or ``model`` itself if it has none.
+    """Return a copy with names for omitted outputs, or ``model`` if none is omitted.
 
     The ReferenceEvaluator stores an omitted output under the name "", and would pass it to a node that omits an input.
     """
@@ -195,7 +191,7 @@ def _convert_graph(graph: onnx.GraphProto, precision: int) -> None:
 
 
 def _convert_type(kind: onnx.TypeProto, precision: int) -> None:
-    """Change the floating type of a tensor, or of the tensors in a sequence or optional, to ``precision``, in place."""
+    """Change the floating type of a tensor, sequence or optional to ``precision``, in place."""
     while (held := kind.WhichOneof("value")) in ("sequence_type", "optional_type"):
         kind = getattr(kind, held).elem_type
     if held == "tensor_type" and kind.tensor_type.elem_type in _FLOATS:
@@ -216,7 +212,7 @@ def _convert_nodes(nodes: Any, precision: int) -> None:
 
 
 def _write_as_tensor(node: onnx.NodeProto, precision: int) -> None:
-    """Rewrite Constant's value_float and value_floats, which are float32 by definition, as a tensor."""
+    """Rewrite a Constant's value_float or value_floats, which are float32 by definition, as a tensor."""
     for attribute in list(node.attribute):
         if attribute.name in ("value_float", "value_floats"):
             data = np.array(onnx.helper.get_attribute_value(attribute), np.float64)
