@@ -1,1 +1,1 @@
-"""Whole training steps, timed against their peers: ``python -m benchmarks.run --help``."""
+"""Timing of whole training steps of gradgraph and other libraries: ``python -m benchmarks.run --help``."""

@@ -1,7 +1,4 @@
-"""``performance.svg``: the time of a step relative to PyTorch on one machine, a row for each workload.
-
-``floors.svg``: the same relative to its floor, and what it is spent on.
-"""
+"""Charts: ``performance.svg``, step times relative to PyTorch, and ``floors.svg``, relative to the floor."""
 
 from __future__ import annotations
 
@@ -33,10 +30,10 @@ TICKS = (0.25, 0.5, 1, 2, 4, 8, 16)
 
 
 def draw(results: list[Result], path: Path) -> None:
-    """One dot for each peer that can, and a mark for the aim."""
+    """Draw a dot for the relative time of each library on each workload, and a mark for gradgraph's target."""
     rows = [r for r in results if r.torch is not None]
     figure, axes = pyplot.subplots(figsize=(9, 1.2 + 0.5 * len(rows)), layout="constrained")
-    for peer in sorted(PEERS, key=lambda name: name == OURS):  # ours on top
+    for peer in sorted(PEERS, key=lambda name: name == OURS):  # gradgraph on top
         points = [(s / r.torch, i) for i, r in enumerate(rows) if r.torch and (s := r.step(peer)) is not None]
         size = 90 if peer == OURS else 40
         axes.scatter(
@@ -58,7 +55,7 @@ def draw(results: list[Result], path: Path) -> None:
 
 
 def draw_floors(results: list[Result], path: Path) -> None:
-    """One bar for each row and way to compute it: its time over its floor, by class of operator."""
+    """Draw a bar, by operator class, for each step time over the floor, with and without native kernels."""
     bars = [(r, peer) for r in results for peer in (OURS, NATIVE) if "classes" in r.rows.get(peer, {})]
     figure, axes = pyplot.subplots(figsize=(9, 1.2 + 0.35 * len(bars)), layout="constrained")
     names = sorted({name for r, peer in bars for name in r.rows[peer]["classes"]})

@@ -1,9 +1,9 @@
-"""What ranks send with each compression, against the loss and the accuracy that it reaches on the digits.
+"""Bytes sent by each rank, final loss and accuracy on the digits, for each gradient compression.
 
     python -m benchmarks.compression [NAME ...] [--ranks 2] [--epochs 12]
 
-Needs the extras ``mpi`` and ``sklearn``. Prints the table and writes it into docs/how-to/many-machines.md. Bytes are
-those that each rank sends in a step where messages go round a ring. Nothing is timed.
+Requires the extras ``mpi`` and ``sklearn``. Prints the table and writes it to docs/how-to/many-machines.md. Bytes are
+per step, for messages in a ring. Nothing is timed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def work(names: Sequence[str], epochs: int) -> None:
-    """Train on the digits by each compression; the first rank prints what was found as JSON."""
+    """Train on the digits with each compression, in one of the ranks; the first rank prints the results as JSON."""
     from sklearn.datasets import load_digits
 
     found, data = dict[str, dict[str, float]](), load_digits()

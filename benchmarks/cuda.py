@@ -1,12 +1,12 @@
-"""The step on a CUDA device: is every kernel there, and how long does it take.
+"""Checks that all kernels of a step run on a CUDA device, and times the step.
 
     python -m benchmarks.cuda                          ResNet-50 and GPT-2, then the whole table
-    python -m benchmarks.cuda --device cpu mlp         the same code on the CPU, to see that it works
+    python -m benchmarks.cuda --device cpu mlp         the same code on the CPU, as a test
 
-Needs onnxruntime-gpu in place of onnxruntime, and a PyTorch built for CUDA. First the profile of each step is read:
-kernels that fell back to another provider are reported, and make the exit code 1. Then the steps are timed against
+Requires onnxruntime-gpu instead of onnxruntime, and a CUDA build of PyTorch. Kernels that fell back to another
+provider, according to the profile of each step, are printed, and make the exit code 1. Then the steps are timed against
 PyTorch eager and compiled, all with the state and the batch on the device, gradgraph kernel by kernel and as CUDA
-graphs. Peers whose losses differ are reported and not timed. All compute in float32 unless ``--tf32`` is given.
+graphs. Libraries whose losses differ are not timed. All compute in float32 unless ``--tf32`` is set.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def parsed() -> argparse.Namespace:
 
 
 def no_device() -> str:
-    """Why nothing can be measured on CUDA here, in one sentence; empty if it can."""
+    """Return why nothing can be measured on CUDA here, in one sentence, or ""."""
     if not torch.cuda.is_available():
         return "PyTorch finds no CUDA device; run this on a machine with a GPU and a PyTorch that is built for CUDA"
     if PROVIDERS["cuda"] not in onnxruntime.get_available_providers():
@@ -75,7 +75,7 @@ def no_device() -> str:
 
 
 def fallen_back(name: str, arguments: argparse.Namespace) -> list[str]:
-    """Kernels of a step that another provider runs than the one of the device, a line for each provider."""
+    """Return a line for each provider other than the device's that runs kernels of the step."""
     found = profile(prepared(name, arguments))
     if isinstance(found, str):
         return [f"{name}: {found}"]

@@ -1,4 +1,4 @@
-"""Virtual environments for what needs one of its own, made once under ``.venv-bench``."""
+"""Virtual environments under ``.venv-bench`` for libraries with conflicting requirements."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ FOLDER = ROOT / ".venv-bench"
 
 
 class InstallError(Exception):
-    """A peer could not be installed; the message is pip's last line."""
+    """Raised if a library cannot be installed; the message is pip's last line."""
 
 
 def interpreter(name: str) -> str:
-    """The Python that runs the peer called ``name``; its environment is made if need be.
+    """Return the Python interpreter for the library ``name``, and create its environment if it is missing.
 
     Raises:
-        InstallError: pip refuses, for instance because a peer has no wheel for this Python.
+        InstallError: pip fails, for instance because there is no wheel for this Python.
     """
     needs = {**PEERS, **REAL_PEERS, **LESS_EXACT}[name].needs
     return environment(name, needs) if needs else sys.executable
 
 
 def environment(name: str, needs: Sequence[str]) -> str:
-    """The Python of the environment called ``name``, which has ``needs``; it is made if need be.
+    """Return the Python interpreter of the environment ``name``, and create it if its packages are not ``needs``.
 
     Raises:
-        InstallError: pip refuses.
+        InstallError: pip fails.
     """
     place = FOLDER / name
     python, stamp = place / "bin" / "python", place / "installed"

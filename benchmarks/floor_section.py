@@ -1,4 +1,4 @@
-"""The part of ``performance.md`` on floors: what the processor could do, and where the rest of a step goes."""
+"""The section of ``performance.md`` on floors: the least possible time of a step, and the causes of longer times."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from benchmarks.printed_table import grid
 from benchmarks.results import Result
 from benchmarks.roster import NATIVE, OURS
 
-LIMIT = 1.3  # times its floor: from there on the largest causes are named
+LIMIT = 1.3  # times over the floor beyond this are explained
 CAUSES = 2
-ALLOWED = ("products", "attention", "convolutions")  # classes of operators that the floor has a part for
-# attentions are products, or kernels of their own
+ALLOWED = ("products", "attention", "convolutions")  # operator classes with a part in the floor
+# attention consists of products or of a single kernel
 CAUSE_OF = dict.fromkeys(ALLOWED[:2], "products and attention")
 COLUMNS = {"of it products": ALLOWED[:2], "convolutions": ALLOWED[2:], "memory": ("memory",)}
 CLOCKS = {"wall": "", "processor": ", one thread, processor time"}
@@ -31,7 +31,7 @@ one thread are processor time, which other processes affect less (`--threads 1 -
 
 
 def floor_section(results: Sequence[Result]) -> list[str]:
-    """Nothing where no floor was measured."""
+    """Return the parts of the section; empty if no floor was measured."""
     rows = [_row(r, peer) for r in results for peer in (OURS, NATIVE) if over_floor(r, peer) is not None]
     head = ["", "ms", "floor", *COLUMNS, "time / floor"]
     why = [f"- {_title(r)}, {peer}: {causes(r, peer)}" for r in results for peer in (OURS, NATIVE) if causes(r, peer)]
@@ -40,7 +40,7 @@ def floor_section(results: Sequence[Result]) -> list[str]:
 
 
 def over_floor(r: Result, peer: str) -> float | None:
-    """The peer's time over the measured floor."""
+    """Return the step time of ``peer`` over the measured floor, or None."""
     step, floor = r.step(peer), r.step("floor")
     return None if step is None or floor is None else step / floor
 
@@ -58,13 +58,13 @@ def _row(r: Result, peer: str) -> list[str]:
 
 
 def class_shares(r: Result, peer: str) -> str:
-    """Where the peer's time goes, the largest first."""
+    """Return the shares of the time of ``peer`` by operator class as text, the largest first."""
     shares = sorted(r.rows[peer].get("classes", {}).items(), key=lambda pair: -pair[1])
     return ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares if share >= 0.005)
 
 
 def causes(r: Result, peer: str) -> str:
-    """What the peer spends most on beyond the floor; empty up to the limit."""
+    """Return the operator classes with the most time beyond the floor as text; "" up to ``LIMIT`` times it."""
     over = over_floor(r, peer)
     if over is None or over <= LIMIT:
         return ""

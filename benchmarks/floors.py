@@ -1,12 +1,12 @@
-"""What the processor could do: each row's step beside its floor, and where the rest goes.
+"""Step times of each workload relative to its floor, the least possible time on this processor.
 
     python -m benchmarks.floors                     the small networks, in some minutes
-    python -m benchmarks.floors --sizes real        those that people fine-tune
-    python -m benchmarks.floors gpt --save          and into performance.md, as one bar a row
+    python -m benchmarks.floors --sizes real        networks of real sizes
+    python -m benchmarks.floors gpt --save          and update performance.md and its charts
 
-The floor is what a step cannot avoid (``benchmarks/unavoidable.py``): its products and convolutions alone, each in
-onnxruntime's best form, and a pass over the memory that it must touch, in turns with the steps. Where time goes is
-read from onnxruntime's profile: shares of a step, by class of operator.
+The floor (``benchmarks/unavoidable.py``) is the time of the step's products and convolutions alone, each in
+onnxruntime's best form, and of a pass over the memory that it must touch, measured in turns with the steps. Shares of a
+step by operator class are read from onnxruntime's profile.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ def parsed() -> argparse.Namespace:
 
 
 def classes(job: dict[str, object], peer: str) -> dict[str, float]:
-    """Shares of the kernels' time, by class of operator."""
+    """Return the share of each operator class in the kernels' time."""
     found = profile(job, peer)
     return {} if isinstance(found, str) else {name: spent / found.total for name, spent in found.parts["class"]}
 
 
 def line(result: Result) -> str:
-    """A row of the printed table, and below it why it is above its floor."""
+    """Return the printed row of a result, followed by shares and causes."""
     floor = result.step("floor")
     if floor is None:
         return f"{result.title:{TITLE}} cannot: {result.rows['floor'].get('cannot')}"

@@ -1,4 +1,4 @@
-"""Arithmetic of a forward pass: two operations for each multiplication that MatMul, Gemm, Conv or a recurrence does."""
+"""Floating-point operations of a forward pass: two per multiplication in MatMul, Gemm, Conv and recurrent layers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
 
 def forward_flops(model: onnx.ModelProto) -> int:
-    """For a model of static shapes; what is not a product of matrices counts nothing.
+    """Return the operations of all matrix products and convolutions of a model with static shapes.
 
     Raises:
-        KeyError: the shape of a product is not known, so that the count would be wrong.
+        KeyError: the shape of a product is unknown.
     """
     inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
     known = shapes_of(inferred.graph)
@@ -23,7 +23,7 @@ def forward_flops(model: onnx.ModelProto) -> int:
 
 
 def shapes_of(graph: onnx.GraphProto) -> Shapes:
-    """The shapes of all tensors whose sizes are all known."""
+    """Return the shapes of all tensors whose sizes are known, by name."""
     values = [*graph.input, *graph.output, *graph.value_info]
     dims = {v.name: v.type.tensor_type.shape.dim for v in values if v.type.tensor_type.HasField("shape")}
     shapes = {n: tuple(d.dim_value for d in ds) for n, ds in dims.items() if all(d.HasField("dim_value") for d in ds)}

@@ -1,4 +1,4 @@
-"""A peer's task, and a peer as its worker sees it."""
+"""The job of a benchmarked library, and its interface."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ import numpy as np
 
 from benchmarks.workloads import LEARNING_RATES
 
-CLOCK = "BENCHMARK_CLOCK"  # an environment variable; "processor": of all threads of a process, whatever others do
+CLOCK = "BENCHMARK_CLOCK"  # an environment variable; "processor": processor time of all threads
 
 
 def now() -> float:
-    """Seconds by the clock that steps and floors are timed with."""
+    """Return seconds by the clock for steps and floors: wall time, or processor time if ``CLOCK`` is set."""
     return time.process_time() if os.environ.get(CLOCK) == "processor" else time.perf_counter()
 
 
 @dataclass(frozen=True)
 class Job:
-    """A task: the network to train, and how.
+    """A network to train, and the settings.
 
     Attributes:
         workload: a name in ``benchmarks.workloads.WORKLOADS``.
-        folder: what ``benchmarks.prepare`` made of it.
-        optimizer: "sgd" or "adamw", with PyTorch's defaults beside the learning rate.
+        folder: the folder that ``benchmarks.prepare`` wrote.
+        optimizer: "sgd" or "adamw", with PyTorch's defaults except for the learning rate.
         device: "cpu" or "cuda".
-        tf32: may products on a CUDA device round their factors to 10 bits? (onnxruntime does by default, PyTorch in
-            convolutions only, so that the losses would differ.)
-        mode: which of a module's ways to train ("eager" or "compile" of PyTorch).
+        tf32: whether products on a CUDA device may round their factors to 10 bits. (By default, onnxruntime does, and
+            PyTorch only in convolutions, so that losses would differ.)
+        mode: a variant of the library, such as "eager" or "compile" for PyTorch.
     """
 
     workload: str
@@ -55,16 +55,16 @@ class Job:
 
 
 class Peer(Protocol):
-    """A way to train; making one is its build time."""
+    """A benchmarked library with a network to train; the constructor builds the step."""
 
     versions: str
 
     def __init__(self, job: Job) -> None: ...
 
     def step(self) -> float:
-        """Train on the batch once; the loss before the update."""
+        """Train on the batch once; return the loss before the update."""
         ...
 
 
 class CannotError(Exception):
-    """The peer cannot train this; the message is the reason, in one line."""
+    """Raised if a library cannot train the workload; the message is the reason, in one line."""

@@ -2,12 +2,11 @@
 
     python -m benchmarks.large_memory [--gigabytes 2.4] [--inside] [--share-weights] [--stages build] [--folder DIR]
 
-It writes a model with that much external data (``large_models.py``), or weights inside the .onnx, freezes all but the
-head, and runs each stage in a process of its own; then other commands, all of which take models above protobuf's 2 GB
-(of external data). Columns: seconds without the
-import; peaks of memory beyond what the imports take, of which "private" is memory that no file backs (the system cannot
-take it back), and "mapped" are pages of mapped files (it can); both together; and that in sizes of the model's weights.
-Needs six times the size on the disk (``--folder``, a temporary one by default).
+It writes a model of that size (``large_models.py``) with external data, or with weights inside the .onnx, and freezes
+all but the head. Each stage, and then other commands, run in a process of their own. Columns: seconds without imports;
+peak memory beyond the imports, "private" (no file backs it), "mapped" (pages of mapped files, which the system can
+reclaim) and both; and both over the size of the weights. Requires six times the size on disk (``--folder``, by default
+a temporary one).
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def batch(folder: Path) -> Any:
 
     from gradgraph.files.models import load_model
 
-    shape = load_model(folder / "model.onnx").graph.inputs[0].shape  # which reads no weights
+    shape = load_model(folder / "model.onnx").graph.inputs[0].shape  # does not read the weights
     dims = [dim if isinstance(dim, int) else BATCH for dim in (shape or ())]
     rng = np.random.default_rng(0)
     return {"x": rng.standard_normal(dims, np.float32), "target": rng.integers(0, 10, BATCH)}
@@ -73,7 +72,7 @@ def train(folder: Path) -> dict[str, Any]:
 
 
 def train_adapters(model: Path, out: Path) -> None:
-    """Batches of two sizes, and evaluation between them; the backward pass reads the frozen weights, too."""
+    """Train on batches of two sizes, and evaluate in between; the backward pass reads the frozen weights, too."""
     import gradgraph as gg
 
     opened = gg.Trainer(gg.build(out / "lora.onnx", "cross_entropy", "adamw"), device="cpu")
@@ -97,7 +96,7 @@ def export(folder: Path) -> None:
 
 
 def save_all(folder: Path, _: bool) -> None:
-    """All weights are trained: they are state, and lie in the step as often as the optimizer needs them."""
+    """Save a step that trains all weights, which are stored as state as often as the optimizer requires."""
     import gradgraph as gg
 
     gg.build(folder / "model.onnx", "cross_entropy", gg.optim.sgd(1e-3)).save(folder / "all", force=True)
@@ -116,7 +115,7 @@ def export_all(folder: Path, _: bool) -> None:
 
 
 def resume_all(folder: Path, _: bool) -> None:
-    """Weights come from the checkpoint that the stage ``save run`` has written."""
+    """Resume from the checkpoint that the stage ``save run`` wrote."""
     import gradgraph as gg
 
     gg.Trainer.resume(folder / "all", folder / "export" / "all.ckpt", device="cpu")
@@ -129,7 +128,7 @@ def merge(model: Path, out: Path) -> None:
 
 
 def shell(*words: object) -> None:
-    """A command, in this process; what it prints is left out."""
+    """Run a command of gradgraph in this process, without its output."""
     from gradgraph.cli.app import cli
 
     with contextlib.redirect_stdout(io.StringIO()):
@@ -150,7 +149,7 @@ def predict_model(model: Path, out: Path) -> None:
 
 
 def rows(out: Path) -> Path:
-    """A batch in a file, for the shell."""
+    """Write a batch to a file for the commands, and return its path."""
     path = out / "rows.npz"
     np = importlib.import_module("numpy")
     np.savez(path, **batch(out.parent))
@@ -158,11 +157,11 @@ def rows(out: Path) -> Path:
 
 
 def of_step(command: str, *options: object) -> Callable[[Path, Path], Any]:
-    """A command on the step folder that the stage before has saved."""
+    """Return a stage that runs ``command`` on the saved step folder."""
     return lambda model, out: shell(command, model.parent / "step", "--data", rows(out), *options)
 
 
-# what else reads or writes such a model
+# stages with the arguments (model, output folder)
 OTHERS: dict[str, Callable[[Path, Path], Any]] = {
     "vjp": vjp,
     "grad": lambda model, out: shell("grad", model, "--wrt", "head.*", "--output", "total", "-o", out / "grad.onnx"),
@@ -222,7 +221,7 @@ STAGES: dict[str, Callable[..., Any]] = {
 
 
 def run_stage(name: str, folder: Path, share: bool) -> None:
-    """In a process of its own: say that the imports are done, wait for a line, run."""
+    """Run a stage in this process: print ``READY`` after the imports, wait for a line, print results as JSON."""
     import onnx  # noqa: F401
     import onnxruntime  # noqa: F401
 
@@ -237,7 +236,7 @@ def run_stage(name: str, folder: Path, share: bool) -> None:
 
 
 def memory_of_tree(process: int) -> tuple[int, int]:
-    """As ``memory_of``, of ``process`` and those that it has started."""
+    """Return ``memory_of`` of ``process`` and its descendants in total."""
     own = memory_of(process)
     for child in Path(f"/proc/{process}/task/{process}/children").read_text().split():
         with contextlib.suppress(OSError, KeyError, ValueError):  # it has just ended
@@ -246,14 +245,14 @@ def memory_of_tree(process: int) -> tuple[int, int]:
 
 
 def memory_of(process: int) -> tuple[int, int]:
-    """Bytes of memory that no file backs, and of pages of files, which ``process`` has now."""
+    """Return the current private bytes (not backed by a file) and mapped bytes of a process."""
     fields = dict(line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines())
     kib = {name: int(fields.get(name, "0 kB").split()[0]) for name in ("RssAnon", "RssShmem", "RssFile")}
     return 1024 * (kib["RssAnon"] + kib["RssShmem"]), 1024 * kib["RssFile"]
 
 
 def watched(name: str, folder: Path, share: bool) -> dict[str, Any]:
-    """One stage in a process of its own, with its peaks of memory beyond the imports."""
+    """Run a stage in a process of its own; return its results, and its memory peaks beyond the imports."""
     command = [sys.executable, "-m", "benchmarks.large_memory", "--stage", name, "--folder", str(folder)]
     command += ["--share-weights"] if share else []
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

@@ -1,4 +1,4 @@
-"""Models with gigabytes of external data, written piece by piece: never more than one weight is in memory.
+"""Models with gigabytes of external data, written with at most one weight in memory.
 
 For example ``python -m benchmarks.large_models backbone big.onnx --gigabytes 2.4``.
 """
@@ -19,7 +19,7 @@ PAGE = 4096
 
 
 class Writer:
-    """A model on its way to ``path``; each weight goes to ``<name>.data`` beside it when it is added."""
+    """A model under construction; added weights are written to ``<name>.data`` next to ``path`` immediately."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.nodes = path, list[onnx.NodeProto]()
@@ -64,7 +64,7 @@ class Writer:
 
 
 def backbone(path: Path, gigabytes: float, layers: int = 20) -> None:
-    """Blocks of a transformer, float32, and a small head ``head.weight``, ``head.bias`` behind their mean."""
+    """Write a float32 model of transformer blocks, with a small head (``head.weight``, ``head.bias``) on their mean."""
     width = max(8, round(math.sqrt(gigabytes * 1e9 / 4 / (12 * layers)) / 8) * 8)
     model = Writer(path)
     x = "x"
@@ -116,14 +116,14 @@ def _perceptron(model: Writer, x: str, at: str, width: int) -> str:
 
 # --- a language model in 4 bits -------------------------------------------------------------------------------------
 
-BLOCK = 32  # numbers with one scale
+BLOCK = 32  # numbers per scale
 WORDS, LENGTH = 32_000, 128
 HEAD = 64
 
 
 def language_model(path: Path, gigabytes: float, layers: int = 16, words: int = WORDS, length: int = LENGTH) -> None:
-    """Shapes as of Llama, products in 4 bits (MatMulNBits); tokens to scores, without past or rotation."""
-    # a block has 16 width**2 weights of 5/8 byte with their scales; the table of words has 4 bytes, the head 5/8
+    """Write a model with Llama's shapes and 4-bit products (MatMulNBits), from tokens to scores, without cache."""
+    # a layer has 16 width**2 weights of 5/8 byte with their scales; embeddings have 4 bytes per weight, the head 5/8
     a, b = layers * 16 * 5 / 8, words * (4 + 5 / 8)
     width = max(HEAD, round((math.sqrt(b * b + 4e9 * a * gigabytes) - b) / (2 * a) / HEAD) * HEAD)
     model = Writer(path)
@@ -151,7 +151,7 @@ def language_model(path: Path, gigabytes: float, layers: int = 16, words: int = 
 
 
 def words_and_length(path: Path) -> tuple[int, int]:
-    """The size of the vocabulary, and the tokens of a row, of a file that ``language_model`` wrote."""
+    """Return the vocabulary size and the tokens per row of a file that ``language_model`` wrote."""
     graph = onnx.load(path, load_external_data=False).graph
     of_words = graph.output[0].type.tensor_type.shape.dim[1].dim_value
     return of_words, graph.input[0].type.tensor_type.shape.dim[1].dim_value
@@ -164,7 +164,7 @@ def _rms(model: Writer, x: str, at: str, width: int) -> str:
 
 def _packed(model: Writer, x: str, at: str, inputs: int, outputs: int) -> str:
     blocks = inputs // BLOCK
-    # without 0, their mean is the zero point, 8: else all tokens become alike from layer to layer, and nothing learns
+    # without 0, the mean is the zero point, 8; otherwise all tokens converge from layer to layer, and training fails
     low, high = model.rng.integers(1, 16, (2, outputs, blocks, BLOCK // 2), np.uint8)
     packed = model.weight(f"{at}.weight", low | high << 4)
     scales = model.weight(f"{at}.scales", np.full(outputs * blocks, 0.2 / math.sqrt(inputs), np.float32))

@@ -1,4 +1,4 @@
-"""One workload: every peer loaded, held against the others' losses, then timed in turns."""
+"""Measurement of one workload: load all libraries, compare their losses, and time them in turns."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from benchmarks.peer_processes import Process
 from benchmarks.roster import OURS, TORCH, YARDSTICKS, Entry
 
-Row = dict[str, Any]  # of one peer: {"step": seconds, …} or {"cannot": reason}
+Row = dict[str, Any]  # of one library: {"step": seconds, …} or {"cannot": reason}
 
 LOSSES = 3
-# how far losses may be apart: the first as its `Entry` says, the others relative to what training has changed so far.
-# float32 gradients of MobileNetV2 differ from float64 ones by 0.5 to 1 %, PyTorch's and ours alike. After two updates
+# the largest difference of losses, relative to their change since the first, for which `Entry.first_loss` applies.
+# float32 gradients of MobileNetV2 differ from float64 ones by 0.5 to 1 %, both in PyTorch and here. After two updates
 # PyTorch's own losses (with oneDNN, without, channels last) differ from those in float64 by 2, 6 and 9 % of the change
 CHANGE = 0.2
 LOAD_LIMIT, STEP_LIMIT = 240.0, 120.0  # seconds
@@ -22,11 +22,11 @@ LOAD_LIMIT, STEP_LIMIT = 240.0, 120.0  # seconds
 
 @dataclass(frozen=True)
 class Plan:
-    """How long to measure.
+    """The duration of a measurement.
 
     Attributes:
-        rounds: turns of each peer.
-        turn: seconds that a turn should last; it is at least one step.
+        rounds: turns of each library.
+        turn: seconds of a turn, which has at least one step.
     """
 
     rounds: int = 12
@@ -36,12 +36,12 @@ class Plan:
 def measure(
     job: Mapping[str, Any], roster: Mapping[str, Entry], pythons: Mapping[str, str], plan: Plan
 ) -> dict[str, Row]:
-    """A row for each peer and yardstick.
+    """Return a row of results for each library and yardstick.
 
     Args:
-        job: fields of ``worker.Job`` but ``mode``.
-        roster: how peers are started.
-        pythons: those that take part, and their interpreters.
+        job: fields of ``Job`` except ``mode``.
+        roster: the libraries by name.
+        pythons: the interpreters of the libraries to measure, by name.
     """
     rows: dict[str, Row] = {}
     running: dict[str, Process] = {}
@@ -63,7 +63,7 @@ def measure(
 
 
 def _started(process: Process, job: Mapping[str, Any]) -> Row:
-    """Load the job and take the first steps."""
+    """Load the job and run the first steps; return their results."""
     loaded = process.ask("load", LOAD_LIMIT, **job)
     if "cannot" in loaded:
         return loaded
@@ -72,7 +72,7 @@ def _started(process: Process, job: Mapping[str, Any]) -> Row:
 
 
 def _compare(rows: dict[str, Row], roster: Mapping[str, Entry]) -> None:
-    """Peers whose losses differ from PyTorch's (or, without it, from ours) do other work: they are not timed."""
+    """Replace the row of each library whose losses differ from PyTorch's (or else gradgraph's) by the reason."""
     reference = next((n for n in (*TORCH, OURS) if "losses" in rows.get(n, {})), None)
     if reference is None:
         return
@@ -85,7 +85,7 @@ def _compare(rows: dict[str, Row], roster: Mapping[str, Entry]) -> None:
 
 
 def disagreement(losses: list[float], wanted: list[float], first_loss: float = Entry.first_loss) -> int | None:
-    """The first step at which they differ; NaN differs from everything."""
+    """Return the index of the first step whose losses differ too much, or None; NaN differs from everything."""
     if not abs(losses[0] - wanted[0]) <= first_loss * abs(wanted[0]):
         return 0
     changes = ((a - losses[0], b - wanted[0]) for a, b in zip(losses, wanted, strict=True))
@@ -102,7 +102,7 @@ def _take_turns(running: Mapping[str, Process], rows: dict[str, Row], plan: Plan
             reply = process.ask("time", STEP_LIMIT + 2 * plan.turn, steps=steps[name])
             if "cannot" in reply:
                 rows[name] = reply
-            elif turn == 0:  # only to see how many steps a turn holds
+            elif turn == 0:  # determines the number of steps per turn
                 steps[name] = max(1, round(plan.turn / reply["seconds"][0]))
             else:
                 seconds[name] += reply["seconds"]

@@ -1,6 +1,6 @@
-"""The networks, in PyTorch: PyTorch trains them, and ``prepare`` exports them to ONNX for everybody else.
+"""The networks in PyTorch, which ``prepare`` exports to ONNX for the other libraries.
 
-Dropout is absent (a mask would differ between peers) and batch normalisation is in training mode.
+There is no dropout (masks would differ between libraries), and batch normalization is in training mode.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class Attention(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """Normalisation before each part (GPT), or after its residual sum (BERT)."""
+    """A transformer layer with normalization before each part (GPT) or after its residual sum (BERT)."""
 
     def __init__(self, width: int, heads: int, hidden: int, causal: bool, norm_first: bool) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ def gpt2() -> nn.Module:
 
 
 class BERT(nn.Module):
-    """With a head for classifying sentences."""
+    """BERT with a head for sentence classification."""
 
     def __init__(
         self, vocabulary: int = 30522, time: int = 128, width: int = 256, heads: int = 4, layers: int = 4
@@ -251,12 +251,12 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 
 
 def make(name: str) -> nn.Module:
-    """The network with its initial weights, the same in every process, in training mode."""
+    """Return a network in training mode, with initial weights that are equal in every process."""
     torch.manual_seed(0)
     return (NETWORKS if name in NETWORKS else _real())[name]().train()
 
 
 def _real() -> dict[str, Callable[[], nn.Module]]:
-    from benchmarks import real_networks  # its libraries take a while
+    from benchmarks import real_networks  # slow to import
 
     return real_networks.NETWORKS

@@ -1,4 +1,4 @@
-"""``docs/how-it-works/performance.md``, written from the results in ``performance.json`` beside it."""
+"""The page ``docs/how-it-works/performance.md``, generated from ``performance.json``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.results import Result
 from benchmarks.roster import NATIVE, OURS, PEERS, REAL_OURS, REAL_PEERS
 from benchmarks.workloads import REAL
 
-ORT_AIM = 0.70  # to onnxruntime-training, wherever it runs
+ORT_AIM = 0.70  # the target ratio to onnxruntime-training
 
 INTRODUCTION = """# Performance
 
@@ -61,7 +61,7 @@ options for single workloads and libraries, open batch sizes and profiles (`--pr
 
 
 def page(results: list[Result], floors: Sequence[Result] = ()) -> str:
-    """The whole page: CPU results with fixed sizes, with all details for the newest machine of each kind."""
+    """Return the page: CPU results with fixed sizes, with all details for the newest machine of each kind."""
     found = sections(results)
     newest = {group[0].workload in REAL: group for group in reversed(found)}
     parts = [_section(group, with_details=any(group is one for one in newest.values())) for group in found]
@@ -69,7 +69,7 @@ def page(results: list[Result], floors: Sequence[Result] = ()) -> str:
 
 
 def sections(results: list[Result]) -> list[list[Result]]:
-    """The results that the page shows, by machine and number of threads; the newest run first, real sizes last."""
+    """Return the results to show, grouped by machine and number of threads; the newest first, real sizes last."""
     groups: dict[tuple[bool, str, int], list[Result]] = {}
     for result in filter(_usual, results):
         groups.setdefault((result.workload in REAL, *result.place), []).append(result)
@@ -114,7 +114,7 @@ def _times(results: list[Result], peers: list[str]) -> str:
 
 
 def _aims(results: list[Result]) -> str:
-    """Ratios, and the aims that they reach or miss."""
+    """Return the table of ratios, and of the targets that they meet or miss."""
     rows = []
     for r in results:
         ours, native = (_against(_over(r.step(peer), r.torch), r.aim) for peer in (OURS, NATIVE))
@@ -151,7 +151,7 @@ def _once(results: list[Result], peers: list[str]) -> str:
 
 
 def _kernels(results: list[Result]) -> str:
-    """The reasons why a step misses its aim: its floor, or the operators that take most of its time, and for what."""
+    """Return the list of the operators that take most of each step's time, and of floors above the target."""
     return "### Where the time goes\n\n" + "\n".join(map(_between, results)) + "\n"
 
 

@@ -1,15 +1,14 @@
-"""Two ranks with one thread each against one: samples a second, and what a step takes beyond computing and its message.
+"""Samples per second of one rank and of several, with one thread each, and the parts of the step time.
 
     python -m benchmarks.parallel --overlap
     python -m benchmarks.parallel [resnet18 gpt] [--ranks 1 2] [--ways whole shared float16] [--rounds 3] [--steps 10]
 
-Needs the extras ``bench`` and ``mpi``. Each rank has a batch of the workload's size, so two ranks do twice the work.
-Jobs of one and of more ranks take turns; medians over the rounds are printed. Only where the machine is quiet and has a
-core for each rank does the ratio say anything. ``computing`` is the time in onnxruntime, ``message`` the time until all
-have added up, the rest is ours. A way is how several ranks send: ``whole`` gradients, with ``shared`` optimizer state,
-with ``joint`` norms (``sync_batch_norm``), or by the name of a compression. ``processor`` is the time of the first
-rank's processor: on a busy machine it says more than the clock. ``--overlap`` tells in place of that what a message
-takes that is on its way while a rank computes.
+Requires the extras ``bench`` and ``mpi``. Each rank has a batch of the workload's size, so two ranks do twice the work.
+Jobs of one and of more ranks take turns; medians over the rounds are printed. Ratios are meaningful only on an idle
+machine with a core for each rank. ``computing`` is the time in onnxruntime, ``message`` the time until all ranks have
+added up, and ``ours`` the rest. A way of communication is ``whole`` gradients, ``shared`` optimizer state, ``joint``
+norms (``sync_batch_norm``), or the name of a compression. ``processor`` is the processor time of the first rank, which
+is more reliable on a busy machine. ``--overlap`` instead times a message that is sent while ranks compute.
 """
 
 from __future__ import annotations
@@ -87,14 +86,14 @@ def prepare(name: str) -> None:
 
 
 def job(name: str, ranks: int, steps: int, way: str) -> dict[str, float]:
-    """The seconds of a step, and of its parts, on the first rank."""
+    """Return the seconds of a step and of its parts, on the first rank."""
     words = (name, "--job", "--steps", str(steps), "--ways", way)
     found: dict[str, float] = told_by_ranks(ranks, "benchmarks.parallel", *words)
     return found
 
 
 def work(name: str, steps: int, way: str) -> None:
-    """Time steps on one of the ranks; the first one prints medians as JSON."""
+    """Time steps in one of the ranks; the first rank prints medians as JSON."""
     ways = WAYS.get(way, {"compress": way})
     parallel = gg.DataParallel(check_every=0, **ways)
     step = gg.build(
@@ -114,7 +113,7 @@ def work(name: str, steps: int, way: str) -> None:
         each.session.run_with_iobinding = clock.timed("computing", each.session.run_with_iobinding)
     team: Any = executor.team
     if parallel.ranks > 1:
-        team.usual = batch["target"].size * parallel.ranks  # as a fit finds it
+        team.usual = batch["target"].size * parallel.ranks  # as `fit` sets it
         team._wait = clock.timed("message", team._wait)
     taken = []
     for i in range(WARM + steps):
@@ -128,18 +127,18 @@ def work(name: str, steps: int, way: str) -> None:
         print(json.dumps({part: statistics.median(each[part] for each in taken) for part in taken[0]}))
 
 
-BYTES, PASSES = 47 << 20, 60  # a message as long as the gradients of ResNet-18, and what is computed meanwhile
+BYTES, PASSES = 47 << 20, 60  # the message has the size of ResNet-18's gradients
 
 
 def overlap_table() -> list[str]:
-    """Milliseconds of two ranks, the quickest of several rounds each."""
+    """Return a table of milliseconds of a message and of computation on two ranks, the fastest of all rounds."""
     found: dict[str, float] = told_by_ranks(2, "benchmarks.parallel", "--overlap", "--job")
     rows = [f"| {what} | {seconds * 1e3:.0f} |" for what, seconds in found.items()]
     return [f"| two ranks, {BYTES >> 20} MiB | ms |", "|---|---|", *rows]
 
 
 def overlapped(rounds: int = 9) -> list[str]:
-    """One of the ranks: a message and computing, alone and at once; the first one gives them as JSON."""
+    """Time a message and computation, separately and overlapped, in one of the ranks; the first returns JSON."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
@@ -171,7 +170,7 @@ def overlapped(rounds: int = 9) -> list[str]:
 
 
 class Clock:
-    """Adds up the seconds that calls take."""
+    """A sum of the seconds that calls take, by part."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}

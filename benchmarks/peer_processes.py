@@ -1,4 +1,4 @@
-"""Peers as processes: started, asked over pipes, and stopped with a signal while it is another's turn."""
+"""Benchmarked libraries as processes, driven over pipes, and stopped by a signal between their turns."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ ROOT = Path(__file__).parent.parent
 
 
 class Process:
-    """One worker. It runs only while a request is under way: spinning threads of an idle one would slow the others.
+    """A worker process, which runs only during a request, as spinning idle threads would slow the others.
 
     Args:
-        entry: the peer.
+        entry: the library.
         python: the interpreter of its environment.
-        threads: for OpenMP, and the number of cores it may use; each peer also gets it in its job.
+        threads: the number of OpenMP threads, and of cores that it may use.
     """
 
     def __init__(self, entry: Entry, python: str = sys.executable, threads: int = 2) -> None:
@@ -37,11 +37,11 @@ class Process:
             stderr=self.errors,
             cwd=ROOT,
             env=variables,
-            start_new_session=True,  # so that the processes it starts stop and end with it
+            start_new_session=True,  # signals also stop and end its child processes
         )
 
     def ask(self, do: str, limit: float, **request: Any) -> dict[str, Any]:
-        """The reply, or ``{"cannot": reason}`` if the process dies or takes more than ``limit`` seconds."""
+        """Return the reply, or ``{"cannot": reason}`` if the process dies or takes more than ``limit`` seconds."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self._signal(signal.SIGCONT)
         try:
@@ -65,7 +65,7 @@ class Process:
         self.errors.close()
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
-            with contextlib.suppress(BrokenPipeError):  # what a dead worker has not read
+            with contextlib.suppress(BrokenPipeError):  # unread by a dead worker
                 pipe.close()
 
     def _signal(self, number: int) -> None:

@@ -1,13 +1,12 @@
-"""Exports a workload: everything that its peers start from, in one folder.
+"""Export of a workload: all files from which the libraries start, in one folder.
 
     python -m benchmarks.prepare resnet18 build/benchmarks/resnet18 [--dynamic]
 
 - ``model.onnx``: PyTorch's exporter, inference form, all names kept; static sizes, or a dynamic batch.
 - ``batch.npz``: the batch.
-- ``weights.npz``: parameters by PyTorch's names; not of real sizes.
-- ``training.onnx``: PyTorch's older exporter, opset 17, batch normalisation in training mode, for peers that need that;
-  not of real sizes.
-- ``facts.json``: arithmetic of a forward pass, number of parameters.
+- ``weights.npz``: the parameters under PyTorch's names; not for real sizes.
+- ``training.onnx``: PyTorch's older exporter, opset 17, batch normalization in training mode; not for real sizes.
+- ``facts.json``: operations of a forward pass, number of parameters.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from gradgraph.frontend import from_torch
 from gradgraph.passes.normal import normalise
 
 SOURCES = ("networks.py", "real_networks.py", "workloads.py", "prepare.py", "flops.py")
-OLD_OPSET = 17  # the newest that every peer reads
+OLD_OPSET = 17  # the newest that every library reads
 
 
 def export(name: str, folder: Path, dynamic: bool) -> None:
@@ -43,7 +42,7 @@ def export(name: str, folder: Path, dynamic: bool) -> None:
     model = from_torch(network, inputs, input_names=names, output_names=["logits"]) if dynamic else static
     onnx.save(model, folder / "model.onnx")
     _save_arrays(folder / "batch.npz", batch)
-    if name not in REAL:  # where only PyTorch takes part
+    if name not in REAL:  # real sizes are compared only with PyTorch
         _save_arrays(folder / "weights.npz", {name: p.detach().numpy() for name, p in network.named_parameters()})
         _export_in_training_form(network, inputs, folder / "training.onnx")
     facts = {
@@ -59,7 +58,7 @@ def _save_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def fingerprint(dynamic: bool) -> str:
-    """A digest of all that decides on the exports: a folder with the same one need not be made again."""
+    """Return a digest of all that affects the exports: a folder with this digest is up to date."""
     content = b"".join((Path(__file__).parent / name).read_bytes() for name in SOURCES)
     return hashlib.sha256(content + f"{torch.__version__} {dynamic}".encode()).hexdigest()
 
@@ -70,7 +69,7 @@ def up_to_date(folder: Path, dynamic: bool) -> bool:
 
 
 def _export_in_training_form(network: torch.nn.Module, inputs: tuple[torch.Tensor, ...], path: Path) -> None:
-    """Leaves no file behind where the older exporter cannot."""
+    """Write ``training.onnx``, unless the older exporter fails."""
     buffer = io.BytesIO()
     path.unlink(missing_ok=True)
     with warnings.catch_warnings():
@@ -87,7 +86,7 @@ def _export_in_training_form(network: torch.nn.Module, inputs: tuple[torch.Tenso
                 input_names=["x"],
                 output_names=["logits"],
             )
-        except Exception as problem:  # whatever the exporter raises: its peers then report that there is no model
+        except Exception as problem:  # of any class; libraries then report that there is no model
             print(f"no training.onnx: {problem}")
             return
     path.write_bytes(buffer.getvalue())

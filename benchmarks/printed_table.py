@@ -1,4 +1,4 @@
-"""Results as the table that ``benchmarks.run`` prints."""
+"""The table that ``benchmarks.run`` prints."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ COLUMNS: dict[str, Callable[[Result], str]] = {
 
 
 def header(peers: list[str]) -> str:
-    """Two lines: medians of the peers in ms, then what follows from them for gradgraph."""
+    """Return two lines: median milliseconds per library, then the columns derived for gradgraph."""
     titles = [title.replace("-", " ").rsplit(" ", 1) for title in (*peers, *COLUMNS)]
     upper = "".join(f"{words[0] if words[1:] else '':>{WIDTH}}" for words in titles)
     return f"{'':{LEFT}}{upper}\n{'ms a step':{LEFT}}" + "".join(f"{words[-1]:>{WIDTH}}" for words in titles)
 
 
 def line(result: Result, peers: list[str]) -> str:
-    """A row of the table."""
+    """Return the row of a result."""
     cells = [*(milliseconds(result, name) for name in peers), *(figure(result) for figure in COLUMNS.values())]
     return f"{result.title:{LEFT}}" + "".join(f"{cell:>{WIDTH}}" for cell in cells)
 
 
 def lines(result: Result, peers: list[str]) -> str:
-    """A row, and why peers cannot."""
+    """Return the row of a result, followed by the reasons why libraries cannot train the workload."""
     return "\n".join([line(result, peers), *(f"  {peer} cannot: {why}" for peer, why in reasons(result).items())])
 
 
@@ -44,7 +44,7 @@ def number(value: float | None, digits: int = 2) -> str:
 
 
 def milliseconds(result: Result, peer: str) -> str:
-    """Empty where the peer was not asked."""
+    """Return the step time in ms, "cannot", or "" if the library was not measured."""
     seconds = result.step(peer)
     if seconds is None:
         return "cannot" if peer in result.rows else ""
@@ -52,12 +52,12 @@ def milliseconds(result: Result, peer: str) -> str:
 
 
 def reasons(result: Result) -> dict[str, str]:
-    """Why peers cannot."""
+    """Return why libraries cannot train the workload, by library."""
     return {name: row["cannot"] for name, row in result.rows.items() if "cannot" in row}
 
 
 def grid(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A Markdown table; all columns but the first are numbers."""
+    """Return a Markdown table; all columns but the first are right-aligned."""
     titles = list(head)
     lines = [titles, ["---", *["---:"] * (len(titles) - 1)], *map(list, rows)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"

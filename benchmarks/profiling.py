@@ -1,4 +1,4 @@
-"""Where a step spends its time, from the events that onnxruntime's profiler writes."""
+"""Time of a step by operator, from the events of onnxruntime's profiler."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHOWN = 25
 
 @dataclass(frozen=True)
 class Kernel:
-    """One run of one node; ``seconds`` is without what ran inside of it (the body of a Scan)."""
+    """One execution of a node; ``seconds`` excludes nodes inside it, such as the body of a Scan."""
 
     node: str
     operator: str
@@ -36,7 +36,7 @@ def read(path: Path) -> list[Event]:
 
 
 def kernels(events: Iterable[Event], runs: int) -> list[Kernel]:
-    """The kernels of the last ``runs`` runs of the session."""
+    """Return the kernels of the last ``runs`` runs of the session."""
     listed = list(events)
     starts = sorted(e["ts"] for e in listed if e["name"] == "model_run")
     if len(starts) < runs:
@@ -50,7 +50,7 @@ def _is_kernel(event: Event) -> bool:
 
 
 def _own_times(events: Iterable[Event], starts: list[int]) -> Iterator[Kernel]:
-    """Events of a thread nest: what runs within another's time is taken from that one's."""
+    """Yield kernels with their own times: the time of events nested in an event of the same thread is subtracted."""
     ordered = sorted(events, key=lambda e: (e["tid"], e["ts"], -e["dur"]))
     inside = [0] * len(ordered)
     open_events: list[int] = []
@@ -72,7 +72,7 @@ def _encloses(outer: Event, inner: Event) -> bool:
 
 
 def scope(node: str) -> str:
-    """The named operator that a node is part of, or the part of the step: loss, grad, update, forward."""
+    """Return the named operator that contains a node, or the part of the step: loss, grad, update or forward."""
     named = max((name for name in OPERATORS if name in node), key=len, default=None)
     if named is not None:
         return named
@@ -80,7 +80,7 @@ def scope(node: str) -> str:
     return first if "/" in node and first in ("loss", "grad", "update") else "forward"
 
 
-# what an operator does, by its name; where a part of the step decides, `part_of` comes first
+# operators by class; `class_of` checks the part of the step first
 CLASSES = {
     "products": ("MatMul", "Gemm", "FusedMatMul", "FusedGemm", "MatMulInteger"),
     "convolutions": ("Conv", "FusedConv", "ConvTranspose", "DepthwiseConv"),
@@ -100,9 +100,9 @@ UPDATE = "update"
 
 
 def class_of(kernel: Kernel) -> str:
-    """What a kernel's time is spent on: products of matrices, convolutions, moving data, …"""
+    """Return the class of a kernel, such as "products", "convolutions" or "data moved"."""
     part, operator = scope(kernel.node), kernel.operator
-    if operator in CLASSES["products"]:  # whatever else is done as it writes
+    if operator in CLASSES["products"]:  # including fused operators
         return "convolutions" if part.startswith("Conv") or EXPORTED_CONVOLUTION in kernel.node else "products"
     if part in ("update", "AdamUpdate", "MomentumUpdate") or operator in ("AdamUpdate", "MomentumUpdate"):
         return UPDATE
@@ -116,13 +116,13 @@ def class_of(kernel: Kernel) -> str:
 
 @dataclass(frozen=True)
 class Summary:
-    """Seconds a step, the largest first.
+    """Seconds of a step.
 
     Attributes:
-        total: of all kernels.
-        kernels: how many a step runs; those in the body of a loop count each time.
-        providers: execution provider → the nodes that it runs.
-        parts: title → rows of a name and seconds.
+        total: the total of all kernels.
+        kernels: the number of kernels per step; kernels in the body of a loop count each time.
+        providers: the nodes that each execution provider runs.
+        parts: for each title, rows of name and seconds, the largest first.
     """
 
     total: float
@@ -149,7 +149,7 @@ KEYS: dict[str, Callable[[Kernel], str]] = {
 
 
 def summary(events: Iterable[Event], runs: int) -> Summary:
-    """A summary of the last ``runs`` runs."""
+    """Return a summary of the last ``runs`` runs."""
     each = kernels(events, runs)
     found = _typical(each, runs)
     parts = {title: _largest(found, key) for title, key in KEYS.items()}
@@ -160,7 +160,7 @@ def summary(events: Iterable[Event], runs: int) -> Summary:
 
 
 def _typical(each: list[Kernel], runs: int) -> list[Kernel]:
-    """For each node the median of its seconds a run: others that use the processor meanwhile change little of it."""
+    """Return one kernel per node, with the median of its seconds per run, which other processes hardly affect."""
     seconds: dict[Kernel, list[float]] = defaultdict(lambda: [0.0] * runs)
     for kernel in each:
         seconds[replace(kernel, run=0, seconds=0.0)][kernel.run] += kernel.seconds

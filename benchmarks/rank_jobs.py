@@ -1,4 +1,4 @@
-"""A benchmark's module run by several ranks, of one thread each."""
+"""Run a benchmark's module on several ranks, of one thread each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def told_by_ranks(ranks: int, module: str, *words: str) -> Any:
-    """What the first of ``ranks`` prints as JSON; the program ends with their errors where they fail."""
+    """Return the JSON that the first of ``ranks`` prints; exit with their errors if they fail."""
     beside = Path(sys.executable).with_name("mpiexec")
     command = [str(beside) if beside.exists() else "mpiexec", "-n", str(ranks), sys.executable, "-m", module, *words]
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

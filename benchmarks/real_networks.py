@@ -1,6 +1,6 @@
-"""Networks of the sizes that people use, from torchvision, transformers and diffusers, with random weights.
+"""Networks of real sizes from torchvision, transformers and diffusers, with random weights.
 
-Dropout is off, as a mask would differ between peers; batch normalisation is in training mode.
+Dropout is off, as masks would differ between libraries; batch normalization is in training mode.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Tensor = torch.Tensor
 
 
 class Answer(nn.Module):
-    """A network of transformers or diffusers, as a function of tensors that gives one tensor."""
+    """A network of transformers or diffusers as a function from tensors to one tensor."""
 
     def __init__(self, network: nn.Module, names: tuple[str, ...], answer: Callable[[Any], Tensor]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Results of measurements: figures derived from them, and the JSON file that keeps them."""
+"""Results of measurements, figures derived from them, and their JSON file."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from benchmarks.workloads import ALL
 DOCS = Path(__file__).parent.parent / "docs" / "how-it-works"
 RESULTS = DOCS / "performance.json"
 FLOORS = DOCS / "floors.json"
-PASSES = 3  # a step is about three forward passes of arithmetic: forward, gradients of values, gradients of weights
+PASSES = 3  # a step has the operations of about three forward passes: forward, and gradients of values and weights
 
 
 @dataclass(frozen=True)
 class Result:
-    """One workload, measured.
+    """The measurement of one workload.
 
     Attributes:
-        setup: how: optimizer, threads, dynamic, rounds, date, machine, versions.
-        facts: flops of a forward pass, number of parameters.
-        rows: of each peer and yardstick ("matmul", "floor").
+        setup: the settings: optimizer, threads, dynamic, rounds, date, machine.
+        facts: operations of a forward pass, number of parameters.
+        rows: the results of each library and yardstick ("matmul", "floor").
     """
 
     workload: str
@@ -36,25 +36,25 @@ class Result:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """A later result with the same key replaces this one."""
+        """The identity of a result in the file: a later result with an equal key replaces it."""
         return self.workload, self.setup["optimizer"], self.setup["dynamic"], self.setup["device"], *self.place
 
     @property
     def place(self) -> tuple[str, int]:
-        """The machine and the number of threads: times measured elsewhere cannot be compared with these."""
+        """The machine and the number of threads; only times with equal values are comparable."""
         return self.setup["machine"], self.setup["threads"]
 
     def step(self, peer: str) -> float | None:
-        """Median seconds of a step; None where the peer cannot."""
+        """Return the median seconds of a step, or None."""
         return self.rows.get(peer, {}).get("step")
 
     @property
     def torch(self) -> float | None:
-        """The faster of PyTorch eager and compiled."""
+        """The step time of the faster of PyTorch eager and compiled, in seconds."""
         return min((s for s in map(self.step, TORCH) if s is not None), default=None)
 
     def ratio(self, other: float | None) -> float | None:
-        """Our time over another."""
+        """Return gradgraph's step time over ``other``."""
         ours = self.step(OURS)
         return None if ours is None or other is None else ours / other
 
@@ -65,26 +65,26 @@ class Result:
 
     @property
     def floor(self) -> float | None:
-        """Seconds of what the step cannot avoid: its products and convolutions alone, and the memory that it touches.
+        """The seconds of the step's products and convolutions alone, and of a pass over the memory that it must touch.
 
-        Where that was not measured, the seconds of its arithmetic at the speed of a large matrix product.
+        If not measured, the seconds of its operations at the speed of a large matrix product.
         """
         if (measured := self.step("floor")) is not None:
             return measured
         return None if self.gflops is None else PASSES * self.facts["flops"] / (self.gflops * 1e9)
 
     def memory(self, peer: str) -> float | None:
-        """Peak resident MB of training above what the peer's libraries take once imported."""
+        """Return the peak resident MB of training beyond the library's imports."""
         used = self.rows.get(peer, {}).get("above_libraries")
         return None if used is None else used / 1e6
 
     @property
     def torch_memory(self) -> float | None:
-        """The smaller of PyTorch eager and compiled."""
+        """The memory of the smaller of PyTorch eager and compiled, in MB."""
         return min((m for m in map(self.memory, TORCH) if m is not None), default=None)
 
     def session(self, peer: str) -> float | None:
-        """Seconds of what happens once, at the first step: session creation or compilation."""
+        """Return the start-up seconds at the first step: session creation or compilation."""
         row = self.rows.get(peer, {})
         return max(0.0, row["first_step"] - row["step"]) if "step" in row else None
 
@@ -98,12 +98,12 @@ class Result:
 
     @property
     def optimizer(self) -> str:
-        """The optimizer in titles: SGD is the usual one."""
+        """The suffix of titles for the optimizer; empty for SGD."""
         return {"sgd": "", "adamw": ", AdamW"}[self.setup["optimizer"]]
 
     @property
     def aim(self) -> float | None:
-        """Aims are of steps with SGD."""
+        """The target ratio to PyTorch; None unless the optimizer is SGD."""
         return ALL[self.workload].aim if self.setup["optimizer"] == "sgd" else None
 
 
@@ -115,7 +115,7 @@ def load(path: Path) -> list[Result]:
 
 
 def save(path: Path, results: list[Result]) -> list[Result]:
-    """Put new results in the place of older ones of the same key; the whole list, in the order of the table."""
+    """Write new results to the file, in place of older ones with equal keys; return all results in table order."""
     merged = {r.key: r for r in [*load(path), *results]}
     order = list(ALL)
     listed = sorted(merged.values(), key=lambda r: (*map(str, r.key[2:]), r.optimizer, order.index(r.workload)))
@@ -124,13 +124,13 @@ def save(path: Path, results: list[Result]) -> list[Result]:
 
 
 def machine() -> str:
-    """The processor and what the process may use of it."""
+    """Return the processor, the number of usable cores and the system, as text."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{_processor()}, {cores} cores, {platform.system()}"
 
 
 def _processor() -> str:
-    """Model name, and family and model numbers, since virtual machines hide the marketing name."""
+    """Return the model name, family and model numbers, since virtual machines hide the marketing name."""
     fields: dict[str, str] = {}
     info = Path("/proc/cpuinfo")
     for line in info.read_text().splitlines() if info.exists() else []:

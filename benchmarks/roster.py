@@ -1,11 +1,11 @@
-"""Who takes part: the module that trains, the environment it needs, and how its process is started."""
+"""The benchmarked libraries: the module that trains, its requirements, and its process's environment."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-# torch is faster with an allocator that keeps its memory: the stronger peer is the one to measure against
+# PyTorch is faster with an allocator that keeps freed memory
 KEEP_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": "1000000000",
     "MALLOC_TRIM_THRESHOLD_": "2000000000",
@@ -15,14 +15,14 @@ KEEP_MEMORY = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One column of the table.
+    """A benchmarked library: one column of the table.
 
     Attributes:
-        module: in ``benchmarks.peers``.
-        mode: passed to the module.
-        needs: packages of an environment of its own; empty for the environment that the benchmark runs in.
-        variables: of the process's environment.
-        first_loss: how far its first loss may be from that of the others, relative to it.
+        module: the name of a module in ``benchmarks.peers``.
+        mode: the variant, passed to the module.
+        needs: the packages of its own environment; empty for the environment of the benchmark.
+        variables: the environment variables of the process.
+        first_loss: the largest relative difference of its first loss from PyTorch's.
     """
 
     module: str
@@ -44,7 +44,7 @@ PEERS = {
     "onnx-ad": Entry("onnx_ad_step", needs=("onnx-ad==0.3.0", "onnx==1.23.2", "onnxruntime==1.31.1")),
     "jax": Entry("jax_step", needs=("jax==0.10.2",)),
 }
-# of real sizes, whose state is large
+# for real sizes, whose state is large
 REAL_PEERS = {
     "gradgraph": PEERS["gradgraph"],
     "gradgraph-lean": Entry("gradgraph_step", "lean"),
@@ -68,9 +68,9 @@ DEVICE_PEERS = {
 }
 OURS = "gradgraph"
 NATIVE = "gradgraph-native"
-TORCH = ("torch", "torch-compile")  # what the aims are measured against
+TORCH = ("torch", "torch-compile")  # the reference of the targets
 YARDSTICK = Entry("matmul_step")
-YARDSTICKS = {  # what is timed beside the peers, by device
+YARDSTICKS = {  # timed in addition to the libraries, by device
     "cpu": {"matmul": YARDSTICK, "floor": Entry("floor_step")},
     "cuda": {"matmul": YARDSTICK},
 }

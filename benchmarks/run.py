@@ -1,14 +1,13 @@
-"""Times whole training steps (forward, backward, update) against other ways to train, in turns.
+"""Times whole training steps (forward, backward, update) of gradgraph and other libraries, in turns.
 
     python -m benchmarks.run                                        everything: with SGD, some also with AdamW
     python -m benchmarks.run resnet18 gpt --peers gradgraph,torch   some
-    python -m benchmarks.run gpt --profile                          where gradgraph's step spends its time
-    python -m benchmarks.run --sizes real                           networks as people fine-tune them, with AdamW
+    python -m benchmarks.run gpt --profile                          gradgraph's step time by operator
+    python -m benchmarks.run --sizes real                           networks of real sizes, with AdamW
 
-All start from the same weights and batch, with the same number of threads; peers whose first losses differ are
-reported and not timed. Prints medians; only ratios within one run mean anything. ``x torch`` is gradgraph's time over
-that of the faster of PyTorch eager and compiled, ``x floor`` over that of the arithmetic alone; memory is the peak
-while training, less the libraries.
+All libraries start from equal weights and batches, with equal numbers of threads; libraries whose losses differ are not
+timed. Prints medians; only ratios within one run are meaningful. ``x torch`` is gradgraph's time over the faster of
+PyTorch eager and compiled, ``x floor`` over the floor; memory is the peak while training, without the libraries.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from benchmarks.workloads import ALL, ALSO_ADAMW, LEARNING_RATES, REAL, SIZES, W
 
 QUICK = Plan(rounds=3, turn=0.05)
 KNOWN = {**PEERS, **REAL_PEERS, **LESS_EXACT}
-LARGEST = 5  # kernels that the page names
+LARGEST = 5  # number of kernels on the page
 
 
 def main() -> None:
@@ -57,9 +56,9 @@ def main() -> None:
 
 
 def runs(arguments: argparse.Namespace) -> list[tuple[str, argparse.Namespace]]:
-    """Workloads with the optimizer asked for.
+    """Return each workload with its settings, including the optimizer.
 
-    By default those of real sizes with AdamW, and others with SGD, then those that are also timed with AdamW.
+    By default, real sizes use AdamW, and others SGD; some of these are also timed with AdamW.
     """
     names: list[str] = arguments.workloads
     pairs = [(name, arguments.optimizer or ("adamw" if name in REAL else "sgd")) for name in names]
@@ -103,7 +102,7 @@ def parsed() -> argparse.Namespace:
 
 
 def prepared_environments(peers: list[str]) -> tuple[dict[str, str], dict[str, Row]]:
-    """Interpreters of the peers, and rows for those that cannot be installed."""
+    """Return the interpreters of the libraries, and rows for libraries that cannot be installed."""
     pythons, refused = {}, {}
     for name in peers:
         try:
@@ -114,7 +113,7 @@ def prepared_environments(peers: list[str]) -> tuple[dict[str, str], dict[str, R
 
 
 def prepared(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Export the workload if need be; the job for the workers."""
+    """Export the workload, unless it is up to date; return the job for the workers."""
     folder = Path("build") / "benchmarks" / (f"{name}-dynamic" if arguments.dynamic else name)
     command = [sys.executable, "-m", "benchmarks.prepare", name, str(folder)]
     subprocess.run(command + ["--dynamic"] * arguments.dynamic, cwd=ROOT, check=True)
@@ -125,7 +124,7 @@ def prepared(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
 def measured(
     name: str, arguments: argparse.Namespace, roster: Mapping[str, Entry], pythons: Mapping[str, str]
 ) -> Result:
-    """One workload with those peers that have an interpreter."""
+    """Return the result of one workload for the libraries in ``pythons``."""
     job = prepared(name, arguments)
     rows = measure(job, roster, pythons, arguments.plan)
     facts = json.loads((ROOT / job["folder"] / "facts.json").read_text())
@@ -133,14 +132,14 @@ def measured(
 
 
 def setup(arguments: argparse.Namespace) -> dict[str, Any]:
-    """How a result was measured."""
+    """Return the settings to store with a result."""
     chosen = {field: getattr(arguments, field) for field in ("device", "threads", "optimizer", "dynamic")}
     how = {"date": datetime.date.today().isoformat(), "machine": machine(), "rounds": arguments.plan.rounds}
     return {**how, **chosen, **({"clock": arguments.clock} if arguments.clock != "wall" else {})}
 
 
 def profile(job: dict[str, Any], peer: str = OURS, steps: int = 5) -> Summary | str:
-    """Where gradgraph's step spends its time, or why there is no step."""
+    """Return the time of gradgraph's step by operator, or why there is no step."""
     process = Process(KNOWN[peer], threads=job["threads"])
     try:
         loaded = process.ask("load", LOAD_LIMIT, **job, mode=KNOWN[peer].mode)
@@ -151,7 +150,7 @@ def profile(job: dict[str, Any], peer: str = OURS, steps: int = 5) -> Summary | 
 
 
 def largest_kernels(job: dict[str, Any]) -> dict[str, Any]:
-    """The kernels that take most of a step's time, as shares of it."""
+    """Return the kernels that take most of a step's time, with their shares."""
     found = profile(job)
     if isinstance(found, str):
         return {}
@@ -159,7 +158,7 @@ def largest_kernels(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_documents(results: list[Result]) -> None:
-    from benchmarks.chart import draw, draw_floors  # matplotlib takes a while, and only this needs it
+    from benchmarks.chart import draw, draw_floors  # matplotlib is slow to import
 
     floors, newest = load(FLOORS), next(iter(sections(results)), [])
     (DOCS / "performance.md").write_text(page(results, floors))

@@ -1,10 +1,10 @@
-"""How far data parallelism goes: a model of time per step, fitted to what 1, 2 and 4 ranks take here.
+"""The scaling of data parallelism: a model of time per step, fitted to measurements of 1, 2 and 4 ranks.
 
     python -m benchmarks.scaling [--steps 10] [--save]
 
-Needs the extras ``bench`` and ``mpi``. Each rank has one thread. ``--save`` writes scaling.md, .json and .svg in
-docs/how-it-works; ``--page`` writes page and drawing from the .json again. The load of the machine is among the
-figures: repeat the run where it was busy. The page says what the model is.
+Requires the extras ``bench`` and ``mpi``. Each rank has one thread. ``--save`` writes scaling.md, .json and .svg in
+docs/how-it-works; ``--page`` writes page and drawing from the existing .json. The machine's load is recorded: repeat
+the run if it was busy. The page explains the model.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "how-it-works"
 RANKS = (1, 2, 4)
 WORKLOADS = ("mlp", "gpt")
-SIZES = (4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20)  # of messages, in bytes
+SIZES = (4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20)  # bytes of messages
 
 
 # --- measuring -------------------------------------------------------------------------------------------
 
 
 def measured(steps: int) -> dict[str, Any]:
-    """What the page is written from: messages and steps on this machine, with its load."""
+    """Return the figures of the page: messages and steps on this machine, with its load."""
     from benchmarks import parallel
 
     load = os.getloadavg()[0]
@@ -65,7 +65,7 @@ def _messages(ranks: int) -> list[Message]:
 
 
 def _job() -> None:
-    """One of the ranks: the seconds of the slowest rank, in the quickest of many all-reduces, printed by the first."""
+    """Time all-reduces in one of the ranks: the slowest rank in the fastest of many; the first rank prints JSON."""
     from mpi4py import MPI
 
     world, rows = MPI.COMM_WORLD, []

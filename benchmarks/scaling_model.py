@@ -1,4 +1,4 @@
-"""A model of time per step on many ranks: computing, latency, bandwidth, and how messages go. The page says more."""
+"""A model of time per step on many ranks: computation, latency, bandwidth and compression of messages."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from dataclasses import dataclass
 
 import numpy as np
 
-REPEATS = 30  # of a message; the quickest one counts
+REPEATS = 30  # of a message; the fastest counts
 
 
 @dataclass(frozen=True)
 class Link:
-    """What a message between two ranks takes: ``latency`` seconds, and seconds for each byte (adding up included)."""
+    """The time of a message between two ranks: ``latency`` seconds, and seconds per byte (including addition)."""
 
     latency: float
     per_byte: float
 
 
 def link_of(gigabits: float, latency: float) -> Link:
-    """A network of so many Gbit/s."""
+    """Return the link of a network with ``gigabits`` Gbit/s and ``latency`` seconds."""
     return Link(latency, 8 / (gigabits * 1e9))
 
 
 # --- messages --------------------------------------------------------------------------------------------
-# Each formula is linear in the two numbers of a link: it gives their factors, for ``ranks`` and ``size`` bytes.
+# Times are linear in the two numbers of a link; each function returns their factors, for ``size`` bytes.
 
 Factors = tuple[float, float]
 
 
 def ring(ranks: int, size: float) -> Factors:
-    """Reduce-scatter and all-gather around a ring (Patarasuk and Yuan 2009; Thakur et al. 2005).
+    """Return the factors of reduce-scatter and all-gather in a ring (Patarasuk and Yuan 2009; Thakur et al. 2005).
 
     ``2 (p - 1) latency + 2 (p - 1) / p size per_byte``: no all-reduce sends fewer bytes.
     """
@@ -39,20 +39,20 @@ def ring(ranks: int, size: float) -> Factors:
 
 
 def halving(ranks: int, size: float) -> Factors:
-    """Recursive halving, then doubling (Rabenseifner's; Thakur et al. 2005): bytes of a ring, fewer rounds.
+    """Return the factors of recursive halving and doubling (Rabenseifner; Thakur et al. 2005).
 
-    ``2 ceil(log2 p) latency + 2 (p - 1) / p size per_byte``.
+    ``2 ceil(log2 p) latency + 2 (p - 1) / p size per_byte``: the bytes of a ring in fewer rounds.
     """
     return 2.0 * _rounds(ranks), 2.0 * (ranks - 1) / ranks * size
 
 
 def tree(ranks: int, size: float) -> Factors:
-    """Up a binomial tree and down again (Thakur et al. 2005): ``2 ceil(log2 p) (latency + size per_byte)``."""
+    """Return the factors of a binomial tree (Thakur et al. 2005): ``2 ceil(log2 p) (latency + size per_byte)``."""
     return 2.0 * _rounds(ranks), 2.0 * _rounds(ranks) * size
 
 
 def gathering(ranks: int, size: float) -> Factors:
-    """All-gather around a ring, of ``size`` bytes from each rank: numbers of other places on each have no sum."""
+    """Return the factors of an all-gather in a ring of ``size`` bytes per rank, for numbers that cannot be added."""
     return float(ranks - 1), (ranks - 1) * size
 
 
@@ -68,7 +68,7 @@ def seconds_of(factors: Factors, link: Link) -> float:
 
 
 def all_reduce(ranks: int, size: float, link: Link) -> float:
-    """Seconds of the soonest of the three, which is what libraries choose by size."""
+    """Return the seconds of the fastest of the three all-reduces, as libraries choose by size."""
     if ranks == 1:
         return 0.0
     return min(seconds_of(formula(ranks, size), link) for formula in ALL_REDUCES.values())
@@ -76,7 +76,7 @@ def all_reduce(ranks: int, size: float, link: Link) -> float:
 
 @dataclass(frozen=True)
 class Message:
-    """The seconds that an all-reduce took."""
+    """A timed all-reduce of ``size`` bytes."""
 
     ranks: int
     size: int
@@ -84,7 +84,7 @@ class Message:
 
 
 def fitted(messages: Sequence[Message], formula: Callable[[int, float], Factors]) -> Link:
-    """The link with the least squares of relative errors; neither number is below zero.
+    """Return the link that minimizes the squared relative errors; its numbers are not negative.
 
     Raises:
         ValueError: there are fewer than two messages.
@@ -106,14 +106,14 @@ def fitted(messages: Sequence[Message], formula: Callable[[int, float], Factors]
 
 @dataclass(frozen=True)
 class Network:
-    """What is trained on each rank.
+    """A network that is trained on each rank.
 
     Args:
-        batch: samples of a rank, in words.
-        matrices: shapes of its trained weights as matrices ``[outputs, the rest]``.
-        vectors: how many other numbers are trained.
-        here: seconds of a step of gradgraph on two cores, the first machine of performance.md; of LoRA, on one core,
-            of large-models.md.
+        batch: the batch of a rank, in words.
+        matrices: the shapes of the trained weights as matrices ``[outputs, the rest]``.
+        vectors: the number of other trained numbers.
+        here: seconds of gradgraph's step on two cores, from the first machine of performance.md; for LoRA, on one core,
+            from large-models.md.
         flops: operations of a step, forward and backward.
     """
 
@@ -130,11 +130,11 @@ class Network:
 
     @property
     def size(self) -> int:
-        """Bytes of its gradients in float32."""
+        """The bytes of the gradients in float32."""
         return 4 * self.numbers
 
     def low_rank(self, rank: int) -> float:
-        """Bytes of PowerSGD's two factors of each matrix, where they are fewer, and of vectors (Vogels et al. 2019)."""
+        """Return the bytes of vectors, and of matrices or PowerSGD's factors if smaller (Vogels et al. 2019)."""
         return 4.0 * (sum(min(rank * (a + b), a * b) for a, b in self.matrices) + self.vectors)
 
 
@@ -155,7 +155,7 @@ def transformer_matrices(layers: int, width: int, tables: Sequence[int]) -> tupl
 
 
 RESNET_VECTORS = 2 * sum(outputs for outputs, _ in resnet50_matrices()[:-1]) + 1000
-LLAMA_WIDTH, LLAMA_LAYERS = 1984, 16  # in 4 bits: a file of 0.92 GB, adapters of rank 8 at one product a layer
+LLAMA_WIDTH, LLAMA_LAYERS = 1984, 16  # in 4 bits: a file of 0.92 GB, adapters of rank 8 at one product per layer
 LLAMA_NUMBERS = 16 * LLAMA_LAYERS * LLAMA_WIDTH**2 + 2 * 32_000 * LLAMA_WIDTH
 NETWORKS = (
     Network("ResNet-50", "16 images", resnet50_matrices(), RESNET_VECTORS, 2.911, 3 * 130.9e9),
@@ -167,10 +167,10 @@ NETWORKS = (
             8.8, 4 * LLAMA_NUMBERS * 128),
 )  # fmt: skip
 LINKS = {"1 Gbit/s": link_of(1, 50e-6), "10 Gbit/s": link_of(10, 20e-6), "100 Gbit/s": link_of(100, 5e-6)}
-ACCELERATOR = 50e12  # operations a second
+ACCELERATOR = 50e12  # operations per second
 EVERY = {"local_sgd": 8, "diloco": 100}  # steps between two messages
 
-# what a step's message takes, by the name that ``DataParallel(compress=…)`` and the command line have for it
+# seconds of a step's message, by the name of the compression in ``DataParallel(compress=…)``
 WIRES: dict[str, Callable[[Network, int, Link], float]] = {
     "dense": lambda net, ranks, link: all_reduce(ranks, net.size, link),
     "float16": lambda net, ranks, link: seconds_of(ring(ranks, net.size / 2), link),  # all-to-all, then all-gather
@@ -186,12 +186,12 @@ SPEEDS: dict[str, Callable[[Network], float]] = {
 
 
 def efficiency(network: Network, ranks: int, link: Link, wire: str = "dense", speed: str = "50 TFLOP/s") -> float:
-    """Computing as a part of the step, where each rank keeps its batch and messages follow computing."""
+    """Return the share of computation in a step, with a constant batch per rank and messages after computation."""
     computing = SPEEDS[speed](network)
     return computing / (computing + WIRES[wire](network, ranks, link))
 
 
 def predicted(step: dict[str, float], ranks: int, cores: int, size: int, link: Link) -> float:
-    """Seconds of a step on ``ranks`` of one thread, from those of one rank (``computing``, and ``step`` in all)."""
+    """Return the seconds of a step on ``ranks`` of one thread, from the seconds of one rank in ``step``."""
     ours = step["step"] - step["computing"]
     return (step["computing"] + ours) * max(1.0, ranks / cores) + all_reduce(ranks, size, link)

@@ -1,4 +1,4 @@
-"""``docs/how-it-works/scaling.md`` and its drawing, from the figures of ``scaling.json``."""
+"""The page ``docs/how-it-works/scaling.md`` and its drawing, from the figures in ``scaling.json``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from benchmarks.scaling_model import (
     seconds_of,
 )
 
-COUNTS = (2, 8, 64, 256, 1024)  # of ranks, in tables
+COUNTS = (2, 8, 64, 256, 1024)  # numbers of ranks in tables
 DRAWN = tuple(2**i for i in range(1, 11))
 COMPRESSED = "power_sgd(rank=4)"
 LATENCIES = ", ".join(f"{link.latency * 1e6:.0f} µs at {name}" for name, link in LINKS.items())
@@ -69,7 +69,7 @@ Tensor and pipeline parallelism are [not supported](../start/not-supported.md#sc
 
 
 def page(told: dict[str, Any]) -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = [INTRODUCTION, _fit_section(told), *(_speed_section(speed) for speed in SPEEDS), _wire_section(), LIMITS]
     return "\n".join(part.strip() + "\n" for part in parts)
 
@@ -144,7 +144,7 @@ def _wire_section() -> str:
 
 
 def _sent(net: Network, wire: str) -> float:
-    """Bytes, from what a message between two ranks takes on a link that has no latency: each sends all of it once."""
+    """Return the bytes that each rank sends: the time between two ranks on a link of one byte per second."""
     return WIRES[wire](net, 2, Link(0.0, 1.0))
 
 
@@ -183,7 +183,7 @@ polyline { fill: none; stroke-width: 2; }
 
 
 def drawing() -> str:
-    """Four panels, a line for each link; dashed: compressed."""
+    """Return the SVG: a panel per network, a line per link, dashed lines for compressed messages."""
     width, height = 2 * WIDTH + GAP_X + LEFT + 30, 2 * HEIGHT + GAP_Y + TOP + 50
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">',

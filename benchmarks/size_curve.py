@@ -1,9 +1,9 @@
-"""The memory of commands over the size of a model: a table and a drawing for docs/how-to/large-models.md.
+"""Memory of commands by model size: a table and a chart for docs/how-to/large-models.md.
 
     python -m benchmarks.size_curve [--save] [--sizes 0.1,0.5] [--places inside] [--folder DIR]
 
-It needs five times the largest size on the disk. With ``--folder``, what was measured is kept there (curve.json), and a
-second run goes on from it.
+Requires five times the largest size on disk. With ``--folder``, measurements are stored there (curve.json), and a
+second run continues from them.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from benchmarks.large_memory import watched, write_model
 
 SIZES = (0.01, 0.1, 0.5, 1.3, 2.4, 6, 10)
 PLACES = ("beside", "inside")
-MOST_INSIDE = 1.9  # GB that protobuf holds
-# stages, in an order in which each finds what it reads; and the weights that count as state or as what is computed with
+MOST_INSIDE = 1.9  # GB, below protobuf's limit
+# stages in order of their dependencies; 1 if the weights are state or operands
 STAGES = {
     "build": 0, "save": 0, "train": 1, "export": 0, "save all": 0, "save run": 1, "resume": 1, "export all": 1,
     "lora": 0, "new head": 0, "merge": 0, "check": 0, "inspect": 0, "predict .onnx": 1, "cli build": 0, "cli train": 1,
     "cli evaluate": 0, "cli predict": 1, "cli export": 0, "cli small": 0, "cli merge": 0,
 }  # fmt: skip
-# what a stage writes that a later one reads, and the last of these; all else goes at once
+# files that later stages read, and the last of these stages; other files are removed after their stage
 READ_LATER = {"step": "cli small", "all": "export all", "export/all.ckpt": "resume", "export/lora.onnx": "cli merge"}
-FLOOR = 0.1  # GB: modules that are imported late, graphs, sessions; a model of 10 MB takes it, too
+FLOOR = 0.1  # GB for late imports, graphs and sessions, which even a model of 10 MB requires
 PAGE = Path(__file__).parent.parent / "docs/how-to/large-models.md"
 BEGIN, END = "<!-- curve: written by benchmarks/size_curve.py -->", "<!-- end of the curve -->"
 Found = dict[tuple[float, str, str], dict[str, Any]]
@@ -50,7 +50,7 @@ def run(folder: Path | None, sizes: str | None, places: str | None, save: bool) 
 
 
 def _measured(folder: Path, size: float, place: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each stage with its figures; models and what is written go when all is known."""
+    """Yield each stage with its figures; remove the model at the end."""
     (folder / "export").mkdir(parents=True, exist_ok=True)
     memory = folder / "curve.json"
     known = json.loads(memory.read_text()) if memory.exists() else {}
@@ -69,11 +69,11 @@ def _measured(folder: Path, size: float, place: str) -> Iterator[tuple[str, dict
 
 
 def _clear(folder: Path, stage: str) -> None:
-    """Remove what no stage after ``stage`` reads."""
+    """Remove files that no stage after ``stage`` reads."""
     names = list(STAGES)
     needed = [folder / path for path, last in READ_LATER.items() if names.index(last) > names.index(stage)]
     for path in [folder / "step", folder / "all", *(folder / "export").glob("*")]:
-        if any(path.name.startswith(kept.name) for kept in needed):  # with its data
+        if any(path.name.startswith(kept.name) for kept in needed):  # including its external data
             continue
         if path.is_dir():
             shutil.rmtree(path)
@@ -86,7 +86,7 @@ def _cell(row: dict[str, Any]) -> str:
 
 
 def write(found: Found) -> None:
-    """The table and the drawing."""
+    """Write the table and the chart."""
     text = PAGE.read_text(encoding="utf-8")
     head, rest = text.split(BEGIN)
     tail = rest.split(END)[1]
@@ -95,9 +95,7 @@ def write(found: Found) -> None:
 
 
 def table(found: Found) -> str:
-    """Peaks in sizes of the weights beside / inside; processor time at the smallest and the largest size, and how many
-    bytes of weights more are done in a second more.
-    """
+    """Return the table: peak memory over the weights (separate / inside), processor time, and MB per second."""
     sizes = sorted({size for size, _, _ in found})
     titles = [f"{size:g} GB" for size in sizes]
     lines = [
@@ -123,7 +121,7 @@ def _ratio(row: dict[str, Any] | None) -> str:
 
 
 def draw(found: Found, path: Path) -> None:
-    """Memory over the size of the weights; a thin line for each stage, by what counts as state."""
+    """Draw memory by size of the weights, a line per stage, coloured by the weights that count as state."""
     import matplotlib
 
     matplotlib.use("svg")

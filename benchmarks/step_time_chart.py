@@ -1,7 +1,7 @@
-"""``step-time.svg``, the chart of the README: the time of a training step relative to PyTorch, one bar per network.
+"""The chart ``step-time.svg`` of the README: training step times relative to PyTorch, one bar per network.
 
-Written as text, without matplotlib, so that its colours follow the reader's light or dark theme and its letters stay
-legible at the width of a phone.
+The SVG is written as text, without matplotlib, so that its colours follow the reader's light or dark theme and its text
+is legible at the width of a phone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from benchmarks.results import Result
 from benchmarks.roster import NATIVE
 
 WIDTH, ROW, TOP, BOTTOM = 640, 36, 64, 34
-LEFT, UNIT = 150, 400  # pixels: of the names, and of a bar as long as PyTorch's
+LEFT, UNIT = 150, 400  # pixels: width of the names, and length of PyTorch's bar
 STYLE = """
 text { font: 20px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1f2328 }
 .small { font-size: 17px; fill: #59636e }
@@ -32,8 +32,8 @@ text { font: 20px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1f232
 def step_time_chart(results: list[Result]) -> str:
     """Return the SVG for the results of one machine.
 
-    Bars are the time with native kernels over that of PyTorch, the faster of eager and compiled. Rows of plain SGD on
-    static shapes are shown, so that each network appears once.
+    Bars are step times with native kernels over the faster of PyTorch eager and compiled, for plain SGD with static
+    shapes, so that each network appears once.
     """
     ratios = {r.title.replace(",", " ").split()[0]: ratio for r in results if (ratio := _ratio(r)) is not None}
     if not ratios:

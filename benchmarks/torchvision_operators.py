@@ -1,4 +1,4 @@
-"""torchvision without compiled operators for this PyTorch: its networks need none, but its import asks for some."""
+"""Declarations that let torchvision be imported without its compiled operators, which its networks do not need."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import contextlib
 
 import torch
 
-_LIBRARY = torch.library.Library("torchvision", "FRAGMENT")  # what it declares lasts as long as it does
+_LIBRARY = torch.library.Library("torchvision", "FRAGMENT")  # declarations last as long as this object
 
 
 def declare() -> None:
-    """Name what ``import torchvision`` looks up; call it before."""
+    """Declare the operators that ``import torchvision`` looks up; call it before the import."""
     for name in ("nms", "qnms"):
-        with contextlib.suppress(RuntimeError):  # they are there
+        with contextlib.suppress(RuntimeError):  # already declared
             _LIBRARY.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

@@ -1,8 +1,8 @@
-"""What a training step of a model cannot avoid: its products and convolutions, and the memory that it must touch.
+"""The minimum work of a training step: its products and convolutions, and the memory that it must touch.
 
-Counted from the forward model, whatever graph computes the step. Every product has up to three: its own, the gradient
-of either factor where something trained lies behind it. All else is taken to be fused as well as can be: operators
-that hang together between two products are one pass there and one back.
+It is counted from the forward model, whatever graph computes the step. Each product occurs up to three times: forward,
+and in the gradients of both factors, if they depend on trained weights. All other operators are assumed to be fused:
+connected operators between two products are one pass forward and one backward.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from benchmarks.flops import GATES, Shapes, shapes_of
 
 PRODUCTS = ("MatMul", "Gemm")
 CONVOLUTIONS = ("Conv", "ConvTranspose")
-# they change nothing, or a product reads and writes in their order
+# no operations, or fused into the product that reads or writes the result
 FREE = {"Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Shape", "Constant", "Cast", "Expand"}
-# times that the update reads or writes as many numbers as there are parameters: with the gradient, slots both ways
+# numbers that the update reads or writes per parameter: weight, gradient, and optimizer state both ways
 STATE_PASSES = {"sgd": 3, "adamw": 7}
 NUMBER = 4  # bytes of a float32
 
 
 @dataclass(frozen=True)
 class Form:
-    """One way to compute a product alone.
+    """A way to compute a product alone.
 
     Attributes:
-        body: nodes in ONNX's text, from ``a`` and ``b`` to ``y``.
-        shapes: of a, b and y.
-        constant: is ``b`` a constant, which onnxruntime puts into its own order beforehand?
+        body: nodes in ONNX's text form, from ``a`` and ``b`` to ``y``.
+        shapes: the shapes of a, b and y.
+        constant: whether ``b`` is a constant, which onnxruntime packs beforehand.
     """
 
     body: str
@@ -44,20 +44,20 @@ class Form:
 
 @dataclass(frozen=True)
 class Work:
-    """A product or convolution, in all the forms that may be the fastest."""
+    """A product or convolution, with the forms among which the fastest is chosen."""
 
     kind: str
     forms: tuple[Form, ...]
 
 
 def work(model: onnx.ModelProto) -> Counter[Work]:
-    """Products and convolutions of a step, and how often each is needed.
+    """Return the products and convolutions of a step, with their numbers of occurrences.
 
     Args:
-        model: of static shapes, in normal form; every floating initializer is trained.
+        model: a model with static shapes in normal form, whose floating-point initializers are all trained.
 
     Raises:
-        KeyError: a shape is not known.
+        KeyError: a shape is unknown.
     """
     graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
     shapes, trained = shapes_of(graph), _trained(graph)
@@ -70,7 +70,7 @@ def work(model: onnx.ModelProto) -> Counter[Work]:
 
 
 def traffic(model: onnx.ModelProto, optimizer: str) -> int:
-    """Bytes that a step must read or write beside its products: the update's, and those of what lies between them."""
+    """Return the bytes that a step must read or write beyond its products: for the update, and between products."""
     graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
     parameters = sum(math.prod(t.dims) for t in graph.initializer if _is_floating(t.data_type))
     return NUMBER * (STATE_PASSES[optimizer] * parameters + _between(graph))
@@ -80,9 +80,9 @@ def traffic(model: onnx.ModelProto, optimizer: str) -> int:
 
 
 def _of_node(node: onnx.NodeProto, shapes: Shapes, wanted: list[bool]) -> Iterator[tuple[Work, int]]:
-    """The node's products, those of its gradients only where ``wanted``."""
+    """Yield the products of a node with their counts; ``wanted`` says which input gradients are included."""
     if node.op_type in PRODUCTS:
-        kind = "attention" if len(shapes[node.input[1]]) > 2 else "products"  # of two factors that are computed
+        kind = "attention" if len(shapes[node.input[1]]) > 2 else "products"  # both factors are computed
         yield from ((item, 1) for item in _products(*_sizes(node, shapes), wanted, kind))
     elif node.op_type in CONVOLUTIONS:
         yield from ((item, 1) for item in _convolutions(node, shapes, wanted))
@@ -97,7 +97,7 @@ def _of_node(node: onnx.NodeProto, shapes: Shapes, wanted: list[bool]) -> Iterat
 
 
 def _sizes(node: onnx.NodeProto, shapes: Shapes) -> tuple[int, int, int, int]:
-    """How many products of how many rows, terms and columns."""
+    """Return the number of matrices in a product, and their rows, terms and columns."""
     a, b, y = (shapes[name] for name in (*node.input[:2], node.output[0]))
     if node.op_type == "Gemm":
         return 1, y[0], a[0] if _attributes(node).get("transA") else a[1], y[1]
@@ -109,7 +109,7 @@ def _sizes(node: onnx.NodeProto, shapes: Shapes) -> tuple[int, int, int, int]:
 def _products(
     stack: int, rows: int, terms: int, columns: int, wanted: list[bool], kind: str = "products"
 ) -> Iterator[Work]:
-    """``a·b``, and the gradients of its factors."""
+    """Yield the product of a and b, and its gradients with respect to the ``wanted`` factors."""
     yield _product(stack, rows, terms, columns, kind)
     if wanted[0]:
         yield _product(stack, rows, columns, terms, kind)
@@ -118,7 +118,7 @@ def _products(
 
 
 def _product(stack: int, rows: int, terms: int, columns: int, kind: str = "products", shared: str = "") -> Work:
-    """Its factors as they lie, or one of them turned; ``shared``, "a" or "": one factor for the whole stack."""
+    """Return a product with or without a transposed factor; ``shared`` ("a" or "") is common to the stack."""
     lead = (stack,) if stack > 1 else ()
     y = (*lead, rows, columns)
     forms = []
@@ -132,11 +132,11 @@ def _product(stack: int, rows: int, terms: int, columns: int, kind: str = "produ
 
 
 def _convolutions(node: onnx.NodeProto, shapes: Shapes, wanted: list[bool]) -> Iterator[Work]:
-    """A convolution and its gradients: by onnxruntime's, or as products of what lies in its windows."""
+    """Yield a convolution and its gradients, as onnxruntime's Conv or as products over windows."""
     x, w, y = (shapes[name] for name in (*node.input[:2], node.output[0]))
     groups = _attributes(node).get("group", 1)
     turned = node.op_type == "ConvTranspose"
-    small, large = (x, y) if turned else (y, x)  # the side that is summed over windows of the other
+    small, large = (x, y) if turned else (y, x)  # the side whose elements are sums over windows of the other
     taps, outer, places = math.prod(w[2:]) * large[1] // groups, small[1], math.prod(small[2:])
     whole = () if turned else _as_convolution(node, x, w, y)
     sizes = [(outer, taps, places, "a"), (taps, outer, places, "a"), (outer, places, taps, "")]
@@ -164,7 +164,7 @@ def _is_floating(kind: int) -> bool:
 
 
 def _trained(graph: onnx.GraphProto) -> set[str]:
-    """Names of the parameters and of all that depends on them."""
+    """Return the names of parameters and of all tensors that depend on them."""
     names = {t.name for t in graph.initializer if _is_floating(t.data_type) and len(t.dims)}
     for node in graph.node:
         if node.op_type != "Shape" and not names.isdisjoint(node.input):
@@ -176,10 +176,10 @@ def _trained(graph: onnx.GraphProto) -> set[str]:
 
 
 def _between(graph: onnx.GraphProto) -> int:
-    """Numbers read and written by operators that are no products, each group of them in one pass there and one back.
+    """Return how many numbers operators between products read and write, in one pass each way per group of operators.
 
-    There, a group reads what products or inputs gave it, and writes what products or outputs take. Back, it reads both
-    (its outputs' cotangents) and writes the cotangents of what it read.
+    Forward, a group reads results of products and inputs, and writes operands of products and outputs. Backward, it
+    reads both (the outputs' cotangents), and writes the cotangents of what it read.
     """
     shapes = shapes_of(graph)
     given = {t.name for t in graph.initializer}
@@ -202,12 +202,12 @@ def _is_product(node: onnx.NodeProto) -> bool:
 
 
 def _adds_bias(node: onnx.NodeProto, given: set[str]) -> bool:
-    """Products can do that as they write."""
+    """Whether a node adds an initializer, which products can do as they write."""
     return node.op_type == "Add" and not given.isdisjoint(node.input)
 
 
 def _groups(nodes: list[onnx.NodeProto], given: set[str]) -> list[list[onnx.NodeProto]]:
-    """Nodes that hang together by the tensors that they read or write."""
+    """Return groups of nodes that are connected by tensors, except by those in ``given``."""
     root: dict[str, str] = {}
 
     def find(name: str) -> str:

@@ -1,10 +1,10 @@
-"""A peer in a process of its own, driven over pipes by ``benchmarks.run``: one JSON object a line, a reply to each.
+"""A worker process of one library, driven over pipes by ``benchmarks.run``: one JSON object per line, each answered.
 
 {"do": "load", ...fields of Job}   ->  {"build": seconds, "versions": "torch 2.13.0"}
 {"do": "losses", "steps": 3}       ->  {"losses": [...], "first_step": seconds}
-{"do": "time", "steps": 5}         ->  {"seconds": [...]}, one a step, after one that is not timed
+{"do": "time", "steps": 5}         ->  {"seconds": [...]}, one per step, after an untimed step
 {"do": "memory"}                   ->  {"peak": bytes, "above_libraries": bytes}
-{"do": "profile", "steps": 10}     ->  whatever the peer tells
+{"do": "profile", "steps": 10}     ->  the result of ``Peer.profile``
 any of them                        ->  {"cannot": "why, in one line"}
 """
 
@@ -25,11 +25,11 @@ from typing import Any
 from benchmarks.job import CannotError, Job, Peer, now
 
 Reply = dict[str, Any]
-REASON = 160  # characters of a peer's own error that are shown
+REASON = 160  # maximum number of characters of an error message
 
 
 class Worker:
-    """Answers requests about one peer."""
+    """A worker that answers requests about one library."""
 
     def __init__(self, make: Callable[[Job], Peer]) -> None:
         self.make = make
@@ -51,7 +51,7 @@ class Worker:
         return {"seconds": [timed(self.peer.step)[0] for _ in range(steps)]}
 
     def memory(self) -> Reply:
-        """Nothing where the kernel does not say, or where the peak is that of loading."""
+        """Return the peak of training in bytes; empty if unknown, or if the peak of loading could not be reset."""
         peak = status("VmHWM")
         if not self.forgotten or peak is None or self.libraries is None:
             return {}
@@ -65,7 +65,7 @@ class Worker:
         try:
             reply: Reply = getattr(self, request.pop("do"))(**request)
             return reply
-        except Exception as problem:  # whatever a peer raises is its reason for not training this
+        except Exception as problem:  # libraries raise errors of any class
             return {"cannot": one_line(problem)}
 
 
@@ -76,7 +76,7 @@ def timed(function: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def one_line(problem: BaseException) -> str:
-    """A peer's own words, without onnxruntime's preamble of places in its source."""
+    """Return an error message in one line, without source locations of onnxruntime."""
     text = " ".join(str(problem).split()) or type(problem).__name__
     text = re.sub(r"^.*\[ONNXRuntimeError\] : \d+ : ", "", text)
     text = text if len(text) <= REASON else f"{text[:REASON]}…"
@@ -84,14 +84,14 @@ def one_line(problem: BaseException) -> str:
 
 
 def end_with_parent() -> None:
-    """A stopped worker would not notice that nobody asks any more (Linux)."""
+    """End this process with its parent, which it would not notice while stopped (Linux only)."""
     if sys.platform == "linux":
         set_death_signal = 1
         ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
 
 
 def stay_on(cores: int) -> None:
-    """Use no more cores than this, also where a library has no setting for it (or takes one for each core it sees)."""
+    """Restrict this process to ``cores`` cores, since some libraries start a thread for each visible core."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
 
@@ -100,7 +100,7 @@ def stay_on(cores: int) -> None:
 
 
 def status(field: str) -> int | None:
-    """Bytes in a field of /proc/self/status, where there is one."""
+    """Return a field of /proc/self/status in bytes, or None."""
     path = Path("/proc/self/status")
     for line in path.read_text().splitlines() if path.exists() else []:
         if line.startswith(f"{field}:"):
@@ -109,7 +109,7 @@ def status(field: str) -> int | None:
 
 
 def forget_peak() -> bool:
-    """From here on the peak is that of training: what loading and compiling left behind is given back first."""
+    """Release memory left from loading and reset the peak memory; return whether that succeeded."""
     gc.collect()
     try:
         ctypes.CDLL(None).malloc_trim(0)
@@ -121,7 +121,7 @@ def forget_peak() -> bool:
 
 def main() -> None:
     replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print must not come between the replies
+    os.dup2(2, 1)  # output of libraries goes to stderr, not between replies
     end_with_parent()
     stay_on(int(sys.argv[2]))
     make = importlib.import_module(f"benchmarks.peers.{sys.argv[1]}").Peer

@@ -1,4 +1,4 @@
-"""The networks to train: names, sizes, batches and aims. It imports NumPy only; every environment can read it."""
+"""The networks to train: names, sizes, batches and targets. It imports only NumPy, so every environment can read it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Input:
-    """An input of the network: floats from a normal distribution, or integers below ``high``."""
+    """An input of a network: normally distributed floats, or integers below ``high``."""
 
     name: str
     shape: tuple[int, ...]
@@ -23,16 +23,16 @@ class Input:
 
 @dataclass(frozen=True)
 class Workload:
-    """One row of the table.
+    """A network to train: one row of the table.
 
     Args:
-        title: what is trained, with its sizes.
+        title: the network and its sizes.
         x: the input; its first axis is the batch.
-        target: class numbers for the cross-entropy, or what the mean squared error compares with.
-        aim: largest wanted ratio to the faster of PyTorch eager and compiled, on the CPU.
+        target: class indices for cross-entropy, or values for the mean squared error.
+        aim: the target ratio to the faster of PyTorch eager and compiled, on the CPU.
         further: inputs after ``x``.
         loss: "cross_entropy" or "mse".
-        attends: it has attentions whose weights can be computed again.
+        attends: whether it has attention probabilities that can be recomputed.
     """
 
     title: str
@@ -45,7 +45,7 @@ class Workload:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of the network's inputs, in their order."""
+        """The names of the network's inputs, in order."""
         return self.x.name, *(i.name for i in self.further)
 
     def batch(self) -> dict[str, np.ndarray]:
@@ -81,7 +81,7 @@ LARGE = {  # for a CUDA device
     "gpt2": Workload("GPT-2 L12 D768 H12, 8x512", _tokens(50257, 8, 512), _labels(50257, 8 * 512)),
 }
 
-REAL = {  # as people fine-tune them
+REAL = {  # of real sizes
     "resnet50-224": Workload("ResNet-50, 16x3x224x224", _images(16, 3, 224, 224), _labels(1000, 16)),
     "mobilenetv3-224": Workload("MobileNetV3-Large, 32x3x224x224", _images(32, 3, 224, 224), _labels(1000, 32)),
     "vit-b16": Workload("ViT-B/16, 8x3x224x224", _images(8, 3, 224, 224), _labels(1000, 8), attends=True),
@@ -110,4 +110,4 @@ ALL = WORKLOADS | LARGE | REAL
 SIZES = {"small": WORKLOADS, "real": REAL}
 
 LEARNING_RATES = {"sgd": 0.01, "adamw": 1e-4}
-ALSO_ADAMW = ("mlp", "gpt")  # an update of many passes, in a small step and in a large one
+ALSO_ADAMW = ("mlp", "gpt")  # AdamW has many passes over memory; in a small step and in a large one

@@ -1,1 +1,1 @@
-"""One module for each way to train; each has a class ``Peer`` (see ``benchmarks.worker``)."""
+"""One module per library, each with a class ``Peer`` (see ``benchmarks.job``)."""

@@ -1,4 +1,4 @@
-"""Cross-entropy written with basic operators, for peers that differentiate a model but bring no losses of their own."""
+"""Cross-entropy in basic operators, for libraries that differentiate models but have no losses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TARGET, LOSS = "target", "loss"
 
 
 LOG_SOFTMAX = [helper.make_node("LogSoftmax", ["loss.logits"], ["loss.log"], axis=1)]
-SOFTMAX_LOG = [  # the same where logits are of moderate size
+SOFTMAX_LOG = [  # equivalent for moderate logits
     helper.make_node("Softmax", ["loss.logits"], ["loss.softmax"], axis=1),
     helper.make_node("Log", ["loss.softmax"], ["loss.log"]),
 ]
@@ -19,12 +19,12 @@ SOFTMAX_LOG = [  # the same where logits are of moderate size
 def with_loss(
     model: onnx.ModelProto, classes: np.ndarray, log_softmax: list[onnx.NodeProto]
 ) -> tuple[onnx.ModelProto, np.ndarray]:
-    """The model with ``loss`` as its only output and one-hot ``target`` as an input; and that target.
+    """Return the model with the input ``target`` (one-hot) and the only output ``loss``, and the target.
 
     Args:
-        model: its first output holds logits, with the classes on axis 1.
-        classes: class numbers.
-        log_softmax: ``LOG_SOFTMAX``, or ``SOFTMAX_LOG`` where a peer does not know that operator.
+        model: a model whose first output is logits, with the classes on axis 1.
+        classes: the class indices of the target.
+        log_softmax: ``LOG_SOFTMAX``, or ``SOFTMAX_LOG`` for libraries that do not support LogSoftmax.
     """
     result = onnx.ModelProto()
     result.CopyFrom(model)
@@ -50,7 +50,7 @@ def with_loss(
 
 
 def parameters(model: onnx.ModelProto) -> list[str]:
-    """Initializers to train: floating, and neither constants nor running statistics by their names."""
+    """Return the names of the initializers to train: float32 tensors except scalars and running statistics."""
     statistics = (".running_mean", ".running_var")
     return [
         t.name

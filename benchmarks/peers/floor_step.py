@@ -1,6 +1,7 @@
-"""Not a peer but the floor: a step's products and convolutions alone, and a pass over the memory that it must touch.
+"""The floor instead of a library: a step's products and convolutions alone, and a pass over the memory that it must
+touch.
 
-Each product is computed in the form that is the fastest here, warm, from memory that it shares with the others.
+Each product is computed in the form that is fastest here, warm, from memory shared with the other products.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ class Peer:
         self.known.clear()
 
     def fastest(self, item: Work) -> Run:
-        """The quickest of its forms."""
+        """Return a function that computes the fastest form of ``item``."""
         return min((self.tried(form) for form in item.forms), key=lambda pair: pair[0])[1]
 
     def tried(self, form: Form) -> tuple[float, Run]:
-        """How long a form takes, and how to compute it."""
+        """Return the seconds of a form, and a function that computes it."""
         if form not in self.known:
             run = self.run_of(form)
             run()
@@ -54,7 +55,7 @@ class Peer:
 
     def run_of(self, form: Form) -> Run:
         options = ort.SessionOptions()
-        options.use_per_session_threads = False  # a pool of each would spin while the next one computes
+        options.use_per_session_threads = False  # idle pools of other sessions would spin
         session = ort.InferenceSession(model_of(form), options, providers=["CPUExecutionProvider"])
         binding = session.io_binding()
         for name, shape in zip("ab"[: 1 if form.constant else 2], form.shapes, strict=False):
@@ -63,7 +64,7 @@ class Peer:
         return lambda: session.run_with_iobinding(binding)
 
     def passes(self, count: int) -> tuple[int, Run]:
-        """How often to add two vectors, and how, so that so many bytes are read and written: in caches if they fit."""
+        """Return how often to add two vectors to read and write ``count`` bytes, and a function that adds them."""
         times = max(1, round(count / MOST_TRAFFIC))
         length = max(LEAST_TRAFFIC, count // times) // (3 * NUMBER)
         self.memory.grow(dict.fromkeys("aby", length))
@@ -76,7 +77,7 @@ class Peer:
         return 0.0
 
     def profile(self, steps: int) -> dict[str, float]:
-        """Seconds of each kind, the medians of some steps."""
+        """Return the seconds of each kind of work, the medians of ``steps`` steps."""
         found: dict[str, list[float]] = {}
         for _ in range(steps):
             one: dict[str, float] = {}
@@ -88,7 +89,7 @@ class Peer:
 
 
 class Memory:
-    """Numbers that all factors and results are parts of."""
+    """Arrays of random numbers that all operands and results share."""
 
     def __init__(self, sizes: dict[str, int]) -> None:
         self.pools: dict[str, np.ndarray] = {}

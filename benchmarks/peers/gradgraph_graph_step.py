@@ -1,4 +1,4 @@
-"""gradgraph's step captured as CUDA graphs; on the CPU, where there are none, the step as it is."""
+"""gradgraph's step captured as CUDA graphs; on the CPU, the usual step."""
 
 from __future__ import annotations
 

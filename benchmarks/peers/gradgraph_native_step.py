@@ -1,4 +1,4 @@
-"""gradgraph's step with native kernels, built here if they are not there yet; "high" has less exact products."""
+"""gradgraph's step with native kernels, which are built if missing; "high" has less exact products."""
 
 from __future__ import annotations
 

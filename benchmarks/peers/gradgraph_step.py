@@ -1,6 +1,6 @@
-"""gradgraph: ``gg.build`` on the exported model, ``gg.Trainer`` on stock onnxruntime alone.
+"""gradgraph: ``gg.build`` on the exported model, ``gg.Trainer`` on stock onnxruntime.
 
-"lean" keeps one state of small weights, too, and computes the weights of attentions again, if there are any.
+"lean" also updates small state tensors in place, and recomputes attention probabilities, if there are any.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gradgraph.runtime.execution.session import CPU, CUDA, Provider, RuntimeOpti
 
 @dataclass(frozen=True)
 class Profiled(RuntimeOptions):
-    """Sessions write their profile to a file when they are closed."""
+    """Options of sessions that write their profile to a file when they are closed."""
 
     prefix: str = ""
 
@@ -49,7 +49,7 @@ class Peer:
             RuntimeOptions(threads=job.threads, in_place=job.mode == "lean" or "auto", native_kernels=False)
         )
         self.batch: dict[str, Any] = dict(job.batch())
-        if job.device == "cuda":  # what is bound on the device need not be copied for each step
+        if job.device == "cuda":  # avoids a copy in each step
             self.batch = {n: onnxruntime.OrtValue.ortvalue_from_numpy(a, "cuda", 0) for n, a in self.batch.items()}
 
     def open(self, options: RuntimeOptions) -> gg.Trainer:
@@ -60,7 +60,7 @@ class Peer:
         return float(self.trainer.step(self.batch)["loss"])
 
     def profile(self, steps: int) -> dict[str, Any]:
-        """Fields of ``profiling.Summary`` for the mean of some steps after the first."""
+        """Return the fields of ``profiling.Summary`` for ``steps`` steps after the first."""
         with tempfile.TemporaryDirectory() as folder:
             options = Profiled(threads=self.job.threads, native_kernels=False, prefix=f"{folder}/profile")
             self.trainer = self.open(options)
@@ -68,6 +68,6 @@ class Peer:
                 self.step()
             del self.trainer
             gc.collect()
-            # one file is init.onnx's, which ran once
+            # the other file is of init.onnx, which ran once
             largest = max(Path(folder).iterdir(), key=lambda path: path.stat().st_size)
             return asdict(profiling.summary(profiling.read(largest), steps))

@@ -1,6 +1,6 @@
-"""The networks of ``benchmarks.networks`` once more, in plain JAX, over the same parameters by the same names.
+"""The networks of ``benchmarks.networks`` in plain JAX, with the same parameter names.
 
-Batch normalisation takes the batch's statistics; running ones are not kept, so that JAX does slightly less.
+Batch normalization uses batch statistics; running statistics are not updated, so JAX does slightly less.
 """
 
 from __future__ import annotations

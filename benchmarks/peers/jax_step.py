@@ -1,4 +1,4 @@
-"""JAX: the whole step under ``jax.jit``, the state given up to it so that it may be updated in place."""
+"""JAX: the whole step under ``jax.jit``, with donated state, so that it may be updated in place."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def sgd(params: Tree, slots: Tree, gradients: Tree, rate: float) -> tuple[Tree, 
 
 
 def adamw(params: Tree, slots: Tree, gradients: Tree, rate: float) -> tuple[Tree, Tree]:
-    """With PyTorch's defaults."""
+    """Return updated parameters and moments of AdamW with PyTorch's defaults."""
     count, m, v = slots
     count = count + 1
     m = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, m, gradients)

@@ -1,4 +1,4 @@
-"""Not a peer but the yardstick: one product of 2048 x 2048 matrices by onnxruntime's MatMul."""
+"""The yardstick instead of a library: one product of 2048 x 2048 matrices by onnxruntime's MatMul."""
 
 from __future__ import annotations
 

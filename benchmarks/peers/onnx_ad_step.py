@@ -1,4 +1,4 @@
-"""onnx-ad: its reverse pass on the model with its parameters as inputs; the update is appended here."""
+"""onnx-ad: its reverse pass on the model with parameters as inputs, with an appended update."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Peer:
 
 
 def as_inputs(model: onnx.ModelProto, names: list[str]) -> dict[str, np.ndarray]:
-    """Turn initializers into inputs; their values."""
+    """Turn the initializers ``names`` into inputs; return their values."""
     kept = [t for t in model.graph.initializer if t.name not in names]
     values = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if t.name in names}
     del model.graph.initializer[:]
@@ -57,7 +57,7 @@ def after_update(name: str) -> str:
 
 
 def with_update(model: onnx.ModelProto, names: list[str], rate: float) -> onnx.ModelProto:
-    """SGD: its gradients have a trailing axis, one entry for each seed."""
+    """Append SGD; onnx-ad's gradients have a trailing axis with one entry per seed."""
     graph = model.graph
     graph.initializer.append(numpy_helper.from_array(np.array([-1], np.int64), "update.last"))
     graph.initializer.append(numpy_helper.from_array(np.array(rate, np.float32), "update.rate"))

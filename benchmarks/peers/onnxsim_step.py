@@ -1,4 +1,4 @@
-"""onnxsim: its compiled training loop, on its simplified model; plain SGD as a custom optimizer of its kind."""
+"""onnxsim: its compiled training loop on its simplified model, with plain SGD as a custom optimizer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Peer:
 
 
 def without_flatten(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Flatten has no gradient in onnxsim, and Reshape has."""
+    """Replace Flatten, which has no gradient in onnxsim, by Reshape."""
     inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
     shapes = {v.name: v.type.tensor_type.shape.dim for v in (*inferred.value_info, *inferred.output)}
     for node in model.graph.node:

@@ -1,4 +1,4 @@
-"""onnxruntime-training: artifacts from the model in training form, its module and its optimizer."""
+"""onnxruntime-training: its artifacts, module and optimizer, from the model in training form."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Peer:
 
 
 def with_all_outputs(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The gradient of LayerNormalization reads its mean and inverse deviation: without them it fails."""
+    """Add the outputs mean and inverse deviation to LayerNormalization, whose gradient fails without them."""
     for node in model.graph.node:
         if node.op_type == "LayerNormalization":
             node.output.extend(f"{node.output[0]}.{i}" for i in range(len(node.output), 3))

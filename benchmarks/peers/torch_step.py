@@ -1,4 +1,4 @@
-"""PyTorch, eager, compiled, or "medium", with less exact products: the usual loop, the optimizer's fused kernels."""
+"""PyTorch, eager, compiled, or "medium" (less exact products): the usual loop with a fused optimizer."""
 
 from __future__ import annotations
 

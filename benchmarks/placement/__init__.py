@@ -1,1 +1,1 @@
-"""Where onnxruntime-gpu places the nodes of a step, seen without a GPU: real kernels, on stand-ins for CUDA."""
+"""Placement of a step's nodes by onnxruntime-gpu, without a GPU: its real kernels, with stand-ins for CUDA."""

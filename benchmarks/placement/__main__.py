@@ -1,15 +1,15 @@
-"""Where the real onnxruntime-gpu places the nodes of training steps; needs no GPU, and tells nothing of speed.
+"""Placement of the nodes of training steps by the real onnxruntime-gpu; needs no GPU, and measures no speed.
 
     python -m benchmarks.placement                     ResNet-50, GPT-2, then the workloads of the benchmark
     python -m benchmarks.placement resnet50 --optimizer sgd --dynamic
-    python -m benchmarks.placement --table             what ``cuda_kernels`` says against the real kernels
+    python -m benchmarks.placement --table             the table ``cuda_kernels`` against the real kernels
 
-The first run installs onnxruntime-gpu (260 MB) in an environment of its own and compiles stand-ins for the libraries
-of CUDA (Linux on x86-64; g++ and binutils). A ``Trainer`` with device="cuda" then trains each network there. The
-numbers are garbage, as no kernel does anything; but sessions, partitioning, kernels' choices by type and attributes,
-copies between the memories, bindings and the recording of CUDA graphs are onnxruntime's own. Nodes on the CPU that it
-does not keep there by design, and copies that it adds for them, make the exit code 1; so does, with --table, whatever
-onnxruntime does with the gradient of a case of a rule that the table does not say.
+The first run installs onnxruntime-gpu (260 MB) in an environment of its own, and compiles stand-ins for the libraries
+of CUDA (Linux on x86-64; requires g++ and binutils). A ``Trainer`` with device="cuda" then trains each network there.
+Its numbers are garbage, as kernels do nothing; but sessions, partitioning, the choice of kernels, copies between CPU
+and device, bindings and the recording of CUDA graphs are onnxruntime's own. The exit code is 1 if nodes run on the CPU
+(or are copied to it) other than by onnxruntime's design, or, with --table, if the gradient of a rule's case is placed
+otherwise than the table predicts.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def parsed() -> argparse.Namespace:
 
 
 def prepare() -> tuple[str, Path]:
-    """The interpreter with onnxruntime-gpu, and the folder with the stand-ins."""
+    """Return the interpreter with onnxruntime-gpu, and the folder with the stand-ins."""
     python = environment("placement", NEEDS)
     (packages,) = Path(python).parents[1].glob("lib/python*/site-packages")
     libraries = ROOT / "build" / "placement"
@@ -86,10 +86,10 @@ def prepare() -> tuple[str, Path]:
 
 
 def run(python: str, libraries: Path, module: str, *arguments: str) -> str:
-    """The output of a module of this package, run where onnxruntime-gpu is.
+    """Return the last line that a module of this package prints in the environment of onnxruntime-gpu.
 
     Raises:
-        subprocess.CalledProcessError: it failed; what it wrote about that is on standard error.
+        subprocess.CalledProcessError: the module fails.
     """
     variables = {**os.environ, "LD_LIBRARY_PATH": str(libraries), "PYTHONPATH": str(ROOT)}
     command = [python, "-m", f"benchmarks.placement.{module}", *arguments]
@@ -98,7 +98,7 @@ def run(python: str, libraries: Path, module: str, *arguments: str) -> str:
 
 
 def report(seen: Observed) -> tuple[str, int]:
-    """Lines to print, and the number of strays."""
+    """Return the text to print, and the number of nodes on the CPU (or copies) that are not by design."""
     away = [node for node in (*seen.nodes, *seen.others) if is_away(node)]
     strays = [node for node in away if not is_designed(node, seen.by_design)]
     placed = Counter(provider.removesuffix("ExecutionProvider") for _, _, provider in seen.nodes)
@@ -120,13 +120,13 @@ def is_away(node: Node) -> bool:
 
 
 def is_designed(node: Node, by_design: Sequence[str]) -> bool:
-    """Arithmetic on shapes, on the CPU, and what hands its results to the device; nothing is to come from there."""
+    """Whether a node on the CPU computes with shapes, or copies such results to the device."""
     name, operator, _ = node
     return name in by_design or (operator == "MemcpyFromHost" and bool(by_design))
 
 
 def compared(python: str, libraries: Path) -> list[str]:
-    """Lines about what the table says otherwise than onnxruntime; prints what it rightly says of the CPU."""
+    """Return a line for each difference of the table from onnxruntime; print the operators on the CPU."""
     problems: list[str] = json.loads(run(python, libraries, "kernels"))
     verdict = Verdict(**json.loads(run(python, libraries, "rules")))
     print(f"{verdict.gradients} gradients lowered for CUDA")

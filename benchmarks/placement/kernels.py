@@ -1,6 +1,6 @@
-"""The table of ort-cuda against the kernels that onnxruntime-gpu has registered, by operator and element type.
+"""Comparison of ort-cuda's table with the kernels that onnxruntime-gpu registers, by operator and type.
 
-Run in the environment and on the libraries of ``standins``; prints a JSON list of differences, a line each.
+Run in the environment of ``standins``; prints a JSON list of differences, a line each.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gradgraph.graph.shapes import OPSET
 
 CUDA = "CUDAExecutionProvider"
 NO_END = 2**31 - 1
-DECIDES = {"Where": 1, "OneHot": 2}  # the input whose type onnxruntime looks up, where it is not the first
+DECIDES = {"Where": 1, "OneHot": 2}  # the input whose type selects the kernel, if not the first
 BY_RESULT = ("ConstantOfShape", "RandomNormalLike", "RandomUniformLike")
 VARIED = ("If", "Loop", "Scan", "NonMaxSuppression")  # carry values of every type, or name none
 KNOWN = {t for row in table().rows.values() for types in row.types.values() for t in types}  # not float8, text, …
@@ -38,7 +38,7 @@ def main() -> None:
 
 def differences(kernels: Iterable[Any], domain: str, rows: Mapping[str, Row]) -> Iterable[str]:
     ours = [k for k in kernels if k.domain == domain]
-    # of onnxruntime's own operators, of which there are many, only those that forms write
+    # of onnxruntime's own operators, only those in the table
     names = {k.op_name for k in ours} if not domain else set()
     for name in sorted(names | set(rows)):
         found = [k.type_constraints for k in ours if k.op_name == name and serves(k, domain)]
@@ -52,19 +52,19 @@ def differences(kernels: Iterable[Any], domain: str, rows: Mapping[str, Row]) ->
 
 
 def serves(kernel: Any, domain: str) -> bool:
-    """Is it for the operator as it is at our opset?"""
+    """Whether a kernel implements the operator's version in our opset."""
     first, last = kernel.version_range
     if domain:
         return True
     try:
         since = onnx.defs.get_schema(kernel.op_name, OPSET, "").since_version
-    except onnx.defs.SchemaError:  # newer than that
+    except onnx.defs.SchemaError:  # an operator of a newer opset
         return False
     return bool(first == since or (last != NO_END and first <= since <= last))
 
 
 def deciding_type(domain: str, name: str) -> str:
-    """The type variable, by its name in the schema, that the table lists for an operator."""
+    """Return the schema's name of the type variable that the table lists for an operator."""
     if not domain:
         schema = onnx.defs.get_schema(name, OPSET, "")
         by_result = name in BY_RESULT or not schema.inputs
@@ -73,7 +73,7 @@ def deciding_type(domain: str, name: str) -> str:
 
 
 def types(found: Iterable[dict[str, list[str]]], name: str) -> set[str]:
-    """Element types, as tables call them."""
+    """Return the element types for the type variable ``name``, as the table spells them."""
     named = (t for constraints in found for t in constraints.get(name, ()))
     matches = (re.fullmatch(r"(?:seq\()?tensor\((\w+)\)\)?", t) for t in named)
     return {type_name(ir.DataType[match.group(1).upper()]) for match in matches if match}

@@ -1,8 +1,8 @@
-"""One step on the CUDA provider, as its profile tells; run in the environment and on the libraries of ``standins``.
+"""One step on the CUDA provider, according to its profile; run in the environment of ``standins``.
 
     python -m benchmarks.placement.observed JOB          JOB: fields of ``benchmarks.job.Job``, as JSON
 
-Prints a JSON object: fields of ``Observed``.
+Prints the fields of ``Observed`` as JSON.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Observed:
     """A step as onnxruntime ran it.
 
     Attributes:
-        nodes: [name, operator, provider] of all that the step ran, the Memcpy nodes that onnxruntime adds among them.
-        others: the same of its other sessions: the first state, evaluation, prediction, batches of another size.
-        by_design: names of those that compute with shapes, which onnxruntime keeps on the CPU.
-        memories: kinds of memory that state tensors and batch lie in.
-        to_device, to_host: bytes copied by a step whose batch is on the device.
-        graphs: CUDA graphs launched by four steps, of which the first two record; or why it cannot be recorded.
+        nodes: [name, operator, provider] of each executed node, including the Memcpy nodes that onnxruntime adds.
+        others: the nodes of its other sessions: the first state, evaluation, prediction, batches of another size.
+        by_design: the names of nodes that compute with shapes, which onnxruntime keeps on the CPU.
+        memories: the kinds of memory of state tensors and batch.
+        to_device, to_host: the bytes copied by a step whose batch is on the device.
+        graphs: the number of CUDA graphs launched by four steps (the first two record), or why there are none.
     """
 
     nodes: list[Node]
@@ -74,7 +74,7 @@ def observed(job: Job) -> Observed:
         by_design = {node.name or "" for model in models for node in on_host(ir.from_proto(model))}
     trainer = gg.Trainer(definition, device="cuda")
     batch = on_device(job)
-    for _ in range(2):  # each of the two sets of state tensors is bound in one
+    for _ in range(2):  # each binds one of the two sets of state tensors
         trainer.step(batch)
     before = Counts.now()
     trainer.step(batch)
@@ -99,7 +99,7 @@ def on_device(job: Job) -> dict[str, Any]:
 
 
 def profiled(job: Job, definition: gg.Step) -> tuple[list[Node], list[Node]]:
-    """Nodes of the step for the whole batch, which is the largest session, and of the others."""
+    """Return the nodes of the step's session for the whole batch (the largest), and the nodes of the others."""
     batch = job.batch()
     is_open = any(not isinstance(size, int) for tensor in definition.manifest.inputs for size in tensor.shape)
     with tempfile.TemporaryDirectory() as folder:
@@ -120,7 +120,7 @@ def profiled(job: Job, definition: gg.Step) -> tuple[list[Node], list[Node]]:
 
 
 class Session(NamedTuple):
-    """From a profile: how often it ran, and its nodes."""
+    """A session according to its profile: the number of runs, and its nodes."""
 
     runs: int
     nodes: list[Node]
@@ -133,7 +133,7 @@ def placed(profile: Path) -> Session:
 
 
 def captured(definition: gg.Step, batch: dict[str, Any]) -> int | str:
-    """CUDA graphs launched by four steps, or why there are none."""
+    """Return the number of CUDA graphs launched by four steps, or why there are none."""
     options = RuntimeOptions(cuda_graph=True)
     before = Counts.now().graphs
     try:

@@ -1,6 +1,6 @@
-"""The gradient of every case of every rule on the CUDA provider: is what onnxruntime does what the table foretells?
+"""Checks that onnxruntime's CUDA provider places the gradient of each rule's cases as the table predicts.
 
-Run in the environment and on the libraries of ``standins``; prints a JSON object: fields of ``Verdict``.
+Run in the environment of ``standins``; prints the fields of ``Verdict`` as JSON.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from gradgraph.passes.normal.edit import nodes_of
 from gradgraph.rules.registry import RULES
 from gradgraph.verify import cases
 
-REASON = 400  # characters of onnxruntime's own words
+REASON = 400  # maximum number of characters of onnxruntime's message
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 
 @dataclass
 class Verdict:
-    """Rules are named ``operator/case``.
+    """The result of the checks; cases are named ``operator/index``.
 
     Attributes:
-        gradients: how many were tried.
-        foretold: operator -> rules of whose gradients it runs on the CPU, or is refused, as the table says.
-        unforeseen: lines about what onnxruntime does otherwise than the table says.
-        refused: lines about gradients that no session starts with.
+        gradients: the number of gradients checked.
+        foretold: for each operator, the cases whose gradients run it on the CPU, or are rejected, as predicted.
+        unforeseen: lines about placements that the table does not predict.
+        refused: lines about gradients that no session accepts.
     """
 
     gradients: int = 0
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def gradients() -> Iterator[tuple[str, ir.Model]]:
-    """With shapes known, and with every size open."""
+    """Yield name and gradient of each case of each rule, with known and with symbolic shapes."""
     for rule in RULES.values():
         for i, case in enumerate(rule.cases):
             for unknown in (False, True):
@@ -69,10 +69,10 @@ def gradients() -> Iterator[tuple[str, ir.Model]]:
 def judge(name: str, model: ir.Model, verdict: Verdict) -> None:
     strays = {stray.name: stray.operator for stray in without_kernel(model)}
     free = {node.name for node in (*on_host(model), *constant(model))}
-    own = {node.name for node in nodes_of(model)}  # others come from functions that onnxruntime wrote out
+    own = {node.name for node in nodes_of(model)}  # other nodes come from functions that onnxruntime inlined
     try:
         placed = placement(to_proto(model))
-    except Exception as problem:  # whatever onnxruntime raises is its reason
+    except Exception as problem:  # onnxruntime raises several classes
         if not strays:
             verdict.refused.append(f"{name}: {problem}"[:REASON])
         for operator in strays.values():
@@ -90,12 +90,12 @@ def judge(name: str, model: ir.Model, verdict: Verdict) -> None:
 
 
 def constant(model: ir.Model) -> list[ir.Node]:
-    """The nodes that onnxruntime would fold, were it not told to leave them as they are."""
+    """Return the nodes that onnxruntime would fold if its optimizations were not disabled."""
     return [n for n in nodes_of(model) if all(v is None or constant_of(v) is not None for v in n.inputs)]
 
 
 def placement(model: Any) -> dict[str, tuple[str, str]]:
-    """Node -> operator, provider."""
+    """Return operator and provider of each node, by name."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL

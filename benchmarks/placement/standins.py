@@ -1,7 +1,7 @@
-"""Libraries by the names of CUDA's that let onnxruntime-gpu start without a GPU; what it computes there is garbage.
+"""Stand-ins for the libraries of CUDA, so that onnxruntime-gpu starts without a GPU; results are garbage.
 
-Every function that onnxruntime asks for does nothing and reports success; the few in ``standins/*.cc`` do a little
-more. The list is read from the provider itself, so that it follows onnxruntime's version.
+Every function that onnxruntime requires does nothing and reports success, except a few in ``standins/*.cc``. The list
+of functions is read from the provider itself, so that it matches onnxruntime's version.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 HERE = Path(__file__).parent / "standins"
-LOADED_LATER = {"cudnn": "libcudnn.so.9", "cufft": "libcufft.so.12"}  # by dlopen, so that the linker knows nothing
+LOADED_LATER = {"cudnn": "libcudnn.so.9", "cufft": "libcufft.so.12"}  # by dlopen, unknown to the linker
 PROVIDERS = ("cuda", "tensorrt")
 OURS = r"lib(?:cu|nv)\S+"
-UNVERSIONED = {  # what functions are called that carry no version of their library
+UNVERSIONED = {  # libraries of functions without a symbol version, by the beginning of their names
     "cu[A-Z]": "libcuda.so.1",
     "createNvOnnx": "libnvonnxparser.so.10",
     "createInfer|getInfer|getPlugin": "libnvinfer.so.10",
@@ -28,9 +28,10 @@ def compiled(packages: Path, folder: Path) -> None:
 
     Args:
         packages: site-packages with onnxruntime-gpu, nvidia-cuda-runtime and nvidia-cuda-crt.
+        folder: the output folder.
 
     Raises:
-        subprocess.CalledProcessError: there is no C++ compiler or no ``nm``, or it fails.
+        subprocess.CalledProcessError: g++, nm or readelf fails.
     """
     (includes,) = packages.glob("nvidia/cu*/include")
     folder.mkdir(parents=True, exist_ok=True)
@@ -48,9 +49,9 @@ def compiled(packages: Path, folder: Path) -> None:
 
 
 def wanted(folder: Path) -> dict[str, set[str]]:
-    """Library -> functions that the providers in ``folder`` take from it.
+    """Return the functions that the providers in ``folder`` import, by library.
 
-    The provider of TensorRT is asked because onnxruntime starts it, too, before it tells which kernels it has.
+    TensorRT's provider is included because onnxruntime also loads it before it lists its kernels.
     """
     found: dict[str, set[str]] = defaultdict(set)
     for name in PROVIDERS:
@@ -74,7 +75,7 @@ def _output(*command: str) -> str:
 
 
 def do_nothing(names: Iterable[str], written: str) -> str:
-    """C++ for those functions that ``written`` does not define; what creates something gives its caller a handle."""
+    """Return C++ code for the functions that ``written`` does not define; constructors return a handle."""
     lines = ["static char handle[4096];", 'extern "C" {']
     for name in sorted(names):
         if re.search(rf"\b{name}\(", written):
