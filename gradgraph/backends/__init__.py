@@ -1,6 +1,6 @@
 """The registry of backends: every file or folder of this package that defines a ``Backend`` is registered here.
 
-A backend defines rewrites, forms, and what its runtime lacks. Its forms are imported when a model is written for the
+A backend defines rewrites, forms, and the limits of its runtime. Its forms are imported when a model is written for the
 backend, not when backends are listed. Backends depend on named operators, but not on losses, data or sessions.
 """
 

@@ -163,7 +163,7 @@ class Table:
 
     @property
     def title(self) -> str:
-        """The runtime with its version."""
+        """The runtime's name and version, for messages."""
         return f"{self.runtime} {self.version}".strip()
 
     def verdict(self, node: ir.Node, facts: Facts | None = None) -> Verdict:
@@ -217,7 +217,7 @@ def installed() -> str:
 
 
 def age(version: str) -> tuple[int, ...]:
-    """Return the sort key of a version."""
+    """Return the first three numbers of a version, by which versions are sorted."""
     return tuple(map(int, re.findall(r"\d+", version)[:3]))
 
 

@@ -53,7 +53,6 @@ def for_machine(
     """Return a copy of ``model`` lowered for one backend.
 
     Args:
-        model: a training or evaluation model of a step.
         dims: sizes of symbolic dimensions, by name.
         choose: returns the forms to try for a call, in order; by default the forms whose ``when`` is true.
     """

@@ -14,7 +14,7 @@ A fact is one of these, where numbers of inputs and outputs count from 0:
 ``input 2 derived``     an input that is computed from constants and known sizes only
 ``input 2 negative``    constant integers, some negative; ``zero``: some are 0; ``empty``: no elements
 ``input 2 open``        some sizes are unknown; ``input 2 open inside``: some size after the first is unknown;
-                        ``open`` and ``open inside``: the same for any input
+                        ``open`` and ``open inside``: for any input
 ``channels open``       axis 1 of a first input with three axes or more is unknown; ``space open``: a later axis is
 ``input 2 rank 3``      an input's rank; ``rank 3``: the first input's rank; ``rank unknown``: it is not known
 ``channels in threes``  a Conv over 6, 9, 15, … channels: more than 3, a multiple of 3 and not of 4

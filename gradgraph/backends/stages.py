@@ -1,4 +1,4 @@
-"""Assign nodes to stages: nodes of one stage can be merged, as no counted edge lies on a path between them."""
+"""Assign nodes to stages: nodes of one stage can be merged, as no counted edge is on a path between them."""
 
 from __future__ import annotations
 

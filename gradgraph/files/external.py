@@ -93,10 +93,9 @@ def is_packed(tensor: onnx.TensorProto) -> bool:
 
 
 class DataFiles:
-    """Checks that external tensors are in files of one directory (or two, for a symlinked model).
+    """Checks that external tensors are in files of ``base_dir`` (and of one more folder, for a symlinked model).
 
     Args:
-        base_dir: the directory.
         model: the path of the model, which may be a symlink into another directory.
         remedy: the remedy in error messages about missing or damaged data; by default, to download the model again.
     """
@@ -152,7 +151,6 @@ def locate(proto: onnx.ModelProto, data: DataFiles | None, own: HeldFile | None 
     """Check the external tensors of ``proto``; return the real path of each file, or the open file, by location.
 
     Args:
-        proto: the model.
         data: the checks of external files; None if the folder of the model is unknown.
         own: the model file from which ``proto`` was read, if data of large tensors were left in it.
 

@@ -29,7 +29,6 @@ class HeldFile:
     """A weight file, held open.
 
     Args:
-        path: the path of the file.
         file: the open file, which the caller may close afterwards.
         own: whether the file is the model file itself, with weights inside.
 
@@ -93,7 +92,6 @@ class HeldTensor(ir.ExternalTensor):
     """A tensor whose data stay in a file that is held open.
 
     Args:
-        file: the file.
         offset: the offset of the data in bytes; type and shape determine their length.
         dtype, shape, name, doc_string, metadata_props: as for any tensor.
     """

@@ -268,7 +268,6 @@ class Builder(OperatorCalls):
         Args:
             inputs: the inputs of the body: new values with type and shape, which get unused names.
             write: called with one Var per input; emits the nodes of the body with this builder and returns its outputs.
-            name: the name of the body.
         """
         outside, self.nodes = self.nodes, []
         for value in inputs:

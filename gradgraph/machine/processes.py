@@ -45,7 +45,6 @@ def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[Any]:
 
     Args:
         command: the path of a program, as returned by ``program``, and its arguments; files by absolute paths.
-        options: further arguments of ``subprocess.run``.
 
     Raises:
         OSError: if the folder cannot be created, or the program does not start.
@@ -78,14 +77,12 @@ def start_python(code: str, *arguments: str, **options: Any) -> Process:
 
 
 def in_foreground(command: list[str], shows: Callable[[str], bool], **environment: str) -> int:
-    """Run a command in the working folder, print its output, and return its exit code.
+    """Run a command in the working folder, with these variables set; print its output and return its exit code.
 
     Ctrl-C and SIGTERM are left to the command.
 
     Args:
-        command: the path of a program, and its arguments.
         shows: returns whether to print a line of output.
-        environment: variables to set.
 
     Raises:
         OSError: if the program does not start.

@@ -56,9 +56,7 @@ class Buckets:
 
     Args:
         step: a step with its two halves, gradient.onnx and apply.onnx.
-        rank: the rank of this process.
         owners: for each weight, the rank that updates it, if updates are sharded.
-        ranks: the number of ranks.
         has_joint_norms: whether norms use the samples of all ranks.
         far: allocates a gradient of a shape and type on the device that runs the graphs; None on the CPU. Such
             gradients are summed on the device, not in an array.
@@ -168,11 +166,10 @@ class Buckets:
     # --- the message ----------------------------------------------------------------------------------------------
 
     def scale(self, rows: int, counted: int, usual: int) -> float:
-        """Scale gradients and statistics of this rank by its share of the batch; return the weight of its gradients.
+        """Scale gradients and statistics of this rank, with ``rows`` samples and ``counted`` loss terms, by its share
+        of the batch; return the weight of its gradients.
 
         Args:
-            rows: the number of samples of this rank.
-            counted: the number of loss terms of this rank.
             usual: the expected number of terms on all ranks. If the actual number is equal, no scaling is necessary
                 after the sum.
         """

@@ -1,11 +1,11 @@
 """BatchNormalization over the samples of all ranks: the gradient graph exchanges sums at certain nodes.
 
-In the forward pass, each rank sends the count, mean and sum of squared deviations of its own values, and receives those
-of all ranks (Chan et al., 1979). In the backward pass, it sends Σ dy and Σ dy·(x − mean), and receives the sums over
-all ranks. Then ``dx = a·(dy − k·(x − mean) − s)`` with ``a = scale/√(var + ε)``, ``k = Σ dy·(x − mean)/(n·(var + ε))``
-and ``s = Σ dy/n``, where n is the number of values of a channel on all ranks. Gradients of scale and bias stay those of
-the rank, as all gradients do until the all-reduce. Placeholder nodes ``Told`` mark where sums are received; the lowered
-graph is cut there.
+In the forward pass, each rank sends the count, mean and sum of squared deviations of its own values, and receives the
+values of all ranks (Chan et al., 1979). In the backward pass, it sends Σ dy and Σ dy·(x − mean), and receives the sums
+over all ranks. Then ``dx = a·(dy − k·(x − mean) − s)`` with ``a = scale/√(var + ε)``, ``k = Σ dy·(x − mean)/(n·(var +
+ε))`` and ``s = Σ dy/n``, where n is the number of values of a channel on all ranks. Gradients of scale and bias remain
+separate per rank, as all gradients do until the all-reduce. Placeholder nodes ``Told`` mark where sums are received;
+the lowered graph is cut there.
 """
 
 from __future__ import annotations

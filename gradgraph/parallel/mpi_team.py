@@ -64,7 +64,6 @@ class MpiTeam(Team):
     """The team of a trainer (``gradgraph.runtime.execution.team``), whose ranks are processes of an MPI job.
 
     Args:
-        comm: a communicator of mpi4py.
         timeout, check_every, shard_state, sync_batch_norm: as for ``DataParallel``.
         compress: the gradient compression; None to send whole gradients.
         compress_name: ``compress`` as written by the user.

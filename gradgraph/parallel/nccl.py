@@ -22,10 +22,9 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class Nccl:
-    """A communicator of ranks that each have a GPU of their own.
+    """A communicator of ranks that each have a GPU of their own and find each other through mpi4py's ``comm``.
 
     Args:
-        comm: a communicator of mpi4py, through which the ranks find each other.
         memory, device_id: onnxruntime's name of the memory, and the index, of this rank's GPU.
 
     Raises:

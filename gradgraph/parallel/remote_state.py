@@ -21,10 +21,9 @@ ASKED, LENT = 1, 2  # tags of requests and replies
 
 
 class RemoteState:
-    """The arrays that each rank sends to others on request.
+    """The arrays that each rank sends to others on request, through a communicator for these messages only.
 
     Args:
-        comm: a communicator for these messages only.
         wait: waits for an MPI request.
         timeout: seconds to wait for a rank before the run fails.
         give: returns this rank's array of a name.

@@ -99,8 +99,6 @@ class SegmentedGradient:
     """The session of a gradient graph that receives sums of all ranks while it runs.
 
     Args:
-        opened: the step.
-        model: the lowered gradient graph.
         messages, ahead: as for :func:`cut`.
         ports: inputs and outputs other than the batch.
         tell: exchanges the sums of norms between all ranks.

@@ -25,9 +25,6 @@ class ShardedUpdate:
 
     Args:
         shards: the assignment of weights to ranks.
-        rank: the rank of this process.
-        team: the ranks, for messages.
-        opened: the step.
 
     Attributes:
         last: the model that updates the weights of this rank.

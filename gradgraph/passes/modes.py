@@ -36,8 +36,6 @@ def training_mode(model: ir.Model, op: Builder, keep_mask: Mask, frozen: set[ir.
     """Put ``model`` in training mode, in place.
 
     Args:
-        model: in normal form.
-        op: the builder that writes the nodes.
         keep_mask: ``keep_mask(op, x, ratio)`` returns a boolean mask, shaped like ``x``, true with probability
             ``1 − ratio``.
         frozen: the initializers that do not change.

@@ -54,11 +54,7 @@ def tables() -> dict[str, np.ndarray]:
 
 
 class RandomSource:
-    """A source of random numbers; each call is a new place in the graph with its own stream.
-
-    Args:
-        state: the int64 vector ``rng``, as ``initial_state`` returns it.
-    """
+    """A source of random numbers from an int64 state; each call is a new place in the graph with its own stream."""
 
     def __init__(self, state: Var) -> None:
         self.state = state
@@ -78,7 +74,6 @@ class RandomSource:
         """Draw uniform numbers in [0, 1).
 
         Args:
-            op: the builder that receives the nodes.
             shape: the shape of the result, an int64 vector.
             turns: the iteration numbers of the Loops around this place, int64 scalars.
             dtype: FLOAT or DOUBLE.

@@ -23,7 +23,7 @@ Place: TypeAlias = tuple[str, int] | str  # ("input", index), ("line", index) or
 class Program:
     """A program under construction; ``node`` creates the kernel's node.
 
-    A place is what an operand reads: an input, the result of a line, or a number.
+    A place is the source of an operand: an input, the result of a line, or a number.
 
     Attributes:
         inputs: the tensors that the program reads.

@@ -15,8 +15,8 @@ from gradgraph.passes.rewrites import Rewrite
 def fill_fours(model: ir.Model) -> None:
     """Pad the input channels of convolutions with zeros to a multiple of 4, in place.
 
-    Only convolutions that the provider may compute incorrectly are padded. In those that compute weight gradients, the
-    samples of the batch are the input channels, so their number may be unknown.
+    Only convolutions that the provider may compute incorrectly are padded. In convolutions that compute weight
+    gradients, the samples of the batch are the input channels, so their number may be unknown.
     """
     editor = Editor(model)
     for node in list(nodes_of(model)):

@@ -76,7 +76,6 @@ def opened_npz(path: Path, most: int) -> Iterator[tuple[zipfile.ZipFile, dict[st
     Later reads of members should be wrapped in ``archive_errors``.
 
     Args:
-        path: the path of the archive.
         most: the maximum total size of the arrays in bytes.
 
     Raises:

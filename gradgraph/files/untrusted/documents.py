@@ -222,35 +222,35 @@ class Fields:
         return value
 
     def wholes(self, key: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
-        """Return a list of integers of at least 0."""
+        """Return the list of integers of at least 0 at ``key``."""
         value = self._given(key, default)
         if not isinstance(value, list | tuple) or not all(map(_is_count, value)):
             raise self._no(key, "a list of whole numbers")
         return tuple(value)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Return a number of at most LARGEST_NUMBER, whose square is finite in float32."""
+        """Return the number at ``key``, at most LARGEST_NUMBER, whose square is finite in float32."""
         value = self._given(key, default)
         if type(value) not in (int, float) or not abs(value) <= LARGEST_NUMBER:
             raise self._no(key, f"a number up to {LARGEST_NUMBER:g}")
         return float(value)
 
     def texts(self, key: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
-        """Return a list of texts."""
+        """Return the list of strings at ``key``."""
         value = self._given(key, default)
         if not isinstance(value, list | tuple) or not all(isinstance(text, str) for text in value):
             raise self._no(key, "a list of texts")
         return tuple(value)
 
     def pairs_of_texts(self, key: str) -> tuple[tuple[str, str], ...]:
-        """Return a list of pairs of texts."""
+        """Return the list of pairs of strings at ``key``."""
         value = self._given(key, None)
         if not isinstance(value, list) or not all(_is_pair(pair) for pair in value):
             raise self._no(key, "a list of pairs of texts")
         return tuple((first, second) for first, second in value)
 
     def pairs_of_wholes(self, key: str, default: tuple[tuple[int, int], ...] | None = None) -> Any:
-        """Return a list of pairs of integers of at least 0."""
+        """Return the list of pairs of integers of at least 0 at ``key``."""
         value = self._given(key, default)
         numbers = value if isinstance(value, list | tuple) else None
         if numbers is None or not all(isinstance(p, list) and len(p) == 2 and all(map(_is_count, p)) for p in numbers):

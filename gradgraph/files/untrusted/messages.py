@@ -36,7 +36,6 @@ def message_without_data(file: BinaryIO, place: Place) -> onnx.ModelProto | None
     """Return the model in ``file``, without reading the data of large initializers.
 
     Args:
-        file: the open file.
         place: a function that is called with each large initializer, without its data, and the offset and length of
             the data in the file. It records this location and returns True, or returns False to read the data.
 

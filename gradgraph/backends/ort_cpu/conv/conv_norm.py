@@ -222,7 +222,7 @@ class _Expansion:
     """A 1x1 convolution v = W x as a matrix product, with second moments of x.
 
     Attributes:
-        w: the weight, and ``rows`` the same as a matrix W [M, C].
+        w, rows: the weight, in its own shape and as a matrix W [M, C].
         xc: the centred input.
         mean, var: the statistics of v.
         along: W T.

@@ -160,6 +160,6 @@ def _reach(conv: Layer, axis: int) -> int:
 
 
 def _pads(conv: Layer, axis: int) -> tuple[int, int]:
-    """Return the padding before and after along ``axis``; the latter is negative if the last pixels are not read."""
+    """Return the padding before and after along ``axis``; negative after it if the last pixels are not read."""
     begin = conv.seen.begins[axis]
     return begin, _reach(conv, axis) - begin - conv.size[axis]

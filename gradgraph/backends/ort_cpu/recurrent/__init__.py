@@ -1,1 +1,1 @@
-"""Training of recurrent layers: forward loops that save what backward loops need."""
+"""Training of recurrent layers: forward loops that save values for backward loops."""

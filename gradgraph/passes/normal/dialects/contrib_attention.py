@@ -230,7 +230,7 @@ def _mask_bias(op: Builder, node: ir.Node, mask: Var, q: Var, k: Var, hidden: fl
     The mask has one of these shapes:
 
     - [batch]: the number of visible keys of each sample;
-    - [3 · batch + 2]: the same numbers, and then numbers that only other runtimes read;
+    - [3 · batch + 2]: first these numbers, then numbers that only other runtimes read;
     - [2 · batch]: the end of the visible keys of each sample, and then their start;
     - [batch, keys], [batch, queries, keys] or [batch, 1, maximum, maximum]: 1 for visible and 0 for masked keys.
     """

@@ -36,7 +36,6 @@ class SlidingCache:
         """Append the keys and values ``new`` to the cache ``past``.
 
         Args:
-            past, new: keys and values.
             places: the positions of the new tokens, [batch, tokens].
             bias: an optional attention bias, with a column for every position.
 

@@ -76,7 +76,6 @@ def attend(
     """Compute ``softmax(scale · q kᵀ + masks) v`` for tensors [batch, heads, length, head size].
 
     Args:
-        op: the builder.
         q, k, v: queries, keys and values; k and v may have fewer heads, each shared by consecutive heads of q.
         masks: the keys that a query sees.
         scale: the factor of the scores; 1/√(head size) by default.

@@ -161,7 +161,7 @@ def _constants_inside(graph: ir.Graph) -> None:
 @until(18, "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin")
 @until(18, "ReduceProd", "ReduceSumSquare")
 def reduction(node: ir.Node) -> str | None:
-    """Convert the axes input to an attribute; without axes, all axes are reduced."""
+    """Convert the axes input to an attribute; return why if it is computed, or selects no axis."""
     axes = constant_of(input_at(node, 1))
     if input_at(node, 1) is not None and axes is None:
         return "has computed axes, which only opset 18 can express"
@@ -177,7 +177,7 @@ def reduction(node: ir.Node) -> str | None:
 
 @until(18, "Split")
 def split(node: ir.Node) -> str | None:
-    """Replace num_outputs by the sizes of the parts, if they are known."""
+    """Replace num_outputs by the sizes of the parts; return why if the size of the axis is unknown."""
     count = attributes(node).get("num_outputs")
     node.attributes.pop("num_outputs", None)
     if count is None or input_at(node, 1) is not None:
@@ -202,7 +202,7 @@ def _set_constant(node: ir.Node, i: int, value: np.ndarray[Any, Any]) -> None:
 
 @until(18, "Pad")
 def pad(node: ir.Node) -> str | None:
-    """Expand the pads to all axes, because Pad before opset 18 has no axes input."""
+    """Expand the pads to all axes, as Pad before opset 18 has no axes input; return why if that is impossible."""
     if (given := input_at(node, 3)) is None:
         return None
     pads, axes, x = constant_of(node.inputs[1]), constant_of(given), node.inputs[0]
@@ -217,27 +217,27 @@ def pad(node: ir.Node) -> str | None:
 
 @until(19, "Pad")
 def pad_around(node: ir.Node) -> str | None:
-    """Reject mode "wrap", which Pad before opset 19 does not have."""
+    """Return why mode "wrap" is rejected, which opset 19 introduced; else None."""
     return "has mode=wrap, which only opset 19 can express" if attributes(node).get("mode") == "wrap" else None
 
 
 @until(19, "Resize")
 def resize(node: ir.Node) -> str | None:
-    """Reject half_pixel_symmetric, which Resize before opset 19 does not have."""
+    """Return why half_pixel_symmetric is rejected, which opset 19 introduced; else None."""
     mode = attributes(node).get("coordinate_transformation_mode")
     return "is half_pixel_symmetric, which only opset 19 can express" if mode == "half_pixel_symmetric" else None
 
 
 @until(18, "ScatterElements", "ScatterND")
 def scatter(node: ir.Node) -> str | None:
-    """Reject the reductions "max" and "min", which opset 18 introduced."""
+    """Return why the reductions "max" and "min" are rejected, which opset 18 introduced; else None."""
     how = attributes(node).get("reduction")
     return f"has reduction={how}, which only opset 18 can express" if how in ("max", "min") else None
 
 
 @until(20, "GridSample")
 def grid_sample(node: ir.Node) -> str | None:
-    """Convert the modes to their older names; reject inputs that do not have exactly two spatial axes."""
+    """Convert the modes to their older names; return why for inputs without exactly two spatial axes."""
     x = node.inputs[0]
     if x is None or x.shape is None or len(x.shape) != 4:
         return "has an input of unknown rank, or without exactly two image axes, which only opset 20 supports"
@@ -249,7 +249,7 @@ def grid_sample(node: ir.Node) -> str | None:
 
 @until(20, "DFT")
 def dft(node: ir.Node) -> str | None:
-    """Convert the axis input to an attribute."""
+    """Convert the axis input to an attribute; return why if that is impossible."""
     axis = constant_of(input_at(node, 2))
     if input_at(node, 2) is not None and axis is None:
         return "has a computed axis, which only opset 20 can express"

@@ -168,7 +168,7 @@ def prelu(op: Builder, node: ir.Node, x: Var, slope: Var) -> Any:
 
 @before(7, "Gemm", "GRU", "LSTM", "RNN")
 def without_switch(op: Builder, node: ir.Node, *inputs: Var | None, **attrs: Any) -> None:
-    """Drop attributes that enabled what is now always enabled: broadcasting of C, and the output of all time steps."""
+    """Drop attributes for behaviour that is now always enabled: broadcasting of C, output of all time steps."""
     for name in ("broadcast", "output_sequence"):
         node.attributes.pop(name, None)
 

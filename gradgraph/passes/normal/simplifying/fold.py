@@ -37,7 +37,7 @@ def fold_constants(model: ir.Model) -> bool:
     """Replace small nodes with constant inputs by their results; return True if anything changed.
 
     1. Integers and booleans are computed from initializers (``gradgraph.graph.shapes.fold``).
-    2. Shape and Size are computed as far as dimensions are known, and so are operators that move their entries (Gather,
+    2. Shape and Size are computed where dimensions are known, and so are operators that move their entries (Gather,
        Slice, Concat, …), so that the known part of a partly symbolic shape is found.
     3. Floats are computed if they depend only on marked constants, never on a parameter (an initializer without the
        mark).

@@ -1,1 +1,1 @@
-"""Infer types and shapes with ONNX's inference, complete sizes that it loses, and correct what it infers wrongly."""
+"""Infer types and shapes with ONNX's inference, complete sizes that it loses, and correct its mistakes."""

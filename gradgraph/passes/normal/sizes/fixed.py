@@ -31,7 +31,6 @@ def fix_sizes(model: ir.Model, sizes: Sizes) -> dict[str, int]:
     """Replace symbolic dimensions by ``sizes`` everywhere, in place.
 
     Args:
-        model: the model to change.
         sizes: the number of each dimension by its name, or all sizes of an input by its name (for unnamed dimensions).
 
     Returns:

@@ -1,7 +1,7 @@
 """Check the sizes of a node's inputs: one rule per operator, exact for numeric dimensions.
 
-A rule is called with the node's inputs (``Operand``) and attributes, and yields complaints: words that follow the
-node's name in a sentence, of which the first one is used. An unknown rank, or a symbolic dimension, matches everything.
+A rule is called with the node's inputs (``Operand``) and attributes, and yields complaints, words that follow the
+node's name in a sentence; only the first is used. An unknown rank, or a symbolic dimension, matches everything.
 """
 
 from __future__ import annotations

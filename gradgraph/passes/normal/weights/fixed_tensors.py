@@ -195,7 +195,7 @@ class _Constant:
 
     @property
     def is_possible(self) -> bool:
-        """Whether the constant may be a deviation, width or stride, which are positive; True unless it is a factor."""
+        """Whether the constant may scale an input: it is no factor, or all positive, like deviations and widths."""
         return self.node.op_type not in _FACTORS or bool((self.array > 0).all())
 
 

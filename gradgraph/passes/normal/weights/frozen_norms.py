@@ -1,8 +1,7 @@
 """Find weights that look like a norm with fixed statistics, such as torchvision's FrozenBatchNorm2d: ``conv(x)·s + t``.
 
-Such a norm computes the scale s and the shift t from four buffers, none of which is trained. An exporter with constant
-folding stores only s and t, which look like a learned scale and shift, except that learned ones keep their parameter
-names.
+Such a norm computes the scale s and the shift t from four untrained buffers. An exporter with constant folding stores
+only s and t, which look like a learned scale and shift, except that learned ones keep their parameter names.
 """
 
 from __future__ import annotations
