@@ -36,12 +36,11 @@ class Augmentation:
     """A random change of images, or of sounds.
 
     Attributes:
-        stage: what it changes. ``"stored"``: the image as stored, which it resizes to the size (height, width)
-            of the model; ``"sized"``: the image at that size; ``"array"``: its array [height, width, channels]
-            after normalisation, in place; ``"batch"``: arrays of a batch with the probabilities of their classes;
-            ``"sound"``: samples [samples]; the rate is passed, too.
-        function: called with the objects that ``stage`` describes and a random generator; for a stored image, also
-            with the size.
+        stage: the input. ``"stored"``: the image as stored, which it resizes to the size (height, width) of the model;
+            ``"sized"``: the image at that size; ``"array"``: its array [height, width, channels] after normalisation,
+            in place; ``"batch"``: images and class probabilities of a batch; ``"sound"``: samples [samples], with the
+            rate.
+        function: called with the input and a random generator; for a stored image, also with the size.
         call: the call that created the augmentation, as text.
     """
 
@@ -80,12 +79,14 @@ class Augmentations:
     """A sequence of augmentations.
 
     An image is resized to the model's size by ``random_resized_crop``, or else before the first augmentation that
-    requires that size. Erasing follows normalisation, and mixing is last, whatever their place in the list. If several
-    augmentations mix batches, one of them is drawn per batch.
+    requires
+    that size. Erasing follows normalisation, and mixing is last, whatever their place in the list. If several
+    augmentations
+    mix batches, one of them is drawn per batch.
 
     Args:
-        given: augmentations, their names or calls, and user functions from bytes [height, width,
-            channels] and a generator to bytes of the same shape; or one of these.
+        given: augmentations, their names or calls, and user functions from bytes [height, width, channels] and a
+            generator to bytes of equal shape; or one of these.
 
     Raises:
         BuildError: a name is unknown.
@@ -139,7 +140,7 @@ class Augmentations:
             step.function(array, rng)
 
     def of_batch(self, images: Array, shares: Array, axes: Size, rng: Generator) -> tuple[Array, Array]:
-        """Return the images and class probabilities of a batch after mixing, by one of the batch augmentations.
+        """Return the images and class probabilities of a batch, mixed by one of the batch augmentations.
 
         Args:
             images: [samples, …].
@@ -158,8 +159,8 @@ class SoundAugmentations:
     """A sequence of augmentations of sounds.
 
     Args:
-        given: augmentations, their names or calls, and user functions from float32 [samples] and a
-            generator to samples of the same shape; or one of these.
+        given: augmentations, their names or calls, and user functions from float32 [samples] and a generator to
+            samples of equal shape; or one of these.
 
     Raises:
         BuildError: a name is unknown.
@@ -200,7 +201,7 @@ def _made(given: Any) -> Augmentation | Own:
 
 
 def _by_own(function: Own, image: Any, rng: Generator) -> Any:
-    """Return an image after a user function, which receives and returns bytes [height, width, channels]."""
+    """Apply a user function, from and to bytes [height, width, channels], to an image."""
     from PIL import Image
 
     array = np.asarray(image)

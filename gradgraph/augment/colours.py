@@ -28,7 +28,7 @@ def _is_hue(value: Any) -> bool:
 
 
 def opaque(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Wrap ``change`` to preserve the transparency of an image."""
+    """Wrap ``change`` so that it preserves the transparency of an image."""
 
     def changed(image: Any) -> Any:
         if image.mode != "RGBA":

@@ -37,7 +37,7 @@ def _is_around_zero(value: Any) -> bool:
 
 
 def span(value: Any, middle: float = 0.0, least: float = -math.inf) -> tuple[float, float]:
-    """Return the range (low, high) of an option: a pair as passed, or ``middle`` plus and minus a number."""
+    """Return the range (low, high) of an option that is a pair, or a number around ``middle`` (``middle`` ± number)."""
     if NUMBER.fits(value):
         return max(least, middle - float(value)), middle + float(value)
     low, high = value
@@ -87,7 +87,7 @@ def random_resized_crop(
 def part_of(
     width: int, height: int, scale: Sequence[float], ratio: Sequence[float], rng: Generator
 ) -> tuple[int, int, int, int]:
-    """Return left, top, width and height of a random region, as ``RandomResizedCrop.get_params`` of torchvision."""
+    """Return left, top, width and height of a random region, like ``RandomResizedCrop.get_params`` of torchvision."""
     for _ in range(TRIES):
         area, aspect = _area_and_aspect(width * height, scale, ratio, rng)
         w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
@@ -108,7 +108,7 @@ def _area_and_aspect(whole: int, scale: Sequence[float], ratio: Sequence[float],
 def erased_part_of(
     width: int, height: int, scale: Sequence[float], ratio: Sequence[float], rng: Generator
 ) -> tuple[int, int, int, int] | None:
-    """Return left, top, width and height of a random region, as ``RandomErasing.get_params`` of torchvision.
+    """Return left, top, width and height of a random region, like ``RandomErasing.get_params`` of torchvision.
 
     The region is smaller than the image on both sides; None if ``TRIES`` attempts find no such region.
     """
@@ -166,7 +166,7 @@ def rotated(image: Any, angle: float, interpolation: str = "nearest", fill: floa
 
 
 def colour(image: Any, value: float) -> Any:
-    """Return ``value`` in each channel, in Pillow's form."""
+    """Return a colour, in Pillow's form, with ``value`` in each channel of ``image``."""
     bands = len(image.getbands())
     return int(value) if bands == 1 else (int(value),) * bands
 
@@ -223,10 +223,10 @@ def inverse_matrix(
     scale: float,
     shear: tuple[float, float],
 ) -> list[float]:
-    """Return the map from output to input positions, as ``_get_inverse_affine_matrix`` of torchvision.
+    """Return the affine map from output to input positions, like ``_get_inverse_affine_matrix`` of torchvision.
 
     Args:
-        center: (x, y) of the point about which the image is rotated, scaled and sheared.
+        center: (x, y) of the centre of rotation, scaling and shear.
         angle, shear: in degrees; in torchvision a positive angle of ``affine`` turns clockwise.
         translate: (x, y) in pixels.
         scale: the factor.

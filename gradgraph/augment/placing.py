@@ -16,7 +16,7 @@ BILINEAR, NEAREST = 2, 0  # Pillow's constants
 
 @dataclass(frozen=True)
 class Placing:
-    """A mapping of a region of an image, the window, to a region of the model's input, the field.
+    """A mapping from a region of an image, the window, to a region of the model's input, the field.
 
     Attributes:
         window: left, top, right, bottom in pixels of the image.

@@ -19,9 +19,8 @@ def spec_augment(
     See also ``torchaudio.transforms.FrequencyMasking`` and ``TimeMasking``.
 
     On the mel scale from 0 to ν (half the rate), a band has a width f, drawn from [0, F), and begins at f₀, drawn from
-    [0, ν − f). Time intervals are drawn in the same way. Masks are applied to the samples, so a masked part of a
-    spectrogram computed from them looks like silence. There is no time warping, which has little effect in the
-    paper.
+    [0, ν − f). Time intervals are drawn in the same way. Masks are applied to the samples, so masked parts look like
+    silence in their spectrogram. There is no time warping, which has little effect in the paper.
 
     Args:
         freq_masks, time_masks: number of masks.
@@ -53,7 +52,7 @@ def mel(frequency: Array) -> Array:
 
 
 def _drawn(rng: Generator, most: float) -> tuple[float, float]:
-    """Return the ends of a random interval within [0, 1], of a length up to ``most``."""
+    """Return the ends of a random interval of length up to ``most`` within [0, 1]."""
     width = rng.uniform(0, most)
     low = rng.uniform(0, 1 - width)
     return low, low + width

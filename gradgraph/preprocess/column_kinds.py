@@ -1,4 +1,4 @@
-"""Column kinds: the parameters learnt from a training column, and the ONNX nodes that apply them.
+"""Column kinds: parameters learnt from a training column, and the ONNX nodes that apply them.
 
 The parameters are plain data, which saved files store. ``learn`` computes them from a training column; ``read``
 converts or rejects a later column; ``write`` emits the nodes, [rows] to [rows, width].
@@ -168,7 +168,7 @@ class Category(ColumnKind):
         Args:
             column: name of the column.
             values: the training column.
-            min_count: values with fewer rows have no slot, like values that are not in the training data.
+            min_count: values with fewer rows have no slot of their own.
             index: the value of ``is_index``.
         """
         numbers = are_numbers(values) and not _are_large(values)
@@ -268,9 +268,9 @@ class Text(ColumnKind):
         return np.array(words, object)
 
     def write(self, op: Builder, x: Var) -> Var:
-        """Emit nodes that hash words as scikit-learn's HashingVectorizer does: by MurmurHash3 with seed 0.
+        """Emit nodes that hash words in lower case (ASCII only) as scikit-learn's HashingVectorizer does.
 
-        ASCII letters are converted to lower case first.
+        The hash is MurmurHash3 with seed 0.
         """
         x = op.Where(is_missing(op, x), text_constant(op, ""), x)
         lower = op.StringNormalizer(x, case_change_action="LOWER", locale="C")

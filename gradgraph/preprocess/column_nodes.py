@@ -1,6 +1,6 @@
 """Preprocessing inside a model: input nodes that read table columns, and output nodes that return class names.
 
-Their names begin with ``preprocess/``, by which :func:`cut_off` finds them.
+Node names begin with ``preprocess/``, by which :func:`cut_off` finds them.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def call_classes(model: ir.Model, scores: Mapping[str, tuple[Sequence[str], str]
     """Add the outputs ``class``, text [rows], and ``probabilities``, [rows, classes], in the dtype of the scores.
 
     Args:
-        model: has outputs [rows, classes], or for a binary classifier the score of the second class only, [rows] or
-            [rows, 1].
+        model: the model, changed in place. Its scores are [rows, classes], or for a binary classifier only those for
+            the second class, [rows] or [rows, 1].
         scores: for each output of class scores, the class names and the operator that converts scores to
             probabilities ("Identity" if they are probabilities already). With several such outputs, the new ones are
             named ``<output>.class`` and so on.
@@ -134,7 +134,7 @@ def _written(
 
 
 def _make_room(graph: ir.Graph, plan: Plan) -> None:
-    """Rename values of the model that have the name of a column, except inputs that the preprocessing replaces."""
+    """Rename values of the model with the name of a column, except inputs that the preprocessing replaces."""
     op = Builder([*_names(graph), *plan.read])
     going = {value for value in graph.inputs if value.name in plan.features}
     values = [*graph.inputs, *graph.initializers.values(), *(v for node in graph.all_nodes() for v in node.outputs)]

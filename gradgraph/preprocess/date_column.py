@@ -146,11 +146,10 @@ class Date(ColumnKind):
         return side_by_side(op, [*numbers, *([as_float(op.Not(fits))] if self.has_gaps else [])])
 
     def _split(self, op: Builder, text: Var) -> tuple[list[Var], Var, Var, Var | None]:
-        """Emit nodes that split dates into numbers.
+        """Emit nodes that split dates into year, month and day (in the order of the format), hour, minute, and time
+        zone.
 
-        Returns:
-            Year, month and day, in the order of the format; the hour; the minute; and the offset of the time zone from
-            UTC in minutes, or None without zones.
+        The time zone is the offset from UTC in minutes, or None without zones.
         """
         form = FORMS[self.form]
         words = _parts(op, text, " ", form.words + 3)  # 2024-05-31, 2024-05-31 12:30 PM +02:00, May 31, 2024, 12:30
@@ -216,7 +215,7 @@ def _form(column: str, values: Array, dayfirst: bool | None) -> tuple[DateForm, 
 
 
 def _of_day(texts: set[str]) -> str:
-    """Return the date with the largest day or month, which best shows the order of the two."""
+    """Return the date with the largest day or month, which best shows their order."""
     return max(
         texts, key=lambda text: max(int(part or 0) for part in text[:5].replace(".", "/").replace("-", "/").split("/"))
     )
@@ -239,7 +238,7 @@ def _read(column: str, values: Array, form: DateForm, zone: bool) -> Array:
 
 
 def _written(values: Array, form: DateForm, zone: bool) -> Array:
-    """Return ``values`` with Python dates as text in the format (or as ``str`` writes them, if they do not fit it)."""
+    """Return ``values`` with Python dates as text in the format, or as ``str`` writes them if they do not fit it."""
     every = (
         (form.written(value, zone) or str(value)) if isinstance(value, datetime.date) and value == value else value
         for value in values.tolist()
@@ -301,8 +300,9 @@ def _is_leap(op: Builder, year: Var) -> Var:
 def _days_from(op: Builder, year: Var, month: Var, day: Var) -> Var:
     """Compute the days since 1 March of year 0, a Wednesday, in the Gregorian calendar.
 
-    Source: H. Hinnant, chrono-Compatible Low-Level Date Algorithms.
-    All intermediate results are nonnegative, since years begin with 1.
+    Source: H. Hinnant, chrono-Compatible Low-Level Date Algorithms. Intermediate results are nonnegative, since years
+    begin
+    with 1.
     """
     is_early = op.Cast(op.Less(month, 3), to=int64())
     y = year - is_early

@@ -1,4 +1,4 @@
-"""Date formats. A column of dates has the format that was detected in its training data, and no other is accepted."""
+"""Date formats, one of which is detected per column in the training data; a column accepts no other later."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class DateForm:
 
     @property
     def words(self) -> int:
-        """The number of words, separated by spaces, of a date."""
+        """The number of space-separated words in a date."""
         return len(self.parts) if self.sign == " " else 1
 
     def at(self, letter: str) -> int:
@@ -95,8 +95,8 @@ class DateForm:
     def written(self, date: datetime.date, zone: bool) -> str | None:
         """Return a Python date as text in this format.
 
-        None if the date has a time zone and ``zone`` is false, or the reverse; and if a year of two digits would be
-        read as another year.
+        None unless the date has a time zone exactly if ``zone`` is true, and if a two-digit year would be read as
+        another.
         """
         if self.is_short and not 0 <= date.year - 1900 - FIRST_YEAR_OF_TWO_DIGITS < 100:
             return None
@@ -193,7 +193,7 @@ _LIKE_DATES = re.compile(
 
 
 def looks_like_date(text: str) -> bool:
-    """Whether a text looks like a date or a time, in any format: ``Fri, 31 May 2024``, ``2024-05``, ``13:30``.
+    """Whether a text looks like a date or a time, such as ``Fri, 31 May 2024``, ``2024-05``, ``13:30``.
 
     Its format need not be one of :data:`FORMS`.
     """

@@ -1,6 +1,4 @@
-"""Drift of a later table from the training data: new categories, more missing values, numbers and dates out of
-range.
-"""
+"""Drift of a later table from the training data: new categories, more missing values, values out of range."""
 
 from __future__ import annotations
 
@@ -27,9 +25,8 @@ class ColumnDrift:
         kind: name of its kind.
         rows: number of rows of the later table.
         missing, missing_in_training: fractions of missing values.
-        unseen, unseen_in_training: fractions of values that no training row has (categories), or that are outside
-            the training range by more than half of it (numbers and dates). Rare categories without a slot count
-            in both.
+        unseen, unseen_in_training: fractions of values that are new categories, or outside the training range by more
+        than half of it (numbers and dates). Rare categories without a slot count in both.
         examples: some of the unseen values.
         range: the training values, in words.
     """
@@ -51,7 +48,7 @@ class ColumnDrift:
 
     @property
     def has_unseen(self) -> bool:
-        """Whether there are more unseen values than chance explains; any at all, if training data had none."""
+        """Whether there are more unseen values than chance explains; any at all, if the training data had none."""
         return _is_more(self.unseen, self.unseen_in_training, self.rows)
 
     def __str__(self) -> str:

@@ -71,9 +71,8 @@ def fit(
 
     Args:
         table: a DataFrame of pandas or polars, an Arrow table, or a dict of columns.
-        target: target column(s). Text, booleans and integers with few distinct values
-            are classes.
-        kinds: the kind (``gradgraph.preprocess.KINDS``) of each column whose kind is detected wrongly. For targets:
+        target: target column(s). Text, booleans and integers with few distinct values are classes.
+        kinds: the kind (``gradgraph.preprocess.KINDS``) of columns, to override the detected kind. For targets:
             ``"category"`` for classes, ``"number"`` for regression.
         index: output category indices, for embeddings, instead of one-hot vectors.
 
@@ -95,7 +94,7 @@ def fit(
 
 
 def _written(name: str, kind: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the name and the arguments of the kind that the user passed for column ``name``."""
+    """Return the name and arguments of the kind that the user passed for column ``name``."""
     given = {"kind": kind} if isinstance(kind, str) else dict(kind)
     if "kind" not in given:
         raise DataError(f"the override of the column '{shown(name)}' has no 'kind'; add one of {listed(KINDS)}")
@@ -142,7 +141,7 @@ def _looks_like(name: str, values: Array) -> str:
 
 
 def _are_written_dates(name: str, texts: Sequence[str], form: DateForm, zone: bool) -> bool:
-    """Whether all texts are dates in a format; log a warning if few of them are not."""
+    """Whether all texts are dates in a format; log a warning if all but a few are."""
     there = [text for text in texts if text]
     wrong = [(row, text) for row, text in enumerate(texts) if text and form.read(text, zone) is None]
     if not wrong:
@@ -195,7 +194,7 @@ def _warn_of_numbers(name: str, texts: Sequence[str]) -> None:
 
 
 def _are_days(name: str, values: Array) -> bool:
-    """Whether numbers are days such as 20240531: all of them, and at least two distinct ones."""
+    """Whether all numbers are days such as 20240531, with at least two distinct ones."""
     if values.dtype.kind in "bm":
         return False
     try:

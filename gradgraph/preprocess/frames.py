@@ -1,6 +1,6 @@
 """Table columns as arrays, from pandas and polars data frames, Arrow tables and dicts of columns.
 
-This file decides what counts as a missing value, for every kind of table and for exported models.
+This module defines missing values, for every kind of table and for exported models.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Frame:
     """A table, or a dict of columns, indexed by column name.
 
     Attributes:
-        keys: maps each column name to the table's own key, which need not be a string.
+        keys: column name → the table's own key, which need not be a string.
 
     Raises:
         DataError: two columns have the same name.
@@ -184,10 +184,7 @@ def are_numbers(values: Array) -> bool:
 
 
 def as_typed(values: Array) -> Array:
-    """Convert an object column of only booleans or only integers (also Decimals) to that dtype.
-
-    Other columns are returned unchanged.
-    """
+    """Convert an object column of only booleans or only integers (also Decimals) to that dtype, others not."""
     if values.dtype.kind != "O" or not len(values):
         return values
     every = values.tolist()

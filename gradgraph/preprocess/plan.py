@@ -116,16 +116,14 @@ class Plan:
         return not self.read.keys().isdisjoint(given)
 
     def drawn(self, rng: np.random.Generator, rows: int) -> dict[str, Array]:
-        """Return random columns of numbers and words, in the form of :meth:`feeds`."""
+        """Return random columns, by name, in the form of :meth:`feeds`."""
         return {name: kind.draw(rng, rows) for name, kind in self.read.items()}
 
     def stands_before(self, ranks: Mapping[str, int]) -> bool:
-        """Whether a model contains this preprocessing, so that its inputs are columns.
+        """Whether a model contains this preprocessing, so its inputs are columns; ``ranks`` are the inputs' ranks by
+        name.
 
-        Columns are inputs of rank 1. Names are not sufficient, since a preprocessed array may have a column's name.
-
-        Args:
-            ranks: the rank of each input of the model.
+        Columns have rank 1. Names are not sufficient, since a preprocessed array may have a column's name.
         """
         return all(ranks.get(name) == 1 for name in self.read)
 

@@ -14,7 +14,7 @@ SPACES = (*range(0x09, 0x0E), *range(0x1C, 0x21), 0x85, 0xA0, 0x1680, *range(0x2
 def words_of(op: Builder, texts: Var) -> Var:
     """Emit nodes that split texts, [rows], into words: [rows, most words], padded with "".
 
-    The nodes use ``Tokenizer``, which only onnxruntime has, since its StringSplit only splits at U+0020.
+    They use onnxruntime's ``Tokenizer``, since ONNX's StringSplit only splits at U+0020.
     """
     import onnx_ir as ir
 

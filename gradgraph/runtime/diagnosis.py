@@ -26,7 +26,7 @@ from gradgraph.step.manifest import LEARNING_RATE
 
 
 class Diagnosis:
-    """The diagnostic methods of a Trainer. None of them changes the result of a run."""
+    """The diagnostic methods of a Trainer, none of which changes the result of a run."""
 
     _executor: Executor
     _evaluator: Evaluator

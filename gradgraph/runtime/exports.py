@@ -21,7 +21,7 @@ log = logging.getLogger("gradgraph")
 
 
 class Exports(Diagnosis):
-    """The export methods of a Trainer. None of them changes the result of a run."""
+    """The export methods of a Trainer, none of which changes the result of a run."""
 
     _unread: str | os.PathLike[str] | None  # the checkpoint of the step's run, if it has not been loaded
 
@@ -46,8 +46,8 @@ class Exports(Diagnosis):
             averaged: as for :meth:`evaluate`.
             mixed: for a step in mixed precision, keep its low-precision computation, and store weights that are only
                 used in low precision in that type. By default the model is float32 throughout, like the original.
-            preprocess: if the data were preprocessed (``gradgraph.preprocess``), make the columns of a
-                table, each [rows], the model's inputs, and add the class names as outputs.
+            preprocess: if the data were preprocessed (``gradgraph.preprocess``), replace the model's inputs by table
+                columns, each [rows], and add the class names as outputs.
 
         Raises:
             BuildError: if ``mixed`` is True and the step is not in mixed precision.
@@ -71,7 +71,7 @@ class Exports(Diagnosis):
         averaged: bool = True,
         mixed: bool = False,
     ) -> None:
-        """Write the result of :meth:`export` to ``path`` without returning it, so that no weight is copied."""
+        """Write the result of :meth:`export` to ``path`` without returning it, so no weight is copied."""
         check_suffix(path, ".onnx")
         exported = self._exported(outputs, averaged, mixed, preprocess=True)
         if self._executor.team.is_first:

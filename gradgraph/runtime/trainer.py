@@ -82,8 +82,8 @@ class Trainer(Exports):
         check_loss: raise an error for a NaN or infinite loss, keeping the state before that step.
         check_inputs: check every batch for NaN and Inf.
         tune: time the implementations of every operator once, at the first step, and use the fastest ones; earlier
-            results on this machine are read from the user's cache. (A ``Tuner`` of your own: with another
-            cache, or to inspect the results.)
+            results on this machine are read from the user's cache. Pass a ``Tuner`` to use another cache, or to inspect
+            the results.
         parallel: ``gg.DataParallel()`` for several processes that train together, each on a part of every batch.
 
     Raises:
@@ -152,15 +152,15 @@ class Trainer(Exports):
 
     @property
     def progress(self) -> Progress:
-        """The progress of the run: steps, epochs, and everything else in a checkpoint besides the state."""
+        """The progress of the run: steps, epochs, and all other contents of a checkpoint except the state."""
         return self._executor.progress
 
     @property
     def names(self) -> DataNames:
         """The column and class names of the training data, which later data must match.
 
-        ``fit`` reads them from tables, image folders and datasets. Set them yourself for arrays, which
-        have none: ``trainer.names = gradgraph.DataNames(classes={"target": ["cat", "dog"]})``.
+        ``fit`` reads them from tables, image folders and datasets. For arrays, set them yourself:
+        ``trainer.names = gradgraph.DataNames(classes={"target": ["cat", "dog"]})``.
         """
         return self._executor.names
 
@@ -196,12 +196,13 @@ class Trainer(Exports):
             ``{"loss": …}`` and the metrics, as 0-d arrays.
 
         Raises:
-            DataError: if the batch does not match the step, or a hyperparameter is not finite. Nothing has changed.
+            DataError: if the batch does not match the step, or a hyperparameter is not finite. The state is unchanged.
             UnknownNameError: if a hyperparameter or the step does not exist.
             BuildError: if there are several steps, and ``name`` is missing.
-            DivergedError: if the loss is NaN or infinite. The state is the one before this step (unless
-                ``in_place=True``); the error contains the batch.
-            ModelError: if onnxruntime fails. The state is the one before this step.
+            DivergedError: if the loss is NaN or infinite. The state is unchanged (unless ``in_place=True``); the error
+                contains the batch.
+            ModelError: if onnxruntime fails. The state is unchanged, or lost if it was being overwritten
+                (``in_place``).
             BusyError: if ``fit`` is running in another thread.
         """
         executor = self._executor
@@ -284,14 +285,14 @@ class Trainer(Exports):
             limit: use only this many batches of each epoch and of the validation data.
             resume: continue an unfinished fit; by default if the trainer was loaded from a checkpoint.
             accumulate: update the weights after this many batches, and after the last batch of an epoch, with the
-                gradient of all their samples; requires a step built with ``accumulate=True``. (For an iterable whose
-                length is unknown, remaining gradients are kept for the next epoch.)
+                gradient of all their samples; requires a step built with ``accumulate=True``. For an iterable of
+                unknown length, remaining gradients are kept for the next epoch.
             log: where to write a record every ``log_every`` steps and after each epoch: a path (``.jsonl``, ``.csv``,
                 or a folder for TensorBoard), an object with ``write(record)``, or a list of them.
             log_every: number of steps between records.
             eval_every: evaluate ``validation`` every N steps, and at the end, instead of after each epoch. The history
-                then has a row for each evaluation, and what otherwise happens after each epoch (``patience``, the best
-                state, ``on_epoch``, checkpoints) happens after each evaluation.
+                then has a row for each evaluation, and ``patience``, the best state, ``on_epoch`` and checkpoints refer
+                to evaluations instead of epochs.
             steps: with several named steps, the steps that train on each batch, in this order; by default all of them.
                 A step may occur twice.
             every: steps that train only on every N-th batch: ``{"generator": 5}``.
@@ -309,8 +310,8 @@ class Trainer(Exports):
             DivergedError: if the loss is NaN or infinite.
             OutputError: if the last checkpoint cannot be written, or another run saves to the same path.
             BusyError: if another thread runs ``fit``, or this is called in a callback of ``fit``.
-            KeyboardInterrupt: after Ctrl-C, when the current step is finished and the checkpoint is saved. (After
-                SIGTERM, SystemExit.)
+            KeyboardInterrupt: after Ctrl-C, when the current step is finished and the checkpoint is saved; after
+                SIGTERM, SystemExit.
         """
         given = hyperparameters if learning_rate is None else {**hyperparameters, "learning_rate": learning_rate}
         rates, pattern = self._rates_and_pattern(given, steps, every)
@@ -358,7 +359,7 @@ class Trainer(Exports):
     def _rates_and_pattern(
         self, given: Mapping[str, Any], steps: str | Sequence[str] | None, every: Mapping[str, int] | None
     ) -> tuple[Mapping[str, Any], Pattern | None]:
-        """Return the hyperparameters and the pattern of steps of a fit, after validating them."""
+        """Validate and return the hyperparameters and the pattern of steps of a fit."""
         executor = self._executor
         pattern = pattern_of(list(self.manifest.steps), steps, every)
         if pattern is not None:
@@ -416,8 +417,8 @@ class Trainer(Exports):
     ) -> dict[str, Any]:
         """Compute loss and metrics on held-out data: means over the samples, or over the labels that are not ignored.
 
-        Batches of different sizes are weighted by their samples or labels. (Class weights do not enter these counts,
-        and a loss with ``reduction="sum"`` is averaged over batches, too.)
+        Batches of different sizes are weighted by their samples or labels, regardless of class weights, also for a loss
+        with ``reduction="sum"``.
         Metrics computed from sums (``gradgraph.metrics``) are exact over all data; per-class metrics are arrays.
 
         Args:

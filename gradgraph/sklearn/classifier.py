@@ -117,7 +117,7 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
     def _labelled(self, X: Any, y: Any, reset: bool, classes: Any = None) -> tuple[Any, Array]:
         """Return validated inputs and labels: [samples], or for multilabel data [samples, labels] of 0 and 1.
 
-        With ``reset``, the classes, and whether the data are multilabel, are determined anew.
+        With ``reset``, determine the classes, and whether the data are multilabel, anew.
         """
         X, y = self._checked(X, _dense(present(y)), reset)
         check_classification_targets(y)
@@ -175,8 +175,9 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
     def predict_proba(self, X: Any) -> Array:
         """Return class probabilities [samples, classes].
 
-        They are the Softmax of the model's scores, or the Sigmoid for multilabel data. If the model itself ends in a
-        Softmax or a Sigmoid, its outputs are used directly.
+        They are the Softmax of the model's scores, or the Sigmoid for multilabel data; if the model itself ends in one
+        of
+        these, its outputs.
         """
         scores = self._outputs(X).astype(np.float64)
         if self._is_multilabel or self._has_one_score:

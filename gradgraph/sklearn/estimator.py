@@ -115,12 +115,9 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     def _begin(self, X: Any, outputs: int, weighs: bool, loss: str, metric: str) -> None:
         """Build the step from the user's model, or from a new multilayer perceptron, and store it in ``trained_``.
 
-        Args:
-            X: the inputs, [samples, features].
-            outputs: number of model outputs per sample: scores or values.
-            weighs: whether samples have weights.
-            loss: name of the default loss.
-            metric: name of the metric for early stopping.
+        ``outputs`` is the number of scores or values per sample; ``loss`` is the default loss, ``metric`` the metric
+        for early
+        stopping.
         """
         seed = int(check_random_state(self.random_state).randint(1 << 31))
         model, self._probable = self.model, ""
@@ -145,7 +142,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         self.validation_scores_ = list[float]() if self.early_stopping else None
 
     def _check_head(self, step: Step, outputs: int) -> None:
-        """Raise BuildError if the model does not have ``outputs`` outputs per sample; this base class never does."""
+        """Raise BuildError if the model does not have ``outputs`` outputs per sample; this base class accepts all."""
 
     def _names(self, step: Step) -> DataNames:
         """Return the column names of X and the class names, for the exported model.
@@ -166,13 +163,9 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     def _train(self, X: Any, y: Array, weights: Any, epochs: int, metric: str = "", stratify: Any = None) -> None:
         """Train the step and update the attributes about losses and scores.
 
-        Args:
-            X: the inputs.
-            y: the targets in the type and shape of the step's target.
-            weights: sample weights; None for equal weights.
-            epochs: number of epochs.
-            metric: metric for early stopping, if enabled; "" for ``partial_fit``.
-            stratify: labels by which validation data are stratified; None for a random split.
+        ``y`` has the type and shape of the step's target. With ``metric``, early stopping uses a validation split,
+        stratified
+        by the labels ``stratify`` unless that is None.
         """
         data, options = self._data(X, y, weights), {"progress": False, "resume": False, **dict(self.fit_options or {})}
         stops = bool(metric) and self.early_stopping
@@ -191,10 +184,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         self.best_validation_score_ = max(self.validation_scores_) if self.validation_scores_ else None
 
     def _held_out(self, data: Mapping[str, Any], stratify: Any) -> tuple[dict[str, Any], Any]:
-        """Return training data and validation data for early stopping, as a random split of the data.
-
-        ``stratify`` contains the labels by which the split is stratified, or is None.
-        """
+        """Return training and validation data for early stopping, split at random or stratified by ``stratify``."""
         seed = check_random_state(self.random_state).randint(1 << 31)
         parts = train_test_split(*data.values(), test_size=self.validation_fraction, stratify=stratify,
                                  random_state=seed)  # fmt: skip

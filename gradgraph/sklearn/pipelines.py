@@ -1,6 +1,6 @@
 """Export of a scikit-learn pipeline that ends in one of our estimators as a single ONNX file.
 
-The other steps of the pipeline are converted by skl2onnx.
+Other steps of the pipeline are converted by skl2onnx.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _scores(estimator: Estimator) -> onnx.ModelProto:
 class _Nodes:
     """A writer that appends nodes, constants and graph outputs to a model, under unused names.
 
-    Names of graph outputs also differ from the ``columns``, the names of inputs that the model will get later.
+    Names of graph outputs also differ from ``columns``, the names of inputs added later.
     """
 
     def __init__(self, model: onnx.ModelProto, columns: Collection[str]) -> None:
@@ -130,7 +130,7 @@ class _Nodes:
         return out
 
     def output(self, name: str, op_type: str, *inputs: str, shape: Sequence[Any], kind: int, **attributes: Any) -> None:
-        """Append a node, and its result as a graph output of this shape and element type.
+        """Append a node whose result is a graph output of this shape and element type.
 
         If ``name`` is taken, the output is called ``<name>_1`` and so on.
         """
@@ -156,7 +156,7 @@ class _Nodes:
 def _with_results(parts: _Parts, model: onnx.ModelProto, columns: Collection[str]) -> onnx.ModelProto:
     """Replace the output of ``model``, in place, by the results of ``predict`` and ``predict_proba``; return ``model``.
 
-    The input is renamed to ``X``. ``columns`` are the names of inputs that the model will get later.
+    The input is renamed to ``X``. ``columns`` are the names of inputs added later.
     """
     op, out, last = _Nodes(model, columns), model.graph.output[0].name, parts.last
     del model.graph.output[:], model.metadata_props[:]
@@ -176,9 +176,9 @@ def _with_results(parts: _Parts, model: onnx.ModelProto, columns: Collection[str
 
 
 def renamed(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    """Rename inputs of a graph in place, by ``names``: old name → new name.
+    """Rename inputs of a graph in place by ``names``, old name → new name.
 
-    If another tensor already has one of the new names, it gets the suffix ``/inner``.
+    Other tensors with one of the new names get the suffix ``/inner``.
     """
     taken = {name for node in graph.node for name in node.output} | {t.name for t in graph.initializer}
     every = {name: f"{name}/inner" for name in names.values() if name in taken} | dict(names)
@@ -245,8 +245,9 @@ def _inverse(op: _Nodes, transformer: Any, value: str) -> str:
 def _with_steps(parts: _Parts, model: onnx.ModelProto, estimator: Any, X: Any, kinds: _Kinds) -> onnx.ModelProto:
     """Return a model of the pipeline: the steps before our estimator, followed by ``model``, the estimator itself.
 
-    The result is verified against the predictions of ``estimator``, the whole pipeline, on ``X``. If it fails, steps
-    before the estimator compute in float32.
+    The result is verified against the predictions of ``estimator``, the whole pipeline, on ``X``. If this fails, the
+    steps
+    before compute in float32 instead.
     """
     words: dict[str, str] = {}
     for name in kinds:
@@ -348,7 +349,7 @@ def _types(kinds: _Kinds, features: int) -> list[tuple[str, Any]]:
 
 
 def _texts(step: Any, columns: Sequence[Any]) -> dict[Any, list[Any]]:
-    """Return the text columns among the ``columns`` of a fitted step: name → the values that the step knows."""
+    """Return, for each text column of a fitted step, the values that the step knows."""
     if hasattr(step, "transformers_"):
         found = dict[Any, list[Any]]()
         for name, inner, _ in step.transformers_:
@@ -363,13 +364,11 @@ def _texts(step: Any, columns: Sequence[Any]) -> dict[Any, list[Any]]:
 
 
 def _taking_gaps(before: onnx.ModelProto, texts: Mapping[Any, Sequence[Any]]) -> onnx.ModelProto:
-    """Insert nodes into ``before``, in place, that recognize missing values in text columns, and return it.
+    """Insert nodes into ``before``, in place, that recognize missing values in text columns; return ``before``.
 
-    The nodes replace all ``GAP_WORDS``, such as "", by the text for the missing value that the step knows.
-
-    Args:
-        before: the model of the steps before our estimator.
-        texts: text column → the values that its step knows.
+    They replace ``GAP_WORDS``, such as "", by the text for missing values among the values that the step knows
+    (``texts``
+    by column).
     """
     taken = {value.name for value in before.graph.input}
     for name, values in ((str(name), values) for name, values in texts.items()):

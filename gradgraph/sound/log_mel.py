@@ -121,7 +121,7 @@ def log_mel(
 
 
 def frames_of(convention: Convention, samples: int, n_fft: int, hop: int) -> int:
-    """Return the number of frames of a spectrogram of this many samples."""
+    """Return the number of frames of a spectrogram of ``samples`` samples."""
     if convention.pad is None:
         return 1 + (samples - n_fft) // hop
     return 1 + (samples + n_fft // 2 * 2 - n_fft) // hop - convention.drop_last
@@ -162,9 +162,9 @@ def _time_first(value: ir.Value, mels: int, how: Convention, given: bool | None)
 
 
 def _samples(value: ir.Value, how: Convention, n_fft: int, hop: int, time_first: bool) -> ir.Shape:
-    """Return the shape of the new input: [batch, samples].
+    """Return the shape of the new input, [batch, samples].
 
-    If the model has a fixed number of frames, the number of samples is the smallest that yields that many frames.
+    For a fixed number of frames, this is the smallest number of samples that yields them.
     """
     shape: list[Any] = [*(shape_of(value) or ())]
     frames = shape[-2 if time_first else -1]

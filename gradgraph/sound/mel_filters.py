@@ -68,7 +68,7 @@ def transform_size(convention: Convention, n_fft: int) -> int:
 def bases(convention: Convention, n_fft: int) -> tuple[Array, Array]:
     """Return the Fourier transform of a frame as two matrices, real and imaginary: float64 [frequencies, n_fft] each.
 
-    The matrices include window, preemphasis and the subtraction of the mean, since all of these are linear.
+    They include window, preemphasis and the subtraction of the mean, which are linear.
     """
     n = np.arange(n_fft)
     if convention.window == "povey":

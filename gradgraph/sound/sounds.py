@@ -51,7 +51,7 @@ class SoundForm:
         return self.length or (None if self.seconds is None else max(1, round(self.seconds * rate)))
 
     def of(self, spec: TensorSpec, known: Mapping[str, Any], first: int) -> SoundForm:
-        """Return the form with all values decided: by its own values, the model's input and the trained model.
+        """Return the form with all values decided, by its own values, the model's input or the trained model.
 
         Args:
             spec: the input: [batch, samples], or [batch, 1, samples].
@@ -133,8 +133,9 @@ class Sounds(Loadable):
         seed: Sequence[int],
         known: DataNames = NO_NAMES,
     ) -> Iterator[dict[str, Array]]:
-        """Yield batches of samples, read by threads. Longer sounds are cropped at random if there is a seed, else in
-        the middle.
+        """Yield batches of samples, read by threads.
+
+        Longer sounds are cropped at random, or in the middle without a seed.
         """
         sound, target = _parts(specs)
         form = self._form(sound, known)
@@ -192,9 +193,7 @@ class Sounds(Loadable):
 def _place(rest: int, rng: np.random.Generator | None) -> int:
     """Return the position in the file at which a sound begins: random, or centred without ``rng``.
 
-    Args:
-        rest: how many samples the file is longer than the sound. If negative, so is the position: silence comes first.
-        rng: random generator; None in evaluation.
+    ``rest`` is the number of samples by which the file is longer. If negative, so is the position: silence comes first.
     """
     if rest == 0:
         return 0
@@ -218,7 +217,7 @@ def _unreadable(path: Path, error: Exception) -> DataError:
 
 
 def _resampled(opened: WavFile, rate: int) -> Array:
-    """Return all samples at another rate by a polyphase filter (scipy.signal.resample_poly): float32."""
+    """Return all samples, float32, resampled to ``rate`` by a polyphase filter (scipy.signal.resample_poly)."""
     rates = f"'{shown(opened.path)}' has {opened.rate:,} samples per second, but the model expects {rate:,}"
     if max(opened.frames, opened.frames * rate // opened.rate) > MOST_SAMPLES:
         raise DataError(f"{rates}; resample it first, as it is too long to resample here")

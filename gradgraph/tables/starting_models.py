@@ -2,8 +2,8 @@
 
 Y. Gorishniy, I. Rubachev, V. Khrulkov, A. Babenko: Revisiting Deep Learning Models for Tabular Data (NeurIPS 2021).
 
-Regression outputs are in the unit of their column: the network predicts standardised values, and the
-last node undoes the standardisation.
+Regression outputs are in the unit of their column: the network predicts standardised values, and the last node undoes
+the standardisation.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ PREPROCESSING = instance(Preprocessing, "a result of gradgraph.preprocess.fit")
 
 @checked(plan=PREPROCESSING)
 def loss(plan: Preprocessing) -> Any:
-    """Return the losses of a starting model, for ``gradgraph.build``.
+    """Return the losses of a starting model, for ``gradgraph.build``: cross_entropy for classes, scaled mse for
+    numbers.
 
-    Classes have cross_entropy; numbers have mse in units of their variance, which is 1 for a model that predicts the
-    mean.
+    The mse is divided by the variance of the target column, so it is 1 for a model that predicts the mean.
     """
     if len(plan.targets) == 1 and next(iter(plan.targets.values())).classes:
         return "cross_entropy"
@@ -112,9 +112,9 @@ for _model in (mlp, resnet, ft_transformer):
 
 
 class _Columns(nn.Module):
-    """A layer from all columns to one vector [rows, size]: a linear layer of numbers plus an embedding per category.
+    """A layer from all columns to a vector [rows, size]: a linear layer of numbers plus an embedding per category.
 
-    The weights of category slots without training rows start at zero.
+    Embeddings of values without training rows start at zero.
     """
 
     def __init__(self, plan: Preprocessing, size: int) -> None:
@@ -234,10 +234,10 @@ def _outputs(plan: Preprocessing) -> dict[str, str]:
 
 
 def _unseen(plan: Preprocessing) -> set[str]:
-    """Return the features that are 0 in every training row: each category's slot for values not in training."""
+    """Return the names of the features for category values that did not occur in training."""
     return {f"{name}{kind.parts[-1]}" for name, kind in plan.read.items() if kind.name == "category"}
 
 
 def _width(plan: Preprocessing) -> int:
-    """Return a layer size that suits the number of rows: a layer of 256 would memorise a few hundred rows."""
+    """Return a layer size for the number of rows; a layer of 256 would memorise a few hundred rows."""
     return 64 if plan.rows < 2_000 else 128 if plan.rows < 20_000 else 256

@@ -37,12 +37,12 @@ class Score:
 
     @property
     def precision(self) -> float:
-        """The fraction of predicted entities that are correct; 0 if there are none."""
+        """The fraction of predicted entities that are correct; 0 if none are predicted."""
         return self.right / self.found if self.found else 0.0
 
     @property
     def recall(self) -> float:
-        """The fraction of entities in the data that were found; 0 if there are none."""
+        """The fraction of entities in the data that were found; 0 if the data have none."""
         return self.right / self.there if self.there else 0.0
 
     @property
@@ -96,11 +96,12 @@ class EntityScores:
 
 
 def entities_in(tags: Sequence[str]) -> Iterator[tuple[str, int, int]]:
-    """Yield the kind, first and last word of each entity in the tags of a sentence.
+    """Yield the kind, first and last word index of each entity in the tags of a sentence.
 
-    Tags are ``O``, or a prefix and a kind: ``B-PER`` begins an entity, and ``I-PER`` continues it or begins one
-    after another kind; ``E-`` and ``L-`` end one, ``S-`` and ``U-`` are single-word ones. These are the rules of
-    conlleval and of seqeval's default mode (Ramshaw and Marcus, 1995; Nakayama, 2018).
+    Tags are ``O``, or a prefix and a kind: ``B-PER`` begins an entity, and ``I-PER`` continues it or begins one after
+    another kind; ``E-`` and ``L-`` end an entity, ``S-`` and ``U-`` are a whole one. These are the rules of conlleval
+    and of
+    seqeval's default mode (Ramshaw and Marcus, 1995; Nakayama, 2018).
     """
     before, kind_before, first = OUTSIDE, "", 0
     for i, tag in enumerate([*tags, OUTSIDE]):
@@ -128,7 +129,7 @@ def _begins(before: str, now: str, kind_before: str, kind: str) -> bool:
 
 
 def entity_scores(there: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> EntityScores:
-    """Compute entity scores of predicted tags; an entity is correct if its words and its kind are.
+    """Compute entity scores of predicted tags; an entity is correct if its words and its kind are correct.
 
     Args:
         there: the true tags of the words of each sentence.

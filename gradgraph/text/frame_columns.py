@@ -1,4 +1,4 @@
-"""The columns of files, data frames, dicts of lists and Hugging Face datasets that contain texts."""
+"""Text columns of files, data frames, dicts of lists and Hugging Face datasets."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class FrameColumns:
         return values
 
     def _lacks(self, name: str, gaps: int, words: Sequence[str] = ()) -> DataError:
-        """Return an error for missing values; ``words`` are cells of a ``.csv`` that count as missing, as ``NA``."""
+        """Return an error for ``gaps`` missing values; ``words`` are ``.csv`` cells that count as missing, as ``NA``."""
         such = f", such as '{shown(words[0])}'," if words else ""
         more = "; if these are words of the texts, save the table as .jsonl or .parquet" if words else ""
         return DataError(
@@ -123,7 +123,7 @@ class FrameColumns:
     def holds(self, name: str, kind: type | tuple[type, ...]) -> bool:
         """Whether all values of column ``name`` except missing ones have the type ``kind``.
 
-        Text does not count as such if all of it is numeric.
+        A column of numeric text does not count as text.
         """
         values = [value for value in self[name] if not is_missing(value)]
         if not values or not all(isinstance(value, kind) for value in values):

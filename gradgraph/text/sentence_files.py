@@ -15,7 +15,7 @@ WORDS, TAGS = "words", "tags"
 def read_sentences(path: str | os.PathLike[str]) -> dict[str, list[list[str]]]:
     """Return the words and tags of each sentence: the first and last field of each line, split at tabs or else spaces.
 
-    Lines of ``-DOCSTART-`` are skipped, and so are lines that begin with ``#`` and have another number of fields than
+    ``-DOCSTART-`` lines are skipped, and comments: lines that begin with ``#`` and have another number of fields than
     the first word. Without a second field, there are no tags.
 
     Raises:

@@ -17,7 +17,7 @@ from gradgraph.text.frame_columns import number_of
 def labels_of(
     values: Sequence[Any], spec: TargetSpec, known: Classes | None, column: str, own: Sequence[str] = ()
 ) -> tuple[Array, Classes]:
-    """Return labels as class numbers, or as regression values, with the classes; regression has no classes.
+    """Return labels as class numbers with the classes, or as regression values with empty classes.
 
     Args:
         values: the labels of all texts, or of all words.

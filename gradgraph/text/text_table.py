@@ -31,7 +31,7 @@ LISTS = (list, tuple, np.ndarray)
 
 @dataclass(frozen=True)
 class TextForm:
-    """The columns that a text table is read from, and the maximum number of tokens per text; None while undecided."""
+    """The columns of texts and labels in a table, and the maximum number of tokens per text; None while undecided."""
 
     text: str | None = None
     pair: str | None = None
@@ -42,7 +42,7 @@ class TextForm:
 
     @property
     def given(self) -> dict[str, Any]:
-        """All decided fields except the label column, which is stored with its target."""
+        """All decided fields by name, except the label column, which is stored with its target."""
         given = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "label"}
         return {name: value for name, value in given.items() if value is not None}
 
@@ -61,7 +61,7 @@ class TextForm:
         return self.words is not None and len(target.shape) == 2
 
     def like(self, known: Mapping[str, Any]) -> TextForm:
-        """Return a copy completed by ``known``, the form in training; text columns only if none is decided."""
+        """Return a copy completed by ``known``, the fields in training; columns only if none is decided here."""
         read = {} if self.read else {name: value for name, value in known.items() if name != "tokenizer"}
         return replace(self, **{**read, "length": self.length or known.get("length")})
 
@@ -140,10 +140,11 @@ class TextTable(Loadable):
         return " | ".join(value if isinstance(value, str) else " ".join(map(str, value)) for value in values)
 
     def order(self, seed: int, epoch: int, batch_size: int) -> Array:
-        """Return an order of the samples in which texts of similar lengths share a batch.
+        """Return a sample order in which texts of similar lengths share a batch.
 
         Samples are sorted by length within random windows of up to 50 batches (at most a quarter of the samples), which
-        are redrawn each epoch.
+        are
+        redrawn each epoch.
         """
         shuffled = permutation(seed, epoch, len(self))
         if self._lengths is None or self.one_length:
@@ -167,7 +168,7 @@ class TextTable(Loadable):
             rows: indices of the samples.
             numbers: predicted classes of their tokens: [samples, tokens].
             specs: the inputs of the model.
-            names: names of the model's data, with its classes.
+            names: names of the training data, with the classes.
         """
         inputs = TokenInputs.of(specs)
         form = self._form(inputs, names)
@@ -194,7 +195,7 @@ class TextTable(Loadable):
     # --- parts ------------------------------------------------------------------------------------------------
 
     def _form(self, inputs: TokenInputs, names: DataNames) -> TextForm:
-        """Return the form with all fields decided: by the user's options, the training data, or the table's columns."""
+        """Return the form with all fields decided, by the user's options, the training data, or the table's columns."""
         known = names.texts.get(inputs.ids.name, {})
         if known.get("tokenizer", self.tokenizer.digest) != self.tokenizer.digest:
             raise UnmatchedError(
@@ -236,7 +237,7 @@ class TextTable(Loadable):
         return found
 
     def _found(self, form: TextForm) -> dict[str, str]:
-        """Return the form field and name of the only column of lists (``words``), otherwise of texts (``text``)."""
+        """Return the form field and the name of the only column of lists (``words``), or else of texts (``text``)."""
         others = [name for name in self.columns.names if name.lower() in LABELS or name in (form.label, *TAGS)]
         for kind, what, argument in ((LISTS, "lists", "words"), (str, "texts", "text")):
             found = self.columns.the_one(kind, what, others, argument)
@@ -290,7 +291,7 @@ class TextTable(Loadable):
     ) -> tuple[Array | None, Classes | None]:
         """Return the label of each text, or of each token, and the classes.
 
-        The first token of a word has the label of the word; all other tokens have the label that the loss ignores.
+        The first token of a word has the word's label; all other tokens have the label that the loss ignores.
         """
         if target is None or form.label is None:
             return None, None
@@ -333,10 +334,10 @@ class TextTable(Loadable):
             log.warning("%s", words)
 
     def _width(self, inputs: TokenInputs, form: TextForm, rows: Array) -> int:
-        """Return the number of tokens to pad a batch to.
+        """Return the number of tokens to pad a batch to: the fixed length of the model's input, or else the longest
+        text.
 
-        The fixed length of the model's input, if any; otherwise the longest text of the batch (of the table for
-        ``one_length``), rounded up to ``multiple``.
+        The longest text is of the batch (of the table for ``one_length``), rounded up to ``multiple``.
         """
         assert self._lengths is not None and form.length is not None
         if inputs.fixed_length is not None:
@@ -355,14 +356,7 @@ class TextTable(Loadable):
 
 
 class _Padded:
-    """Texts padded to rows of one width.
-
-    Args:
-        encoded: all texts.
-        texts: indices of the texts to pad.
-        width: number of tokens per row.
-        tokenizer: defines the padding token and side.
-    """
+    """Texts padded to rows of ``width`` tokens; ``texts`` are their indices in ``encoded``."""
 
     def __init__(self, encoded: Encoded, texts: Array, width: int, tokenizer: Tokenizer) -> None:
         lengths = encoded.lengths[texts][:, None]
@@ -428,10 +422,11 @@ def table(
         words: the column of word lists, for one label per word; by default the only column of lists.
         label: the column of labels: class names, class numbers, or regression values; for ``words``, lists of them. By
             default the one named like the step's target, or ``label``.
-        length: maximum number of tokens, longer texts are truncated; by default that of the model or tokenizer, or 512.
+        length: maximum number of tokens, to which longer texts are truncated; by default from the model or tokenizer,
+            or 512.
         classes: the class names for integer labels in this table: the first for 0, and so on.
-        multiple: pad batches to a multiple of this number of tokens. Batches then have fewer distinct shapes; memory is
-            planned anew for each shape.
+        multiple: pad batches to a multiple of this number of tokens, for fewer shapes, since memory is planned anew for
+            each.
         one_length: pad all batches to one width, so that ``predict`` can join per-token outputs.
 
     Raises:

@@ -68,7 +68,7 @@ class TokenInputs:
 
         Args:
             tokens, types: [texts, width], or [texts, choices, width].
-            there: whether a position is a token of the text, in the same shape.
+            there: mask of these shapes, False for padding.
         """
         made = {
             "ids": tokens,

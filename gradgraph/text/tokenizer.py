@@ -145,15 +145,15 @@ class Tokenizer:
         return str(self._runner.decode(list(map(int, ids)), skip_special_tokens=not special))
 
     def spans(self, texts: Sequence[str], special: bool) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
-        """Yield the token ids of each text, without truncation, and the span of characters [start, end) of each token.
+        """Yield the token ids of each text, without truncation, and the character span [start, end) of each token.
 
-        Spans include spaces that the tokenizer trims. The span of a special token that absorbs neighbouring spaces
-        covers the token only.
+        Spans include spaces that the tokenizer trims, but not spaces that a special token absorbs.
 
         Args:
             texts: the texts.
-            special: whether to add special tokens around a text; their span is (−1, −1). Pass false if the texts
-                contain them already.
+            special: whether to add special tokens around a text; their span is (−1, −1). Pass False if the texts
+                contain
+                them already.
 
         Raises:
             DataError: the tokenizer fails.
@@ -210,12 +210,9 @@ _NOWHERE = (-1, -1)  # the span of a special token that is not in the text
 
 
 def _own(text: str, special: str | None, first: int, last: int) -> tuple[int, int]:
-    """Return the span of a token; for a special token, without the spaces that it absorbs (lstrip, rstrip).
+    """Return the span of a token in ``text``: ``first`` to ``last``, without spaces that a special token absorbs.
 
-    Args:
-        text: the text.
-        special: content of the token if it is a special token, otherwise None.
-        first, last: the span that the tokenizer returned.
+    ``special`` is the content of a special token, otherwise None.
     """
     at = -1 if special is None else text.find(special, first, last)
     return (first, last) if at < 0 or not special else (at, at + len(special))
@@ -288,7 +285,7 @@ def tokenizer_beside(model: str | os.PathLike[str], names: DataNames) -> Tokeniz
         names: names of the training data.
 
     Raises:
-        DataError: no tokenizer is stored there, or none that the model was trained with.
+        DataError: the tokenizer that the model was trained with is not stored there.
     """
     digest, path = digest_for(names), Path(model)
     if digest is None:

@@ -78,7 +78,7 @@ def laid(place: Placing, image: Any, form: ImageForm) -> Array:
 
 
 def _followed(given: Any) -> tuple[float, Sequence[float] | None, Augmentations | None]:
-    """Split augmentations into the flip probability, the zoom range, and the augmentations that do not move pixels.
+    """Split augmentations into flip probability, zoom range, and augmentations that do not move pixels.
 
     Raises:
         DataError: boxes cannot follow one of the augmentations.
@@ -105,7 +105,7 @@ def _followed(given: Any) -> tuple[float, Sequence[float] | None, Augmentations 
 class Truth(NamedTuple):
     """Ground-truth objects of an image: labels ``[n]``, boxes ``[n, 4]``, and whether each is a crowd ``[n]``.
 
-    Boxes have the unit of the detections that they are compared with.
+    Boxes have the unit of the detections to compare with.
     """
 
     labels: Array
@@ -134,7 +134,7 @@ class Found:
     in_shares: bool = False
 
     def in_pixels(self, points: Array, size: tuple[int, int]) -> Array:
-        """Convert boxes or corners ``[n, 2 or 4]`` of these objects to pixels of an image of this (width, height)."""
+        """Convert boxes or corners ``[n, 2 or 4]`` to pixels of an image of ``size`` (width, height)."""
         return points * np.resize(size, points.shape[1]) if self.in_shares else points
 
 
@@ -164,7 +164,7 @@ class Annotated(Loadable):
         return len(self.files)
 
     def __getitem__(self, i: int) -> dict[str, Array]:
-        """Return image, labels and boxes (relative centre, width, height) without preprocessing for a model."""
+        """Return image, labels and boxes (relative centre x, y, width, height) without preprocessing for a model."""
         form = replace(self.options.form, layout=self.options.form.layout or "NCHW")
         parts = {"image": "image", "labels": "labels", "boxes": "boxes"}
         return self._sample(parts, {}, form, i, None, {"labels": np.arange(len(self.classes))})
@@ -187,10 +187,7 @@ class Annotated(Loadable):
         return self._form(spec.name, known).of(spec)
 
     def in_picture(self, i: int, boxes: Array, form: ImageForm) -> Array:
-        """Convert boxes from fractions of the model input to pixels of image ``i``, and clip them to the image.
-
-        Boxes are (left, top, right, bottom).
-        """
+        """Convert boxes (left, top, right, bottom) from fractions of the model input to pixels of image ``i``, clipped."""
         size = self.size_of(i)
         place = whole(size, size_in(form, size), bool(form.letterbox))
         found: Array = np.clip(place.back(boxes * np.array([*place.size, *place.size])), 0, [*size, *size])
@@ -236,13 +233,13 @@ class Annotated(Loadable):
             yield {name: self._batch(specs[name], part, [s[name] for s in samples]) for name, part in parts.items()}
 
     def _numbers(self, target: str, part: str, known: DataNames) -> Array:
-        """Return the model's number of each class of these images; for a class map, the background comes first."""
+        """Return the model's class number for each class of these images, after the background in a class map."""
         found = [BACKGROUND, *self.classes] if part == "map" else self.classes
         classes = Classes.known(known, target) or Classes(tuple(found))
         return classes.of_names(found, self.where)
 
     def classes_of(self, targets: Sequence[TensorSpec], known: DataNames) -> Classes:
-        """Return the trained model's classes, from ``known``; without names if it was trained on class numbers."""
+        """Return the trained model's classes from ``known``; empty if it was trained on class numbers without names."""
         target = next((spec for spec in targets if _part_of(spec) == "labels"), None)
         return (None if target is None else Classes.known(known, target.name)) or Classes()
 
@@ -250,7 +247,7 @@ class Annotated(Loadable):
         return replace(self.options.form.like(known.images.get(image, {})), shorter=None)
 
     def _parts(self, specs: Mapping[str, TensorSpec]) -> dict[str, str]:
-        """Return the role of each input and target. Axes and element type decide, since names differ by model."""
+        """Return the role of each input and target by its axes and element type, since names differ by model."""
         parts = {name: _part_of(spec) for name, spec in specs.items()}
         kinds = [part for part in parts.values() if part]
         if None in parts.values() or kinds.count("image") != 1 or len(set(kinds)) < len(kinds):
@@ -318,7 +315,7 @@ class Annotated(Loadable):
         return made
 
     def _masks(self, found: Found, source: tuple[int, int], place: Placing, boxes: Array) -> Array:
-        """Return the mask of each object, bool ``[n, height, width]``: its outline, or its box if it has no outline."""
+        """Return the mask of each object, bool ``[n, height, width]``, from its outline, or else its box."""
         from PIL import Image
 
         made = np.zeros((len(found.labels), place.size[1], place.size[0]), bool)
@@ -342,7 +339,7 @@ def _areas(xyxy: Array) -> Array:
 
 
 def _as_map(masks: Array, found: Found, numbers: Array, spec: TensorSpec) -> Array:
-    """Return the class of each pixel: large objects are drawn first, small ones on top; crowds are ignored."""
+    """Return the class of each pixel; small objects are drawn over large ones, and crowds are ignored."""
     made = np.full(masks.shape[1:], numbers[0], np.int64)
     for k in np.argsort(-masks.sum((1, 2)), kind="stable"):
         made[masks[k]] = ignored_by(spec) if found.crowd[k] else numbers[found.labels[k] + 1]
@@ -356,7 +353,7 @@ def ignored_by(spec: TensorSpec) -> int:
 
 
 def is_there(path: Path) -> bool:
-    """Whether a file or folder of this name exists; false for an invalid name."""
+    """Whether a file or folder exists at ``path``; False for an invalid name."""
     try:
         return path.exists()
     except (OSError, ValueError):
@@ -364,7 +361,7 @@ def is_there(path: Path) -> bool:
 
 
 def blank(size: tuple[int, int]) -> Any:
-    """Return a greyscale image of ones of a size (width, height)."""
+    """Return a greyscale image of ones with this size (width, height)."""
     from PIL import Image
 
     return Image.new("L", size, 1)

@@ -34,7 +34,7 @@ def mean_average_precision(
 
     Returns:
         ``"ap"``, the mean over ``overlaps``; ``"ap50"`` and ``"ap75"``, if these are among them; and ``"per_class"``,
-        the AP of each class by name (by number if there are no names). NaN for classes without objects.
+        the AP of each class by name (or number, without names). NaN for classes without objects.
 
     Raises:
         UnmatchedError: the images have a class that the model does not have.
@@ -120,15 +120,11 @@ def _of_class(
 
 
 def _matched(overlap: Array, crowd: Array, least: float) -> tuple[Array, Array]:
-    """Match detections with the objects of a class, each object at most once; crowds match any number.
+    """Return whether each detection matches an object, and whether it matches a crowd: bool [detections] each.
 
-    Args:
-        overlap: IoU of detections, by descending score, and objects: [detections, objects].
-        crowd: whether each object is a crowd.
-        least: IoU threshold.
-
-    Returns:
-        Whether each detection matches an object, and whether it matches a crowd: bool [detections] each.
+    An object matches at most one detection; a crowd matches any number. ``overlap`` is the IoU, [detections, objects],
+    of
+    detections by descending score; ``crowd`` marks crowds; ``least`` is the threshold.
     """
     hits, ignored = np.zeros(len(overlap), bool), np.zeros(len(overlap), bool)
     free = np.ones(overlap.shape[1], bool)
@@ -146,9 +142,7 @@ def _matched(overlap: Array, crowd: Array, least: float) -> tuple[Array, Array]:
 def _area(hits: Array, objects: int) -> float:
     """Return the average precision of a class: the mean over ``RECALLS`` of the best precision at that recall or more.
 
-    Args:
-        hits: whether each detection, by descending score, matches an object.
-        objects: number of objects.
+    ``hits`` marks detections, by descending score, that match one of ``objects`` objects.
     """
     found = np.cumsum(hits)
     precision = found / np.arange(1, len(hits) + 1)

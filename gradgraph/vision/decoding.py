@@ -43,7 +43,7 @@ class Detections:
 
 
 def nms(boxes: Array, scores: Array, overlap: float = 0.5) -> Array:
-    """Non-maximum suppression: return the indices of the kept boxes by descending score: int64 ``[k]``.
+    """Return the indices of the boxes kept by non-maximum suppression, by descending score: int64 ``[k]``.
 
     Args:
         boxes: left, top, right, bottom ``[n, 4]``.
@@ -139,7 +139,7 @@ def detections(
         arguments: arguments of the loss, such as ``image_size``.
 
     Raises:
-        DataError: the loss has no decoder, or the outputs differ in number or shape from what it reads.
+        DataError: the loss has no decoder, or reads another number of outputs or other shapes.
     """
     if loss not in DECODERS:
         raise DataError(f"the loss '{shown(loss)}' has no decoder; choose from {listed(DECODERS)}")

@@ -103,7 +103,7 @@ class MaskFolder(Loadable):
         return images[0], others[0] if others else ""
 
     def _numbers(self, target: str, known: DataNames) -> Array | None:
-        """Return the model's number of each class of these masks, or None if both are numbered alike."""
+        """Return the model's class number for each class of these masks; None if they are equal."""
         classes = Classes.known(known, target)
         if classes is None or not self.classes:
             return None
@@ -136,13 +136,10 @@ def _takes_masks(spec: TensorSpec) -> bool:
 
 
 def _for_target(masks: Array, spec: TensorSpec) -> Array:
-    """Convert class numbers to the layout of a target: unchanged for three axes, one channel per class for four.
+    """Convert class numbers ``[N, height, width]`` to the layout of a target: one channel per class if it has four
+    axes.
 
-    A target with a single channel is a foreground mask (class above 0). Ignored pixels (255) are 0 in all channels.
-
-    Args:
-        masks: class numbers ``[N, height, width]``.
-        spec: the target.
+    A single channel is a foreground mask (class above 0). Ignored pixels (255) are 0 in all channels.
     """
     if len(spec.shape) == 3:
         return masks
@@ -196,7 +193,7 @@ def masks(
         classes: class names, in order; by default the lines of ``classes.txt``, if it exists.
         ignore: the class number of pixels to ignore; batches contain the ``ignore_index`` of the loss instead.
         size, mean, std, layout, order, scale, letterbox, augment, threads: as for :func:`gradgraph.vision.coco`. Masks
-            follow their image, by nearest-neighbour resampling; the loss ignores padding.
+            are augmented like their image, with nearest-neighbour resampling; the loss ignores padding.
 
     Raises:
         DataError: the folders do not exist, or no image has a mask.

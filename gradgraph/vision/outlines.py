@@ -62,7 +62,7 @@ def _polygon(part: Any, what: str) -> Array:
 def _unpacked(text: str, what: str) -> Array:
     """Decode the run lengths of pycocotools.
 
-    A character encodes 6 bits as an offset from '0', lowest first: 5 bits of a number, and whether more follow. From
+    Each character encodes 6 bits as an offset from '0': 5 bits of a number, lowest first, and whether more follow. From
     the fourth number on, each is the difference from the run before the previous one.
     """
     runs: list[int] = []
@@ -106,7 +106,8 @@ def _filled(corners: Array, size: tuple[int, int]) -> Array:
     """Return the pixels of one polygon, as ``rleFrPoly`` of pycocotools does.
 
     The boundary is a chain of points on a grid five times finer than pixels. Where it crosses the centre line of a
-    column of pixels, inside and outside are swapped from there downwards.
+    column
+    of pixels, inside and outside are swapped from there downwards.
     """
     width, height = size
     from_, to = _on_fine_grid(np.trunc(FINER * corners + 0.5).astype(np.int64))
@@ -121,7 +122,7 @@ def _filled(corners: Array, size: tuple[int, int]) -> Array:
 
 
 def _on_fine_grid(corners: Array) -> tuple[Array, Array]:
-    """Return the points of a polygon's boundary on the fine grid, and the next point after each, ``[points, 2]``.
+    """Return the boundary points of a polygon on the fine grid, and the next point after each, ``[points, 2]``.
 
     ``corners`` are the polygon's corners on that grid, integers ``[n, 2]``.
     """

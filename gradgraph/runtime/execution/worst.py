@@ -97,7 +97,7 @@ Valued = tuple[int, float, Mapping[str, Array]]  # the index of a sample, its lo
 
 
 def largest(samples: Iterable[Valued], count: int) -> list[Valued]:
-    """Return the ``count`` samples with the largest losses, largest first, storing no more; NaN counts as largest."""
+    """Return the ``count`` samples with the largest losses (NaN is the largest), largest first, storing no more."""
     kept: list[tuple[tuple[float, int], Valued]] = []
     for index, value, arrays in samples:
         rank = (math.inf if math.isnan(value) else value, -index)  # of equal losses, the first sample is kept

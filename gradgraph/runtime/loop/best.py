@@ -40,13 +40,13 @@ class Best:
 
     @property
     def is_over(self) -> bool:
-        """Whether patience is exhausted; epochs without improvement before a resume count, too."""
+        """Whether patience is exhausted, counting epochs without improvement before a resume, too."""
         return self.patience is not None and self.progress.stale >= self.patience
 
     def is_out_of_patience(self, row: Mapping[str, float]) -> bool:
         """Compare a new history row with the best so far; return whether patience is exhausted.
 
-        If the row is better, copy the current state, and save it as the best checkpoint.
+        A better row's state is copied, and saved as the best checkpoint.
         """
         p = self.progress
         if self.patience is None:
@@ -65,7 +65,7 @@ class Best:
         """Restore the best state at the end of a fit with ``patience``, and report it.
 
         Returns:
-            The index of the best row in the history; None if it is the last one, or without ``patience``.
+            The history index of the best row; None if it is the last one, or without ``patience``.
         """
         p = self.progress
         if self.patience is None or p.stale == 0:
@@ -90,8 +90,8 @@ class Best:
     def recover(self) -> None:
         """Find the state of the best epoch after a resume, and store it in ``state``.
 
-        The best state is the current state or in a checkpoint of that epoch. If there is no such checkpoint, log a
-        warning and search for the best epoch anew.
+        It is the current state, or in a checkpoint. If it is not found, log a warning and search for the best epoch
+        anew.
         """
         p = self.progress
         if self.patience is None or p.best is None:

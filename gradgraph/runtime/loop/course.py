@@ -16,7 +16,7 @@ class Course:
         deadline: the time (``time.monotonic()``) at which the fit stops; None for no limit.
 
     Attributes:
-        is_begun: whether timing has begun. It begins after the first step, which is slower than later steps.
+        is_begun: whether timing has begun: after the first step, which is slower than later steps.
     """
 
     def __init__(self, epochs: int | None = None, most_steps: int | None = None, deadline: float | None = None) -> None:

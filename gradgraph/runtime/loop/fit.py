@@ -61,13 +61,13 @@ class FitOptions:
     eval_every: int | None = None
 
     def told(self, resume: bool) -> str:
-        """Return a text of these options and ``resume``, which must be equal on all ranks."""
+        """Return ``resume`` and these options that must be equal on all ranks as text."""
         own = {n: v for n, v in vars(self).items() if n not in ("rates", "callbacks", "checkpoint", "log", "progress")}
         rates = {name: rate for name, rate in self.rates.items() if isinstance(rate, int | float)}
         return f"{own}, {rates}, {sorted(self.rates)}, {len(self.callbacks)} callbacks, resume={resume}"
 
     def silent(self) -> FitOptions:
-        """Return these options for a rank that prints and writes nothing."""
+        """Return a copy of these options for a rank that prints and writes nothing."""
         return replace(self, progress=False, checkpoint=None, log=None)
 
     def __post_init__(self) -> None:
@@ -112,7 +112,7 @@ def _check_callback(callback: object) -> None:
 
 
 class Fit:
-    """A running call of ``Trainer.fit``. All that is needed to resume it is in ``executor.progress``.
+    """A running call of ``Trainer.fit``, resumable from ``executor.progress``.
 
     Args:
         executor: executes the training steps.
@@ -222,13 +222,13 @@ class Fit:
                 self.executor.release()
 
     def _row(self, validated: Mapping[str, float] | None = None) -> dict[str, float]:
-        """Return the history row for the steps since the last row, including validation results ``validated``."""
+        """Return the history row for the steps since the last row, including ``validated``, the validation results."""
         p = self.progress
         found = {"epoch": p.epoch + 1, "step": p.steps, **self._means(), **(validated or {})}
         return found | self._rates_of_last_step() | self.executor.scaling()
 
     def _rates_of_last_step(self) -> dict[str, float]:
-        """Return the learning rates of the last step, and other hyperparameters passed to this fit, by name."""
+        """Return the last step's learning rates, and its other hyperparameters passed to this fit, by name."""
         found = last_rates(self.executor.manifest, self.progress)
         return {n: v for n, v in found.items() if n in self.options.rates or n.rpartition(".")[2] == LEARNING_RATE}
 
@@ -255,7 +255,7 @@ class Fit:
         self._tell_of_schedule()
 
     def _tell_of_nothing_left(self) -> None:
-        """Warn if a resumed run is already finished, so that this fit does no step."""
+        """Warn if a resumed run is already finished, so this fit does no step."""
         p, most = self.progress, self.options.max_steps
         if self._last_epoch <= p.epoch:
             log.warning("nothing left to do: %d of %d epochs are done", p.epoch - p.fit_epoch, self.options.epochs)
@@ -285,7 +285,7 @@ class Fit:
             part.ends = None  # warn once
 
     def _order(self) -> dict[str, Any]:
-        """Return by name the settings that determine which samples a batch contains."""
+        """Return the settings that determine the samples of each batch, by name."""
         return {
             "rows": self.source.rows,
             "batch_size": self.order.batch_size,
@@ -347,12 +347,7 @@ class Fit:
         return not (self._stopped or self._interrupted(received))
 
     def _ends(self, received: Interrupts, limited: bool) -> bool:
-        """Whether to stop before the next batch; the result is equal on all ranks.
-
-        Args:
-            received: the signals received on this rank.
-            limited: whether ``max_steps`` or ``max_time`` is set.
-        """
+        """Whether to stop before the next batch, equal on all ranks; ``limited`` by ``max_steps`` or ``max_time``."""
         over = limited and self._over()
         if self._stopped:  # because of max_steps or a callback, which is the same on all ranks
             return True
@@ -395,7 +390,7 @@ class Fit:
     def _step(self, batch: Any, received: Interrupts) -> tuple[int, BoundSession | Together]:
         """Train on a batch and add its results to the progress.
 
-        Return the number of samples over all ranks, and the session that contains the results.
+        Return the number of samples over all ranks, and the session with the results.
         """
         p = self.progress
         try:
@@ -416,10 +411,7 @@ class Fit:
         return rows, session
 
     def _fed(self, counted: int) -> dict[str, float]:
-        """Return the values of scalar inputs for the next step: hyperparameters, and inputs for gradient accumulation.
-
-        ``counted`` is the number of loss terms in the batch.
-        """
+        """Return the next step's hyperparameters and accumulation inputs, for ``counted`` loss terms."""
         every = self.options.accumulate
         if every is None:
             return self._rates()
@@ -456,7 +448,7 @@ class Fit:
         return self._rates_now
 
     def _steps_done(self, rate: str) -> int:
-        """Return the number of steps done, which is passed to the function of the hyperparameter ``rate``."""
+        """Return the number of steps done, the argument of a user's function for the hyperparameter ``rate``."""
         return self.progress.steps
 
     def _means(self) -> dict[str, float]:
@@ -492,7 +484,7 @@ class Fit:
     def _write_row(self, report: Reporter, received: Interrupts, ends_epoch: bool = False) -> bool:
         """Evaluate on the validation data, and append a row to the history; return whether this was completed.
 
-        If a signal interrupts the evaluation, a resumed run repeats it.
+        An evaluation interrupted by a signal is repeated by a resumed run.
         """
         validated = {}
         with self._lock:
@@ -533,11 +525,9 @@ class Fit:
 
 
 def _check_same_order(before: Mapping[str, Any], now: Mapping[str, Any], batch: int) -> None:
-    """Raise DataError if a run that stopped within an epoch would be resumed with another data order.
+    """Raise DataError if a run that stopped within an epoch, after ``batch`` batches, is resumed with another order.
 
-    Args:
-        before, now: the settings of the stopped run, and of this fit.
-        batch: the number of batches that were done in the stopped epoch; 0 if the run stopped between epochs.
+    ``before`` and ``now`` are the order settings of the stopped run and of this fit.
     """
     for name, value in now.items():
         if batch and name in before and (old := before[name]) != value:

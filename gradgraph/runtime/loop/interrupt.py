@@ -1,8 +1,8 @@
 """Ctrl-C and SIGTERM during training: the first signal stops after the current step, the second terminates the step.
 
-With several ranks, signals that arrive shortly after each other count as one.
+With several ranks, signals in quick succession count as one.
 
-Python runs a signal handler only between two bytecode instructions, so not while onnxruntime computes. The C handler,
+Python runs a signal handler only between two bytecode instructions, not while onnxruntime computes. The C handler,
 however, writes a byte to the wake-up descriptor immediately. A thread reads these bytes, and terminates the onnxruntime
 run at the second signal.
 """
@@ -58,7 +58,7 @@ class Interrupts:
     def note(self, data: bytes) -> None:
         """Process signals read from the wake-up descriptor: each byte of ``data`` is a signal number.
 
-        The watching thread calls this even while onnxruntime computes. The second signal terminates the run.
+        The watcher thread calls this even while onnxruntime computes. The second signal terminates the run.
         """
         now = time.monotonic()
         for _ in filter(HANDLED.__contains__, data):
@@ -77,8 +77,9 @@ SAME_WISH = 2.0  # seconds until all duplicates of a signal have reached the ran
 class Watcher:
     """The thread that reads the wake-up descriptor.
 
-    There is one per process, not one per fit, since starting and joining a thread takes 2 to 5 ms while onnxruntime's
-    threads spin.
+    There is one per process, not per fit, since starting and joining a thread takes 2 to 5 ms while onnxruntime's
+    threads
+    spin.
 
     Attributes:
         told: the current receiver of signals; None outside a fit.
@@ -95,7 +96,7 @@ class Watcher:
 
     @classmethod
     def only(cls) -> Watcher:
-        """Return the watcher of this process; after a fork, which does not copy threads, create a new one."""
+        """Return this process's watcher, created on first use and after a fork, which does not copy threads."""
         if cls._only is None or not cls._only._thread.is_alive():
             cls._only = cls()
         return cls._only
@@ -107,7 +108,7 @@ class Watcher:
 
     @classmethod
     def forked(cls) -> None:
-        """Reset the wake-up descriptor in a forked process, so that its signals do not reach the parent."""
+        """Reset the wake-up descriptor in a forked process, so its signals do not reach the parent."""
         if cls._only is not None:
             descriptor = signal.set_wakeup_fd(-1)
             if descriptor not in (-1, cls._only.writer.fileno()):

@@ -1,8 +1,8 @@
 """Training logs: JSON lines, CSV, TensorBoard, or a user's object.
 
-A record is a dict for a step or an epoch. When a fit begins, later records than its first step are removed from a log
-file, so a resumed run writes no duplicates, and a new run starts with an empty file. Write errors are logged once, and
-training continues.
+A record is a dict for a step or a history row. A beginning fit removes records of later steps from a log file, so a
+resumed run writes no duplicates, and a new run starts with an empty file. Write errors are logged once, and training
+continues.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ _OF_ROWS = ("epoch", "eval", "preferences")  # events of records that are writte
 
 
 class Lines:
-    """The base class of log writers to a text file with one record per line, flushed after each record."""
+    """The base class of writers of text log files with one record per line, flushed after each record."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: Any = None
 
     def begin(self, step: int, row: int | None = None) -> None:
-        """Open the file for appending, after removing later records, which this fit writes again.
+        """Open the file for appending, after removing records of later steps, which this fit writes again.
 
         Args:
             step: the last step whose record is kept.
@@ -114,7 +114,7 @@ class Lines:
         return ""
 
     def _kept(self, keeps: Callable[[Any, int], bool]) -> str:
-        """Return the lines of the existing file whose record satisfies ``keeps(event, step)``, as one text."""
+        """Return the existing lines whose record satisfies ``keeps(event, step)``, as one text."""
         raise NotImplementedError
 
     def _line(self, record: Record) -> str:
@@ -122,7 +122,7 @@ class Lines:
 
 
 class JsonLines(Lines):
-    """A log writer to a JSON Lines file; non-finite numbers are written as null."""
+    """A writer of JSON Lines files; non-finite numbers are written as null."""
 
     def _kept(self, keeps: Callable[[Any, int], bool]) -> str:
         return "".join(f"{line}\n" for line in self._old().splitlines() if keeps(*_place_of(line)))
@@ -145,7 +145,7 @@ _STEP = re.compile("[0-9]{1,15}")
 
 
 class Csv(Lines):
-    """A log writer to a CSV file with a header; a record with new columns makes it rewrite the file."""
+    """A writer of CSV files with a header, rewritten for a record with new columns."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -172,7 +172,7 @@ class Csv(Lines):
         super().write(record)
 
     def _rows(self) -> tuple[list[str], list[dict[str, str]]]:
-        """Return the column names and the rows of the existing file; both are empty if it is not a CSV table."""
+        """Return the column names and rows of the existing file; both empty if it is not a CSV table."""
         try:
             return csv_rows(self._old())
         except UnreadableError:
@@ -307,10 +307,7 @@ class Logs:
 
 
 def memory() -> dict[str, float]:
-    """Return ``{"memory_mib": …}``, the resident memory of this process, or its peak if only that is known.
-
-    The dict is empty if neither is known.
-    """
+    """Return ``{"memory_mib": …}``, the resident memory of this process, its peak if only that is known, or {}."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         return {"memory_mib": pages * os.sysconf("SC_PAGE_SIZE") / 2**20}

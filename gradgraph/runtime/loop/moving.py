@@ -40,12 +40,12 @@ class MovingRates:
         self._said = set[str]()
 
     def at(self, name: str, done: int, history: Mapping[str, Sequence[float]]) -> float:
-        """Return the value of ``name`` for the next step.
+        """Return the value of the hyperparameter ``name`` for the next step.
 
         Args:
             name: the hyperparameter.
-            done: number of steps done before.
-            history: the history of the fit before.
+            done: number of steps done.
+            history: the history so far.
 
         Raises:
             DataError: if a function returns a non-finite number or a negative learning rate.
@@ -64,9 +64,9 @@ class MovingRates:
         return float(value)
 
     def _say_if_zero(self, name: str, value: float, done: int) -> None:
-        """Warn once if the function of the learning rate ``name`` returns 0 in two consecutive steps.
+        """Warn once if the function of the learning rate ``name`` returns 0 after ``done`` steps and the step before.
 
-        A single 0 is normal, since a warm-up may start there. ``done`` is the number of steps done.
+        A single 0 is normal: a warm-up may start there.
         """
         if value == 0 and name in self._was_zero:
             self._said.add(name)

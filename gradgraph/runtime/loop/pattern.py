@@ -34,7 +34,7 @@ class Pattern:
         return [name for name in self.steps if (number + 1) % self.every.get(name, 1) == 0]
 
     def runs(self, name: str, start: int, stop: int) -> int:
-        """Return how often a step runs on batches ``start`` to ``stop`` (exclusive)."""
+        """Return how often the step ``name`` runs on batches ``start`` to ``stop`` (exclusive)."""
         every = self.every.get(name, 1)
         return self.steps.count(name) * (stop // every - start // every)
 
@@ -45,7 +45,7 @@ def pattern_of(
     """Return the pattern for the arguments of ``fit``: by default all steps in order; None for a single step.
 
     Raises:
-        UnknownNameError: if there is no step of a name in ``steps`` or ``every``.
+        UnknownNameError: if a step in ``steps`` or ``every`` does not exist.
         DataError: if no step trains on every batch, or a value of ``every`` is not a positive integer.
         BuildError: if ``steps`` or ``every`` is given for a step folder with a single step.
     """

@@ -145,7 +145,7 @@ class Bar(Reporter):
         self._bar.update(self._task, completed=done, description=name, values=texts, refresh=True)
 
     def _fitting(self, epoch: int, done: int, total: int | None, values: Mapping[str, Any]) -> tuple[str, str]:
-        """Return the texts before and after the progress bar, with as many fields as fit on the terminal line."""
+        """Return the texts before and after the progress bar, with as many fields as fit on the line."""
         name, count = self._course.name(epoch), f"{done}/{total}" if total else str(done)
         rates = [text for text in _values(values) if _is_rate(text)]
         loss, *metrics = [text for text in _values(values) if not _is_rate(text)] or [""]

@@ -1,4 +1,4 @@
-"""The checkpoint files of a fit: the last one, the previous one, and others in the same folder."""
+"""The checkpoint files of a fit: the last, the previous, and others in the same folder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Saves:
         self._has_saved = False
 
     def save(self, final: bool = False) -> None:
-        """Save the checkpoint at ``path``; keep the previous checkpoint of this run.
+        """Save the checkpoint at ``path``, keeping the previous checkpoint of this run.
 
         If the file cannot be written, the final save raises OutputError; earlier saves log it, and training continues.
         """
@@ -66,7 +66,7 @@ class Saves:
     def beside(self, what: str) -> Path | None:
         """Return the path of a related checkpoint, such as ``run.best.ckpt`` for ``run.ckpt`` and "best".
 
-        Return None if checkpoints are disabled.
+        None if checkpoints are disabled.
         """
         path = Path(self.path or "")
         if not path.name:  # no checkpoint, or an invalid path that fit rejects

@@ -19,7 +19,7 @@ from gradgraph.step.manifest import column
 class SeveralFit(Fit):
     """A ``Fit`` of a step folder with several steps.
 
-    A resumed run finishes the batch in which it was stopped: ``progress.place`` counts the steps done on that batch.
+    A resumed run finishes the batch in which it stopped: ``progress.place`` counts the steps done on that batch.
     """
 
     def __init__(self, *given: Any, pattern: Pattern) -> None:
@@ -75,10 +75,7 @@ class SeveralFit(Fit):
         return session
 
     def _fed_to(self, name: str, counted: int) -> dict[str, float]:
-        """Return the values of the scalar inputs of the step ``name``: hyperparameters, and inputs for accumulation.
-
-        ``counted`` is the number of loss terms in the batch.
-        """
+        """Return the hyperparameters and inputs for accumulation of the step ``name``, on ``counted`` loss terms."""
         fed = {key.removeprefix(f"{name}."): v for key, v in self._rates().items() if key.startswith(f"{name}.")}
         every = self.options.accumulate
         return fed if every is None else {
@@ -88,7 +85,7 @@ class SeveralFit(Fit):
     def _is_due(self, name: str, every: int) -> bool:
         """Whether the step ``name``, which accumulates gradients, updates its weights in this run.
 
-        A step updates its weights in each ``every``-th of its runs, and in its last run of an epoch.
+        This is every ``every``-th of its runs, and its last run of an epoch.
         """
         p, total = self.progress, self._batch_count()
         first = p.turns - p.batch
@@ -130,10 +127,10 @@ def rates_of(
         given: the hyperparameters as passed to ``fit``: ``{"learning_rate": {"generator": 1e-4}}``.
         pattern: the steps of the fit.
         parts: all steps by name.
-        fit: the method ``fit``, whose arguments are suggested for misspelt names.
+        fit: the method ``fit``, whose argument names are suggested for misspelt names.
 
     Raises:
-        BuildError: if a single value is given for all steps.
+        BuildError: if a hyperparameter has one value for all steps.
         UnknownNameError: if a step does not have the hyperparameter.
         DataError: if a step is not part of the fit.
     """

@@ -90,7 +90,7 @@ def find_batch_size(executor: Executor, source: Source, limit: int | None, drop_
     Args:
         executor: executes the trial steps.
         source: the samples, in any order.
-        limit: total memory of this process in bytes; by default, its current memory and 0.8 of the free memory.
+        limit: total memory of this process in bytes; by default its current memory and 0.8 of the free memory.
         drop_last: as for ``fit``; a smaller last batch needs a separate session with its own memory.
 
     Raises:
@@ -190,7 +190,7 @@ class _Search:
     def _session(self, part: Part, size: int, general: bool = False) -> BoundSession:
         """Create a training session, run two steps on batches of ``size`` samples, and return the session.
 
-        With ``general``, the session accepts batches of any size.
+        With ``general``, it accepts batches of any size.
         """
         feeds = self._feeds(size)
         mine = {s.name: feeds[s.name] for s in part.specs}

@@ -36,8 +36,8 @@ class RateCurve:
         rates, losses: learning rates of a sweep, in which the rate grows from step to step, and the loss of each step.
         smoothed: the smoothed losses.
         steepest: the rate at which the smoothed loss falls fastest; None if it never falls.
-        tried: for each short run from the same initial state, the rate and the mean loss over the last quarter of its
-            steps; infinite if it diverged.
+        tried: for each short run from the initial state, the rate and the mean loss over the last quarter of its steps
+            (infinite if it diverged).
         suggestion: the rate with the lowest loss of short runs, interpolated; without short runs, a third of
             ``steepest``; None if no rate lowers the loss.
     """
@@ -159,10 +159,14 @@ def find_rate(trial: Trial, start: float, end: float, steps: int) -> RateCurve:
     """Return the curve of :meth:`gradgraph.Trainer.find_lr`.
 
     First a sweep, in which the rate grows from step to step, shows where the loss falls and where it diverges (L.
-    Smith, 2017, "Cyclical Learning Rates for Training Neural Networks"). The rate at which the loss falls fastest in a
-    few steps is too high for long training. So short runs are compared: each has twice as many steps at a constant
-    rate, from the same weights and on the same batches. They begin below the fastest rate and continue upwards or
-    downwards until both neighbours of the lowest loss are known.
+    Smith,
+    2017, "Cyclical Learning Rates for Training Neural Networks"). The rate at which the loss falls fastest in a few
+    steps
+    is too high for long training. So short runs are compared: each has twice as many steps at a constant rate, from
+    equal
+    weights and on equal batches. They begin below the fastest rate and continue upwards or downwards until both
+    neighbours
+    of the lowest loss are known.
 
     Raises:
         DataError: if the range is empty, or the data have no batch.
@@ -236,18 +240,11 @@ def _steepest(rates: Sequence[float], smoothed: Sequence[float]) -> float | None
 
 
 def _after(trial: Trial, beginning: Mapping[str, Any], rate: float, steps: int) -> float | None:
-    """Return the mean loss over the last quarter of a short run at a constant rate; infinite if it diverges.
+    """Return the mean loss over the last quarter of a short run from the state ``beginning``; infinite if it diverges.
 
-    The loss of each batch is computed before training on it, so unless samples repeat, it is a loss on unseen samples.
-
-    Args:
-        trial: the step and its data.
-        beginning: the state to start from.
-        rate: the learning rate.
-        steps: the number of updates.
-
-    Returns:
-        The mean loss; None if the data are a generator that was already consumed.
+    None if the data are a generator that was already consumed. The loss of each batch is computed before training on
+    it,
+    so it is a loss on unseen samples unless samples repeat.
     """
     trial.executor.state.write(beginning)
     losses: list[float] = []
@@ -268,11 +265,9 @@ def _after(trial: Trial, beginning: Mapping[str, Any], rate: float, steps: int) 
 def _vertex(tried: Mapping[float, float], before: float) -> float | None:
     """Return the rate with the lowest loss, interpolated between short runs; None if no loss is below ``before``.
 
-    The rate is the vertex of the parabola through the lowest loss and its two neighbours, in log-log scale.
-
-    Args:
-        tried: the loss of each short run by its rate.
-        before: the smoothed loss at the start of the sweep.
+    It is the vertex of the parabola through the lowest loss in ``tried`` (rate → loss) and its two neighbours, in
+    log-log
+    scale.
     """
     rates = sorted(tried)
     lowest = min(range(len(rates)), key=lambda i: tried[rates[i]], default=0)
@@ -287,14 +282,9 @@ def _vertex(tried: Mapping[float, float], before: float) -> float | None:
 
 
 def _compared(after: Callable[[float], float | None], first: float, start: float, end: float) -> dict[float, float]:
-    """Return the losses of short runs by rate: at ``first``, then at higher or lower rates as long as the loss falls.
+    """Return the losses of short runs by rate: at ``first``, then at higher or lower rates while the loss falls.
 
-    The result is empty for data that can be read only once.
-
-    Args:
-        after: returns the loss of a short run at a rate; None if the data are consumed.
-        first: the first rate.
-        start, end: the range of rates.
+    ``after`` returns the loss of a short run at a rate, or None if the data are consumed; the result is then empty.
     """
     found: dict[int, float] = {}
 

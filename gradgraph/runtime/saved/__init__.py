@@ -1,1 +1,1 @@
-"""The saved output of a run: its checkpoints, progress record and history."""
+"""Files saved by a run: checkpoints with progress, history, and locks."""

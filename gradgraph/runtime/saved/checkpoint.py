@@ -1,8 +1,7 @@
 """Checkpoints: the state and progress of a run in one safetensors file.
 
 Tensors have the names of the state in the manifest. The metadata entry ``gradgraph`` contains the progress record
-(``record.py``), with a digest of the record and the tensors. Nothing else is needed to resume with bitwise identical
-results.
+(``record.py``), with a digest of the record and the tensors. This suffices to resume with bitwise identical results.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 class DamagedError(CheckpointError):
-    """Raised for a damaged checkpoint, whose content differs from what was written."""
+    """Raised for a checkpoint whose content differs from the content written."""
 
 
 def checkpoint_pieces(
@@ -133,7 +132,7 @@ def _damaged(path: Path, reason: object) -> DamagedError:
 
 
 def _digest(body: str, tensors: Mapping[str, np.ndarray[Any, Any]]) -> str:
-    """Return a digest of the progress record ``body`` and the tensors, independent of their order in the file."""
+    """Return a digest of the progress record ``body`` and the tensors, whatever their order in the file."""
     digest = Digest()
     digest.update_text(body)
     for name in sorted(tensors):
@@ -150,8 +149,9 @@ def _digest(body: str, tensors: Mapping[str, np.ndarray[Any, Any]]) -> str:
 def load_newest(path: str | os.PathLike[str], specs: Iterable[StateSpec]) -> tuple[Arrays, Progress]:
     """Load the checkpoint at ``path``; if it is damaged, log a warning and load the newest intact older one.
 
-    The older checkpoint of ``run.ckpt`` is ``run.previous.ckpt``; for files of a :class:`CheckpointKeeper`, the ones of
-    fewer steps. If ``path`` is the folder of a keeper, its last checkpoint is loaded; for a run folder,
+    For ``run.ckpt``, the older checkpoint is ``run.previous.ckpt``; for a file of a :class:`CheckpointKeeper`, the
+    files
+    of fewer steps. If ``path`` is the folder of a keeper, its last checkpoint is loaded; for a run folder,
     ``run.best.ckpt`` if it exists, else the last checkpoint.
 
     Raises:
@@ -182,16 +182,16 @@ def previous_path(path: str | os.PathLike[str]) -> Path:
 
 
 def keep_previous(path: str | os.PathLike[str]) -> None:
-    """Keep the checkpoint at ``path`` as ``run.previous.ckpt`` before the next one replaces it.
+    """Keep the checkpoint at ``path`` as ``run.previous.ckpt``, a hard link, before the next checkpoint replaces it.
 
-    This creates a hard link, without copying data. On file systems without hard links, it has no effect.
+    On file systems without hard links, this has no effect.
     """
     with contextlib.suppress(OutputError):
         link_atomically(path, previous_path(path))
 
 
 def _candidates(path: Path) -> list[Path]:
-    """Return the path of the requested checkpoint, then paths of older checkpoints to fall back on, newest first.
+    """Return the path of the requested checkpoint, then older checkpoints to fall back on, newest first.
 
     Raises:
         CheckpointError: if ``path`` is a folder without checkpoints.
@@ -216,7 +216,7 @@ _STEP_FILE = re.compile(r"step-[0-9]{8,}\.ckpt")
 
 
 def _kept_in(folder: Path) -> list[Path]:
-    """Return the paths of the files ``step-….ckpt`` of a :class:`CheckpointKeeper` in ``folder``, newest first."""
+    """Return the files ``step-….ckpt`` of a :class:`CheckpointKeeper` in ``folder``, newest first."""
     names = [p for p in folder.iterdir() if _STEP_FILE.fullmatch(p.name)] if folder.is_dir() else []
     return sorted(names, key=_steps_of, reverse=True)
 
@@ -308,10 +308,7 @@ class CheckpointKeeper:
             raise self._failed
 
     def _look_at_folder(self, trainer: Any, name: str) -> None:
-        """Read the best monitored value of a resumed run from ``best.ckpt``; warn about checkpoints of later steps.
-
-        ``name`` is the monitored column.
-        """
+        """Read a resumed run's best value of the column ``name`` from ``best.ckpt``; warn about later checkpoints."""
         history, steps = trainer.progress.history, trainer.progress.steps
         with contextlib.suppress(CheckpointError):
             found = load_checkpoint(self.best, trainer.manifest.state)[1]

@@ -1,4 +1,4 @@
-"""A comparison of the runs in a folder: metrics of each, and the options in which they differ."""
+"""Comparison of the runs in a folder: their metrics, and the options in which they differ."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Run:
     """A run read from its folder.
 
     Attributes:
-        name: path of its folder, relative to the folder of all runs.
+        name: path of the run's folder, relative to the folder of all runs.
         history: one row per epoch or evaluation, also of an unfinished run.
         seconds: training time; None if not logged.
         epochs: epochs requested.
         kept: index of the history row of the saved weights: the best with early stopping, else the last.
         best: the monitored column and its best value; None if unknown.
-        sign: 1 if lower values of that column are better, else −1.
+        sign: 1 if lower values of the monitored column are better, else −1.
         options: options of the recipe by ``table.key``.
     """
 
@@ -54,7 +54,7 @@ class Run:
     def figures(self) -> dict[str, float]:
         """Return losses and metrics of the history row ``kept``, by column.
 
-        If the run has validation data, training metrics other than losses are omitted.
+        For a run with validation data, training metrics other than losses are omitted.
         """
         if not self.history:
             return {}
@@ -92,8 +92,9 @@ def runs_in(folder: str | os.PathLike[str]) -> list[Run]:
 def differing(runs: Sequence[Run]) -> dict[str, list[Any]]:
     """Return the options in which ``runs`` differ, with the value of each run; None if its recipe lacks the option.
 
-    Options are named by their key (``lr``), or ``table.key`` (``loss.name``) if the key is unclear without its table or
-    occurs in several tables of the recipes.
+    Options are named by their key (``lr``), or by ``table.key`` (``loss.name``) if the key alone is unclear or occurs
+    in
+    several tables of the recipes.
     """
     names = list(dict.fromkeys(name for run in runs for name in run.options))
     values = {name: [run.options.get(name) for run in runs] for name in names}
@@ -106,7 +107,7 @@ def differing(runs: Sequence[Run]) -> dict[str, list[Any]]:
 
 
 def _key(name: str) -> str:
-    """Return the part ``key`` of an option name ``table.key``; other names are returned unchanged."""
+    """Return ``key`` for an option named ``table.key``; other names are returned unchanged."""
     return name.partition(".")[2] or name
 
 
@@ -226,10 +227,7 @@ def _stored(path: Path) -> History | None:
 
 
 def _logged(path: Path) -> tuple[History, float | None]:
-    """Return the history rows in the log file ``path``, and the total time of its fits in seconds.
-
-    The time is None if the log contains no times.
-    """
+    """Return the history rows in the log file ``path``, and the total time of its fits in seconds (None if unknown)."""
     history, spent, last = History(), 0.0, None
     try:
         lines = regular_bytes(path, LARGEST_LOG).decode("utf-8").splitlines()

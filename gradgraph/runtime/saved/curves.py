@@ -23,7 +23,7 @@ class Curve:
     Attributes:
         name: name in the legend.
         x, y: coordinates of the points.
-        kept: x of the epoch (or step) whose weights were kept; its point is circled. None if it is the last epoch.
+        kept: x of the epoch (or step) whose weights were kept, which is circled; None if it is the last.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Panel:
 
 
 def panels_of(history: Mapping[str, Sequence[float]], kept: int | None = None, over: str | None = None) -> list[Panel]:
-    """Return panels of the columns of a history: losses, metrics from 0 to 1, learning rates, and one per other column.
+    """Return panels of a history's columns: losses, metrics from 0 to 1, learning rates, and one per other column.
 
     Args:
         history: the columns.
@@ -72,9 +72,9 @@ def _is_increasing(values: Sequence[float]) -> bool:
 
 
 def _kind(name: str, column: Sequence[float]) -> str:
-    """Return the label of the y axis for a history column, which is also its panel: "loss", "share" and so on.
+    """Return the y-axis label of a history column, by which columns are grouped into panels.
 
-    Metrics from 0 to 1 have the label "share"; other columns have their own name as label.
+    Metrics from 0 to 1 have the label "share"; other columns have "loss" and so on, or their own name.
     """
     last = name.rpartition(".")[2].removeprefix("val_")
     if last.endswith("loss"):
@@ -140,13 +140,9 @@ def _panel(panel: Panel) -> str:
 
 
 def _drawn(curve: Curve, colour: str, place: Place, legend: float) -> list[str]:
-    """Return the SVG elements of a curve, a ring around its ``kept`` point, and its legend entry.
+    """Return the SVG elements of a curve, a ring around its ``kept`` point, and its legend entry at y = ``legend``.
 
-    Args:
-        curve: the curve.
-        colour: its colour.
-        place: converts coordinates of the data to SVG coordinates.
-        legend: y coordinate of the legend entry.
+    ``place`` converts data coordinates to SVG coordinates.
     """
     run, found = list[str](), list[str]()
     for x, y in [*zip(curve.x, curve.y, strict=True), (math.nan, math.nan)]:

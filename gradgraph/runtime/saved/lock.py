@@ -1,7 +1,7 @@
-"""Exclusive access to a checkpoint path: a second run that would save to the same path is rejected before training.
+"""Exclusive access to a checkpoint path: a second run that would save there is rejected before training.
 
 The lock is held on an open file (``.run.ckpt.gradgraph-lock``), so the system releases it even if the process is
-killed. A file left by a killed run is locked again.
+killed. The next run reuses a file left by a killed run.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ SUFFIX = ".gradgraph-lock"
 def only_writer(path: str | os.PathLike[str]) -> Iterator[None]:
     """Hold the lock of a checkpoint path during a block.
 
-    If locking is impossible (a missing or read-only folder, a file system without locks), the block runs without the
-    lock; if the path cannot be written, saving raises the error.
+    If locking is impossible (a missing or read-only folder, a file system without locks), the block runs without it.
 
     Raises:
         OutputError: if another run holds the lock, or the lock file is a link or not a regular file.

@@ -33,7 +33,7 @@ class Monitor:
     def of(self, columns: Collection[str]) -> str:
         """Return the name of the monitored column in a history with these columns.
 
-        If ``column`` is ``<metric>.<number>``, the number is the index of a class, and the result has the class name.
+        If ``column`` is ``<metric>.<class index>``, the result contains the class name instead.
         """
         if self.column is None:
             return "val_loss" if "val_loss" in columns else "loss"

@@ -50,14 +50,14 @@ class Stored:
 
 @dataclass(frozen=True)
 class Loaded:
-    """The result of ``Trainer.load_state_dict``: names of tensors by what happened to them.
+    """The result of ``Trainer.load_state_dict``: names of tensors by outcome.
 
     Attributes:
         loaded: tensors with new values.
-        missing: weights for which no value was given; unchanged.
-        unexpected: given values without a weight in the step, including optimizer state.
-        mismatched: weights whose given value has another shape or type, with the reason; unchanged.
-        frozen: frozen weights that differ from the given value; unchanged.
+        missing: weights without a new value; unchanged.
+        unexpected: values without a weight in the step, including optimizer state.
+        mismatched: weights whose new value has another shape or type, with the reason; unchanged.
+        frozen: frozen weights that differ from the new value; unchanged.
     """
 
     loaded: tuple[str, ...] = ()
@@ -82,12 +82,12 @@ class Loaded:
 def fitting(
     manifest: Manifest, values: Mapping[str, Any], held: Callable[[str], Array | None]
 ) -> tuple[Loaded, dict[str, Array]]:
-    """Select the values that match weights of the step by name and shape, and convert them to the step's types.
+    """Select the values that match weights of the step by name and shape, and convert them to the step's dtypes.
 
     Args:
         manifest: the manifest of the step.
         values: arrays by name.
-        held: a function that returns the step's frozen weight of this name, or None.
+        held: returns the step's frozen weight of a name, or None.
 
     Returns:
         A report, and the converted arrays by name.
@@ -122,10 +122,7 @@ def fitting(
 
 
 def _mismatch(spec: StateSpec, value: Array) -> str:
-    """Return a text on why ``value`` does not match the tensor ``spec`` in shape or type; "" if it matches.
-
-    All floating-point types match each other.
-    """
+    """Return why the shape or type of ``value`` does not match ``spec``; "" if they match, as all float types do."""
     want = numpy_dtype(spec.dtype)
     if value.shape == spec.shape and (value.dtype == want or (_is_floating(value.dtype) and _is_floating(want))):
         return ""

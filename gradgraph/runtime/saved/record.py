@@ -28,7 +28,7 @@ class NewerRecordError(Exception):
 
 @dataclass
 class Progress:
-    """The progress of a run, with all that is needed to resume it.
+    """The progress of a run, from which it can be resumed.
 
     Attributes:
         steps: steps done since the state was initialized.
@@ -38,11 +38,11 @@ class Progress:
         order: settings that determine the samples of each batch: rows, batch_size, shuffle, drop_last.
         sums, weight: loss and metrics summed over the samples (or labels) since the last history row, and the number of
             these samples (or labels).
-        totals: for metrics that are computed from sums, the sums since the last history row.
+        totals: for metrics computed from sums, the sums since the last history row.
         best, stale: best value of the monitored column, and the number of history rows after it.
         hyperparameters: hyperparameters of the last step, including learning rates of schedules in the graph.
         sizes: sizes of the symbolic dimensions for which the training session was created; None before the first step.
-            (A resumed run must use the same sizes, since another session may round differently.)
+            A resumed run must use these sizes, since another session may round differently.
         history: one row per finished epoch of this fit, or per ``eval_every`` steps.
         counts: number of runs of each named step.
         weights: ``weight`` of each named step, if there are several.
@@ -96,12 +96,12 @@ _IF_ANY = (
 
 @dataclass(frozen=True)
 class Record:
-    """The record of a run, stored in the checkpoint's metadata.
+    """The record of a run in a checkpoint's metadata.
 
     Attributes:
         version: format version.
         progress: the progress of the run.
-        body: the text that the digest covers, together with the tensors.
+        body: the text that ``digest`` covers.
         digest: digest of ``body`` and the tensors; None for version 1.
     """
 
@@ -112,7 +112,7 @@ class Record:
 
 
 def body_of(progress: Progress) -> str:
-    """Return ``progress`` without the arrays in ``beside`` as JSON; columns and names keep their order."""
+    """Return ``progress`` as JSON, without the arrays in ``beside``; columns and names keep their order."""
     data = {**dataclasses.asdict(dataclasses.replace(progress, beside={})), "names": progress.names.as_data()}
     del data["beside"]
     for name in _IF_ANY:
@@ -229,7 +229,7 @@ def _each(what: str, values: Any, checked: Callable[[str, Any], Checked]) -> dic
 
 
 def _brief(value: Any) -> str:
-    """Format ``value`` for a message; Python does not print integers of thousands of digits."""
+    """Format ``value`` for a message, even an integer of thousands of digits, which Python does not print."""
     is_huge = type(value) is int and value.bit_length() > 1000
     return f"a number of {value.bit_length()} bits" if is_huge else shown(repr(value))
 
