@@ -79,10 +79,8 @@ class Augmentations:
     """A sequence of augmentations.
 
     An image is resized to the model's size by ``random_resized_crop``, or else before the first augmentation that
-    requires
-    that size. Erasing follows normalisation, and mixing is last, whatever their place in the list. If several
-    augmentations
-    mix batches, one of them is drawn per batch.
+    requires that size. Erasing follows normalisation, and mixing is last, whatever their place in the list. If several
+    augmentations mix batches, one of them is drawn per batch.
 
     Args:
         given: augmentations, their names or calls, and user functions from bytes [height, width, channels] and a

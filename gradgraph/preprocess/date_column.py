@@ -301,8 +301,7 @@ def _days_from(op: Builder, year: Var, month: Var, day: Var) -> Var:
     """Compute the days since 1 March of year 0, a Wednesday, in the Gregorian calendar.
 
     Source: H. Hinnant, chrono-Compatible Low-Level Date Algorithms. Intermediate results are nonnegative, since years
-    begin
-    with 1.
+    begin with 1.
     """
     is_early = op.Cast(op.Less(month, 3), to=int64())
     y = year - is_early

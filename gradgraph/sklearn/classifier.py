@@ -34,9 +34,8 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         learning_rate, optimizer_options: arguments of the optimizer.
         epochs, batch_size: as for ``Trainer.fit``.
         class_weight: a dict of weights by label, or "balanced" for weights inversely proportional to class frequencies.
-        early_stopping: stop after ``n_iter_no_change`` epochs in which the validation score
-            (on a stratified ``validation_fraction``) has not improved by more than ``tol``, and restore the
-            best weights.
+        early_stopping: stop after ``n_iter_no_change`` epochs in which the validation score (on a stratified
+            ``validation_fraction``) has not improved by more than ``tol``, and restore the best weights.
         validation_fraction, n_iter_no_change, tol: see ``early_stopping``.
         warm_start: let ``fit`` continue training the fitted model instead of starting anew.
         train: names or globs of the weights of ``model`` to train.
@@ -176,8 +175,7 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         """Return class probabilities [samples, classes].
 
         They are the Softmax of the model's scores, or the Sigmoid for multilabel data; if the model itself ends in one
-        of
-        these, its outputs.
+        of these, its outputs.
         """
         scores = self._outputs(X).astype(np.float64)
         if self._is_multilabel or self._has_one_score:

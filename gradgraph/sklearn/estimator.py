@@ -116,8 +116,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         """Build the step from the user's model, or from a new multilayer perceptron, and store it in ``trained_``.
 
         ``outputs`` is the number of scores or values per sample; ``loss`` is the default loss, ``metric`` the metric
-        for early
-        stopping.
+        for early stopping.
         """
         seed = int(check_random_state(self.random_state).randint(1 << 31))
         model, self._probable = self.model, ""
@@ -164,8 +163,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         """Train the step and update the attributes about losses and scores.
 
         ``y`` has the type and shape of the step's target. With ``metric``, early stopping uses a validation split,
-        stratified
-        by the labels ``stratify`` unless that is None.
+        stratified by the labels ``stratify`` unless that is None.
         """
         data, options = self._data(X, y, weights), {"progress": False, "resume": False, **dict(self.fit_options or {})}
         stops = bool(metric) and self.early_stopping

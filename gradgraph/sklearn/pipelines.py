@@ -246,8 +246,7 @@ def _with_steps(parts: _Parts, model: onnx.ModelProto, estimator: Any, X: Any, k
     """Return a model of the pipeline: the steps before our estimator, followed by ``model``, the estimator itself.
 
     The result is verified against the predictions of ``estimator``, the whole pipeline, on ``X``. If this fails, the
-    steps
-    before compute in float32 instead.
+    steps before compute in float32 instead.
     """
     words: dict[str, str] = {}
     for name in kinds:
@@ -367,8 +366,7 @@ def _taking_gaps(before: onnx.ModelProto, texts: Mapping[Any, Sequence[Any]]) ->
     """Insert nodes into ``before``, in place, that recognize missing values in text columns; return ``before``.
 
     They replace ``GAP_WORDS``, such as "", by the text for missing values among the values that the step knows
-    (``texts``
-    by column).
+    (``texts`` by column).
     """
     taken = {value.name for value in before.graph.input}
     for name, values in ((str(name), values) for name, values in texts.items()):

@@ -15,8 +15,7 @@ class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
     """A scikit-learn regressor for one or several values.
 
     Arguments are as for :class:`Classifier`, without ``class_weight``. The loss is the mean squared error by default,
-    and
-    early stopping monitors R². Scale large y, for example with ``TransformedTargetRegressor``.
+    and early stopping monitors R². Scale large y, for example with ``TransformedTargetRegressor``.
     """
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Regressor:

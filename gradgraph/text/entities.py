@@ -100,8 +100,7 @@ def entities_in(tags: Sequence[str]) -> Iterator[tuple[str, int, int]]:
 
     Tags are ``O``, or a prefix and a kind: ``B-PER`` begins an entity, and ``I-PER`` continues it or begins one after
     another kind; ``E-`` and ``L-`` end an entity, ``S-`` and ``U-`` are a whole one. These are the rules of conlleval
-    and of
-    seqeval's default mode (Ramshaw and Marcus, 1995; Nakayama, 2018).
+    and of seqeval's default mode (Ramshaw and Marcus, 1995; Nakayama, 2018).
     """
     before, kind_before, first = OUTSIDE, "", 0
     for i, tag in enumerate([*tags, OUTSIDE]):

@@ -112,7 +112,7 @@ class FrameColumns:
         return values
 
     def _lacks(self, name: str, gaps: int, words: Sequence[str] = ()) -> DataError:
-        """Return an error for ``gaps`` missing values; ``words`` are ``.csv`` cells that count as missing, as ``NA``."""
+        """Return an error for ``gaps`` missing values; ``words`` are ``.csv`` cells read as missing, such as ``NA``."""
         such = f", such as '{shown(words[0])}'," if words else ""
         more = "; if these are words of the texts, save the table as .jsonl or .parquet" if words else ""
         return DataError(

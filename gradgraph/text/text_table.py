@@ -143,8 +143,7 @@ class TextTable(Loadable):
         """Return a sample order in which texts of similar lengths share a batch.
 
         Samples are sorted by length within random windows of up to 50 batches (at most a quarter of the samples), which
-        are
-        redrawn each epoch.
+        are redrawn each epoch.
         """
         shuffled = permutation(seed, epoch, len(self))
         if self._lengths is None or self.one_length:

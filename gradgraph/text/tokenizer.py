@@ -152,8 +152,7 @@ class Tokenizer:
         Args:
             texts: the texts.
             special: whether to add special tokens around a text; their span is (−1, −1). Pass False if the texts
-                contain
-                them already.
+                contain them already.
 
         Raises:
             DataError: the tokenizer fails.

@@ -187,7 +187,10 @@ class Annotated(Loadable):
         return self._form(spec.name, known).of(spec)
 
     def in_picture(self, i: int, boxes: Array, form: ImageForm) -> Array:
-        """Convert boxes (left, top, right, bottom) from fractions of the model input to pixels of image ``i``, clipped."""
+        """Convert boxes (left, top, right, bottom) from fractions of the model input to pixels of image ``i``.
+
+        They are clipped to the image.
+        """
         size = self.size_of(i)
         place = whole(size, size_in(form, size), bool(form.letterbox))
         found: Array = np.clip(place.back(boxes * np.array([*place.size, *place.size])), 0, [*size, *size])

@@ -123,8 +123,7 @@ def _matched(overlap: Array, crowd: Array, least: float) -> tuple[Array, Array]:
     """Return whether each detection matches an object, and whether it matches a crowd: bool [detections] each.
 
     An object matches at most one detection; a crowd matches any number. ``overlap`` is the IoU, [detections, objects],
-    of
-    detections by descending score; ``crowd`` marks crowds; ``least`` is the threshold.
+    of detections by descending score; ``crowd`` marks crowds; ``least`` is the threshold.
     """
     hits, ignored = np.zeros(len(overlap), bool), np.zeros(len(overlap), bool)
     free = np.ones(overlap.shape[1], bool)

@@ -106,8 +106,7 @@ def _filled(corners: Array, size: tuple[int, int]) -> Array:
     """Return the pixels of one polygon, as ``rleFrPoly`` of pycocotools does.
 
     The boundary is a chain of points on a grid five times finer than pixels. Where it crosses the centre line of a
-    column
-    of pixels, inside and outside are swapped from there downwards.
+    column of pixels, inside and outside are swapped from there downwards.
     """
     width, height = size
     from_, to = _on_fine_grid(np.trunc(FINER * corners + 0.5).astype(np.int64))

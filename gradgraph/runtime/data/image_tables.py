@@ -58,8 +58,7 @@ class ImageTable(Images):
         """Return the name of the label column for a target; None if it is ambiguous.
 
         Candidates, in this order: the user's choice, the label column of the training data, a column named like the
-        target,
-        one with a common label name, and the only column besides the paths.
+        target, one with a common label name, and the only column besides the paths.
         """
         if self._label is not None:
             return self._label

@@ -2,10 +2,8 @@
 
 If next values overwrite the current ones, a step that fails half-way or has a NaN loss destroys the state. So updates
 wait for a gate computed from the loss: a Gather that reads a vector of one element at index 0, or at index 1 if the
-loss
-is not finite, which makes onnxruntime fail the run before the state is overwritten. Earlier failures (such as labels
-out
-of range) leave the state unchanged, too.
+loss is not finite, which makes onnxruntime fail the run before the state is overwritten. Earlier failures (such as
+labels out of range) leave the state unchanged, too.
 
 The node that waits is the first one that all updates depend on, but the loss does not. If there is none, several wait.
 """

@@ -6,8 +6,7 @@ common in training: exp of a masked attention score, moments of weights that no 
 onnxruntime's own setting works for the threads of its pool, but of the calling threads it affects only the first one in
 a process, and permanently. So we set the calling thread's floating-point environment before each call and restore it
 afterwards. Since setting it takes longer than the rest of a call's overhead, code that makes many calls, and only
-copies
-data in between, sets it once for all of them.
+copies data in between, sets it once for all of them.
 """
 
 from __future__ import annotations

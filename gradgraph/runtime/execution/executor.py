@@ -447,8 +447,7 @@ class Executor:
         """Whether each batch of these steps needs at least one label that is not ignored.
 
         It does not if several ranks share each batch, or the loss is not divided by the number of labels
-        (``reduction="sum"``,
-        or several losses).
+        (``reduction="sum"``, or several losses).
         """
         losses = [self.manifest.parts[step].loss for step in steps]
         sums = any(loss.get("arguments", {}).get("reduction") == "sum" for loss in losses)
@@ -543,8 +542,7 @@ class Executor:
         """Return a context for many runs on the batches of ``source``, in which this thread flushes denormals.
 
         This is faster than setting the floating-point environment in each run. The context does nothing for sources
-        that call
-        the user's code, which it would affect, too.
+        that call the user's code, which it would affect, too.
         """
         return self.opened.options.computing() if isinstance(source, Columns) else contextlib.nullcontext()
 

@@ -99,8 +99,7 @@ class FrozenWeights:
             settings: the options of the session, modified in place.
             model: the model of the session.
             copied: whether the session may copy the weights of matrix products into its own memory (repacked).
-                Otherwise
-                all sessions share the mapped weights; operators in ``_AS_THEY_LIE`` always share them.
+                Otherwise all sessions share the mapped weights; operators in ``_AS_THEY_LIE`` always share them.
         """
         used = {t.name: t for t in model.graph.initializer if is_external(t)}
         if not used:

@@ -1,8 +1,7 @@
 """Batches of shuffled rows, gathered by the training session instead of NumPy.
 
 The rows of a shuffled batch are scattered over the user's arrays, outside the CPU cache. NumPy copies them one by one
-in
-one thread; a Gather node before the step uses all threads, and takes half the time or less. The session's inputs are
+in one thread; a Gather node before the step uses all threads, and takes half the time or less. The session's inputs are
 then the user's whole arrays, without a copy, and the row indices.
 """
 

@@ -11,9 +11,8 @@ The analysis reads the graph that onnxruntime executes, after its optimizations.
 
 The weight W of a matrix product usually violates condition 1: the gradient of the product's input, dX = dY·Wᵀ, reads W,
 but no update depends on dX. So before a graph is passed to onnxruntime, ``with_updates_last`` makes the updates of
-large
-tensors wait: another input of the update passes through a Reshape that keeps its shape, with a target shape of zeros
-(each of which copies a size) computed from an element of dX.
+large tensors wait: another input of the update passes through a Reshape that keeps its shape, with a target shape of
+zeros (each of which copies a size) computed from an element of dX.
 """
 
 from __future__ import annotations
@@ -198,8 +197,7 @@ class _Readers:
         """Return the state tensors whose update does not yet wait for all other readers.
 
         Update nodes read a state tensor only to compute its next value. Tensors whose other readers depend on an update
-        are
-        excluded, since waiting would be circular.
+        are excluded, since waiting would be circular.
 
         Args:
             next_of: state tensor → the output with its next value.

@@ -24,8 +24,7 @@ def most_alive(model: onnx.ModelProto) -> int:
     """Return the peak size in bytes of intermediate tensors alive at the same time.
 
     Inputs, outputs and tensors of subgraphs do not count. A tensor of unknown size counts as much as the largest input
-    of
-    its node.
+    of its node.
     """
     nodes = model.graph.node
     read, order = [reads(node) for node in nodes], order_of(model.graph)

@@ -2,8 +2,7 @@
 
 The estimate walks through the nodes of the lowered train graph in execution order: a tensor lives from the node that
 creates it to the last node that reads it. A simulation of onnxruntime's allocator (``arena.py``) adds its
-fragmentation.
-Workspaces of kernels, and the interpreter with its libraries, are not counted.
+fragmentation. Workspaces of kernels, and the interpreter with its libraries, are not counted.
 """
 
 from __future__ import annotations
@@ -52,8 +51,7 @@ class Memory:
         batch: inputs and targets.
         activations, gradients, update: tensors alive at the peak of a step, computed by the forward pass and the
             loss, by the backward pass, and by the optimizer.
-        gaps: fragmentation of onnxruntime's allocator: free pieces that were too small,
-            and its tables of pieces.
+        gaps: fragmentation of onnxruntime's allocator: free pieces that were too small, and its tables of pieces.
         session: onnxruntime's own memory: ``OF_A_NODE`` for each node of the lowered step.
     """
 

@@ -4,10 +4,9 @@ Nodes that do not need the batch come first in the file, then the others, then t
 last.
 
 Creating a session: before each of its optimizations, onnxruntime sorts all nodes. It keeps the ready nodes in a list,
-in
-file order, and searches that list for every node. Nodes that do not need the batch (decays of the optimizer, transposed
-weights) are ready from the start; late in the file, they stay in the list for long. With 2,000 such nodes of 15,000,
-creation takes 1.5 times as long as with these nodes in front.
+in file order, and searches that list for every node. Nodes that do not need the batch (decays of the optimizer,
+transposed weights) are ready from the start; late in the file, they stay in the list for long. With 2,000 such nodes of
+15,000, creation takes 1.5 times as long as with these nodes in front.
 
 Executing a node's inputs: onnxruntime computes the input whose node comes first in the file last. So nodes in front are
 computed just before another node reads them, not before the whole batch.
@@ -71,8 +70,7 @@ def computed_as_written(model: onnx.ModelProto) -> onnx.ModelProto:
     """Sort the nodes of ``model`` in place so that onnxruntime executes them in the order before sorting; return it.
 
     The new order is onnxruntime's execution order of the unsorted nodes. Executing the sorted nodes restores the
-    original
-    order, except for a few nodes with several readers (36 of 1,623 in a step of GPT-2).
+    original order, except for a few nodes with several readers (36 of 1,623 in a step of GPT-2).
     """
     order = order_of(model.graph)
     places = iter(sorted(range(len(order)), key=order.__getitem__))

@@ -1,10 +1,9 @@
 """Search for the first node of a training step that produces NaN or infinity.
 
 The step is run again with the counts of NaN and of infinite elements of each tensor. From a non-finite result, the
-search
-follows non-finite inputs backwards to a node that computes NaN from inputs without NaN; if one of these inputs is
-infinite, it continues to the node that produced the infinity. Intended infinities, such as in a mask, are not reported,
-since no NaN results from them.
+search follows non-finite inputs backwards to a node that computes NaN from inputs without NaN; if one of these inputs
+is infinite, it continues to the node that produced the infinity. Intended infinities, such as in a mask, are not
+reported, since no NaN results from them.
 """
 
 from __future__ import annotations

@@ -233,10 +233,8 @@ class OpenedStep:
         """Whether sessions other than the training session may have their own copy of frozen weights.
 
         For BERT-base, a copy takes 0.4 GB, and makes products of 4 to 64 rows 1.3 to 2.7 times as fast, of 128 to 512
-        rows
-        1.04 to 1.3 times (2048 x 2048, one thread of an AMD EPYC). The decision depends only on the size, so
-        evaluations of
-        a step always return the same bits.
+        rows 1.04 to 1.3 times (2048 x 2048, one thread of an AMD EPYC). The decision depends only on the size, so
+        evaluations of a step always return the same bits.
         """
         return self.options.pack_weights is True or self.weights.size < LEAST_PASSED
 

@@ -4,15 +4,13 @@ onnxruntime's default arena requests regions from the system, each twice as larg
 into one region. Free space at the end of one region and at the beginning of the next is therefore lost to large
 tensors: with the gradient of an embedding, 0.1 GB of 1.0 GB. Our arena begins with a region twice as large as the
 tensors predicted to be alive at the same time; the system allocates a page of it only when the page is written. The
-region is not larger, since onnxruntime immediately writes a table of 8 bytes per 256 bytes of a region: 64 MiB for
-2 GiB. Our arena always splits a free piece that is larger than the tensor; the default arena splits only pieces of
-twice
+region is not larger, since onnxruntime immediately writes a table of 8 bytes per 256 bytes of a region: 64 MiB for 2
+GiB. Our arena always splits a free piece that is larger than the tensor; the default arena splits only pieces of twice
 the size or more, whose unused ends were 5 % of the peak of ResNet-50.
 
 onnxruntime can register a custom arena only for the whole process. So an arena is registered while a session (or
-several
-that run in turn) is created, and then replaced by a fresh one. These sessions are its only owners, and its memory is
-freed with the last of them.
+several that run in turn) is created, and then replaced by a fresh one. These sessions are its only owners, and its
+memory is freed with the last of them.
 """
 
 from __future__ import annotations

@@ -16,8 +16,7 @@ class Scores:
     """A model output with class scores for a target.
 
     The scores have the shape [samples, classes]; for two classes, also [samples] or [samples, 1], with a single score
-    for
-    the second class.
+    for the second class.
 
     Attributes:
         target, output: names of the target and of the output.

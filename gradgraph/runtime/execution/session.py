@@ -375,8 +375,7 @@ def _most_folded(model: onnx.ModelProto) -> int:
     """Return the size limit in bytes for constants that onnxruntime may fold in ``model``.
 
     It admits constants computed from weights. Larger constants are filled with one number, such as the zeros in which
-    an
-    embedding's gradient is accumulated; folded, they would stay in memory and still be copied in each step.
+    an embedding's gradient is accumulated; folded, they would stay in memory and still be copied in each step.
     """
     largest = max((math.prod(t.dims) for t in model.graph.initializer), default=0)
     return max(LARGEST_FILLED, 8 * largest)

@@ -4,8 +4,7 @@ There are two sets of tensors: a step reads one and writes the other, then the s
 update different groups of tensors, only the updated groups are swapped: ``side`` is an integer with one bit per group.
 
 Using one buffer as input and output of a run is not safe in general, since the result would depend on the order in
-which
-nodes happen to run. Both sets share a tensor if ``inplace.py`` proves that this is safe.
+which nodes happen to run. Both sets share a tensor if ``inplace.py`` proves that this is safe.
 """
 
 from __future__ import annotations

@@ -78,8 +78,7 @@ class Watcher:
     """The thread that reads the wake-up descriptor.
 
     There is one per process, not per fit, since starting and joining a thread takes 2 to 5 ms while onnxruntime's
-    threads
-    spin.
+    threads spin.
 
     Attributes:
         told: the current receiver of signals; None outside a fit.

@@ -159,14 +159,10 @@ def find_rate(trial: Trial, start: float, end: float, steps: int) -> RateCurve:
     """Return the curve of :meth:`gradgraph.Trainer.find_lr`.
 
     First a sweep, in which the rate grows from step to step, shows where the loss falls and where it diverges (L.
-    Smith,
-    2017, "Cyclical Learning Rates for Training Neural Networks"). The rate at which the loss falls fastest in a few
-    steps
-    is too high for long training. So short runs are compared: each has twice as many steps at a constant rate, from
-    equal
-    weights and on equal batches. They begin below the fastest rate and continue upwards or downwards until both
-    neighbours
-    of the lowest loss are known.
+    Smith, 2017, "Cyclical Learning Rates for Training Neural Networks"). The rate at which the loss falls fastest in a
+    few steps is too high for long training. So short runs are compared: each has twice as many steps at a constant
+    rate, from equal weights and on equal batches. They begin below the fastest rate and continue upwards or downwards
+    until both neighbours of the lowest loss are known.
 
     Raises:
         DataError: if the range is empty, or the data have no batch.
@@ -243,8 +239,7 @@ def _after(trial: Trial, beginning: Mapping[str, Any], rate: float, steps: int) 
     """Return the mean loss over the last quarter of a short run from the state ``beginning``; infinite if it diverges.
 
     None if the data are a generator that was already consumed. The loss of each batch is computed before training on
-    it,
-    so it is a loss on unseen samples unless samples repeat.
+    it, so it is a loss on unseen samples unless samples repeat.
     """
     trial.executor.state.write(beginning)
     losses: list[float] = []
@@ -266,8 +261,7 @@ def _vertex(tried: Mapping[float, float], before: float) -> float | None:
     """Return the rate with the lowest loss, interpolated between short runs; None if no loss is below ``before``.
 
     It is the vertex of the parabola through the lowest loss in ``tried`` (rate → loss) and its two neighbours, in
-    log-log
-    scale.
+    log-log scale.
     """
     rates = sorted(tried)
     lowest = min(range(len(rates)), key=lambda i: tried[rates[i]], default=0)

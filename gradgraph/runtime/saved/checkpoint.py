@@ -150,8 +150,7 @@ def load_newest(path: str | os.PathLike[str], specs: Iterable[StateSpec]) -> tup
     """Load the checkpoint at ``path``; if it is damaged, log a warning and load the newest intact older one.
 
     For ``run.ckpt``, the older checkpoint is ``run.previous.ckpt``; for a file of a :class:`CheckpointKeeper`, the
-    files
-    of fewer steps. If ``path`` is the folder of a keeper, its last checkpoint is loaded; for a run folder,
+    files of fewer steps. If ``path`` is the folder of a keeper, its last checkpoint is loaded; for a run folder,
     ``run.best.ckpt`` if it exists, else the last checkpoint.
 
     Raises:

@@ -93,8 +93,7 @@ def differing(runs: Sequence[Run]) -> dict[str, list[Any]]:
     """Return the options in which ``runs`` differ, with the value of each run; None if its recipe lacks the option.
 
     Options are named by their key (``lr``), or by ``table.key`` (``loss.name``) if the key alone is unclear or occurs
-    in
-    several tables of the recipes.
+    in several tables of the recipes.
     """
     names = list(dict.fromkeys(name for run in runs for name in run.options))
     values = {name: [run.options.get(name) for run in runs] for name in names}
