@@ -66,7 +66,7 @@ def parsed() -> argparse.Namespace:
 
 
 def no_device() -> str:
-    """Return why nothing can be measured on CUDA here, in one sentence, or ""."""
+    """Return why CUDA cannot be measured here, in one sentence, or ""."""
     if not torch.cuda.is_available():
         return "PyTorch finds no CUDA device; run this on a machine with a GPU and a PyTorch that is built for CUDA"
     if PROVIDERS["cuda"] not in onnxruntime.get_available_providers():

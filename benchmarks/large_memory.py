@@ -236,7 +236,7 @@ def run_stage(name: str, folder: Path, share: bool) -> None:
 
 
 def memory_of_tree(process: int) -> tuple[int, int]:
-    """Return ``memory_of`` of ``process`` and its descendants in total."""
+    """Return the total of ``memory_of`` over ``process`` and its descendants."""
     own = memory_of(process)
     for child in Path(f"/proc/{process}/task/{process}/children").read_text().split():
         with contextlib.suppress(OSError, KeyError, ValueError):  # it has just ended

@@ -122,7 +122,7 @@ HEAD = 64
 
 
 def language_model(path: Path, gigabytes: float, layers: int = 16, words: int = WORDS, length: int = LENGTH) -> None:
-    """Write a model with Llama's shapes and 4-bit products (MatMulNBits), from tokens to scores, without cache."""
+    """Write a Llama-like model with 4-bit products (MatMulNBits), without a cache or rotary positions."""
     # a layer has 16 width**2 weights of 5/8 byte with their scales; embeddings have 4 bytes per weight, the head 5/8
     a, b = layers * 16 * 5 / 8, words * (4 + 5 / 8)
     width = max(HEAD, round((math.sqrt(b * b + 4e9 * a * gigabytes) - b) / (2 * a) / HEAD) * HEAD)

@@ -29,7 +29,6 @@ def header(peers: list[str]) -> str:
 
 
 def line(result: Result, peers: list[str]) -> str:
-    """Return the row of a result."""
     cells = [*(milliseconds(result, name) for name in peers), *(figure(result) for figure in COLUMNS.values())]
     return f"{result.title:{LEFT}}" + "".join(f"{cell:>{WIDTH}}" for cell in cells)
 

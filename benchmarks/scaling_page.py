@@ -69,7 +69,6 @@ Tensor and pipeline parallelism are [not supported](../start/not-supported.md#sc
 
 
 def page(told: dict[str, Any]) -> str:
-    """Return the whole page."""
     parts = [INTRODUCTION, _fit_section(told), *(_speed_section(speed) for speed in SPEEDS), _wire_section(), LIMITS]
     return "\n".join(part.strip() + "\n" for part in parts)
 

@@ -86,7 +86,6 @@ def _cell(row: dict[str, Any]) -> str:
 
 
 def write(found: Found) -> None:
-    """Write the table and the chart."""
     text = PAGE.read_text(encoding="utf-8")
     head, rest = text.split(BEGIN)
     tail = rest.split(END)[1]

@@ -56,7 +56,6 @@ def step_time_chart(results: list[Result]) -> str:
 
 
 def draw(results: list[Result], path: Path) -> None:
-    """Write the chart to ``path``."""
     path.write_text(step_time_chart(results), encoding="utf-8")
 
 

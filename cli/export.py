@@ -111,8 +111,6 @@ def command(step: Path, out: Path, as_json: bool, force: bool, untrained: bool, 
 
 @dataclass(frozen=True)
 class _Export:
-    """The options of ``gradgraph export``."""
-
     step: Path
     out: Path
     checkpoint: Path | None

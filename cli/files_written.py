@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def written(out: Path, *others: Path | None) -> str:
-    """Return a text with the paths of ``out``, its external data files and ``others``, separated by commas."""
+    """Return the paths of ``out``, its external data files and ``others`` as text, separated by commas."""
     return ", ".join(str(path) for path in (out, *data_beside(out), *others) if path is not None)
 
 

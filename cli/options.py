@@ -104,6 +104,6 @@ def one_or_all(given: Sequence[str]) -> str | Sequence[str] | None:
 
 
 def typed_by_user(ctx: click.Context, names: Sequence[str]) -> list[str]:
-    """Return the options (``--option``) of those parameters in ``names`` that the command line or a recipe sets."""
+    """Return the flags of the parameters in ``names`` that the command line or a recipe sets."""
     default = click.core.ParameterSource.DEFAULT
     return [f"--{n.replace('_', '-')}" for n in names if ctx.get_parameter_source(n) not in (default, None)]

@@ -103,18 +103,18 @@ def overlap(a: Sequence[Tensor], b: Sequence[Tensor]) -> Overlap:
 
 
 def pairs(boxes1: TensorLike, boxes2: TensorLike, form: str = "xyxy") -> Overlap:
-    """Return the overlap of each of the boxes ``[…, n, 4]`` with each of ``[…, m, 4]``: ``[…, n, m]``."""
+    """Return the overlap of every box ``[…, n, 4]`` with every box ``[…, m, 4]``: ``[…, n, m]``."""
     first = [x.unsqueeze(-1) for x in corners(boxes1, form)]
     return overlap(first, [x.unsqueeze(-2) for x in corners(boxes2, form)])
 
 
 def box_iou(boxes1: TensorLike, boxes2: TensorLike, fmt: str = "xyxy") -> Tensor:
-    """Intersection over union of each of the boxes ``[…, n, 4]`` with each of ``[…, m, 4]``: ``[…, n, m]``."""
+    """Intersection over union of every box ``[…, n, 4]`` with every box ``[…, m, 4]``: ``[…, n, m]``."""
     return pairs(boxes1, boxes2, fmt).iou
 
 
 def generalized_box_iou(boxes1: TensorLike, boxes2: TensorLike, fmt: str = "xyxy") -> Tensor:
-    """``IoU − (hull − union)/hull`` of each of the boxes ``[…, n, 4]`` with each of ``[…, m, 4]``: ``[…, n, m]``.
+    """``IoU − (hull − union)/hull`` of every box ``[…, n, 4]`` with every box ``[…, m, 4]``: ``[…, n, m]``.
 
     The hull is the smallest box around both boxes, so the value decreases with their distance (Rezatofighi et al.
     2019).

@@ -20,10 +20,7 @@ Spatial: TypeAlias = "int | Sequence[int]"
 
 
 def per_axis(value: Spatial, rank: int, what: str) -> list[int]:
-    """Return ``value``, one number or one per spatial axis, as a list of ``rank`` numbers.
-
-    ``what`` is the name of the option, for the error message.
-    """
+    """Return ``value``, one number or one per spatial axis, as ``rank`` numbers; ``what`` is its name in errors."""
     numbers = [int(value)] * rank if isinstance(value, int | np.integer) else [int(v) for v in value]
     if len(numbers) != rank:
         raise ModelError(f"{what} {tuple(numbers)} must be one number or {rank}, one per spatial dimension")

@@ -35,7 +35,7 @@ def layer_of(module: str, name: str, function: Callable[..., Any], options: str 
     Args:
         module: the module in which the class is defined.
         name: the name of the class.
-        function: the function, whose docstring becomes that of the class.
+        function: the function; the class gets its docstring.
         options: the parameters of the function that are arguments of the constructor, in order, separated by spaces.
     """
     known = inspect.signature(function).parameters

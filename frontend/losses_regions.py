@@ -142,9 +142,7 @@ def lovasz_softmax_loss(logits: TensorLike, target: TensorLike, ignore_index: in
 def _shares_of_classes(
     logits: TensorLike, target: TensorLike, ignore_index: int, axis: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return class probabilities and one-hot labels, both 0 at ignored positions, and a mask that is 1 at the other
-    positions, each ``[N, C, places]``.
-    """
+    """Return class probabilities and one-hot labels, 0 at ignored positions, and their mask: ``[N, C, places]``."""
     x, target = real(logits), tensor(target)
     at = classes_at(x, axis)
     classes = x.shape[at]

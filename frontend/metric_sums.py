@@ -55,7 +55,7 @@ class Sums(NamedTuple):
 
 
 class Share(NamedTuple):
-    """Terms of a ratio metric for the elements of a batch: the metric is ``Σ above / Σ below`` over all batches."""
+    """Numerators and denominators of a metric, per element of a batch; it is ``Σ above / Σ below`` over all batches."""
 
     above: Tensor
     below: Tensor

@@ -54,7 +54,7 @@ R = TypeVar("R")
 
 
 def numpy_words(function: Callable[P, R]) -> Callable[P, R]:
-    """Return ``function`` so that it also accepts NumPy's ``axis`` and ``keepdims`` for ``dim`` and ``keepdim``."""
+    """Return ``function`` with NumPy's ``axis`` and ``keepdims`` as aliases of ``dim`` and ``keepdim``."""
 
     @functools.wraps(function)
     def translated(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -274,7 +274,7 @@ def _kind_of(row: Row, where: str, first: Sequence[str]) -> str:
 
 
 def _fault(kind: str, row: Row) -> str | None:
-    """Return a sentence on what is wrong with a row; None if it is valid."""
+    """Return a sentence on the fault of a row, or None if it is valid."""
     missing = next((n for n in KINDS[kind].needs if row.get(n) is None), None)
     if missing is not None:
         return f"'{missing}' is missing, but the first row has it; add it, or drop the row"
@@ -322,10 +322,10 @@ def _fault_of_text(name: str, value: Any) -> str | None:
 
 
 def fault_of_messages(messages: Any) -> str | None:
-    """Return a sentence on what is wrong with messages that end with an answer; None if they are valid.
+    """Return a sentence on the fault of messages that should end with an answer, or None if they are valid.
 
-    A conversation begins with an optional system message. User and assistant alternate, with tool results
-    in between. No answer is empty, and the last message is an answer.
+    A conversation begins with an optional system message. User and assistant alternate, with tool results in between.
+    No answer is empty, and the last message is an answer.
     """
     if not isinstance(messages, list):
         return f"the messages are {described(messages)}, but should be a list of {{'role': …, 'content': …}}"

@@ -207,7 +207,7 @@ def _keys_of(row: Mapping[str, Any]) -> set[str]:
 
 
 def _uses(template: ChatTemplate, row: Mapping[str, Any], key: str) -> bool:
-    """Whether a template uses ``key``: its text for the row differs without this key."""
+    """Whether the template's text for ``row`` differs without ``key``."""
     texts = []
     gone = REASONING if key in REASONING else (key,)
     for names in ((), gone):

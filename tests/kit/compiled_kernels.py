@@ -1,4 +1,4 @@
-"""Native kernels for the tests: those of the installation, in a folder that stands for the user's cache.
+"""Native kernels for the tests, copied from the installation or compiled, in a folder used as the user's cache.
 
 All processes of a test run, and all runs in this environment, share the compiled library.
 """
@@ -42,7 +42,7 @@ def compiled() -> Path:
 
 
 def use() -> str | None:
-    """Make this process and its subprocesses use native kernels: those of the installation, or else compiled ones.
+    """Make this process and its subprocesses use native kernels, installed or compiled.
 
     Returns:
         Why there are no native kernels although there is a compiler; None if there are, or without a compiler.

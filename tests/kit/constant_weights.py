@@ -8,7 +8,7 @@ import onnx
 
 
 def with_constants(model: onnx.ModelProto, but: Iterable[str] = ()) -> onnx.ModelProto:
-    """Return a copy with each initializer, also in bodies, replaced by a Constant node, except those named ``but``."""
+    """Return a copy with a Constant node for each initializer, also in bodies, except the names in ``but``."""
     copy = onnx.ModelProto.FromString(model.SerializeToString())
     _write_constants(copy.graph, set(but))
     return copy

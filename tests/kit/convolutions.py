@@ -10,7 +10,7 @@ RNG = np.random.default_rng(0)
 
 
 def convolutions(batch: int | str, size: int | str = 6) -> onnx.ModelProto:
-    """Return a model of three convolutions, of which the first two have the same sizes and attributes."""
+    """Return a model of three convolutions, the first two with equal sizes and attributes."""
     shapes = {"a": (4, 4, 3, 3), "b": (4, 4, 3, 3), "c": (6, 4, 3, 3)}
     weights = [numpy_helper.from_array(RNG.normal(size=s).astype(np.float32), n) for n, s in shapes.items()]
     nodes = [

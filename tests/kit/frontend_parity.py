@@ -31,7 +31,7 @@ def run_model(model, arrays) -> dict[str, np.ndarray]:
 
 
 def declared_shapes_hold(model, arrays) -> None:
-    """Assert that all shapes recorded in the model are those of a run, and that equal names mean equal sizes."""
+    """Assert that all recorded shapes of the model are those of a run, and that equal names are equal sizes."""
     extended = onnx.ModelProto()
     extended.CopyFrom(model)
     outputs = {y.name for y in model.graph.output}

@@ -23,7 +23,7 @@ WIDTHS = (360, 1400)  # pixels: a phone, and a screen
 
 
 def chromium(page: Path, *options: str, fragment: str = "") -> str:
-    """Open a page and return what Chromium prints."""
+    """Open a page in Chromium and return its output."""
     profile = page.parent / "profile"
     command = [BROWSER, *FLAGS, f"--user-data-dir={profile}", *options, f"{page.as_uri()}{fragment}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)

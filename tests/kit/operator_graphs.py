@@ -99,7 +99,7 @@ class Drawn:
 
 
 def drawn(seed: int, dtype: type[np.floating]) -> Drawn:
-    """Return the graph of a seed, which is the same graph at the same point in every element type."""
+    """Return the graph of a seed, with equal nodes and an equal point in every element type."""
     rng = np.random.default_rng(seed)
     graph = Drawn(dtype)
     for place in range(int(rng.integers(2, MOST_NODES + 1))):

@@ -25,8 +25,7 @@ Reference = Callable[[int, np.ndarray, np.ndarray, dict[str, Any]], np.ndarray]
 class OptimizerCase:
     """A test case of the optimizer ``recipe(**arguments)``.
 
-    It is compared with ``torch_class``, called with the same arguments and ``torch_arguments``, or with ``reference``,
-    whose code contains the arguments.
+    It is compared with ``torch_class``, called with these arguments and ``torch_arguments``, or with ``reference``.
     """
 
     recipe: str

@@ -135,7 +135,7 @@ class _File:
 
 
 def _own_calls(scope: ast.AST) -> Iterator[ast.Call]:
-    """Yield the calls in ``scope``, without those in nested functions."""
+    """Yield the calls in ``scope``, except in nested functions."""
     stack = list(ast.iter_child_nodes(scope))
     while stack:
         node = stack.pop()

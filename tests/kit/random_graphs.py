@@ -108,7 +108,7 @@ class Graph:
         return names
 
     def add(self, f: Callable[..., Any], inputs: Sequence[Tensor], outputs: Sequence[str], *shapes: Shape) -> None:
-        """Record what the nodes just written compute: ``f(*inputs)``, with the names and shapes of its results."""
+        """Record the function of the nodes just appended, ``f(*inputs)``, and the names and shapes of its results."""
         self.steps.append((list(outputs), f, [x.name for x in inputs]))
         for name, shape in zip(outputs, shapes, strict=True):
             self._new(name, shape)
@@ -397,7 +397,7 @@ def transpose(g: Graph) -> None:
 
 
 def reshape(g: Graph) -> None:
-    """Append a Reshape to two axes, of which one is -1, or to the same sizes with one axis of size 1 more or fewer."""
+    """Append a Reshape to two axes, one of them -1, or one that adds or removes an axis of size 1."""
     x = g.pick()
     size = math.prod(x.shape)
     first = g.choose([n for n in range(1, size + 1) if size % n == 0])

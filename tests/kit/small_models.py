@@ -86,7 +86,7 @@ def op_types(model: onnx.ModelProto) -> list[str]:
 
 
 def every_node(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Yield all nodes of ``graph``, including those in bodies."""
+    """Yield all nodes of ``graph`` and its bodies."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:

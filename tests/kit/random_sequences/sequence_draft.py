@@ -103,7 +103,7 @@ class Draft:
         return self.op("Concat", *(d if isinstance(d, str) else np.array([d]) for d in known), axis=0)
 
     def reshape(self, x: str, *dims: Dim) -> str:
-        """Append a Reshape to these sizes, of which one may be -1."""
+        """Append a Reshape to these sizes, one of which may be -1."""
         if sum(isinstance(d, str) and d in self.open for d in dims) <= 1 and self.chance(0.6):
             known = [-1 if isinstance(d, str) and d in self.open else self.dim(d) for d in dims]
             return self.op("Reshape", x, np.array(known, np.int64))

@@ -65,8 +65,6 @@ class Block(ABC):
 
 
 class _BinaryOp(Block):
-    """An operator of two inputs."""
-
     _operator: str
 
     def build(self, input_name1: str, input_name2: str) -> str:
@@ -109,8 +107,6 @@ class Pow(Block):
 
 
 class _UnaryOp(Block):
-    """An operator of one input."""
-
     _operator: str
     _attributes: Mapping[str, Any] = {}
 
