@@ -45,7 +45,7 @@ class Result:
         return self.setup["machine"], self.setup["threads"]
 
     def step(self, peer: str) -> float | None:
-        """Return the median seconds of a step, or None."""
+        """Return the median seconds of a step, or None without a measurement."""
         return self.rows.get(peer, {}).get("step")
 
     @property

@@ -31,17 +31,19 @@ Factors = tuple[float, float]
 
 
 def ring(ranks: int, size: float) -> Factors:
-    """Return the factors of reduce-scatter and all-gather in a ring (Patarasuk and Yuan 2009; Thakur et al. 2005).
+    """Return the factors of latency and seconds per byte of reduce-scatter and all-gather in a ring.
 
-    ``2 (p - 1) latency + 2 (p - 1) / p size per_byte``: no all-reduce sends fewer bytes.
+    ``2 (p - 1) latency + 2 (p - 1) / p size per_byte`` (Patarasuk and Yuan 2009; Thakur et al. 2005): no all-reduce
+    sends fewer bytes.
     """
     return 2.0 * (ranks - 1), 2.0 * (ranks - 1) / ranks * size
 
 
 def halving(ranks: int, size: float) -> Factors:
-    """Return the factors of recursive halving and doubling (Rabenseifner; Thakur et al. 2005).
+    """Return the factors of latency and seconds per byte of recursive halving and doubling.
 
-    ``2 ceil(log2 p) latency + 2 (p - 1) / p size per_byte``: the bytes of a ring in fewer rounds.
+    ``2 ceil(log2 p) latency + 2 (p - 1) / p size per_byte`` (Rabenseifner; Thakur et al. 2005): the bytes of a ring in
+    fewer rounds.
     """
     return 2.0 * _rounds(ranks), 2.0 * (ranks - 1) / ranks * size
 
@@ -52,7 +54,7 @@ def tree(ranks: int, size: float) -> Factors:
 
 
 def gathering(ranks: int, size: float) -> Factors:
-    """Return the factors of an all-gather in a ring of ``size`` bytes per rank, for numbers that cannot be added."""
+    """Return the factors of an all-gather of ``size`` bytes per rank in a ring, for numbers that cannot be added."""
     return float(ranks - 1), (ranks - 1) * size
 
 

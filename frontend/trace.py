@@ -197,7 +197,6 @@ class _Emitter:
         return result if shape is None else shaped(result, shape)
 
     def several(self, op_type: str, *inputs: Any, outputs: int, **attributes: Any) -> tuple[Tensor, ...]:
-        """Append a node, and return its outputs."""
         trace = current()
         operands = [_operand(trace, x) for x in inputs]
         return tuple(map(wrap, all_of(trace.builder.emit(op_type, *operands, outputs=outputs, **attributes))))

@@ -168,7 +168,6 @@ def _is_size(text: str) -> bool:
 
 
 def _check_preferences(loss: str) -> None:
-    """Raise ArgumentError unless ``loss`` is a preference loss."""
     from gradgraph.frontend.losses_preferences import PREFERENCES  # slow to import, so help avoids it
 
     if loss not in PREFERENCES:

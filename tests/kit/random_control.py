@@ -135,7 +135,7 @@ def product(f: Flow) -> None:
 
 
 def gathering(f: Flow) -> None:
-    """Gather a row or column of a matrix, by the iteration number inside a loop."""
+    """Append a Gather of a row or column of a matrix, by the iteration number inside a loop."""
     place = f.node("Mod", f.choose(f.counters), f.constant(SIZE)) if f.counters else f.constant(f.choose([0, -1]))
     f.keep(f.node("Gather", f.pick(MATRIX), place, axis=f.choose([0, 1])), VECTOR)
 

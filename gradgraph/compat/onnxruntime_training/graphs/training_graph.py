@@ -136,7 +136,7 @@ def _accumulated(op: Builder, parameter: ir.Value, gradient: Var | None, begins:
 
 
 def specialised(model: onnx.ModelProto, resets: bool) -> onnx.ModelProto:
-    """Return a training model without the flag: gradients always replace the buffers (``resets``), or are always added.
+    """Return a training model without the reset flag: gradients replace the buffers (``resets``) or are added.
 
     With ``resets``, the buffers are not inputs.
     """
