@@ -16,14 +16,9 @@ _MOVES = frozenset({"Reshape", "Squeeze", "Unsqueeze"})  # reshaping operators t
 
 
 def weights_of_attentions(forward: Sequence[ir.Node]) -> tuple[list[int], set[ir.Node]]:
-    """Return where attention probabilities are computed and used.
+    """Return the index after each product of attention probabilities and values, and the nodes of the probabilities.
 
-    Args:
-        forward: the nodes of the graph, in order.
-
-    Returns:
-        The index in ``forward`` after each product of probabilities and values, ascending; and the nodes that compute
-        probabilities.
+    Indices are ascending and refer to ``forward``, the nodes of the graph in order.
     """
     place = {node: i for i, node in enumerate(forward)}
     ends, made = set[int](), set[ir.Node]()

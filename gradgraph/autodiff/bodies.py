@@ -98,12 +98,8 @@ class Widener:
     ) -> Widened:  # fmt: skip
         """Emit the node that replaces ``old``.
 
-        Args:
-            old: the original node.
-            inputs: the inputs of the new node.
-            places: for each output of ``old``, the index of the same output of the new node.
-            moving: for each output of ``old`` that has a tangent, the index of the tangent among the new outputs.
-            attrs: the attributes of the new node.
+        ``places`` and ``moving`` map each output of ``old`` to its index, and to the index of its tangent if it has
+        one, among the outputs of the new node.
         """
         op = self.op
         operands = [op.wrap(x) if isinstance(x, ir.Value) else x for x in inputs]

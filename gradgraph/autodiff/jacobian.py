@@ -106,8 +106,7 @@ def append_hessian(
 def _by_rows(work: ir.Model, op: Builder, path: Path, start: int) -> list[ir.Value]:
     """Return one Jacobian for each of ``path.wrt``, in reverse mode: by one vjp per element of the target.
 
-    With ``start`` 1, each vjp is for one element of every sample of the target: samples are independent, so a single
-    vjp computes one row of each sample's Jacobian.
+    With ``start`` 1, one vjp computes a row of each sample's Jacobian, as samples are independent.
     """
     (target,) = path.targets
     basis = _Basis(op, [target], start)

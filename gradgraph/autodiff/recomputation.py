@@ -62,7 +62,6 @@ class Recompute:
         """Insert recomputation into the backward passes of ``model``, in place.
 
         Args:
-            model: the model to change.
             op: the builder that names new nodes; it must not have pending nodes.
             passes: the backward passes.
             beside: the bytes that a step needs for everything except these passes.
@@ -196,9 +195,7 @@ def bytes_of(value: ir.Value, sizes: Mapping[str, int], other: int) -> int:
 def _places_behind(model: ir.Model, passes: Differentiated, names: Sequence[str]) -> list[int]:
     """Return possible cuts: the index after each forward node that computes a value matching one of ``names``.
 
-    Raises:
-        UnknownNameError: a name matches no value of the forward pass.
-        BuildError: a name belongs to a value in a body.
+    Raises UnknownNameError if a name matches no forward value, and BuildError if it matches a value in a body.
     """
     known = {y.name: i + 1 for i, node in enumerate(passes.forward) for y in node.outputs if y.name}
     cuts: set[int] = set()

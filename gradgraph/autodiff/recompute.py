@@ -143,7 +143,7 @@ class Segments:
 
     Args:
         passes: the forward and backward pass.
-        cuts: ascending indices in the forward pass, at each of which a new segment begins; the first begins at 0.
+        cuts: ascending indices in the forward pass, at each of which a segment begins, in addition to 0.
         only: the nodes that may be recomputed; None for all.
 
     Attributes:
@@ -211,9 +211,7 @@ def _scratch(node: ir.Node) -> Collection[ir.Value]:
 def recompute_values(op: Builder, segments: Segments) -> None:
     """Insert copies of each segment's nodes before its gradients, which read the copies.
 
-    Args:
-        op: the builder that names new nodes; it must not have pending nodes.
-        segments: the segments of the forward pass.
+    ``op`` names new nodes; it must not have pending nodes.
     """
     p = segments.passes
     graph = p.forward[0].graph if p.forward else None

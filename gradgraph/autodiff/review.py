@@ -43,7 +43,7 @@ _TO_TRAIN = "name the tensors to train in full: train=['*', 'NAME'] (--train '*'
 def review(
     graph: ir.Graph, targets: Sequence[ir.Value], trained: Collection[str], by_default: bool = True
 ) -> list[Finding]:
-    """Return warnings about a selection of weights to train. Warnings 1, 2, 3 and 6 require ``by_default``.
+    """Return warnings about a selection of weights to train. Warnings 1, 2, 3 and 6 are for the default selection only.
 
     1. only vectors and scalars are trained, although there are matrices;
     2. scalars that may have been learned are not trained;
@@ -54,11 +54,7 @@ def review(
     6. a likely norm with fixed statistics is trained (``gradgraph.passes.normal.weights.frozen_norms``);
     7. a transformer from another tool has no Dropout, although its norms are trained.
 
-    Args:
-        graph: the model in normal form.
-        targets: the outputs that are differentiated.
-        trained: the names of the tensors to train.
-        by_default: whether the weights are the default selection, instead of named by the user.
+    ``graph`` is in normal form, ``targets`` are the differentiated outputs, and ``trained`` names the selected tensors.
     """
     chosen = []
     if by_default:

@@ -71,8 +71,8 @@ class _Place:
     """The position of samples in a tensor.
 
     Attributes:
-        axis: the axis along which the samples are, or ``TOTAL``.
-        outer: the number of times that the samples repeat along this axis, because earlier axes were merged with it.
+        axis: the axis of the samples, or ``TOTAL``.
+        outer: how often the samples repeat along this axis, because earlier axes were merged with it.
         inner: the number of consecutive rows per sample along this axis, because later axes were merged with it.
     """
 
@@ -156,7 +156,6 @@ def check_independent(
     Args:
         graph: the model in normal form.
         batched: the inputs with one sample per row.
-        target: the value to check.
         path: the path from the differentiation variables to ``target``.
         remedies: advice of the calling transform for the error.
 

@@ -23,7 +23,6 @@ class Accumulation(Link):
     The optimizer gets the weighted mean of the gradients since the last update, or their sum if the loss is a sum.
 
     Args:
-        state: the state of the step.
         written: the loss, whose divisor is the weight of a batch; if it has none, the weight is the input
             ``batch_weight``.
         reports_norm: whether to output the norm of the mean gradient.

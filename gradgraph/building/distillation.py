@@ -37,7 +37,6 @@ def imitated(
 
     Args:
         imitation: the teacher's outputs and the options of the distillation.
-        builder: writes after ``graph``.
         graph: the graph of the student, which contains the teacher.
         terms: the terms of the loss on labels.
         factors: the inputs that weight positions: sample weights and masks.

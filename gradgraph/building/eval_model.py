@@ -50,11 +50,7 @@ def eval_graph(draft: Draft) -> Draft:
 
 
 def _share_targets(graph: ir.Graph) -> None:
-    """Merge the inputs of targets with the same name, which several losses read.
-
-    Raises:
-        BuildError: if losses need the target in different shapes or types.
-    """
+    """Merge the inputs of equally named targets; raise BuildError if losses need them in different shapes or types."""
     known: dict[str | None, ir.Value] = {}
     for value in list(graph.inputs):
         first = known.setdefault(value.name, value)

@@ -16,10 +16,6 @@ class GroupStarts(Link):
     """A link (see ``links``) for parameter groups with a start step.
 
     Before that step, the gradients of the group are set to zero, and its weights are not updated.
-
-    Args:
-        state: the state of the step.
-        groups: all parameter groups.
     """
 
     def __init__(self, state: StepState, groups: Sequence[Group]) -> None:

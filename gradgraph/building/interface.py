@@ -24,10 +24,7 @@ def write_interface(model: ir.Model, manifest: Manifest) -> ir.Model:
 
 
 def _declared(manifest: Manifest) -> dict[str, tuple[str | None, tuple[Dim, ...]]]:
-    """Return the element type and shape of each input and output in the manifest, by name.
-
-    The type is None for losses, metrics and reports, whose type the model determines.
-    """
+    """Return the element type (None if the model determines it) and shape of each input and output in the manifest."""
     tensors = (*manifest.inputs, *manifest.targets, *manifest.state)
     found: dict[str, tuple[str | None, tuple[Dim, ...]]] = {t.name: (t.dtype, t.shape) for t in tensors}
     found |= {s.next: (s.dtype, s.shape) for s in manifest.state}

@@ -17,16 +17,9 @@ from gradgraph.losses import class_axis
 
 
 def logits_behind(graph: ir.Graph, terms: Sequence[Term], named: bool) -> tuple[dict[str, str], list[Finding]]:
-    """Find outputs that are probabilities where a loss expects logits.
+    """Return the logits that losses read instead of probabilities, by name of the replaced output, and findings.
 
-    Args:
-        graph: the graph of the model.
-        terms: the terms of the loss.
-        named: whether the user named the outputs, so that they must not be replaced.
-
-    Returns:
-        The names of the logits to read, by the name of the output that they replace; and a finding for each output of
-        probabilities.
+    There is a finding for each output of probabilities. Outputs that the user ``named`` are not replaced.
     """
     taken: dict[str, str] = {}
     findings = []

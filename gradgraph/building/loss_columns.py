@@ -22,14 +22,7 @@ DIVISORS = "has terms with different divisors"
 
 
 def parts_of(builder: Builder, graph: ir.Graph, value: Var, samples: Var) -> list[Quotient]:
-    """Return a loss as quotients of sums; any other loss is treated as a mean over the samples of the batch.
-
-    Args:
-        builder: writes after ``graph``.
-        graph: the graph of the model.
-        value: the loss.
-        samples: the number of samples of the batch.
-    """
+    """Return a loss as quotients of sums, or if that is impossible, as a mean over the ``samples`` of the batch."""
     found = quotients(builder, graph, value.value)
     if found is not None:
         return found
@@ -64,9 +57,6 @@ def added_up(
     A column "loss" computed from sums is added if the caller cannot weight the losses of batches itself.
 
     Args:
-        builder: writes after ``graph``.
-        graph: the graph of the model.
-        written: the loss and the metrics.
         samples: a function that writes the number of samples of a batch; None if only the caller knows it.
         counts_labels: whether the loss is a mean over labels that are not ignored, which the caller can count.
         counts_samples: whether the caller can count samples.

@@ -72,8 +72,6 @@ class Batch(Mapping[str, Tensor]):
     A target becomes an input of the graph when the function first reads it.
 
     Args:
-        builder: the builder of the loss.
-        graph: the graph of the model.
         inputs: the names of the model's inputs in the graph, by the names that the function uses.
         targets: the shapes of the targets, by the names that the function uses.
         names: the names of the targets in the graph, by the names that the function uses.

@@ -25,7 +25,6 @@ class Gradients:
 
     Args:
         model: the model, with its loss.
-        state: the state of the step.
         scale: the loss scale, for training in float16.
         takes_factors: start the backward pass from the constant factors of the optimizer's first transforms instead of
             1, which saves a multiplication for each weight.

@@ -53,10 +53,7 @@ class _Pending(NamedTuple):
 def quotients(op: Builder, graph: ir.Graph, loss: ir.Value) -> list[Quotient] | None:
     """Return the quotients whose sum is the scalar ``loss``; None if it is not a sum of quotients.
 
-    Args:
-        op: the builder of the loss, which writes after ``graph``; its nodes are searched as well.
-        graph: the graph of the model.
-        loss: the loss.
+    The loss is searched in ``graph`` and in the nodes of its builder ``op``, which writes after ``graph``.
     """
     return _Reading(op, graph).of(loss)
 
@@ -253,10 +250,7 @@ class _Reading:
     # --- divisors --------------------------------------------------------------------------------------------
 
     def _divisor(self, value: ir.Value) -> tuple[Var, list[ir.Value], bool] | None:
-        """Return the sum over the batch in a divisor, its constant factors, and whether the divisor is a mean.
-
-        Returns None for a divisor of another form.
-        """
+        """Return a divisor as batch sum, constant factors, and whether it is a mean; None if it has another form."""
         factors: list[ir.Value] = []
         while True:
             node = value.producer()

@@ -56,10 +56,7 @@ class LossScale(Link):
         return skipping
 
     def _are_finite(self, gradients: Vars) -> Var:
-        """Return a boolean scalar: whether the sum of all gradients is finite.
-
-        It is not if an element is NaN or infinite, or if the sum overflows.
-        """
+        """Return a boolean scalar: whether the sum of all gradients is finite (no NaN, infinity or overflow)."""
         op = self._state.op
         sums = [op.cast(op.ReduceSum(g, keepdims=0), ir.DataType.FLOAT) for g in gradients]
         total = op.sum_of(sums)

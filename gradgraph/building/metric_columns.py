@@ -135,16 +135,9 @@ class MetricColumns:
     def write_sums(
         self, builder: Builder, graph: ir.Graph, terms: Sequence[Term], fed: Mapping[str, str]
     ) -> tuple[list[Measure], list[str]]:
-        """Write the sums of the metrics in ``sums``, after the losses.
+        """Write the metrics in ``sums``, after the losses; return sums with columns, and values that functions read.
 
-        Args:
-            builder: writes after ``graph``.
-            graph: the graph of the model.
-            terms: the terms of the loss.
-            fed: the names of the inputs in the graph, by the names that metric functions use.
-
-        Returns:
-            The sums with their columns, and the names of the values that metric functions read.
+        ``fed`` are the names of the inputs in the graph, by the names that metric functions use.
         """
         out = Values(builder, graph, self.outputs)
         batch = Batch(builder, graph, fed, {}, {})
@@ -218,10 +211,7 @@ def _is_probable(graph: ir.Graph, term: Term) -> bool:
 
 
 def _sums(column: str, result: Any, graph: ir.Graph, builder: Builder) -> Sums:
-    """Return the sums for the result of a metric function.
-
-    The result is ``Sums``, a pair (numerator, denominator), or a scalar, which is averaged over samples.
-    """
+    """Return the sums for a metric function's result: ``Sums``, (numerator, denominator), or a scalar to average."""
     if isinstance(result, Sums):
         return result
     parts = result if isinstance(result, tuple) else (result,)

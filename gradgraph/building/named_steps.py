@@ -69,13 +69,7 @@ def untrained(parts: Sequence[Part], trained: Collection[str]) -> list[Finding]:
 
 
 def part_specs(parts: Sequence[Part], inputs: Collection[str], states: Collection[str]) -> dict[str, PartSpec]:
-    """Return the description of each step for the manifest.
-
-    Args:
-        parts: the steps.
-        inputs: the names of all inputs and targets.
-        states: the names of all state tensors.
-    """
+    """Return each step's manifest entry; ``inputs`` are all inputs and targets, ``states`` all state tensors."""
     specs = {}
     for part in parts:
         objective, optimizer, state = part.objective, part.optimizer, part.state

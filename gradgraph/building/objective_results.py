@@ -61,12 +61,8 @@ def measured(
     """Return the column ``column`` and the value with its sums, as float32, named ``<column>.sums``.
 
     Args:
-        builder: the builder of the objective.
-        column: the name of the column.
         sums: the sums, of ``shape``; with ``rows``, one row of that shape for each sample.
-        shape: the fixed shape.
         finish, arguments: the function that computes the column from the totals, and its arguments.
-        rows: whether ``sums`` has a row for each sample.
     """
     count = [-1] if rows else []
     value = op.Reshape(cast(sums, ir.DataType.FLOAT), [*count, *shape]).traced.value

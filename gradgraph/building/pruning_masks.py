@@ -17,13 +17,7 @@ from gradgraph.optim.transform import Vars
 
 
 class PruningMasks(Link):
-    """A link (see ``links``) that applies pruning masks.
-
-    Args:
-        state: the state of the step.
-        pruning: selects the weights to prune, and computes their masks.
-        params: the trained weights.
-    """
+    """A link (see ``links``) that applies the masks of ``pruning`` to the trained weights ``params``."""
 
     def __init__(self, state: StepState, pruning: Pruning, params: Sequence[ir.Value]) -> None:
         self._state, self._pruning = state, pruning

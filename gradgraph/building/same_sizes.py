@@ -25,10 +25,8 @@ def named_sizes(graph: ir.Graph) -> frozenset[str]:
 def same_sizes(x: Var, like: Var, axes: Sequence[int | None], checked: Collection[str]) -> Var:
     """Return ``x`` after a check at run time that its axis ``i`` is as long as the axis ``axes[i]`` of ``like``.
 
-    Args:
-        x, like: the two values.
-        axes: for each axis of ``x``, the corresponding axis of ``like``; None to accept any length.
-        checked: symbolic sizes that need no check, because the ``Trainer`` compares them before the graph runs.
+    An axis for which ``axes`` has None may have any length. Symbolic sizes in ``checked`` need no check, because the
+    ``Trainer`` compares them before the graph runs.
     """
     op, sizes = x.op, x.shape or (None,) * x.rank
     name = f"{x.value.name}{COMPARED}{like.value.name}"

@@ -32,7 +32,6 @@ def parameters_of(
     If the model has adapters, only their weights are trained by default. Weights of a teacher are never trained.
 
     Args:
-        model: the model.
         read: the values that the loss reads.
         train, freeze: names and globs of weights.
         below: names of further weights to freeze; some may no longer be in the graph.
@@ -83,11 +82,7 @@ def parameters_of(
 
 
 def frozen_below(model: ir.Model, values: str | Sequence[str]) -> list[str]:
-    """Return the names of the weights upstream of ``values``, for ``freeze_below``.
-
-    Args:
-        model: the model before passes change it.
-        values: names of values.
+    """Return the names of the weights upstream of ``values``, for ``freeze_below``; no pass may have changed ``model``.
 
     Raises:
         UnknownNameError: if the model has no value of a given name.

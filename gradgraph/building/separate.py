@@ -70,7 +70,6 @@ def cut(
     Args:
         model: the train graph.
         spec: the names of the gradients and of the divisor of the loss.
-        state: the state of the step.
         results: the names of the outputs of the forward pass.
         moved: the names of the state tensors that the forward pass updates: running statistics, random-number state.
 

@@ -62,11 +62,8 @@ class Term:
     def tensors(self, builder: Builder, graph: ir.Graph, checked: Collection[str], fed: dict[str, Var]) -> list[Tensor]:
         """Return the tensors of the loss: its outputs, then its targets.
 
-        Args:
-            builder: writes after ``graph``.
-            graph: the graph; a target that is not in ``fed`` becomes an input of it.
-            checked: symbolic sizes that need no check (see ``same_sizes``).
-            fed: the targets so far, by name; new targets are added.
+        Targets that are not in ``fed`` become inputs of ``graph``, and are added to ``fed``. Symbolic sizes in
+        ``checked`` need no check (see ``same_sizes``).
         """
         predictions = [builder.wrap(output_of(graph, name)) for name in self.outputs]
         for spec, given in zip(_specs(self.loss, predictions), self.targets, strict=True):
@@ -103,10 +100,7 @@ class Term:
 def aligned(factor: Tensor, losses: Tensor, checked: Collection[str]) -> Tensor:
     """Return ``factor`` with axes of length 1 appended, so that its axes correspond to the leading axes of ``losses``.
 
-    Args:
-        factor: sample weights or a mask.
-        losses: the losses of single elements.
-        checked: symbolic sizes that need no check (see ``same_sizes``).
+    ``factor`` are sample weights or a mask. Symbolic sizes in ``checked`` need no check (see ``same_sizes``).
     """
     if factor.ndim > losses.ndim:
         raise BuildError(
@@ -137,7 +131,6 @@ def terms_of(graph: ir.Graph, loss: Loss | Mapping[Any, Any], output: Any, targe
     """Return the terms of the objective.
 
     Args:
-        graph: the graph of the model.
         loss: a loss; or a dict by output of losses, pairs ``(loss, weight)`` or lists of these, with targets called
             like the outputs.
         output: the names of the outputs that a single loss reads; by default the first floating-point outputs.
@@ -252,8 +245,6 @@ def weighed(
     """Return the terms with the inputs that weight them, and a list of these inputs.
 
     Args:
-        graph: the graph of the model.
-        terms: the terms.
         sample_weight: ``True`` for one weight per sample, or the shape of the weights.
         mask: ``True`` for the shape of the first target, or a shape; or a dict by output, whose values are ``True`` for
             the shape of the target, a number of its leading axes, or a shape.
@@ -284,8 +275,7 @@ def factors_of(
 
     Args:
         sample_weight, mask: the shape, or ``True`` for the default shape; False or None if not requested.
-        one_a_sample: the default shape of sample weights.
-        one_an_element: the default shape of a mask.
+        one_a_sample, one_an_element: the default shapes of sample weights and of a mask.
         free: finds free names.
     """
     given = ((SAMPLE_WEIGHT, sample_weight, "float32", one_a_sample), (MASK, mask, "bool", one_an_element))

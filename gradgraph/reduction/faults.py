@@ -96,10 +96,7 @@ def _seen_in_onnxruntime(model: onnx.ModelProto) -> str | None:
 
 
 def _feeds_and_reference(model: onnx.ModelProto) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Return inputs and the reference implementation's results for them in float64, all finite.
-
-    Returns None if no generated inputs give finite results.
-    """
+    """Return inputs for which the reference implementation is finite, and its results in float64, or None."""
     work = load_model(model)
     infer_shapes(work)
     double = Oracle(in_float64(model))

@@ -302,10 +302,7 @@ def _product(op: Builder, dy: Var, data: Var, updates: Var, read: Read, write: W
 
 
 def _extreme(op: Builder, dy: Var, data: Var, updates: Var, read: Read, write: Write, how: str) -> Gradients:
-    """Return the gradients of a scatter with reduction "max" or "min".
-
-    Elements that attain the extremum share the cotangent equally, as in ReduceMax.
-    """
+    """Return the gradients of a scatter with reduction "max" or "min", shared equally among ties, as in ReduceMax."""
     y = write(data, updates, how)
     d_data = op.cast(op.Equal(data, y), dy.dtype)
     d_updates = op.cast(op.Equal(updates, read(y)), dy.dtype)

@@ -123,11 +123,9 @@ class Backward:
         return len(self.sliced) + sum(map(len, self.gathered.values()))
 
     def gradients(self, results: Var | Sequence[Var], inputs: Sequence[Var]) -> list[Var | None]:
-        """Return the gradients of ``inputs`` and of captured values.
+        """Return the gradients of ``inputs`` (the forward node's, from the first state on) and of captured values.
 
-        Args:
-            results: the outputs of the backward loop.
-            inputs: the inputs of the forward node, starting with the first state.
+        ``results`` are the outputs of the backward loop.
         """
         results = all_of(results)
         d_states, sums, d_slices, rows = parts(results, len(self.states), len(self.captured), len(self.sliced))
@@ -273,19 +271,11 @@ def _named(value: ir.Value, name: str, like: ir.Value) -> ir.Value:
 def replayed(
     op: Builder, trips: Var, states: Sequence[Var], body: ir.Graph, places: Sequence[int]
 ) -> dict[int, Callable[[Var], Var]]:
-    """Run the forward Loop again for states whose shape changes, and store their values in sequences.
+    """Run the forward Loop again, and return functions that return past values of states whose shape changes.
 
-    The values of a state that is itself a sequence are concatenated to one sequence.
-
-    Args:
-        op: the builder.
-        trips: the number of iterations.
-        states: the initial states.
-        body: the forward body.
-        places: the indices of the states to store, among the inputs of the body.
-
-    Returns:
-        For each of ``places``, a function from an iteration number to the state at the start of this iteration.
+    Each of ``places``, indices of states among the inputs of ``body``, is mapped to a function from an iteration number
+    to the state at the start of the iteration. States are stored in sequences; the values of a state that is itself a
+    sequence are concatenated to one sequence. ``trips`` is the number of iterations.
     """
     lists = [k for k in places if is_sequence(states[k - 2])]
 

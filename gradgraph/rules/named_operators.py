@@ -72,8 +72,7 @@ def named_operator(
     Args:
         name: the name in the domain ``gradgraph``.
         cases: inputs and attributes for the tests of the operator's forms.
-        like: see ``NamedOperator``.
-        shape_only: see ``NamedOperator``.
+        like, shape_only: see ``NamedOperator``.
         inputs: the names of the inputs, if the function has ``*inputs``.
     """
 

@@ -55,13 +55,8 @@ def as_block(op: Builder, x: Var, axis: int) -> Var:
 def add_slices(op: Builder, dy: Var, where: Var, x: Var, axis: int, distinct: bool = False) -> Var:
     """Return zeros in the shape of ``x`` with slice i of ``dy`` along ``axis`` added at position ``where[i]``.
 
-    Args:
-        op: the builder.
-        dy: the slices to add.
-        where: an int32 or int64 vector of positions; negative positions count from the end.
-        x: the tensor whose shape the result has.
-        axis: the axis of the slices.
-        distinct: whether no position repeats, so that slices can be written instead of added.
+    ``where`` is an int32 or int64 vector; negative positions count from the end. If all positions are ``distinct``,
+    slices are written instead of added.
     """
     where = as_int64(op, where)
     if not distinct and not _differ(where):

@@ -160,13 +160,9 @@ class Cell:
         inputs: Sequence[Var | None],
         attrs: dict[str, Any],
     ) -> list[Var | None]:
-        """Return the gradients of a node's inputs.
+        """Return the gradients of a node's inputs X, W, R, B, sequence_lens, initial_h (and initial_c, P).
 
-        Args:
-            op: the builder.
-            dys, ys: cotangents and values of Y, Y_h (and Y_c).
-            inputs: X, W, R, B, sequence_lens, initial_h (and initial_c, P); trailing ones may be omitted.
-            attrs: the attributes that all three operators have.
+        ``dys`` and ``ys`` are cotangents and values of Y, Y_h (and Y_c). Trailing ``inputs`` may be omitted.
         """
         layers = [self._of_direction(op, s) for s in self._directions(op, dys, ys, inputs, attrs)]
         dX, *others = ([layer[i] for layer in layers] for i in range(len(layers[0])))

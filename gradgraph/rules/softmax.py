@@ -149,10 +149,7 @@ def _weight_gradient(
 def _sample_cotangents(
     op: Builder, dloss: Var, total: Var | None, weights: Var | None, targets: Targets, reduction: str
 ) -> Var:
-    """Return ∂loss/∂nll, the cotangent of each sample's loss, with a class axis of size 1: [N, 1, d1, …].
-
-    Ignored samples get 0, also if all samples are ignored and the mean is 0/0 (as in PyTorch).
-    """
+    """Return ∂loss/∂nll, the cotangent of each sample's loss, [N, 1, d1, …]; 0 for ignored samples, even if all are."""
     if weights is None:
         shared = dloss if total is None else dloss / total
         return op.Unsqueeze(shared, [1]) if reduction == "none" else op.Expand(shared, op.shape(targets.places))

@@ -114,14 +114,10 @@ def described(bases: Mapping[str, Base]) -> dict[str, Any]:
 
 
 def bases_in(manifest: str, path: Path) -> dict[str, Base]:
-    """Return the base files named in manifest.json, after checking that each exists and has the recorded size.
-
-    Args:
-        manifest: the text of manifest.json.
-        path: its path.
+    """Return the base files named in ``manifest``, the text of manifest.json at ``path``.
 
     Raises:
-        ModelError: if an entry is damaged, or a file is missing or has another size.
+        ModelError: if an entry is damaged, or a file is missing or has another size than recorded.
     """
     found = json_of(manifest).get(BASES, {})
     if not isinstance(found, dict) or not all(_is_description(*item) for item in found.items()):

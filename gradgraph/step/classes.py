@@ -261,7 +261,6 @@ def labelled(
 
     Args:
         values: text, booleans or numbers [n].
-        spec: the target.
         known: the classes that the model was trained on; None before the first training.
         where: the origin of the labels, for messages.
         own: the class names that the source lists, in the order of indices from 0.

@@ -15,12 +15,10 @@ from gradgraph.step.manifest import Manifest, StateSpec, TensorSpec, dtype_name,
 def check_against_graphs(
     manifest: Manifest, trains: Mapping[str, onnx.ModelProto], init: onnx.ModelProto, eval_: onnx.ModelProto
 ) -> None:
-    """Check every name, dtype and shape of a manifest against the graphs; it may be forged or outdated.
+    """Check every name, dtype and shape of a manifest, which may be forged or outdated, against the graphs.
 
-    Args:
-        manifest: the manifest.
-        trains: the train graphs of the manifest's ``parts``, by name.
-        init, eval_: init.onnx and eval.onnx.
+    ``trains`` are the train graphs of the manifest's ``parts`` by name; ``init`` and ``eval_`` are init.onnx and
+    eval.onnx.
 
     Raises:
         ModelError: if a graph lacks an input or output that the manifest declares, has undeclared ones, or differs in

@@ -18,9 +18,7 @@ DEFAULT = 1e-3  # default of the input learning_rate
 def with_fed_rate(step: Step, name: str = "") -> Step:
     """Return a copy of ``step`` with an input ``learning_rate`` instead of the schedule that computes it.
 
-    Args:
-        step: a step.
-        name: the name of the step to change, if there are several named steps.
+    ``name`` selects one of several named steps.
 
     Raises:
         BuildError: if the optimizer has no learning rate, if no weight depends on it, or if the train graph does not

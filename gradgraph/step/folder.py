@@ -74,7 +74,7 @@ def folder_contents(
     Args:
         models: the models by name, as in ``model_names``.
         manifest: the manifest, which is stored in manifest.json and in the metadata of each model.
-        read: a function that returns the bytes of a weight that is already external.
+        read: returns the bytes of a weight that is already external.
         shared: the base files whose weights are not copied, by location in the models, with relative paths.
     """
     text = manifest.to_json()
@@ -112,11 +112,9 @@ def with_external(
     """Return a copy of ``model`` with its large initializers moved to ``data``.
 
     Args:
-        model: the model.
         data: the file for large initializers; None to store them inside the model.
-        read: a function that returns the bytes of a weight that is already external.
-        elsewhere: the base files whose weights are not copied: their location in ``model``, and their path relative to
-            the step folder.
+        read: returns the bytes of a weight that is already external.
+        elsewhere: the relative paths of base files, whose weights are not copied, by their location in ``model``.
     """
     slim = copied(model, without="graph")
     slim.graph.CopyFrom(copied(model.graph, without="initializer"))
@@ -209,11 +207,7 @@ def load_checked(
 ) -> onnx.ModelProto:
     """Load a model of a step folder, after checking its digest, its copy of the manifest and its external data.
 
-    Args:
-        path: the model file.
-        manifest: the manifest in manifest.json.
-        digests: the expected digests by file name.
-        bases: the base files listed in manifest.json, by location.
+    ``digests`` are the expected digests by file name, ``bases`` the base files listed in manifest.json by location.
 
     Raises:
         ModelError: if the file is damaged, changed, or refers to other files than those of the step.

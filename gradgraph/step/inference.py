@@ -31,7 +31,6 @@ def inference_model(
 
     Args:
         eval_model: eval.onnx of a step.
-        manifest: the manifest of that step.
         state: at least the parameters and statistics that the outputs need, by name.
         outputs: the model's outputs to keep; by default all (see ``own_outputs``).
 

@@ -21,13 +21,11 @@ UNNAMED = re.compile(r"LABEL_\d+")  # written by transformers when classes have 
 
 
 def names_beside(source: object) -> DataNames:
-    """Return the class names stored next to a model file; they apply to the only target of a step.
+    """Return the class names stored next to the model file ``source``; they apply to the only target of a step.
 
     They are read from ``config.json`` in the folder of the file, or in its parent for ``onnx/model.onnx``, as
-    transformers.js does. The result is empty if there are no names, or only placeholders such as ``LABEL_0``.
-
-    Args:
-        source: the path of the model; for a model in memory, the result is empty.
+    transformers.js does. The result is empty if there are no names, or only placeholders such as ``LABEL_0``, and for a
+    model in memory.
     """
     if not isinstance(source, str | os.PathLike):
         return NO_NAMES

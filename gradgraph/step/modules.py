@@ -43,10 +43,7 @@ class Module:
 def modules(m: Manifest, eval_: onnx.ModelProto, sizes: Mapping[str, int] | None = None) -> tuple[list[Module], int]:
     """Return the modules in the order of the model, and the number of matrix products whose size is unknown.
 
-    Args:
-        m: the manifest of a step.
-        eval_: its eval.onnx.
-        sizes: the sizes of symbolic dimensions; 1 by default.
+    ``sizes`` of symbolic dimensions are 1 by default.
     """
     weights = {s.name: math.prod(int(d or 0) for d in s.shape) for s in m.state if s.name in set(m.trainable)}
     still = {t.name: math.prod(t.dims) for t in eval_.graph.initializer if t.name in set(m.frozen)}

@@ -48,7 +48,6 @@ class Origins:
     """A lookup of the origin of each node of a graph, and of nodes that a backend derives from them.
 
     Args:
-        graph: the graph.
         own: the names of the nodes of the user's model.
         source: nodes of the user's model that may be missing from ``graph``.
         weights: the names of weights and running statistics.
@@ -175,12 +174,8 @@ def casts_among(nodes: Iterable[onnx.NodeProto]) -> dict[str, str]:
 def module_of(node: onnx.NodeProto, weights: set[str], cast: Mapping[str, str]) -> str:
     """Return the module of a node: of a weight that it reads, else as recorded by the exporter, else from its name.
 
-    A node ``/layer1/conv/MatMul`` belongs to ``layer1.conv``.
-
-    Args:
-        node: the node.
-        weights: the names of all weights.
-        cast: a mapping from the output of each Cast to its input, so that cast weights are recognised.
+    A node ``/layer1/conv/MatMul`` belongs to ``layer1.conv``. ``cast`` maps the output of each Cast to its input, so
+    that cast weights are recognised.
     """
     names = list(node.input)
     for i, name in enumerate(names):

@@ -35,14 +35,9 @@ _CHANNELS = (1, 3, 4)
 
 
 def learn_preprocessing(model: ir.Model, source: Any) -> str:
-    """Write the image preprocessing of a model into its metadata, unless the metadata already have one.
+    """Write the image preprocessing of a model into its metadata, unless it has one; return a line for the log.
 
-    Args:
-        model: the model; its metadata are changed in place.
-        source: the origin of the model; if it is a path, configuration files next to it are read.
-
-    Returns:
-        A line for the log that says what was found, or "".
+    If ``source`` is the model's path, configuration files next to it are read. The line is "" if nothing was found.
     """
     names = DataNames.read_from(model.metadata_props)
     inputs = [v for v in model.graph.inputs if v.shape is not None and len(v.shape) == 4 and not v.is_initializer()]
@@ -86,10 +81,9 @@ def _documents(model: ir.Model, source: Any) -> Iterator[tuple[str, str | bytes]
 
 
 def _read(document: Any) -> dict[str, Any] | None:
-    """Return the arguments of ``image_folder`` for a document; None if it does not describe image preprocessing.
+    """Return the arguments of ``image_folder`` for a document, or None if it does not describe images.
 
-    Raises:
-        UnreadableError: if the document is damaged, or a setting is not supported.
+    Raises UnreadableError if the document is damaged, or a setting is not supported.
     """
     fields = Fields(document, "it")
     if fields.value("pretrained_cfg") is not None:
@@ -208,10 +202,9 @@ def _filter(given: Any) -> str:
 
 
 def _fitting(found: dict[str, Any], value: ir.Value) -> dict[str, Any]:
-    """Return the arguments that apply to an input of the model: without mean, std and scale if it reads bytes.
+    """Return the arguments that apply to an input: without mean, std and scale if it reads bytes.
 
-    Raises:
-        UnreadableError: if the model reads images of another size.
+    Raises UnreadableError if the model reads images of another size.
     """
     assert value.shape is not None
     dims = [dim if isinstance(dim, int) else None for dim in value.shape]

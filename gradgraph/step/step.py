@@ -226,10 +226,7 @@ class Step:
         return step
 
     def _take_in_small(self) -> None:
-        """Load small external weights into the models, because lowering inspects their values.
-
-        Steps that gradgraph saved have no small external weights.
-        """
+        """Load small external weights, which saved steps do not have, into the models, because lowering reads them."""
         models = (*self.trains.values(), self.eval, *self.separate.values())
         for tensor in (t for model in models for t in model.graph.initializer):
             if is_external(tensor) and is_small(tensor):
@@ -374,7 +371,6 @@ class Step:
         """Return ``model``, of this step or derived from such a model, as onnx_ir, without reading external weights.
 
         Args:
-            model: the model.
             mapped: let external weights refer to the memory mappings of this step, which do not follow later changes to
                 the files. Otherwise they refer to the files, except to temporary files and model files.
         """

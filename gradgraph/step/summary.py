@@ -27,13 +27,8 @@ def summary(
 ) -> str:
     """Return the text of ``Step.summary()``.
 
-    Args:
-        m: the manifest.
-        trains: the train graphs by name.
-        eval_: eval.onnx.
-        nodes: the numbers of nodes, as from ``Step.nodes``.
-        sizes: the sizes of symbolic dimensions; 1 by default.
-        taken: notes of the build, one line each.
+    ``trains`` are the train graphs by name, ``nodes`` the counts of ``Step.nodes``, ``sizes`` the sizes of symbolic
+    dimensions (1 by default), and ``taken`` notes of the build.
     """
     kinds: dict[str, list[StateSpec]] = {}
     for s in m.state:

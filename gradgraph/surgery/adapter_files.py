@@ -136,9 +136,7 @@ def save_adapter(
 def _called(names: Mapping[str, str], layers: Sequence[str]) -> dict[str, str]:
     """Return the name in the folder of each layer that ``names`` renames.
 
-    Raises:
-        UnknownNameError: no layer has one of the names.
-        ArgumentError: two layers would have the same name.
+    Raises UnknownNameError if no layer has one of the names, and ArgumentError if two layers would have the same name.
     """
     check_patterns([*names], layers, "layer with an adapter", layers)
     renamed = Renamed(names)
@@ -417,10 +415,7 @@ def _check_lying(layer: Layer, key: str, new: Array) -> None:
 
 
 def _is_changed(layer: Layer, new: Array, stored_in: np.dtype[Any]) -> bool:
-    """Whether a weight differs from the model's when both are rounded to the coarser of their stored types.
-
-    False for a quantised layer.
-    """
+    """Whether a weight differs from the model's float weight after rounding to the coarser of their stored types."""
     if is_quantised(layer):
         return False
     own = canonical(layer)
@@ -487,10 +482,7 @@ def _factors(stored: list[Array], scale: float) -> tuple[Array, Array, float, Ar
 
 
 def _repeated(kind: str, layers: list[Any], arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Return adapter tensors for each repeated call of a module: copies of the tensors for its first call.
-
-    PEFT stores one adapter per module, while every call is a layer of its own here.
-    """
+    """Return adapter tensors for each repeated call of a module, copied from its first call: PEFT stores them once."""
     copies: dict[str, Array] = {}
     for layer in layers:
         if isinstance(layer, Layer) and layer.repeats:

@@ -46,15 +46,10 @@ _INTEGERS = "_quantized"  # suffixes that onnxruntime adds to the name of a weig
 
 
 def calibrated(model: ir.Model, batches: Iterable[Batch], folder: Path) -> ir.Model:
-    """Quantise ``model`` with onnxruntime's quantiser, with ranges observed on ``batches``.
+    """Quantise the float ``model`` with onnxruntime's quantiser, with ranges observed on ``batches``.
 
-    Args:
-        model: the float model.
-        batches: calibration data.
-        folder: a folder for temporary files.
-
-    Returns:
-        A model whose large integers are computed on access, from the weights of ``model``.
+    Large integers of the result are computed on access, from the weights of ``model``. ``folder`` is for temporary
+    files.
 
     Raises:
         ModelError: onnxruntime's quantiser rejects the model.
@@ -256,10 +251,7 @@ def _axes(quantised: onnx.ModelProto, large: Large) -> dict[str, int | None]:
 
 
 def _condensed(weight: Array, axis: int | None) -> Array:
-    """Return a small weight with the ranges of ``weight``: minimum and maximum of each slice along ``axis``.
-
-    If ``axis`` is None, these are the minimum and the maximum of the whole weight.
-    """
+    """Return a small weight: the minimum and maximum of each slice of ``weight`` along ``axis`` (None: of all)."""
     kept = None if axis is None else axis % weight.ndim
     others = tuple(a for a in range(weight.ndim) if a != kept)
     return np.concatenate([weight.min(others, keepdims=True), weight.max(others, keepdims=True)], others[0])

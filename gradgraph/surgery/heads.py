@@ -117,7 +117,6 @@ class _Head:
     """The last linear layer.
 
     Attributes:
-        layer: the layer itself.
         sum: the Add of the bias after a MatMul, if any.
         behind: the nodes between the layer and the output, last first.
     """

@@ -171,10 +171,7 @@ def _move_to_file(model: ir.Model, folder: Folder, name: str) -> None:
 
 
 def _drawn(model: ir.Model, predictor: Predictor) -> Batch | None:
-    """Return a random batch for the model; None if no random batch fits.
-
-    For a model with table preprocessing, it contains the arrays that the preprocessing returns.
-    """
+    """Return a random batch for the model, after table preprocessing if it has any; None if no random batch fits."""
     if predictor.names.preprocess is None:
         return drawn(model, predictor)
     rng = np.random.default_rng(0)

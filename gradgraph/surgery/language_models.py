@@ -328,10 +328,9 @@ def _batch_axis(past: ir.Value, tokens: ir.Value) -> int:
 
 
 def _state(past: ir.Value, tokens: ir.Value) -> list[int | None]:
-    """Return the shape of a state of fixed size, such as a recurrence's: 0 for the batch axis, None for unknown sizes.
+    """Return the shape of a recurrence's state: 0 for the batch axis, None for unknown sizes.
 
-    Raises:
-        BuildError: the state is a key-value buffer of fixed length, whose valid part is defined by a mask.
+    Raises BuildError for a key-value buffer of fixed length, whose valid part is defined by a mask.
     """
     if len(shape_of(past) or ()) == 4 and {node.op_type for node, _ in past.uses()} & _FILLS:
         raise BuildError(

@@ -273,10 +273,7 @@ def _module_name(node: ir.Node, weight: ir.Value, place: int) -> str:
 
 
 def _named_by_bias(node: ir.Node) -> str:
-    """Return the full name of a MatMul's module, derived from the name of its bias; empty if unknown.
-
-    Node names may lack the first part of the module (OPT by optimum).
-    """
+    """Return a MatMul's full module name from its bias, as node names may lack the first part; empty if unknown."""
     module, added = module_of(node), Layer(node).added
     whole = "" if added is None else _SHARED.sub("", added[1].name or "").removesuffix(".bias")
     return whole if module and whole.endswith(f".{module}") else ""

@@ -16,7 +16,6 @@ class NodeWriter:
     """A writer of nodes, which ``place_before`` or ``place_behind`` then inserts into the graph.
 
     Args:
-        work: the model.
         scope: prefix of node names.
         metadata: metadata of each node.
     """
@@ -50,14 +49,7 @@ class NodeWriter:
         return self.node("Cast", x, to=int(dtype))
 
     def reduced(self, op_type: str, x: ir.Value, axes: list[int], since: int) -> ir.Value:
-        """Write a reduction that removes the reduced axes, and return its output.
-
-        Args:
-            op_type: the operator.
-            x: the value to reduce.
-            axes: the axes.
-            since: the opset version in which axes became an input instead of an attribute.
-        """
+        """Write a reduction that drops ``axes``, an input from opset ``since`` on; return its output."""
         if self.work.opset_imports.get("", 21) >= since:
             return self.node(op_type, x, self.whole(*axes), keepdims=0)
         return self.node(op_type, x, axes=axes, keepdims=0)

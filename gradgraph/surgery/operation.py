@@ -146,12 +146,7 @@ def numbers_of(value: ir.Value | None) -> ir.TensorProtocol | None:
 
 
 def matched(target: str | Sequence[str], named: Iterable[tuple[Sequence[str], T]]) -> list[T]:
-    """Return the objects with a name that matches ``target``, in their order.
-
-    Args:
-        target: names and globs.
-        named: each object with its names.
-    """
+    """Return the objects in ``named`` with a name that matches ``target`` (names and globs), in their order."""
     patterns = as_names(target)
     return [thing for names, thing in named if any(matching(pattern, names) for pattern in patterns)]
 

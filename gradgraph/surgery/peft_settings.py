@@ -125,10 +125,7 @@ def _is_set(value: Any) -> bool:
 
 
 def _check_beginning(table: Fields, where: str) -> None:
-    """Raise DataError if ``init_lora_weights`` is a method that changes the base model's weights.
-
-    PEFT would repeat this change on loading.
-    """
+    """Raise DataError if ``init_lora_weights`` is a method that changes the base model's weights on loading."""
     begun = table.value("init_lora_weights")
     if begun in (None, True, False) or str(begun).lower() in _BEGINNINGS:
         return

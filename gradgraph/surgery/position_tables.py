@@ -25,13 +25,10 @@ _ADAPTED = frozenset({"Add", "Mul", "MatMul", "Cast", "Identity"})  # from a tab
 
 
 def count_seen(work: ir.Model, editor: Editor, fed: Collection[ir.Value], seen: Var) -> None:
-    """Look up position tables by ``seen``, int64 [batch, length], instead of a count along each row.
+    """Look up position tables by ``seen`` instead of by a count along each row.
 
-    Args:
-        work: the model.
-        editor: writes nodes.
-        fed: the inputs for rows: tokens and mask.
-        seen: the position of each token among the visible tokens of its row.
+    ``seen`` is the position of each token among the visible tokens of its row, int64 [batch, length]. ``fed`` are the
+    inputs with rows: tokens and mask.
 
     Raises:
         BuildError: a table is read by indices that may be positions, but do not count from 0.

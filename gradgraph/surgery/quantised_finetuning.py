@@ -56,10 +56,7 @@ def _with_integers(work: ir.Model) -> list[ir.Node]:
 def go_on(work: ir.Model, target: str | Sequence[str] | None, learned: bool) -> list[str]:
     """Make quantised weights trainable, in place; return the names of their float tensors.
 
-    Args:
-        work: the model.
-        target: names and globs of the layers; None for all.
-        learned: whether scales are trained, too.
+    ``target`` are names and globs of layers (None: all). If ``learned``, scales are trained, too.
     """
     found = _with_integers(work)
     named = {node.inputs[0] for node in (found if target is None else _named(found, target))}

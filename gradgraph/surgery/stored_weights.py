@@ -152,14 +152,8 @@ def write_offsets(work: ir.Model, layer: Layer, offsets: Array, weight: Array) -
     Bits and scales stay. If the scale of a block is 0, or so small that the zero point overflows the scales' type, the
     weights of the block become the offset alone.
 
-    Args:
-        work: the model.
-        layer: the MatMulNBits.
-        offsets: the numbers to add (outputs, blocks).
-        weight: the resulting weight, outputs first.
-
-    Returns:
-        The rounding error ``‖stored - W‖/‖W‖``.
+    ``offsets`` is (outputs, blocks), and ``weight`` the resulting weight, outputs first. Returns the rounding error
+    ``‖stored - W‖/‖W‖``.
     """
     node, packing, before = layer.node, Packing.of(layer.node), quantiser_of(layer.node)
     packed, scales = (numbers_of(value) for value in node.inputs[1:3])
@@ -195,10 +189,7 @@ def _write_packed(work: ir.Model, node: ir.Node, weight: Array) -> None:
 def _write_stored(work: ir.Model, layer: Layer, weight: Array) -> None:
     """Quantise a weight (in the node's layout), and store integers, scales and zero points.
 
-    Transposes between the stored tensor and the layer are undone first.
-
-    Raises:
-        BuildError: the weight is quantised in a way that is not supported for writing.
+    Transposes are undone first. Raises BuildError if writing this kind of quantisation is not supported.
     """
     chain = _own_chain(work, layer)
     at = [i for i, node in enumerate(chain) if node.op_type == "DequantizeLinear"]

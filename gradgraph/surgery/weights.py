@@ -300,10 +300,7 @@ _WAYS: dict[str, Callable[[int, int], bool]] = {
 
 
 def _lying(pairs: Sequence[tuple[ir.Value, np.ndarray, str]]) -> dict[str, set[str]]:
-    """Return the possible layouts of square matrices in the file, by ending of their names (``_kinds``).
-
-    They are inferred from non-square matrices.
-    """
+    """Return the possible layouts of square matrices by name ending (``_kinds``), inferred from other matrices."""
     found: dict[str, set[str]] = {}
     for value, data, source in pairs:
         if data.ndim != 2 or data.shape[0] == data.shape[1] or (own := _outputs(value)) is None:
@@ -318,11 +315,7 @@ def _lying(pairs: Sequence[tuple[ir.Value, np.ndarray, str]]) -> dict[str, set[s
 def _is_turned(
     value: ir.Value, source: str, stored: Stored, lying: Mapping[str, set[str]], turned: bool | None
 ) -> bool:
-    """Whether a square matrix is transposed in the file.
-
-    Raises:
-        DataError: the layout is unknown.
-    """
+    """Return whether a square matrix is transposed in the file; raise DataError if that is unknown."""
     own = _outputs(value)
     if own is None:
         return False

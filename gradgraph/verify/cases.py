@@ -66,8 +66,6 @@ def trial(
     """Return the one-operator model and the random feeds of one case.
 
     Args:
-        rule: the rule of the operator.
-        case: the case.
         unknown: make all axes of the inputs symbolic, or only those whose index plus the index of the input is
             ``"even"`` or ``"odd"``. Ranks are known.
         fed: make literals run-time inputs instead of initializers.

@@ -150,7 +150,6 @@ class _First(NamedTuple):
     """The first feeds for which both the model and its gradient run, with the results.
 
     Attributes:
-        feeds: the inputs by name.
         ys: the outputs of the model.
         weights: the random weights of the outputs.
         values: the values of inputs and weights of the model.
@@ -516,13 +515,11 @@ def rounding(dtype: np.dtype[Any]) -> float:
 
 @dataclass(frozen=True)
 class _Point:
-    """A point at which ``s = Σ ⟨wᵢ, yᵢ⟩`` is differentiated with respect to one tensor.
+    """A point at which ``s = Σ ⟨wᵢ, yᵢ⟩`` is differentiated with respect to the tensor ``name`` with value ``x``.
 
     Attributes:
         f: runs the model.
-        feeds: the inputs of the model.
         weights: the weights w of the outputs y.
-        name, x: the tensor and its value.
         here: the outputs y at this point.
     """
 

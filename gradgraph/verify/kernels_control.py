@@ -32,10 +32,7 @@ class _WithBody(Kernel):
         return list(self._run_body(feeds, attributes=attributes))
 
     def _stacked(self, rows: Arrays, position: int, axis: int = 0) -> np.ndarray:
-        """Return the rows of scan output ``position`` (an index of the body's outputs) stacked along ``axis``.
-
-        Without rows, the shape is that of the body's output, with 0 for symbolic dimensions.
-        """
+        """Return the rows of scan output ``position`` stacked along ``axis``; without rows, symbolic sizes are 0."""
         if rows:
             return np.stack(rows, axis)
         kind = self.body.output_types[position]

@@ -57,12 +57,8 @@ def use_kernel(kernel: type[OpRun]) -> None:
 class Oracle:
     """A model run in the ReferenceEvaluator; ``oracle({"x": ..., "y": ...})`` returns its outputs by name.
 
-    Tensors are arrays; a sequence is a list of arrays, an empty optional ``None``.
-
-    Args:
-        model: the model.
-        weights: initializers that are not stored in the model. They are read when a node needs them and then freed;
-            up to KEPT bytes of them stay in memory.
+    Tensors are arrays; a sequence is a list of arrays, an empty optional ``None``. ``weights`` are initializers that
+    are not stored in the model: each is read when a node needs it, and up to KEPT bytes stay in memory.
     """
 
     def __init__(self, model: onnx.ModelProto, weights: Mapping[str, ir.TensorProtocol] | None = None) -> None:

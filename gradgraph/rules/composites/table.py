@@ -102,12 +102,9 @@ def rules_with_cases() -> list[Rule]:
 
 
 def calls(nodes: Iterable[ir.Node], active: Collection[ir.Value], wrt: Collection[ir.Value]) -> dict[ir.Node, Call]:
-    """Return the composites among the nodes of a path, by their last node.
+    """Return the composites among ``nodes``, the nodes of a path, by their last node.
 
-    Args:
-        nodes: the nodes of the path.
-        active: the values that have a gradient.
-        wrt: the values to differentiate with respect to.
+    ``active`` are the values that have a gradient.
     """
     found = ((node, _call(node, active, wrt)) for node in nodes if node.op_type in _BY_LAST and node.domain == "")
     return {node: call for node, call in found if call is not None}
