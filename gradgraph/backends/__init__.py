@@ -35,7 +35,7 @@ find_all()
 
 
 def register(backend: Backend) -> Backend:
-    """Register a backend from outside this package; help, choices and errors then include it.
+    """Register a backend from outside this package, for help, choices and errors; return it.
 
     Raises:
         BuildError: if another backend already has this name.

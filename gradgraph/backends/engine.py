@@ -60,7 +60,7 @@ def for_machine(
 
 
 def write_for(model: ir.Model, backend: Backend, file: str = "", spare: bool = False) -> ir.Model:
-    """Write the named operators of ``model`` for ``backend``, in place, and check the result against its table.
+    """Write the named operators of ``model`` for ``backend``, in place, check the result by its table, and return it.
 
     Args:
         file: the name of the file in the step folder, for messages.
@@ -79,7 +79,7 @@ def write_for(model: ir.Model, backend: Backend, file: str = "", spare: bool = F
 
 
 def write_init_for(model: ir.Model, backend: Backend) -> ir.Model:
-    """Rewrite init.onnx, which has no named operators, for ``backend``, in place, and check it against its table.
+    """Rewrite init.onnx, without named operators, for ``backend``, in place, check it by its table, and return it.
 
     Raises:
         BuildError: if, by the table, the runtime would reject a node or compute it incorrectly.
@@ -221,7 +221,7 @@ def _infer_all(model: ir.Model) -> None:
 
 
 def lower(model: ir.Model, backend: Backend, choose: Choose | None = None) -> ir.Model:
-    """Replace, in place, every node for which ``backend`` has a better form, and every named operator."""
+    """Replace nodes with a better form for ``backend``, and named operators, in place; return ``model``."""
     run(backend.lowering.before, model)
     for layout in backend.lowering.layouts:
         taken = [n for n in nodes_of(model) if not layout.may_take(n) or backend.adds_forms(n)]

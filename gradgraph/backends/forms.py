@@ -103,7 +103,7 @@ class Forms:
     def add(
         self, op_type: str, *cases: Case, domain: str | None = None, when: Callable[[Call], bool] = lambda call: True
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Add a form to the table; forms of an operator are tried in the order in which they were added.
+        """Return a decorator that adds a form to the table; an operator's forms are tried in the order of addition.
 
         Args:
             op_type: the operator, standard or named unless ``domain`` is given.

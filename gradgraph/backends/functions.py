@@ -24,7 +24,7 @@ from gradgraph.rules.named_operators import OPERATORS, operator_of, write_portab
 
 
 def write_functions(model: ir.Model) -> ir.Model:
-    """Turn every named operator in ``model`` into a call of a model-local function, in place."""
+    """Turn every named operator in ``model`` into a call of a model-local function, in place; return ``model``."""
     bodies: dict[str, dict[bytes, str]] = {}  # operator -> body -> name of the function
     names: dict[Hashable, str] = {}
     for node in nodes_of(model):
@@ -65,7 +65,7 @@ def forget_functions(model: ir.Model) -> None:
 
 
 def write_inline(model: ir.Model) -> ir.Model:
-    """Replace every named operator by its portable form."""
+    """Replace every named operator by its portable form, in place; return ``model``."""
     forget_functions(model)
     editor = Editor(model)
     for node in list(nodes_of(model)):

@@ -196,7 +196,7 @@ def _sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def explain_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Convert OS errors while ``path`` is written into an OutputError with a remedy."""
+    """Return a context that converts OS errors while ``path`` is written into an OutputError with a remedy."""
     try:
         yield
     except GradgraphError:

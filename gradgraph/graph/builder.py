@@ -181,7 +181,7 @@ class Builder(OperatorCalls):
 
     @contextlib.contextmanager
     def naming_operators(self, named: bool = True) -> Iterator[None]:
-        """Keep named operators as single nodes, or (``named=False``) write them as standard nodes, in this context."""
+        """Return a context in which named operators stay single nodes or, without ``named``, become standard nodes."""
         before, self.named_operators = self.named_operators, named
         yield
         self.named_operators = before
@@ -338,7 +338,7 @@ class Builder(OperatorCalls):
         return Var(self, shared)
 
     def weight(self, name: str, array: np.ndarray) -> Var:
-        """Add an initializer that is trainable, unlike a constant."""
+        """Add an initializer that is trainable, unlike a constant, and return it."""
         return Var(self, self._initializer(name, array))
 
     def _constant(self, array: np.ndarray) -> ir.Value:

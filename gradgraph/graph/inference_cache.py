@@ -26,7 +26,7 @@ _PLAIN = frozenset(ir.AttributeType[f"{kind}{s}"] for kind in ("INT", "FLOAT", "
 def cached_by_node(
     ask: Callable[[ir.Node, Dims, Numbers, int], Answer],
 ) -> Callable[[ir.Node, Dims, Numbers, int], Answer]:
-    """Cache ``ask`` for equal nodes; its result must not contain names of the node.
+    """Return a cached version of ``ask``; results must not contain names of nodes.
 
     It is called with a node, its input shapes, constants that may determine shapes, and the opset.
     """

@@ -39,12 +39,12 @@ def shape_of(value: ir.Value | None) -> Shape | None:
 
 
 def recorded_shape(value: ir.Value | None) -> Shape | None:
-    """Return the recorded shape of ``value``, without inference."""
+    """Return the recorded shape of ``value``, without inference; None if there is none."""
     return None if value is None or value.shape is None else as_dims(value.shape)
 
 
 def shape_of_type(kind: onnx.TypeProto | None) -> Shape | None:
-    """Return the shape in a protobuf type, or of the elements of a sequence or optional; a named axis is symbolic."""
+    """Return the shape in a protobuf type, or of elements of a sequence or optional; None if it has none."""
     held = None if kind is None else kind.WhichOneof("value")
     if kind is None or held not in ("tensor_type", "sparse_tensor_type", "sequence_type", "optional_type"):
         return None
@@ -127,7 +127,7 @@ def sizes_or(shape: Iterable[object] | None, unknown: Unknown) -> list[int | Unk
 
 
 def size_factors(name: str) -> list[str]:
-    """Split a composite size name such as ``11*batch`` into its factors."""
+    """Return the factors of a composite size name such as ``11*batch``."""
     return [part.strip() for part in name.split("*")]
 
 
@@ -388,7 +388,7 @@ def common(a: Shape | None, b: Shape | None) -> Shape | None:
 
 
 def _rank(node: ir.Node, known: Sequence[Shape | None]) -> int | None:
-    """Return the rank of the first output in cases where ONNX infers none: unknown kernel sizes, computed shapes."""
+    """Return the rank of the first output if ONNX infers none, as for unknown kernel sizes, or None if unknown."""
     if node.op_type in POOLS and (kernel := node.attributes.get_ints("kernel_shape")) is not None:
         return 2 + len(kernel)
     if node.op_type in ("Conv", "ConvTranspose"):  # images and kernels have equal rank

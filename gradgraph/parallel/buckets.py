@@ -189,7 +189,7 @@ class Buckets:
         return 1.0 if self.has_joint_norms and rows and not weight else weight
 
     def far_factor(self, rows: int, counted: int, whole: float) -> float:
-        """Return the factor that makes the sum of device gradients over ranks the mean over weight ``whole``."""
+        """Return the factor for device gradients whose sum over ranks is then the mean over weight ``whole``."""
         return self.unit(rows, counted) / (1.0 if self.adds_up or not whole else whole)
 
     def _weight_of(self, rows: int, counted: int) -> float:

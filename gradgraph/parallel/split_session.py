@@ -44,11 +44,11 @@ class Adding(Protocol):
         """Run checks and exchanges that are due after a step, such as a comparison of all ranks' states."""
 
     def sharded(self, opened: OpenedStep) -> ShardedUpdate | None:
-        """Return this rank's part of the update, if it is sharded."""
+        """Return this rank's part of the update, or None if updates are not sharded."""
 
     @property
     def joint_norms(self) -> JointNorms | None:
-        """The gradient graph and its messages, if norms use the samples of all ranks."""
+        """The gradient graph and its messages if norms use the samples of all ranks, else None."""
 
     @property
     def keeps_gradients(self) -> bool:

@@ -105,7 +105,7 @@ def too_large(manifest: Manifest, ranks: int) -> tuple[str, float] | None:
 
 
 def shards_of(step: Step, ranks: int) -> Shards:
-    """Shard the update of ``step`` over ``ranks`` ranks.
+    """Return the update of ``step``, sharded over ``ranks`` ranks.
 
     Raises:
         BuildError: if the update combines whole tensors of several weights.
@@ -147,7 +147,7 @@ def shards_of(step: Step, ranks: int) -> Shards:
 
 
 def _weight_of(name: str, weights: Collection[str]) -> str | None:
-    """Return the weight that an optimizer tensor belongs to: ``layer.weight`` for ``layer.weight.exp_avg``."""
+    """Return the weight of an optimizer tensor, such as ``layer.weight`` for ``layer.weight.exp_avg``, or None."""
     stems = (name[:i] for i in range(len(name) - 1, 0, -1) if name[i] == ".")
     return next((stem for stem in stems if stem in weights), None)
 

@@ -14,7 +14,7 @@ from gradgraph.passes.normal.edit import Editor, calls_of
 
 
 def align_product_ranks(model: ir.Model) -> ir.Model:
-    """Give matrices that multiply transposed float16 tensors leading axes of size 1, so that ranks match, in place."""
+    """Give matrices that multiply transposed float16 tensors equal rank, in place; return ``model``."""
     editor: Editor | None = None
     for node in calls_of(model, "MatMul"):
         for moved, matrix in ((0, 1), (1, 0)):

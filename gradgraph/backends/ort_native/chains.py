@@ -62,7 +62,7 @@ def _chain_shape(node: ir.Node) -> Shape | None:
 
 
 def _is_applied_before(node: ir.Node) -> bool:
-    """Return whether onnxruntime fuses ``node`` into a product whose only reader it is."""
+    """Return whether onnxruntime fuses ``node`` into the product before it, which no other node reads."""
     if node.domain != "" or node.op_type not in _APPLIED:
         return False
     before = [(x, x.producer()) for x in node.inputs if x is not None]

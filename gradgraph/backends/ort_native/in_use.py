@@ -61,7 +61,7 @@ def status() -> str:
 
 
 def found() -> Found:
-    """Find the library for this machine, and check once whether it loads."""
+    """Return the library for this machine, after a check, done once, of whether it loads."""
     library = kernels.here()
     if not library.is_built:
         return Found(library, _why_there_is_none())

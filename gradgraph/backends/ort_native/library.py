@@ -146,7 +146,7 @@ def in_folder(folder: Path) -> Library:
 
 
 def build(compiler: str | None = None, library: Library | None = None) -> Library:
-    """Compile the library, check that onnxruntime runs it, and install it.
+    """Compile the library, check that onnxruntime runs it, install it, and return it.
 
     Args:
         compiler: name or path of a C++17 compiler with GCC's options; by default the environment variable CXX, or the

@@ -156,7 +156,7 @@ class Attention:
 
     @property
     def kernel_sizes(self) -> Sizes:
-        """Batch, heads, queries, keys, and the head sizes of keys and of values."""
+        """The numbers of batch elements, heads, queries and keys, and the head sizes of keys and values."""
         batch, *heads = self.sizes[:-2]
         return batch, *(heads or [1]), *self.sizes[-2:], self.q.view.shape[-1], self.v.view.shape[-1]
 
@@ -175,7 +175,7 @@ def _most_head_size() -> int:
 
 
 def _matched(gradient: ir.Node) -> Attention:
-    """Match the attention whose gradient is ``AttentionGrad(dO, O, P, Q, Kᵀ, V, …)``.
+    """Return the attention whose gradient is ``AttentionGrad(dO, O, P, Q, Kᵀ, V, …)``.
 
     ``O = P·V`` and ``P = Softmax(S)``, with S as in ``_scores``. The gradient may read a recomputed copy of P, as its
     kernel recomputes P itself.

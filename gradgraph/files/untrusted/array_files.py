@@ -88,7 +88,7 @@ def opened_npz(path: Path, most: int) -> Iterator[tuple[zipfile.ZipFile, dict[st
 
 @contextlib.contextmanager
 def archive_errors() -> Iterator[None]:
-    """Convert errors of ``zipfile`` in this context to UnreadableError; NoArchiveError if it is not a zip file."""
+    """Return a context that converts ``zipfile`` errors to UnreadableError, or NoArchiveError for other files."""
     try:
         yield
     except UnreadableError:

@@ -72,7 +72,7 @@ def toml_of(content: bytes) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _reading() -> Iterator[None]:
-    """Convert ValueError and RecursionError in this context to UnreadableError."""
+    """Return a context that converts ValueError and RecursionError to UnreadableError."""
     try:
         yield
     except UnreadableError:

@@ -128,7 +128,7 @@ def _fault(fault: str, error: Exception) -> dict[str, str]:
 
 
 def _bound(seconds: float, given: int) -> None:
-    """Limit CPU time (expected: ``seconds``) and memory for a request of ``given`` bytes, where supported."""
+    """Limit this process's CPU time, for ``seconds`` of work, and memory, for ``given`` bytes, where supported."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 

@@ -125,7 +125,7 @@ class _Walk:
         return self._read(8 if kind == _EIGHT_BYTES else 4)
 
     def _varint(self) -> int:
-        """Read a varint: seven bits per byte, low bits first, with the high bit set on all bytes but the last."""
+        """Read a varint and return it: seven bits per byte, low bits first, high bit set on all bytes but the last."""
         value = 0
         for shift in range(0, 70, 7):
             byte = self._read(1)[0]
@@ -151,7 +151,7 @@ class _Walk:
 
 
 def varint(number: int) -> bytes:
-    """Write a varint: seven bits per byte, low bits first, with the high bit set on all bytes but the last."""
+    """Return ``number`` as a varint: seven bits per byte, low bits first, high bit set on all bytes but the last."""
     written = bytearray()
     while number > 127:
         written.append(number & 127 | 128)

@@ -62,7 +62,7 @@ LEAST_TIMES_THE_WEIGHTS = 8  # v must be this many times as large as W: saving a
 
 
 def fold_norms(model: ir.Model) -> ir.Model:
-    """Fold, in place, every BatchNormalization whose input and cotangent only a convolution and its gradients use."""
+    """Fold, in place, each BatchNormalization used only by a convolution and its gradients; return ``model``."""
     editor = Editor(model, Builder(taken=names_of(model), named_operators=True))
     norms = [n for n in model.graph if key_of(n) == ("", "BatchNormalization") and len(n.outputs) == 3]
     for norm in norms:

@@ -88,7 +88,7 @@ def conv_form(
     here: Callable[[], bool] = lambda: True,
     forms: Forms = FORMS,
 ) -> Callable[[Write], Write]:
-    """Decorate a form ``write(op, layer, *inputs)`` of a Conv or one of its gradients.
+    """Return a decorator that adds a form ``write(op, layer, *inputs)`` of a Conv or one of its gradients.
 
     Args:
         op_type: ``Conv``, ``ConvGradInput`` or ``ConvGradWeight``.

@@ -147,7 +147,7 @@ def _adds_rows(node: ir.Node, gather: ir.Node) -> bool:
 
 
 def _root_of(ids: ir.Value | None) -> ir.Value | None:
-    """Return the tensor from which only Reshapes, Identities and int32-to-int64 Casts compute ``ids``."""
+    """Return the tensor from which only Reshapes, Identities and int32-to-int64 Casts compute ``ids``, or None."""
     while ids is not None and (node := ids.producer()) is not None:
         x = node.inputs[0] if node.inputs else None
         types = None if x is None else (x.dtype, ids.dtype)

@@ -143,7 +143,7 @@ class _Layer:
         return self.op.Squeeze(self.at.enter(self.op.Unsqueeze(x, [0])), [0])
 
     def scan(self, write: Callable[..., Sequence[Var]], states: Sequence[Var], steps: Sequence[Var], back: bool) -> Any:
-        """Write a loop by ``Direction.scan``; record the shapes of results whose shape in one step is known."""
+        """Write a loop by ``Direction.scan``; return its results, with their shapes recorded where known."""
         results = self.s.scan(write, states, steps, against=back)
         node = results[0].value.producer()
         body, length = node.attributes["body"].as_graph(), self.s.X.dim(0)

@@ -262,7 +262,7 @@ def _between(op: Builder, node: ir.Node, ends: Var, q: Var, k: Var) -> Var:
 
 
 def _masks(bias_terms: list[Var], allowed: Var | None) -> Masks:
-    """Combine score biases and a boolean mask; keys masked by a bias keep a finite score, so no query lacks keys."""
+    """Return score biases and a boolean mask, combined; a bias leaves finite scores, so no query lacks keys."""
     total = None
     for term in bias_terms:
         total = term if total is None else total + term

@@ -63,7 +63,7 @@ class SlidingCache:
         return (positions >= 0) & (positions <= place) & (positions > place - self.window)
 
     def bias(self, bias: Var, positions: Var) -> Var:
-        """Select the columns of ``bias``, one per position, that belong to the rows of the cache and the new tokens."""
+        """Return the columns of ``bias``, one per position, for the rows of the cache and the new tokens."""
         op = self.op
         batch, columns = op.dim(positions, 0), op.dim(positions, 3)
         rows = op.Expand(bias, op.Concat(batch, op.dim(bias, 1), op.dim(bias, 2), op.dim(bias, 3), axis=0))

@@ -35,7 +35,7 @@ _CHANGES: dict[str, list[tuple[int, Change]]] = {}
 
 
 def until(opset: int, *op_types: str) -> Callable[[Change], Change]:
-    """Register a change that converts nodes of these operators to opsets before ``opset``."""
+    """Return a decorator that registers a change for nodes of these operators at opsets before ``opset``."""
 
     def register(change: Change) -> Change:
         for op_type in op_types:
@@ -52,7 +52,7 @@ def check_opset(opset: int) -> None:
 
 
 def write_at(model: ir.Model, opset: int) -> ir.Model:
-    """Convert ``model`` from opset 21 to ``opset``, in place, with the IR version of the opset's release.
+    """Convert ``model`` from opset 21 to ``opset``, in place, with the IR version of its release; return ``model``.
 
     Raises:
         BuildError: an operator needs a newer opset; there is a finding for each such node.
@@ -112,7 +112,7 @@ def _expanded(editor: Editor, nodes: list[ir.Node]) -> bool:
 
 
 def _problem_of_writing(node: ir.Node, opset: int) -> str | None:
-    """Convert ``node`` to its older form, in place; return the reason if that is impossible."""
+    """Convert ``node`` to its older form, in place; return why if that is impossible, else None."""
     old = signature(node.op_type, opset)
     if old is None:
         return f"needs opset {known_since()[node.op_type]}, but the file is written at {opset}"
@@ -123,7 +123,7 @@ def _problem_of_writing(node: ir.Node, opset: int) -> str | None:
 
 
 def _misfit(node: ir.Node, old: Signature, opset: int) -> str | None:
-    """Remove new attributes that the older operator implies; return why ``node`` is invalid at ``opset`` even then."""
+    """Remove new attributes that the older operator implies; return why ``node`` is still invalid, or None."""
     for name in [n for n in node.attributes if n not in old.attributes]:
         if attributes(node)[name] not in (_DEFAULTS.get(name), *([1] * n for n in range(1, 4))):
             return f"has {name}, which {node.op_type} does not have at opset {opset}"
@@ -161,7 +161,7 @@ def _constants_inside(graph: ir.Graph) -> None:
 @until(18, "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin")
 @until(18, "ReduceProd", "ReduceSumSquare")
 def reduction(node: ir.Node) -> str | None:
-    """Convert the axes input to an attribute; return why if it is computed, or selects no axis."""
+    """Convert the axes input to an attribute; return why if it is computed, or selects no axis, else None."""
     axes = constant_of(input_at(node, 1))
     if input_at(node, 1) is not None and axes is None:
         return "has computed axes, which only opset 18 can express"
@@ -177,7 +177,7 @@ def reduction(node: ir.Node) -> str | None:
 
 @until(18, "Split")
 def split(node: ir.Node) -> str | None:
-    """Replace num_outputs by the sizes of the parts; return why if the size of the axis is unknown."""
+    """Replace num_outputs by the sizes of the parts; return why if the axis has unknown size, else None."""
     count = attributes(node).get("num_outputs")
     node.attributes.pop("num_outputs", None)
     if count is None or input_at(node, 1) is not None:
@@ -202,7 +202,7 @@ def _set_constant(node: ir.Node, i: int, value: np.ndarray[Any, Any]) -> None:
 
 @until(18, "Pad")
 def pad(node: ir.Node) -> str | None:
-    """Expand the pads to all axes, as Pad before opset 18 has no axes input; return why if that is impossible."""
+    """Expand the pads to all axes, as Pad before opset 18 has no axes input; return why if impossible, else None."""
     if (given := input_at(node, 3)) is None:
         return None
     pads, axes, x = constant_of(node.inputs[1]), constant_of(given), node.inputs[0]
@@ -237,7 +237,7 @@ def scatter(node: ir.Node) -> str | None:
 
 @until(20, "GridSample")
 def grid_sample(node: ir.Node) -> str | None:
-    """Convert the modes to their older names; return why for inputs without exactly two spatial axes."""
+    """Convert the modes to their older names; return why for inputs without exactly two spatial axes, else None."""
     x = node.inputs[0]
     if x is None or x.shape is None or len(x.shape) != 4:
         return "has an input of unknown rank, or without exactly two image axes, which only opset 20 supports"
@@ -249,7 +249,7 @@ def grid_sample(node: ir.Node) -> str | None:
 
 @until(20, "DFT")
 def dft(node: ir.Node) -> str | None:
-    """Convert the axis input to an attribute; return why if that is impossible."""
+    """Convert the axis input to an attribute; return why if that is impossible, else None."""
     axis = constant_of(input_at(node, 2))
     if input_at(node, 2) is not None and axis is None:
         return "has a computed axis, which only opset 20 can express"

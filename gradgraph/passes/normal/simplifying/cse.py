@@ -89,7 +89,7 @@ def _take_over(old: ir.Value, new: ir.Value) -> None:
 
 
 def name_outputs(model: ir.Model) -> ir.Model:
-    """Remove each Identity that only names a graph output, in place: the value before it gets the name."""
+    """Remove each Identity that only names a graph output: the value before it gets the name; return ``model``."""
     for graph in graphs_of(model):
         gone: list[ir.Node] = []
         for node in [made_by(v, "Identity") for v in graph.outputs]:

@@ -109,7 +109,7 @@ def _forget_all(model: ir.Model) -> None:
 
 
 def _inferred(proto: onnx.ModelProto, room: int) -> onnx.ModelProto:
-    """Run ONNX's inference on ``proto``, hiding operators that it infers wrongly. Modifies ``proto``."""
+    """Return ``proto`` after ONNX's inference, with operators that it infers wrongly hidden; modifies ``proto``."""
     while True:
         inferred = _inferred_in_room(proto, room)
         opset = max((o.version for o in proto.opset_import if o.domain == ""), default=shapes.OPSET)

@@ -96,7 +96,7 @@ class _Proofs:
         return [None] * len(assumed)
 
     def _start(self, initial: ir.Value | None, entering: ir.Value, scope: str) -> Shape | None:
-        """Return the initial shape of a state, with names for unknown sizes."""
+        """Return the initial shape of a state, with names for unknown sizes; None for an unknown rank."""
         if initial is None or not isinstance(initial.type, ir.TensorType | ir.SequenceType):
             return None
         before = self._known_of(initial)
@@ -165,7 +165,7 @@ def _captured(body: ir.Graph) -> list[ir.Value]:
 
 
 def _with_names(before: Shape | None, inside: Shape | None, name: str) -> Shape | None:
-    """Return the shape before the loop, completed by the declared shape inside, with names for unknown sizes."""
+    """Return the shape before the loop, completed by the one inside and by names; None for an unknown rank."""
     if before is None or inside is None or len(before) != len(inside):
         before = inside = before or inside
     if before is None or inside is None:

@@ -64,6 +64,6 @@ def _plus(more: int, found: Sequence[object] | None) -> int | None:
 
 
 def _length(node: ir.Node, i: int) -> int | None:
-    """Return the length of the vector at input ``i``, if known."""
+    """Return the length of the vector at input ``i``, or None if unknown."""
     shape = recorded_shape(input_at(node, i))
     return shape[0] if shape is not None and len(shape) == 1 and isinstance(shape[0], int) else None

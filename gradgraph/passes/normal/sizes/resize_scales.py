@@ -97,7 +97,7 @@ def _all_sizes(op: Builder, x: Var, known: Mapping[int, int]) -> Var:
 
 
 def _resized_sizes(node: ir.Node) -> dict[int, int] | None:
-    """Return the output size of each resized axis if ONNX miscounts one and all scales are ratios of whole sizes."""
+    """Return the output size by resized axis, or None unless ONNX miscounts one and all scales are ratios of sizes."""
     dims = shapes.shape_of(node.inputs[0])
     scales = shapes.constant_of(place_of_scales("Resize", node.inputs, shapes.OPSET))
     attrs = attributes(node)

@@ -136,7 +136,7 @@ def _clip(x: Operand, *bounds: Operand | None, **_: Any) -> Words:
 def _quantized(
     x: Operand, scale: Operand, zero: Operand | None = None, *, axis: int = 1, block_size: int = 0, **_: Any
 ) -> Words:
-    """Check the number of scales: one, one per index of ``axis``, or one per block, with the rank of ``x``."""
+    """Yield a complaint unless there is one scale in all, per index of ``axis``, or per block (rank of ``x``)."""
     if x.rank is None or scale.rank is None:
         return
     if block_size and scale.rank != x.rank:
@@ -191,7 +191,7 @@ def _gemm(a: Operand, b: Operand, c: Operand | None = None, *, transA: int = 0, 
 
 @_for("Einsum")
 def _einsum(*operands: Operand, equation: str, **_: Any) -> Words:
-    """Match each input with its term: one axis per letter, and more only with "...". Axes of size 1 broadcast."""
+    """Yield a complaint unless inputs have one axis per letter of their terms, or more with "..."."""
     sizes: dict[str, int] = {}
     for operand, term in zip(operands, equation.partition("->")[0].replace(" ", "").split(","), strict=False):
         letters, rest = term.replace("...", ""), "..." in term
@@ -311,7 +311,7 @@ def _norm_of_channels(x: Operand, *vectors: Operand, spatial: int = 1, **_: Any)
 
 @_for("LayerNormalization", "RMSNormalization")
 def _layer_norm(x: Operand, *vectors: Operand, axis: int = -1, **_: Any) -> Words:
-    """Check the parameters of a norm of one axis; runtimes also accept flattened parameters for several axes."""
+    """Yield a complaint about the parameters of a norm of one axis; flattened ones for several axes are accepted."""
     for v in vectors:
         if v.rank is not None and x.rank is not None and v.rank > x.rank:
             yield f"reads {x} and {v}, which has more axes"

@@ -46,7 +46,7 @@ def find_copies(
     tensors: Sequence[ir.Value],
     group: Callable[[ir.Value], Hashable] = lambda value: value,
 ) -> list[Copy]:
-    """Find the ``tensors`` that are equal to a weight, transposed or concatenated, or to a simple function of a weight.
+    """Return the ``tensors`` that equal a weight, transposed or concatenated, or a simple function of a weight.
 
     A tensor is read only if its shape allows that, and is never compared with a weight of the same ``group``. Each
     tensor is found at most once.
