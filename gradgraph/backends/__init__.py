@@ -50,7 +50,7 @@ def step_backends() -> tuple[str, ...]:
 
 
 def checked_backends() -> tuple[str, ...]:
-    """Return the names of the backends that have a table of what their runtime supports."""
+    """Return the names of the backends whose runtimes have a table of supported operators."""
     return tuple(name for name, backend in BACKENDS.items() if backend.has_table)
 
 

@@ -117,12 +117,12 @@ class Backend:
 
     @property
     def has_table(self) -> bool:
-        """Whether there is a table of what the runtime supports."""
+        """Whether there is a table of the operators that the runtime supports."""
         return self.for_all or (Path(__file__).parent / "tables" / f"{self.name}.toml").exists()
 
     @property
     def table(self) -> Table | None:
-        """The table of what the runtime supports, from ``tables/<name>.toml``; None if there is none."""
+        """The table of the operators that the runtime supports, from ``tables/<name>.toml``; None if there is none."""
         from gradgraph.backends.capability import everywhere, table_of
 
         return everywhere() if self.for_all else table_of(self.name)

@@ -33,7 +33,7 @@ def source_of(value: ir.Value | None, *op_types: str) -> ir.Value | None:
 
 
 def read_once(value: ir.Value, reader: ir.Node) -> bool:
-    """Whether ``reader`` is the only reader of ``value``, at one input, and not in a body, which may run often."""
+    """Whether ``reader`` alone reads ``value``, at one input and in the same graph; a body may run several times."""
     producer = value.producer()
     same_graph = producer is not None and producer.graph is reader.graph
     return same_graph and not value.is_graph_output() and [node for node, _ in value.uses()] == [reader]

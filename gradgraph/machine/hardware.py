@@ -56,7 +56,7 @@ def processor() -> str:
 
 
 def instructions() -> str:
-    """Return the processor's instruction-set extensions in the words of the system; an empty string if unknown."""
+    """Return the processor's instruction-set extensions as the system names them; an empty string if unknown."""
     return _cpuinfo("flags") or _cpuinfo("Features")
 
 

@@ -56,14 +56,16 @@ class Message:
         return 2 * self.channels + (not self.is_gradient)
 
     def given(self, own: Array, unit: float) -> Array:
-        """Return this rank's float64 share of the sums, from its values ``own``; gradients are times ``unit``."""
+        """Return this rank's float64 share of the sums, from its values ``own``; gradients are multiplied by
+        ``unit``.
+        """
         if self.is_gradient:
             return np.asarray(own, np.float64) * unit
         count, mean, squares = self._parts(np.asarray(own, np.float64))
         return np.concatenate([count, count * mean, squares + count * mean * mean])
 
     def taken(self, sums: Array, unit: float) -> Array:
-        """Return the values that this rank's graph receives, from ``sums`` over all ranks; undo ``unit``."""
+        """Return this rank's values from ``sums`` over all ranks; gradients are divided by ``unit``."""
         if self.is_gradient:
             return sums / unit
         count, total, squares = self._parts(sums)

@@ -253,7 +253,7 @@ def _crossed(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     case(real(1, 2, 3), [1, 1, 1, 3], align_corners=1),
 )
 def moved_places(op: Builder, theta: Var, size: Var, *, align_corners: int = 0) -> Var | None:
-    """Compute AffineGrid: multiply constant pixel positions by theta, with Mul and ReduceSum to not round factors."""
+    """Compute AffineGrid by Mul and ReduceSum of theta and pixel positions, as CUDA's products round their factors."""
     if size.const is None or not is_static(theta.shape):
         return None
     batch, _, *space = size.const.tolist()

@@ -61,7 +61,7 @@ def status() -> str:
 
 
 def found() -> Found:
-    """Return the library for this machine, after a check, done once, of whether it loads."""
+    """Return the library for this machine, and why it is not usable here, if so."""
     library = kernels.here()
     if not library.is_built:
         return Found(library, _why_there_is_none())
