@@ -107,7 +107,7 @@ def opset_for(backend: Backend, asked: int | None) -> int:
 
 
 def check_against_table(backend: Backend, model: ir.Model, file: str = "", spare: bool = False) -> None:
-    """Reject the lowered ``model`` if it fails by the table of ``backend``; log nodes that fall back to the CPU.
+    """Reject the lowered ``model`` if the table of ``backend`` does; log nodes that fall back to the CPU.
 
     Does nothing for a backend without a table. For ``file`` and ``spare`` see :func:`write_for`.
 

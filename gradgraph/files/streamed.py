@@ -91,7 +91,7 @@ def _stored(
 
 
 def _around(message: Any, number: int) -> tuple[bytes, bytes]:
-    """Return the serialised fields of ``message`` with numbers below and above ``number``, in protobuf's order."""
+    """Return the serialised fields of ``message`` with field numbers below and above ``number``, in order."""
     parts = type(message)(), type(message)()
     for field, value in message.ListFields():
         if field.number != number:

@@ -419,7 +419,7 @@ _ELEMENTWISE = frozenset(_NAMES.split())
 
 
 def is_elementwise(node: ir.Node) -> bool:
-    """Whether ``node`` computes elementwise, with broadcasting."""
+    """Whether the operator of ``node`` is elementwise, with broadcasting."""
     return node.domain == "" and node.op_type in _ELEMENTWISE
 
 

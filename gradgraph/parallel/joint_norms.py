@@ -56,9 +56,7 @@ class Message:
         return 2 * self.channels + (not self.is_gradient)
 
     def given(self, own: Array, unit: float) -> Array:
-        """Return this rank's float64 share of the sums, from its values ``own``; gradients are multiplied by
-        ``unit``.
-        """
+        """Return this rank's float64 share of the sums, from its values ``own``; gradients are scaled by ``unit``."""
         if self.is_gradient:
             return np.asarray(own, np.float64) * unit
         count, mean, squares = self._parts(np.asarray(own, np.float64))
