@@ -112,8 +112,6 @@ class Augmentations:
         """Return the augmented image at the model's size.
 
         Args:
-            image: a Pillow image.
-            rng: random generator.
             size: height and width that the model expects; None if it accepts any size.
             resize: resizes an image to the model's size; used unless an augmentation resizes it.
         """
@@ -138,14 +136,7 @@ class Augmentations:
             step.function(array, rng)
 
     def of_batch(self, images: Array, shares: Array, axes: Size, rng: Generator) -> tuple[Array, Array]:
-        """Return the images and class probabilities of a batch, mixed by one of the batch augmentations.
-
-        Args:
-            images: [samples, …].
-            shares: class probabilities: [samples, classes].
-            axes: the height and width axes.
-            rng: random generator.
-        """
+        """Return the images and class probabilities [samples, classes] of a batch, mixed by an augmentation."""
         if not self.mixing:
             return images, shares
         chosen = self.mixing[int(rng.integers(len(self.mixing)))]

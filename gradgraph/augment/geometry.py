@@ -205,11 +205,9 @@ def affine(
 
 
 def transformed(image: Any, matrix: Sequence[float], interpolation: str = "nearest", fill: float = 0) -> Any:
-    """Apply an affine map: the output pixel (x, y) is read from (ax + by + c, dx + ey + f).
+    """Apply an affine map [a, b, c, d, e, f]: the output pixel (x, y) is read from (ax + by + c, dx + ey + f).
 
     Args:
-        image: a Pillow image.
-        matrix: [a, b, c, d, e, f].
         interpolation: nearest, bilinear or bicubic.
         fill: value outside the image, for all channels.
     """

@@ -37,13 +37,7 @@ class Placing:
         return (self.size[0] - right, top, self.size[0] - left, bottom) if self.mirrored else self.field
 
     def picture(self, image: Any, fill: Any = GREY, how: int = BILINEAR) -> Any:
-        """Return the placed image, as a Pillow image.
-
-        Args:
-            image: a Pillow image.
-            fill: value of padding.
-            how: Pillow's resampling filter.
-        """
+        """Return the placed Pillow image, padded with ``fill``; ``how`` is Pillow's resampling filter."""
         from PIL import Image
 
         left, top, right, bottom = self.field

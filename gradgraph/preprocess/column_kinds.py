@@ -163,14 +163,7 @@ class Category(ColumnKind):
 
     @classmethod
     def learn(cls, column: str, values: Array, *, min_count: int = 1, index: bool = False) -> Category:
-        """Return the category kind learnt from a training column.
-
-        Args:
-            column: name of the column.
-            values: the training column.
-            min_count: values with fewer rows have no slot of their own.
-            index: the value of ``is_index``.
-        """
+        """Return the category kind learnt from a training column; values with under ``min_count`` rows have no slot."""
         numbers = are_numbers(values) and not _are_large(values)
         read: Array = numbers_of(column, values) if numbers else column_text(column, values)
         gap = missing(read)

@@ -74,10 +74,7 @@ class Date(ColumnKind):
     def learn(cls, column: str, values: Array, *, dayfirst: bool | None = None) -> Date:
         """Return the date kind with the format and the range learnt from a training column.
 
-        Args:
-            column: name of the column.
-            values: the training column.
-            dayfirst: whether the day precedes the month, if the data do not decide it.
+        ``dayfirst`` determines whether the day precedes the month, if the data do not.
         """
         form, zone = _form(column, values, dayfirst)
         texts = _read(column, values, form, zone)
@@ -146,8 +143,7 @@ class Date(ColumnKind):
         return side_by_side(op, [*numbers, *([as_float(op.Not(fits))] if self.has_gaps else [])])
 
     def _split(self, op: Builder, text: Var) -> tuple[list[Var], Var, Var, Var | None]:
-        """Emit nodes that split dates into year, month and day (in the order of the format), hour, minute, and time
-        zone.
+        """Emit nodes that split dates into year, month and day (in the format's order), hour, minute, and time zone.
 
         The time zone is the offset from UTC in minutes, or None without zones.
         """

@@ -190,10 +190,10 @@ class Diagnosis:
         shuffle: bool,
         feeds_rate: bool = False,
     ) -> Iterator[Trial]:
-        """Lock the trainer and yield a step and its data for the method ``what``; other arguments as for
-        :meth:`find_lr`.
+        """Lock the trainer and yield a step and its data for the method ``what``.
 
-        With ``feeds_rate``, the learning rate must be an input, even if the graph has a schedule.
+        Other arguments are as for :meth:`find_lr`. With ``feeds_rate``, the learning rate must be an input, even if the
+        graph has a schedule.
         """
         executor = self._executor
         prepared = isinstance(data, Columns | Samples)

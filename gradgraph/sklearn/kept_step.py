@@ -15,9 +15,7 @@ class KeptStep:
     """A step with its trainer, which is created on first use; pickles and copies contain only the trainer's state.
 
     Args:
-        step: the step.
         seed, device, options: as for ``Trainer``.
-        names: column and class names of the data.
     """
 
     def __init__(self, step: Step, seed: int, device: Any, options: RuntimeOptions, names: DataNames) -> None:

@@ -193,7 +193,7 @@ class Sounds(Loadable):
 def _place(rest: int, rng: np.random.Generator | None) -> int:
     """Return the position in the file at which a sound begins: random, or centred without ``rng``.
 
-    ``rest`` is the number of samples by which the file is longer. If negative, so is the position: silence comes first.
+    The file is ``rest`` samples longer than the sound. If negative, so is the position: silence comes first.
     """
     if rest == 0:
         return 0

@@ -93,12 +93,7 @@ class FrameColumns:
         return [value.split() if isinstance(value, str) else list(value) for value in self.whole(name, listed_too=True)]
 
     def whole(self, name: str, listed_too: bool = False) -> list[Any]:
-        """Return a column; raise DataError if values are missing.
-
-        Args:
-            name: the column.
-            listed_too: also raise DataError for a value that is neither a text nor a list.
-        """
+        """Return a column; raise DataError for missing values, or with ``listed_too`` for other than texts and lists."""
         values = self[name]
         words = [value for value in values if self._is_text and value in _GAPS]
         gaps = len(words) + sum(map(is_missing, values))
@@ -134,9 +129,7 @@ class FrameColumns:
         """Return the name of the only column whose values have the type ``kind``; None if no column has it.
 
         Args:
-            kind: the type of the values.
             what: plural noun for these values, for the message.
-            but: columns to skip.
             argument: the option that selects such a column, for the message.
 
         Raises:

@@ -21,9 +21,6 @@ def labels_of(
 
     Args:
         values: the labels of all texts, or of all words.
-        spec: the target.
-        known: the classes of the trained model.
-        column: name of the label column, for messages.
         own: class names that the table itself declares for integer labels.
 
     Raises:

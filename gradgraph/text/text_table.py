@@ -161,12 +161,10 @@ class TextTable(Loadable):
     def tagged(
         self, rows: Sequence[int], numbers: Array, specs: Mapping[str, TensorSpec], names: DataNames
     ) -> list[list[str | None]]:
-        """Return the predicted tag of each word; None for a truncated word.
+        """Return the predicted tag of each word of the samples ``rows``; None for a truncated word.
 
         Args:
-            rows: indices of the samples.
             numbers: predicted classes of their tokens: [samples, tokens].
-            specs: the inputs of the model.
             names: names of the training data, with the classes.
         """
         inputs = TokenInputs.of(specs)
@@ -333,10 +331,9 @@ class TextTable(Loadable):
             log.warning("%s", words)
 
     def _width(self, inputs: TokenInputs, form: TextForm, rows: Array) -> int:
-        """Return the number of tokens to pad a batch to: the fixed length of the model's input, or else the longest
-        text.
+        """Return the number of tokens to pad a batch to: the fixed length of the model's input, if any.
 
-        The longest text is of the batch (of the table for ``one_length``), rounded up to ``multiple``.
+        Otherwise, it is the longest text of the batch (of the table for ``one_length``), rounded up to ``multiple``.
         """
         assert self._lengths is not None and form.length is not None
         if inputs.fixed_length is not None:

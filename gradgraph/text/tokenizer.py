@@ -150,7 +150,6 @@ class Tokenizer:
         Spans include spaces that the tokenizer trims, but not spaces that a special token absorbs.
 
         Args:
-            texts: the texts.
             special: whether to add special tokens around a text; their span is (−1, −1). Pass False if the texts
                 contain them already.
 

@@ -136,8 +136,7 @@ def _takes_masks(spec: TensorSpec) -> bool:
 
 
 def _for_target(masks: Array, spec: TensorSpec) -> Array:
-    """Convert class numbers ``[N, height, width]`` to the layout of a target: one channel per class if it has four
-    axes.
+    """Convert class numbers ``[N, height, width]`` to a target's layout: one channel per class if it has four axes.
 
     A single channel is a foreground mask (class above 0). Ignored pixels (255) are 0 in all channels.
     """

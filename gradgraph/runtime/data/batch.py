@@ -107,7 +107,6 @@ class BatchChecker:
         """Return the checked batch by name; arrays that need no conversion are not copied.
 
         Args:
-            batch: the batch, in any supported form.
             raw: whether the batch comes directly from the user, so that integers may be class names. Labels in batches
                 of a source are class indices.
 
@@ -590,10 +589,9 @@ def _in_range(unsigned: Array, classes: int) -> bool:
 
 
 def _position(where: Array, first: int = 0) -> str:
-    """Return the first index where ``where`` is true as text: ``in row 3`` or, with several axes, ``in row 3 at [0,
-    2]``.
+    """Return the first index where ``where`` is true as text, such as ``in row 3 at [0, 2]``.
 
-    Rows are counted from ``first``.
+    Rows are counted from ``first``; ``at`` lists the indices along further axes.
     """
     inner = f" at {where[1:].tolist()}" if len(where) > 1 else ""
     return f"in row {first + where[0]}{inner}" if len(where) else "as its only element"

@@ -111,13 +111,7 @@ class ImageForm:
         return replace(self, **{n: value for n, value in open_.items() if cut or n not in ("size", "shorter", "crop")})
 
     def __call__(self, image: Any, augmented: Augmentations | None = None, seed: Sequence[int] = ()) -> Array:
-        """Convert a Pillow image to an array.
-
-        Args:
-            image: the image.
-            augmented: augmentations to apply; None for none.
-            seed: the seed of the augmentations: numbers below 2^64.
-        """
+        """Convert a Pillow image to an array, with augmentations, if any, drawn by ``seed`` (numbers below 2^64)."""
         image = image.convert(MODES[self.channels or 3])
         if augmented is None:
             return self._laid_out(self._normalised(self.resized(image)))

@@ -86,7 +86,6 @@ def as_targets(numbers: Array, spec: TensorSpec, classes: int | None, where: str
 
     Args:
         numbers: class indices or other numbers, [samples].
-        spec: the target.
         classes: number of classes, if known.
         where: description of their source, for messages.
 
@@ -139,13 +138,7 @@ def mixed(
 ) -> dict[str, Array]:
     """Apply augmentations that mix the images and targets of a batch.
 
-    Args:
-        batch: images and targets by name.
-        image: name of the images.
-        label: name of the targets; None without targets.
-        form: image conversion options.
-        augmented: the augmentations.
-        seed: the seed of the epoch, followed by the index of the first image.
+    ``label`` is None without targets. ``seed`` is the seed of the epoch, followed by the index of the first image.
     """
     if not augmented.mixing:
         return batch

@@ -78,14 +78,9 @@ class Images(Loadable):
         seed: Sequence[int],
         known: DataNames = NO_NAMES,
     ) -> Iterator[dict[str, Array]]:
-        """Yield batches for a step, decoded in threads.
+        """Yield batches for a step, decoded in threads, and augmented by ``seed`` unless it is empty.
 
-        Args:
-            batches: the indices of each batch's samples.
-            specs: the inputs and targets of the step.
-            seed: the seed of augmentations; empty for none.
-            known: the names of the training data; known classes keep their indices, and unset image options are read
-                from here.
+        Classes in ``known`` keep their indices, and unset image options are read from there.
         """
         image, label = self._parts(specs)
         form = self.form.like(known.images.get(image, {})).of(specs[image])

@@ -81,7 +81,6 @@ class InOrder:
     """The arrays of an ``.npz`` (stored or compressed), of a folder of ``.npy`` files, or of a table (loaded whole).
 
     Args:
-        path: path of the file or folder.
         wanted: the arrays to read, at least one, by name; each has one row per sample.
         unread: names of columns of a table to ignore, such as targets.
         known: the names of the training data, which columns must match.

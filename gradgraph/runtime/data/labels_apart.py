@@ -36,9 +36,7 @@ def paired(x: Any, y: Any, manifest: Manifest, known: DataNames) -> Any:
     """Combine inputs and labels to a dict under the input and target names of the step.
 
     Args:
-        x: the inputs.
         y: the labels; if None, ``x`` is returned unchanged.
-        manifest: the manifest of the step.
         known: the names of the training data. If ``x`` is a table with preprocessing, ``y`` is added as a column.
 
     Raises:

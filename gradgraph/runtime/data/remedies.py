@@ -57,11 +57,9 @@ def for_shape(spec: TensorSpec, shape: Sequence[int]) -> Remedies:
 
 
 def for_batch(way: str, size: int) -> Remedies:
-    """Return the remedies for a batch size that differs from the fixed batch size of a model.
+    """Return the remedies for a batch size that differs from the model's fixed batch size ``size``, over all ranks.
 
-    Args:
-        way: how to use the fixed batch size in Python.
-        size: the fixed batch size, in total over all ranks.
+    ``way`` says how to use the fixed batch size in Python.
     """
     return {
         "remedy": f"{way}, or build the step from a model with a dynamic batch: gradgraph.surgery.open_axes(model, "

@@ -16,15 +16,10 @@ class Spare(dict[str, Any]):
 def shares(
     source: Source, checker: BatchChecker, epoch: int, start: int = 0, rank: int = 0, ranks: int = 1
 ) -> Iterator[Batch]:
-    """Yield this process's share of each batch of an epoch.
+    """Yield this process's share of each batch of an epoch (counted from 0), from batch ``start`` on.
 
-    Args:
-        source: the data. Arrays and datasets load only the samples of this process. From an iterable of whole batches,
-            every N-th row is selected.
-        checker: converts the batches of an iterable to arrays.
-        epoch: the epoch, from 0.
-        start: the first batch to yield.
-        rank, ranks: this process, and the number of processes.
+    Arrays and datasets load only the samples of this process. From an iterable of whole batches, every N-th row is
+    selected.
     """
     batches = source.batches(epoch, start)
     if ranks == 1:

@@ -27,16 +27,10 @@ def displaced(seed: int, epoch: int, n: int, most: int) -> Array:
 
 
 def by_length(shuffled: Array, lengths: Array, seed: int, epoch: int, batch_size: int) -> Array:
-    """Reorder samples so that samples of similar length are in the same batch.
+    """Reorder ``shuffled`` sample indices so that samples of similar ``lengths`` are in the same batch.
 
     Samples are sorted by length within windows of up to 50 batches (at most a quarter of all batches). Then whole
     batches are shuffled, except for an incomplete last one.
-
-    Args:
-        shuffled: sample indices in a shuffled order.
-        lengths: the length of each sample.
-        seed, epoch: determine the order of batches.
-        batch_size: samples per batch.
     """
     full = len(shuffled) // batch_size * batch_size
     size = max(1, min(_POOL, full // batch_size // 4)) * batch_size

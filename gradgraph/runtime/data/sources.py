@@ -134,12 +134,6 @@ class Columns:
     next but one, if a thread gathers large batches in advance). If all arrays are in memory and were checked as a
     whole, batches are ``Known``, or ``Rows``, which a session may gather itself. Concurrent iterations (in threads, or
     in a callback that evaluates the training data) have separate buffers.
-
-    Args:
-        arrays: the arrays by name.
-        checker: checks and converts them.
-        order: how samples are ordered and batched.
-        names: names of the columns and classes.
     """
 
     def __init__(
@@ -353,12 +347,6 @@ def as_source(data: Any, checker: BatchChecker, order: Order, known: DataNames =
     polars or Arrow, or the path of a ``.csv``, ``.parquet``, …), which may list image files; a folder of images;
     shards; a dataset with ``len`` and ``[i]``; an iterable of batches (list, generator, DataLoader), or a function that
     returns one. Batches are dicts by name, or tuples in the order inputs, targets.
-
-    Args:
-        data: the data.
-        checker: checks batches.
-        order: how samples are ordered and batched.
-        known: the names of the training data, which columns and classes must match.
 
     Raises:
         UnmatchedError: if columns of the training data are missing, or a class is new.

@@ -22,9 +22,7 @@ class StoredArray:
     """An array on disk in C order, with at least one axis.
 
     Args:
-        path: the file.
         start: offset of the first element in bytes.
-        shape, dtype: shape and dtype of the array.
 
     Raises:
         OSError: if the file cannot be opened.

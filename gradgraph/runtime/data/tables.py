@@ -72,7 +72,6 @@ def read_table(
     """Read a table file with pandas, or with polars if pandas is not installed.
 
     Args:
-        path: the file.
         as_text: read every cell of a ``.csv`` or ``.tsv`` as text, including "NA".
         known: the names of the training data: columns that were text there are read as text, even if this file only
             contains numbers in them, such as "01".
@@ -96,12 +95,8 @@ def read_table(
 def codes_in(path: Path, names: Collection[str], rows: int | None = None) -> dict[str, Array]:
     """Return the columns among ``names`` of a ``.csv`` or ``.tsv`` that contain codes: their cells as text, by name.
 
-    Codes are integers with a leading 0, or with too many digits for exact floats. Missing values are None.
-
-    Args:
-        path: the file.
-        names: the columns to check.
-        rows: number of rows to check; by default all.
+    Codes are integers with a leading 0, or with too many digits for exact floats. Missing values are None. Only the
+    first ``rows`` rows are checked, by default all.
     """
     if path.suffix.lower() not in SEPARATORS or not names:
         return {}
@@ -282,10 +277,7 @@ def columns_of(
     in order.
 
     Args:
-        table: the table.
-        specs: the inputs and targets.
         known: the names of the training data.
-        unread: names of columns to ignore.
         whole: whether the table is the whole data, not a batch.
 
     Raises:
@@ -542,8 +534,6 @@ def array_labels(
 
     Args:
         value: the labels: an array, a list, or a column of a table, [rows] or [rows, 1].
-        spec: the target.
-        known: the names of the training data.
         raw: whether the values come directly from the user, so that integers may be class names.
         whole: whether these are all labels of the data, not only of a batch.
 

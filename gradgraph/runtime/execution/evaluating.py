@@ -48,11 +48,9 @@ class Evaluator:
         """Return loss and metrics over all ranks of ``team``; see ``Trainer.evaluate``.
 
         Args:
-            source: the data.
             limit: the maximum number of batches; None for all.
             stop: called before each batch; True ends the evaluation.
             averaged: whether to use averaged weights if the step has them.
-            team: the processes that share each batch.
         """
         means, totals = self._totals(source, limit, stop, averaged, team)
         found = {name: value for mean in means.values() for name, value in mean.result().items()}

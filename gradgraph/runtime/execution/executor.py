@@ -76,8 +76,6 @@ class Executor:
     The caller of a method must hold ``turns.lock``, unless documented otherwise.
 
     Args:
-        opened: the opened step, with its state and sessions.
-        progress: the progress of the run.
         check_loss, check_inputs: as for ``Trainer``.
     """
 
@@ -156,13 +154,9 @@ class Executor:
     # --- data -----------------------------------------------------------------------------------------------
 
     def order(self, batch_size: int | None, shuffle: bool, drop_last: bool, team: Team = ALONE) -> Order:
-        """Return the order of samples in batches.
+        """Return the order of samples in batches of ``batch_size`` samples over all ranks.
 
-        Args:
-            batch_size: samples per batch, over all ranks; by default the model's fixed batch size, or else 32.
-            shuffle: whether to shuffle the samples.
-            drop_last: whether to drop an incomplete last batch.
-            team: the processes that share each batch.
+        By default, this is the model's fixed batch size, or else 32.
 
         Raises:
             DataError: if a batch has fewer samples than the team has processes.
@@ -181,13 +175,9 @@ class Executor:
     def source(
         self, data: Any, order: Order, steps: tuple[str, ...] | None = None, known: DataNames | None = None
     ) -> Source:
-        """Return user data as a source of batches.
+        """Return user data as a source of batches for ``steps``, by default all.
 
-        Args:
-            data: the data in any supported form.
-            order: how samples are ordered and batched.
-            steps: the named steps to train; None for all.
-            known: the names that the data must match; by default :attr:`known`.
+        The data must match the names in ``known``, by default :attr:`known`.
 
         Raises:
             DataError: if the data do not match the step.
@@ -222,13 +212,10 @@ class Executor:
         return source
 
     def held_out(self, data: Any, batch_size: int | None, team: Team = ALONE, *, is_validation: bool = False) -> Source:
-        """Return data for evaluation as a source of batches, unshuffled and without augmentation.
+        """Return data for evaluation as a source of batches, unshuffled and without augmentation; a source keeps its
+        order.
 
-        Args:
-            data: the data; a source keeps its order.
-            batch_size: samples per batch; None for the default.
-            team: the processes that share each batch.
-            is_validation: require that class labels match the training data even before the first step.
+        With ``is_validation``, class labels must match the training data even before the first step.
         """
         is_prepared = isinstance(data, Columns | Samples)
         order = data.order if is_prepared else self.order(batch_size, shuffle=False, drop_last=False, team=team)
@@ -387,12 +374,9 @@ class Executor:
         return self.named(None), batch if name is None else name
 
     def batch_of(self, part: Part, batch: Batch, raw: bool = True) -> Mapping[str, Feed]:
-        """Return a checked batch for one step.
+        """Return a checked batch for one step; inputs of other steps are dropped.
 
-        Args:
-            part: the step.
-            batch: the batch; inputs of other steps are dropped.
-            raw: whether the batch comes directly from the user, not from a source.
+        ``raw`` is whether the batch comes directly from the user, not from a source.
 
         Raises:
             DataError: if the batch does not match the step.
@@ -427,8 +411,7 @@ class Executor:
         return self._checkers[steps]
 
     def _check_all_count(self, arrays: Mapping[str, Feed]) -> None:
-        """Raise DataError if labels are ignored on several ranks with several losses, where ranks are weighted by
-        samples.
+        """Raise DataError if labels are ignored with several losses on several ranks, which are weighted by samples.
 
         Whole columns are checked before the first step, other data with each batch.
         """

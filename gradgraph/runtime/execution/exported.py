@@ -27,7 +27,6 @@ class Exported:
     """An export of a trainer's model with the arguments of ``Trainer.export``.
 
     Args:
-        executor: the trainer's executor.
         outputs: names of the model outputs to keep; all if None.
         averaged, mixed, preprocess: as for ``Trainer.export``.
 

@@ -38,7 +38,6 @@ class FrozenWeights:
     Args:
         read: returns the bytes of an initializer, in mapped memory.
         file_of: returns the file of an initializer.
-        tensors: the initializers.
 
     Attributes:
         size: total size in bytes; a part of a file that several initializers share counts once.
@@ -93,13 +92,11 @@ class FrozenWeights:
         return np.array_equal(self._read(tensor).view(np.uint8), np.frombuffer(raw, np.uint8))
 
     def given_to(self, settings: ort.SessionOptions, model: onnx.ModelProto, copied: bool) -> onnx.ModelProto:
-        """Add the external weights of ``model`` to session options; return the model to create the session from.
+        """Add the external weights of ``model`` to session options, in place; return the model to create the session
+        from.
 
-        Args:
-            settings: the options of the session, modified in place.
-            model: the model of the session.
-            copied: whether the session may copy the weights of matrix products into its own memory (repacked).
-                Otherwise all sessions share the mapped weights; operators in ``_AS_THEY_LIE`` always share them.
+        With ``copied``, the session may copy the weights of matrix products into its own memory (repacked). Otherwise
+        all sessions share the mapped weights, as operators in ``_AS_THEY_LIE`` always do.
         """
         used = {t.name: t for t in model.graph.initializer if is_external(t)}
         if not used:

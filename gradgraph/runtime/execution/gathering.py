@@ -87,7 +87,6 @@ def gather(model: onnx.ModelProto, shapes: Shapes) -> bool:
     """Insert a Gather after inputs of ``model``, in place, which then reads whole columns and row indices.
 
     Args:
-        model: the model.
         shapes: the inputs to gather, with their shapes in a batch.
 
     Returns:

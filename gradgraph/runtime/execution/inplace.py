@@ -53,9 +53,7 @@ LARGE = 1 << 18
 def with_updates_last(model: onnx.ModelProto, next_of: Mapping[str, str]) -> onnx.ModelProto:
     """Make the updates of large state tensors run after all their readers, in place; return ``model``.
 
-    Args:
-        model: a train graph in topological order.
-        next_of: as for ``overwritable``.
+    ``model`` is a train graph in topological order; ``next_of`` as for ``overwritable``.
     """
     waits = _Readers(model.graph).not_waiting(next_of, large_of(model, next_of))
     if not waits:
@@ -198,10 +196,6 @@ class _Readers:
 
         Update nodes read a state tensor only to compute its next value. Tensors whose other readers depend on an update
         are excluded, since waiting would be circular.
-
-        Args:
-            next_of: state tensor → the output with its next value.
-            names: the state tensors to consider.
 
         Returns:
             State tensor → the indices of its update nodes, and of the readers for which they must wait.

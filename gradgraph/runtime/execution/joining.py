@@ -34,8 +34,7 @@ class Layout:
     def axis(self, parts: Sequence[tuple[Array, int]]) -> int | None:
         """Return the first candidate axis whose size is the number of samples in each of ``parts``, or None.
 
-        Args:
-            parts: the output of each batch, with the number of samples in that batch.
+        ``parts`` are the outputs of each batch, with their number of samples.
         """
         found = range(min(array.ndim for array, _ in parts)) if self.axes is None else self.axes
         return next((i for i in found if all(array.shape[i : i + 1] == (rows,) for array, rows in parts)), None)
@@ -66,12 +65,7 @@ def layouts(model: onnx.ModelProto, fed: Collection[str]) -> dict[str, Layout]:
 
 
 def joined(name: str, parts: Sequence[tuple[Array, int]], layout: Layout) -> Array:
-    """Join one output over all batches.
-
-    Args:
-        name: name of the output.
-        parts: the output of each batch, with the number of samples in that batch.
-        layout: the sample axis.
+    """Join the ``parts`` of one output: its array and number of samples for each batch.
 
     Raises:
         DataError: if the output's other dimensions differ between batches.
@@ -98,14 +92,7 @@ def filled(batch: Mapping[str, Array], size: int) -> tuple[Mapping[str, Array], 
 
 
 def of_first(name: str, array: Array, rows: int, size: int, layout: Layout) -> Array:
-    """Return the first ``rows`` samples of an output of a padded batch.
-
-    Args:
-        name: name of the output.
-        array: the output.
-        rows: the number of samples to keep.
-        size: the number of samples of the padded batch.
-        layout: candidates for the sample axis.
+    """Return the first ``rows`` samples of an output of a batch padded to ``size`` samples.
 
     Raises:
         DataError: if the output has no sample axis, but depends on the batch.

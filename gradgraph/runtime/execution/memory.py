@@ -218,9 +218,7 @@ def walked(model: onnx.ModelProto, state: int = 0) -> Walk:
 class Walk:
     """A simulated run of a graph that tracks the tensors alive after each node.
 
-    Args:
-        graph: the lowered graph.
-        region: size of the arena's first region in bytes.
+    ``region`` is the size of the arena's first region in bytes.
 
     Attributes:
         peak: bytes of intermediate tensors at the peak, by kind.

@@ -38,12 +38,7 @@ _BACKWARD = "grad/"  # prefix of the names of nodes of the backward pass
 def in_good_order(model: onnx.ModelProto, batch: Collection[str], following: Collection[str]) -> onnx.ModelProto:
     """Sort the nodes of ``model`` in place as described in the module docstring, and return it.
 
-    Nodes of the same group keep their order, except updates.
-
-    Args:
-        model: a lowered model in topological order.
-        batch: the inputs that belong to the batch.
-        following: the outputs that are next values of the state, written by the updates.
+    Nodes of the same group keep their order, except updates, which write the outputs ``following``.
     """
     waiting, read, following = set(batch), set[str](), set(following)
     gradient: dict[str, int] = {}  # tensor → position of the last node of the backward pass that it depends on

@@ -75,7 +75,6 @@ class NonFiniteSearch:
     """A search for the node of train.onnx that first produces NaN or infinity.
 
     Args:
-        model: train.onnx.
         feeds: the values of all its inputs.
         batch: the names of the inputs that belong to the batch; the others are state and hyperparameters.
         open_session: creates a session for a model.

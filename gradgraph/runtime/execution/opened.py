@@ -67,11 +67,7 @@ class OpenedStep:
     """The sessions of a step, which share its state, hyperparameters and external weights.
 
     Args:
-        definition: the step.
-        placement: the execution providers.
-        options: settings of onnxruntime.
         tune: as for ``Trainer``.
-        team: the processes that train together.
 
     Attributes:
         parts: the steps by name; a single step has the name "".
@@ -147,11 +143,7 @@ class OpenedStep:
         return read
 
     def follow(self, weights: Mapping[str, Array]) -> dict[str, Array]:
-        """Return, by name, the state tensors that init.onnx computes from weights, such as an optimizer's copies.
-
-        Args:
-            weights: the new weights by name.
-        """
+        """Return, by name, state tensors that init.onnx computes from new weights, such as an optimizer's copies."""
         model = widened(self.definition.init)
         made = {name for node in model.graph.node for name in node.output}
         of_weights = set(weights) - made
@@ -174,10 +166,7 @@ class OpenedStep:
     def find_nonfinite(self, part: Part, feeds: Mapping[str, ort.OrtValue], batch: Collection[str]) -> NonFinite | None:
         """Return the node of the saved step that first produces NaN or infinity in the loss or the next state, or None.
 
-        Args:
-            part: the step.
-            feeds: the values of all inputs.
-            batch: names of the inputs that belong to the batch.
+        ``feeds`` contains all inputs; ``batch`` names the inputs that belong to the batch.
         """
         options, ports = replace(self.options, optimization="none"), part.ports
         open_session = functools.partial(
@@ -247,10 +236,7 @@ class OpenedStep:
     def alone(self, part: Part, sizes: Sizes, profile: Path | None = None) -> BoundSession:
         """Create a training session for batches of these sizes, neither cached nor shared.
 
-        Args:
-            part: the step.
-            sizes: sizes of the symbolic dimensions.
-            profile: prefix of the file to which onnxruntime writes a profile; None for no profile.
+        ``profile`` is the prefix of the file to which onnxruntime writes a profile; None for no profile.
         """
         model = self.lowered(part.model, sizes)
         session = create_session(model, self.placement, self.options, self.weights, profile=profile)
@@ -314,11 +300,8 @@ class OpenedStep:
     ) -> tuple[ort.InferenceSession, frozenset[str]]:
         """Create a session for a half of the step (gradients or update); return it with the tensors it overwrites.
 
-        Args:
-            model: the half, or a part of it, from the saved step.
-            sizes: sizes of the symbolic dimensions.
-            next_of: state tensor → output with its next value, for the tensors that the half updates.
-            packs: whether the session may keep a copy of frozen weights.
+        ``next_of`` maps the state tensors that the half updates to the outputs with their next values. ``packs``:
+        whether the session may keep a copy of frozen weights.
         """
         # the update half contains no loss to wait for, so in_place="auto" does not apply
         in_place = bool(next_of) and self.options.in_place is True and self.state.on_cpu

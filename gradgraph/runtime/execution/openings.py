@@ -132,8 +132,6 @@ def keep(key: str, source: onnx.ModelProto, lowered: onnx.ModelProto, executed: 
     """Write a lowered or optimised model to the cache, unless it is too large or the folder is not writable.
 
     Args:
-        key: the cache key.
-        source: the model of the step.
         lowered: the lowered model. It is modified: large constants are replaced by references to ``source``.
         executed: the model optimised by onnxruntime, if known; it is cached and modified instead of ``lowered``.
     """

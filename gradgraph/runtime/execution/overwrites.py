@@ -25,13 +25,8 @@ def may_overwrite(model: onnx.ModelProto, next_of: Mapping[str, str], options: R
 def prepared(model: onnx.ModelProto, ports: Ports, options: RuntimeOptions, checks_loss: bool) -> onnx.ModelProto:
     """Make updates of state tensors run after all other nodes that read them, in place; return ``model``.
 
-    Unless ``in_place`` is True, updates also wait for the loss.
-
-    Args:
-        model: a train graph in topological order, lowered for the CPU; modified in place.
-        ports: the inputs and outputs of the graph.
-        options: only ``in_place`` is used.
-        checks_loss: if updates wait for the loss, whether the run fails unless the loss is finite.
+    Unless ``in_place`` is True, updates also wait for the loss; with ``checks_loss``, the run then fails unless the
+    loss is finite. ``model`` is a train graph in topological order, lowered for the CPU.
     """
     if options.in_place is True:
         return with_updates_last(model, ports.next_of)
@@ -44,10 +39,8 @@ def prepared(model: onnx.ModelProto, ports: Ports, options: RuntimeOptions, chec
 def proven(executed: onnx.ModelProto, next_of: Mapping[str, str], options: RuntimeOptions) -> frozenset[str]:
     """Return the state tensors that a prepared graph may overwrite safely in any execution order of its nodes.
 
-    Args:
-        executed: the graph as onnxruntime executes it.
-        next_of: state tensor → the output with its next value.
-        options: only ``in_place`` is used.
+    ``executed`` is the graph as onnxruntime executes it; ``next_of`` maps state tensors to outputs with their next
+    values.
     """
     if options.in_place is True:
         return overwritable(executed, next_of, "")

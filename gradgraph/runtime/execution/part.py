@@ -31,12 +31,6 @@ def check_accumulates(accumulate: int | None, parts: Iterable[Part]) -> None:
 class Part:
     """One of the named steps of a step folder, or its only step (with the name "").
 
-    Args:
-        name: name of the step.
-        manifest: the manifest of all steps.
-        model: the train graph of this step.
-        make: creates a training session for sizes of the symbolic dimensions.
-
     Attributes:
         specs: the tensors of a batch.
         rates: the hyperparameters.
@@ -72,9 +66,7 @@ class Part:
     def told_to_add_up(self, moves: bool, counted: int) -> dict[str, float]:
         """Return the values of the extra inputs for gradient accumulation, by name; empty if the step has none.
 
-        Args:
-            moves: whether this run also updates the weights with the accumulated gradients.
-            counted: the number of loss terms in the batch.
+        ``moves`` is whether this run also updates the weights; ``counted`` is the number of loss terms in the batch.
         """
         known = self.rates.defaults
         values = {UPDATE: float(moves), BATCH_WEIGHT: float(counted)}

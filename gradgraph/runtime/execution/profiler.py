@@ -124,13 +124,9 @@ def _ms(seconds: float) -> str:
 
 
 def profile_of(step: Step, train: onnx.ModelProto, path: Path, seconds: Sequence[float]) -> Profile:
-    """Return the profile of a step from the file that onnxruntime wrote.
+    """Return the profile of a step from the file ``path`` that onnxruntime wrote.
 
-    Args:
-        step: the step.
-        train: its train graph.
-        path: onnxruntime's profile of ``WARM_UP`` steps followed by the timed steps.
-        seconds: the time of each timed step.
+    The file covers ``WARM_UP`` steps followed by timed steps, whose times are ``seconds``.
     """
     events = json_of(path.read_bytes())
     ends = sorted(e["ts"] + e["dur"] for e in events if e["cat"] == "Session" and e["name"] == "model_run")

@@ -46,11 +46,9 @@ _registering = threading.Lock()  # the registered arena belongs to the whole pro
 
 
 def region_for(state: int, alive: int) -> int:
-    """Return the size in bytes of the first region of a step's arena; ``USUAL`` if the step's state is small.
+    """Return the size in bytes of the first region of a step's arena; ``USUAL`` for less than ``LEAST_STATE`` of state.
 
-    Args:
-        state: bytes of the step's state.
-        alive: the peak bytes of temporary tensors.
+    ``alive`` are the peak bytes of temporary tensors.
     """
     return first_region(alive) if state >= LEAST_STATE else USUAL
 
@@ -84,12 +82,7 @@ def _counts_all() -> bool:
 
 @contextlib.contextmanager
 def in_one_region(alive: int, settings: ort.SessionOptions) -> Iterator[None]:
-    """Run a block whose session has its own arena, beginning with one large region.
-
-    Args:
-        alive: the peak bytes of the session's temporary tensors.
-        settings: the options of the session.
-    """
+    """Run a block whose session has its own arena, with one large region for ``alive`` bytes of temporary tensors."""
     with region_of_several(alive) as memory, memory(settings):
         yield
 

@@ -76,10 +76,7 @@ class Scores:
 def scores_in(names: DataNames, outputs: Mapping[str, Array], probable: Collection[str]) -> list[Scores]:
     """Return the scores for each target with class names, from the outputs of a batch.
 
-    Args:
-        names: the class names of the training data.
-        outputs: outputs of a batch, by name.
-        probable: names of the outputs that are probabilities.
+    ``probable`` are the names of outputs that are probabilities.
     """
     return scores_of(names, {n: a.shape for n, a in outputs.items() if a.dtype.kind == "f"}, probable)
 

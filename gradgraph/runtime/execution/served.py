@@ -14,11 +14,7 @@ from gradgraph.step.data_names import DataNames
 def serve(model: ir.Model, names: DataNames, own_outputs: bool) -> None:
     """Prepend the preprocessing of the training data, if any, to a model, in place; columns become its inputs.
 
-    Args:
-        model: an inference model.
-        names: the names of its training data, with their preprocessing.
-        own_outputs: whether the model has all its outputs; then the predicted class names and the class probabilities
-            are added as outputs.
+    If the model has all its outputs (``own_outputs``), class names and probabilities are added as outputs.
     """
     plan = names.preprocess
     inputs = {value.name for value in model.graph.inputs}

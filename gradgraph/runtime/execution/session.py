@@ -302,9 +302,6 @@ def create_session(
     """Create a session for ``model`` on the providers of ``placement``; raise an error rather than fall back silently.
 
     Args:
-        model: the model, with its weights inside or in ``weights``.
-        placement: the execution providers.
-        options: settings of onnxruntime.
         weights: values of initializers with external data.
         optimized: where to write the model as onnxruntime executes it.
         profile: prefix of the file to which onnxruntime writes a profile.

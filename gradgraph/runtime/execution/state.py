@@ -107,11 +107,9 @@ class State:
         self._fetch: Callable[[list[str]], dict[str, np.ndarray[Any, Any]]] = lambda names: {}
 
     def share(self, names: Iterable[str], moved: Iterable[str]) -> None:
-        """Let both sets share the memory of these tensors, unless an earlier session already updates them.
+        """Let both sets share the memory of ``names``, unless an earlier session already updates them.
 
-        Args:
-            names: the tensors that a session may overwrite.
-            moved: all tensors that this session updates.
+        ``moved`` are all tensors that this session updates.
         """
         new = set(names) - self._claimed
         self._claimed.update(moved)
@@ -121,12 +119,7 @@ class State:
     def leave(
         self, names: Iterable[str], fetch: Callable[[list[str]], dict[str, np.ndarray[Any, Any]]] | None = None
     ) -> None:
-        """Free the memory of tensors that other processes store.
-
-        Args:
-            names: the tensors.
-            fetch: a function that returns copies of tensors, by name, from the other processes.
-        """
+        """Free the memory of tensors that other processes store; ``fetch`` returns copies of these by name."""
         self.absent = frozenset(names)
         self._fetch = fetch or self._fetch
         for name in self.absent:
@@ -231,9 +224,7 @@ class State:
     def seen_for_use(self, names: Iterable[str], averages: Mapping[str, str]) -> dict[str, np.ndarray[Any, Any]]:
         """Return current values by name, as views like :meth:`seen`, with moving averages for averaged tensors.
 
-        Args:
-            names: the tensors to return.
-            averages: tensor → the state tensor with its average.
+        ``averages`` maps each of these tensors to the state tensor with its average.
         """
         names = list(names)
         found = self.seen(averages.get(name, name) for name in names)

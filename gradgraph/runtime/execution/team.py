@@ -56,12 +56,10 @@ class Team:
         return None
 
     def begin(self, executor: Any, facts: Mapping[str, Any], usual: int) -> None:
-        """Check that all ranks have the same settings, and broadcast the state of rank 0.
+        """Check that all ranks have the same ``facts`` (settings, by their names in error messages); broadcast rank 0's
+        state.
 
-        Args:
-            executor: an ``Executor``.
-            facts: the settings to compare, by their names in error messages.
-            usual: the usual number of loss terms in this rank's part of a batch.
+        ``usual`` is the usual number of loss terms in this rank's part of a batch.
         """
 
     def meet(self, state: State) -> None:
@@ -94,9 +92,7 @@ class Team:
     def heard(self, over: bool, signal: int | None) -> tuple[bool, int | None]:
         """Return whether any rank requested a stop, and the signal that any rank received, as of the last step.
 
-        Args:
-            over: whether this rank requests a stop, sent to the other ranks with the next step.
-            signal: the signal that this rank received, sent likewise.
+        ``over`` and ``signal`` are this rank's, sent to the other ranks with the next step.
         """
         return over, signal
 

@@ -56,7 +56,7 @@ class WorstSample:
 
 
 class WorstSamples(list[WorstSample]):
-    """A list of the samples with the largest losses, largest first; printed with one line per sample."""
+    """The samples with the largest losses, largest first; printed with one line per sample."""
 
     def __str__(self) -> str:
         return "\n".join(map(str, self))

@@ -23,8 +23,6 @@ class Best:
     """The best epoch of a fit so far, with a copy of its state.
 
     Args:
-        executor: provides the state.
-        saves: saves the best state as a checkpoint, too.
         patience: epochs (or evaluations) without improvement after which the fit stops; None disables early stopping.
         monitor: the history column and direction by which epochs are compared.
 

@@ -26,13 +26,7 @@ class Course:
         self._first, self._since = 0, 0.0
 
     def begin(self, epoch: int, done: int, per_epoch: int | None) -> None:
-        """Start timing after the first step of the fit.
-
-        Args:
-            epoch: the current epoch, from 0.
-            done: number of batches done in the epoch.
-            per_epoch: number of batches per epoch; None if unknown.
-        """
+        """Start timing after a fit's first step: batch ``done`` of ``per_epoch`` (None if unknown) in ``epoch``."""
         self.is_begun, self._per_epoch = True, per_epoch
         self._first, self._since = epoch * (per_epoch or 0) + done, time.monotonic()
 

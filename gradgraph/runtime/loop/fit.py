@@ -115,7 +115,6 @@ class Fit:
     """A running call of ``Trainer.fit``, resumable from ``executor.progress``.
 
     Args:
-        executor: executes the training steps.
         source, order: the training data, and how samples are ordered and batched.
         validation: data to evaluate after each epoch or every ``eval_every`` steps; None for no validation.
         options: the other arguments of ``Trainer.fit``.

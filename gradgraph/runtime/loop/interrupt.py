@@ -120,11 +120,7 @@ if hasattr(os, "register_at_fork"):
 
 @contextlib.contextmanager
 def interrupts(moment: float = 0.0) -> Iterator[Interrupts]:
-    """Handle SIGINT and SIGTERM within a block; outside the main thread, this has no effect.
-
-    Args:
-        moment: as for :class:`Interrupts`.
-    """
+    """Handle SIGINT and SIGTERM within a block, in the main thread only; ``moment`` as for :class:`Interrupts`."""
     received = Interrupts(moment)
     if threading.current_thread() is not threading.main_thread():
         yield received

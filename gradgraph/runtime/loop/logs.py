@@ -230,7 +230,6 @@ class Logs:
     """The logs of one fit.
 
     Args:
-        given: the argument of ``fit(log=...)``.
         every: number of steps between records.
         progress, manifest: progress of the run, and manifest of the step.
         scaling: returns the loss scale and related columns.

@@ -40,12 +40,7 @@ class MovingRates:
         self._said = set[str]()
 
     def at(self, name: str, done: int, history: Mapping[str, Sequence[float]]) -> float:
-        """Return the value of the hyperparameter ``name`` for the next step.
-
-        Args:
-            name: the hyperparameter.
-            done: number of steps done.
-            history: the history so far.
+        """Return the value of the hyperparameter ``name`` for the next step, after ``done`` steps with this history.
 
         Raises:
             DataError: if a function returns a non-finite number or a negative learning rate.

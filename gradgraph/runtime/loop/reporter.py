@@ -52,10 +52,7 @@ def told_if_slow(sentence: str, say: Callable[[str], None]) -> Iterator[None]:
 def reporter(progress: bool | None, course: Course, rates: Rates = dict) -> Reporter:
     """Return a progress bar if stderr is a terminal, otherwise plain lines; with ``progress=False``, no output.
 
-    Args:
-        progress: as for ``Trainer.fit``.
-        course: estimates the remaining time.
-        rates: returns the hyperparameters of the last step.
+    ``rates`` returns the hyperparameters of the last step.
     """
     if progress is False:
         return Reporter()

@@ -125,8 +125,6 @@ def rates_of(
 
     Args:
         given: the hyperparameters as passed to ``fit``: ``{"learning_rate": {"generator": 1e-4}}``.
-        pattern: the steps of the fit.
-        parts: all steps by name.
         fit: the method ``fit``, whose argument names are suggested for misspelt names.
 
     Raises:

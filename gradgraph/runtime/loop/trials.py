@@ -132,10 +132,7 @@ class Trial:
     def step(self, batch: Any, rates: Mapping[str, Any], moves: bool = True) -> tuple[float, int]:
         """Train on a batch; return its loss and number of loss terms.
 
-        Args:
-            batch: the batch.
-            rates: the hyperparameters.
-            moves: with gradient accumulation, whether to update the weights after this batch.
+        With gradient accumulation, ``moves`` is whether to update the weights after this batch.
         """
         executor, part = self.executor, self.part
         feeds = executor.batch_of(part, batch, raw=False) if part.name else executor.check_batch(batch)

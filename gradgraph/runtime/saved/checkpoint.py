@@ -52,10 +52,7 @@ def checkpoint_pieces(
 ) -> Bytes:
     """Return the content of a checkpoint file in pieces; the bytes depend only on the arguments.
 
-    Args:
-        state: the state tensors by name.
-        progress: the progress of the run.
-        beside: arrays that differ between ranks, by name.
+    ``beside`` are arrays that differ between ranks, by name.
     """
     tensors = {**state, **{f"{BESIDE}{name}": array for name, array in beside.items()}}
     body, tensors = body_of(progress), dict(sorted(tensors.items()))
@@ -64,11 +61,7 @@ def checkpoint_pieces(
 
 
 def load_checkpoint(path: str | os.PathLike[str], specs: Iterable[StateSpec]) -> tuple[Arrays, Progress]:
-    """Read and check a checkpoint; large tensors are memory-mapped.
-
-    Args:
-        path: the checkpoint file.
-        specs: the state tensors that it must contain.
+    """Read and check a checkpoint of the state tensors ``specs``; large tensors are memory-mapped.
 
     Raises:
         CheckpointError: if the file does not exist, is damaged, has a newer version, or does not match ``specs``.

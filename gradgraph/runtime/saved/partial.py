@@ -85,8 +85,6 @@ def fitting(
     """Select the values that match weights of the step by name and shape, and convert them to the step's dtypes.
 
     Args:
-        manifest: the manifest of the step.
-        values: arrays by name.
         held: returns the step's frozen weight of a name, or None.
 
     Returns:

@@ -17,7 +17,6 @@ def drawn(draw: Callable[[Any], None], size: tuple[float, float], path: str | os
     """Create a matplotlib figure, also written to ``path`` if given.
 
     Args:
-        draw: draws on the figure.
         size: width and height in inches.
         path: image file to write; its suffix is the format.
 

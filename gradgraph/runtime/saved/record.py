@@ -99,8 +99,6 @@ class Record:
     """The record of a run in a checkpoint's metadata.
 
     Attributes:
-        version: format version.
-        progress: the progress of the run.
         body: the text that ``digest`` covers.
         digest: digest of ``body`` and the tensors; None for version 1.
     """
