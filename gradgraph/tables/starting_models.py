@@ -32,8 +32,7 @@ PREPROCESSING = instance(Preprocessing, "a result of gradgraph.preprocess.fit")
 
 @checked(plan=PREPROCESSING)
 def loss(plan: Preprocessing) -> Any:
-    """Return the losses of a starting model, for ``gradgraph.build``: cross_entropy for classes, scaled mse for
-    numbers.
+    """Return the losses of a starting model, for ``gradgraph.build``: cross_entropy for classes, mse for numbers.
 
     The mse is divided by the variance of the target column, so it is 1 for a model that predicts the mean.
     """

@@ -93,7 +93,7 @@ class FrameColumns:
         return [value.split() if isinstance(value, str) else list(value) for value in self.whole(name, listed_too=True)]
 
     def whole(self, name: str, listed_too: bool = False) -> list[Any]:
-        """Return a column; raise DataError for missing values, or with ``listed_too`` for other than texts and lists."""
+        """Return a column; raise DataError for missing values, or with ``listed_too`` unless all are texts or lists."""
         values = self[name]
         words = [value for value in values if self._is_text and value in _GAPS]
         gaps = len(words) + sum(map(is_missing, values))

@@ -163,8 +163,7 @@ class BatchChecker:
             self.some_count = before
 
     def counts_of_all(self, columns: Mapping[str, Array], rows: int) -> tuple[int, int] | None:
-        """Return :meth:`counts` of a batch of ``rows`` rows if all batches of ``columns`` have these counts and are
-        valid.
+        """Return the :meth:`counts` common to all batches of ``rows`` rows of ``columns``, if these batches are valid.
 
         Otherwise return None; batches must then be checked one by one.
         """

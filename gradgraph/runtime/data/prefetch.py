@@ -25,8 +25,7 @@ def prefetched(batches: Iterator[Item]) -> Iterator[Item]:
 def prefetched_samples(
     batches: Iterator[Sequence[Item]], load: Callable[[Item], Made], threads: int, most: int = PREFETCHED
 ) -> Iterator[list[Made]]:
-    """Yield, for each batch of sample indices or paths, its samples, each loaded by ``load`` in one of ``threads``
-    threads.
+    """Yield the samples of each batch of sample indices or paths, loaded by ``load`` in ``threads`` threads.
 
     At most ``most`` batches are loaded in advance.
     """

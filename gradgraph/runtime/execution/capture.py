@@ -32,8 +32,9 @@ FEW_BYTES = 64  # arrays up to this size are compared with the last copy; usuall
 
 
 def can_capture(model: onnx.ModelProto, placement: Placement, wanted: bool | Literal["auto"]) -> bool:
-    """Whether this step, lowered for its batch, should run as CUDA graphs, as ``RuntimeOptions.cuda_graph``
-    (``wanted``).
+    """Whether this step, lowered for its batch, should run as CUDA graphs.
+
+    ``wanted`` is ``RuntimeOptions.cuda_graph``.
 
     Raises:
         RuntimeUnavailableError: if ``wanted`` is True, but the device or the step does not support CUDA graphs. For a

@@ -212,8 +212,7 @@ class Executor:
         return source
 
     def held_out(self, data: Any, batch_size: int | None, team: Team = ALONE, *, is_validation: bool = False) -> Source:
-        """Return data for evaluation as a source of batches, unshuffled and without augmentation; a source keeps its
-        order.
+        """Return data for evaluation as a source of batches, without augmentation and shuffling; a source is kept.
 
         With ``is_validation``, class labels must match the training data even before the first step.
         """

@@ -92,8 +92,7 @@ class FrozenWeights:
         return np.array_equal(self._read(tensor).view(np.uint8), np.frombuffer(raw, np.uint8))
 
     def given_to(self, settings: ort.SessionOptions, model: onnx.ModelProto, copied: bool) -> onnx.ModelProto:
-        """Add the external weights of ``model`` to session options, in place; return the model to create the session
-        from.
+        """Add the external weights of ``model`` to session options, in place; return the model for the session.
 
         With ``copied``, the session may copy the weights of matrix products into its own memory (repacked). Otherwise
         all sessions share the mapped weights, as operators in ``_AS_THEY_LIE`` always do.

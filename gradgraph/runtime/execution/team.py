@@ -56,8 +56,7 @@ class Team:
         return None
 
     def begin(self, executor: Any, facts: Mapping[str, Any], usual: int) -> None:
-        """Check that all ranks have the same ``facts`` (settings, by their names in error messages); broadcast rank 0's
-        state.
+        """Check that all ranks have the same ``facts`` (settings by message name), and broadcast rank 0's state.
 
         ``usual`` is the usual number of loss terms in this rank's part of a batch.
         """
