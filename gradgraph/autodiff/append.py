@@ -39,7 +39,7 @@ def append_gradients(
 ) -> ir.Model:
     """Apply ``value_and_grad`` to a model in normal form, in place.
 
-    With ``named_operators``, calls of named operators stay single nodes.
+    With ``named_operators``, operators of the domain ``gradgraph`` are not expanded.
     """
     graph = work.graph
     target = target_of(graph, output)
@@ -66,7 +66,7 @@ def append_vjp(
 ) -> ir.Model:
     """Apply ``vjp`` to a model in normal form, in place.
 
-    With ``named_operators``, calls of named operators stay single nodes.
+    With ``named_operators``, operators of the domain ``gradgraph`` are not expanded.
     """
     graph = work.graph
     targets = float_outputs(graph, outputs)

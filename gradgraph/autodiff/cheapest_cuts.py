@@ -76,7 +76,7 @@ class Course:
         return {cuts: self.peak(cuts) for cuts in found}
 
     def _shorter(self, cuts: Sequence[int], bytes_: int) -> list[int]:
-        """Return ``cuts`` without as many of the last ones as possible while the peak stays within ``bytes_``."""
+        """Return ``cuts`` without its last entries, as many as the peak limit ``bytes_`` allows to drop."""
         cuts = list(cuts)
         while cuts and self.peak(cuts[:-1]) <= bytes_:
             del cuts[-1]

@@ -32,7 +32,7 @@ def append_jvp(
 ) -> ir.Model:
     """Apply ``jvp`` to a model in normal form, in place.
 
-    With ``named_operators``, calls of named operators stay single nodes.
+    With ``named_operators``, operators of the domain ``gradgraph`` are not expanded.
     """
     targets = float_outputs(work.graph, outputs)
     chosen = select(work.graph, wrt, targets)

@@ -16,7 +16,7 @@ def append_hvp(
 ) -> ir.Model:
     """Apply ``hvp`` to a model in normal form, in place.
 
-    With ``named_operators``, calls of named operators in the second derivative stay single nodes.
+    With ``named_operators``, operators of the domain ``gradgraph`` are not expanded in the second derivative.
     """
     target = target_of(work.graph, output)
     check_scalar(target)

@@ -52,7 +52,7 @@ def append_jacobian(
 ) -> ir.Model:
     """Apply ``jacobian`` to a model in normal form, in place.
 
-    With ``named_operators``, calls of named operators stay single nodes.
+    With ``named_operators``, operators of the domain ``gradgraph`` are not expanded.
     """
     target = target_of(work.graph, output)
     chosen = select(work.graph, wrt, [target])
@@ -78,7 +78,7 @@ def append_hessian(
 ) -> ir.Model:
     """Apply ``hessian`` to a model in normal form, in place.
 
-    With ``named_operators``, calls of named operators stay single nodes.
+    With ``named_operators``, operators of the domain ``gradgraph`` are not expanded.
     """
     target = target_of(work.graph, output)
     check_scalar(target)

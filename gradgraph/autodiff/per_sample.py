@@ -37,7 +37,7 @@ def append_per_sample(
 ) -> ir.Model:
     """Apply ``per_sample_gradients`` to a model in normal form, in place.
 
-    With ``named_operators``, calls of named operators stay single nodes.
+    With ``named_operators``, operators of the domain ``gradgraph`` are not expanded.
     """
     graph = work.graph
     size = name_batch(work, inputs)

@@ -95,7 +95,7 @@ def _has_axes_of(state: Tensor, labels: Tensor) -> bool:
 
 
 def _check_lies_over(factors: Sequence[Tensor], state: Tensor) -> None:
-    """Raise BuildError if weights have axes that the hidden state does not have."""
+    """Raise BuildError unless the axes of each sample weight or mask in ``factors`` are leading axes of ``state``."""
     for factor in factors:
         mine, its = state.traced.shape or (), factor.traced.shape or ()
         unlike = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(mine, its, strict=False))

@@ -17,7 +17,7 @@ from gradgraph.losses import class_axis
 
 
 def logits_behind(graph: ir.Graph, terms: Sequence[Term], named: bool) -> tuple[dict[str, str], list[Finding]]:
-    """Return the logits that losses read instead of probabilities, by name of the replaced output, and findings.
+    """Return the names of logits that losses read instead of probabilities, by replaced output, and findings.
 
     There is a finding for each output of probabilities. Outputs that the user ``named`` are not replaced.
     """

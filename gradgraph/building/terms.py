@@ -207,7 +207,7 @@ def _outputs_read(graph: ir.Graph, loss: Loss, output: str | Sequence[str] | Non
 
 
 def _weighted_term(graph: ir.Graph, names: Sequence[str], given: Any, free: Builder) -> Term:
-    """Return the term of ``loss`` or ``(loss, weight)``."""
+    """Return the term of ``given``, a loss or a pair ``(loss, weight)``, on the outputs ``names``."""
     chosen, weight = given if isinstance(given, tuple) and len(given) == 2 else (given, 1.0)
     if not NUMBER.fits(weight):
         raise BuildError(f"the weight of the loss on '{shown(names[0])}' is {described(weight)}; pass a number")

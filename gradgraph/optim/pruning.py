@@ -92,7 +92,6 @@ class Pruning:
         """Return the updated masks: 1 for remaining elements, 0 for pruned ones, which stay pruned.
 
         Args:
-            op: the builder.
             weights: the pruned weights.
             masks: their current masks.
             axes: for each weight, its input axis, over which the layer sums products.
@@ -126,7 +125,7 @@ class Pruning:
         return op.Reshape(np.int64(count) - pruned, [1])
 
     def _in_groups(self, op: Builder, sizes: Var, axis: int) -> Var:
-        """Return a mask of the N largest of each M consecutive elements along the input axis."""
+        """Return a mask of the N largest of each M consecutive elements along the input axis (N:M sparsity)."""
         rank, known = sizes.rank, known_sizes(sizes.shape)
         order = [*(a for a in range(rank) if a != axis), axis]
         turned = [known[a] for a in order]

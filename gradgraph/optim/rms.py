@@ -63,7 +63,6 @@ def rmsprop(
 
 
 def _filled(slot: str, value: float) -> Init:
-    """Return an ``init`` that fills ``slot`` with ``value``."""
     return lambda op, params: {slot: [op.zeros_like(p) + value if value else op.zeros_like(p) for p in params]}
 
 

@@ -173,7 +173,7 @@ def weight_gradient(op: Builder, x: Var, dy: Var, w: Var, *, group: int = 1, **a
 
 
 def _turned(op: Builder, w: Var, seen: Windows, group: int) -> Any:
-    """Return the weights of a Conv from y back to x: channels swapped within each group, and taps flipped."""
+    """Return the weights of the Conv that computes the input gradient: channels swapped per group, taps flipped."""
     turned = _channels_traded(op, w, group)
     back = [axis for axis, k in zip(spatial(w), seen.kernel, strict=True) if k != 1]
     return op.Slice(turned, [-1] * len(back), [-(2**31)] * len(back), back, [-1] * len(back)) if back else turned
@@ -252,6 +252,6 @@ def _offsets(op: Builder, x: Var, dy: Var, seen: Windows, axis: int) -> Any:
 
 
 def _channels(w: Var) -> tuple[int, int]:
-    """Return the number of channels of y, and of x per group; zeros if unknown."""
+    """Return the first two sizes of the weight ``w``, or zeros if one is unknown."""
     m, c = all_sizes((w.shape or ())[:2]) or (0, 0)
     return m, c

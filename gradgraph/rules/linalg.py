@@ -216,7 +216,7 @@ def _without_ones(op: Builder, term: str, x: Var, labels: str) -> tuple[str, Var
 
 
 def _sizes(terms: list[str], xs: tuple[Var, ...]) -> dict[str, shapes.Dim]:
-    """Return the size of every label, or None if it is unknown; axes of size 1 broadcast."""
+    """Return the size of every Einsum label, or None if it is unknown; axes of size 1 broadcast."""
     sizes: dict[str, shapes.Dim] = {}
     for term, x in zip(terms, xs, strict=True):
         for label, dim in zip(term, x.shape or (), strict=True):
@@ -247,7 +247,7 @@ def subscripts(equation: str, ranks: list[int]) -> tuple[list[str], str]:
 
 
 def _eye(op: Builder, n: Var, like: Var) -> Var:
-    """Return the n × n identity matrix; ``n`` is a vector of length 1."""
+    """Return the n × n identity matrix in the type of ``like``; ``n`` is a vector of length 1."""
     return op.EyeLike(op.full(op.Concat(n, n, axis=0), 0, like.dtype))
 
 

@@ -89,7 +89,7 @@ def named_operator(
 
 
 def _named(op: Builder, operator: NamedOperator, inputs: Sequence[Var | None], attrs: dict[str, Any]) -> Any:
-    """Write one node of the domain ``gradgraph``."""
+    """Write a node of the domain ``gradgraph`` that calls ``operator``, and return its outputs."""
     passed: list[ir.Value | None] = []
     for i, x in enumerate(inputs):
         found = None if x is None else x.shape  # infers the shape now: forms read recorded shapes only

@@ -33,7 +33,7 @@ def inverse_deviation(op: Builder, variance: Var, epsilon: float) -> Var:
 
 
 def _standardized(op: Builder, x: Var, axes: Sequence[int], epsilon: float) -> tuple[Var, Var]:
-    """Return ``x̂`` and ``inv`` for the mean and variance over ``axes``."""
+    """Return ``x̂ = (x − mean)·inv`` and ``inv = 1/√(var + epsilon)``, with mean and variance over ``axes``."""
     centred = x - op.ReduceMean(x, axes, keepdims=1)
     inv = inverse_deviation(op, op.ReduceMean(centred * centred, axes, keepdims=1), epsilon)
     return centred * inv, inv

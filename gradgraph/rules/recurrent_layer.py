@@ -256,7 +256,7 @@ def _stacked(op: Builder, row: Sequence[Var]) -> Var:
 
 
 def times(op: Builder, x: Var, weight: Var, bias: Var | None = None) -> Var:
-    """Return ``x weightᵀ + bias`` for all steps at once."""
+    """Return ``x weightᵀ + bias`` for all time steps at once."""
     turned = op.Transpose(weight, perm=[1, 0])
     if x.dtype == ir.DataType.FLOAT16:  # as passes/half_products.py, which does not rewrite nodes in functions
         turned = op.Unsqueeze(turned, [0])
@@ -265,10 +265,10 @@ def times(op: Builder, x: Var, weight: Var, bias: Var | None = None) -> Var:
 
 
 def outer(op: Builder, d: Var, x: Var) -> Var:
-    """Return the gradient of a weight: the sum of d xᵀ over steps and sequences."""
+    """Return the gradient of a weight: the sum of d xᵀ over time steps and sequences."""
     return op.Gemm(op.Flatten(d, axis=2), op.Flatten(x, axis=2), transA=1)
 
 
 def total(op: Builder, d: Var) -> Var:
-    """Return the gradient of a bias: the sum of d over steps and sequences."""
+    """Return the gradient of a bias: the sum of d over time steps and sequences."""
     return op.ReduceSum(d, [0, 1], keepdims=0)

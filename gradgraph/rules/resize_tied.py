@@ -141,7 +141,7 @@ def _gaps(op: Builder, c: Var, taps: Var) -> Var:
 
 
 def _kernel(op: Builder, mode: str, gaps: Var, a: float = -0.75) -> Var:
-    """Return the weights at these distances: a triangle (linear), or cubic convolution (Keys, 1981)."""
+    """Return the weights at the distances ``gaps``: a triangle (linear), or cubic convolution (Keys, 1981)."""
     u = op.Abs(gaps)
     if mode == "linear":
         return op.Relu(1.0 - u)

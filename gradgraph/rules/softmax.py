@@ -124,7 +124,7 @@ class Targets:
 
 
 def _total(op: Builder, targets: Targets, weights: Var | None, dtype: ir.DataType, reduction: str) -> Var | None:
-    """Return the divisor of a mean, which is the sum of the weights; None for other reductions."""
+    """Return the divisor for the reduction "mean", the sum of the samples' weights; None for other reductions."""
     if reduction != "mean":
         return None
     return _count(op, targets.labels, dtype) if weights is None else op.ReduceSum(weights, keepdims=0)

@@ -212,7 +212,7 @@ def _offset_places(
 
 
 def _lattice(op: Builder, shape: Var) -> Var:
-    """Return every index of a tensor of this shape, in row-major order: int64 [axes, elements]."""
+    """Return every index of a tensor of shape ``shape`` in row-major order: int64 [axes, elements]."""
     return op.NonZero(op.full(shape, 1, INT64))
 
 

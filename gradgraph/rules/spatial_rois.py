@@ -241,9 +241,9 @@ class Reach:
     """The K pixels that each bin reads along one axis; all tensors are [R, bins, K].
 
     Attributes:
-        pixel: the index of the pixel.
-        counted: whether its sample exists.
-        weight: its weight.
+        pixel: the indices of the pixels.
+        counted: whether the sample of each pixel exists.
+        weight: the weights of the pixels.
         slope: the derivative of the weight with respect to the coordinate of the sample.
         turned: ``slope`` times the relative position of the sample in the region.
     """
@@ -342,7 +342,7 @@ def max_roi_pool(
 
 
 def _whole_pixels(op: Builder, rois: Var, size: Var, axis: int, bins: int, scale: float) -> tuple[Var, Var]:
-    """Return the pixels of each bin along one axis, int64 [R, bins, K], and which of them exist."""
+    """Return the K pixels of each bin along one axis for R regions, int64 [R, bins, K], and which of them exist."""
     corners = (op.Gather(rois, [[corner]], axis=1) * scale for corner in (2 - axis, 4 - axis))
     first, last = (op.Sign(c) * op.Floor(op.Abs(c) + 0.5) for c in corners)
     length, bin_ = (

@@ -54,7 +54,7 @@ class Windows:
 
     @property
     def mirrored(self) -> list[int] | None:
-        """The pads of the convolution from y back to x; ``None`` if a stride is not 1 or a pad would be negative."""
+        """The pads of the Conv for the input gradient; None if a stride is not 1 or a pad would be negative."""
         pairs = list(zip(self.pads, self.extents * 2, strict=True))
         pads = [e - 1 - p for p, e in pairs if e is not None and e > p]
         return pads if len(pads) == len(pairs) and set(self.strides) == {1} else None
@@ -126,12 +126,12 @@ def spatial(x: Var) -> list[int]:
 
 
 def sizes(x: Var) -> list[int] | None:
-    """Return the spatial sizes if all are known, else None."""
+    """Return the spatial sizes of ``x`` if all are known, else None."""
     return all_sizes(None if x.shape is None else x.shape[2:])
 
 
 def space(op: Builder, x: Var) -> Var:
-    """Return the spatial sizes as an int64 vector; a constant if they are known."""
+    """Return the spatial sizes of ``x`` as an int64 vector; a constant if they are known."""
     static = sizes(x)
     return op.Shape(x, start=2) if static is None else op.const(np.array(static, np.int64))
 

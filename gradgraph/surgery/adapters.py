@@ -290,9 +290,7 @@ def chosen_adapters(work: ir.Model, names: str | Sequence[str] | None, what: str
     """Return the adapters of these names; all adapters without names.
 
     Args:
-        work: the model.
-        names: names of sets of adapters.
-        what: the verb in the message "the model has no adapters to …".
+        names: names of sets of adapters.    what: the verb in the message "the model has no adapters to …".
 
     Raises:
         BuildError: the model has no adapters, or their weights are missing.

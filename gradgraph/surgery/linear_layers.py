@@ -160,7 +160,7 @@ class Layer:
 
     @property
     def takes_rows(self) -> bool:
-        """Whether the layer is an embedding lookup: a Gather along the first axis of two."""
+        """Whether the layer is an embedding lookup: a Gather of rows."""
         return self.kind == "Gather" and self.node.attributes.get_int("axis", 0) in (0, -2)
 
     @property

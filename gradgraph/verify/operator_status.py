@@ -30,7 +30,7 @@ _SETTINGS = {"CastLike": {1}}
 
 
 def operators() -> list[dict[str, Any]]:
-    """Return one row per operator of ONNX, and per operator of another domain that has a rule or a form.
+    """Return a row per ONNX operator, and per other operator with a gradient rule or a rewrite into ONNX operators.
 
     The keys of a row are ``operator``, ``domain``, ``since`` (opset), ``status`` (see ``STATUSES``),
     ``differentiable``, ``inputs`` (names of inputs that have gradients), ``order`` (highest order of derivatives:

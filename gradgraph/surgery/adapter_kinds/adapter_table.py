@@ -21,7 +21,7 @@ KINDS.order(sorted(KINDS))
 
 
 def adapters_of(work: ir.Model) -> list[Adapter]:
-    """Read the adapters of a model from its metadata, the oldest first.
+    """Return the adapters of a model, read from its metadata, the oldest first.
 
     Raises:
         BuildError: an adapter has an unknown kind.

@@ -100,7 +100,7 @@ def factor(work: ir.Model, adapter: Adapter) -> ir.Value | None:
 
 
 def rest(work: ir.Model, adapter: Adapter, arrays: list[Array]) -> list[Array]:
-    """Return neutral tensors: zero factors, and ‖W‖ as the magnitude, from the constant ‖W‖² in the nodes of n."""
+    """Return neutral tensors: zero factors, and the magnitude ‖W‖, computed from a constant in the adapter's nodes."""
     node = next(use.node for use in value_named(work, adapter.weights[2]).uses())
     while node.op_type != "Add":
         before = node.inputs[1 if node.op_type == "Div" else 0]

@@ -36,14 +36,14 @@ def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator)
 
 
 def merge(adapter: Adapter, weight: Array, factors: list[Array]) -> Array:
-    """Return ``W·l``, with outputs first."""
+    """Return ``W·l``, with outputs first, for the trained vector l."""
     vector = factors[0].reshape(-1)
     sizes = (1, -1) if adapter.side == "in" else (-1, 1)
     return np.asarray(weight * vector.reshape(*sizes, *[1] * (weight.ndim - 2)))
 
 
 def bias(adapter: Adapter, bias: Array, factors: list[Array]) -> Array:
-    """Return ``b·l``."""
+    """Return ``b·l`` for the bias b and the trained vector l."""
     return bias if adapter.side == "in" else np.asarray(bias * factors[0].reshape(-1))
 
 

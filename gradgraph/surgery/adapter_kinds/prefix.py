@@ -100,7 +100,7 @@ def put(work: ir.Model, layer: Attention, wanted: Adapter, rng: np.random.Genera
 
 
 def rest(work: ir.Model, adapter: Adapter, arrays: list[np.ndarray]) -> list[np.ndarray]:
-    """Return empty prefixes."""
+    """Return keys and values of length 0, with which the prefix has no effect."""
     del work, adapter
     return [array[:, :0] for array in arrays]
 
