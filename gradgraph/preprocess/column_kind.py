@@ -58,7 +58,7 @@ class ColumnKind:
         raise NotImplementedError
 
     def unseen(self, values: Array) -> Array:
-        """Return whether each value, as returned by :meth:`read`, is a new category or far out of training range."""
+        """Return whether each value, as returned by :meth:`read`, is a new category or far from the training data."""
         return np.zeros(len(values), bool)
 
     @property

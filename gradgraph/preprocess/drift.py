@@ -26,7 +26,7 @@ class ColumnDrift:
         rows: number of rows of the later table.
         missing, missing_in_training: fractions of missing values.
         unseen, unseen_in_training: fractions of values that are new categories, or outside the training range by more
-        than half of it (numbers and dates). Rare categories without a slot count in both.
+            than half of it (numbers and dates). Rare categories without a slot count in both.
         examples: some of the unseen values.
         range: the training values, in words.
     """

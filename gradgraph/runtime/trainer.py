@@ -129,12 +129,12 @@ class Trainer(Exports):
 
     @property
     def definition(self) -> Step:
-        """The step."""
+        """The step that is trained."""
         return self._executor.definition
 
     @property
     def manifest(self) -> Manifest:
-        """The manifest of the step: names, shapes and parts of its tensors."""
+        """The manifest of the step: names, shapes and roles of its tensors."""
         return self._executor.manifest
 
     @property

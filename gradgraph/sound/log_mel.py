@@ -164,7 +164,7 @@ def _time_first(value: ir.Value, mels: int, how: Convention, given: bool | None)
 def _samples(value: ir.Value, how: Convention, n_fft: int, hop: int, time_first: bool) -> ir.Shape:
     """Return the shape of the new input, [batch, samples].
 
-    For a fixed number of frames, this is the smallest number of samples that yields them.
+    For a fixed number of frames, ``samples`` is the smallest number that yields them.
     """
     shape: list[Any] = [*(shape_of(value) or ())]
     frames = shape[-2 if time_first else -1]

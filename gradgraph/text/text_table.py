@@ -70,8 +70,6 @@ class TextTable(Loadable):
     """A table of texts and labels as training data, created by :func:`table`.
 
     Attributes:
-        columns: columns of the table.
-        tokenizer: the tokenizer.
         form: the columns and the maximum length that the user passed.
         classes: the class names for integer labels that the user passed.
         multiple: batches are padded to a multiple of this number of tokens.

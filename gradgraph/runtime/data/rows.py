@@ -15,7 +15,6 @@ class Table:
     """Columns with one row per sample, and a buffer for one batch.
 
     Attributes:
-        arrays: the columns.
         shapes: shapes of a full batch, by name.
         counts: samples and loss terms in every full batch; None if batches must be checked one by one.
     """
@@ -43,8 +42,6 @@ class Rows(Mapping[str, Array]):
     """A batch of rows of a table, gathered only when an array is requested.
 
     Attributes:
-        table: the table.
-        indices: the row indices.
         session: the training session that gathers the rows itself, if any.
     """
 

@@ -57,7 +57,6 @@ class Shards(Loadable):
     """A dataset of samples in tar files; see :func:`shards`.
 
     Attributes:
-        paths: the tar files.
         extensions: member extension → its number, in order of appearance.
     """
 

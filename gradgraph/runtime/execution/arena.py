@@ -23,7 +23,6 @@ class Piece:
     """A contiguous piece of a memory region, either free or allocated to one tensor.
 
     Attributes:
-        region: index of the region.
         start, size: position and size in bytes.
         before, after: the neighbouring pieces in the same region.
     """

@@ -53,7 +53,6 @@ class BoundSession:
     Args:
         session: the session of the model; inputs that are state tensors are read from ``state``.
         state: the state tensors, shared with the other sessions of a trainer.
-        ports: the other inputs and outputs.
         overwritable: state tensors that may share memory with their next values in this session.
         stand_ins: state tensor → another state tensor to read instead.
         keeps: None if in-place updates do not wait for the loss, so a failed run loses the state; False if they wait

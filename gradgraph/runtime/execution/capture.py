@@ -70,7 +70,6 @@ class CapturedSession(BoundSession):
     Args:
         session: a session on ``capturing(placement)``, for batches of one shape.
         state, ports: as for ``BoundSession``, except that constants are copied in each run, like a batch.
-        placement: the device where memory is allocated.
     """
 
     def __init__(self, session: ort.InferenceSession, state: State, ports: Ports, placement: Placement) -> None:

@@ -107,7 +107,6 @@ class Judged:
     """The true and predicted class indices, probabilities and losses of all samples of the data, each [samples].
 
     Attributes:
-        classes: class names.
         labels, called: indices of the true and predicted classes.
         probability, loss: as for ``Called``.
     """

@@ -212,9 +212,10 @@ class Executor:
         return source
 
     def held_out(self, data: Any, batch_size: int | None, team: Team = ALONE, *, is_validation: bool = False) -> Source:
-        """Return data for evaluation as a source of batches, without augmentation and shuffling; a source is kept.
+        """Return data for evaluation as a source of batches, without augmentation and unshuffled.
 
-        With ``is_validation``, class labels must match the training data even before the first step.
+        A source passed as ``data`` keeps its order. With ``is_validation``, class labels must match the training data
+        even before the first step.
         """
         is_prepared = isinstance(data, Columns | Samples)
         order = data.order if is_prepared else self.order(batch_size, shuffle=False, drop_last=False, team=team)

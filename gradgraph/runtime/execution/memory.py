@@ -108,7 +108,7 @@ def memory(step: Step | str, *, options: RuntimeOptions | None = None, **sizes: 
 
     Returns:
         The estimate in bytes, by kind, without the interpreter and its libraries (100 to 200 MB). If the step folder
-        has several steps, the peak of the largest counts.
+        has several steps, the peak is the highest of all.
 
     Raises:
         UnknownNameError: if the step does not have one of the dimensions in ``sizes``.
@@ -195,7 +195,6 @@ class Moment:
     """The memory in use after a node of a lowered graph has run.
 
     Attributes:
-        node: name of the node.
         made: bytes of the tensors that the node created.
         alive: bytes of all tensors alive after the node, by kind (``KINDS``).
     """

@@ -62,7 +62,6 @@ class Opening:
     """A cached model.
 
     Attributes:
-        model: the model to create a session from.
         executed: whether onnxruntime has already optimised the model; if False, it is only lowered.
     """
 

@@ -11,7 +11,7 @@ import onnxruntime as ort
 
 
 def is_of_numpy(dtype: np.dtype[Any]) -> bool:
-    """Whether a dtype, also an unpickled copy, is built into NumPy, not defined by ml_dtypes."""
+    """Whether a dtype is built into NumPy, not defined by ml_dtypes; it need not be NumPy's own object."""
     return dtype.isbuiltin != 2
 
 

@@ -32,12 +32,9 @@ class Part:
     """One of the named steps of a step folder, or its only step (with the name "").
 
     Attributes:
-        specs: the tensors of a batch.
-        rates: the hyperparameters.
         reports_rate: whether the learning rate follows a schedule in the graph, and is an output of each step.
         ends: the number of updates after which all learning rates stay 0; None if they do not.
         counter: name of the state tensor that counts updates.
-        training: the training sessions.
     """
 
     def __init__(

@@ -34,7 +34,6 @@ class Predictor:
     Args:
         model: the model, with its weights inside or in external files.
         outputs: names of the outputs to compute, in this order; all by default.
-        device: the device to run on.
         packs: whether onnxruntime may copy large weights into the order in which matrix products read them. If False,
             nodes that compute on weights (dequantization, transposes) are not folded either, but run with each batch.
         options: settings of onnxruntime; ignored if nodes are not folded because of ``packs=False``.
@@ -126,8 +125,8 @@ def _in_few_bits(model: ir.Model) -> bool:
     """Return whether a model stores weights as float16, or as integers that it dequantizes.
 
     An optimizing session makes larger copies of such weights: it folds Casts, and fuses DequantizeLinear and a matrix
-    product to MatMulNBits. Models that also quantize their data do not count, since integer products read weights in
-    their stored form.
+    product to MatMulNBits. Integer weights of models that also quantize their data do not count, since integer products
+    read weights in their stored form.
     """
     operators = {node.op_type for node in model.graph}
     few = any(name.endswith(STORED) for name in model.graph.initializers)

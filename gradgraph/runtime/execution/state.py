@@ -75,8 +75,6 @@ class State:
     """The state tensors of a step: the current values, and memory for the next ones, allocated when training begins.
 
     Args:
-        specs: the state tensors.
-        placement: the device of their memory.
         movers: for each tensor, the named steps that update it; by default a single step updates all.
 
     Attributes:
