@@ -44,7 +44,7 @@ class Backward:
     after the loop.
 
     Attributes:
-            states: the indices of the states that have a gradient.
+        states: the indices of the states that have a gradient.
         rows: the indices of the scan outputs that have a cotangent, among the outputs of the node.
         sliced: the indices of the scan inputs that have a gradient, among the inputs of the forward body.
         gathered: the captured values from which each iteration gathers different rows, with the Gathers that read them.
