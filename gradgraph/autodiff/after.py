@@ -26,7 +26,7 @@ _ZERO = integers(0, 1, 1)
 
 @named_operator(NAME, case(real(2, 3), _ZERO), case(real(), _ZERO), case(real(2, 1, 3, 4), _ZERO))
 def after(op: Builder, x: Var, turn: Var) -> Var:
-    """Return ``x``, computed only after ``turn``, an int64 vector of one zero."""
+    """Return a copy of ``x`` that is computed only after ``turn``, an int64 vector of one zero."""
     if x.shape is None:
         return op.Reshape(x, op.Shape(x) + turn)
     return op.Reshape(x, op.Expand(turn, op.const(np.array([x.rank], np.int64))))

@@ -63,7 +63,7 @@ class Widener:
     def body(self, graph: ir.Graph, moving: Sequence[ir.Value], results: Sequence[ir.Value]) -> _Body:
         """Write the tangents of ``results`` into the body ``graph``, computed from new tangents of ``moving``.
 
-        Returns both: the former become outputs of the body, the latter inputs.
+        Returns the tangents of ``moving``, which are new inputs of the body, and of ``results``, which are new outputs.
         """
         op = self.op
         outside, op.nodes = op.nodes, []
@@ -98,8 +98,8 @@ class Widener:
     ) -> Widened:  # fmt: skip
         """Emit the node that replaces ``old``.
 
-        ``places`` and ``moving`` map each output of ``old`` to its index, and to the index of its tangent if it has
-        one, among the outputs of the new node.
+        For each output of ``old``, ``places`` has its index among the outputs of the new node, and ``moving`` the index
+        of its tangent, if any.
         """
         op = self.op
         operands = [op.wrap(x) if isinstance(x, ir.Value) else x for x in inputs]

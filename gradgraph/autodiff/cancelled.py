@@ -65,9 +65,9 @@ def _varying(value: ir.Value) -> Axes | None:
 
 
 def _behind(node: ir.Node, place: int, axes: Axes) -> Axes | None:
-    """Return the axes along which the term that input ``place`` adds to the node's result varies.
+    """Return the axes along which the contribution of input ``place`` to the node's result varies.
 
-    ``axes`` are the axes along which the input varies. None if the input is not an added term, or unknown.
+    ``axes`` are the axes along which the input varies. None if the contribution is not an added term, or unknown.
     """
     kind = node.op_type
     if node.domain:
@@ -93,7 +93,10 @@ def _behind(node: ir.Node, place: int, axes: Axes) -> Axes | None:
 
 
 def _subtracts(path: Path, node: ir.Node, place: int, axes: Axes) -> bool:
-    """Whether the node subtracts a mean over all ``axes`` along which the input at ``place`` does not vary."""
+    """Whether the node subtracts a mean over axes along which input ``place`` is constant.
+
+    ``axes`` are the axes along which the input varies. False for nodes whose further outputs are used.
+    """
     x = node.inputs[0]
     shape = None if x is None else shape_of(x)
     if node.domain or place != 0 or shape is None or any(y in path.active for y in node.outputs[1:]):

@@ -92,7 +92,7 @@ def _by_composite(op: Builder, composite: Call, node: ir.Node, dy: Var | None) -
 
 
 def _fitting(op: Builder, node: ir.Node, value: ir.Value, dx: Var) -> Var:
-    """Return ``dx`` with the type and shape of ``value``, an input of ``node``; raise an error if it has others."""
+    """Return ``dx`` with the type and shape of ``value``, an input of ``node``; raise an error if they do not match."""
     x = op.wrap(value)
     known = dx.value.shape is not None and x.value.shape is not None
     wrong = known and (dx.rank != x.rank or clash(dx.shape or (), x.shape or ()))

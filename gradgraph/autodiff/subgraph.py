@@ -72,7 +72,7 @@ class BodiesOnPath:
 
 
 def _as_here(op: Builder, dy: Var, y: Var) -> Var:
-    """Return ``dy`` in the shape of ``y``: its rank may be of another branch's or iteration's result."""
+    """Return ``dy``, which may have the rank of another branch's or iteration's result, in the shape of ``y``."""
     same = dy.shape is not None and y.shape is not None and dy.rank == y.rank
     if same or y.shape is None or is_sequence(y) or is_optional(y):
         return dy

@@ -22,7 +22,6 @@ class OptimizerUpdate:
     """A ``links.Update`` that updates the weights by the transforms of an optimizer.
 
     Args:
-        optimizer: the optimizer.
         transforms: the transforms of the optimizer that remain to be applied (the first ones may have been absorbed by
             the backward pass).
         groups: the parameter groups, with their start steps.

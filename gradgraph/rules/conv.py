@@ -133,7 +133,10 @@ def bias_gradient(op: Builder, dy: Var) -> Var:
 
 @named_operator("ConvGradInput", like=[2], shape_only=[2])
 def input_gradient(op: Builder, dy: Var, w: Var, x: Var, *, group: int = 1, **attrs: Any) -> Var:
-    """Return the input gradient of a convolution: ``dx[i·s + t·d - p] += dy[i] · w[t]``."""
+    """Return the input gradient of a convolution: ``dx[i·s + t·d - p] += dy[i] · w[t]``.
+
+    Here i is a window, t a tap of the kernel, s the stride, d the dilation and p the begin padding.
+    """
     return hand_back(op, dy, w, x, _seen(w, attrs), group)
 
 

@@ -106,7 +106,7 @@ def _lowest(op: Builder, size: Var, taken: Var, starts: Var, stride: np.ndarray)
 
 
 def _placed(op: Builder, dx: Var, low: Var, size: Var, taken: Var, along: Sequence[int], stride: np.ndarray) -> Var:
-    """Return ``dx`` padded with zeros from position ``low`` to the ``size`` of each axis in ``along``."""
+    """Return ``dx`` padded with zeros to ``size``, starting at ``low``, along each axis; any excess is cropped."""
     rest = size - (taken if (abs(stride) == 1).all() else taken * abs(stride))
     if low.const is None or low.const.any():
         rest = rest - low

@@ -172,7 +172,7 @@ def gathers_by_counting(x: Var, body: ir.Graph, bodies: Bodies, lead: int, state
 
 
 def _counts(place: ir.Value | None, body: ir.Graph, lead: int, states: int) -> bool:
-    """Whether ``place`` differs in every iteration: it is computed from the iteration number or a counter state."""
+    """Whether ``place``, computed from the iteration number or a counter state, surely differs in every iteration."""
     if place is None or place.shape is None or not place.shape.is_static():
         return False
     inputs = list(body.inputs)

@@ -254,7 +254,7 @@ def batch_normalization_factors(
 ) -> tuple[Var, Var, Var, Var]:
     """Return ``dscale``, and per channel the factors a, k and s of ``dx = a·(dy − k·centred − s)``.
 
-    Args ``db`` and ``along`` are Σ dy and Σ dy·centred.
+    ``db`` is Σ dy, and ``along`` is Σ dy·centred.
     """
     n = batch_size(op, x)
     inv = inverse_deviation(op, var, epsilon)

@@ -30,7 +30,7 @@ def _every_mode(x: Any, grid: Any, modes: Sequence[str]) -> list[Case]:
 
 
 def _edge(at: float, dx: list[float], dg: float, padding_mode: str = "border") -> Point:
-    """Return a test point: GridSample of a row of three pixels, at -1, 0 and 1, in the coordinate ``at``."""
+    """Return a test point: GridSample of a row of three pixels, at -1, 0 and 1, at the coordinate ``at``."""
     row, grid = [[[[1.0, 5.0, 2.0]]]], [[[[at, 0.0]]]]
     return point(row, grid, gives=[[[[dx]]], [[[[dg, 0.0]]]]], padding_mode=padding_mode, align_corners=1)
 

@@ -180,7 +180,7 @@ class Step:
         return replace(self, train=self.trains[""], manifest=manifest, separate=again.separate)
 
     def _shared(self, folder: Path) -> dict[str, tuple[str, Base]]:
-        """Return the base files that can be shared, by location, each with its path relative to ``folder``."""
+        """Return, by location, the base files that can be shared: relative path, and base with its digest."""
         lasting = {location: base for location, base in self.bases.items() if base.lasts}
         if not lasting:
             raise nothing_to_share()
@@ -393,7 +393,7 @@ class Step:
 
     @property
     def nodes(self) -> dict[str, int]:
-        """The number of nodes of each model, by name; ``train_written`` is that of train.onnx before clean-up."""
+        """The number of nodes of each model by name; ``train_written`` counts train.onnx before clean-up, if known."""
         counts = {name: len(self._model(name).graph.node) for name in model_names(self.manifest)}
         for name in [n for n in counts if n not in ("init", "eval", *HALVES)]:
             written = next((p.value for p in self._model(name).metadata_props if p.key == WRITTEN_KEY), "")

@@ -415,7 +415,7 @@ def _check_lying(layer: Layer, key: str, new: Array) -> None:
 
 
 def _is_changed(layer: Layer, new: Array, stored_in: np.dtype[Any]) -> bool:
-    """Whether a weight differs from the model's float weight after rounding to the coarser of their stored types."""
+    """Whether a weight differs from the model's after rounding to the coarser of their types; False if quantised."""
     if is_quantised(layer):
         return False
     own = canonical(layer)

@@ -155,7 +155,7 @@ class Layer:
 
     @property
     def fan_in(self) -> int:
-        """The number of terms in each output."""
+        """The number of terms in each output, as PyTorch counts them."""
         return math.prod(self.shape[1:]) if self.kind.startswith("Conv") else self.sizes[0]
 
     @property
@@ -198,7 +198,7 @@ def layer_at(node: ir.Node, name: str = "") -> Layer | None:
 def linear_layers(work: ir.Model, target: str | Sequence[str]) -> tuple[list[Layer], list[str]]:
     """Return the layers whose weight, module or node matches names or globs; and why other matches are not layers.
 
-    Integer products are not layers.
+    Integer products are not layers, since their float result is unknown.
     """
     found = matched(target, _named(work))
     return [one for one in found if isinstance(one, Layer)], [one for one in found if isinstance(one, str)]

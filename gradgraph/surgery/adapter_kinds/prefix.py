@@ -232,7 +232,7 @@ def _written_out(softmax: ir.Node) -> Sizes | str | None:
 
 
 def _heads_before_repeating(value: ir.Value | None) -> int | None:
-    """Return the number of key-value heads of x in Reshape(Expand(x)), which repeats them for query heads, or None."""
+    """Return the heads of x [batch, heads, 1, tokens, size] in Reshape(Expand(x)), which repeats them, or None."""
     node = None if value is None else value.producer()
     while node is not None and node.op_type in ("Reshape", "Identity"):
         value = node.inputs[0]
