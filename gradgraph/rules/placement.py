@@ -35,7 +35,7 @@ def put(op: Builder, dy: Var, where: Var, x: Var, reduction: str = "none") -> Va
 
 
 def scattered(op: Builder, data: Var, indices: Var, updates: Var, axis: int, reduction: str) -> Var:
-    """Return ScatterElements of ``updates``; in half precision, it reduces in float32, as onnxruntime requires."""
+    """Return ScatterElements of the operands; reductions run in float32, as onnxruntime has none in half precision."""
     dtype = data.dtype
     if reduction != "none" and dtype in HALF:
         data, updates = op.cast(data, FLOAT), op.cast(updates, FLOAT)

@@ -261,7 +261,7 @@ def _norm_slope(op: Builder, x: Var, p: int) -> Any:
 
 
 def spread(op: Builder, dy: Var, x: Var, seen: Windows) -> Var:
-    """Return ``dx[i·s + t·d - p] += dy[i] / (number of taps)``, summed over windows i and taps t.
+    """Return ``dx``, the sum over windows i and taps t of ``dx[i·s + t·d - p] += dy[i] / (number of taps)``.
 
     Here s is the stride, d the dilation and p the begin padding. Adjacent windows repeat each cotangent; with stride 1
     the result is an average pool of ``dy``; otherwise it is a ConvTranspose with one channel (channels are merged into

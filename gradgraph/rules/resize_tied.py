@@ -64,7 +64,7 @@ def _common_scale(op: Builder, x: Var, along: Sequence[int], sizes: Var, how: di
 def _read_off(
     op: Builder, x: Var, axis: int, along: Sequence[int], roi: Var | None, sizes: Var, how: dict[str, Any]
 ) -> Var:
-    """Return the coordinates c(o), computed by Resize: linear interpolation of the ramp 0, 1, 2, … returns c.
+    """Return the input coordinate c(o) of each output o: a Resize of the ramp 0, 1, 2, … by linear interpolation.
 
     In mode "nearest", c is rounded. It is limited to the edges, and -1 outside of the region of interest.
     """
@@ -83,7 +83,7 @@ def _region(op: Builder, roi: Var, j: int, count: int) -> Var:
 
 
 def _written(op: Builder, x: Var, y: Var, axis: int, s: Var, how: dict[str, Any]) -> Var:
-    """Return the coordinates c(o) by the formulas of the ONNX specification; they may lie beyond the edges."""
+    """Return the input coordinate c(o) of each output o by ONNX's formulas; it may lie beyond the edges."""
     n, count = (op.cast(op.Squeeze(op.dim(v, axis), [0]), _wide(x)) for v in (x, y))
     o = _steps(op, y, axis)
     half = (o + 0.5) / s - 0.5
@@ -114,7 +114,7 @@ def _wide(x: Var) -> ir.DataType:
 
 
 def _weights(op: Builder, x: Var, axis: int, c: Var, shrunk: Var | None, how: dict[str, Any]) -> Var:
-    """Return W for the coordinates ``c``; with antialias, the kernel is widened by 1 / ``shrunk``.
+    """Return W for the outputs' coordinates ``c``; with antialias, the kernel is widened by 1 / ``shrunk``.
 
     The kernel may read pixels beyond an edge, which have the value at the edge; exclude_outside excludes them.
     """
@@ -136,7 +136,7 @@ def _weights(op: Builder, x: Var, axis: int, c: Var, shrunk: Var | None, how: di
 
 
 def _gaps(op: Builder, c: Var, taps: Var) -> Var:
-    """Return the distances c[o] - i as [outputs, taps]."""
+    """Return the distances c[o] - i of each output's coordinate from inputs i, as [outputs, taps]."""
     return op.Unsqueeze(c, [1]) - taps
 
 
