@@ -73,6 +73,7 @@ class Factors:
 
     @property
     def tensors(self) -> list[Array]:
+        """Return A and B, and the magnitudes if there are any."""
         return [self.a, self.b, *([] if self.magnitude is None else [self.magnitude])]
 
     def rows(self, begin: int, end: int) -> Factors:

@@ -143,6 +143,7 @@ def write_quantised(work: ir.Model, layer: Layer, weight: Array) -> float:
 
 
 def _error(layer: Layer, weight: Array) -> float:
+    """Return the rounding error ``‖stored - W‖/‖W‖``."""
     return float(np.linalg.norm(canonical(layer) - weight) / max(np.linalg.norm(weight), np.finfo(np.float64).tiny))
 
 
