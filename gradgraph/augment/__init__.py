@@ -1,6 +1,6 @@
 """Augmentations of images and sounds by name: ``gradgraph.augment.flip()``, or ``"mixup(alpha=0.2)"`` in the shell.
 
-This room works on Pillow images, samples and arrays, and must not depend on datasets, models or files.
+This package works on Pillow images, samples and arrays, and must not depend on datasets, models or files.
 Each augmentation is a function here that cites its formula and defaults. Randomness depends only on the seed of the
 run, the epoch and the index of the image or sound.
 """

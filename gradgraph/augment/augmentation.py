@@ -109,11 +109,9 @@ class Augmentations:
             raise ArgumentError("an image is cropped and resized only once; keep one random_resized_crop")
 
     def of_image(self, image: Any, rng: Generator, size: Size | None, resize: Callable[[Any], Any]) -> Any:
-        """Return the augmented image at the model's size.
+        """Return the augmented image at the model's ``size`` (height, width), which is None if it accepts any size.
 
-        Args:
-            size: height and width that the model expects; None if it accepts any size.
-            resize: resizes an image to the model's size; used unless an augmentation resizes it.
+        ``resize`` resizes an image to that size; used unless an augmentation resizes it.
         """
         mode, is_sized = image.mode, False
         for step in self.steps:

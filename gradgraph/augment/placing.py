@@ -80,12 +80,9 @@ class Placing:
 
 
 def whole(source: tuple[int, int], size: tuple[int, int], letterbox: bool) -> Placing:
-    """Return the placement of a whole image: stretched to ``size`` (width, height), or letterboxed.
+    """Return the placement of a whole image of size ``source``, stretched to the model's input ``size`` or letterboxed.
 
-    Args:
-        source: width and height of the image.
-        size: width and height of the model's input.
-        letterbox: keep the aspect ratio and pad.
+    Sizes are (width, height). With ``letterbox``, the aspect ratio is kept, and the rest padded.
     """
     field = _letterboxed(source, size) if letterbox else (0, 0, *size)
     return Placing((0.0, 0.0, float(source[0]), float(source[1])), field, size)

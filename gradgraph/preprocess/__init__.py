@@ -1,6 +1,6 @@
 """Preprocessing of table columns into a model's inputs, learnt from the training data.
 
-This room converts tables to arrays, by ONNX nodes; it must not depend on steps, losses or training.
+This package converts tables to arrays, by ONNX nodes; it must not depend on steps, losses or training.
 """
 
 from gradgraph.preprocess.column_kinds import KINDS

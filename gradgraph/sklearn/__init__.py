@@ -1,7 +1,7 @@
 """scikit-learn estimators that train an ONNX model, and the export of pipelines around them as one file.
 
-This room implements scikit-learn's estimator interface on top of ``gg.build`` and ``Trainer``; no other room imports
-it. Other steps of a pipeline are converted by skl2onnx, which ``pipelines.py`` calls.
+This package implements scikit-learn's estimator interface on top of ``gg.build`` and ``Trainer``; no other package
+imports it. Other steps of a pipeline are converted by skl2onnx, which ``pipelines.py`` calls.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Sounds: WAV files as raw samples, and log-mel spectrograms as ONNX nodes at the start of a model.
 
-Spectrograms follow the conventions of Whisper, Kaldi, librosa and torchaudio. This room only provides datasets and
+Spectrograms follow the conventions of Whisper, Kaldi, librosa and torchaudio. This package only provides datasets and
 models; it must not depend on how a model is trained.
 """
 

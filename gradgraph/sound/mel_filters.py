@@ -89,9 +89,7 @@ def bases(convention: Convention, n_fft: int) -> tuple[Array, Array]:
 def filters(convention: Convention, n_fft: int, rate: int, mels: int, low: float, high: float) -> Array:
     """Return the mel filter bank: float64 [mels, frequencies].
 
-    Args:
-        rate: samples per second.
-        low, high: frequency range in Hz.
+    ``rate`` is in samples per second, ``low`` and ``high`` are in Hz.
     """
     size = transform_size(convention, n_fft)
     frequencies = np.arange(size // 2 + 1) * (rate / size)

@@ -1,6 +1,6 @@
 """Starting models for tables, sized by the training data.
 
-This room builds on preprocessing and on the layers of the frontend; it must not depend on steps or training.
+This package builds on preprocessing and on the layers of the frontend; it must not depend on steps or training.
 """
 
 from gradgraph.tables.starting_models import INDEXED, MODELS, ft_transformer, loss, mlp, resnet

@@ -1,6 +1,6 @@
-"""Texts as inputs of a transformer: tables of sentences, pairs, choices and tagged words, encoded by a tokenizer file.
+"""Texts: tables of sentences, pairs, choices and tagged words as inputs of a transformer, by a tokenizer file.
 
-This room contains tokenizers (with the package ``tokenizers``), the columns of a table, and entity scores. It only
+This package contains tokenizers (with the package ``tokenizers``), the columns of a table, and entity scores. It only
 provides datasets; it must not depend on how a model is trained.
 """
 

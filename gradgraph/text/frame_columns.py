@@ -126,11 +126,10 @@ class FrameColumns:
         return kind is not str or any(number_of(value) is None for value in values)
 
     def the_one(self, kind: type | tuple[type, ...], what: str, but: Sequence[str], argument: str) -> str | None:
-        """Return the name of the only column whose values have the type ``kind``; None if no column has it.
+        """Return the only column, except ``but``, whose values have the type ``kind``; None if there is none.
 
-        Args:
-            what: plural noun for these values, for the message.
-            argument: the option that selects such a column, for the message.
+        ``what`` is a plural noun for these values, and ``argument`` the option that selects the column, for the
+        message.
 
         Raises:
             DataError: several columns have the type.

@@ -64,11 +64,9 @@ class TokenInputs:
         return not any(role in ("mask", "lengths") for _, role in self.inputs.values())
 
     def arrays(self, tokens: Array, types: Array, there: Array) -> dict[str, Array]:
-        """Return each input for a batch of padded texts.
+        """Return each input for a batch of padded texts: [texts, width], or [texts, choices, width].
 
-        Args:
-            tokens, types: [texts, width], or [texts, choices, width].
-            there: mask of these shapes, False for padding.
+        ``there`` is False for padding.
         """
         made = {
             "ids": tokens,

@@ -278,9 +278,7 @@ def place_beside(model: Path) -> Path:
 def tokenizer_beside(model: str | os.PathLike[str], names: DataNames) -> Tokenizer | None:
     """Return the tokenizer stored next to the trained model; None if the model does not read texts.
 
-    Args:
-        model: the model's file, its step folder, or the folder of its run.
-        names: names of the training data.
+    ``model`` is the model's file, its step folder, or the folder of its run.
 
     Raises:
         DataError: the tokenizer that the model was trained with is not stored there.

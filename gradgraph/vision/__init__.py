@@ -2,7 +2,7 @@
 
 Boxes follow the augmentation of their image. The losses are in ``gradgraph.losses``.
 
-This room imports the public API of training; only the command line imports it.
+This package imports the public API of training; only the command line imports it.
 """
 
 from gradgraph.frontend.anchors import anchors, points

@@ -176,11 +176,7 @@ class Annotated(Loadable):
         return size
 
     def form_for(self, specs: Sequence[TensorSpec], known: DataNames) -> ImageForm:
-        """Return the image format for a step with these inputs.
-
-        Raises:
-            DataError: none of the inputs is an image.
-        """
+        """Return the image format for a step with these inputs; raise DataError if none of the inputs is an image."""
         spec = next((spec for spec in specs if _part_of(spec) == "image"), None)
         if spec is None:
             raise DataError(f"the step expects {listed([str(spec) for spec in specs])}, none of which is an image")

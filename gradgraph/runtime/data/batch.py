@@ -64,7 +64,7 @@ class BatchChecker:
     Args:
         specs: the tensors of a batch, in the order of positional batches.
         finite: whether to check floating inputs for NaN and Inf, too (one pass over every batch).
-        known: returns the names of the training data, which columns and classes must match.
+        known: returns column and class names of the training data, which must match.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class BatchChecker:
 
         Args:
             data: the data in any form that :meth:`named` accepts, or a table.
-            known: the names of the training data.
+            known: column and class names of the training data.
             raw: whether the data come directly from the user; otherwise integers are class indices already.
             whole: whether these are the whole data, not a batch.
 
@@ -327,11 +327,10 @@ class BatchChecker:
         return converted
 
     def check_bounds(self, arrays: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> None:
-        """Raise DataError if a number of a target with an upper bound (``TargetSpec.most``) is out of range.
+        """Raise DataError if a value of a target with an upper bound (``TargetSpec.most``) is out of range.
 
-        Args:
-            arrays: the arrays of a batch, or whole columns, by name.
-            sizes: sizes of the symbolic dimensions; by default the sizes in ``arrays``.
+        ``arrays`` are a batch, or whole columns. ``sizes`` of symbolic dimensions are by default the sizes in
+        ``arrays``.
         """
         found: dict[str, int] = dict(sizes or {})
         if sizes is None and self._bounded:

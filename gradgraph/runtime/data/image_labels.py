@@ -82,15 +82,10 @@ class Labels:
 
 
 def as_targets(numbers: Array, spec: TensorSpec, classes: int | None, where: str) -> Array:
-    """Convert one number per sample to the form of a target.
+    """Convert ``numbers``, class indices or other values [samples], to the form of a target.
 
-    Args:
-        numbers: class indices or other numbers, [samples].
-        classes: number of classes, if known.
-        where: description of their source, for messages.
-
-    Returns:
-        Class indices [samples], numbers [samples, 1], or one-hot rows [samples, classes].
+    ``classes`` is the number of classes, if known; ``where`` describes the source for messages. The result are class
+    indices [samples], values [samples, 1], or one-hot rows [samples, classes].
 
     Raises:
         DataError: if the target has another form.

@@ -83,7 +83,7 @@ class InOrder:
     Args:
         wanted: the arrays to read, at least one, by name; each has one row per sample.
         unread: names of columns of a table to ignore, such as targets.
-        known: the names of the training data, which columns must match.
+        known: column and class names of the training data, which must match.
 
     Attributes:
         rows, others, files: as for :class:`Ordered`.

@@ -35,9 +35,8 @@ def labels_apart(method: Method) -> Method:
 def paired(x: Any, y: Any, manifest: Manifest, known: DataNames) -> Any:
     """Combine inputs and labels to a dict under the input and target names of the step.
 
-    Args:
-        y: the labels; if None, ``x`` is returned unchanged.
-        known: the names of the training data. If ``x`` is a table with preprocessing, ``y`` is added as a column.
+    If ``x`` is a table, and ``known``, the names of the training data, contain a preprocessing, ``y`` is added as a
+    column. If ``y`` is None, ``x`` is returned unchanged.
 
     Raises:
         DataError: if it is ambiguous which input or target is meant.

@@ -33,7 +33,7 @@ class Loadable(ABC):
 
         Args:
             specs: the inputs and targets of the step.
-            known: the names of the training data, which take precedence.
+            known: column and class names of the training data, which take precedence.
 
         Raises:
             UnmatchedError: if the names do not match the known ones.
@@ -54,7 +54,7 @@ class Loadable(ABC):
             batches: the indices of each batch's samples.
             specs: the inputs and targets of the step.
             seed: determines all randomness, such as augmentations; empty outside training, for no randomness.
-            known: the names of the training data.
+            known: column and class names of the training data.
         """
 
     def text_of(self, i: int, known: DataNames) -> str:

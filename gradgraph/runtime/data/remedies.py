@@ -57,7 +57,7 @@ def for_shape(spec: TensorSpec, shape: Sequence[int]) -> Remedies:
 
 
 def for_batch(way: str, size: int) -> Remedies:
-    """Return the remedies for a batch size that differs from the model's fixed batch size ``size``, over all ranks.
+    """Return the remedies for a batch size that differs from ``size``, the model's fixed batch size over all ranks.
 
     ``way`` says how to use the fixed batch size in Python.
     """

@@ -73,8 +73,8 @@ def read_table(
 
     Args:
         as_text: read every cell of a ``.csv`` or ``.tsv`` as text, including "NA".
-        known: the names of the training data: columns that were text there are read as text, even if this file only
-            contains numbers in them, such as "01".
+        known: column and class names of the training data: columns that were text there are read as text, even if they
+            only contain numbers here, such as "01".
         specs: the inputs and targets of a step; columns of labels are read as text, too.
 
     Raises:
@@ -277,7 +277,7 @@ def columns_of(
     except ``unread``, in order.
 
     Args:
-        known: the names of the training data.
+        known: column and class names of the training data.
         whole: whether the table is the whole data, not a batch.
 
     Raises:

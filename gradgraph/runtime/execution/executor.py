@@ -99,11 +99,7 @@ class Executor:
 
     @functools.cached_property
     def part(self) -> Part:
-        """The only step of the step folder.
-
-        Raises:
-            BuildError: if there are several named steps.
-        """
+        """The only step of the step folder; raise BuildError if there are several named steps."""
         if self.manifest.steps:
             names = listed(self.manifest.steps)
             raise BuildError(
@@ -567,11 +563,7 @@ class Executor:
         return report
 
     def stand_at(self, values: Mapping[str, Array], progress: Progress) -> None:
-        """Resume from the state and progress of a checkpoint.
-
-        Raises:
-            CheckpointError: if ``values`` do not match the state of this step.
-        """
+        """Resume from a checkpoint's state and progress; raise CheckpointError if ``values`` do not match the step."""
         self.state.write(values)
         self.go_on(progress)
 

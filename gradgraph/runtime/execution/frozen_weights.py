@@ -139,11 +139,9 @@ def _at_whole_addresses(
 ) -> tuple[dict[Entry, Array], Folder | None]:
     """Copy misaligned weights (such as those inside a .onnx file) to a temporary mapped file.
 
-    A session that packs weights reads them from that file, so no second copy stays in memory. If they are small, or the
-    file cannot be written, nothing is copied here; ``_array`` then copies them in memory.
-
-    Returns:
-        The mapped copies by their original location, and the folder of the file; {} and None if nothing was copied.
+    Return the mapped copies by original location, and the folder of the file. A session that packs weights reads them
+    from that file, so no second copy stays in memory. If they are small, or the file cannot be written, return ({},
+    None); ``_array`` then copies them in memory.
     """
     moved = {external_entry(tensor): raw for tensor, raw in weights if not _is_aligned(tensor, raw)}
     if sum(raw.nbytes for raw in moved.values()) < LEAST_KEPT:
@@ -180,21 +178,13 @@ def proto_and_weights(model: ir.Model) -> tuple[onnx.ModelProto, FrozenWeights |
 
 
 def external_weights(step: Step, *models: onnx.ModelProto) -> FrozenWeights:
-    """Map the external initializers of a step's models from their files.
-
-    Raises:
-        ModelError: if a file was changed or truncated.
-    """
+    """Map the external initializers of a step's models; raise ModelError if a file was changed or truncated."""
     tensors = [t for model in models for t in model.graph.initializer if is_external(t)]
     return FrozenWeights(step.external, step.file_of, tensors)
 
 
 def initial_value(step: Step, tensor: onnx.TensorProto) -> np.ndarray[Any, Any]:
-    """Return an initializer of one of a step's models as an array, mapped if it is external.
-
-    Raises:
-        ModelError: if its file was changed or truncated.
-    """
+    """Return an initializer as an array, mapped if external; raise ModelError if its file was changed or truncated."""
     if is_external(tensor) and not is_packed(tensor):
         return _array(tensor, step.external(tensor))
     if is_external(tensor):

@@ -86,11 +86,8 @@ def _count(shapes: Shapes) -> int:
 def gather(model: onnx.ModelProto, shapes: Shapes) -> bool:
     """Insert a Gather after inputs of ``model``, in place, which then reads whole columns and row indices.
 
-    Args:
-        shapes: the inputs to gather, with their shapes in a batch.
-
-    Returns:
-        Whether the model was changed: False if ``shapes`` is empty or does not match the model's inputs.
+    ``shapes`` are the shapes of these inputs in a batch. Return whether the model was changed: False if ``shapes`` is
+    empty or does not match the model's inputs.
     """
     inputs = {i.name: i for i in model.graph.input}
     if not shapes or any(

@@ -194,11 +194,9 @@ class _Readers:
     def not_waiting(self, next_of: Mapping[str, str], names: Collection[str]) -> dict[str, tuple[list[int], list[int]]]:
         """Return the state tensors whose update does not yet wait for all other readers.
 
-        Update nodes read a state tensor only to compute its next value. Tensors whose other readers depend on an update
-        are excluded, since waiting would be circular.
-
-        Returns:
-            State tensor → the indices of its update nodes, and of the readers for which they must wait.
+        The result maps each of them to the indices of its update nodes, which read the tensor only to compute its next
+        value, and of the readers for which they must wait. Tensors whose other readers depend on an update are
+        excluded, since waiting would be circular.
         """
         writers = {name: self._writer[following] for name, following in next_of.items() if following in self._writer}
         reading: dict[str, list[int]] = {}

@@ -72,11 +72,7 @@ class Turns:
 
     @contextlib.contextmanager
     def of_fit(self) -> Iterator[None]:
-        """Mark this thread as running ``fit`` during a block, without holding the lock.
-
-        Raises:
-            BusyError: if ``fit`` is already running in any thread.
-        """
+        """Mark this thread as running ``fit`` in a block, without the lock; raise BusyError if ``fit`` already runs."""
         with self.trained("fit", in_callbacks=False):
             self.fitting = threading.current_thread()
         try:

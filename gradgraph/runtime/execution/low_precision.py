@@ -12,11 +12,10 @@ CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 
 def lacks(precision: str | None, provider: str | None) -> str:
-    """Return a warning that a low precision is not faster than float32 here; "" if it may be faster.
+    """Return a warning that a step's ``precision`` is not faster than float32 here; "" for float32, or if it may be
+    faster.
 
-    Args:
-        precision: the low precision of the step; None for float32.
-        provider: the backend's onnxruntime provider; None if unknown.
+    ``provider`` is the backend's onnxruntime provider; None if unknown.
     """
     if precision is None or (precision == "float16" and provider == CUDA):
         return ""

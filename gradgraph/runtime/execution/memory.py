@@ -138,11 +138,7 @@ def opened_here(step: Step, options: RuntimeOptions | None) -> OpenedStep:
 
 
 def all_sizes_of(m: Manifest, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return the size of each dynamic dimension, from ``sizes`` or else 1.
-
-    Raises:
-        UnknownNameError: if the step does not have a dimension in ``sizes``.
-    """
+    """Return the size of each dynamic dimension, from ``sizes`` or 1; raise UnknownNameError for an unknown one."""
     m.check_sizes(sizes)
     return {name: size_of_name(name, sizes, otherwise=1) for name in m.open_dimensions}
 

@@ -83,8 +83,7 @@ def key_of(
 ) -> str | None:
     """Return a digest of everything that affects how ``model`` is lowered and optimised; None if it is not cached.
 
-    Args:
-        further: additional parts of the key, hashed by their ``repr``.
+    ``further`` are additional parts of the key, hashed by their ``repr``.
     """
     is_known = placement.providers == (CPU,) and type(options) is RuntimeOptions
     if not is_on() or not is_known or options.custom_ops or custom_ops.KNOWN or not _is_ours(backend):
@@ -128,11 +127,10 @@ def is_worth_it(model: onnx.ModelProto) -> bool:
 
 
 def keep(key: str, source: onnx.ModelProto, lowered: onnx.ModelProto, executed: onnx.ModelProto | None) -> None:
-    """Write a lowered or optimised model to the cache, unless it is too large or the folder is not writable.
+    """Write the ``executed`` model, or else the ``lowered`` one, to the cache, unless it is too large or cannot be
+    written.
 
-    Args:
-        lowered: the lowered model. It is modified: large constants are replaced by references to ``source``.
-        executed: the model optimised by onnxruntime, if known; it is cached and modified instead of ``lowered``.
+    The model is modified: large constants are replaced by references to ``source``.
     """
     model = lowered if executed is None else executed
     _take_out_constants(model, source)

@@ -192,11 +192,7 @@ class State:
             )
 
     def read(self, names: Iterable[str] | None = None) -> dict[str, np.ndarray[Any, Any]]:
-        """Return copies of the current values, by default of all tensors.
-
-        Raises:
-            ModelError: if the state was lost.
-        """
+        """Return copies of the current values, by default of all tensors; raise ModelError if the state was lost."""
         self.check()
         return self._each(names, Tensor.read)
 

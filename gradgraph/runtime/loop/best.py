@@ -62,8 +62,7 @@ class Best:
     def restore(self, report: Reporter) -> int | None:
         """Restore the best state at the end of a fit with ``patience``, and report it.
 
-        Returns:
-            The history index of the best row; None if it is the last one, or without ``patience``.
+        Return the history index of the best row; None if it is the last one, or without ``patience``.
         """
         p = self.progress
         if self.patience is None or p.stale == 0:

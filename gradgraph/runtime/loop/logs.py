@@ -254,11 +254,7 @@ class Logs:
         return bool(self._writers)
 
     def begin(self) -> None:
-        """Open the logs before the first step.
-
-        Raises:
-            OutputError: if a log cannot be written.
-        """
+        """Open the logs before the first step; raise OutputError if a log cannot be written."""
         p = self._progress
         for writer in self._writers:
             if isinstance(writer, Lines):

@@ -52,11 +52,7 @@ class BatchSize:
 
 
 def limit_of(given: Any) -> int | None:
-    """Return the memory limit in bytes in a batch size such as ``"auto:4GB"``; None for ``"auto"``.
-
-    Raises:
-        DataError: if ``given`` has another form.
-    """
+    """Return the limit in bytes of a batch size such as ``"auto:4GB"``, or None for ``"auto"``; raises DataError."""
     found = _WRITTEN.fullmatch(given.strip()) if isinstance(given, str) else None
     if found is None:
         raise DataError(

@@ -183,11 +183,7 @@ def keep_previous(path: str | os.PathLike[str]) -> None:
 
 
 def _candidates(path: Path) -> list[Path]:
-    """Return the path of the requested checkpoint, then older checkpoints to fall back on, newest first.
-
-    Raises:
-        CheckpointError: if ``path`` is a folder without checkpoints.
-    """
+    """Return the requested checkpoint, then older ones to fall back on, newest first; raises CheckpointError."""
     try:
         is_folder = path.is_dir()
     except OSError:  # an invalid file name; reading it raises the error

@@ -134,11 +134,7 @@ def _said(value: Any) -> str:
 
 
 def sorted_by(runs: Sequence[Run], column: str | None = None) -> list[Run]:
-    """Sort the runs by a column, best first; by default the column that most runs monitor.
-
-    Raises:
-        DataError: if no run has this column.
-    """
+    """Sort runs, best first, by ``column`` or the column that most monitor; raise DataError if no run has it."""
     known = ["run", "epochs", "steps", "seconds", *dict.fromkeys(name for run in runs for name in run.figures())]
     watched = Counter(run.best[0] for run in runs if run.best)
     chosen = column or max(watched, key=lambda name: (watched[name], name.startswith("val_")), default="run")

@@ -45,10 +45,8 @@ class Panel:
 def panels_of(history: Mapping[str, Sequence[float]], kept: int | None = None, over: str | None = None) -> list[Panel]:
     """Return panels of a history's columns: losses, metrics from 0 to 1, learning rates, and one per other column.
 
-    Args:
-        history: the columns.
-        kept: index of the row whose weights were kept; None if it is the last.
-        over: the column of the x axis; by default "epoch", or "step" if an epoch has several rows.
+    ``kept`` is the index of the row whose weights were kept, None if it is the last. ``over`` is the column of the x
+    axis, by default "epoch", or "step" if an epoch has several rows.
     """
     over = over or axis_of(history)
     x = list(history.get(over, ()))

@@ -43,11 +43,7 @@ class Monitor:
         return of_classes[int(number)] if is_number else self.column
 
     def value(self, row: Mapping[str, float]) -> float:
-        """Return the value of the monitored column in a row of the history.
-
-        Raises:
-            DataError: if the row does not have the column.
-        """
+        """Return the monitored column's value in a history row; raise DataError if the row does not have it."""
         name = self.of(row)
         if name not in row:
             raise DataError(f"the history has no column '{shown(name)}' to monitor{suggestion(name, row)}")

@@ -39,7 +39,7 @@ class Stored:
 
     Attributes:
         values: arrays by name; an ``OfModel`` if the file is a checkpoint or was written by ``save_weights``.
-        names: names of the training data, if the file is a model or a checkpoint.
+        names: column and class names of the training data, if the file is a model or a checkpoint.
         model: the model, if the file is an ``.onnx``.
     """
 
@@ -82,13 +82,9 @@ class Loaded:
 def fitting(
     manifest: Manifest, values: Mapping[str, Any], held: Callable[[str], Array | None]
 ) -> tuple[Loaded, dict[str, Array]]:
-    """Select the values that match weights of the step by name and shape, and convert them to the step's dtypes.
+    """Select the values that match weights of the step by name and shape; return a report and the converted arrays.
 
-    Args:
-        held: returns the step's frozen weight of a name, or None.
-
-    Returns:
-        A report, and the converted arrays by name.
+    The arrays have the step's dtypes. ``held`` returns the step's frozen weight of a name, or None.
 
     Raises:
         CheckpointError: if no value matches.

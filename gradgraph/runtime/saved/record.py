@@ -48,7 +48,7 @@ class Progress:
         weights: ``weight`` of each named step, if there are several.
         turns, place: with several named steps, the number of finished batches, and the number of steps done on the
             current batch.
-        names: names of the training data, which later data must match.
+        names: column and class names of the training data, which later data must match.
         eval_every: steps between history rows; 0 for one row per epoch.
         rowed: number of batches of the current epoch that earlier history rows cover.
         beside: arrays that differ between ranks, stored as tensors of the checkpoint.
