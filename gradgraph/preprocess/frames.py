@@ -112,7 +112,6 @@ def _decoded(name: str, values: Array) -> Array:
 
 
 def _has_gaps(column: Any) -> bool:
-    """Whether an Arrow, polars or pandas column has missing values."""
     nulls = getattr(column, "null_count", None)  # a number in Arrow, a function in polars
     if nulls is not None:
         return bool(nulls() if callable(nulls) else nulls)
@@ -184,7 +183,7 @@ def are_numbers(values: Array) -> bool:
 
 
 def as_typed(values: Array) -> Array:
-    """Convert an object column of only booleans or only integers (also Decimals) to that dtype, others not."""
+    """Convert an object column of only booleans or only integers (also Decimals) to that dtype; keep others."""
     if values.dtype.kind != "O" or not len(values):
         return values
     every = values.tolist()

@@ -277,7 +277,6 @@ def _taking(kinds: _Kinds, before: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _element(kind: np.dtype[Any]) -> int:
-    """Return the ONNX element type for a dtype."""
     wide: dict[str, int] = {
         "i": TensorProto.INT64,
         "u": TensorProto.INT64,

@@ -163,7 +163,7 @@ class TextTable(Loadable):
 
         Args:
             numbers: predicted classes of their tokens: [samples, tokens].
-            names: column and class names of the training data, with the classes.
+            names: column and class names of the training data.
         """
         inputs = TokenInputs.of(specs)
         form = self._form(inputs, names)

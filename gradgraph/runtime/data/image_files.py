@@ -30,10 +30,8 @@ _large = threading.Lock()
 def opened(content: Any, name: str, stated: tuple[int, int] | None = None) -> Any:
     """Decode an image: upright, with 8 bits per channel.
 
-    All readers of images call this function, so that they treat the same file in the same way:
-
-    1. The image is rotated and mirrored according to its EXIF orientation, unless its annotations state a size that it
-       only has without this.
+    1. The image is rotated and mirrored according to its EXIF orientation, unless its annotations state its unrotated
+       size.
     2. 16-bit levels are scaled from 0–65535 to 0–255, and floating grey levels from 0–1. Levels of an unknown range
        are rejected, including 12-bit levels in a 16-bit file, and a TIFF with more than 8 bits in which 0 is white.
     3. A file with several pages or frames is rejected.

@@ -84,8 +84,8 @@ class Labels:
 def as_targets(numbers: Array, spec: TensorSpec, classes: int | None, where: str) -> Array:
     """Convert ``numbers``, class indices or other values [samples], to the form of a target.
 
-    ``classes`` is the number of classes, if known; ``where`` describes the source for messages. The result are class
-    indices [samples], values [samples, 1], or one-hot rows [samples, classes].
+    This is class indices [samples], values [samples, 1], or one-hot rows [samples, classes]. ``classes`` is the number
+    of classes, if known; ``where`` describes the source for messages.
 
     Raises:
         DataError: if the target has another form.

@@ -352,7 +352,7 @@ def target_columns(targets: Sequence[TensorSpec], given: Sequence[str]) -> DataN
 def _made_of(
     columns: _Columns, specs: Mapping[str, TensorSpec], known: DataNames, unread: Collection[str]
 ) -> tuple[dict[str, list[str]], str | None]:
-    """Return the columns by input or target, and the matrix input made from all other columns, or None."""
+    """Return the columns by input or target, and the input that consists of all other columns, or None."""
     made_of: dict[str, list[str]] = {}
     for name, spec in specs.items():
         if name in known.columns:

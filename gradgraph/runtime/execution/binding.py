@@ -182,7 +182,7 @@ class BoundSession:
         return self._sides[number]
 
     def bound(self, side: int) -> ort.IOBinding:
-        """Create a binding that reads the state tensors current at ``side`` of the state, and writes the others."""
+        """Create the binding for a ``State.side``, which reads one set of state tensors and writes the other."""
         binding = self.session.io_binding()
         values = self._state.values(side)
         read = {name: values[self._stand_ins.get(name, name)] for name in values}

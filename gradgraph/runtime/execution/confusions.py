@@ -222,7 +222,7 @@ def _no_classifier(target: str) -> DataError:
 
 
 def _target_of(executor: Executor, source: Source) -> tuple[str, DataNames]:
-    """Return the first target with classes, and data names with its class names, which may be class indices.
+    """Return the first target with classes, and data names with its class names, or indices if it has none.
 
     Raises:
         DataError: if no target has classes.

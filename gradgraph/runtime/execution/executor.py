@@ -152,7 +152,7 @@ class Executor:
     def order(self, batch_size: int | None, shuffle: bool, drop_last: bool, team: Team = ALONE) -> Order:
         """Return the order of samples in batches of ``batch_size`` samples over all ranks.
 
-        By default, this is the model's fixed batch size, or else 32.
+        The default is the model's fixed batch size, or else 32.
 
         Raises:
             DataError: if a batch has fewer samples than the team has processes.

@@ -12,8 +12,7 @@ CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 
 def lacks(precision: str | None, provider: str | None) -> str:
-    """Return a warning that a step's ``precision`` is not faster than float32 here; "" for float32, or if it may be
-    faster.
+    """Return a warning that a step in low ``precision`` is not faster than in float32, or "".
 
     ``provider`` is the backend's onnxruntime provider; None if unknown.
     """

@@ -127,10 +127,10 @@ def is_worth_it(model: onnx.ModelProto) -> bool:
 
 
 def keep(key: str, source: onnx.ModelProto, lowered: onnx.ModelProto, executed: onnx.ModelProto | None) -> None:
-    """Write the ``executed`` model, or else the ``lowered`` one, to the cache, unless it is too large or cannot be
-    written.
+    """Write the ``executed`` model, or else the ``lowered`` one, to the cache, unless it is too large.
 
-    The model is modified: large constants are replaced by references to ``source``.
+    The model is modified: large constants are replaced by references to ``source``. If the folder is not writable,
+    nothing is written.
     """
     model = lowered if executed is None else executed
     _take_out_constants(model, source)

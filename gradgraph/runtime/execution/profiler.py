@@ -105,7 +105,6 @@ class Profile:
         return ["", *text_table([(*header, "time", "share"), *cells], texts)]
 
     def _repr_html_(self) -> str:
-        """Return the tables as HTML for notebooks."""
         return f"<pre>{escape(str(self))}</pre>"
 
     def as_data(self) -> dict[str, Any]:

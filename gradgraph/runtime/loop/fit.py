@@ -61,7 +61,7 @@ class FitOptions:
     eval_every: int | None = None
 
     def told(self, resume: bool) -> str:
-        """Return ``resume`` and these options that must be equal on all ranks as text."""
+        """Return a text of ``resume`` and the options that must be equal on all ranks."""
         own = {n: v for n, v in vars(self).items() if n not in ("rates", "callbacks", "checkpoint", "log", "progress")}
         rates = {name: rate for name, rate in self.rates.items() if isinstance(rate, int | float)}
         return f"{own}, {rates}, {sorted(self.rates)}, {len(self.callbacks)} callbacks, resume={resume}"
