@@ -203,6 +203,8 @@ def _cases():
         yield Case("PRelu", v, (X,), lambda x, s: np.where(x > 0, x, x * s), {}, (slopes[:1],))
         yield Case("PRelu", v, (real(3, 4),), lambda x, s: np.where(x > 0, x, x * s), {}, (slopes,))
     yield Case("Selu", 1, (X,), _selu(1.6732, 1.0507), HINT)
+    yield Case("Selu", 1, (X,), _selu(1.2, 1.0507), {"alpha": 1.2, **HINT})
+    yield Case("Selu", 5, (X,), _selu(1.2, 0.8), {"alpha": 1.2, "gamma": 0.8})
     yield Case("Selu", 6, (X,), _selu(1.67326319217681884765625, 1.05070102214813232421875))
     yield Case("Cast", 1, (3 * M,), lambda x: x.astype(np.int32), {"to": "INT32"}, smooth=False)
     yield Case("Cast", 5, (np.arange(4),), lambda x: x.astype(np.float64), {"to": "double"}, smooth=False)

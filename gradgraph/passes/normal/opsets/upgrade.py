@@ -188,7 +188,7 @@ def cast_by_name(op: Builder, node: ir.Node, x: Var, *, to: str) -> Any:
 
 
 @before(6, "Selu")
-def selu(op: Builder, node: ir.Node, x: Var) -> None:
+def selu(op: Builder, node: ir.Node, x: Var, **attrs: Any) -> None:
     """Set absent attributes to the defaults of old opsets, which have fewer digits."""
     for name, default in (("alpha", 1.6732), ("gamma", 1.0507)):
         node.attributes.setdefault(name, ir.AttrFloat32(name, default))
