@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 _WERE_NODES = "gradgraph.weights_were_nodes"  # metadata of a model, which surgery may copy to another file
 _MANY = 4  # Constant nodes per initializer above which initializers are the exception
+SEPARATE = 4  # from this IR version on, initializers need not be inputs
 _COUNTS = (ir.DataType.BOOL, ir.DataType.INT32, ir.DataType.INT64, ir.DataType.STRING)  # types without learned numbers
 
 
@@ -27,8 +28,18 @@ def lift_weights(model: ir.Model) -> None:
     for graph, node, tensor in nodes:
         if graph is model.graph or not node.outputs[0].is_graph_output():
             become_initializer(node, tensor, graph)
-    model.ir_version = max(model.ir_version, 4)  # before that, initializers had to be inputs
+    set_ir_version(model, max(model.ir_version, SEPARATE))
     model.metadata_props[_WERE_NODES] = "yes"
+
+
+def set_ir_version(model: ir.Model, version: int) -> None:
+    """Set the IR version of ``model``, in place; initializers that had to be inputs before are inputs no longer.
+
+    They were constants to onnxruntime, which would now read them as defaults that a caller may override.
+    """
+    if model.ir_version < SEPARATE <= version:
+        model.graph.inputs[:] = [v for v in model.graph.inputs if not v.is_initializer()]
+    model.ir_version = version
 
 
 def weights_were_nodes(model: ir.Model) -> bool:

@@ -229,11 +229,16 @@ def _quantised(proto: onnx.ModelProto, weights: Mapping[str, Array], ranges: Ran
 
 
 def _in_floats(proto: onnx.ModelProto) -> list[str]:
-    """Return the names of nodes that the quantiser gets wrong: ConvTranspose with groups and a bias."""
-    found = []
+    """Return the names of nodes that the quantiser gets wrong.
+
+    These are each ConvTranspose with groups and a bias, and each Gemm that adds a stored matrix.
+    """
+    found, axes = [], {t.name: len(t.dims) for t in proto.graph.initializer}
     for node in proto.graph.node:
         groups = next((a.i for a in node.attribute if a.name == "group"), 1)
-        if node.op_type == "ConvTranspose" and groups > 1 and len(node.input) > 2:
+        bias = node.input[2] if len(node.input) > 2 else ""
+        wrong = {"ConvTranspose": bias and groups > 1, "Gemm": axes.get(bias) == 2}
+        if wrong.get(node.op_type):
             node.name = node.name or node.output[0]
             found.append(node.name)
     return found

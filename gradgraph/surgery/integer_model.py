@@ -24,7 +24,9 @@ from gradgraph.files.large_weights import LEAST_BYTES, large_outside
 from gradgraph.files.mapped import passing_through
 from gradgraph.files.models import Source, to_proto
 from gradgraph.files.spilled import Folder
+from gradgraph.graph.shapes import OPSET
 from gradgraph.passes.normal import load_runnable
+from gradgraph.passes.normal.opsets.opset import convert_to_opset
 from gradgraph.passes.stored_integers import with_stored_integers
 from gradgraph.preprocess.column_nodes import cut_off
 from gradgraph.preprocess.frames import is_table
@@ -37,7 +39,8 @@ from gradgraph.runtime.execution.predictor import Predictor
 from gradgraph.runtime.execution.served import serve
 from gradgraph.step.data_names import DataNames
 from gradgraph.surgery.calibrated_model import calibrated, turn_weights
-from gradgraph.surgery.operation import Result
+from gradgraph.surgery.integer_products import PER_CHANNEL
+from gradgraph.surgery.operation import Result, learn_sizes
 from gradgraph.surgery.quantised_training import qat
 
 __all__ = ["Quantized", "quantize"]
@@ -105,6 +108,9 @@ def quantize(model: Source, calibration: Any = None, *, batch_size: int = 32) ->
     if plan is not None:  # table preprocessing is removed before quantising, and added again afterwards
         cut_off(given, plan)
     if calibration is not None:
+        if given.opset_imports.get("", OPSET) < PER_CHANNEL:
+            learn_sizes(given)
+            convert_to_opset(given)
         turn_weights(given)
     _move_to_file(given, folder, "floats")
     with passing_through([tensor.numpy() for tensor in large_outside(given)]):

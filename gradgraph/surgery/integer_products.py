@@ -24,14 +24,13 @@ import onnx_ir as ir
 from gradgraph.errors import BuildError, shown
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.marks import mark_detached
-from gradgraph.graph.shapes import OPSET
 from gradgraph.passes.normal.edit import Editor, attributes, discard, nodes_of
-from gradgraph.passes.normal.opsets.opset import convert_to_opset
+from gradgraph.passes.normal.opsets.opset import convert_below, convert_to_opset
 from gradgraph.surgery.linear_layers import DOMAINS
 from gradgraph.surgery.operation import numbers_of
 
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
-_BY_CHANNEL = 13  # the opset since which DequantizeLinear has an axis
+PER_CHANNEL = 13  # the opset since which DequantizeLinear has an axis
 
 
 def write_pairs(work: ir.Model) -> bool:
@@ -47,8 +46,7 @@ def write_pairs(work: ir.Model) -> bool:
             node.domain = ""
     if not any(map(_is_form, work.graph)):
         return bool(fused)
-    if work.opset_imports.get("", OPSET) < _BY_CHANNEL:
-        convert_to_opset(work)
+    convert_below(work, PER_CHANNEL)
     editor = Editor(work)
     for node in [n for n in work.graph if _is_form(n)]:
         _FORMS[node.op_type](editor, node)

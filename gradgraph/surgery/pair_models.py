@@ -12,9 +12,9 @@ from gradgraph.arguments import FLAG, PATH, TEXT, WHOLE, Kind, checked
 from gradgraph.errors import BuildError, DataError, shown
 from gradgraph.files.models import Source, load_model
 from gradgraph.graph.builder import Builder, Var
-from gradgraph.graph.shapes import OPSET, shape_of
+from gradgraph.graph.shapes import shape_of
 from gradgraph.passes.normal.edit import names_of
-from gradgraph.passes.normal.opsets.opset import convert_to_opset
+from gradgraph.passes.normal.opsets.opset import convert_below
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS, adapters_of
 from gradgraph.surgery.language_models import IGNORED
 from gradgraph.surgery.operation import Path, Result, array_named, closed, opened
@@ -57,8 +57,7 @@ def pair_model(model: Source, *, next_token: bool = False, out: Path | None = No
             "preference training needs a model from tokens [batch, length] to logits [batch, length, vocabulary], "
             f"but this one has {told}; convert it with language_model first"
         )
-    if work.opset_imports.get("", OPSET) < _SINCE:
-        convert_to_opset(work)
+    convert_below(work, _SINCE)
     op = Builder(taken=names_of(work))
     for name in (LABELS, LOG_PROBABILITY, TOKENS, NEXT_TOKEN):
         op.reserve(name)

@@ -28,9 +28,9 @@ from gradgraph.files.model_metadata import write_quantisation
 from gradgraph.files.models import Source
 from gradgraph.graph.quantisers import INTEGER_RANGES, SEVEN_BITS
 from gradgraph.graph.shapes import OPSET, known_sizes, recorded_shape
-from gradgraph.passes.normal.opsets.opset import convert_to_opset
+from gradgraph.passes.normal.opsets.opset import convert_below
 from gradgraph.runtime.data.arrays import load_arrays
-from gradgraph.surgery.integer_products import write_pairs
+from gradgraph.surgery.integer_products import PER_CHANNEL, write_pairs
 from gradgraph.surgery.linear_layers import Layer, linear_layers, stored
 from gradgraph.surgery.operation import (
     Path,
@@ -52,7 +52,6 @@ from gradgraph.verify.feeds import Feeds
 WEIGHTS = {"int8": ir.DataType.INT8, "int4": ir.DataType.INT4}
 ACTIVATIONS = {"uint8": ir.DataType.UINT8, "int8": ir.DataType.INT8, "uint16": ir.DataType.UINT16}
 RANGES = ("observed", "learned")
-_NEEDS = 13  # the opset since which scales can be per channel
 _MOST = 1_000  # samples of a file used to observe ranges
 _ROWS = 64  # batch size for observing ranges
 
@@ -101,8 +100,8 @@ def qat(
         a model with QuantizeLinear and DequantizeLinear, whose weights are stored as integers.
 
     Raises:
-        BuildError: the model already has fake quantisation; data are required; or a layer multiplies integers by an
-            operator whose float form is unknown.
+        BuildError: no layer has a float weight, or the model already has fake quantisation; data are required; or a
+            layer multiplies integers by an operator whose float form is unknown.
         DataError: the data do not fit the model.
         UnknownNameError: no layer with a stored weight matches a name or glob.
         OutputError: ``out`` cannot be written.
@@ -112,12 +111,13 @@ def qat(
         learn_sizes(work)
     refuse_integer_products(work)
     quantised = is_quantised(work)
-    if work.opset_imports.get("", OPSET) < (OPSET if weights == "int4" else _NEEDS):
-        convert_to_opset(work)
+    convert_below(work, OPSET if weights == "int4" else PER_CHANNEL)
     write_quantisation(work, weights=weights, activations=activations or "")
     names = names_of_quantised(work)
     again = go_on(work, target, ranges == "learned") if quantised else []
     layers = [] if quantised and target is None else _float_layers(work, target or "*")
+    if not layers and not quantised and target is None:
+        raise BuildError("no Conv, Gemm or MatMul of the model has a stored float32 weight, so nothing can be rounded")
     if not layers and not again and target is None:
         raise BuildError(
             "the model already has fake quantisation: no layer has a weight stored as integers",

@@ -498,6 +498,18 @@ def test_a_file_of_caffe2_can_be_edited_and_run(tmp_path):
     np.testing.assert_allclose(run(opened, {"x": BATCH["x"]})[0], expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("opset", [6, 9])
+def test_weights_that_had_to_be_inputs_are_constants_in_a_newer_file(opset):
+    """Otherwise onnxruntime would keep them from its optimiser, and its quantiser would ask for them."""
+    switch = {"broadcast": 1} if opset < 7 else {}
+    node = helper.make_node("Gemm", ["x", "w", "b"], ["y"], **switch)
+    old = model_at(opset, [node], {"x": (TensorProto.FLOAT, ["n", 5])}, {"w": real(5, 4), "b": real(4, seed=1)})
+    (expected,) = run(normal_form(old), {"x": M})
+    for new in (gg.quantize(old, {"x": M}).result, gg.qat(old, {"x": M}), gg.surgery.name_weights(old)):
+        assert new.ir_version < 4 or [v.name for v in new.graph.input] == ["x"]
+        np.testing.assert_allclose(run(new, {"x": M})[0], expected, atol=0.1)
+
+
 def test_artifacts_for_onnxruntime_training_from_a_model_whose_weights_are_inputs(tmp_path):
     loss = artifacts.LossType.MSELoss
     artifacts.generate_artifacts(network(3), requires_grad=["fw"], loss=loss, artifact_directory=str(tmp_path))

@@ -16,9 +16,8 @@ from gradgraph.errors import CompatibilityError, listed
 from gradgraph.export.ort_format import CONFIG, write_ort_models
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.models import save_model, to_proto
+from gradgraph.graph.constant_nodes import SEPARATE, set_ir_version
 from gradgraph.passes.normal import load_runnable
-
-_SEPARATE = 4  # from this IR version on, initializers need not be inputs, such as those that a loss adds
 
 
 class LossType(Enum):
@@ -107,12 +106,13 @@ def generate_artifacts(
 
 
 def _loaded(model: onnx.ModelProto | str) -> onnx.ModelProto:
-    if isinstance(model, onnx.ModelProto) and model.ir_version >= _SEPARATE:
+    if isinstance(model, onnx.ModelProto) and model.ir_version >= SEPARATE:
         return model
     if not isinstance(model, onnx.ModelProto | str):
         raise CompatibilityError(f"the model must be an onnx.ModelProto or a path, not {type(model).__name__}")
     loaded = load_runnable(model)
-    loaded.ir_version = max(loaded.ir_version or 0, _SEPARATE)
+    # a loss adds initializers that are no inputs
+    set_ir_version(loaded, max(loaded.ir_version, SEPARATE))
     return to_proto(loaded)
 
 

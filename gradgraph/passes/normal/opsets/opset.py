@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from gradgraph.graph.constant_nodes import set_ir_version
 from gradgraph.graph.shapes import IR_VERSION, OPSET
 from gradgraph.graph.signatures import known_signature
 from gradgraph.passes.normal.edit import Editor, nodes_of
@@ -30,8 +31,13 @@ def convert_to_opset(model: ir.Model) -> bool:
             convert(editor, node, node.version or opset)
             _record_types(node)
     model.opset_imports[""] = OPSET
-    model.ir_version = IR_VERSION
+    set_ir_version(model, IR_VERSION)
     return changed
+
+
+def convert_below(model: ir.Model, least: int) -> bool:
+    """Convert a model of an opset before ``least``, whose types are inferred; return True if it was one."""
+    return model.opset_imports.get("", OPSET) < least and convert_to_opset(model)
 
 
 def convert_old(model: ir.Model) -> bool:
