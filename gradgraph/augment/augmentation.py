@@ -38,8 +38,7 @@ class Augmentation:
     Attributes:
         stage: the input. ``"stored"``: the image as stored, which it resizes to the size (height, width) of the model;
             ``"sized"``: the image at that size; ``"array"``: its array [height, width, channels] after normalisation,
-            in place; ``"batch"``: images and class probabilities of a batch; ``"sound"``: samples [samples], with the
-            rate.
+            in place; ``"batch"``: images and class probabilities of a batch; ``"sound"``: [samples], with the rate.
         function: called with the input and a random generator; for a stored image, also with the size.
         call: the call that created the augmentation, as text.
     """

@@ -296,8 +296,7 @@ def _is_leap(op: Builder, year: Var) -> Var:
 def _days_from(op: Builder, year: Var, month: Var, day: Var) -> Var:
     """Compute the days since 1 March of year 0, a Wednesday, in the Gregorian calendar.
 
-    Source: H. Hinnant, chrono-Compatible Low-Level Date Algorithms. Intermediate results are nonnegative, since years
-    begin with 1.
+    Source: H. Hinnant, chrono-Compatible Low-Level Date Algorithms. Intermediate results are nonnegative (years ≥ 1).
     """
     is_early = op.Cast(op.Less(month, 3), to=int64())
     y = year - is_early

@@ -82,8 +82,7 @@ class Trainer(Exports):
         check_loss: raise an error for a NaN or infinite loss, keeping the state before that step.
         check_inputs: check every batch for NaN and Inf.
         tune: time the implementations of every operator once, at the first step, and use the fastest ones; earlier
-            results on this machine are read from the user's cache. Pass a ``Tuner`` to use another cache, or to inspect
-            the results.
+            results on this machine are read from the user's cache. Pass a ``Tuner`` for another cache or its results.
         parallel: ``gg.DataParallel()`` for several processes that train together, each on a part of every batch.
 
     Raises:
@@ -298,8 +297,7 @@ class Trainer(Exports):
             every: steps that train only on every N-th batch: ``{"generator": 5}``.
             y: labels, if ``data`` only contains the inputs: an array for the only target, a table, or a dict by name.
                 It may be the second positional argument; pass all others by keyword then.
-            hyperparameters: other scalar inputs of the step, like ``learning_rate``. With several steps, a dict by
-                step.
+            hyperparameters: other scalar inputs, like ``learning_rate``; with several steps, a dict by step.
 
         Returns:
             The history, with one row per epoch (or per ``eval_every`` steps). An incomplete last epoch has a row, too,
@@ -541,8 +539,7 @@ class Trainer(Exports):
 
         Args:
             step: the same step as before, or the folder of a run.
-            path: the checkpoint, or the folder of a run to load its last checkpoint; optional if ``step`` is the folder
-                of a run.
+            path: the checkpoint, or a run's folder to load its last checkpoint; optional if ``step`` is a run's folder.
             options: as for :class:`Trainer`; the seed is read from the checkpoint.
 
         Raises:

@@ -29,8 +29,7 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
             its weights. By default a multilayer perceptron with ReLU.
         hidden: the sizes of the hidden layers of the default model.
         loss, optimizer: names of ``gg.losses`` and ``gg.optim``. The default loss is cross-entropy, or
-            ``bce_with_logits`` for multilabel data. With a binary loss, the model may have a single score for two
-            classes.
+            ``bce_with_logits`` for multilabel data. With a binary loss, two classes may have a single score.
         learning_rate, optimizer_options: arguments of the optimizer.
         epochs, batch_size: as for ``Trainer.fit``.
         class_weight: a dict of weights by label, or "balanced" for weights inversely proportional to class frequencies.
@@ -92,8 +91,7 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
 
         Args:
             X: inputs [samples, features].
-            y: labels of any type, [samples]; for multilabel data, a matrix [samples, labels] of 0 and 1, dense or
-                sparse.
+            y: labels of any type, [samples]; for multilabel data, [samples, labels] of 0 and 1, dense or sparse.
             sample_weight: weights of the samples; None for equal weights.
         """
         anew = not self._goes_on

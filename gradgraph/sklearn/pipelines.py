@@ -49,8 +49,7 @@ def export(estimator: Any, path: str | os.PathLike[str] | None = None, X: Any = 
         If a column already has such a name, the output is ``label_1`` and so on.
 
     Raises:
-        ArgumentError: if ``estimator`` does not end in an estimator of gradgraph, or a target transform is not
-            supported.
+        ArgumentError: if ``estimator`` does not end in an estimator of gradgraph, or for an unknown target transform.
         ModelError: if skl2onnx cannot convert a step, or the file differs from ``predict`` on ``X``.
         RuntimeUnavailableError: if the pipeline has other steps, and skl2onnx is not installed.
         OutputError: if ``path`` cannot be written, or has the extension of another format.

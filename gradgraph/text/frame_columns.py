@@ -128,8 +128,7 @@ class FrameColumns:
     def the_one(self, kind: type | tuple[type, ...], what: str, but: Sequence[str], argument: str) -> str | None:
         """Return the only column, except ``but``, whose values have the type ``kind``; None if there is none.
 
-        ``what`` is a plural noun for these values, and ``argument`` the option that selects the column, for the
-        message.
+        For the message, ``what`` names these values, and ``argument`` the option that selects the column.
 
         Raises:
             DataError: several columns have the type.

@@ -94,8 +94,7 @@ class TextTable(Loadable):
         """Encode all texts, and return the names of classes and columns; names in ``known`` take precedence.
 
         Raises:
-            UnmatchedError: the model does not have a class of the data, or was trained with other columns or another
-                tokenizer.
+            UnmatchedError: the model lacks a class of the data, or was trained with other columns or another tokenizer.
             DataError: the step requires other inputs, or a column has the wrong type.
         """
         inputs = TokenInputs.of(specs)
@@ -416,11 +415,9 @@ def table(
         words: the column of word lists, for one label per word; by default the only column of lists.
         label: the column of labels: class names, class numbers, or regression values; for ``words``, lists of them. By
             default the one named like the step's target, or ``label``.
-        length: maximum number of tokens, to which longer texts are truncated; by default from the model or tokenizer,
-            or 512.
+        length: maximum number of tokens; longer texts are truncated. By default from the model or tokenizer, or 512.
         classes: the class names for integer labels in this table: the first for 0, and so on.
-        multiple: pad batches to a multiple of this number of tokens, for fewer shapes, since memory is planned anew for
-            each.
+        multiple: pad batches to a multiple of this number of tokens, since memory is planned anew for each shape.
         one_length: pad all batches to one width, so that ``predict`` can join per-token outputs.
 
     Raises:

@@ -62,8 +62,7 @@ def nms(boxes: Array, scores: Array, overlap: float = 0.5) -> Array:
 def iou(a: Array, b: Array, crowd: Array | None = None) -> Array:
     """Compute the IoU ``[n, m]`` of boxes ``a [n, 4]`` and ``b [m, 4]`` (left, top, right, bottom).
 
-    For boxes of ``b`` that are crowds (bool ``crowd [m]``), the intersection is divided by the area of ``a`` instead of
-    the union.
+    For boxes of ``b`` that are crowds (bool ``crowd [m]``), the union is replaced by the area of ``a``.
     """
     sides = np.minimum(a[:, None, 2:], b[None, :, 2:]) - np.maximum(a[:, None, :2], b[None, :, :2])
     both = np.prod(np.maximum(sides, 0), axis=2)

@@ -88,8 +88,7 @@ def drawn(polygons: Sequence[Array], size: tuple[int, int]) -> Array:
     """Return the pixels within polygons: bool ``[height, width]``, identical to ``pycocotools``.
 
     Args:
-        polygons: the corners of each polygon, ``[n, 2]``. The result is their union; within a polygon, the even-odd
-            rule applies.
+        polygons: the corners of each polygon, ``[n, 2]``. They are united; within each, the even-odd rule applies.
         size: the width and height of the image.
 
     Raises:

@@ -329,8 +329,7 @@ class BatchChecker:
     def check_bounds(self, arrays: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> None:
         """Raise DataError if a value of a target with an upper bound (``TargetSpec.most``) is out of range.
 
-        ``arrays`` are a batch, or whole columns. ``sizes`` of symbolic dimensions are by default the sizes in
-        ``arrays``.
+        ``arrays`` are a batch, or whole columns. ``sizes`` are by default the symbolic sizes in ``arrays``.
         """
         found: dict[str, int] = dict(sizes or {})
         if sizes is None and self._bounded:

@@ -33,8 +33,7 @@ class ImageForm:
 
     Attributes:
         size, mean, std, layout, shorter, resample, order, scale: as for :func:`gradgraph.image_folder`.
-        letterbox: keep the aspect ratio and pad with grey; set only by data with boxes or masks, and by models trained
-            on them.
+        letterbox: keep the aspect ratio and pad with grey; only for boxes or masks.
         crop: rounding of an odd margin in a centre crop: "round", as in torchvision, or "floor", as in
             transformers; set only by preprocessing files next to a model.
         channels: number of channels.

@@ -188,8 +188,7 @@ def image_folder(
 
     Args:
         path: the folder. Without subfolders, its images have no labels (for ``predict``).
-        size: (height, width) to which images are resized (bilinear, as in Pillow); by default the size of the model's
-            input.
+        size: (height, width) to which images are resized (bilinear, as in Pillow); by default the model's input size.
         mean, std: mean and standard deviation per channel, in channel order, applied after division by 255.
         layout: ``"NCHW"`` or ``"NHWC"``; by default the layout of the model's input.
         shorter: resize the shorter side to this length, and crop ``size`` from the centre, padding with black;

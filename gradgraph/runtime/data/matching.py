@@ -98,8 +98,7 @@ class Declared:
 
     Attributes:
         names: all class names, by target.
-        numbers: target → array that maps the dataset's class indices to the model's; only targets for which they
-            differ.
+        numbers: target → array from the dataset's class indices to the model's, if they differ.
     """
 
     names: DataNames = NO_NAMES
@@ -147,8 +146,7 @@ class Declared:
 def declared_classes(dataset: Any, target: str, deep: bool = False) -> Sequence[str] | None:
     """Return the class names that a dataset declares for a target; None if it declares none.
 
-    They are read from its ``features`` and, if ``deep``, from ``classes`` of the dataset or of the dataset that it is a
-    subset of.
+    They are read from its ``features`` and, if ``deep``, from ``classes`` of the dataset or, for a subset, its parent.
     """
     features = getattr(dataset, "features", None)
     found: Any = None

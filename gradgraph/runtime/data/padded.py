@@ -30,8 +30,7 @@ class Padded:
             elements of ``ids`` along its first axis, and false for padding.
         lengths: lengths to add, by the name of the array: with ``{"ids": "lengths"}``, the int64 length of ``ids``
             along its first axis.
-        multiple: pad the first axis to a multiple of this, for fewer different sizes, since memory is planned anew for
-            each size.
+        multiple: pad the first axis to a multiple of this, since memory is planned anew for each size.
         longest: maximum length of the first axis, to which longer samples are truncated; no limit by default.
     """
 

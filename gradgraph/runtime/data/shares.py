@@ -18,8 +18,7 @@ def shares(
 ) -> Iterator[Batch]:
     """Yield this process's share of each batch of an epoch (counted from 0), from batch ``start`` on.
 
-    Arrays and datasets load only the samples of this process. From an iterable of whole batches, every N-th row is
-    selected.
+    Arrays and datasets load only the samples of this process. From whole batches, every N-th row is selected.
     """
     batches = source.batches(epoch, start)
     if ranks == 1:

@@ -23,8 +23,7 @@ class Layout:
     """The candidates for the sample axis of a model output.
 
     Attributes:
-        axes: the axes with the model's batch dimension, or else the axes of unknown size; None if any axis may be the
-            sample axis.
+        axes: the axes with the model's batch dimension, or else the axes of unknown size; None if it may be any axis.
         varies: whether the output depends on the batch.
     """
 

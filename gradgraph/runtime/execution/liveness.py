@@ -1,7 +1,6 @@
 """The peak size of tensors alive in a run of a lowered graph, a lower bound of the arena's size.
 
-This is fast (20 µs per node). The estimate for users in ``memory`` also considers overwriting, kinds of tensors, and
-fragmentation.
+This is fast (20 µs per node). The estimate in ``memory`` also considers overwriting, kinds and fragmentation.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ VIEWS = frozenset(("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
 def most_alive(model: onnx.ModelProto) -> int:
     """Return the peak size in bytes of intermediate tensors alive at the same time.
 
-    Inputs, outputs and tensors of subgraphs do not count. A tensor of unknown size counts as much as the largest input
-    of its node.
+    Inputs, outputs and subgraphs do not count. Tensors of unknown size count like their node's largest input.
     """
     nodes = model.graph.node
     read, order = [reads(node) for node in nodes], order_of(model.graph)

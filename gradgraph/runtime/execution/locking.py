@@ -2,8 +2,7 @@
 
 Of two concurrent steps, one would be lost, since a step reads one set of state tensors and writes the other. Every
 public method of a trainer therefore holds one lock. ``fit`` holds it during each step; between steps, other threads may
-read the state, save, evaluate and predict. Training or replacing the state while ``fit`` runs in another thread raises
-BusyError.
+read the state, save, evaluate and predict. Changing the state while ``fit`` runs in another thread raises BusyError.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The order of a model's nodes in the file, which affects session creation time and a run's memory.
 
-Nodes that do not need the batch come first in the file, then the others, then the updates, and the loss and metrics
-last.
+Nodes that do not need the batch come first in the file, then the others, the updates, and finally loss and metrics.
 
 Creating a session: before each of its optimizations, onnxruntime sorts all nodes. It keeps the ready nodes in a list,
 in file order, and searches that list for every node. Nodes that do not need the batch (decays of the optimizer,

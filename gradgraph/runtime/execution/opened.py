@@ -335,8 +335,7 @@ class OpenedStep:
     def _shared(self, executed: onnx.ModelProto | None, next_of: Mapping[str, str]) -> frozenset[str]:
         """Return the state tensors that a session may overwrite; both sets of the state then share their memory.
 
-        ``executed`` is the model as onnxruntime executes it. If it is None, no session may overwrite the tensors in
-        ``next_of``.
+        If ``executed``, the model as onnxruntime executes it, is None, no session may overwrite tensors in ``next_of``.
         """
         safe = frozenset[str]() if executed is None else proven(executed, next_of, self.options)
         if self.options.in_place:

@@ -39,8 +39,7 @@ def prepared(model: onnx.ModelProto, ports: Ports, options: RuntimeOptions, chec
 def proven(executed: onnx.ModelProto, next_of: Mapping[str, str], options: RuntimeOptions) -> frozenset[str]:
     """Return the state tensors that a prepared graph may overwrite safely in any execution order of its nodes.
 
-    ``executed`` is the graph as onnxruntime executes it; ``next_of`` maps state tensors to outputs with their next
-    values.
+    ``executed`` is the graph as onnxruntime executes it; ``next_of``: state tensor → output with its next value.
     """
     if options.in_place is True:
         return overwritable(executed, next_of, "")

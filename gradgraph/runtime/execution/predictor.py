@@ -109,8 +109,7 @@ class Predictor:
 def is_probable(value: ir.Value) -> bool:
     """Return whether a model output contains class probabilities.
 
-    These are outputs of a Softmax over the second, the last or an unknown axis, or of a Sigmoid of one number per
-    sample.
+    It does after a Softmax over the second, last or an unknown axis, or a Sigmoid of one number per sample.
     """
     found = probabilities(value)
     if found is None:

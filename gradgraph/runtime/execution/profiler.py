@@ -1,8 +1,7 @@
 """Profiles of a training step: onnxruntime's node times, assigned to the nodes and layers of the user's model.
 
 The name of a lowered step's node begins with the part of the step (``grad/``, ``loss/``, ``update/``), followed by the
-node of the model that it was derived from. The nodes of an optimizer are assigned to the layer of the weight that they
-update.
+node of the model that it was derived from. Nodes of an optimizer belong to the layer of the weight that they update.
 """
 
 from __future__ import annotations

@@ -78,8 +78,7 @@ class State:
         movers: for each tensor, the named steps that update it; by default a single step updates all.
 
     Attributes:
-        side: an integer with one bit per group of tensors that the same steps update; the bit selects the group's
-            current set.
+        side: an integer with a bit per group of tensors updated by the same steps; the bit selects the set.
         shared: names of tensors whose memory both sets share.
         lost: whether a run failed that may have overwritten shared tensors.
         absent: names of tensors that other processes store.

@@ -87,8 +87,7 @@ class Best:
     def recover(self) -> None:
         """Find the state of the best epoch after a resume, and store it in ``state``.
 
-        It is the current state, or in a checkpoint. If it is not found, log a warning and search for the best epoch
-        anew.
+        It is the current state, or in a checkpoint. If it is not found, warn and search for the best epoch anew.
         """
         p = self.progress
         if self.patience is None or p.best is None:

@@ -77,8 +77,7 @@ SAME_WISH = 2.0  # seconds until all duplicates of a signal have reached the ran
 class Watcher:
     """The thread that reads the wake-up descriptor.
 
-    There is one per process, not per fit, since starting and joining a thread takes 2 to 5 ms while onnxruntime's
-    threads spin.
+    There is one per process, since starting and joining a thread takes 2 to 5 ms while onnxruntime's threads spin.
 
     Attributes:
         told: the current receiver of signals; None outside a fit.

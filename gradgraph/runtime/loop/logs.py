@@ -1,8 +1,7 @@
 """Training logs: JSON lines, CSV, TensorBoard, or a user's object.
 
 A record is a dict for a step or a history row. A beginning fit removes records of later steps from a log file, so a
-resumed run writes no duplicates, and a new run starts with an empty file. Write errors are logged once, and training
-continues.
+resumed run writes no duplicates, and a new run starts with an empty file. Write errors are logged once, not raised.
 """
 
 from __future__ import annotations

@@ -257,8 +257,7 @@ def _after(trial: Trial, beginning: Mapping[str, Any], rate: float, steps: int) 
 def _vertex(tried: Mapping[float, float], before: float) -> float | None:
     """Return the rate with the lowest loss, interpolated between short runs; None if no loss is below ``before``.
 
-    It is the vertex of the parabola through the lowest loss in ``tried`` (rate → loss) and its two neighbours, in
-    log-log scale.
+    This is the vertex of the parabola through the lowest loss in ``tried`` and its neighbours, in log-log scale.
     """
     rates = sorted(tried)
     lowest = min(range(len(rates)), key=lambda i: tried[rates[i]], default=0)

@@ -46,8 +46,7 @@ class Progress:
         history: one row per finished epoch of this fit, or per ``eval_every`` steps.
         counts: number of runs of each named step.
         weights: ``weight`` of each named step, if there are several.
-        turns, place: with several named steps, the number of finished batches, and the number of steps done on the
-            current batch.
+        turns, place: with several named steps, the finished batches, and the steps done on the current batch.
         names: column and class names of the training data, which later data must match.
         eval_every: steps between history rows; 0 for one row per epoch.
         rowed: number of batches of the current epoch that earlier history rows cover.
