@@ -163,7 +163,10 @@ class Category(ColumnKind):
 
     @classmethod
     def learn(cls, column: str, values: Array, *, min_count: int = 1, index: bool = False) -> Category:
-        """Return the category kind learnt from a training column; values with under ``min_count`` rows have no slot."""
+        """Return the category kind learnt from a training column; ``index`` is ``is_index``.
+
+        Values with fewer than ``min_count`` rows have no slot.
+        """
         numbers = are_numbers(values) and not _are_large(values)
         read: Array = numbers_of(column, values) if numbers else column_text(column, values)
         gap = missing(read)

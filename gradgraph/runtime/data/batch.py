@@ -95,7 +95,7 @@ class BatchChecker:
 
     @property
     def kind(self) -> tuple[dict[str, TensorSpec], bool]:
-        """A comparable summary of the checks: the specs, and whether floats must be finite."""
+        """A summary of the checks: the specs, and whether floats must be finite; equal kinds need no second check."""
         return self.specs, self._finite
 
     @property

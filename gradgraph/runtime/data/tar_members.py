@@ -1,6 +1,7 @@
 """Members of a tar file, located from its headers.
 
-Nothing is unpacked, and no member name is used as a path. Names and sizes are validated before content is read.
+Nothing is unpacked, and no member name is used as a path. Names and sizes are validated before content is read. The
+file size limits the number of headers, which take 512 bytes each.
 """
 
 from __future__ import annotations
