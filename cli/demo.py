@@ -83,9 +83,14 @@ def _verify(out: Path, held_out: dict[str, Any], required: float) -> None:
     output.emit(f"held-out accuracy in training       {expected:.2%}")
     output.emit(f"held-out accuracy in onnxruntime    {hits.mean():.2%} ({hits.sum()} of {len(hits)})")
     if abs(hits.mean() - expected) > 0.5 / len(hits):
-        raise GradgraphError("the exported model's accuracy differs from the trained model's, so the export is wrong")
+        raise GradgraphError(
+            "the exported model's accuracy differs from the trained model's, so the export is wrong; please report it "
+            "with the output of `gradgraph env`"
+        )
     if hits.mean() < required:
-        raise GradgraphError(f"the accuracy on held-out digits is {hits.mean():.1%}, below the required {required:.0%}")
+        raise GradgraphError(
+            f"the accuracy on held-out digits is {hits.mean():.1%}, below the required {required:.0%}; raise --epochs"
+        )
     output.say(f"see {out / 'loss.png'} and {out / 'predictions.png'}")
 
 

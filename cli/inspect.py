@@ -11,7 +11,7 @@ import click
 from gradgraph.cli import key_values, output
 from gradgraph.cli.choices import PATH
 from gradgraph.cli.command import Command
-from gradgraph.errors import Finding, listed, readable_bytes, shown
+from gradgraph.errors import Finding, counted, listed, readable_bytes, shown
 
 
 @click.command("inspect", cls=Command)
@@ -193,7 +193,7 @@ def _print_weights(weights: list[dict[str, Any]]) -> None:
         chosen = [w for w in weights if w["role"] == role]
         if chosen:
             size = readable_bytes(sum(w["bytes"] for w in chosen))
-            output.emit(f"{role}: {len(chosen)} tensors, {size}")
+            output.emit(f"{role}: {counted(len(chosen), 'tensor')}, {size}")
 
 
 def _signature(tensor: dict[str, Any]) -> str:

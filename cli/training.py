@@ -22,7 +22,7 @@ from gradgraph.cli.recipe_command import resolved
 from gradgraph.cli.run_folder import RunFolder
 from gradgraph.cli.stdin import from_stdin
 from gradgraph.cli.table_options import check_same_data, preprocess, starting_model
-from gradgraph.errors import CheckpointError, OutputError, readable_bytes, shown
+from gradgraph.errors import CheckpointError, OutputError, counted, readable_bytes, shown
 from gradgraph.runtime.execution.team import ALONE
 
 if TYPE_CHECKING:
@@ -297,7 +297,9 @@ class Training:
             self.team.from_first(lambda: step.save(to, force=force, share_weights=share))
             output.say(f"wrote {to}")
         sizes = [s.nbytes for s in step.manifest.state if s.kind == "parameter"]
-        output.say(f"training on {trainer.described}: {len(sizes)} tensors of weights, {readable_bytes(sum(sizes))}")
+        output.say(
+            f"training on {trainer.described}: {counted(len(sizes), 'tensor')} of weights, {readable_bytes(sum(sizes))}"
+        )
         if run.export_to is None and run.checkpoint is None and not run.is_trial:
             output.say("the trained weights will not be saved; add --export trained.onnx or --checkpoint run.ckpt")
 

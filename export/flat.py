@@ -238,7 +238,8 @@ def _table(manifest: Manifest, which: Which) -> tuple[Place, ...]:
             continue
         if spec.dtype not in ("float32", "float16"):
             raise ModelError(
-                f"the weight '{shown(spec.name)}' is {spec.dtype}, which a float32 vector cannot represent exactly"
+                f"the weight '{shown(spec.name)}' is {spec.dtype}, which a float32 vector cannot represent exactly; "
+                "write a .safetensors instead"
             )
         table.append(Place(spec.name, end, tuple(int(d or 0) for d in spec.shape)))
         end += table[-1].size

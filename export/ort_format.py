@@ -262,9 +262,11 @@ def _converted(
         try:
             ran = processes.run_python(_CONVERT, *words, text=True, errors="replace", timeout=_LIMIT)
         except (OSError, subprocess.SubprocessError) as error:
-            raise RuntimeUnavailableError(f"onnxruntime's converter does not run: {shown(error)}") from None
+            raise RuntimeUnavailableError(
+                f"onnxruntime's converter does not run ({shown(error)}); write an .onnx instead"
+            ) from None
         if ran.returncode:
             lines = ran.stderr.strip().splitlines() or [f"the process ended with {ran.returncode}"]
-            raise ModelError(f"onnxruntime's converter rejects the model: {shown(lines[-1])}")
+            raise ModelError(f"onnxruntime's converter rejects the model ({shown(lines[-1])}); write an .onnx instead")
         lines = (folder / CONFIG).read_text("utf-8").splitlines(keepends=True)
         yield folder, "".join(line for line in lines if not line.startswith("#"))  # comments name temporary files

@@ -25,11 +25,16 @@ def class_axis(shape: Shape, axis: int) -> int:
     """Return the class axis of a prediction as a non-negative number; 0 if the prediction has a single axis."""
     rank = len(shape)
     if rank == 0:
-        raise BuildError("a classification loss requires an axis of classes, but the model's output is a scalar")
+        raise BuildError(
+            "a classification loss requires an axis of classes, but the model's output is a scalar; choose another "
+            "output"
+        )
     if rank == 1:
         return 0
     if not -rank <= axis < rank:
-        raise BuildError(f"the model's output has {rank} axes, so axis {axis} cannot be the class axis")
+        raise BuildError(
+            f"the model's output has {rank} axes, so axis {axis} cannot be the class axis; correct the axis of the loss"
+        )
     return axis % rank
 
 

@@ -111,7 +111,7 @@ def suggestion(name: object, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(bare(name), alike, n=1)
     if close:
         return f"; did you mean '{shown(alike[close[0]])}'?"
-    return f"; there is {', '.join(shown(n) for n in names[:8])}{' …' if len(names) > 8 else ''}" if names else ""
+    return f"; choose from {', '.join(shown(n) for n in names[:8])}{' …' if len(names) > 8 else ''}" if names else ""
 
 
 def listed(names: Iterable[object], most: int = 8) -> str:
@@ -119,6 +119,26 @@ def listed(names: Iterable[object], most: int = 8) -> str:
     every = list(names)
     quoted = ", ".join(f"'{shown(n)}'" for n in every[:most])
     return quoted + (f" and {len(every) - most} more" if len(every) > most else "")
+
+
+def counted(count: int, noun: str) -> str:
+    """Return ``1 input`` or ``3 inputs`` for use in a message; the plural of ``noun`` must end in s."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def row_at(index: int, in_file: bool | None = None) -> str:
+    """Return the position of a row for use in a message.
+
+    Rows of files are counted from 1, without the header; rows of lists, arrays and data frames have indices from 0.
+
+    Args:
+        index: the index, from 0.
+        in_file: whether the rows are those of a file: ``row 4``, else ``the row at index 3``. If None, they may be
+            either, and the position is ``row 4 (index 3)``.
+    """
+    if in_file is None:
+        return f"row {index + 1} (index {index})"
+    return f"row {index + 1}" if in_file else f"the row at index {index}"
 
 
 def readable_bytes(size: float) -> str:

@@ -365,7 +365,10 @@ def check(op_type: str, domain: str = "", session_options: ort.SessionOptions | 
     """
     rule = RULES.get((domain, op_type))
     if rule is None:
-        raise UnknownNameError(f"no gradient rule is registered for '{shown(op_type)}' in domain '{shown(domain)}'")
+        raise UnknownNameError(
+            f"no gradient rule is registered for '{shown(op_type)}' in domain '{shown(domain)}'; register one with "
+            "gradgraph.extend.vjp, or pass the domain of the operator"
+        )
     wrong = kit.problems(rule, session_options)
     if wrong:
         raise AssertionError("\n".join(wrong))

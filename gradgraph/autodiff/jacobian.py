@@ -26,7 +26,7 @@ from gradgraph.autodiff.path import Path, carries, is_tensor
 from gradgraph.autodiff.reverse import backward
 from gradgraph.autodiff.samples import batched_inputs, check_independent, name_batch
 from gradgraph.autodiff.scan_rows import reshaped, scanned, sizes_of
-from gradgraph.autodiff.select import Names, check_scalar, find_path, select, target_of
+from gradgraph.autodiff.select import Names, check_scalar, content_of, find_path, select, target_of
 from gradgraph.errors import DifferentiationError, Remedies, shown
 from gradgraph.graph.builder import Builder, Var, all_of
 from gradgraph.graph.shapes import Shape, all_sizes, known_sizes
@@ -228,8 +228,9 @@ def _count(op: Builder, x: ir.Value, start: int = 0) -> Var:
 
 def _check_tensor(x: ir.Value) -> None:
     if not carries(x) or not is_tensor(x):
-        content = f"{x.dtype} numbers" if is_tensor(x) else "a sequence or an optional"
-        raise DifferentiationError(f"'{shown(x.name)}' holds {content}; a Jacobian needs floating tensors")
+        raise DifferentiationError(
+            f"'{shown(x.name)}' {content_of(x)}, but a Jacobian needs floating-point tensors; choose another tensor"
+        )
 
 
 def _check_rows(graph: ir.Graph, path: Path) -> None:

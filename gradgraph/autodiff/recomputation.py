@@ -114,7 +114,8 @@ class Recompute:
             said = keywords if all(name.isidentifier() for name in named) else f"**{named}"
             typed = " ".join((f"{self.keep}B", *(f"{name}={size}" for name, size in named.items())))
             raise BuildError(
-                f"a memory budget for recomputation needs the size of {', '.join(named)}, which the model leaves open",
+                f"a memory budget for recomputation needs the size of {', '.join(named)}, which is dynamic in the "
+                "model",
                 remedy=f"pass it: gradgraph.Recompute({self.keep}, {said})",
                 shell=f"pass it: --recompute {shlex.quote(typed)}",
             )
@@ -125,9 +126,9 @@ class Recompute:
         least, cuts = course.least_recomputation(budget - beside)
         if cuts is None:
             raise BuildError(
-                f"a step takes at least {_readable(least + beside)} even with full recomputation (including "
+                f"a step needs at least {_readable(least + beside)} even with full recomputation (including "
                 f"{_readable(beside)} for weights, state and the batch), more than the budget of {_readable(budget)}",
-                remedy="allow more, take a smaller batch, or train fewer weights",
+                remedy="raise the budget, use a smaller batch, or train fewer weights",
             )
         return cuts
 

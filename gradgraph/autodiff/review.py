@@ -109,7 +109,7 @@ def left_out(graph: ir.Graph, targets: Sequence[ir.Value], trained: Collection[s
 
 
 def _kind(value: ir.Value) -> str:
-    return "" if value.dtype is None else f"it holds {value.dtype.name.lower()} numbers"
+    return "" if value.dtype is None else f"it has dtype {value.dtype.name.lower()}"
 
 
 def _is_packed(value: ir.Value) -> bool:
@@ -257,7 +257,7 @@ def review_integers(graph: ir.Graph) -> Iterator[Finding]:
             f"the int8 {'weight' if len(names) == 1 else 'weights'} {listed(names, _NAMED)}",
             "can saturate in onnxruntime on x86 processors without VNNI",
             "outputs there differ from those in training",
-            "quantise the float model again with gg.quantize, or onnxruntime's reduce_range=True, which take 7 bits",
+            "quantise the float model again with gg.quantize, or onnxruntime's reduce_range=True, which use 7 bits",
             "warning",
         )
 

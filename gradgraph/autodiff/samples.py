@@ -99,17 +99,14 @@ def batched_inputs(graph: ir.Graph, names: Names = None) -> list[ir.Value]:
         found = {known[n]: None for p in as_names(names) for n in matching(p, list(known))}
         missing = [p for p in as_names(names) if not matching(p, list(known))]
         if missing:
-            raise UnknownNameError(
-                f"no input matches '{shown(missing[0])}'{suggestion(missing[0], list(known))}; "
-                "name the inputs with one sample per row"
-            )
+            raise UnknownNameError(f"no input matches '{shown(missing[0])}'{suggestion(missing[0], list(known))}")
         return [_with_open_batch(x) for x in found]
     sizes = {x: _rows(x) for x in given if is_tensor(x)}
     first = next((size for size in sizes.values() if size is not None), None)
     found = {x: None for x, size in sizes.items() if size is not None and size == first}
     if not found:
         raise DifferentiationError(
-            "no input of the model has an open first axis, the batch",
+            "no input of the model has a dynamic first axis (the batch axis)",
             remedy="export it with a dynamic batch axis, or name the inputs that hold samples in `inputs`",
             shell="export it with a dynamic batch axis",
         )

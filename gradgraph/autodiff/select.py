@@ -48,7 +48,9 @@ def select(graph: ir.Graph, wrt: Names, targets: Sequence[ir.Value]) -> list[ir.
             value = known[name]
             if not carries(value) and name == pattern:
                 raise DifferentiationError(
-                    f"'{shown(name)}' holds {value.dtype} numbers; only floating tensors have gradients"
+                    f"'{shown(name)}' {content_of(value)}, but only floating-point tensors have gradients",
+                    remedy="remove it from `wrt`",
+                    shell="remove it from --wrt",
                 )
             if carries(value) and (name == pattern or not is_marked_constant(value)):
                 chosen[value] = None
@@ -132,16 +134,26 @@ def float_outputs(graph: ir.Graph, names: Names) -> list[ir.Value]:
     for y in chosen:
         if not carries(y):
             raise DifferentiationError(
-                f"output '{shown(y.name)}' holds {y.dtype} numbers; only floating outputs can be differentiated"
+                f"output '{shown(y.name)}' {content_of(y)}, but only floating-point outputs can be differentiated; "
+                "choose another output"
             )
     return list(dict.fromkeys(chosen))
+
+
+def content_of(value: ir.Value) -> str:
+    """Return what a value contains, as words that follow its name in a message: ``has dtype int64``."""
+    if not is_tensor(value):
+        return "is a sequence or an optional"
+    return f"has dtype {'unknown' if value.dtype is None else value.dtype.name.lower()}"
 
 
 def check_scalar(target: ir.Value) -> None:
     """Raise an error unless ``target`` is a floating tensor of one element; unknown sizes are accepted."""
     if not carries(target) or not is_tensor(target):
-        content = f"{target.dtype} numbers" if is_tensor(target) else "a sequence or an optional"
-        raise DifferentiationError(f"output '{shown(target.name)}' holds {content}; a gradient needs a floating scalar")
+        raise DifferentiationError(
+            f"output '{shown(target.name)}' {content_of(target)}, but a gradient needs a floating-point scalar; choose "
+            "another output"
+        )
     shape = Var(Builder(), target).shape
     if shape is not None and any(d not in (1, None) for d in shape):
         raise DifferentiationError(

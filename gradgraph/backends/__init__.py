@@ -62,7 +62,7 @@ def named(name: str, among: Iterable[str] = BACKENDS) -> Backend:
     """
     known = tuple(among)
     if name not in known:
-        raise BuildError(f"there is no backend '{shown(name)}'{suggestion(name, known)}; use {', '.join(known)}")
+        raise BuildError(f"there is no backend '{shown(name)}'{suggestion(name, known)}")
     return BACKENDS[name]
 
 

@@ -51,7 +51,9 @@ def parameters_of(
     for pattern in as_names(train):
         found = usual if pattern == "*" else matching(pattern, weights)
         if pattern in statistics:
-            raise BuildError(f"'{shown(pattern)}' is a running statistic or a buffer, which is never trained")
+            raise BuildError(
+                f"'{shown(pattern)}' is a running statistic or a buffer, which is never trained; remove it from train"
+            )
         if not found and pattern != "*":
             raise UnknownNameError(
                 f"'{shown(pattern)}' in train matches no weight of the model{suggestion(pattern, weights)}"
@@ -75,8 +77,7 @@ def parameters_of(
     if short := [n for n in selected if graph.initializers[n].dtype == ir.DataType.BFLOAT16]:
         raise BuildError(
             f"'{shown(min(short))}' is bfloat16, whose precision is too low for small updates and which runtimes do "
-            "not "
-            "support; store the weights in float32 to train them"
+            "not support; store the weights in float32 to train them"
         )
     return [n for n in weights if n in selected]
 

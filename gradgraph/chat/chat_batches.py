@@ -41,7 +41,8 @@ class ChatBatches(Loadable):
         sizes = [len(tokens) for tokens in samples]
         if sizes and max(sizes) > length:
             raise DataError(
-                f"a text has {max(sizes)} tokens, more than the row length {length}; raise the length, or drop the text"
+                f"the text at index {sizes.index(max(sizes))} has {max(sizes):,} tokens, more than the row length "
+                f"{length:,}; raise the length, or drop the text"
             )
         self.rows = packed_rows(sizes, length) if packed else [[i] for i in range(len(sizes))]
         self._lengths = np.array([sum(sizes[i] for i in row) for row in self.rows], np.int64)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gradgraph.arguments import PATH, described
-from gradgraph.errors import DataError, listed, readable_bytes, shown, suggestion
+from gradgraph.errors import DataError, listed, readable_bytes, row_at, shown, suggestion
 from gradgraph.files.untrusted.documents import json_of
 from gradgraph.files.untrusted.regular import UnreadableError, open_regular, regular_bytes
 from gradgraph.text.frame_columns import FrameColumns, is_missing
@@ -127,9 +127,9 @@ def _raw(source: Any) -> tuple[list[Row], str, Callable[[int], str]]:
             lines: list[tuple[int, Row]] = list(_lines(path))
             return list[Row](row for _, row in lines), where, lambda i: f"line {lines[i][0]} of {where}"
         if path.suffix.lower() == ".json":
-            return _listed(_document(path), where), where, lambda i: f"row {i + 1} of {where}"
+            return _listed(_document(path), where), where, lambda i: f"{row_at(i, in_file=True)} of {where}"
     elif isinstance(source, list | tuple):
-        return _listed(list(source), "the data"), "the data", lambda i: f"row {i + 1} of the data"
+        return _listed(list(source), "the data"), "the data", lambda i: f"{row_at(i, in_file=False)} of the data"
     elif isinstance(source, Mapping) and all(hasattr(value, "column_names") for value in source.values()):
         raise DataError(
             f"the data have the splits {listed(source)}; pass one of them, such as data[{next(iter(source), '')!r}]"
@@ -137,7 +137,7 @@ def _raw(source: Any) -> tuple[list[Row], str, Callable[[int], str]]:
     frame = FrameColumns(source)
     held = [[_plain(value) for value in frame[name]] for name in frame.names]
     rows: list[Row] = [dict(zip(frame.names, values, strict=True)) for values in zip(*held, strict=True)]
-    return rows, frame.where, lambda i: f"row {i + 1} of {frame.where}"
+    return rows, frame.where, lambda i: f"{row_at(i, frame.is_file)} of {frame.where}"
 
 
 def _check_size(path: Path) -> None:

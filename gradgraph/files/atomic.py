@@ -147,7 +147,7 @@ def check_replaceable(target: Path, files: Collection[str], force: bool) -> None
         )
     foreign = [n for n in there if n not in files and not n.endswith(_OURS)]
     if foreign or not _has_manifest(target):
-        what = f"holds '{shown(foreign[0])}'" if foreign else "has no gradgraph manifest.json"
+        what = f"contains '{shown(foreign[0])}'" if foreign else "has no gradgraph manifest.json"
         raise OutputError(f"the folder '{shown(target)}' {what}, so it is not replaced; choose another one")
 
 

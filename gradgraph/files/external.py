@@ -135,16 +135,18 @@ class DataFiles:
 def check_range(tensor: onnx.TensorProto, file_size: int, remedy: str = "") -> None:
     """Raise ModelError unless external data match type and shape, and end within a file of ``file_size`` bytes."""
     what = f"external data of tensor '{shown(tensor.name)}'"
-    damaged = remedy or "the model is damaged"
+    damaged = remedy or "export or download the model again"
     _, offset, length = external_entry(tensor)
     if offset == length == -1:
         raise ModelError(f"{what} have an offset or length that is not a number; {damaged}")
     size = check_tensor(tensor.name, tensor.data_type, tensor.dims)
     if offset < 0 or length != size:
-        raise ModelError(f"{what} span {length} bytes from {offset}, but its type and shape need {size}; {damaged}")
+        raise ModelError(
+            f"{what} span {length:,} bytes from byte {offset:,}, but its type and shape need {size:,}; {damaged}"
+        )
     if offset + length > file_size:
         remedy = remedy or "download the data file again"
-        raise ModelError(f"{what} end at byte {offset + length} of a file of {file_size}; {remedy}")
+        raise ModelError(f"{what} end at byte {offset + length:,}, but the file has {file_size:,} bytes; {remedy}")
 
 
 def locate(proto: onnx.ModelProto, data: DataFiles | None, own: HeldFile | None = None) -> dict[str, Path | HeldFile]:

@@ -310,8 +310,9 @@ def check_fits(size: int) -> None:
     """Raise ModelError if weights of ``size`` bytes exceed the limit of a ModelProto."""
     if size >= PROTOBUF_LIMIT:
         raise ModelError(
-            f"the result holds {size / 1e9:.1f} GB of weights, but a ModelProto at most {PROTOBUF_LIMIT / 1e9:.1f} GB",
-            remedy="give the path of a model whose weights are external data, and let the result be written to a file "
+            f"the result has {size / 1e9:.1f} GB of weights, but a ModelProto can store at most "
+            f"{PROTOBUF_LIMIT / 1e9:.1f} GB",
+            remedy="pass the path of a model whose weights are external data, and write the result to a file "
             "(out= of a transform, the path of export)",
             shell="write it to a file: gradgraph grad MODEL -o result.onnx",
         )

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 import onnx
 import onnx_ir as ir
 
-from gradgraph.errors import Finding, refused, shown
+from gradgraph.errors import Finding, counted, refused, shown
 from gradgraph.graph.checks import (
     NEWEST_OPSET,
     WITH_BODIES,
@@ -45,7 +45,7 @@ def check_proto(proto: onnx.ModelProto) -> None:
 def message_findings(proto: onnx.ModelProto) -> Iterator[Finding]:
     """Yield findings about ``proto``, except findings about single nodes."""
     if not proto.HasField("graph"):
-        yield Finding("the message", "holds no graph", "", "this is not an ONNX model, or a damaged one")
+        yield Finding("the model", "contains no graph", "", "export or download it again")
         return
     uses_onnx = any(n.domain in _ONNX for n in proto.graph.node)
     yield from findings_of(check_versions, proto.ir_version or None, _imports(proto.opset_import), uses_onnx)
@@ -174,10 +174,10 @@ def _attribute_findings(node: onnx.NodeProto, in_main: bool) -> Iterator[Finding
     for attr in node.attribute:
         named = f"the attribute '{shown(attr.name)}' of {subject}"
         if attr.name in seen:
-            yield Finding(named, "is given twice", "", "remove one of them")
+            yield Finding(named, "appears twice", "", "remove one of them")
         seen.add(attr.name)
         if attr.type in (_KINDS.SPARSE_TENSOR, _KINDS.SPARSE_TENSORS):
-            yield Finding(subject, "holds a sparse tensor, which is not supported", "", "store it dense")
+            yield Finding(subject, "has a sparse tensor as an attribute, which is not supported", "", "store it dense")
         elif attr.ref_attr_name and in_main:
             words = f"refers to '{shown(attr.ref_attr_name)}', an attribute of a function"
             yield Finding(named, words, "this node is not in a function", "give it a value")
@@ -266,19 +266,21 @@ def check_payload(tensor: onnx.TensorProto) -> None:
     stored = [f.name for f, content in tensor.ListFields() if f.name in _STORES and (len(content) or f.name == field)]
     if others := stored if outside else [name for name in stored if name != field]:
         where = "its external data file" if outside else f"'{field}'"
-        raise refused(Finding(subject, f"has data in '{others[0]}'", f"must have them in {where} only", _DAMAGED))
+        raise refused(Finding(subject, f"has data in '{others[0]}'", f"its data must be in {where} only", _DAMAGED))
     if outside:
         return  # the file is checked when external data are resolved
-    found, unit = len(getattr(tensor, field)), "bytes" if field == "raw_data" else "entries"
+    found, unit = len(getattr(tensor, field)), "byte" if field == "raw_data" else "element"
     if field == "raw_data" or (kind != ir.DataType.STRING and kind.bitwidth < 8):
         expected = size
     else:
         expected = math.prod(tensor.dims) * (2 if kind in (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128) else 1)
     if found != expected:
-        raise refused(Finding(subject, f"holds {found} {unit} where its type and shape need {expected}", "", _DAMAGED))
+        raise refused(
+            Finding(subject, f"has {counted(found, unit)}, but its type and shape need {expected:,}", "", _DAMAGED)
+        )
 
 
-_DAMAGED = "the file is damaged"
+_DAMAGED = "the file is damaged, so export or download it again"
 
 
 def reads(node: onnx.NodeProto) -> set[str]:

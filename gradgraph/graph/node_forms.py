@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import onnx
 import onnx_ir as ir
 
-from gradgraph.errors import Finding, shown, suggestion
+from gradgraph.errors import Finding, counted, shown, suggestion
 from gradgraph.graph.schemas import Signature, known_since, signature
 
 _AGAIN = "export the model again"
@@ -134,12 +134,12 @@ def _arity(call: Call, schema: Signature) -> Iterator[_Fault]:
     count, least, most = len(call.inputs), schema.least, schema.most
     if not least <= count <= most:
         takes = _range(least, most)
-        yield _Fault(f"has {count} inputs", f"at opset {call.opset} this operator takes {takes}")
+        yield _Fault(f"has {counted(count, 'input')}", f"at opset {call.opset} this operator takes {takes}")
     elif lacking := [f for i, given in enumerate(call.inputs) if not given and (f := schema.formal(i, False)).required]:
         yield _Fault(f"lacks the input '{lacking[0].name}', which this operator requires")
     if not call.outputs <= schema.most_outputs:
         has = _range(schema.least_outputs, schema.most_outputs)
-        yield _Fault(f"has {call.outputs} outputs", f"at opset {call.opset} this operator has {has}")
+        yield _Fault(f"has {counted(call.outputs, 'output')}", f"at opset {call.opset} this operator has {has}")
 
 
 def _range(least: int, most: int) -> str:
@@ -157,7 +157,7 @@ def _attributes(call: Call, schema: Signature) -> Iterator[_Fault]:
             words = f"is {_attribute(ir.AttributeType(kind))}"
             yield _Fault(words, f"must be {_attribute(expected[0])}", attribute=name)
     if call.op_type == "Constant" and len(call.attributes) != 1:
-        yield _Fault(f"has {len(call.attributes)} attributes", "a Constant must have exactly one")
+        yield _Fault(f"has {counted(len(call.attributes), 'attribute')}", "a Constant must have exactly one")
     given = {name for name, _ in call.attributes}
     for name, (_, required) in schema.attributes.items():
         if required and name not in given and name != _WITHOUT_MEANING:
@@ -243,7 +243,7 @@ def _split(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
     """Yield a fault if num_outputs is not the number of outputs: ONNX's inference would write out of bounds."""
     parts = values.get("num_outputs")
     if parts is not None and parts != call.outputs:
-        yield _Fault(f"has {call.outputs} outputs", f"its attribute num_outputs is {parts}")
+        yield _Fault(f"has {counted(call.outputs, 'output')}", f"its attribute num_outputs is {parts}")
 
 
 def _einsum(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
@@ -251,9 +251,10 @@ def _einsum(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
     text = _decoded(values["equation"])
     terms = text.partition("->")[0]
     if not re.fullmatch(r"[A-Za-z.,\s]*(->[A-Za-z.\s]*)?", text):
-        yield _Fault(f"is '{shown(text)}'", "holds letters, '...', ',' and '->' only", "correct it", "equation")
+        yield _Fault(f"is '{shown(text)}'", "may contain only letters, '...', ',' and '->'", "correct it", "equation")
     elif terms.count(",") + 1 != len(call.inputs):
-        yield _Fault(f"has {len(call.inputs)} inputs", f"its equation '{shown(text)}' has {terms.count(',') + 1}")
+        expected = f"its equation '{shown(text)}' has {counted(terms.count(',') + 1, 'term')}"
+        yield _Fault(f"has {counted(len(call.inputs), 'input')}", expected)
 
 
 def _gather_nd(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
@@ -266,8 +267,8 @@ def _if(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
     then, other = (values.get(name, Body(0, call.outputs)) for name in ("then_branch", "else_branch"))
     if not call.outputs <= then.outputs == other.outputs:
         yield _Fault(
-            f"has {call.outputs} outputs, its then_branch {then.outputs} and its else_branch {other.outputs}",
-            "these must be equal",
+            f"has {counted(call.outputs, 'output')}, but its then_branch has {then.outputs} and its else_branch "
+            f"{other.outputs}"
         )
 
 
@@ -275,17 +276,17 @@ def _loop(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
     body: Body = values["body"]
     states = len(call.inputs) - 2
     if body.inputs != 2 + states:
-        own = _besides(body.inputs, 2, "inputs", "iteration number and condition")
-        yield _Fault(f"has {states} states", f"its body has {own}")
+        own = _besides(body.inputs, 2, "input", "iteration number and condition")
+        yield _Fault(f"has {counted(states, 'state')}", f"its body has {own}")
     elif not max(states, call.outputs) <= body.outputs - 1:
         yield _Fault(
-            f"has {states} states and {call.outputs} outputs",
-            f"its body has {_besides(body.outputs, 1, 'outputs', 'the condition')}",
+            f"has {counted(states, 'state')} and {counted(call.outputs, 'output')}",
+            f"its body has {_besides(body.outputs, 1, 'output', 'the condition')}",
         )
 
 
 def _besides(count: int, fixed: int, what: str, others: str) -> str:
-    return f"{count - fixed} {what} besides {others}" if count >= fixed else f"{count} {what} in all"
+    return f"{counted(count - fixed, what)} besides {others}" if count >= fixed else f"{counted(count, what)} in all"
 
 
 def _scan(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
@@ -293,12 +294,13 @@ def _scan(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
     scanned = values["num_scan_inputs"]
     inputs = len(call.inputs) - (call.opset < 9)  # before opset 9, the first input was the lengths of the sequences
     if not 0 < scanned <= inputs:
-        yield _Fault(f"is {scanned}", f"the node has {inputs} inputs to choose from", attribute="num_scan_inputs")
+        yield _Fault(f"is {scanned}", f"the node has {counted(inputs, 'input')}", attribute="num_scan_inputs")
     elif body.inputs != inputs:
-        yield _Fault(f"has {inputs} inputs", f"its body has {body.inputs}")
+        yield _Fault(f"has {counted(inputs, 'input')}", f"its body has {body.inputs}")
     elif not max(call.outputs, inputs - scanned) <= body.outputs:
         yield _Fault(
-            f"has {call.outputs} outputs and {inputs - scanned} states", f"its body has {body.outputs} outputs"
+            f"has {counted(call.outputs, 'output')} and {counted(inputs - scanned, 'state')}",
+            f"its body has {counted(body.outputs, 'output')}",
         )
 
 
@@ -306,8 +308,8 @@ def _sequence_map(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
     body: Body = values["body"]
     if body.inputs != len(call.inputs) or body.outputs < call.outputs:
         yield _Fault(
-            f"has {len(call.inputs)} inputs and {call.outputs} outputs",
-            f"its body has {body.inputs} inputs and {body.outputs} outputs",
+            f"has {counted(len(call.inputs), 'input')} and {counted(call.outputs, 'output')}",
+            f"its body has {counted(body.inputs, 'input')} and {counted(body.outputs, 'output')}",
         )
 
 

@@ -75,7 +75,7 @@ def _check_is_matrix(p: Var) -> None:
     if p.rank != 2:
         name = shown(p.value.name)
         raise BuildError(
-            f"muon trains matrices only, but the weight '{name}' has {p.rank} axes",
+            f"muon trains matrices only, but the weight '{name}' has shape {list(p.shape or ())}",
             remedy=f"give it another optimizer, as in groups={{'{name}': gradgraph.optim.adamw(1e-3)}}, or freeze it",
             shell=f"freeze it with --freeze '{name}', or use --optimizer adamw",
         )

@@ -67,7 +67,9 @@ class Pruning:
         fitting = [i for i in places if not self.group or self._fits(params[i], pattern == names[i])]
         if not fitting:
             of = "" if pattern == "*" else f" that '{shown(pattern)}' matches"
-            raise BuildError(f"no weight{of} has an input axis divisible by {self.group}")
+            raise BuildError(
+                f"no weight{of} has an input axis divisible by {self.group}; use another pattern, or another target"
+            )
         return fitting
 
     def _fits(self, weight: ir.Value, named: bool) -> bool:
@@ -75,7 +77,10 @@ class Pruning:
         size = weight.shape[axis] if axis is not None and weight.shape is not None else 0
         fits = isinstance(size, int) and size > 0 and size % self.group == 0
         if named and not fits:
-            raise BuildError(f"'{shown(weight.name)}' has no input axis divisible by {self.group}")
+            raise BuildError(
+                f"'{shown(weight.name)}' has no input axis divisible by {self.group}; use another pattern, or remove "
+                "the weight from target"
+            )
         return fits
 
     def due(self, op: Builder, step: Var) -> Var:

@@ -273,7 +273,7 @@ def _grouped(
     layer_decay = grouping.get("layer_decay")
     groups = GroupRules(make, arguments, rules, no_decay, layer_decay)
     if no_decay and "weight_decay" not in arguments:
-        raise BuildError(f"{base.name} has no weight decay, so no_decay does not apply")
+        raise BuildError(f"{base.name} has no weight decay, so no_decay does not apply; remove it")
     if layer_decay is not None and not 0.0 < layer_decay <= 1.0:
         raise BuildError(f"layer_decay must be between 0 and 1, but is {layer_decay}")
     for glob, rule in rules.items():

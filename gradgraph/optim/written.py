@@ -71,7 +71,7 @@ def _value(node: ast.expr, known: Mapping[str, float]) -> Any:
                 return _ARITHMETIC[type(op)](_number(left, known), _number(right, known))
             except ArithmeticError:
                 raise BuildError(
-                    f"'{shown(ast.unparse(node))}' in a schedule has no value (division by zero or overflow)"
+                    f"'{shown(ast.unparse(node))}' in a schedule divides by zero or overflows; correct it"
                 ) from None
         case ast.List(elts=items) | ast.Tuple(elts=items):
             return [_value(item, {}) for item in items]  # the length of each part of a sequence is unknown
@@ -85,7 +85,7 @@ def _value(node: ast.expr, known: Mapping[str, float]) -> Any:
 def _number(node: ast.expr, known: Mapping[str, float]) -> Any:
     value = _value(node, known)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise BuildError(f"'{shown(ast.unparse(node))}' in a schedule is not a number")
+        raise BuildError(f"'{shown(ast.unparse(node))}' in a schedule is not a number; write a number")
     return value
 
 

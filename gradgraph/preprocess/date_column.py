@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gradgraph.errors import DataError, shown
+from gradgraph.errors import DataError, row_at, shown
 from gradgraph.preprocess.column_kind import ColumnKind, centre, ends, far_outside, is_number, missing, share
 from gradgraph.preprocess.column_parts import (
     ML,
@@ -248,8 +248,8 @@ def _no_date(column: str, texts: Array, form: DateForm, zone: bool) -> DataError
     others = f" (and {len(wrong) - 1} more like it)" if len(wrong) > 1 else ""
     zoned = " with a time zone" if zone else ""
     return DataError(
-        f"the column '{shown(column)}' contains {shown(repr(text))} in row {row}{others}, which is not a date of the "
-        f"form {form.name}{zoned} as in the training data; correct it, or leave it empty"
+        f"the column '{shown(column)}' contains {shown(repr(text))} in {row_at(row)}{others}, which is not a date of "
+        f"the form {form.name}{zoned} as in the training data; correct it, or leave it empty"
     )
 
 

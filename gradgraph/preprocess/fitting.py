@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gradgraph.arguments import FLAG, NAMES, Kind, as_names, checked, instance, meant
-from gradgraph.errors import ArgumentError, DataError, listed, shown, suggestion
+from gradgraph.errors import ArgumentError, DataError, listed, row_at, shown, suggestion
 from gradgraph.preprocess.column_kind import ColumnKind, centre, missing
 from gradgraph.preprocess.column_kinds import KINDS, Category, Number
 from gradgraph.preprocess.computed import Preprocessing
@@ -150,9 +150,9 @@ def _are_written_dates(name: str, texts: Sequence[str], form: DateForm, zone: bo
     if 10 * len(wrong) <= len(there) and form.name != DAYS:
         row, text = wrong[0]
         log.warning(
-            "the column '%s' contains dates of the form %s, except for %d of %d values (the first is %s, in row %d), "
-            "so it is read as text; correct these, or leave them empty",
-            shown(name), form.name, len(wrong), len(there), shown(repr(text)), row,
+            "the column '%s' contains dates of the form %s, except for %d of %d values (the first is %s, in %s), so "
+            "it is read as text; correct these, or leave them empty",
+            shown(name), form.name, len(wrong), len(there), shown(repr(text)), row_at(row),
         )  # fmt: skip
     return False
 
@@ -181,9 +181,9 @@ def _warn_of_numbers(name: str, texts: Sequence[str]) -> None:
     if odd:
         row, text = odd[0]
         log.warning(
-            "the column '%s' is read as text, not as numbers, because of %d of %d values (the first is %s, in row %d); "
+            "the column '%s' is read as text, not as numbers, because of %d of %d values (the first is %s, in %s); "
             "write numbers with a point for decimals and nothing between thousands, and leave missing values empty",
-            shown(name), len(odd), len(there), shown(repr(text)), row,
+            shown(name), len(odd), len(there), shown(repr(text)), row_at(row),
         )  # fmt: skip
         return
     log.warning(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gradgraph.errors import DataError, shown
+from gradgraph.errors import DataError, row_at, shown
 
 Array = np.ndarray[Any, Any]
 
@@ -162,8 +162,8 @@ def column_text(name: str, values: Array) -> Array:
         for row, value in enumerate(values.tolist()):
             if isinstance(value, float) and abs(value) >= EXACT and value - value == 0:
                 raise DataError(
-                    f"the column '{shown(name)}' contains {value:.17g} in row {row} as a float, but floats cannot tell "
-                    "integers above 2**53 apart; provide the column as integers or as text"
+                    f"the column '{shown(name)}' contains {value:.17g} in {row_at(row)} as a float, but floats "
+                    "cannot tell integers above 2**53 apart; provide the column as integers or as text"
                 )
     texts = text_of(values)
     return np.fromiter(("" if text in _IS_GAP else text for text in texts.tolist()), object, len(texts))
@@ -246,8 +246,8 @@ def check_durations(name: str, values: Array) -> None:
         for row, value in enumerate(values.tolist()):
             if isinstance(value, str) and _seconds(value) is None:
                 raise DataError(
-                    f"the column '{shown(name)}' contains {shown(repr(value))} in row {row}, but in the training data "
-                    "it has durations such as 1:02:03; correct it, or leave it empty"
+                    f"the column '{shown(name)}' contains {shown(repr(value))} in {row_at(row)}, but in the training "
+                    "data it has durations such as 1:02:03; correct it, or leave it empty"
                 )
 
 
@@ -291,7 +291,7 @@ def _number(name: str, value: Any, row: int) -> float:
 def _no_number(name: str, value: Any, row: int) -> DataError:
     given = value if isinstance(value, float) else repr(value)
     return DataError(
-        f"the column '{shown(name)}' contains {shown(given)} in row {row}, but the model expects "
+        f"the column '{shown(name)}' contains {shown(given)} in {row_at(row)}, but the model expects "
         f"{'finite ' if isinstance(value, float) else ''}numbers; correct it, or leave it empty"
     )
 
@@ -304,8 +304,8 @@ def _check_apart(name: str, values: Array, found: Array) -> None:
     for row, (value, number) in enumerate(zip(values.tolist(), found.tolist(), strict=True)):
         if isinstance(value, int) and abs(value) >= EXACT and held.setdefault(number, value) != value:
             raise DataError(
-                f"the column '{shown(name)}' contains {value} in row {row}, which float64 cannot tell apart from "
-                f"{held[number]}",
+                f"the column '{shown(name)}' contains {value} in {row_at(row)}, which float64 cannot tell apart "
+                f"from {held[number]}",
                 remedy=f"if these are ids, use kinds={{'{shown(name)}': 'category'}}, or 'drop'",
                 shell=f"if these are ids, use --column {shown(name)}=category, or {shown(name)}=drop",
             )

@@ -14,7 +14,7 @@ from pathlib import Path
 import onnx
 
 from gradgraph.arguments import FLAG, FUNCTION, NAMES, NUMBER, PATH, TEXT, checked
-from gradgraph.errors import DataError, suggestion
+from gradgraph.errors import DataError, shown, suggestion
 from gradgraph.files.atomic import check_writable
 from gradgraph.files.models import Source, load_model, save_model, to_proto
 from gradgraph.files.protos import proto_nodes
@@ -167,7 +167,7 @@ def _observed(
     Arguments and errors are those of :func:`reduce`. The context ends the check's subprocess.
     """
     if shows is not None and test is not None:
-        raise DataError("give either shows or test, not both")
+        raise DataError("shows and test cannot be combined; pass one of them")
     if shows is not None:
         judge = shows
         yield "test", *_first(model, lambda candidate: "the test says so" if judge(candidate) else None, "the test")
@@ -177,7 +177,7 @@ def _observed(
             yield "test", *_first(model, Command([*test], seconds, Path(folder)), "the test")
         return
     if fault not in ("auto", *FAULTS):
-        raise DataError(f"there is no fault '{fault}'; use auto, {', '.join(FAULTS)}{suggestion(fault, FAULTS)}")
+        raise DataError(f"there is no fault '{shown(fault)}'{suggestion(fault, ('auto', *FAULTS))}")
     for kind in FAULTS if fault == "auto" else (fault,):
         with observer(kind, seconds) as look:
             seen = look(model)

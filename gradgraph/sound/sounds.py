@@ -13,7 +13,7 @@ import numpy as np
 
 from gradgraph.arguments import FINITE, PATH, TEXT, WHOLE, Kind, checked
 from gradgraph.augment.augmentation import Augmentation, SoundAugmentations
-from gradgraph.errors import DataError, listed, shown, suggestion
+from gradgraph.errors import DataError, listed, row_at, shown, suggestion
 from gradgraph.files.untrusted.regular import UnreadableError
 from gradgraph.files.untrusted.wav_files import WavFile, wav_file
 from gradgraph.preprocess.frames import is_table
@@ -390,7 +390,8 @@ def table(
         )
     paths = column_of(read, of_paths).tolist()
     if (odd := next((i for i, value in enumerate(paths) if not isinstance(value, str) or not value), None)) is not None:
-        raise DataError(f"the column '{shown(of_paths)}' of {where} has no path in row {odd}; add it, or drop the row")
+        row = row_at(odd, in_file=not is_table(frame))
+        raise DataError(f"the column '{shown(of_paths)}' of {where} has no path in {row}; add it, or drop the row")
     written = written_in(frame)
     columns = {name: _labels_in(read, name, where, written) for name in names if name != of_paths}
     known = {name: labels for name, labels in columns.items() if labels is not None}

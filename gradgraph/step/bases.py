@@ -136,7 +136,7 @@ def _is_description(location: str, entry: Any) -> bool:
 
 def _there(location: str, entry: Mapping[str, Any], folder: Path) -> Base:
     path = folder / location
-    what = f"'{shown(path)}', which holds frozen weights of the step '{shown(folder)}',"
+    what = f"'{shown(path)}', which contains frozen weights of the step '{shown(folder)}',"
     try:
         status = path.stat()
     except (OSError, RuntimeError, ValueError):
@@ -144,14 +144,14 @@ def _there(location: str, entry: Mapping[str, Any], folder: Path) -> Base:
     if not stat.S_ISREG(status.st_mode):
         raise ModelError(f"{what} is not a regular file; {_REMEDY}")
     if status.st_size != entry["bytes"]:
-        raise ModelError(f"{what} has {status.st_size} bytes; expected {entry['bytes']}; {_REMEDY}")
+        raise ModelError(f"{what} has {status.st_size:,} bytes instead of {entry['bytes']:,}; {_REMEDY}")
     return Base(path, status.st_size, entry["digest"])
 
 
 def changed(path: Path) -> ModelError:
     """Return the error for a base file whose content has changed."""
     return ModelError(
-        f"'{shown(path)}', which holds frozen weights of a step, has changed since it was saved; {_REMEDY}"
+        f"'{shown(path)}', which contains frozen weights of a step, has changed since it was saved; {_REMEDY}"
     )
 
 

@@ -311,7 +311,7 @@ class Manifest(StepSpec):
         known = dict.fromkeys([*self.open_dimensions, *(f for d in self.open_dimensions for f in size_factors(d))])
         for name in sizes:
             if name not in known:
-                raise UnknownNameError(f"the step has no open dimension '{shown(name)}'{suggestion(name, known)}")
+                raise UnknownNameError(f"the step has no dynamic dimension '{shown(name)}'{suggestion(name, known)}")
 
     @functools.cached_property
     def parts(self) -> Mapping[str, PartSpec]:

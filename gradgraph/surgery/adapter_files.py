@@ -377,7 +377,10 @@ def _take_whole_weights(work: ir.Model, kind: str, settings: Settings, arrays: d
         elif layer is None and vector is not None and vector.dtype and array.shape == tuple(shape_of(vector) or ()):
             set_numbers(work, vector, array.astype(vector.dtype.numpy()))
         else:
-            raise DataError(f"'{shown(key)}' was fully trained, but the model has no weight with this name and shape")
+            raise DataError(
+                f"'{shown(key)}' was fully trained, but the model has no weight with this name and shape; use the "
+                "model that the adapter was trained on"
+            )
     return {k: a for k, a in arrays.items() if k not in whole}
 
 
@@ -508,7 +511,10 @@ def _wanted(settings: Settings, kind: str, name: str, layer: Any, arrays: Mappin
         alpha = own_number(settings.alphas, layer.name, alpha)
         first = arrays.get(stored_names(plain)[0])
         if first is not None and len(first) != rank:
-            raise DataError(f"'{shown(stored_names(plain)[0])}' has rank {len(first)}, but {CONFIG} has {rank}")
+            raise DataError(
+                f"'{shown(stored_names(plain)[0])}' has rank {len(first)}, but {CONFIG} has {rank}; use two files of "
+                "the same adapter"
+            )
     return replace(plain, scale=alpha / KINDS[kind].spread(rank), rank=rank, alpha=alpha, dropout=settings.dropout,
                    blocks=settings.blocks.get(layer.name, ()))  # fmt: skip
 
@@ -520,14 +526,20 @@ def _fill(work: ir.Model, made: list[Adapter], arrays: Mapping[str, Array], fold
         what = (
             f"no layer for {listed(spare, 3)}" if spare else f"layers that it has no adapter for: {listed(missing, 3)}"
         )
-        raise DataError(f"the adapter in '{shown(folder)}' does not fit the model, which has {what}")
+        raise DataError(
+            f"the adapter in '{shown(folder)}' does not fit the model, which has {what}; use the model that it was "
+            "trained on"
+        )
     for key, (adapter, place) in wanted.items():
         weight = adapter.weights[place]
         own = array_named(work, weight)
         shapes = [array_named(work, w).shape for w in adapter.weights]
         given = _back(adapter, place, arrays[key], own.shape, _groups(shapes) if adapter.operator == "Conv" else 1)
         if given is None:
-            raise DataError(f"'{shown(key)}' has shape {list(arrays[key].shape)}, which does not fit the model's layer")
+            raise DataError(
+                f"'{shown(key)}' has shape {list(arrays[key].shape)}, which does not fit the model's layer; use the "
+                "model that the adapter was trained on"
+            )
         set_numbers(work, value_named(work, weight), given.astype(own.dtype))
 
 
@@ -550,7 +562,10 @@ def _back(adapter: Adapter, place: int, array: Array, shape: tuple[int, ...], gr
 def _module(kind: str, key: str) -> str:
     part = _part(kind, key)
     if not part:
-        raise DataError(f"'{shown(key)}' is not the name of a tensor of an adapter of kind {kind}")
+        raise DataError(
+            f"'{shown(key)}' in {WEIGHTS} is not the name of a tensor of an adapter of kind {kind}; save the adapter "
+            "again"
+        )
     return key.removeprefix(_PREFIX).removesuffix(f".{part}")
 
 

@@ -85,7 +85,7 @@ def _declare(work: ir.Model, axes: Mapping[str, Mapping[int, str]]) -> dict[str,
         dims = list(shapes.recorded_shape(value) or [])
         for axis, symbol in chosen.items():
             if not -len(dims) <= axis < len(dims):
-                raise ModelError(f"the input '{shown(name)}' has {len(dims)} axes, so there is no axis {axis}")
+                raise ModelError(f"the input '{shown(name)}' has shape {dims}, so there is no axis {axis}")
             if stood_for.setdefault(symbol, dims[axis]) != dims[axis]:
                 raise ModelError(
                     f"the axis name '{shown(symbol)}' is used for the sizes {stood_for[symbol]} and {dims[axis]}; use "
@@ -137,7 +137,8 @@ def _reshape(model: ir.Model, node: ir.Node, known: ir.Node, sizes: Sequence[sha
             target[place] = 0 if alone and axis == place else -1
         if target.count(-1) > 1:
             raise ModelError(
-                f"the Reshape '{shown(known.name)}' mixes symbolic axes, so no target shape fits all sizes"
+                f"the Reshape '{shown(known.name)}' mixes symbolic axes, so no target shape fits all sizes; make fewer "
+                "axes dynamic, or export the model with dynamic axes"
             )
         node.replace_input_with(1, add_weight(model, f"{result.name}.target", np.array(target, np.int64)))
         node.attributes.pop("allowzero", None)
@@ -164,7 +165,10 @@ def _place(axis: int, read: list[int], made: list[int]) -> tuple[int, bool]:
     # an axis that is split was merged before: of batch and heads, the batch is the outer one
     parts = [j for j, q in enumerate(before) if q == outer and size % made[j] == 0]
     if not around + parts:
-        raise ModelError(f"a Reshape from {read} to {made} splits the axis of {size}, so it cannot become symbolic")
+        raise ModelError(
+            f"a Reshape from {read} to {made} splits the axis of {size}, so it cannot become symbolic; export the "
+            "model with dynamic axes"
+        )
     return (around + parts)[0], False
 
 

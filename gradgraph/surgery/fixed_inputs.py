@@ -62,7 +62,10 @@ def fix_input(work: ir.Model, name: str, number: float) -> None:
     value = inputs[name]
     sizes = all_sizes(shape_of(value))
     if sizes is None or value.dtype is None:
-        raise ModelError(f"the sizes of the input '{shown(name)}' are unknown, so it cannot be filled with a number")
+        raise ModelError(
+            f"the sizes of the input '{shown(name)}' are unknown, so it cannot be filled with a number; export the "
+            "model with fixed sizes of this input"
+        )
     kind = value.dtype.numpy()
     filled = np.full(sizes, number).astype(kind)
     if filled.size and filled.flat[0] != number:

@@ -158,7 +158,7 @@ def _find(output: ir.Value) -> _Head:
             value = source
     raise ModelError(
         f"no last linear layer found for the output '{shown(output.name)}': the search ended at '{shown(value.name)}', "
-        "which no node computes"
+        "which no node computes; choose another output"
     )
 
 
@@ -192,7 +192,8 @@ def _layer(node: ir.Node, output: ir.Value) -> Layer:
     layer = layer_at(node)
     if layer is None:
         raise ModelError(
-            f"the last linear layer, {_called(node)}, multiplies two computed tensors, so it has no weight"
+            f"the last linear layer, {_called(node)}, multiplies two computed tensors, so it has no weight; choose "
+            "another output"
         )
     if layer.kind != "Conv" and len(layer.shape) != 2:
         raise ModelError(
@@ -250,7 +251,10 @@ def _settled(behind: list[ir.Node]) -> Iterator[ir.Node]:
         elif node.op_type == "DequantizeLinear":
             first = node.inputs[0].producer() if node.inputs[0] is not None else None
             if first is None or first.op_type != "QuantizeLinear" or first.inputs[0] is None:
-                raise ModelError(f"{_called(node)} after the last linear layer has no QuantizeLinear before it")
+                raise ModelError(
+                    f"{_called(node)} after the last linear layer has no QuantizeLinear before it; cut the model "
+                    "before it first"
+                )
             source, result = first.inputs[0], node.outputs[0]
             if result.is_graph_output():
                 source.name, result.name = result.name, None

@@ -185,7 +185,9 @@ def _element_wise(op_type: str, operands: int) -> Callable[[Editor, ir.Node], No
         floats = [_dequantised(op, *given[3 * i : 3 * i + 3]) for i in range(operands)]
         options = attributes(node)
         if options.pop("channels_last", 0):
-            raise BuildError(f"'{shown(node.name)}' has its channels last, which no float operator supports")
+            raise BuildError(
+                f"'{shown(node.name)}' has its channels last, which no float operator supports; use the float model"
+            )
         editor.replace(node, _rounded(op, op.emit(op_type, *floats, outputs=1, **options), *given[3 * operands :][:2]))
 
     return form

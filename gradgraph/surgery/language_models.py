@@ -164,7 +164,7 @@ def _choose_outputs(graph: ir.Graph, asked: str | Sequence[str] | None) -> None:
     else:
         chosen = _matched(as_names(asked), graph.outputs, "output")
     if set(chosen) <= set(_like(_PRESENT, names)):
-        raise BuildError(f"the model has only outputs that continue the past: {listed(chosen)}")
+        raise BuildError(f"the outputs {listed(chosen)} are only the key-value cache; choose an output with the logits")
     graph.outputs[:] = [v for v in graph.outputs if v.name in chosen]
 
 

@@ -172,7 +172,7 @@ def answer_pairs(
     for at, (prompt, answer) in enumerate(rows):
         if not len(prompt) or not len(answer):
             what = "answer" if len(prompt) else "prompt"
-            raise DataError(f"the {what} of pair {at // 2} has no tokens; add at least one, or drop the pair")
+            raise DataError(f"the {what} at index {at // 2} has no tokens; add at least one, or drop the pair")
     longest = max(len(prompt) + len(answer) for prompt, answer in rows) - 1
     size = longest if length is None else length
     if longest > size:

@@ -103,7 +103,9 @@ def _float_weight(work: ir.Model, node: ir.Node, integers: ir.Value, numbers: np
     assert kind is not None
     if numbers.dtype != np.float32:
         raise BuildError(
-            f"'{shown(integers.name)}' represents {numbers.dtype} numbers, but rounding is trained in float32"
+            f"'{shown(integers.name)}' is dequantised to {numbers.dtype}, but rounding is trained in float32",
+            remedy="convert the model first: gg.surgery.in_float32(model)",
+            shell="convert the model first: gradgraph surgery MODEL --in-float32",
         )
     name = _base(integers.name or "weight")
     if result.name == name and not result.is_graph_output():

@@ -131,7 +131,8 @@ def _fix_statistics(model: ir.Model, node: ir.Node) -> None:
     scale, bias, mean, variance = (numbers_of(v) for v in node.inputs[1:5])
     rank = len(shape_of(node.inputs[0]) or ()) if node.inputs[0] is not None else 0
     if scale is None or bias is None or mean is None or variance is None or rank < 2:
-        raise ModelError(f"the teacher's '{shown(node.name)}' (BatchNormalization) has no stored statistics")
+        raise ModelError(f"the teacher's '{shown(node.name)}' (BatchNormalization) has no stored statistics; export "
+                         "the teacher in evaluation mode")  # fmt: skip
     epsilon = node.attributes.get_float("epsilon", 1e-5)
     factor = scale.numpy().astype(np.float64) / np.sqrt(variance.numpy().astype(np.float64) + epsilon)
     shift = bias.numpy() - mean.numpy() * factor

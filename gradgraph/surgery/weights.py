@@ -88,7 +88,7 @@ def _begun(value: ir.Value, sizes: tuple[int, ...], rng: np.random.Generator) ->
         if linear and numbers_of(Layer(node).weight) is not None and len(Layer(node).shape) > 1:
             return rng.uniform(-1, 1, sizes) / math.sqrt(Layer(node).fan_in)
     raise ModelError(f"the initialisation of the weight '{shown(value.name)}' is unknown: no linear layer, embedding "
-                     "or normalisation reads it as its weight")  # fmt: skip
+                     "or normalisation reads it as its weight; exclude it")  # fmt: skip
 
 
 # --- shared -----------------------------------------------------------------------------------------------
@@ -122,7 +122,8 @@ def tie_weights(model: Source, weight: str, to: str, *, out: Path | None = None)
         raise ModelError(f"'{shown(weight)}' and '{shown(to)}' must be two weights of the model")
     if a.dtype != b.dtype or sorted(a.shape.numpy()) != sorted(b.shape.numpy()) or a.shape.rank() > 2 < b.shape.rank():
         raise ModelError(f"'{shown(weight)}' is {a.dtype} {list(a.shape.numpy())} and '{shown(to)}' is {b.dtype} "
-                         f"{list(b.shape.numpy())}, so they cannot be tied")  # fmt: skip
+                         f"{list(b.shape.numpy())}, so they cannot be tied; tie weights of the same type and "
+                         "shape")  # fmt: skip
     sides = [{layout.outputs for layout in layouts(value)} for value in (old, new)]
     is_turned = sides[0] != sides[1] and all(len(side) == 1 for side in sides)
     if a.shape != b.shape or (a.shape.rank() == 2 and a.shape[0] == a.shape[1] and is_turned):
@@ -349,7 +350,10 @@ def _give(work: ir.Model, value: ir.Value, data: np.ndarray, source: str) -> Non
         data = data.T
     if data.shape != wanted:
         raise DataError(f"'{shown(source)}' has shape {list(data.shape)} in the file, but '{shown(value.name)}' of "
-                        f"the model {list(wanted)}")  # fmt: skip
+                        f"the model has {list(wanted)}; use a file of a model with the same sizes")  # fmt: skip
     if not np.can_cast(data.dtype, tensor.dtype.numpy(), "same_kind"):
-        raise DataError(f"'{shown(source)}' is {data.dtype} in the file, but the model's weight is {tensor.dtype}")
+        raise DataError(
+            f"'{shown(source)}' has dtype {data.dtype} in the file, but the model's weight has dtype "
+            f"{tensor.dtype.name.lower()}; convert it in the file"
+        )
     set_numbers(work, value, np.array(data, tensor.dtype.numpy(), order="C"))

@@ -38,7 +38,8 @@ class FrameColumns:
     """
 
     def __init__(self, frame: Any) -> None:
-        self.where = f"'{shown(frame)}'" if PATH.fits(frame) else "the table"
+        self.is_file = PATH.fits(frame)
+        self.where = f"'{shown(frame)}'" if self.is_file else "the table"
         self._frame = _read(Path(frame)) if PATH.fits(frame) else frame
         self._is_text = (
             PATH.fits(frame) and Path(frame).suffix.lower() in SEPARATORS

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gradgraph.arguments import FLAG, TEXT, WHOLE, Kind, checked, instance
-from gradgraph.errors import DataError, UnmatchedError, listed, shown
+from gradgraph.errors import DataError, UnmatchedError, counted, listed, row_at, shown
 from gradgraph.runtime.data.batch import LABELS, Array
 from gradgraph.runtime.data.loadable import Loadable
 from gradgraph.runtime.data.shuffling import by_length, permutation
@@ -307,8 +307,9 @@ class TextTable(Loadable):
         for i, (of_words, of_tags) in enumerate(zip(words, tags, strict=True)):
             if len(of_words) != len(of_tags):
                 raise DataError(
-                    f"row {i} of {self.columns.where} has {len(of_words)} words in '{shown(form.words)}' and "
-                    f"{len(of_tags)} labels in '{shown(form.label)}'; provide one label for each word"
+                    f"{row_at(i, self.columns.is_file)} of {self.columns.where} has {counted(len(of_words), 'word')} "
+                    f"in '{shown(form.words)}' and {counted(len(of_tags), 'label')} in '{shown(form.label)}'; provide "
+                    "one label for each word"
                 )
         numbers, found = labels_of([tag for row in tags for tag in row], target, classes, form.label, own)
         starts = np.concatenate([[0], np.cumsum([len(row) for row in words])])

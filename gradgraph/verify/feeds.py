@@ -78,12 +78,14 @@ def _fitting(name: str, value: ir.Value, given: Any) -> Array:
     wanted = array.dtype if value.dtype is None else value.dtype.numpy()
     number = array.dtype.kind in "fiubV" and array.dtype.names is None  # V: bfloat16 and smaller ones
     if array.dtype.kind != wanted.kind and not (number and wanted.kind != "O"):
-        raise DataError(f"'{shown(name)}' is {array.dtype}, but the model expects {value.dtype}")
+        raise DataError(f"'{shown(name)}' has dtype {array.dtype}, but the model expects {wanted}; convert it")
     if value.shape is not None:
         dims = list(value.shape)
         pairs = zip(dims, array.shape, strict=False)
         if array.ndim != len(dims) or any(isinstance(d, int) and d != n for d, n in pairs):
-            raise DataError(f"'{shown(name)}' has shape {list(array.shape)}, but the model expects {_readable(dims)}")
+            raise DataError(
+                f"'{shown(name)}' has shape {list(array.shape)}, but the model expects {_readable(dims)}; reshape it"
+            )
     return array.astype(wanted, copy=False)
 
 

@@ -52,7 +52,7 @@ def read(path: str | os.PathLike[str], **options: Any) -> Annotated | MaskFolder
     """
     if (reader := reader_of(Path(path))) is None:
         raise DataError(
-            f"'{shown(path)}' has none of the formats of COCO (annotations.json), YOLO (data.yaml, labels) and Pascal "
-            "VOC (images, masks)"
+            f"'{shown(path)}' is not in the format of COCO (annotations.json), YOLO (data.yaml, labels) or Pascal VOC "
+            "(images, masks); check the path"
         )
     return reader(path, **options)

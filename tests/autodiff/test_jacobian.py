@@ -299,7 +299,7 @@ def test_errors(call: Any, error: type[Exception], words: str) -> None:
 def test_a_fixed_batch_is_no_batch() -> None:
     model = squares()
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2
-    with pytest.raises(DifferentiationError, match="no input of the model has an open first axis"):
+    with pytest.raises(DifferentiationError, match="no input of the model has a dynamic first axis"):
         gg.per_sample_gradients(model, output="loss")
     with pytest.raises(DifferentiationError, match="whose first axis is not symbolic"):
         gg.per_sample_gradients(model, output="loss", inputs="x")

@@ -313,14 +313,14 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
             wrt="i",
         ),
         gg.errors.DifferentiationError,
-        "'i' holds INT64 numbers",
+        "'i' has dtype int64",
     ),
     "integer output": (
         lambda: gg.value_and_grad(
             model([node("ArgMax", ["x"], ["y"], keepdims=0)], [("x", FLOAT, [3])], [("y", INT64, [])]), wrt="x"
         ),
         gg.errors.DifferentiationError,
-        "'y' holds INT64 numbers",
+        "'y' has dtype int64",
     ),
     "ends at a step function": (
         lambda: gg.vjp(model([node("Floor", ["x"], ["y"])], [("x", FLOAT, [3])], [("y", FLOAT, [3])])),

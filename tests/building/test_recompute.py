@@ -261,7 +261,7 @@ def test_statistics_move_once() -> None:
         ("u", BuildError, "is in the body of an If, Loop or Scan"),
         ("attention", BuildError, "no Softmax between two products"),
         ("2MB", BuildError, r"gradgraph.Recompute\(2000000, batch=32\)"),
-        ("2kB batch=64", BuildError, "takes at least .* kB"),
+        ("2kB batch=64", BuildError, "needs at least .* kB"),
         ("2MB lots=4", UnknownNameError, "no input has a dimension called 'lots'"),
         (0, ArgumentError, "it should be 'sqrt'"),
         (1.5, ArgumentError, "it should be 'sqrt'"),
@@ -286,7 +286,7 @@ def test_only_what_the_model_computes_is_offered(more: dict[str, Any]) -> None:
         with pytest.raises(UnknownNameError) as raised:
             gg.build(model, "cross_entropy", recompute=wrong, metrics=["accuracy"], **more)
         said = str(raised.value)
-        offered = re.findall(r"'([^']*)'\?$", said) or said.partition("; there is ")[2].split(", ")
+        offered = re.findall(r"'([^']*)'\?$", said) or said.partition("; choose from ")[2].split(", ")
         assert offered and set(offered) <= set(values)
 
 

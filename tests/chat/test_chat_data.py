@@ -132,7 +132,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("no content", [{"messages": [said("user", None), ANSWER]}], "message 1 has the content None"),
     ("empty completion", [{"prompt": "a", "completion": ""}], "'completion' is empty"),
     ("text and messages", [{"prompt": [USER], "completion": "a"}], "use text in both, or messages in both"),
-    ("empty text", [{"text": "a"}, {"text": " "}], "row 2 of the data: 'text' is empty"),
+    ("empty text", [{"text": "a"}, {"text": " "}], "the row at index 1 of the data: 'text' is empty"),
     ("a number", [{"text": 3}], "'text' is 3, but should be text"),
     ("a gap", [{"text": "a"}, {"text": None}, {}], "'text' is missing, but the first row has it; add it, or drop the"
                                                    " row (and 1 more row is wrong)"),

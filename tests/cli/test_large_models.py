@@ -65,7 +65,7 @@ def test_what_is_too_large_is_written_with_its_weights_beside_it(
 
 @pytest.mark.parametrize("transform", [gg.value_and_grad, gg.vjp, gg.jvp, gg.hvp])
 def test_without_a_path_the_error_names_it(large: Path, transform: Transform) -> None:
-    with pytest.raises(ModelError, match=r"a ModelProto at most .* GB; give the path .* \(out= of") as caught:
+    with pytest.raises(ModelError, match=r"a ModelProto can store at most .* GB; pass the path .* \(out= of") as caught:
         transform(large, wrt=["x"])
     assert "gradgraph grad MODEL -o" in caught.value.in_shell()
 

@@ -147,14 +147,14 @@ def walk_columns(walk: Walk) -> None:
             )
             wrong = other.astype({name: object})
             wrong.loc[3, name] = text
-            walk.refused(f"{text} as a date", lambda wrong=wrong: trainer.predict(wrong), name, "row 3")
+            walk.refused(f"{text} as a date", lambda wrong=wrong: trainer.predict(wrong), name, "index 3")
             feeds = {**_fed(other, walk.folder / "m.onnx"), name: np.array([text] * held, object)}
             walk.law(f"{text} as a date in the file is refused", _fails(walk, feeds), feeds[name][0])
         elif kind == "number":
             for value in ("soon", np.inf, "1_0"):
                 wrong = other.astype({name: object})
                 wrong.loc[3, name] = value
-                walk.refused(f"{value} as a number", lambda wrong=wrong: trainer.predict(wrong), name, "row 3")
+                walk.refused(f"{value} as a number", lambda wrong=wrong: trainer.predict(wrong), name, "index 3")
             feeds = {**_fed(other, walk.folder / "m.onnx"), name: np.full(held, np.inf)}
             walk.law("an infinite number in the file is refused", _fails(walk, feeds))
 

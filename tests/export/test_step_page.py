@@ -122,7 +122,7 @@ def test_several_steps_and_their_times(tmp_path: Path) -> None:
         profile = profiles[graph["name"]]
         assert sum(graph["times"]["nodes"].values()) == pytest.approx(sum(n.seconds for n in profile.nodes))
         assert {graph["nodes"][int(i)]["p"] for i in graph["times"]["nodes"] if int(i) >= 0} == {0, 1, 2, 3}
-    with pytest.raises(gg.GradgraphError, match="no open dimension 'batch'"):
+    with pytest.raises(gg.GradgraphError, match="no dynamic dimension 'batch'"):
         page_of(step, tmp_path, batch=2)
 
 

@@ -146,8 +146,8 @@ def test_a_folder_whose_replacement_was_killed_comes_back(tmp_path):
 
 
 FOLDERS = [
-    ({"notes.txt": b"mine"}, True, "holds 'notes.txt'"),
-    ({"train.onnx": b"", "run.ckpt": b"", "manifest.json": b"{}"}, True, "holds 'run.ckpt'"),
+    ({"notes.txt": b"mine"}, True, "contains 'notes.txt'"),
+    ({"train.onnx": b"", "run.ckpt": b"", "manifest.json": b"{}"}, True, "contains 'run.ckpt'"),
     ({"train.onnx": b""}, True, "has no gradgraph manifest.json"),
     ({"manifest.json": b"not json"}, True, "has no gradgraph manifest.json"),
     ({"manifest.json": b"{}"}, False, "not empty"),

@@ -226,7 +226,7 @@ def test_a_large_model_is_exported_beside_its_weights(
     assert locations(returned) == {"out.onnx.data"} and (tmp_path / "out.onnx").stat().st_size < 1 << 20
     _same_weights(onnx.load(tmp_path / "out.onnx"), whole)
     monkeypatch.setattr("gradgraph.files.models.PROTOBUF_LIMIT", 1 << 20)
-    with pytest.raises(ModelError, match=r"a ModelProto at most .* the path of export"):
+    with pytest.raises(ModelError, match=r"a ModelProto can store at most .* the path of export"):
         trainer.export()
 
 
@@ -286,7 +286,7 @@ def test_transforms_of_large_models_write_them_beside_their_weights(name: str, m
     source = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(model).graph.initializer}
     assert all(np.array_equal(held[n], source[n]) for n in source if n in held and not n.startswith("head"))
     onnx.checker.check_model(tmp_path / "out.onnx")
-    with pytest.raises(ModelError, match="let the result be written to a file"):
+    with pytest.raises(ModelError, match="write the result to a file"):
         TRANSFORMS[name](model, None)  # type: ignore[arg-type]
 
 

@@ -33,8 +33,8 @@ def test_external_data_outside_the_folder_are_refused(tmp_path, location):
 
 
 RANGES = [
-    ({"offset": -4, "length": 12}, "from -4"),
-    ({"offset": 4, "length": 12}, "end at byte 16 of a file of 12"),
+    ({"offset": -4, "length": 12}, "from byte -4"),
+    ({"offset": 4, "length": 12}, "end at byte 16, but the file has 12 bytes"),
     ({"length": 2**50}, "its type and shape need 12"),
     ({"length": 8}, "span 8 bytes"),
     ({"offset": "one"}, "that is not a number"),

@@ -104,14 +104,14 @@ DAMAGED = {
     "duplicate input": (model(inputs=(X, X)), "two graph inputs are called 'x'"),
     "nameless initializer": (model(ADD, [tensor(), tensor(name="")]), "has no name"),
     "sparse": (sparse_model(), "is sparse"),
-    "sparse constant": (model([SPARSE_CONSTANT]), r"the node that computes 'y' \(Constant\) holds a sparse tensor"),
-    "too little data": (model(ADD, [tensor(raw=bytes(8))]), r"'w' of shape \[3\] holds 8 bytes .* need 12"),
-    "too much data": (model(ADD, [tensor(raw=bytes(16))]), "holds 16 bytes"),
+    "sparse constant": (model([SPARSE_CONSTANT]), r"the node that computes 'y' \(Constant\) has a sparse tensor"),
+    "too little data": (model(ADD, [tensor(raw=bytes(8))]), r"'w' of shape \[3\] has 8 bytes, .* need 12"),
+    "too much data": (model(ADD, [tensor(raw=bytes(16))]), "has 16 bytes"),
     "too few entries": (
         model(ADD, [TensorProto(name="w", dims=[3], data_type=1, float_data=[1, 2])]),
-        "holds 2 entries",
+        "has 2 elements",
     ),
-    "huge dims": (model(ADD, [tensor(dims=[2**40, 3])]), "where its type and shape need"),
+    "huge dims": (model(ADD, [tensor(dims=[2**40, 3])]), "but its type and shape need"),
     "overflowing dims": (model(ADD, [tensor(dims=[2**40, 2**40])]), r"more than 2\*\*63 bytes"),
     "more axes than arrays have": (
         model(ADD, [TensorProto(name="w", dims=[1] * 71, data_type=1, float_data=[1])]),
@@ -129,7 +129,7 @@ DAMAGED = {
     "negative dims": (model(ADD, [tensor(dims=[-3])]), "negative dimension"),
     "unknown type": (model(ADD, [tensor(dtype=77)]), "unknown element type 77"),
     "no type": (model(ADD, [tensor(dtype=0)]), "unknown element type 0"),
-    "bad attribute tensor": (model([helper.make_node("Constant", [], ["y"], value=tensor(raw=b"1"))]), "holds 1 bytes"),
+    "bad attribute tensor": (model([helper.make_node("Constant", [], ["y"], value=tensor(raw=b"1"))]), "has 1 byte,"),
     "recursive functions": (
         model([CALL], functions=[function("F0", ["F1"]), function("F1", ["F0"])]),
         "'F0' -> 'F1' -> 'F0'",

@@ -111,16 +111,16 @@ def spoken() -> dict[str, np.ndarray[Any, Any]]:
 
 
 WRONG_IN_A_BATCH = {
-    "a length beyond the input": ("input_lengths", 2, 7, "contains 7 in row 2, but numbers must be from 0 to 6"),
-    "a length below zero": ("input_lengths", 1, -1, "contains -1 in row 1"),
-    "more labels than there are": ("target_lengths", 3, 4, "contains 4 in row 3, but numbers must be from 0 to 3"),
-    "fewer than no labels": ("target_lengths", 0, -2, "contains -2 in row 0"),
-    "a label below zero": ("target", (0, 1), -1, r"contains -1 in row 0 at \[1\]"),
+    "a length beyond the input": ("input_lengths", 2, 7, "contains 7 at index 2, but numbers must be from 0 to 6"),
+    "a length below zero": ("input_lengths", 1, -1, "contains -1 at index 1"),
+    "more labels than there are": ("target_lengths", 3, 4, "contains 4 at index 3, but numbers must be from 0 to 3"),
+    "fewer than no labels": ("target_lengths", 0, -2, "contains -2 at index 0"),
+    "a label below zero": ("target", (0, 1), -1, r"contains -1 at index \[0, 1\]"),
     "a label that is no class": (
         "target",
         (3, 1),
         5,
-        r"contains 5 in row 3 at \[1\], but numbers must be from 0 to 4",
+        r"contains 5 at index \[3, 1\], but numbers must be from 0 to 4",
     ),
 }
 
@@ -151,7 +151,7 @@ def test_all_of_a_column_is_looked_at_before_the_first_step() -> None:
     trainer = gg.Trainer(gg.build(sequences(), gg.losses.ctc(batch_first=True)), device="cpu")
     given = spoken()
     given["input_lengths"][3] = 60
-    with pytest.raises(DataError, match="contains 60 in row 3"):
+    with pytest.raises(DataError, match="contains 60 at index 3"):
         trainer.fit(given, 1, 1, shuffle=False, progress=False)
     assert trainer.progress.steps == 0
 
@@ -167,7 +167,7 @@ def test_labels_below_zero(loss: str, classes: str) -> None:
     trainer = gg.Trainer(gg.build(network(classes), loss), device="cpu")
     x = np.ones((ROWS, 4), np.float32)
     assert np.isfinite(trainer.step({"x": x, "target": np.array([0, 1, 2, 0])})["loss"])
-    with pytest.raises(DataError, match=r"'target' contains .*-1 in row 2"):
+    with pytest.raises(DataError, match=r"'target' contains .*-1 at index 2"):
         trainer.step({"x": x, "target": np.array([0, 1, -1, 0])})
 
 

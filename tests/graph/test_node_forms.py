@@ -57,7 +57,7 @@ SCAN = {"body": body(2, 2), "num_scan_inputs": 1}
 # name: node, what is said of it
 MALFORMED: dict[str, tuple[onnx.NodeProto, str]] = {
     "an input too many": (node("Relu", "x x"), "has 2 inputs, and at opset 21 this operator takes 1; export"),
-    "an input too few": (node("MatMul", "x"), "has 1 inputs, and at opset 21 this operator takes 2"),
+    "an input too few": (node("MatMul", "x"), "has 1 input, and at opset 21 this operator takes 2"),
     "no input at all": (node("Concat", "", axis=0), "has 0 inputs, and at opset 21 this operator takes at least 1"),
     "a required input left out": (helper.make_node("Clip", ["", "v"], ["y"], "n_Clip"), "lacks the input 'input'"),
     "an output too many": (node("Relu", "x", "y z"), "has 2 outputs, and at opset 21 this operator has 1"),
@@ -72,7 +72,7 @@ MALFORMED: dict[str, tuple[onnx.NodeProto, str]] = {
     "a list for a number": (node("Softmax", "x", axis=[1]), "is a list of ints, and must be an int"),
     "an attribute twice": (
         with_attribute(node("Softmax", "x"), *TWICE),
-        "'axis' of node .* is given twice; remove one",
+        "'axis' of node .* appears twice; remove one",
     ),
     "an attribute stored as another type": (
         with_attribute(node("Softmax", "x"), stored_elsewhere()),
@@ -105,14 +105,14 @@ MALFORMED: dict[str, tuple[onnx.NodeProto, str]] = {
     ),
     "an element type": (node("Cast", "x", to=99), "is element type 99, which ONNX does not define"),
     "a value too many for a Loop": (node("Loop", "n c x v", body=body(3, 3)), "has 2 states, and its body has 1"),
-    "a value too few for a Loop": (node("Loop", "n c x", body=body(4, 2)), "has 1 states, and its body has 2 inputs"),
+    "a value too few for a Loop": (node("Loop", "n c x", body=body(4, 2)), "has 1 state, and its body has 2 inputs"),
     "an output too many for a Loop": (
         node("Loop", "n c x", "y z", body=body(3, 2)),
-        "its body has 1 outputs besides the condition",
+        "its body has 1 output besides the condition",
     ),
     "an input too many for a Scan": (node("Scan", "v x x", "y z", **SCAN), "has 3 inputs, and its body has 2"),
-    "an input too few for a Scan": (node("Scan", "x", "y z", **SCAN), "has 1 inputs, and its body has 2"),
-    "an output too many for a Scan": (node("Scan", "v x", "y z w", **SCAN), "has 3 outputs and 1 states, and its body"),
+    "an input too few for a Scan": (node("Scan", "x", "y z", **SCAN), "has 1 input, and its body has 2"),
+    "an output too many for a Scan": (node("Scan", "v x", "y z w", **SCAN), "has 3 outputs and 1 state, and its body"),
     "scanned inputs": (node("Scan", "v x", body=body(2, 2), num_scan_inputs=-1), "'num_scan_inputs' of node .* is -1"),
     "2**31 places to sample": (
         node("RoiAlign", "x x i", output_width=2**31 - 1),
@@ -130,7 +130,7 @@ MALFORMED: dict[str, tuple[onnx.NodeProto, str]] = {
     "axes from 1": (node("Transpose", "x", perm=[2, 1]), "must contain each axis from 0 to 1 once"),
     "branches": (
         node("If", "c", "y", then_branch=body(0, 1), else_branch=body(0, 2)),
-        "its then_branch 1 and its else",
+        "but its then_branch has 1 and its else_branch 2",
     ),
 }
 
@@ -205,7 +205,7 @@ def test_data_are_stored_once(name: str, inside: str) -> None:
         model(node("Add", "x w"), weights=[tensor]) if inside == "initializer" else model(constant, node("Add", "x w"))
     )
     with pytest.raises(
-        ModelError, match=r"tensor 'w' of shape \[2\] has data in '\w+', and must have them in '\w+' only"
+        ModelError, match=r"tensor 'w' of shape \[2\] has data in '\w+', and its data must be in '\w+' only"
     ):
         load_model(whole)
 

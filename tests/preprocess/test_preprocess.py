@@ -300,13 +300,15 @@ def test_what_later_tables_lack_is_named() -> None:
     plan, frame = _plan()
     with pytest.raises(DataError, match=r"lacks the column 'town', which the model reads, and has the new 'city'"):
         plan.arrays(frame.rename(columns={"town": "city"}))
-    with pytest.raises(DataError, match="the column 'age' contains 'old' in row 0, but the model expects numbers"):
+    with pytest.raises(
+        DataError, match=r"the column 'age' contains 'old' in row 1 \(index 0\), but the model expects numbers"
+    ):
         plan.arrays(frame.assign(age=["old", *range(19)]))
 
 
 def test_what_cannot_be_learnt_is_said() -> None:
     _, frame = _plan()
-    with pytest.raises(DataError, match="the table has no column 'prize'; there is age, town, y"):
+    with pytest.raises(DataError, match="the table has no column 'prize'; choose from age, town, y"):
         fit(frame, "prize")
     with pytest.raises(ArgumentError, match=r"table is 'train.csv'; it should be a DataFrame .*read_csv"):
         fit("train.csv", "y")
@@ -316,7 +318,9 @@ def test_what_cannot_be_learnt_is_said() -> None:
         fit(frame, "y", {"town": "categories"})
     with pytest.raises(ArgumentError, match=r"'bucket'.*did you mean 'buckets'"):
         fit(frame, "y", {"town": {"kind": "text", "bucket": 3}})
-    with pytest.raises(DataError, match="the column 'age' contains inf in row 0, but the model expects finite numbers"):
+    with pytest.raises(
+        DataError, match=r"the column 'age' contains inf in row 1 \(index 0\), but the model expects finite numbers"
+    ):
         fit(frame.assign(age=np.inf), "y")
     with pytest.raises(ArgumentError, match="reads no column"):
         fit(frame[["y"]], "y")

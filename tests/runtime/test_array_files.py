@@ -167,7 +167,7 @@ BAD_FILES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "shape too small": (lambda p: zipped(p, x__npy=lying("(2,)")), "declares an array of 8 bytes, but 16 are stored"),
     "not npy": (lambda p: zipped(p, x__npy=b"hello"), "cannot be read"),
     "other member": (lambda p: zipped(p, readme__txt=b"hello"), "not a .npy array"),
-    "no member": (lambda p: zipped(p), "holds 0 arrays"),
+    "no member": (lambda p: zipped(p), "contains 0 arrays"),
     "twice": (duplicate, "two arrays called 'x'"),
     "bomb": (lambda p: zipped(p, x__npy=npy(np.zeros(2_000_000))), "unpacks to 16,000,000 bytes, more than the"),
     "flipped bit": (crc, "cannot be read"),

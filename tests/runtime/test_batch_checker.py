@@ -46,8 +46,8 @@ BAD: dict[str, tuple[Any, str]] = {
     "missing": (without("z"), "'z' is missing; the step expects 'x', 'z', 'target'"),
     "misspelt": ({**without("target"), "targets": DATA["target"]}, "has no input 'targets'; did you mean 'target'?"),
     "several are missing": ({}, "'x', 'z', 'target' are missing; the step expects 'x', 'z', 'target'"),
-    "extra": (batch(weights=1), "has no input 'weights'; there is x, z, target"),
-    "too few": ((DATA["x"],), "the batch has 1 entries, but the step expects 3 (x, z, target)"),
+    "extra": (batch(weights=1), "has no input 'weights'; choose from x, z, target"),
+    "too few": ((DATA["x"],), "the batch has 1 entry, but the step expects 3 (x, z, target)"),
     "columns": (batch(x=DATA["x"][:, :3]), "'x' has shape [10, 3], but the step expects [batch, 4]"),
     "rank": (batch(x=DATA["x"][:, :, None]), "'x' has shape [10, 4, 1], but the step expects [batch, 4]"),
     "rows": (batch(z=DATA["z"][:7]), "'batch' is 10 in 'x' but 7 in 'z'"),
@@ -55,14 +55,14 @@ BAD: dict[str, tuple[Any, str]] = {
     "float labels": (batch(target=DATA["target"] * 1.0), "'target' is float64, but the step expects int64"),
     "complex": (batch(x=DATA["x"] * 1j), "'x' is complex64, but the step expects float32"),
     "text": (batch(x=np.array(["a"] * 10)), "'x' is <U1, but the step expects float32"),
-    "object": (batch(x=object()), "'x' is a object, which NumPy cannot convert"),
+    "object": (batch(x=object()), "'x' has the type object, which NumPy cannot convert"),
     "label": (
         batch(target=LABELS),
-        "contains the label 12 in row 3, but labels must be from 0 to 2; number classes from 0, or name",
+        "contains the label 12 at index 3, but labels must be from 0 to 2; number classes from 0, or name",
     ),
-    "negative label": (batch(target=DATA["target"] * 0 - 1), "contains the label -1 in row 0"),
+    "negative label": (batch(target=DATA["target"] * 0 - 1), "contains the label -1 at index 0"),
     "too large": (batch(x=np.full((10, 4), 1e300)), "'x' has values too large for float32"),
-    "nan": (batch(x=NAN), "'x' contains nan in row 5 at [2]"),
+    "nan": (batch(x=NAN), "'x' contains nan at index [5, 2]"),
     "ortvalue": (batch(x=ort.OrtValue.ortvalue_from_numpy(np.zeros((10, 4)))), "'x' is an OrtValue of tensor(double)"),
     "ortvalue rows": (
         batch(x=ort.OrtValue.ortvalue_from_numpy(np.zeros((3, 4), np.float32))),
@@ -137,7 +137,7 @@ def test_a_buffer_that_comes_again_is_checked_again() -> None:
     for _ in range(3):
         check(batch)
     batch["t"][1] = 3
-    with pytest.raises(DataError, match="label 3 in row 1"):
+    with pytest.raises(DataError, match="label 3 at index 1"):
         check(batch)
 
 
@@ -165,9 +165,9 @@ def test_a_batch_that_looks_like_the_last_is_still_checked(ignore_index: int | N
     good = {"x": np.zeros((4, 2), np.float32), "t": np.array([0, 1, 2, 1])}
     ignored = np.full(4, -100 if ignore_index is None else ignore_index)
     for name, value, says in [
-        ("t", np.array([0, 1, 2, 3]), "the label 3 in row 3"),
-        ("t", np.array([0, -1, 2, 1]), "the label -1 in row 1"),
-        ("t", ignored, "label -100 in row 0" if ignore_index is None else "every label of 't' is the ignored"),
+        ("t", np.array([0, 1, 2, 3]), "the label 3 at index 3"),
+        ("t", np.array([0, -1, 2, 1]), "the label -1 at index 1"),
+        ("t", ignored, "label -100 at index 0" if ignore_index is None else "every label of 't' is the ignored"),
         ("x", np.zeros((4, 3), np.float32), "has shape [4, 3]"),
         ("x", np.zeros((3, 2), np.float32), "'n' is 3 in 'x' but 4 in 't'"),
         ("x", np.zeros((4, 2), complex), "is complex128"),
@@ -185,5 +185,5 @@ def test_finite_values_are_looked_for_in_every_batch() -> None:
     check = BatchChecker([TensorSpec("x", "float32", ("n",))], finite=True)
     for _ in range(3):
         check({"x": np.zeros(4, np.float32)})
-        with pytest.raises(DataError, match="nan in row 2"):
+        with pytest.raises(DataError, match="nan at index 2"):
             check({"x": np.array([0, 0, np.nan, 0], np.float32)})

@@ -98,7 +98,7 @@ def test_labels_of_every_kind(photos: Path) -> None:
     ("change", "call", "says"),
     [
         (lambda t: t.assign(label=[None] * 2 + ["a"] * 5), {}, "lacks 2 of 7 labels"),
-        (lambda t: t.assign(path=[None, *t.path[1:]]), {"path": "path"}, "has no path in row 0"),
+        (lambda t: t.assign(path=[None, *t.path[1:]]), {"path": "path"}, "has no path in the row at index 0"),
         (lambda t: t.assign(path=["no.png"] * 7), {}, "no.png' cannot be read"),
         (lambda t: t.drop(columns="label"), {}, "none of the columns of the table (only paths) is clearly"),
         (lambda t: t.rename(columns={"label": "a"}).assign(b=1), {}, "is clearly the target 'target'"),

@@ -85,7 +85,7 @@ def test_what_it_counts() -> None:
     larger = gg.memory(step, N=800)
     assert larger.peak > 50 * found.peak / 2
     assert json.dumps(larger.as_data())
-    with pytest.raises(UnknownNameError, match="no open dimension 'batch'"):
+    with pytest.raises(UnknownNameError, match="no dynamic dimension 'batch'"):
         gg.memory(step, batch=8)
 
 

@@ -165,7 +165,7 @@ def test_what_is_said_wins(photos: Path, tmp_path: Path) -> None:
         ({"size": {"height": 32, "width": 32}}, "the model reads [16, 16]"),
         ({"size": {"height": -1, "width": 32}}, "not a whole number of pixels"),
         ({"image_mean": "much"}, "not a list of numbers"),
-        ({"image_std": [1e999] * 3}, "it holds Infinity, which is not a finite number"),
+        ({"image_std": [1e999] * 3}, "it contains Infinity, which is not a finite number"),
         ({"resample": 77}, "filter 77"),
         ({"rescale_factor": 0}, "rescale_factor"),
         ({"rescale_factor": "x"}, "a number up to"),

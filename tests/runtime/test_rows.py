@@ -136,7 +136,7 @@ def test_batches_that_must_be_looked_at_are_gathered_beforehand(change: Any, tmp
 def test_inputs_that_are_to_be_checked_are() -> None:
     data = handmade.points(64)
     data["x"][40, 1] = np.nan
-    with pytest.raises(DataError, match=r"^batch \d of epoch 1: 'x' contains nan in row"):
+    with pytest.raises(DataError, match=r"^batch \d of epoch 1: 'x' contains nan at index"):
         trainer(check_inputs=True).fit(data, batch_size=16, progress=False)
 
 

@@ -138,7 +138,7 @@ def test_large_arrays_stay_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     wrong[7] = 3
     np.save(folder / "target.npy", wrong)
     monkeypatch.setattr(data, "LABEL_ROWS", 3)
-    with pytest.raises(DataError, match="'target' contains the label 3 in row 7"):
+    with pytest.raises(DataError, match="'target' contains the label 3 at index 7"):
         as_source(folder, checker(), Order(4))
 
 
@@ -185,7 +185,7 @@ NO_DATA: dict[str, tuple[Any, str]] = {
     "nothing": ({n: a[:0] for n, a in DATA.items()}, "the data are empty"),
     "scalar": ({**DATA, "z": np.float32(1)}, "'z' is a scalar without a sample axis"),
     "names": ({n: DATA[n] for n in ("z", "target")}, "'x' is missing"),
-    "labels": ({**DATA, "target": np.where(np.arange(10) == 3, 12, DATA["target"])}, "label 12 in row 3"),
+    "labels": ({**DATA, "target": np.where(np.arange(10) == 3, 12, DATA["target"])}, "label 12 at index 3"),
     "number": (42, "42 is not training data"),
     "no file": ("there/is/none.npz", "does not exist"),
 }

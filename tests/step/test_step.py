@@ -189,7 +189,7 @@ DAMAGE = {
     ),
     "external gone": (lambda p: (p / "frozen.bin").unlink(), "are missing"),
     "external hard link": (lambda p: (p / "copy.bin").hardlink_to(p / "frozen.bin"), "a hard link to a file elsewhere"),
-    "external short": (lambda p: os.truncate(p / "frozen.bin", 1000), "of a file of 1000"),
+    "external short": (lambda p: os.truncate(p / "frozen.bin", 1000), "but the file has 1,000 bytes"),
     "external link": (
         lambda p: ((p / "frozen.bin").unlink(), (p / "frozen.bin").symlink_to("/dev/zero")),
         "a symlink out of",
@@ -198,11 +198,11 @@ DAMAGE = {
         lambda p: edit_model(p / "eval.onnx", lambda m: external(m, location="../secret")),
         "are in '../secret'",
     ),
-    "negative offset": (lambda p: edit_model(p / "eval.onnx", lambda m: external(m, offset=-8)), "from -8"),
-    "huge length": (lambda p: edit_model(p / "eval.onnx", lambda m: external(m, length=2**50)), "need 1200000"),
+    "negative offset": (lambda p: edit_model(p / "eval.onnx", lambda m: external(m, offset=-8)), "from byte -8"),
+    "huge length": (lambda p: edit_model(p / "eval.onnx", lambda m: external(m, length=2**50)), "need 1,200,000"),
     "int4": (
         lambda p: edit_model(p / "eval.onnx", lambda m: setattr(m.graph.initializer[0], "data_type", 22)),
-        "need 150000",
+        "need 150,000",
     ),
     "attribute outside": (
         lambda p: edit_model(

@@ -260,7 +260,7 @@ IN = {"input_ids": (TensorProto.INT64, ["b", "s"])}
         (
             lambda: surgery.language_model(MODELS["int4"], outputs=["present.*"]),
             BuildError,
-            "only outputs that continue the past",
+            "are only the key-value cache",
         ),
         (lambda: surgery.next_tokens([[1]]), DataError, "at least two token ids"),
         (lambda: surgery.next_tokens(7), ArgumentError, "a sequence of sequences"),

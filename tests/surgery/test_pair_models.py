@@ -154,8 +154,8 @@ def test_scores_of_all_tokens_have_no_gradient_of_their_own() -> None:
 
 ANSWERS = {
     "equally many": (PROMPTS, CHOSEN[1:], REJECTED),
-    "prompt of pair 0 has no token": ([[]], [[3]], [[4]]),
-    "answer of pair 1 has no token": ([[3], [3]], [[3], [4]], [[4], []]),
+    "prompt at index 0 has no token": ([[]], [[3]], [[4]]),
+    "answer at index 1 has no token": ([[3], [3]], [[3], [4]], [[4], []]),
 }
 
 

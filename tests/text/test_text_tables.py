@@ -260,7 +260,12 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"a": ["x"], "label": [0]}, {}, "choices", "expects several choices"),
     ({"a": ["x"], "label": [0]}, {}, "tokens", "expects a label for each token"),
     ({"a": [["x"]], "tags": [["O"]]}, {}, "texts", "a list of labels for each text"),
-    ({"a": [["x", "y"]], "tags": [["O"]]}, {}, "tokens", "row 0 of the table has 2 words in 'a' and 1 labels"),
+    (
+        {"a": [["x", "y"]], "tags": [["O"]]},
+        {},
+        "tokens",
+        "the row at index 0 of the table has 2 words in 'a' and 1 label in",
+    ),
     ({"a": [3], "tags": [["O"]]}, {"words": "a"}, "tokens", "'a' contains 3, but each of its values must be a list"),
 ]
 

@@ -454,5 +454,5 @@ def test_masks_that_are_refused(tmp_path: Path) -> None:
 
 def test_a_path_of_no_layout(tmp_path: Path) -> None:
     assert not gg.vision.is_annotated(tmp_path)
-    with pytest.raises(DataError, match="has none of the formats of COCO"):
+    with pytest.raises(DataError, match="is not in the format of COCO"):
         gg.vision.read(tmp_path)

@@ -171,7 +171,8 @@ def build(compiler: str | None = None, library: Library | None = None) -> Librar
             made.replace(library.path)
     except OSError as error:
         raise OutputError(
-            f"cannot write the native kernels to '{shown(library.path.parent)}': {error.strerror or error}"
+            f"cannot write the native kernels to '{shown(library.path.parent)}' ({error.strerror or error}); check the "
+            "permissions and the free space there"
         ) from None
     return library
 

@@ -23,7 +23,7 @@ import numpy as np
 import safetensors
 from numpy.lib import format as npy
 
-from gradgraph.errors import DataError, shown
+from gradgraph.errors import DataError, counted, shown
 from gradgraph.files.untrusted.documents import json_of
 from gradgraph.files.untrusted.regular import UnreadableError, open_regular, reason_of
 
@@ -107,19 +107,19 @@ def array_in(file: IO[bytes]) -> Array:
 def _checked_members(archive: zipfile.ZipFile, path: Path, most: int) -> dict[str, zipfile.ZipInfo]:
     infos = archive.infolist()
     if not infos or len(infos) > MAX_MEMBERS:
-        raise DataError(f"'{shown(path)}' holds {len(infos)} arrays; give one array per input")
+        raise DataError(f"'{shown(path)}' contains {counted(len(infos), 'array')}; save one array per input")
     members: dict[str, zipfile.ZipInfo] = {}
     for info in infos:
         name = info.filename.removesuffix(".npy")
         if name == info.filename:
-            raise DataError(f"'{shown(path)}' holds '{shown(name)}', which is not a .npy array; save plain arrays")
+            raise DataError(f"'{shown(path)}' contains '{shown(name)}', which is not a .npy array; save plain arrays")
         if name in members:
-            raise DataError(f"'{shown(path)}' holds two arrays called '{shown(name)}'; give each a name of its own")
+            raise DataError(f"'{shown(path)}' contains two arrays called '{shown(name)}'; give each a name of its own")
         members[name] = info
     total = sum(_unpacked_size(archive, info, path) for info in infos)
     if total > most:
         raise DataError(
-            f"'{shown(path)}' unpacks to {total:,} bytes, more than the {most:,} that fit; "
+            f"'{shown(path)}' unpacks to {total:,} bytes, more than the limit of {most:,}; "
             "save the arrays as .npy files in a folder, from which large arrays are read piece by piece"
         )
     return members
@@ -132,15 +132,14 @@ def _unpacked_size(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) 
         start = file.tell()
     if dtype.hasobject:
         raise DataError(
-            f"'{shown(info.filename)}' in '{shown(path)}' holds pickled objects, which are never loaded; save "
-            "plain numbers"
+            f"'{shown(info.filename)}' in '{shown(path)}' contains pickled objects, which are never loaded; "
+            "save plain numbers"
         )
     size = math.prod(shape) * dtype.itemsize
     if start + size != info.file_size:
         raise DataError(
             f"'{shown(info.filename)}' in '{shown(path)}' declares an array of {size:,} bytes, but "
-            f"{info.file_size - start:,} are stored; "
-            "the file is damaged"
+            f"{info.file_size - start:,} are stored, so the file is damaged; save it again"
         )
     return size
 

@@ -110,15 +110,16 @@ def csv_columns(file: BinaryIO, separator: str = ",") -> list[str]:
 
 
 def odd_csv_row(file: BinaryIO, separator: str = ",") -> tuple[int, int, int] | None:
-    """Return (row, cells, columns) for the first row whose number of cells differs from the number of columns.
+    """Return (line, cells, columns) for the first row whose number of cells differs from the number of columns.
 
-    Rows are counted from 0 without empty lines. None if there is no such row, or the file is not CSV.
+    The line is the last one of the row, counted from 1. None if there is no such row, or the file is not CSV.
     """
     text = io.TextIOWrapper(file, "utf-8-sig", "replace", newline="")
     try:
-        rows = (row for row in csv.reader(text, delimiter=separator) if row)
+        reader = csv.reader(text, delimiter=separator)
+        rows = (row for row in reader if row)
         columns = len(next(rows, []))
-        return next(((i, len(row), columns) for i, row in enumerate(rows) if len(row) != columns), None)
+        return next(((reader.line_num, len(row), columns) for row in rows if len(row) != columns), None)
     except csv.Error:
         return None
     finally:
@@ -153,7 +154,7 @@ def _decoded(content: str | bytes, largest: int = LARGEST) -> str:
 
 
 def _no_constant(name: str) -> float:
-    raise UnreadableError(f"it holds {name}, which is not a finite number")
+    raise UnreadableError(f"it contains {name}, which is not a finite number")
 
 
 def _finite(digits: str) -> float:

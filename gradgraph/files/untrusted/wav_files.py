@@ -57,7 +57,7 @@ class WavFile:
             raise UnreadableError("it ends before the last sample that its header declares")
         samples = _floats(content, self.kind, width).reshape(-1, self.channels).T
         if self.kind == FLOAT and not np.isfinite(samples).all():
-            raise UnreadableError("it holds numbers that are not finite")
+            raise UnreadableError("it contains numbers that are not finite")
         return np.ascontiguousarray(samples)
 
 

@@ -266,7 +266,8 @@ class BatchChecker:
             values = list(batch) if isinstance(batch, tuple | list) else [batch]
             if len(values) != len(self.specs):
                 raise DataError(
-                    f"the batch has {len(values)} entries, but the step expects {len(self.specs)} "
+                    f"the batch has {len(values)} {'entry' if len(values) == 1 else 'entries'}, but the step expects "
+                    f"{len(self.specs)} "
                     f"({', '.join(map(shown, self.specs))}); pass a dict with these names"
                 )
             return dict(zip(self.specs, values, strict=True))
@@ -495,7 +496,7 @@ def _from_dlpack(name: str, value: Any) -> Array:
         return np.from_dlpack(value)
     except (TypeError, AttributeError, ValueError, RuntimeError, BufferError):
         raise DataError(
-            f"'{shown(name)}' is a {type(value).__name__}, which NumPy cannot convert; pass an array of numbers"
+            f"'{shown(name)}' has the type {type(value).__name__}, which NumPy cannot convert; pass an array of numbers"
         ) from None
 
 
@@ -586,9 +587,11 @@ def _in_range(unsigned: Array, classes: int) -> bool:
 
 
 def _position(where: Array, first: int = 0) -> str:
-    """Return the first index where ``where`` is true as text, such as ``in row 3 at [0, 2]``.
+    """Return the text for the index ``where``, such as ``at index 3`` or, with several axes, ``at index [3, 0, 2]``.
 
-    Rows are counted from ``first``; ``at`` lists the indices along further axes.
+    The index of the first row is ``first``.
     """
-    inner = f" at {where[1:].tolist()}" if len(where) > 1 else ""
-    return f"in row {first + where[0]}{inner}" if len(where) else "as its only element"
+    if not len(where):
+        return "as its only element"
+    index = [first + int(where[0]), *where[1:].tolist()]
+    return f"at index {index if len(index) > 1 else index[0]}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gradgraph.arguments import PATH, TEXT, checked
-from gradgraph.errors import DataError, listed, shown, suggestion
+from gradgraph.errors import DataError, listed, row_at, shown, suggestion
 from gradgraph.preprocess.frames import is_table
 from gradgraph.runtime.data.batch import LABELS
 from gradgraph.runtime.data.image_form import KINDS, Augment, ImageForm, Layout, Order, form_of
@@ -16,6 +16,8 @@ from gradgraph.runtime.data.image_labels import Labels
 from gradgraph.runtime.data.images import SUFFIXES, Images
 from gradgraph.runtime.data.tables import column_of, columns_in, first_row, is_table_file, read_table, written_in
 from gradgraph.step.data_names import DataNames
+
+_THE_TABLE = "the table"  # how messages call a table that is not a file
 
 
 class ImageTable(Images):
@@ -34,7 +36,10 @@ class ImageTable(Images):
         values = column_of(table, path)
         odd = next((i for i, value in enumerate(values) if not isinstance(value, str) or not value), None)
         if odd is not None:
-            raise DataError(f"the column '{shown(path)}' of {where} has no path in row {odd}; add the path of an image")
+            raise DataError(
+                f"the column '{shown(path)}' of {where} has no path in {row_at(odd, where != _THE_TABLE)}; add the "
+                "path of an image"
+            )
         others = {name: column_of(table, name) for name in columns_in(table) if name != path}
         if label is not None and label not in others:
             raise DataError(f"{where} has no column '{shown(label)}'{suggestion(label, others)}")
@@ -91,7 +96,7 @@ def _names_image(value: Any) -> bool:
 def _table_at(table: Any) -> tuple[Any, str, Path]:
     """Return the loaded table, its description for messages, and the folder of its relative paths."""
     if is_table(table):
-        return table, "the table", Path()
+        return table, _THE_TABLE, Path()
     if not PATH.fits(table) or not is_table_file(Path(table)):
         raise DataError(f"'{shown(table)}' is not a table; pass a DataFrame, or the path of a .csv, .parquet, …")
     return read_table(Path(table)), f"'{shown(table)}'", Path(table).parent

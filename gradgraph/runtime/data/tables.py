@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from gradgraph.errors import DataError, UnmatchedError, listed, shown, suggestion
+from gradgraph.errors import DataError, UnmatchedError, counted, listed, shown, suggestion
 from gradgraph.files.untrusted.documents import LARGEST, KeyTwiceError, csv_columns, csv_head, json_of, odd_csv_row
 from gradgraph.files.untrusted.regular import UnreadableError, open_regular
 from gradgraph.preprocess.computed import Preprocessing
@@ -231,11 +231,10 @@ def _check_widths(path: Path, separator: str, table: Any) -> None:
         file.seek(0)
         odd = odd_csv_row(file, separator)
         if odd is not None:
-            row, cells, columns = odd
+            line, cells, columns = odd
             raise DataError(
-                f"row {row} of '{shown(path)}' has {cells} cell{'' if cells == 1 else 's'}, but the table {columns} "
-                f"columns; put cells that contain a {'tab' if separator == TAB else 'comma'} in quotes, or correct the "
-                "row"
+                f"line {line} of '{shown(path)}' has {counted(cells, 'cell')}, but the header has {columns}; put cells "
+                f"that contain a {'tab' if separator == TAB else 'comma'} in quotes, or correct the line"
             )
 
 

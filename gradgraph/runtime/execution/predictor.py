@@ -136,6 +136,6 @@ def _spec(value: ir.Value) -> TensorSpec:
     if value.dtype is None or value.shape is None:
         raise ModelError(
             f"the model declares no element type or no rank for the input '{shown(value.name)}', so data for it cannot "
-            "be checked"
+            "be checked; export the model with the types and shapes of its inputs"
         )
     return TensorSpec(value.name or "", dtype_name(int(value.dtype)), as_dims(value.shape))

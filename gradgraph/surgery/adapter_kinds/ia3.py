@@ -26,7 +26,8 @@ def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator)
     ahead = wanted.side == "in"
     if ahead and (layer.kind == "Gather" or layer.groups > 1):
         raise BuildError(
-            f"'{shown(layer.name)}' is an embedding or a Conv with groups, whose input cannot be multiplied by a vector"
+            f"'{shown(layer.name)}' is an embedding or a Conv with groups, whose input cannot be multiplied by a "
+            "vector; use kind lora for it"
         )
     vector = writer.weight("ia3_l", np.ones([layer.sizes[0 if ahead else 1], *[1] * len(layer.kernel)]))
     if ahead:

@@ -111,7 +111,7 @@ ILL_TYPED = {
 }
 
 ILL_FORMED = {
-    "an input too few": (model([node("Add", "x")], [x(2)]), "has 1 inputs, and at opset 21 this operator takes 2;"),
+    "an input too few": (model([node("Add", "x")], [x(2)]), "has 1 input, and at opset 21 this operator takes 2;"),
     "an input too many": (
         model([node("Clip", "x x x x")], [x()]),
         "has 4 inputs, and at opset 21 this operator takes 1 to 3",

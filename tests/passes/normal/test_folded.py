@@ -34,12 +34,12 @@ COPIES = [
     (MATRIX.T * np.float32(-3), "is the transpose of {} times -3", "m"),
     (-np.exp(VECTOR), "is minus the exponential of {}", "v"),
     (1 / (1 + np.exp(-VECTOR)), "is the sigmoid of {}", "v"),
-    (np.concatenate([OTHER, MATRIX]), "holds {} among other numbers", "m"),
-    (np.concatenate([MATRIX.T, OTHER.T]), "holds the transpose of {} among other numbers", "m"),
-    (np.concatenate([OTHER, MATRIX, OTHER], axis=1), "holds {} among other numbers", "m"),
-    (np.concatenate([PADDED.T, real(24, 5)], axis=1), "holds the transpose of {} among other numbers", "padded"),
-    (np.concatenate([real(7, seed=4), VECTOR]), "holds {} among other numbers", "v"),
-    (np.concatenate([real(3, 4, 3, 3, seed=5), KERNEL]), "holds {} among other numbers", "kernel"),
+    (np.concatenate([OTHER, MATRIX]), "contains {} among other numbers", "m"),
+    (np.concatenate([MATRIX.T, OTHER.T]), "contains the transpose of {} among other numbers", "m"),
+    (np.concatenate([OTHER, MATRIX, OTHER], axis=1), "contains {} among other numbers", "m"),
+    (np.concatenate([PADDED.T, real(24, 5)], axis=1), "contains the transpose of {} among other numbers", "padded"),
+    (np.concatenate([real(7, seed=4), VECTOR]), "contains {} among other numbers", "v"),
+    (np.concatenate([real(3, 4, 3, 3, seed=5), KERNEL]), "contains {} among other numbers", "kernel"),
     (KERNEL * np.float32(2), "is {} times 2", "kernel"),
 ]
 STRANGERS = {

@@ -227,7 +227,7 @@ def test_a_step_that_trains_no_matrix_says_what_it_leaves_out(caplog):
     assert gg.build(model, "mse").manifest.trainable == ("bias",)
     (record,) = caplog.records
     assert record.getMessage() == (
-        "the step trains 3 numbers in 1 tensor and no matrix, and excludes 'packed' (it holds int8 numbers), 's' (a "
+        "the step trains 3 numbers in 1 tensor and no matrix, and excludes 'packed' (it has dtype int8), 's' (a "
         "scale of the node that computes 'd' (DequantizeLinear)); name the tensors to train in full: "
         "train=['*', 'NAME'] (--train '*' --train NAME); train quantized tensors before quantization"
     )
@@ -242,7 +242,7 @@ def test_nothing_to_train_says_what_is_left_out():
         step=number(),
         **PACKED,
     )
-    words = r"excluded: 'packed' \(it holds int8 numbers\), 'bias' \(.*\), 'step' \(a scale of the node .*\), 's' \("
+    words = r"excluded: 'packed' \(it has dtype int8\), 'bias' \(.*\), 'step' \(a scale of the node .*\), 's' \("
     with pytest.raises(gg.errors.BuildError, match=words):
         gg.build(model, "mse")
 

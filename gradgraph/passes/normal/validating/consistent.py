@@ -149,9 +149,9 @@ def _mixture(
     if of_output:
         return Finding(
             describe(node),
-            f"outputs '{shown(value.name)}', declared as {_type_words(other)}, and '{shown(first.name)}' has type "
+            f"outputs '{shown(value.name)}', declared as {_type_words(other)}, but '{shown(first.name)}' has type "
             f"{_type_words(kind)}",
-            "both must have the same type",
+            "",
             "correct the declared type, or put a Cast between them",
         )
     return Finding(

@@ -231,7 +231,7 @@ def _copy_of_part(tensor: _View, lookup: Mapping[int, tuple[Sequence[_Probe], Ar
                 view = probes[i].view
                 if view.group != tensor.group and _holds(whole, view.array, place - probes[i].place):
                     words = _TURNED[view.is_turned != is_turned]
-                    return Copy(tensor.value, view.value, f"holds {words} among other numbers")
+                    return Copy(tensor.value, view.value, f"contains {words} among other numbers")
     return None
 
 
