@@ -47,7 +47,7 @@ def writer_for(path: Path) -> Callable[[Path, Batches, int, Layouts, Columns], S
 
 @dataclass
 class _Plan:
-    """The layout of an assembled output: its shape, and its sample axis, or None.
+    """The layout of an assembled output: its shape, and its sample axis (None if it has none).
 
     If ``once``, the array of the first batch is the whole output, as for a constant.
     """

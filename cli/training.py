@@ -283,7 +283,7 @@ class Training:
         return samples, data
 
     def held_out(self, trainer: Trainer) -> Any:
-        """Return the validation data, or None."""
+        """Return the validation data, or None if the run has none."""
         path = self.run.validation
         return None if path is None else self.run.reading.data(path, trainer.names)
 

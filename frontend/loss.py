@@ -149,7 +149,7 @@ class Loss:
 
     @property
     def ignore_index(self) -> int | None:
-        """The label that is ignored."""
+        """The label that is ignored, or None if the loss ignores none."""
         return self.arguments.get("ignore_index")
 
 

@@ -200,7 +200,7 @@ class Table(dict[str, E]):
         return entry
 
     def order(self, names: Iterable[str]) -> None:
-        """Move the entries called ``names`` to the end in this order, which makes the order independent of imports."""
+        """Move the entries ``names`` to the end of the table, in this order, to make it independent of imports."""
         for name in list(names):
             self[name] = self.pop(name)
 

@@ -59,7 +59,7 @@ _KINDS = {
 
 
 def _transform(**kinds: Kind) -> Callable[[Callable[P, Append]], Callable[P, Result]]:
-    """Return a decorator that turns a function which returns an ``Append`` function into a public transform.
+    """Return a decorator that makes a public transform from a function that returns an ``Append`` function.
 
     The decorated function takes the arguments of the transform, and returns an ``Append`` function. The transform
     checks its arguments (``kinds``, in addition to ``_KINDS``), converts the model to normal form, calls the ``Append``

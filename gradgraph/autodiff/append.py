@@ -108,7 +108,7 @@ def new_input(op: Builder, graph: ir.Graph, name: str, like: ir.Value) -> Var:
 
 
 def content_type(value: ir.Value) -> ir.TypeProtocol | None:
-    """Return the type of a value's gradient: the value's own type, or for an optional, the type of its content."""
+    """Return the type of a value's gradient: its own type, or that of an optional's content; None if unknown."""
     return value.type.elem_type if isinstance(value.type, ir.OptionalType) else value.type
 
 

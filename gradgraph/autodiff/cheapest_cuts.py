@@ -23,7 +23,7 @@ _NEAR = 1.02  # peaks within this factor of the minimum are considered equal; am
 
 
 def _begin(cuts: Sequence[int]) -> float:
-    """Return a sort key that is larger for cuts with less recomputation, which ends at the last cut."""
+    """Return a sort key for cuts: the less is recomputed before the last cut, the larger it is."""
     return -cuts[-1] if cuts else 1
 
 

@@ -125,7 +125,7 @@ class _Forward:
             cotangent.replace_all_uses_with(self._moved.get(y, y))
 
     def _read_shapes_elsewhere(self, graph: ir.Graph, results: Sequence[ir.Value]) -> None:
-        """Make Shape nodes that depend on placeholders read other tensors of equal shape that are needed anyway."""
+        """Replace inputs of Shape nodes that depend on placeholders by needed tensors of equal shape."""
         before_bodies = itertools.takewhile(lambda node: node.op_type not in HAVE_BODIES, self.path.nodes)
         _, kept = needed(graph, results, lambda node: node.outputs, reads)
         ours = [x for x in (*self.path.wrt, *(y for node in before_bodies for y in node.outputs)) if x in kept]

@@ -156,7 +156,7 @@ class Path:
         return any(y in self._computed for y in node.outputs)
 
     def captured(self, node: ir.Node) -> list[ir.Value]:
-        """Return the outer values whose gradient comes from the bodies of ``node``, which read them."""
+        """Return the outer values that the bodies of ``node`` read, and whose gradient the bodies compute."""
         outside = {v for v in captures(node) if v in self.active}
         inner = [n for graph in subgraphs(node) for n in graph.all_nodes() if self.is_on(n)]
         read = [v for n in inner for v in (n.inputs if _has_body(n) else reads_smoothly(n))]

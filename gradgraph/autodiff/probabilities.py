@@ -62,7 +62,7 @@ def probabilities(value: ir.Value) -> Probabilities | None:
 
 
 def _made_here(value: ir.Value) -> Probabilities | None:
-    """Return the Softmax or Sigmoid that computes ``value``, as one operator or decomposed, or None."""
+    """Return the Softmax or Sigmoid, one operator or decomposed, that computes ``value``; None if none does."""
     if (node := made_by(value, "Softmax", "Sigmoid")) is not None:
         if is_standard(node, "Sigmoid"):
             return Probabilities("Sigmoid", None, node.inputs[0])

@@ -89,9 +89,9 @@ _UNSEEN = "may mix samples"
 
 
 def batched_inputs(graph: ir.Graph, names: Names = None) -> list[ir.Value]:
-    """Return the inputs that match ``names``, which have one sample per row.
+    """Return the inputs with one sample per row: those that match ``names``.
 
-    By default, these are all inputs whose first size is the first input's symbolic first size.
+    By default, return the inputs with the same symbolic first size as the first input that has one.
     """
     given = [x for x in graph.inputs if x.name not in graph.initializers]
     if names is not None:

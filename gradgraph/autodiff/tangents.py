@@ -24,7 +24,10 @@ PUSHES: dict[str, Push] = {}
 
 
 def pushes(op_types: str) -> Callable[[Push], Push]:
-    """Register a tangent rule: ``push(op, node, tangents)`` returns one tangent per output, or None to use two vjps."""
+    """Return a decorator for a tangent rule ``push(op, node, tangents)``, which returns one tangent per output.
+
+    A rule returns None if the tangent is to be computed by two vjps.
+    """
 
     def register(push: Push) -> Push:
         PUSHES.update(dict.fromkeys(op_types.split(), push))
@@ -87,7 +90,7 @@ def _linear(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
 
 @pushes("Optional OptionalGetElement")
 def _content(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
-    """Return the tangent of an optional, which is the tangent of its content."""
+    """Return the tangent of an optional, which is its content's tangent; None if the content has none."""
     return None if ts[0] is None else [ts[0]]
 
 
@@ -123,7 +126,7 @@ def _gemm(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
     """Return ``α·(tA·B + A·tB) + β·tC`` for the tangents tA, tB and tC of the inputs.
 
     If only one of the two products is nonzero, its Gemm adds ``tC`` as its third input. For two products, a separate
-    Add is faster than a Gemm that copies ``tC`` first.
+    Add is faster than a Gemm that copies ``tC`` first. None if only C has a tangent.
     """
     ta, tb, tc = (*ts, None)[:3]
     if ta is None and tb is None:
@@ -162,7 +165,7 @@ def _zeros_elsewhere(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
 
 @pushes("Abs")
 def _abs(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
-    """Return the tangent times Sign(x), which lowering replaces by faster nodes."""
+    """Return the tangent times Sign(x), which lowering replaces by faster nodes; None if x has no tangent."""
     x, t = node.inputs[0], ts[0]
     if x is None or t is None:
         return None
@@ -174,7 +177,10 @@ def _abs(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
     "Reciprocal Relu Selu Sigmoid Sin Sinh Softmax Softplus Softsign Sqrt Tan Tanh ThresholdedRelu"
 )
 def _symmetric(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
-    """Return ``J·t`` as ``Jᵀ·t``: J is diagonal for elementwise functions, and ``diag(y) − y·yᵀ`` for Softmax."""
+    """Return ``J·t`` as ``Jᵀ·t``, by the gradient rule; None if that rule returns no gradient.
+
+    J is diagonal for elementwise functions, and ``diag(y) − y·yᵀ`` for Softmax.
+    """
     product = registry.RULES["", node.op_type](op, node, ts)[0]
     return None if product is None else [product]
 
@@ -183,7 +189,8 @@ def _symmetric(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
 def _gelu(op: Builder, node: ir.Node, t: Var) -> tuple[Var, Var] | None:
     """Return the exact GELU as ``x·Φ(x)`` and its tangent, which needs Φ, too.
 
-    Only in float32: in narrower types the operator is more accurate than its formula.
+    None unless x is float32 and ``approximate`` is "none": in narrower types the operator is more accurate than its
+    formula.
     """
     (x,) = (op.wrap(v) for v in node.inputs if v is not None)
     approximate = registry.attributes(node)["approximate"]

@@ -288,7 +288,7 @@ def everywhere() -> Table:
 
 
 def lacking(name: str) -> Callable[[Call], bool]:
-    """Return a predicate for a form's ``when=`` that is true for calls that the runtime ``name`` does not support."""
+    """Return a predicate for a form's ``when=``: whether the runtime ``name`` does not support a call."""
 
     def when(call: Call) -> bool:
         found = table_of(name)

@@ -216,7 +216,7 @@ def is_output_twice(node: ir.Node) -> bool:
 
 
 def copied(value: ir.Value | None) -> ir.Value | None:
-    """Return the value that ``value`` copies through a chain of Identities; ``value`` itself if it is not a copy."""
+    """Return the value that ``value`` copies through Identities; ``value`` itself, even None, if it is no copy."""
     while value is not None and (node := value.producer()) is not None and node.op_type == "Identity":
         value = node.inputs[0]
     return value

@@ -40,7 +40,7 @@ def write_functions(model: ir.Model) -> ir.Model:
 
 
 def _body_key(node: ir.Node) -> Hashable:
-    """Return a key of everything that a body depends on, which is faster to compare than bodies."""
+    """Return a key of a node; function bodies of equal keys are equal, but would be slower to compare."""
     inputs = tuple(None if v is None else (v.dtype, str(v.shape)) for v in node.inputs)
     attributes = tuple(sorted((a.name, repr(a.value)) for a in node.attributes.values()))
     return node.op_type, inputs, attributes, len(node.outputs)

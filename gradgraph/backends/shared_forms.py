@@ -31,7 +31,7 @@ TRAINING = Forms()  # for inference runtimes: no indices of maxima, no norms in 
 def scattered_winners(
     op: Builder, x: Var, indices: Var, size: Var | None = None, *, kernel_shape: list[int], **attrs: Any
 ) -> Var | None:
-    """Compute MaxUnpool by scattering x into zeros. Applies only without pads, as in gradients of a MaxPool."""
+    """Compute MaxUnpool by scattering x into zeros; None with pads or an output size."""
     if size is not None or x.shape is None or any(attrs.get("pads") or ()):
         return None
     strides = list(attrs.get("strides") or [1] * len(kernel_shape))
@@ -63,7 +63,10 @@ def written_out_batch_norm(
     momentum: float = 0.9,
     training_mode: int = 0,
 ) -> tuple[Var, Var, Var] | None:
-    """Write BatchNormalization in training mode by its formula, for runtimes that do not support this mode."""
+    """Write BatchNormalization in training mode by its formula, for runtimes that do not support this mode.
+
+    None in evaluation mode, or unless x is float32 of known rank.
+    """
     if not training_mode or x.shape is None or x.dtype != ir.DataType.FLOAT:
         return None
     axes = [axis for axis in range(x.rank) if axis != 1]
@@ -84,7 +87,8 @@ def compared_winners(op: Builder, dy: Var, x: Var, **attrs: Any) -> Var | None:
     """Compute MaxPoolGrad without indices: the first element that equals the maximum of its window gets the gradient.
 
     Elements are compared tap by tap (a tap is one position within the window). If windows are adjacent, the gradients
-    of all taps are interleaved; otherwise one ConvTranspose, whose weights select taps, adds them up.
+    of all taps are interleaved; otherwise one ConvTranspose, whose weights select taps, adds them up. None for
+    ``ceil_mode``, unknown sizes, or unless x is float32.
     """
     seen = windows(**attrs)
     if sizes(x) is None or sizes(dy) is None or attrs.get("ceil_mode") or x.dtype != ir.DataType.FLOAT:
@@ -158,7 +162,10 @@ def reads_statistics(call: Call) -> bool:
 def written_out_layer_norm(
     op: Builder, x: Var, scale: Var, bias: Var | None = None, *, axis: int = -1, epsilon: float = 1e-5, **_: Any
 ) -> tuple[Var, Var, Var] | None:
-    """Write LayerNormalization, with its mean and inverse deviation, by its formula."""
+    """Write LayerNormalization, with its mean and inverse deviation, by its formula.
+
+    None unless x is float32 of known rank.
+    """
     if x.shape is None or x.dtype != ir.DataType.FLOAT:
         return None
     axes = list(range(axis % x.rank, x.rank))

@@ -161,7 +161,7 @@ class TracedLoss:
         return name if name.isidentifier() else "function"
 
     def read(self, graph: ir.Graph) -> list[ir.Value]:
-        """Return the weights that the loss depends on; if there are none, the model's values that it reads."""
+        """Return the weights that the loss depends on, or, if there are none, the model's values in its formula."""
         known = {v.name: v for v in (*graph.inputs, *graph.initializers.values(), *graph.outputs)}
         values = (known[n] for n in self._read if n in known)
         return [v for v in values if carries(v) and is_tensor(v)]

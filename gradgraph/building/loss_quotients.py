@@ -90,7 +90,10 @@ class _Reading:
     # --- where the search ends --------------------------------------------------------------------------------
 
     def _met(self, pending: _Pending) -> Quotient | None:
-        """Return the quotient if ``pending.value`` is a sum or mean over the batch, or does not depend on the batch."""
+        """Return the quotient if ``pending.value`` is a sum or mean over the batch, or does not depend on the batch.
+
+        None for any other value.
+        """
         op, value, node = self._op, pending.value, pending.value.producer()
         if value not in self._varying and pending.below is None:
             return Quotient(pending.scaled(op.wrap(value)), op.const(1.0, ir.DataType.FLOAT), varies=False)
@@ -116,7 +119,10 @@ class _Reading:
         return Quotient(pending.scaled(above), pending.below)
 
     def _of_labels(self, pending: _Pending, node: ir.Node) -> Quotient | None:
-        """Return the quotient of an ONNX loss on class indices, such as SoftmaxCrossEntropyLoss, or None."""
+        """Return the quotient of an ONNX loss on class indices, such as SoftmaxCrossEntropyLoss.
+
+        None if its ``reduction`` is neither "sum" nor "mean".
+        """
         op, (_, labels, *rest) = self._op, node.inputs
         reduction, ignored = (node.attributes.get(name) for name in ("reduction", "ignore_index"))
         kind = "mean" if reduction is None else reduction.as_string()

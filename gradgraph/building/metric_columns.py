@@ -109,7 +109,7 @@ class MetricColumns:
 
     Attributes:
         numbers: the metrics that the graph computes for each batch, as numbers.
-        sums: the metrics for which the graph outputs sums, from which they are computed over all samples.
+        sums: the metrics that are computed over all samples from sums, which the graph outputs.
         outputs: the names of the model's outputs, which metric functions get.
         read: the names of the values that metric functions read.
         kept: the inner values among ``read``, which became outputs.

@@ -40,7 +40,7 @@ class Written(NamedTuple):
     every_label: bool = False
 
     def without_rows(self) -> Written:
-        """Return these results without measures that have a row per sample, which only an evaluation computes."""
+        """Return a copy without measures with a row per sample, which only an evaluation computes."""
         return self._replace(measures=[(spec, sums) for spec, sums in self.measures if not spec.rows])
 
     @property

@@ -56,7 +56,7 @@ class Term:
 
     @property
     def mask(self) -> str | None:
-        """The name of the input that masks elements, or None."""
+        """The name of the input that masks elements, or None if the term has no mask."""
         return next((f.name for f in reversed(self.factors) if f.dtype == "bool"), None)
 
     def tensors(self, builder: Builder, graph: ir.Graph, checked: Collection[str], fed: dict[str, Var]) -> list[Tensor]:

@@ -352,7 +352,11 @@ def refer(adapted: Any, trainer: Trainer, prepared: Prepared, recipe: Recipe) ->
 
 
 def check_vocabulary(encoder: Encoder, base: ModelFolder) -> int | None:
-    """Return the vocabulary size of the model, if known; raise DataError if the tokenizer belongs to another model."""
+    """Return the vocabulary size of the model, or None if unknown.
+
+    Raises:
+        DataError: if the tokenizer belongs to another model.
+    """
     known = base.vocabulary or _scores_of(base)
     size = encoder.tokenizer.size
     if known is not None and not ALIKE * known <= size <= known / ALIKE:

@@ -123,7 +123,7 @@ class _Search(Generic[D]):
         return self._least
 
     def first(self, recipe: Recipe, data: D) -> Plan | None:
-        """Return the plan of the first variant of a recipe (batch size, recomputation) that fits, or None."""
+        """Return the plan of the first variant of a recipe (batch size, recomputation) that fits, else None."""
         self._steps.clear()  # they belong to other data or another rank
         return next((plan for one in _ways(recipe, data.longest) if (plan := self.fits(one, data))), None)
 

@@ -29,7 +29,7 @@ PAGE = 4096  # bytes: tensors start at page boundaries, so that runtimes can map
 
 
 class Entry(NamedTuple):
-    """The file of external data, with offset and length in bytes, which are −1 if stored as text that is no number."""
+    """The file of external data, with offset and length in bytes (−1 if the stored text is not a number)."""
 
     location: str
     offset: int

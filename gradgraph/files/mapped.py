@@ -96,7 +96,7 @@ def _address(array: Array) -> int:
 
 
 def _mapping(array: Array) -> tuple[mmap.mmap, int] | None:
-    """Return the mapping of which ``array`` is a view and its offset in the file (0 if unknown), or None."""
+    """Return the file mapping of the view ``array``, and its offset in the file (0 if unknown); None if in memory."""
     owner: Any = array
     while isinstance(owner, np.ndarray | memoryview):
         mapping = getattr(owner, "_mmap", None)

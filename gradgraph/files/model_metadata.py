@@ -136,7 +136,11 @@ def check_metadata(metadata: Mapping[str, str]) -> None:
 
 
 def _read(metadata: Mapping[str, str], key: str, parsed: Callable[[Any], T]) -> T | None:
-    """Return the JSON in the entry ``key``, converted by ``parsed``, or None; raise ModelError if it is damaged."""
+    """Return the JSON in the entry ``key``, converted by ``parsed``; None if there is no such entry.
+
+    Raises:
+        ModelError: if the entry is damaged.
+    """
     if key not in metadata:
         return None
     try:
@@ -192,6 +196,6 @@ def write_imitation(work: ir.Model, imitation: Imitation) -> None:
 
 
 def write_quantisation(work: ir.Model, **changed: Any) -> None:
-    """Set the fields ``changed`` of the quantisation in the metadata of ``work``; empty fields are not written."""
+    """Update fields of the quantisation record in the metadata of ``work``; empty fields are not stored."""
     described = dataclasses.asdict(replace(quantisation_in(work.metadata_props), **changed))
     work.metadata_props[QUANTISED] = json.dumps({name: value for name, value in described.items() if value})

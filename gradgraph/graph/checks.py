@@ -226,7 +226,7 @@ def describe(node: ir.Node) -> str:
 
 
 def beyond_limits(shape: ir.Shape) -> str | None:
-    """Return why no array can have ``shape``, in words that follow "with", or None; unknown sizes are ignored."""
+    """Return why no array can have ``shape``, in words that follow "with"; None if one can. Ignores unknown sizes."""
     if len(shape) > MOST_AXES:
         return f"{len(shape)} axes, more than the {MOST_AXES} that NumPy supports"
     sizes = [d for d in known_sizes(shape) if d > 0]

@@ -29,7 +29,7 @@ def needed(
     made: Callable[[Node], Iterable[Name]],
     read: Callable[[Node], Iterable[Name]],
 ) -> tuple[list[Node], set[Name]]:
-    """Return the nodes that ``results`` depend on, in order, and the values that they read, including ``results``.
+    """Return the nodes that ``results`` depend on, in order, and all values read by them, with ``results``.
 
     Args:
         nodes: all nodes, in topological order.

@@ -372,7 +372,7 @@ def _infer_windows(pool: ir.Node) -> None:
 
 
 def _of_elements(node: ir.Node, known: Sequence[Shape | None]) -> Shape | None:
-    """Return the sizes that all elements of the output sequence share, or None."""
+    """Return the sizes that all elements of the output sequence share, or None if the rank is unknown or not shared."""
     if node.op_type == "SequenceConstruct":
         return functools.reduce(common, known)
     if node.op_type == "SequenceInsert":

@@ -73,7 +73,7 @@ class Signature:
         return dtypes
 
     def _dtype_among(self, operands: Sequence[ir.Value | None], type_str: str) -> ir.DataType | None:
-        """Return the type of the first operand whose schema type is ``type_str``, or None."""
+        """Return the type of the first operand whose schema type is ``type_str``, or None if there is none."""
         for i in self._places.get(type_str, ()):
             if i < len(operands) and (x := operands[i]) is not None:
                 return x.dtype

@@ -117,7 +117,10 @@ def _found(weight: ir.Value, places: dict[ir.Node, int]) -> Layout:
 
 
 def _of_read(node: ir.Node, place: int, axes: tuple[int, ...]) -> Layout | None:
-    """Return the layout in which ``node`` reads a weight at input ``place``, or None; ``axes`` as in ``_reads``."""
+    """Return the layout in which ``node`` reads a weight at input ``place``, or None if the operator defines none.
+
+    ``axes`` is as in ``_reads``.
+    """
     found = layout_at(node, place, len(axes))
     if found is None:
         return None
@@ -126,7 +129,7 @@ def _of_read(node: ir.Node, place: int, axes: tuple[int, ...]) -> Layout | None:
 
 
 def _reads(weight: ir.Value) -> Iterator[tuple[ir.Node, int, tuple[int, ...]]]:
-    """Yield each node that computes with a weight, the index of its input, and the axes of that input.
+    """Yield (node, input index, axes of the input) for each node that computes with a weight.
 
     Each axis is the index of an axis of the weight, or −1 if a reshape has added it.
     """

@@ -29,7 +29,10 @@ _PATHS = "import os, sys\nsys.path[:] = sys.argv.pop(1).split(os.pathsep)\n"
 
 
 def program(name: str) -> str | None:
-    """Return the path of a program, or None; a bare name is searched for in the PATH's absolute folders only."""
+    """Return the path of an executable program, or None if it is not found.
+
+    A bare name is searched for in the PATH's absolute folders only.
+    """
     if os.path.dirname(name):  # noqa: PTH120 - as it was given, "./c++" too
         found = shutil.which(name)
         return found and os.path.abspath(found)  # noqa: PTH100 - links are not resolved: compilers look at their own name

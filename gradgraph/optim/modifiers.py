@@ -45,7 +45,7 @@ def clip_by_global_norm(max_norm: float) -> Transform:
 
 
 def global_norm(op: Builder, grads: Vars) -> Var:
-    """Return the 2-norm of all gradients together, as a float32 scalar."""
+    """Return the 2-norm of all gradients as one vector, ``√(Σ g²)`` over all elements: a float32 scalar."""
     # the sum of squares overflows float16 at 65,504, a norm of 256: the update would become zero
     wide = [op.cast(g, ir.DataType.FLOAT) if g.dtype == ir.DataType.FLOAT16 else g for g in grads]
     squares = [op.cast(op.ReduceSumSquare(g, keepdims=0), ir.DataType.FLOAT) for g in wide]

@@ -75,7 +75,7 @@ class Message:
 
 
 def norms_of(manifest: Manifest) -> list[str]:
-    """Return the names of the running statistics that training updates, whose norms use batch statistics."""
+    """Return the running statistics, by name, that training updates; their norms use batch statistics."""
     state = {s.name: s for s in manifest.state}
     spec = manifest.separate
     return [] if spec is None else [n for n in spec.gradient.writes if state[n].kind == "statistic"]
@@ -220,7 +220,7 @@ def _never_by_zero(editor: Editor, weight: ir.Value) -> None:
 
 
 def _kept(value: ir.Value | None) -> ir.Value | None:
-    """Return the value that ``value`` copies through ``After`` nodes, or ``value`` itself."""
+    """Return the value that ``value`` copies through ``After`` nodes, or ``value`` itself, which may be None."""
     while value is not None and (node := value.producer()) is not None:
         if node.domain != DOMAIN or operator_name(node.op_type) != AFTER:
             break

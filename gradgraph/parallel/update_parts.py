@@ -76,7 +76,7 @@ class Shards:
         return max((told.level + 1 for told in self.told.values()), default=0)
 
     def before(self, level: int, rank: int) -> onnx.ModelProto:
-        """Return the part that computes the values that ``rank`` sends in message ``level``."""
+        """Return the part that computes the numbers in message ``level`` of ``rank``."""
         outputs = [n for n, told in self.told.items() if (told.level, told.owner) == (level, rank)]
         return _part(self._apply, outputs, {n: told for n, told in self.told.items() if told.level < level})
 
@@ -147,7 +147,7 @@ def shards_of(step: Step, ranks: int) -> Shards:
 
 
 def _weight_of(name: str, weights: Collection[str]) -> str | None:
-    """Return the weight of an optimizer tensor, such as ``layer.weight`` for ``layer.weight.exp_avg``, or None."""
+    """Return the weight of an optimizer tensor: ``layer.weight`` of ``layer.weight.exp_avg``; None if it has none."""
     stems = (name[:i] for i in range(len(name) - 1, 0, -1) if name[i] == ".")
     return next((stem for stem in stems if stem in weights), None)
 

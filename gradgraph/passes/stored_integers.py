@@ -210,7 +210,7 @@ class _Values:
         return [np.asarray(found[n]) if n else np.zeros(0) for n in names]
 
     def sizes(self, name: str) -> list[int] | None:
-        """Return the sizes of a value that is stored, or whose shape the model declares; None if unknown."""
+        """Return the sizes of a stored value, or of one with a declared shape; None if unknown."""
         if name in self.stored:
             return list(self.stored[name].dims)
         said = (shape_of_type(v.type) for v in self.model.graph.value_info if v.name == name)
@@ -222,7 +222,7 @@ class _Values:
 
 
 def _makers(made_by: Makers, names: list[str], stored: Tensors) -> tuple[list[onnx.NodeProto], set[str]]:
-    """Return the nodes that compute these values from stored ones, in graph order, and every name that they read."""
+    """Return the nodes that compute ``names`` from stored values, in graph order, and the names of all inputs."""
     found, read, waiting = dict[int, onnx.NodeProto](), set(names), list(names)
     while waiting:
         name = waiting.pop()

@@ -28,7 +28,7 @@ _WIDEST = 0.1  # and by at most this much relative to its largest entry, for eve
 
 
 def of_build(model: onnx.ModelProto) -> str | None:
-    """Return the symptom if an error is raised when the model's gradients are built, or None."""
+    """Return the symptom of the error that building the model's gradients raises, or None if it raises no error."""
     try:
         vjp(model)
     except Exception as error:  # of any class: a bug may raise anything
@@ -37,7 +37,7 @@ def of_build(model: onnx.ModelProto) -> str | None:
 
 
 def of_gradient(model: onnx.ModelProto) -> str | None:
-    """Return a symptom if a gradient differs from central differences (``gradgraph check``), or None."""
+    """Return a symptom if a gradient differs from central differences (``gradgraph check``), else None."""
     try:
         report = check_gradients(model)
     except GradgraphError:
@@ -46,12 +46,12 @@ def of_gradient(model: onnx.ModelProto) -> str | None:
 
 
 def of_run(model: onnx.ModelProto) -> str | None:
-    """Return a symptom if the model fails in onnxruntime, or differs from the reference implementation, or None."""
+    """Return a symptom if the model fails in onnxruntime or differs from the reference implementation, else None."""
     return _seen_in_onnxruntime(model)
 
 
 def of_gradient_run(model: onnx.ModelProto) -> str | None:
-    """Return a symptom like :func:`of_run`, for the gradient model that ``gradgraph grad --vjp`` writes, or None."""
+    """Return a symptom like :func:`of_run` for the model that ``gradgraph grad --vjp`` writes; None without one."""
     try:
         gradient = vjp(model)
     except Exception:  # this is the fault "build", not this one
@@ -96,7 +96,10 @@ def _seen_in_onnxruntime(model: onnx.ModelProto) -> str | None:
 
 
 def _feeds_and_reference(model: onnx.ModelProto) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Return inputs for which the reference implementation is finite, and its results in float64, or None."""
+    """Return inputs for which the reference implementation is finite, and its results in float64.
+
+    None if no such inputs were found.
+    """
     work = load_model(model)
     infer_shapes(work)
     double = Oracle(in_float64(model))

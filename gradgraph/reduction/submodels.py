@@ -100,8 +100,8 @@ def part(model: onnx.ModelProto, kept: Collection[int], facts: Facts) -> onnx.Mo
     """Return a model of the nodes at the indices ``kept``; None if it has no output, or a needed type is unknown.
 
     A value that these nodes read and do not compute becomes an input, or a constant if it is a small integer tensor.
-    Outputs are the outputs of ``model`` that these nodes compute or, if there are none, the values that none of them
-    reads.
+    The part has the outputs of ``model`` that these nodes compute or, if there are none, all values that these nodes
+    compute but do not read.
     """
     kept = set(kept)
     small = onnx.ModelProto()

@@ -228,7 +228,7 @@ def own_homes(word: str) -> Iterator[Home]:
 
 
 def advice(word: str, known: Collection[str] = ()) -> str | None:
-    """Return advice to a caller who passes ``word`` to a function with the arguments ``known``, or None."""
+    """Return advice to a caller who passes ``word`` to a function with the arguments ``known``, or None if unknown."""
     homes = [*own_homes(word), *([RIVALS[word]] if word in RIVALS else [])]
     home = next((home for home in homes if home.argument in known), homes[0] if homes else None)
     return None if home is None else home.in_python(known)

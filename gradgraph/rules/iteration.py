@@ -249,7 +249,7 @@ def saved(op: Builder, y: Var, body: ir.Graph, value: ir.Value, states: int) -> 
 
 
 def _already_saved(node: ir.Node, body: ir.Graph, value: ir.Value, states: int) -> ir.Value | None:
-    """Return the scan output of ``node`` that stacks ``value`` along axis 0 in iteration order, or None."""
+    """Return the scan output of ``node`` that stacks ``value`` on axis 0 in iteration order, or None if none does."""
     lead = len(body.outputs) - len(node.outputs)
     copies = [n.outputs[0] for n in value.consumers() if n.op_type == "Identity" and n.outputs[0].is_graph_output()]
     for place in (list(body.outputs).index(c) - lead for c in copies if c in body.outputs):
@@ -270,7 +270,7 @@ def _named(value: ir.Value, name: str, like: ir.Value) -> ir.Value:
 def replayed(
     op: Builder, trips: Var, states: Sequence[Var], body: ir.Graph, places: Sequence[int]
 ) -> dict[int, Callable[[Var], Var]]:
-    """Run the forward Loop again, and return functions that return past values of states whose shape changes.
+    """Run the forward Loop again; return functions for past values of states of changing shape.
 
     Each of ``places``, indices of states among the inputs of ``body``, is mapped to a function from an iteration number
     to the state at the start of the iteration. States are stored in sequences; the values of a state that is itself a

@@ -113,7 +113,7 @@ def _named(op: Builder, operator: NamedOperator, inputs: Sequence[Var | None], a
 
 
 def operator_of(node: ir.Node) -> NamedOperator | None:
-    """Return the named operator that ``node`` calls, or None."""
+    """Return the named operator that ``node`` calls, or None if it calls another operator."""
     return OPERATORS.get(node.op_type) if node.domain == DOMAIN else None
 
 

@@ -385,7 +385,10 @@ class Trainer(Exports):
             return executor.to_train_on(data, order)
 
     def _samples(self, data: Any, given: int | str | None, drop_last: bool) -> int | None:
-        """Return the batch size for the argument ``given``, such as "auto"; a resumed run keeps its batch size."""
+        """Return the batch size for the argument ``given``: itself (a number or None), or one found for "auto".
+
+        A resumed run keeps its batch size.
+        """
         if not isinstance(given, str):
             return given
         limit_of(given)

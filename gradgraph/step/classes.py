@@ -207,7 +207,7 @@ class Classes:
         return {name: i for i, name in enumerate(self.names)}
 
     def _called(self, text: str) -> int | None:
-        """Return the index of the class named ``text``, or None."""
+        """Return the index of the class named ``text``, or None if there is no such class."""
         if text in self._places:
             return self._places[text]
         if text.casefold() in WORDS_OF_TRUTH:
@@ -217,7 +217,7 @@ class Classes:
         return None if whole is None else self._places.get(str(whole))
 
     def _numbered_as(self, value: float, where: str) -> int | None:
-        """Return the index of the class whose name represents the number ``value``, or None."""
+        """Return the index of the class whose name is the number ``value``, or None if there is no such class."""
         equal = [i for i, name in enumerate(self.names) if _number(name) == value]
         if len(equal) > 1:
             raise UnmatchedError(
@@ -387,13 +387,13 @@ def check_whole(values: Array, where: str) -> None:
 
 
 def _whole(text: str) -> int | None:
-    """Return the whole number that ``text`` represents, such as "7" or "7.0" (no leading zeros), or None."""
+    """Return the whole number that ``text`` is, such as "7" or "7.0" (no leading zeros), or None if it is none."""
     found = _WHOLE.fullmatch(text)
     return int(found[1]) if found and len(text) < 20 else None
 
 
 def _number(name: str) -> float | None:
-    """Return the finite number that ``name`` represents, or None."""
+    """Return the finite number that ``name`` is, or None if it is none."""
     try:
         number = float(name)
     except ValueError:

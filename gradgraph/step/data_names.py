@@ -175,7 +175,7 @@ class DataNames:
         return lambda target: other.classes.get(target, self.classes.get(target)) == self.classes.get(target)
 
     def fitting(self, columns: Mapping[str, Any], classes: Mapping[str, Any]) -> DataNames:
-        """Return the names that still apply to a new step built from the model, whose inputs, head or loss may differ.
+        """Return the names that still apply to a new step of the model with other inputs, head or loss.
 
         If there is a single target before and now, it keeps its class names even if its name changed.
 

@@ -138,7 +138,7 @@ def with_external(
 
 
 def _source(tensor: onnx.TensorProto, read: Reader) -> tuple[Callable[[], Iterable[bytes | memoryview]], object]:
-    """Return a function that reads the bytes of ``tensor``, and a key that is equal for tensors with equal bytes."""
+    """Return a function that reads the bytes of ``tensor``, and a key shared by tensors with equal bytes."""
     if is_external(tensor):
         return functools.partial(read, tensor), external_entry(tensor)
     raw = raw_bytes(tensor)

@@ -33,7 +33,7 @@ StateKind = Literal["parameter", "statistic", "optimizer", "counter"]
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor: its name, element type (``"float32"``, ``"int64"``, …) and shape (int, symbolic str or None)."""
+    """A tensor: its name, element type (``"float32"``, ``"int64"``, …) and shape (int, symbol, or None if unknown)."""
 
     name: str
     dtype: str
@@ -298,7 +298,7 @@ class Manifest(StepSpec):
             raise ModelError(f"{source} is damaged ({shown(error)}); build the step again") from None
 
     def spec(self, name: str) -> TensorSpec | None:
-        """Return the input or target of that name, or None."""
+        """Return the input or target of that name, or None if there is no such input or target."""
         return next((s for s in (*self.inputs, *self.targets) if s.name == name), None)
 
     @property

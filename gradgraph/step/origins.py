@@ -189,7 +189,10 @@ def module_of(node: onnx.NodeProto, weights: set[str], cast: Mapping[str, str]) 
 
 
 def _module_from_exporter(node: onnx.NodeProto) -> str | None:
-    """Return the module recorded by PyTorch's exporter: ``body.0`` in ``: Net/body.0: torch.nn.ReLU/relu: aten…``."""
+    """Return the module recorded by PyTorch's exporter, or None if there is no such record.
+
+    It is ``body.0`` in ``: Net/body.0: torch.nn.ReLU/relu: aten…``.
+    """
     told = next((p.value for p in node.metadata_props if p.key == "namespace"), "")
     modules = [part.partition(": ")[0] for part in told.split("/")[:-1] if ": " in part]
     return modules[-1].strip(": ") if modules and told.startswith(": ") else None

@@ -270,7 +270,7 @@ def _weighed(work: ir.Model, adapter: Adapter, weight: float) -> Adapter:
 
 
 def factor_of(work: ir.Model, adapter: Adapter, number: float) -> tuple[ir.Value, np.ndarray]:
-    """Return the graph value that contains an adapter's scale, and ``number`` as an array of that value's type.
+    """Return the graph value of an adapter's scale, and ``number`` as an array of its type.
 
     Raises:
         BuildError: the adapter's nodes were changed.

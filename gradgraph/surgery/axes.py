@@ -97,7 +97,7 @@ def _declare(work: ir.Model, axes: Mapping[str, Mapping[int, str]]) -> dict[str,
 
 
 def _follow(work: ir.Model, before: Mapping[str, shapes.Shape]) -> None:
-    """Adapt each node that contains a fixed size of an axis that is now symbolic.
+    """Adapt nodes with a constant for the original size of an axis that has become symbolic.
 
     Symbolic sizes are inferred in a normal form of the model, whose nodes are adapted with it. ``before`` are the
     original shapes by value name.
@@ -151,7 +151,7 @@ def _open_ones(dims: shapes.Shape) -> list[int]:
 
 
 def _place(axis: int, read: list[int], made: list[int]) -> tuple[int, bool]:
-    """Return the output axis of a Reshape that input axis ``axis`` becomes part of, and whether it equals that axis.
+    """Return the output axis of a Reshape that contains the input axis ``axis``, and whether the two are equal.
 
     ``read`` and ``made`` are the sizes of input and output. The product of the sizes before an axis is the same in
     both.
@@ -173,7 +173,7 @@ def _place(axis: int, read: list[int], made: list[int]) -> tuple[int, bool]:
 
 
 def _concat(model: ir.Model, node: ir.Node, known: ir.Node, sizes: Sequence[shapes.Shape | None]) -> None:
-    """Expand inputs of a Concat that have size 1 along an axis on which other inputs are symbolic."""
+    """Expand inputs of a Concat from size 1 to the symbolic size that other inputs have on the same axis."""
     parts = [shapes.shape_of(v) for v in known.inputs]
     along = known.attributes["axis"].as_int()
     for axis in range(len(parts[0] or ())):

@@ -169,7 +169,7 @@ def _choose_outputs(graph: ir.Graph, asked: str | Sequence[str] | None) -> None:
 
 
 def _tokens_of(given: Sequence[ir.Value]) -> ir.Value | None:
-    """Return the input of tokens or token embeddings: ``…input_ids``, otherwise the first candidate."""
+    """Return the input of tokens or token embeddings: ``…input_ids``, else the first candidate, or None if none."""
     whole = [v for v in given if _is_whole(v) and v.name not in _COUNTED]
     named = [v for v in whole if (v.name or "").endswith("input_ids")]  # T5's decoder has its encoder's mask first
     floating = [v for v in given if v.dtype and v.dtype.is_floating_point()]
@@ -239,7 +239,7 @@ def _hide_others(work: ir.Model, editor: Editor, tokens: ir.Value) -> None:
 
 
 def _hide(work: ir.Model, editor: Editor, seen: Var, tokens: ir.Value) -> None:
-    """Add an attention bias to each GroupQueryAttention that hides all keys that are not ``seen``.
+    """Add an attention bias to each GroupQueryAttention, to hide all keys that are not ``seen``.
 
     ``seen`` is bool [batch, 1, queries or 1, keys]. The operator itself would read only the number of keys from a mask.
     Its rotary positions need no change, since only distances between positions matter.
@@ -277,7 +277,10 @@ def _check_packs(work: ir.Model, kept: Collection[str]) -> None:
 
 
 def mixing(model: ir.Model) -> str | None:
-    """Return why tokens would attend to other texts of a packed row, as a predicate of "the model", or None."""
+    """Return why tokens would attend to other texts of a packed row, or None if they would not.
+
+    The reason is a predicate of "the model".
+    """
     others = {n.op_type for n in nodes_of(model) if n.op_type in _APART}
     if others:
         return f"has {listed(sorted(others))}"

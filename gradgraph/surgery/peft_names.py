@@ -141,7 +141,10 @@ class Renamed:
 
 
 def _moved(name: str, pairs: Iterable[tuple[str, str]]) -> str | None:
-    """Return ``name`` renamed by the first matching pair (pattern, new name), or None; ``*`` copies its text."""
+    """Return ``name`` renamed by the first matching pair (pattern, new name); ``*`` copies its text.
+
+    None if no pattern matches.
+    """
     for source, target in pairs:
         begin, star, end = source.partition("*")
         if name == source or (star and len(name) >= len(begin + end) and name.startswith(begin) and name.endswith(end)):

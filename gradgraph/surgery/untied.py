@@ -52,7 +52,7 @@ def untie_weights(model: Source, weights: str | Sequence[str] | None = None, *, 
 
 
 def _untie(work: ir.Model, value: ir.Value) -> None:
-    """Copy a weight for each module that reads it, except the module that it is named after, or else the first one."""
+    """Copy a weight for each module that reads it, except the module it is named after (or else the first)."""
     modules = modules_of(value)
     name, tensor = value.name or "", value.const_value
     assert tensor is not None

@@ -64,7 +64,10 @@ def _compare_rows(work: ir.Model, before: Feeds, found: Feeds, symbol: str, batc
 
 
 def _grown(array: np.ndarray, axes: set[int]) -> np.ndarray:
-    """Return ``array`` made longer along ``axes`` by its first rows, times −2 for floats so that means change."""
+    """Return a copy of ``array`` that is longer along each of ``axes``: its first ``MORE`` slices are appended.
+
+    Appended floats are multiplied by −2, so that means over the axis change.
+    """
     for axis in axes:
         more = np.take(array, range(MORE), axis)
         array = np.concatenate([array, more if array.dtype.kind in "iub" else (-2 * more).astype(array.dtype)], axis)

@@ -257,7 +257,7 @@ def _weights_of(model: ir.Model) -> list[str]:
 
 
 def _is_kept(name: str, array: np.ndarray, taken: Collection[str]) -> bool:
-    """Whether a tensor of a checkpoint is training state: a counter, or the optimizer's."""
+    """Whether a tensor of a checkpoint is training state rather than a weight: a counter, or an optimizer tensor."""
     return array.ndim == 0 or array.dtype.kind != "f" or any(name.startswith(f"{weight}.") for weight in taken)
 
 

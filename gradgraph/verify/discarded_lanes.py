@@ -30,7 +30,7 @@ def discarded_lanes(
     Args:
         model: the model in normal form; it is not changed.
         feeds: the inputs at which a gradient is NaN.
-        start: a function that returns the function which runs a model.
+        start: returns, for a model, a function that runs it.
     """
     work = model.clone()
     wheres = [n for n in work.graph if n.domain == "" and n.op_type == "Where"]

@@ -18,7 +18,7 @@ form, lacks = FORMS.add, lacking("coreml")
 
 @form("Neg", case(real(3, 4)), when=lacks)
 def times_minus_one(op: Builder, x: Var) -> Var | None:
-    """Write Neg as a multiplication by -1, as Core ML has no Neg."""
+    """Write Neg as a multiplication by -1, as Core ML has no Neg; None for integers."""
     return x * op.const(np.asarray(-1, x.dtype.numpy())) if x.dtype.is_floating_point() else None
 
 
@@ -57,7 +57,10 @@ def _scaled(x: Var, factor: float) -> Var:
     when=lacks,
 )
 def separate_bias(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> Var | None:
-    """Write Conv without bias and an Add: Core ML requires Conv's bias as a constant; a trained bias is an input."""
+    """Write Conv without bias and an Add; None if there is no bias, or the rank of x is unknown.
+
+    Core ML requires Conv's bias as a constant, but a trained bias is an input.
+    """
     if b is None or x.shape is None:
         return None
     column = op.Reshape(b, [1, -1, *[1] * (x.rank - 2)])

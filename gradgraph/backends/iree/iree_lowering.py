@@ -28,7 +28,8 @@ def transposed_by_two_filters(
 ) -> Var | None:
     """Write a depthwise ConvTranspose with two filters per channel, as IREE does not support one filter.
 
-    The second filter is zero, and its output is dropped. ``x`` is [N, C, …], ``w`` [C, 1, …].
+    The second filter is zero, and its output is dropped. ``x`` is [N, C, …], ``w`` [C, 1, …]. None unless depthwise
+    with at least two channels.
     """
     if group == 1 or w.shape is None or w.shape[:2] != (group, 1):
         return None

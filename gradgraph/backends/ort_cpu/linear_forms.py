@@ -44,7 +44,10 @@ def _rows(x: Var | None, axes: Var | None) -> int:
     when=lambda call: _rows(call.inputs[0], (*call.inputs, None)[1]) >= FEWEST_ROWS,
 )
 def row_of_ones(op: Builder, x: Var, axes: Var | None = None, *, keepdims: int = 1, **_: int) -> Var | None:
-    """Write ReduceSum over leading axes as ``1ᵀ X``: 2 to 3 times faster for 256 columns or more, 10 times if small."""
+    """Write ReduceSum over leading axes as ``1ᵀ X``; None for other axes, or more than ``MOST_ROWS`` rows.
+
+    It is 2 to 3 times faster for 256 columns or more, and 10 times for small sums.
+    """
     rows = _rows(x, axes)
     if not 0 < rows <= MOST_ROWS or axes is None or axes.const is None:
         return None
@@ -78,11 +81,12 @@ def _updates_weights(call: Call) -> bool:
 def separate_sum(
     op: Builder, a: Var, b: Var, c: Var | None = None, *, alpha: float = 1.0, beta: float = 1.0, **turned: Any
 ) -> Var | None:
-    """Write a Gemm as a product and a separate subtraction, if its summand is large, such as the weights in an update.
+    """Write a Gemm as a product and a separate subtraction, for large summands such as the weights in an update.
 
     In a Gemm, onnxruntime copies the summand on one thread, and accumulates with every block of the inner axis. With
     SGD this form saves 5 % of a step of GPT, 3 % of an MLP's. It writes a difference with −α, as onnxruntime would fuse
-    a sum into one Gemm again; the result is equal bit for bit.
+    a sum into one Gemm again; the result is equal bit for bit. None if there is no summand of the product's shape, or
+    ``beta`` is not 1.
     """
     if c is None or beta != 1.0 or a.shape is None or b.shape is None or not shapes.is_static(c.shape):
         return None
@@ -111,7 +115,8 @@ def _weight_first(op: Builder, x: Var, w: Var) -> Var | None:
     """Compute ``x·Wᵀ`` as ``(W·xᵀ)ᵀ``: onnxruntime packs the second factor for its kernel, and x is smaller than W.
 
     Measured with weights of 512x512 to 2048x2048: 0.62 to 0.96 of the time with 8 to 64 rows, 0.95 to 1.04 with 128.
-    For ``x·W`` it gains nothing (0.98 to 1.5): as a transposed first factor, W is packed, too.
+    For ``x·W`` it gains nothing (0.98 to 1.5): as a transposed first factor, W is packed, too. None unless x is float32
+    and all sizes are known.
     """
     if x.value.dtype != ir.DataType.FLOAT or not shapes.is_static(x.shape) or not shapes.is_static(w.shape):
         return None
@@ -132,7 +137,10 @@ def _weight_first(op: Builder, x: Var, w: Var) -> Var | None:
 def weight_first(
     op: Builder, x: Var, w: Var, c: Var | None = None, *, alpha: float = 1.0, beta: float = 1.0, **turned: Any
 ) -> Var | None:
-    """Compute ``α·x·Wᵀ + β·c`` by ``_weight_first``."""
+    """Compute the Gemm ``α·x·Wᵀ + β·c`` by ``_weight_first``.
+
+    None unless only W is transposed, x is float32, and the sizes of x and W are known.
+    """
     if turned.get("transA") or not turned.get("transB"):
         return None
     product = _weight_first(op, x, w)
@@ -143,7 +151,7 @@ def weight_first(
 
 
 def _before_transpose(w: Var | None) -> Var | None:
-    """Return the matrix whose Transpose is ``w``, or None."""
+    """Return the matrix that a Transpose turns into ``w``, or None if no Transpose computes ``w``."""
     node = None if w is None else w.value.producer()
     if w is None or node is None or (node.domain, node.op_type) != ("", "Transpose") or w.shape is None or w.rank != 2:
         return None
@@ -159,7 +167,7 @@ def _before_transpose(w: Var | None) -> Var | None:
     when=lambda call: _few_rows_meet(call.inputs[0], _before_transpose(call.inputs[1])),
 )
 def transposed_weight_first(op: Builder, x: Var, b: Var) -> Var | None:
-    """Apply ``_weight_first`` to a MatMul that reads a Transpose of the weight."""
+    """Apply ``_weight_first`` to a MatMul that reads a Transpose of the weight; None for any other MatMul."""
     w = _before_transpose(b)
     return None if w is None or x.shape is None or x.rank < 2 else _weight_first(op, x, w)
 
@@ -176,10 +184,11 @@ def _is_frozen_transposed(call: Call) -> bool:
     when=_is_frozen_transposed,
 )
 def frozen_transposed(op: Builder, x: Var, b: Var) -> Var | None:
-    """Compute ``x·Wᵀ`` of a frozen weight by FusedMatMul, which saves memory.
+    """Compute ``x·Wᵀ`` by FusedMatMul, which saves memory if the weight W is frozen.
 
-    onnxruntime folds the Transpose of a constant, and keeps the result: with LoRA, another 1.1 times the size of the
-    weights where sessions map them from their file.
+    For MatMul, onnxruntime computes the Transpose of W once and keeps the result: with LoRA, another 1.1 times the size
+    of the weights, although sessions map the weights from their file. None if ``b`` is not the Transpose of a matrix,
+    or x is not float32 with two or more axes.
     """
     w = _before_transpose(b)
     if w is None or x.shape is None or x.rank < 2 or x.value.dtype != ir.DataType.FLOAT:
@@ -209,11 +218,11 @@ def _gets_bias(call: Call) -> bool:
     when=_gets_bias,
 )
 def separate_bias(op: Builder, a: Var, b: Var) -> Var | None:
-    """Compute the product of rows and a weight by FusedMatMul, to which onnxruntime does not fuse the Add of a bias.
+    """Compute the product of rows and a weight by FusedMatMul; onnxruntime does not fuse that with the Add of a bias.
 
     It would fuse a MatMul with the Add to a Gemm, in which a single thread writes the bias into every row of the output
     before the product is added. Unfused, a step of GPT (1,024 rows) takes 0.98 of the time, one of BERT (2,048) 0.95 to
-    0.98.
+    0.98. None unless ``a`` is float32 with two or more axes, and ``b`` is a matrix.
     """
     if a.shape is None or b.shape is None or a.rank < 2 or b.rank != 2 or a.value.dtype != ir.DataType.FLOAT:
         return None

@@ -33,7 +33,8 @@ def products_with_scale(
     """Compute LayerNormalizationGrad, ``dx = inv·(dy·s − m − c·inv²·r)`` with the scale s and ``c = x − mean``.
 
     ``m = dy s / D`` and ``r = (dy·c) s / D`` are sums over each row of D elements. They are matrix-vector products, and
-    so is dscale: 7 passes instead of 13.
+    so is dscale: 7 passes instead of 13. None unless x is float32, and ``scale`` has the known sizes of the normalised
+    axes.
     """
     sizes = None if x.shape is None or scale.shape is None else x.shape[axis:]
     if not sizes or sizes != scale.shape or not is_static(sizes) or 0 in sizes:
@@ -68,7 +69,8 @@ def few_passes(
 ) -> tuple[Var, Var, Var] | None:
     """Compute BatchNormalizationGrad in 5 passes instead of 8.
 
-    It takes 0.6 to 0.75 of the portable form's time for maps of 12 to 48 px; whole steps gain up to 3 %.
+    It takes 0.6 to 0.75 of the portable form's time for maps of 12 to 48 px; whole steps gain up to 3 %. None if
+    ``few_unscaled_passes`` returns None.
     """
     found = few_unscaled_passes(op, dy, x, scale, mean, var, epsilon=epsilon)
     if found is None:
@@ -83,7 +85,8 @@ def few_unscaled_passes(
 ) -> tuple[Var, Var, Var, Var] | None:
     """Compute ``u = dy − (k·centred + s)``, a, dscale and db, where ``dx = a·u`` and ``centred = x − mean``.
 
-    a, k and s are ``batch_normalization_factors``. The bracket is one BatchNormalization in evaluation mode.
+    a, k and s are ``batch_normalization_factors``. The bracket is one BatchNormalization in evaluation mode. None
+    unless x is float32 with at least three axes, a known number of channels and enough elements (``has_few``).
     """
     channels = mean.shape[0] if mean.shape else None
     if not isinstance(channels, int) or not channels or x.rank < 3 or has_few(x) or x.value.dtype != ir.DataType.FLOAT:

@@ -30,9 +30,9 @@ def scaled_gradient(
 ) -> tuple[Var, Var, Var] | None:
     """Compute AdamUpdate from ``u = (1−β₁)g``, with ``m ← β₁m + u`` and ``v ← β₂v + (1−β₂)/(1−β₁)²·u²``.
 
-    If g is a matrix product, its Gemm computes u instead of g at no cost, which saves one of 13 passes. A pass
-    that scales a tensor takes two thirds of the time of a pass that subtracts a tensor. The form saves 5 % of a step of
-    an MLP, 3 % of GPT's.
+    If g is a matrix product, its Gemm computes u instead of g at no cost, which saves one of 13 passes. Scaling a
+    tensor takes two thirds of the time of subtracting one. The form saves 5 % of a step of an MLP, 3 % of GPT's. None
+    unless p is float32.
     """
     if p.value.dtype != ir.DataType.FLOAT:
         return None
@@ -49,7 +49,8 @@ def subtracted_product(
 ) -> tuple[Var, Var] | None:
     """Compute MomentumUpdate with ``m ← decay·m − (−g)`` if g is a product; a sum would be fused into a slower Gemm.
 
-    See ``linear_forms.separate_sum``. Saves 13 % of a step of GPT; an MLP's step takes as long either way.
+    See ``linear_forms.separate_sum``. Saves 13 % of a step of GPT; an MLP's step takes as long either way. None for
+    Nesterov momentum, or unless p is float32.
     """
     if nesterov or p.value.dtype != ir.DataType.FLOAT:
         return None

@@ -108,7 +108,7 @@ def stored_products(model: ir.Model) -> Iterator[StoredProduct]:
 
 
 def _before_transpose(value: ir.Value | None) -> ir.Value | None:
-    """Return the matrix whose Transpose is ``value``, or None."""
+    """Return the matrix that a Transpose turns into ``value``, or None if no Transpose computes ``value``."""
     node = None if value is None else value.producer()
     if node is None or node.op_type != "Transpose" or attributes(node).get("perm") not in ([1, 0], (1, 0)):
         return None

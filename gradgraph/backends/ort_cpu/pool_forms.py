@@ -31,7 +31,8 @@ def without_indices(op: Builder, dy: Var, x: Var, **attrs: Any) -> Var | None:
     """Compute MaxPoolGrad of adjacent windows by comparing x with the maximum of its window, without Indices.
 
     It takes half the time of pooling with Indices. Of several equal maxima, the first one receives the gradient: their
-    positions, numbered backwards, are compared in the same way.
+    positions, numbered backwards, are compared in the same way. None unless x is float32 [N, C, H, W] of known sizes,
+    and windows cover each element exactly once.
     """
     seen, sizes = windows(**attrs), known_sizes((x.shape or ())[2:])
     if x.value.dtype != ir.DataType.FLOAT or x.rank != 4 or len(sizes) != 2 or not tiles(seen, x, dy):

@@ -45,7 +45,7 @@ def stack_products(model: ir.Model) -> None:
 
 
 def _stacking_key(node: ir.Node) -> object:
-    """Return a key that is equal for products that can be merged; ``None`` for other nodes."""
+    """Return a key shared by the products that can be merged into one; None for other nodes."""
     if node.domain != "" or node.op_type not in ("MatMul", "Gemm"):
         return None
     x, w = node.inputs[:2]

@@ -30,7 +30,10 @@ from gradgraph.rules.windows import windows
 def separate_statistics(
     op: Builder, x: Var, scale: Var, b: Var, mean: Var, var: Var, *, training_mode: int = 0, **attrs: Any
 ) -> tuple[Var, Var, Var] | None:
-    """Compute BatchNormalization in training mode by reductions and evaluation mode, as CUDA has no training mode."""
+    """Compute BatchNormalization in training mode by reductions and evaluation mode, as CUDA has no training mode.
+
+    None in evaluation mode, or if the rank of x is unknown.
+    """
     if not training_mode or x.shape is None:
         return None
     epsilon, keep = attrs.get("epsilon", 1e-5), attrs.get("momentum", 0.9)
@@ -59,7 +62,8 @@ def _blended(old: Var, new: Var, keep: float) -> Var:
 def backward_data(op: Builder, dy: Var, w: Var, x: Var, *, group: int | None = None, **attrs: Any) -> Var | None:
     """Compute ConvGradInput by ConvTranspose with unchanged weights, which runs cuDNN's input gradient.
 
-    The portable form flips the weights in every step, as Conv is faster on CPUs.
+    The portable form flips the weights in every step, as Conv is faster on CPUs. None if a size is unknown, or an
+    output padding would not be below the stride.
     """
     seen = windows(**{**attrs, "kernel_shape": (w.shape or ())[2:]})
     rest = [r for r in seen.rest(x, dy) if r is not None]
@@ -83,7 +87,7 @@ def swapped(op: Builder, x: Var, dy: Var, w: Var, *, group: int | None = None, *
 
     This needs no im2col matrix. But it has few outputs, each a long sum that a forward convolution computes in one
     place, while the product of the portable form is spread over images. So it is a candidate for ``tune``, not the
-    default.
+    default. None for grouped convolutions, or unknown ranks.
     """
     seen = windows(**{**attrs, "kernel_shape": (w.shape or ())[2:]})
     if w.shape is None or x.shape is None or (group or 1) > 1:
@@ -97,7 +101,10 @@ def swapped(op: Builder, x: Var, dy: Var, w: Var, *, group: int | None = None, *
     case(real(2, 4, 6), real(4, 1, 3), pads=[2, 0], group=2, dilations=[2]),
 )
 def cropped(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> Var | None:
-    """Write a ConvTranspose with uneven pads as one without pads and a crop, as cuDNN pads both ends equally."""
+    """Write a ConvTranspose with uneven pads as one without pads and a crop, as cuDNN pads both ends equally.
+
+    None if the pads are even, or implied by ``auto_pad`` or ``output_shape``.
+    """
     pads = list(attrs.get("pads") or ())
     half = len(pads) // 2
     begins, ends = pads[:half], pads[half:]
@@ -119,7 +126,8 @@ def cropped(op: Builder, x: Var, w: Var, b: Var | None = None, **attrs: Any) -> 
 def added(op: Builder, dy: Var, where: Var, x: Var, *, axis: int) -> Var | None:
     """Compute GatherGrad by adding rows of dy to zeros at the positions ``where``, with atomic operations.
 
-    The portable form sorts positions, and the CPU waits for the number of distinct ones.
+    The portable form sorts positions, and the CPU waits for the number of distinct ones. None if the axis has few
+    positions (``few_places``).
     """
     if x.shape is None or few_places(x, axis):
         return None
@@ -144,7 +152,10 @@ _BITS = {ir.DataType.UINT32: 32, ir.DataType.UINT64: 64}
     case(_WORDS, np.uint32(15), direction="LEFT"),
 )
 def divided(op: Builder, x: Var, shift: Var, *, direction: str) -> Var | None:
-    """Write BitShift by a constant as division or multiplication by a power of two, as CUDA has no BitShift."""
+    """Write BitShift by a constant as division or multiplication by a power of two, as CUDA has no BitShift.
+
+    None if the shift is not constant, or not below the number of bits.
+    """
     known = shift.const
     if known is None or x.dtype not in _BITS or int(known.max(initial=0)) >= _BITS[x.dtype]:
         return None
@@ -154,7 +165,10 @@ def divided(op: Builder, x: Var, shift: Var, *, direction: str) -> Var | None:
 
 @form("BitwiseXor", case(_WORDS, _WORDS[::-1]), case(_WORDS, np.uint32(2**31 + 77)))
 def by_bytes(op: Builder, x: Var, y: Var) -> Var | None:
-    """Compute BitwiseXor byte by byte from a table of 256 x 256 results, as CUDA has no bitwise kernels."""
+    """Compute BitwiseXor of uint32 byte by byte from a table of 256 x 256 results; None for other types.
+
+    CUDA has no bitwise kernels.
+    """
     if x.dtype != ir.DataType.UINT32:
         return None
     table = op.const(np.bitwise_xor.outer(_BYTES, _BYTES).reshape(-1))

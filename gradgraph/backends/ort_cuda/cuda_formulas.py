@@ -130,7 +130,7 @@ def area_tangent(op: Builder, x: Var) -> Var:
 
 @form("Celu", case(real(2, 30)), case(real(2, 30), alpha=0.5), case(real(2, 30), alpha=2.0))
 def scaled_elu(op: Builder, x: Var, *, alpha: float = 1.0) -> Var | None:
-    """Compute Celu as ``α·Elu(x/α)``."""
+    """Compute Celu as ``α·Elu(x/α)``; None unless α is positive."""
     if alpha <= 0:
         return None
     return op.Elu(x) if alpha == 1 else op.Elu(x * (1 / alpha)) * alpha
@@ -172,7 +172,7 @@ def even_window(op: Builder, x: Var, *, size: int, alpha: float = 1e-4, beta: fl
 def pooled_powers(
     op: Builder, x: Var, *, kernel_shape: Sequence[int], p: int = 2, ceil_mode: int = 0, **attrs: Any
 ) -> Var | None:
-    """Compute LpPool by an AveragePool of the powers, without ``ceil_mode``, for which the last windows are smaller."""
+    """Compute LpPool by an AveragePool of the powers; None for ``ceil_mode``, where the last windows are smaller."""
     if ceil_mode:
         return None
     powers = op.AveragePool(_power(op, x, p), kernel_shape=kernel_shape, count_include_pad=1, **attrs)
@@ -181,7 +181,7 @@ def pooled_powers(
 
 @form("GlobalLpPool", case(real(2, 3, 5)), case(real(2, 3, 4, 5), p=1), case(real(1, 2, 2, 3, 2), p=3))
 def global_norm(op: Builder, x: Var, *, p: int = 2) -> Var | None:
-    """Compute GlobalLpPool as ``(Σ |x|ᵖ)^(1/p)`` over each channel of an image."""
+    """Compute GlobalLpPool as ``(Σ |x|ᵖ)^(1/p)`` over each channel of an image; None if the rank of x is unknown."""
     if x.shape is None:
         return None
     return _root(op, op.ReduceSum(_power(op, x, p), list(range(2, x.rank)), keepdims=1), p)
@@ -216,7 +216,8 @@ def scattered_columns(
 ) -> Var | None:
     """Compute Col2Im: add columns to an image of zeros, with atomic operations at constant positions.
 
-    One extra position after the image receives the padding.
+    One extra position after the image receives the padding. None if a shape is not constant, or the rank of x is
+    unknown.
     """
     if image_shape.const is None or block_shape.const is None or x.shape is None:
         return None
@@ -253,7 +254,10 @@ def _crossed(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     case(real(1, 2, 3), [1, 1, 1, 3], align_corners=1),
 )
 def moved_places(op: Builder, theta: Var, size: Var, *, align_corners: int = 0) -> Var | None:
-    """Compute AffineGrid by Mul and ReduceSum of theta and pixel positions, as CUDA's products round their factors."""
+    """Compute AffineGrid by Mul and ReduceSum of theta and pixel positions, as CUDA's products round their factors.
+
+    None if ``size`` is not constant, or the shape of theta unknown.
+    """
     if size.const is None or not is_static(theta.shape):
         return None
     batch, _, *space = size.const.tolist()

@@ -80,7 +80,7 @@ def _whole_groups(graph: ir.Graph, shapes: Shapes) -> list[Group]:
 
 
 def _tied_to_outside(group: Group) -> Iterator[ir.Node]:
-    """Yield nodes that read a boolean from outside of the group, or output one that is read outside."""
+    """Yield nodes of ``group`` with a boolean input from outside the group, or a boolean output read outside."""
     own = set(group)
     for node in group:
         y = node.outputs[0]

@@ -54,7 +54,7 @@ def compute_scores_in_chunks(model: ir.Model) -> None:
 
 
 class _NotByRowsError(Exception):
-    """Raised for a node that is not supported, or that computes a row of its result from several rows."""
+    """Raised for an unsupported node, or one that combines several rows."""
 
 
 @dataclass
@@ -244,7 +244,10 @@ def _written_for(op: Builder, node: ir.Node, region: _Region, values: dict[ir.Va
 
 
 def _for_all(op: Builder, node: ir.Node, value: ir.Value | None) -> Var | None:
-    """Return ``value``, an input shared by all rows; a vector if it has over two axes and ``node`` is elementwise."""
+    """Return ``value``, an input shared by all rows; a vector if it has over two axes and ``node`` is elementwise.
+
+    None if ``value`` is None.
+    """
     sizes = all_sizes(shape_of(value)) or []
     is_deep = node.op_type in _ELEMENTWISE and len(sizes) > 2
     return op.Reshape(op.wrap(value), [sizes[-1]]) if is_deep else op.wrap(value)

@@ -22,7 +22,10 @@ def _has_images_that_fit(call: Call) -> bool:
 
 
 def _has_no_tiles(call: Call) -> bool:
-    """Return whether inputs can be blocked and there are no AMX tiles, whose kernels support only the plain layout."""
+    """Return whether inputs may be in the NCHWc layout, and the processor has no AMX matrix tiles.
+
+    Kernels for AMX tiles support only the plain layout, NCHW.
+    """
     return not library.here().has_tiles and all(fits(x.value) for x in inputs_of(call))
 
 

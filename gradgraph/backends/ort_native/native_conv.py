@@ -46,7 +46,10 @@ def _pays(conv: Layer) -> bool:
 
 @conv_form("Conv", (*CONVOLUTIONS, *TILED), serves=_serves, when=_pays, forms=FORMS)
 def by_tiles(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) -> Written | None:
-    """Write Conv as one native node without activation; ``fuse_activations`` may add one later."""
+    """Write Conv as one native node without activation; None unless float32.
+
+    ``fuse_activations`` may add an activation later.
+    """
     y = ir.Value(name="y", type=x.value.type, shape=ir.Shape((conv.batch, conv.m, *conv.count)))
     bounds = {"lower": -ANY, "upper": ANY}
     return native_kernel(op, "Conv", [x, w, b], [op.wrap(y)], **where_windows_lie(conv.seen), **bounds)
@@ -54,7 +57,7 @@ def by_tiles(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) -> 
 
 @conv_form("ConvGradInput", TILED, serves=_serves, when=_pays, forms=FORMS)
 def dx_by_tiles(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Written | None:
-    """Write ConvGradInput as one native node."""
+    """Write ConvGradInput as one native node; None unless float32."""
     return native_kernel(op, "ConvGradInput", [dy, w], [x], **where_windows_lie(conv.seen), size=conv.size)
 
 
@@ -67,7 +70,10 @@ def _pays_by_vectors(conv: Layer) -> bool:
     "ConvGradWeight", TILED, serves=_serves, when=lambda conv: _pays(conv) or _pays_by_vectors(conv), forms=FORMS
 )
 def dw_in_one_pass(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Written | None:
-    """Write ConvGradWeight as one native node, declared as a matrix so that layout passes ignore it."""
+    """Write ConvGradWeight as one native node; None unless float32.
+
+    It is declared as a matrix, so that layout passes ignore it.
+    """
     matrix = ir.Value(name="dw", type=w.value.type, shape=ir.Shape((conv.m, conv.fan_in)))
     lie = {**where_windows_lie(conv.seen), "kernel": [k or 1 for k in conv.seen.kernel]}
     dw = native_kernel(op, "ConvGradWeight", [x, dy], [op.wrap(matrix)], **lie, block=1)

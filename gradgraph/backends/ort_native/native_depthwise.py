@@ -65,20 +65,20 @@ def _sizes(conv: Layer) -> dict[str, Any]:
 
 @conv_form("Conv", DEPTHWISE, serves=_serves, when=None, here=_PAYS, forms=FORMS)
 def depthwise(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) -> Written | None:
-    """Write a depthwise Conv as one native node."""
+    """Write a depthwise Conv as one native node; None unless float32."""
     y = ir.Value(name="y", type=x.value.type, shape=ir.Shape((conv.batch, conv.group, *conv.count)))
     return native_kernel(op, "DepthwiseConv", [x, w, b], [op.wrap(y)], **_where(conv), **FREE)
 
 
 @conv_form("ConvGradInput", DEPTHWISE, serves=_serves, when=None, here=_PAYS, forms=FORMS)
 def depthwise_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Written | None:
-    """Write ConvGradInput of a depthwise layer as one native node."""
+    """Write ConvGradInput of a depthwise layer as one native node; None unless float32."""
     return native_kernel(op, "DepthwiseConvGradInput", [dy, w], [x], **_where(conv), **_sizes(conv), **FREE)
 
 
 @conv_form("ConvGradWeight", DEPTHWISE, serves=_serves, when=None, here=_PAYS, forms=FORMS)
 def depthwise_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Written | None:
-    """Write ConvGradWeight of a depthwise layer as one native node."""
+    """Write ConvGradWeight of a depthwise layer as one native node; None unless float32."""
     return native_kernel(op, "DepthwiseConvGradWeight", [x, dy], [w], **_where(conv), **_sizes(conv), **FREE)
 
 

@@ -36,7 +36,10 @@ def where_windows_lie(seen: Windows) -> dict[str, Sequence[int]]:
 def native_kernel(
     op: Builder, op_type: str, inputs: Sequence[Var | None], like: Sequence[Var], **attrs: Any
 ) -> Written | None:
-    """Write one native node with the types and shapes of ``like``; None if not float32, or with too many axes."""
+    """Write one native node; its outputs have the types and shapes of ``like``.
+
+    None unless all of ``like`` are float32, and all ranks are known and at most ``MOST_AXES``.
+    """
     if any(v.value.dtype != ir.DataType.FLOAT for v in like):
         return None
     if any(v is not None and (v.shape is None or v.rank > MOST_AXES) for v in (*inputs, *like)):
@@ -67,7 +70,7 @@ def adam_in_one_pass(
     *,
     takes: Sequence[float],
 ) -> Written | None:
-    """Compute AdamUpdate in one pass over seven arrays; other forms take 12 or 13 passes."""
+    """Compute AdamUpdate in one pass over seven arrays, not 12 or 13 passes; None unless float32."""
     return native_kernel(op, "AdamUpdate", [p, g, m, v, rate, floor, keep], [p, m, v], takes=takes)
 
 
@@ -78,7 +81,7 @@ def adam_in_one_pass(
 def momentum_in_one_pass(
     op: Builder, p: Var, g: Var, m: Var, rate: Var, keep: Var | None = None, **attrs: Any
 ) -> Written | None:
-    """Compute MomentumUpdate in one pass over five arrays; the portable form takes 4 to 8 passes."""
+    """Compute MomentumUpdate in one pass over five arrays, not 4 to 8 passes; None unless float32."""
     return native_kernel(op, "MomentumUpdate", [p, g, m, rate, keep], [p, m], **attrs)
 
 
@@ -90,7 +93,10 @@ TAILS = np.linspace(-20.0, 20.0, 8_001, dtype=np.float32)
 
 
 def _program(op: Builder, inputs: Sequence[Var], like: Var, *lines: str) -> Written | None:
-    """Write one native node that runs the program ``lines`` (``kernels/elementwise.cc``); return its last result."""
+    """Write one native node that runs the program ``lines`` (``kernels/elementwise.cc``); return its last result.
+
+    None unless float32.
+    """
     last = [len(inputs) + len(lines) - 1]
     program = {"program": "; ".join(lines), "arity": len(inputs), "outputs": last}
     return native_kernel(op, "Elementwise", inputs, [like], **program)
@@ -117,7 +123,7 @@ def silu_in_one_pass(op: Builder, dy: Var, y: Var, gate: Var) -> Written | None:
     case(real(8_001), TAILS, approximate="tanh"),
 )
 def gelu_in_one_pass(op: Builder, dy: Var, x: Var, *, approximate: str) -> Written | None:
-    """Compute the gradient of Gelu in one pass, with the kernel's exp and erf; the portable form takes 9 passes."""
+    """Compute GeluGrad in one pass, not 9, with the kernel's exp and erf; None unless float32."""
     if approximate == "tanh":
         return _program(op, [dy, x], x, "TanhGeluGrad 0 1")
     root = written_number(0.5**0.5)  # as in the forward pass, so that values and tangents share lines
@@ -132,7 +138,10 @@ def gelu_in_one_pass(op: Builder, dy: Var, x: Var, *, approximate: str) -> Writt
     case(real(5, 77, 48), real(5, 77, 48), real(48), real(5, 77, 1), positive(5, 77, 1), axis=2),
 )
 def layer_norm_by_rows(op: Builder, dy: Var, x: Var, scale: Var, mean: Var, inv: Var, *, axis: int) -> Written | None:
-    """Compute LayerNormalizationGrad in two passes, the second over rows that are still in the cache."""
+    """Compute LayerNormalizationGrad in two passes, the second over rows that are still in the cache.
+
+    None unless float32, and ``scale`` has the known sizes of the normalised axes.
+    """
     sizes = None if x.shape is None else x.shape[axis:]
     if not sizes or sizes != scale.shape or not is_static(sizes):
         return None
@@ -143,7 +152,10 @@ def layer_norm_by_rows(op: Builder, dy: Var, x: Var, scale: Var, mean: Var, inv:
 def softmax_by_rows(
     op: Builder, dy: Var, y: Var, do: Var | None = None, o: Var | None = None, *, axis: int
 ) -> Written | None:
-    """Compute SoftmaxGrad, ``y·(dy − Σ dy·y)`` along the last axis, in one pass; ``Σ do·o`` may replace the sum."""
+    """Compute SoftmaxGrad, ``y·(dy − Σ dy·y)`` along the last axis, in one pass; ``Σ do·o`` may replace the sum.
+
+    None for other axes, or unless float32.
+    """
     if y.shape is None or axis % len(y.shape) != len(y.shape) - 1:
         return None
     return native_kernel(op, "SoftmaxGrad", [dy, y, do, o], [y])
@@ -168,7 +180,10 @@ def _norms_pay(_: Call) -> bool:
 def _norm_gradient(
     op: Builder, op_type: str, dy: Var, x: Var, *rest: Var, vectors: int, **attrs: float
 ) -> Written | None:
-    """Write a gradient of BatchNormalization; return dx (or u) and ``vectors`` outputs of one number per channel."""
+    """Write a gradient of BatchNormalization; return dx (or u) and ``vectors`` outputs of one number per channel.
+
+    None unless x is float32 with at least three axes and enough elements (``has_few``).
+    """
     if x.shape is None or len(x.shape) < 3 or has_few(x):
         return None
     inputs, like = [dy, x, *rest], [x, *[rest[0]] * vectors]
@@ -177,13 +192,13 @@ def _norm_gradient(
 
 @form("BatchNormalizationGrad", *NORMS, when=_norms_pay)
 def batch_norm_backwards(op: Builder, *inputs: Var, epsilon: float) -> Written | None:
-    """Compute BatchNormalizationGrad in two passes; the form without kernels takes 5."""
+    """Compute BatchNormalizationGrad in two passes instead of 5; None as for ``_norm_gradient``."""
     return _norm_gradient(op, "BatchNormalizationGrad", *inputs, epsilon=epsilon, vectors=2)
 
 
 @form("UnscaledBatchNormalizationGrad", *NORMS, when=_norms_pay)
 def unscaled_batch_norm_backwards(op: Builder, *inputs: Var, epsilon: float) -> Written | None:
-    """Compute UnscaledBatchNormalizationGrad (u, a, dscale and db, where ``dx = a·u``) in two passes."""
+    """Compute u, a, dscale and db in two passes, where ``dx = a·u``; None as for ``_norm_gradient``."""
     return _norm_gradient(op, "UnscaledBatchNormalizationGrad", *inputs, epsilon=epsilon, vectors=3)
 
 
@@ -199,7 +214,10 @@ OF_BATCH: dict[str, Any] = {"training_mode": 1, "momentum": 0.0, "epsilon": 1e-5
     when=_norms_pay,
 )
 def batch_norm(op: Builder, x: Var, scale: Var, bias: Var, *_: Var, **attrs: Any) -> Written | None:
-    """Compute BatchNormalization in two passes, on several threads; onnxruntime's kernel is single-threaded."""
+    """Compute BatchNormalization in two passes, on several threads; onnxruntime's kernel is single-threaded.
+
+    None in evaluation mode, or unless x is float32 with at least three axes.
+    """
     if not is_of_batch(attrs) or x.shape is None or len(x.shape) < 3:
         return None
     inputs, like = [x, scale, bias], [x, scale, scale]
@@ -213,7 +231,10 @@ def batch_norm(op: Builder, x: Var, scale: Var, bias: Var, *_: Var, **attrs: Any
     case(real(2, 3, 3, 3), distinct(2, 3, 6, 6), kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1),
 )
 def max_pool_backwards(op: Builder, dy: Var, x: Var, **attrs: Any) -> Written | None:
-    """Compute MaxPoolGrad by searching the maximum of every window again, without the slow MaxPool with Indices."""
+    """Compute MaxPoolGrad by searching the maximum of every window again, without the slow MaxPool with Indices.
+
+    None unless x is float32 [N, C, H, W] and the padding is explicit.
+    """
     seen = windows(**attrs)
     if seen.rank != 2 or None in seen.kernel or attrs.get("auto_pad", "NOTSET") not in ("NOTSET", ""):
         return None

@@ -78,7 +78,10 @@ def _is_worth_it(call: Call) -> bool:
 
 
 def _product(op: Builder, a: Var, b: Var, c: Var | None = None, **attrs: Any) -> Var | None:
-    """Write ``alpha·op(a)·op(b) + beta·c``; a Transpose before the product becomes an attribute of its factor."""
+    """Write ``alpha·op(a)·op(b) + beta·c``; a Transpose before the product becomes an attribute of its factor.
+
+    None unless the factors are float32 with known shapes that broadcast, and 2 to ``MOST_AXES`` axes.
+    """
     if a.shape is None or b.shape is None or min(a.rank, b.rank) < 2 or max(a.rank, b.rank) > library.MOST_AXES:
         return None
     if a.value.dtype != ir.DataType.FLOAT:
@@ -102,7 +105,7 @@ def _as_it_lies(op: Builder, x: Var, turned: bool) -> tuple[Var, bool]:
 
 
 def _before_transpose(x: Var) -> ir.Value | None:
-    """Return the value whose Transpose of the last two axes is ``x``, or None."""
+    """Return the value before the Transpose of the last two axes that computes ``x``, or None if there is none."""
     node = x.value.producer()
     if node is None or node.op_type != "Transpose" or node.domain:
         return None
@@ -124,7 +127,7 @@ STACKS = (
 
 @form("MatMul", *STACKS, when=_is_worth_it)
 def matmul_by_tiles(op: Builder, a: Var, b: Var) -> Var | None:
-    """Write MatMul as one native node."""
+    """Write MatMul as one native node; None unless the factors are float32 of known shapes."""
     return _product(op, a, b)
 
 
@@ -138,7 +141,10 @@ def matmul_by_tiles(op: Builder, a: Var, b: Var) -> Var | None:
 def fused_matmul_by_tiles(
     op: Builder, a: Var, b: Var, *, transBatchA: int = 0, transBatchB: int = 0, **attrs: Any
 ) -> Var | None:
-    """Write FusedMatMul, ``α·a·b`` with each factor optionally transposed, as one native node."""
+    """Write FusedMatMul, ``α·a·b`` with each factor optionally transposed, as one native node.
+
+    None unless the factors are float32 of known shapes; also for ``transBatchA`` or ``transBatchB``.
+    """
     return None if transBatchA or transBatchB else _product(op, a, b, **attrs)
 
 
@@ -154,7 +160,10 @@ def fused_matmul_by_tiles(
     when=_is_worth_it,
 )
 def gemm_by_tiles(op: Builder, a: Var, b: Var, c: Var | None = None, **attrs: Any) -> Var | None:
-    """Write Gemm, ``α·a·b + β·c`` with each factor optionally transposed, as one native node."""
+    """Write Gemm, ``α·a·b + β·c`` with each factor optionally transposed, as one native node.
+
+    None unless the factors are float32 of known shapes.
+    """
     return _product(op, a, b, c, **attrs)
 
 
@@ -183,7 +192,10 @@ def _gets_bias(call: Call) -> bool:
     when=_gets_bias,
 )
 def bias_in_product(op: Builder, a: Var, b: Var) -> Var | None:
-    """Compute the Add of a bias and the MatMul before it by one kernel: separate passes were 4 % of a step of BERT."""
+    """Compute the Add of a bias to a MatMul by one kernel; None for any other Add.
+
+    Separate passes were 4 % of a step of BERT.
+    """
     found = _biased(a, b)
     if found is None:
         return None

@@ -68,7 +68,7 @@ class Program:
         return [self.operand(x) for x in node.inputs]
 
     def node(self, results: Sequence[ir.Value]) -> ir.Node:
-        """Return the native node that outputs ``results``, whose nodes have been written."""
+        """Return the native node that computes ``results`` by the lines added so far."""
         given: list[Place] = []
         for place in (self._places[value] for value in results):  # a boolean and its Cast have the same place
             given.append(self.add("Identity", place) if place in given else place)
@@ -99,7 +99,7 @@ OPERATORS: dict[tuple[str, str], Write] = {}
 
 
 def written(op_type: str, domain: str = "") -> Callable[[Write], Write]:
-    """Return a decorator that registers, in ``OPERATORS``, a function that writes nodes of this operator as lines."""
+    """Return a decorator that adds to ``OPERATORS`` a function that translates nodes of an operator to lines."""
 
     def register(write: Write) -> Write:
         OPERATORS[domain, op_type] = write

@@ -122,7 +122,7 @@ class Source:
 
 
 def behind_orders(value: ir.Value) -> ir.Value:
-    """Return the value that ``value`` copies through nodes that only wait for other nodes."""
+    """Return the value that ``value`` copies through nodes whose only effect is the order of execution."""
     while (node := value.producer()) is not None and is_order(node) and node.inputs[0] is not None:
         value = node.inputs[0]
     return value

@@ -15,7 +15,10 @@ FORMS = Forms(TRAINING_WITH_STATISTICS)
 
 @FORMS.add("Gather", case(real(4, 5, 2), [[0, 2, 1], [1, 3, 0]], axis=1))
 def along_a_line(op: Builder, x: Var, indices: Var, *, axis: int = 0) -> Var | None:
-    """Write a Gather with its constant indices as a vector, as tinygrad does not support indices with several axes."""
+    """Write a Gather with its constant indices as a vector, as tinygrad does not support indices with several axes.
+
+    None if the indices are not constant or already a vector, or a size of x is unknown.
+    """
     known, dims = indices.const, all_sizes(x.shape)
     if known is None or known.ndim < 2 or dims is None:
         return None

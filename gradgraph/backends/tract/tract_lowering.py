@@ -36,7 +36,10 @@ def batch_norm_by_statistics(
     training_mode: int = 0,
     **_: Any,
 ) -> Var | None:
-    """Write BatchNormalization in evaluation mode by its formula, as tract requires constant statistics."""
+    """Write BatchNormalization in evaluation mode by its formula, as tract requires constant statistics.
+
+    None in training mode, or unless x is float32 of known rank.
+    """
     if training_mode or x.shape is None or x.dtype != ir.DataType.FLOAT:
         return None
     slope = scale * inverse_deviation(op, var, epsilon)

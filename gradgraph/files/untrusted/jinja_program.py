@@ -47,7 +47,7 @@ def environment(now: datetime | None) -> Any:
         raise jinja2.exceptions.TemplateError(message)
 
     class Namespace(jinja2.utils.Namespace):  # type: ignore[misc]
-        """A namespace without names that begin with an underscore, through which a template could reach Python."""
+        """A Jinja namespace that rejects names with a leading underscore, so that templates cannot reach Python."""
 
         def __init__(*args: Any, **kwargs: Any) -> None:
             given = dict(*args[1:], **kwargs)

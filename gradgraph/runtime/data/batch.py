@@ -155,7 +155,7 @@ class BatchChecker:
 
     @contextlib.contextmanager
     def any_may_be_ignored(self) -> Iterator[None]:
-        """Run a block in which this checker accepts batches whose labels are all ignored."""
+        """Accept batches in which all labels are ignored while the context is active."""
         before, self.some_count = self.some_count, False
         try:
             yield

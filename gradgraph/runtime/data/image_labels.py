@@ -44,7 +44,7 @@ class Labels:
         return numbers.astype(np.int64), names.tolist()
 
     def matched(self, spec: TensorSpec, known: Classes | None) -> tuple[Array, Classes]:
-        """Return the class index of each label in the model, and the model's classes.
+        """Return, for each label, its class index in the model [samples], and the classes of the model.
 
         Regression targets are returned unchanged.
 

@@ -97,7 +97,11 @@ class Images(Loadable):
             yield {name: batch[name] for name in specs}
 
     def _parts(self, specs: Mapping[str, TensorSpec]) -> tuple[str, str | None]:
-        """Return the names of the step's image input and target (or None); raise DataError for other inputs."""
+        """Return the names of the step's image input and of its target (None if it has no target).
+
+        Raises:
+            DataError: if there are other inputs.
+        """
         images = [name for name, spec in specs.items() if len(spec.shape) == 4]
         others = [name for name in specs if name not in images]
         if len(images) != 1 or len(others) > 1:

@@ -44,7 +44,7 @@ def _prepared_otherwise(name: str, what: str, mine: Sequence[str], known: Sequen
 
 
 def with_activations(names: DataNames, manifest: Manifest) -> DataNames:
-    """Return a copy of ``names`` that lists the targets whose loss treats the model's scores as logits.
+    """Return a copy of ``names`` that also lists the targets with a loss on logits.
 
     ``softmax`` lists targets with logits of a Softmax, ``sigmoid`` targets with one Sigmoid logit per sample.
     """

@@ -325,7 +325,7 @@ def _preprocessed(table: Any, specs: Mapping[str, TensorSpec], known: DataNames)
 
 
 def _fed(plan: Preprocessing, table: Any) -> dict[str, Array]:
-    """Return the columns of ``table`` that ``plan`` reads, by name; log values that did not occur in training."""
+    """Return the columns of ``table`` that ``plan`` reads, by name, and log values not seen in training."""
     feeds = plan.feeds(table)
     if said := str(Drift.of(plan.read, feeds)):
         log.warning("%s", said)
@@ -351,7 +351,7 @@ def target_columns(targets: Sequence[TensorSpec], given: Sequence[str]) -> DataN
 def _made_of(
     columns: _Columns, specs: Mapping[str, TensorSpec], known: DataNames, unread: Collection[str]
 ) -> tuple[dict[str, list[str]], str | None]:
-    """Return the columns by input or target, and the input that consists of all other columns, or None."""
+    """Return the columns of each input or target, and the input that consists of all other columns (else None)."""
     made_of: dict[str, list[str]] = {}
     for name, spec in specs.items():
         if name in known.columns:
@@ -378,7 +378,7 @@ def _rest(
     known: DataNames,
     unread: Collection[str],
 ) -> list[str]:
-    """Return the columns that no input, target or preprocessing uses and that are not ``unread``."""
+    """Return the columns, except ``unread``, that no input, target or preprocessing uses."""
     plan = known.preprocess
     used = {*specs, *unread, *(column for each in made_of.values() for column in each)}
     used |= {*plan.columns, *plan.targets} if plan is not None else set()

@@ -146,7 +146,8 @@ class Keeping:
     def begin(self, options: ort.RunOptions | None) -> ort.RunOptions | None:
         """Reset the loss buffer before a run, and return the run options to use.
 
-        A run that overwrites the state cannot be terminated by the caller, so ``options`` is replaced for it.
+        A run that overwrites the state cannot be terminated by the caller, so ``options`` is replaced for it. Other
+        runs get ``options``, which may be None, back.
         """
         self._loss.fill(self._unknown)
         return self._options if self._is_gated else options

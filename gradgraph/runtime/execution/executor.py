@@ -441,7 +441,10 @@ class Executor:
     def find_nonfinite(
         self, feeds: Mapping[str, Feed], hyperparameters: Mapping[str, float], part: Part
     ) -> NonFinite | None:
-        """Return the origin of NaN or infinity in a step on a checked batch; see ``Trainer.find_nonfinite``."""
+        """Return the origin of NaN or infinity in a step on a checked batch, or None if all numbers are finite.
+
+        See ``Trainer.find_nonfinite``.
+        """
         state, rates = self.state, part.rates
         state.check()
         before = dict(rates.given or {})

@@ -74,7 +74,7 @@ def with_updates_last(model: onnx.ModelProto, next_of: Mapping[str, str]) -> onn
 
 
 def large_of(model: onnx.ModelProto, next_of: Mapping[str, str]) -> list[str]:
-    """Return the names of the state tensors that a train graph updates and that have at least ``LARGE`` elements."""
+    """Return the names of the updated state tensors of a train graph with at least ``LARGE`` elements."""
     sizes = {x.name: math.prod(sizes_or(shape_of_type(x.type), 0)) for x in model.graph.input}
     return [name for name, size in sizes.items() if name in next_of and size >= LARGE]
 
@@ -194,8 +194,8 @@ class _Readers:
     def not_waiting(self, next_of: Mapping[str, str], names: Collection[str]) -> dict[str, tuple[list[int], list[int]]]:
         """Return the state tensors whose update does not yet wait for all other readers.
 
-        The result maps each of them to the indices of its update nodes, which read the tensor only to compute its next
-        value, and of the readers for which they must wait. Tensors whose other readers depend on an update are
+        Return, by name, the indices of two groups of nodes: the update nodes, which read the tensor only to compute its
+        next value, and the readers for which they must wait. Tensors whose other readers depend on an update are
         excluded, since waiting would be circular.
         """
         writers = {name: self._writer[following] for name, following in next_of.items() if following in self._writer}

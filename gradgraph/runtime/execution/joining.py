@@ -31,7 +31,7 @@ class Layout:
     varies: bool = True
 
     def axis(self, parts: Sequence[tuple[Array, int]]) -> int | None:
-        """Return the first candidate axis whose size is the number of samples in each of ``parts``, or None.
+        """Return the first candidate axis whose size is the number of samples in each of ``parts``; None if none fits.
 
         ``parts`` are the outputs of each batch, with their number of samples.
         """

@@ -164,9 +164,10 @@ class OpenedStep:
         return {n: fetched(v, numpy_dtype(specs[n].dtype)) for n, v in zip(names, found, strict=True)}
 
     def find_nonfinite(self, part: Part, feeds: Mapping[str, ort.OrtValue], batch: Collection[str]) -> NonFinite | None:
-        """Return the node of the saved step that first produces NaN or infinity in the loss or the next state, or None.
+        """Return the node of the saved step that first produces NaN or infinity in the loss or the next state.
 
-        ``feeds`` contains all inputs; ``batch`` names the inputs that belong to the batch.
+        ``feeds`` contains all inputs; ``batch`` names the inputs that belong to the batch. None if loss and next state
+        are finite.
         """
         options, ports = replace(self.options, optimization="none"), part.ports
         open_session = functools.partial(
@@ -386,7 +387,7 @@ class OpenedStep:
     def _session_and_model(
         self, model: onnx.ModelProto, tells: bool, packs: bool = True
     ) -> tuple[ort.InferenceSession, onnx.ModelProto | None]:
-        """Return a session and the model that it executes, or None if that model cannot be written to a temporary file.
+        """Return a session and the model that it executes (None if that cannot be written to a temporary file).
 
         With ``tells`` and ``in_place=True``, the error is raised instead.
         """

@@ -98,7 +98,7 @@ def key_of(
 
 
 def read(key: str | None, source: onnx.ModelProto) -> Opening | None:
-    """Return the cached model for ``source`` under ``key``, or None."""
+    """Return the cached model for ``source`` under ``key``, or None if it is missing, damaged or does not fit."""
     if key is None:
         return None
     path = _path(key)

@@ -114,7 +114,10 @@ def _single_of(
 
 
 def output_of(target: str, fitting: Sequence[str]) -> str | None:
-    """Return ``<output>`` for the target ``<output>_target`` if it is in ``fitting``, or else the first of these."""
+    """Return the output ``<output>`` for a target named ``<output>_target``, or else the first output.
+
+    Only outputs in ``fitting`` count. None if it is empty.
+    """
     own = [name for name in fitting if target == f"{name}_target"]
     return next(iter([*own, *fitting]), None)
 

@@ -118,7 +118,7 @@ def lengths(weight: Array) -> Array:
 
 
 def merge(adapter: Adapter, weight: Array, factors: list[Array]) -> Array:
-    """Return ``(W + s·A·B)·m/n``, with outputs first."""
+    """Return the merged weight ``(W + s·A·B)·m/n`` with its output axis first."""
     total = weight + low_rank.delta(adapter, factors)
     return np.asarray(total * (factors[2].reshape(-1) / lengths(total)).reshape(-1, *[1] * (total.ndim - 1)))
 

@@ -37,7 +37,7 @@ def put(work: ir.Model, layer: Layer, wanted: Adapter, rng: np.random.Generator)
 
 
 def merge(adapter: Adapter, weight: Array, factors: list[Array]) -> Array:
-    """Return ``W·l``, with outputs first, for the trained vector l."""
+    """Return the merged weight ``W·l`` with its output axis first; l is the trained vector."""
     vector = factors[0].reshape(-1)
     sizes = (1, -1) if adapter.side == "in" else (-1, 1)
     return np.asarray(weight * vector.reshape(*sizes, *[1] * (weight.ndim - 2)))

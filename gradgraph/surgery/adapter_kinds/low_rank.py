@@ -114,12 +114,12 @@ def rank_of(layer: Layer, wanted: int) -> int:
 
 
 def merge(adapter: Adapter, weight: Array, factors: list[Array]) -> Array:
-    """Return ``W + s·A·B``, with outputs first."""
+    """Return the merged weight ``W + s·A·B`` with its output axis first; s is the adapter's scale."""
     return np.asarray(weight + delta(adapter, factors))
 
 
 def delta(adapter: Adapter, factors: list[Array]) -> Array:
-    """Return ``s·A·B``, with outputs first."""
+    """Return the update ``s·A·B`` of the weight, with its output axis first; s is the adapter's scale."""
     a, b = factors[:2]
     if adapter.operator != "Conv":
         return np.asarray(adapter.scale * adapter.weight * (a @ b).T)

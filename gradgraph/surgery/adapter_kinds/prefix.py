@@ -232,7 +232,10 @@ def _written_out(softmax: ir.Node) -> Sizes | str | None:
 
 
 def _heads_before_repeating(value: ir.Value | None) -> int | None:
-    """Return the heads of x [batch, heads, 1, tokens, size] in Reshape(Expand(x)), which repeats them, or None."""
+    """Return the number of key heads before they are repeated for the query heads, or None if they are not repeated.
+
+    If repeated, ``value`` is a Reshape of an Expand of x [batch, heads, 1, tokens, size].
+    """
     node = None if value is None else value.producer()
     while node is not None and node.op_type in ("Reshape", "Identity"):
         value = node.inputs[0]

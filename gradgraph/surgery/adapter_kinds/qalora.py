@@ -86,7 +86,7 @@ def offsets(adapter: Adapter, factors: list[Array]) -> Array:
 
 
 def merge(adapter: Adapter, weight: Array, factors: list[Array]) -> Array:
-    """Return the merged weight, outputs first: W plus ``s·A·B``, which has one number per block of inputs."""
+    """Return the merged weight, output axis first: W plus ``s·A·B``, which has one number per block of inputs."""
     found, inputs = offsets(adapter, factors), weight.shape[1]
     size = 1 << (-(-inputs // found.shape[1]) - 1).bit_length()  # block size, a power of two
     return np.asarray(weight + np.repeat(found, size, 1)[:, :inputs])

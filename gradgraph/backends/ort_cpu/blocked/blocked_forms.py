@@ -85,7 +85,7 @@ class BlockedForms:
         return key_of(node) in self._rows or (self._extends is not None and self._extends.knows(node))
 
     def of(self, call: Call) -> BlockedForm | None:
-        """Return the first form that supports ``call``, or None."""
+        """Return the first NCHWc form that supports ``call``, or None if no form does."""
         own = next((f for f in self._rows.get(key_of(call.node), ()) if f.when(call)), None)
         return self._extends.of(call) if own is None and self._extends is not None else own
 
@@ -249,7 +249,7 @@ def _scales(x: ir.Value, y: ir.Value) -> list[float]:
 
 @in_blocks("Resize", when=_repeats_pixels, saves=1.0)
 def resize(op: Builder, call: Call) -> Written:
-    """Write a Resize that repeats pixels as Upsample, which supports the blocked layout."""
+    """Write a Resize that repeats pixels as Upsample, for which onnxruntime has an NCHWc kernel."""
     x, y = inputs_of(call)[0], call.node.outputs[0]
     scales = [1, 1, *map(int, _scales(x.value, y))]
     return kernel(op, "Upsample", BLOCKED, [x], shape_of(y), scales=scales)

@@ -67,9 +67,10 @@ def blocked(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) -> V
 
 @conv_form("ConvGradInput", serves=_backward, when=_many_windows)
 def blocked_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var | None:
-    """Compute dx by a convolution of dy in blocks, with flipped weights and mirrored padding; for stride 1.
+    """Compute dx by an NCHWc convolution of dy with flipped weights and mirrored padding.
 
-    It takes 0.8 to 1.1 times PyTorch's time for 8 px and more; a plain Conv with flipped weights takes 1.1 to 1.9.
+    It takes 0.8 to 1.1 times PyTorch's time for 8 px and more; a plain Conv with flipped weights takes 1.1 to 1.9. None
+    if a stride is not 1, or a mirrored pad would be negative.
     """
     pads = conv.seen.mirrored
     if pads is None:
@@ -81,9 +82,10 @@ def blocked_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var | None:
 
 @conv_form("ConvGradInput", serves=_depthwise, when=always)
 def blocked_spread_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var | None:
-    """Compute dx of a depthwise layer: insert zeros between the pixels of dy, and convolve in blocks as for stride 1.
+    """Compute dx of a depthwise layer: insert zeros between the pixels of dy, and convolve in NCHWc as for stride 1.
 
-    For 3x3 with stride 2 it takes 0.45 to 0.55 of the time of ``blocked_phases_dx``, from 6 to 112 px.
+    For 3x3 with stride 2 it takes 0.45 to 0.55 of the time of ``blocked_phases_dx``, from 6 to 112 px. None if a pad of
+    that convolution would be negative, or as large as the kernel.
     """
     block, seen = nchwc_block(), conv.seen
     size = [n * s for n, s in zip(conv.count, seen.strides, strict=True)]
@@ -109,7 +111,8 @@ def blocked_phases_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var 
     ConvTranspose.
 
     Along one axis, tap t of window i reads pixel s·q + a if s·i + t = s·q + a + p, with padding p. So phase a has every
-    s-th tap, and the window index i decreases by one from tap to tap.
+    s-th tap, and the window index i decreases by one from tap to tap. None for dilated kernels, or if a phase cannot be
+    computed by a convolution (``_phase``).
     """
     if set(conv.seen.dilations) != {1}:
         return None
@@ -157,10 +160,10 @@ def _phase(conv: Layer, axis: int, a: int) -> _Phase | None:
 
 @conv_form("ConvGradWeight", serves=lambda conv: _depthwise(conv) and conv.images > 0, when=always)
 def blocked_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Var | None:
-    """Compute dw of a depthwise layer: convolve each channel of each image by its dy, in blocks, and sum over images.
+    """Compute dw of a depthwise layer: convolve each channel of each image by its dy, in NCHWc, and sum over images.
 
-    Forward and input-gradient convolutions use the same blocks. At 56 px it takes 1.1 times PyTorch's time, where other
-    ways take 5 to 9.
+    Forward and input-gradient convolutions use the same layout. At 56 px it takes 1.1 times PyTorch's time, where other
+    ways take 5 to 9. None if some taps would read beyond the padding.
     """
     channels, seen = conv.images * conv.group, conv.seen
     images = op.Reshape(reordered(op, x), [1, channels, *conv.size])

@@ -67,10 +67,10 @@ def images_innermost(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = N
 
 @conv_form("ConvGradInput", when=_few_windows)
 def images_innermost_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var | None:
-    """Compute dx as the product of the transposed weights and dy, whose rows S adds to pixels.
+    """Compute the product of the transposed weights and dy; a constant matrix S adds its rows to pixels of dx.
 
-    Times relative to PyTorch (blocked in parentheses): 512 channels at 7 px: 1.5 (1.7); 256 at 4 px: 1.5 (2.5); 512 at
-    2 px: 0.8 (4.7).
+    Times relative to PyTorch (NCHWc in parentheses): 512 channels at 7 px: 1.5 (1.7); 256 at 4 px: 1.5 (2.5); 512 at 2
+    px: 0.8 (4.7). None if S would have more than ``MOST_SUMS`` elements.
     """
     reads = conv.reads().reshape(-1)
     channels = conv.group * conv.c

@@ -47,7 +47,11 @@ def _larger_than_its_sums(conv: Layer) -> bool:
 
 @form("ConvTranspose", *PATCHES)
 def blocked_patches(op: Builder, y: Var, w: Var, b: Var | None = None, **attrs: Any) -> Var | None:
-    """Compute ConvTranspose by ``blocked_patches_dx``, in half the time for 64 to 32 channels, 2x2, at 64 px and up."""
+    """Compute ConvTranspose by ``blocked_patches_dx``, in half the time for 64 to 32 channels, 2x2, at 64 px and up.
+
+    None if a size is unknown, or the layer has groups, output padding or an output shape, or is not supported
+    (``_serves``).
+    """
     seen, count = windows(**{**attrs, "kernel_shape": (w.shape or ())[2:]}), (y.shape or ())[2:]
     if seen.rank != 2 or any(attrs.get("output_padding") or ()) or attrs.get("output_shape"):
         return None
@@ -62,7 +66,10 @@ def blocked_patches(op: Builder, y: Var, w: Var, b: Var | None = None, **attrs: 
 
 @conv_form("ConvGradInput", serves=_serves, when=always)
 def blocked_patches_dx(op: Builder, conv: Layer, y: Var, w: Var, x: Var, b: Var | None = None) -> Var | None:
-    """Compute dx: its patches by a blocked 1x1 convolution of y, gathered to images; ``b`` is a bias of x."""
+    """Compute dx: its patches by an NCHWc 1x1 convolution of y, gathered to images; ``b`` is a bias of x.
+
+    None if the number of channels does not fit NCHWc blocks.
+    """
     if not fits_blocks(1, conv.c, conv.m):
         return None
     block = nchwc_block()
@@ -79,7 +86,8 @@ def blocked_patches_dx(op: Builder, conv: Layer, y: Var, w: Var, x: Var, b: Var 
 def blocked_patches_dw(op: Builder, conv: Layer, x: Var, y: Var, w: Var) -> Var | None:
     """Compute dw: gather patches of x, and sum their products with y over images.
 
-    For 2x2 with stride 2, 64 and 32 channels at 64 px it takes a third of the time of ``scan_both_sides_dw``.
+    For 2x2 with stride 2, 64 and 32 channels at 64 px it takes a third of the time of ``scan_both_sides_dw``. None if
+    the number of channels does not fit NCHWc blocks.
     """
     if not fits_blocks(1, conv.c, conv.c):
         return None

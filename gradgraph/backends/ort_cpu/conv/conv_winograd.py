@@ -94,7 +94,10 @@ def blocked_tiles(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None
 
 @conv_form("ConvGradInput", serves=serves, when=lambda conv: pays(conv, backwards=True))
 def blocked_tiles_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var | None:
-    """Compute dx by a blocked convolution of dy in tiles of rows, with flipped weights and mirrored padding."""
+    """Compute dx by an NCHWc convolution of dy in tiles of rows, with flipped weights and mirrored padding.
+
+    None if a stride is not 1, or a mirrored pad would be negative.
+    """
     pads = conv.seen.mirrored
     if pads is None:
         return None

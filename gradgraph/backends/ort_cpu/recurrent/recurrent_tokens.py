@@ -66,9 +66,11 @@ class Tokens:
 
 
 def tokens_of(op: Builder, layer: ir.Node, gradients: Sequence[ir.Node]) -> Tokens | None:
-    """Return the layer's input X as tokens; None unless X is an embedding whose gradient only its table needs.
+    """Return the token ids and embedding table that compute X, the input of a recurrent layer, as ``Tokens``.
 
-    Then the first output of each of ``gradients`` changes, in place, from dX to its share of the table's gradient.
+    ``gradients`` are the layer's gradient nodes. Their first output changes, in place, from dX to its share of the
+    table's gradient. None, with nothing changed, if X is not an embedding, if its table is too large (``_is_cheaper``),
+    or if dX is used for more than the table's gradient.
     """
     X = layer.inputs[0]
     node = None if X is None else X.producer()
@@ -147,7 +149,10 @@ def _adds_rows(node: ir.Node, gather: ir.Node) -> bool:
 
 
 def _root_of(ids: ir.Value | None) -> ir.Value | None:
-    """Return the tensor from which only Reshapes, Identities and int32-to-int64 Casts compute ``ids``, or None."""
+    """Return the tensor from which only Reshapes, Identities and int32-to-int64 Casts compute ``ids``.
+
+    This may be ``ids`` itself. None if ``ids`` is None.
+    """
     while ids is not None and (node := ids.producer()) is not None:
         x = node.inputs[0] if node.inputs else None
         types = None if x is None else (x.dtype, ids.dtype)

@@ -75,7 +75,10 @@ def _pairs(model: ir.Model) -> Iterator[tuple[ir.Node, list[ir.Node]]]:
 
 
 def _layer_of(gradient: ir.Node) -> ir.Node | None:
-    """Return the float32 layer, in the same graph, that computes the states that ``gradient`` reads; else None."""
+    """Return the recurrent layer that computes the states read by the node ``gradient``, else None.
+
+    None also if the layer is not float32, or in another graph.
+    """
     value = gradient.inputs[OPERATORS[gradient.op_type].parameters.index("Y")]
     node = None if value is None else value.producer()
     while node is not None and node.domain == "" and node.op_type in ("Split", "Squeeze"):

@@ -53,11 +53,11 @@ class _Algorithm:
 
 
 def _prepare_adamw(op: Builder, rate: Var, step: Var, attributes: Attributes) -> tuple[Var, Var, Var | None]:
-    """Return the negative bias-corrected learning rate, the epsilon of the divisor, and the weight decay or None.
+    """Return the negative bias-corrected learning rate, the epsilon of the divisor, and the weight decay factor.
 
     The bias corrections are computed from the step, in float32 after a power in float64. In adam_mode 1, as in Hugging
     Face's AdamW, the weight decays after the update. In adam_mode 0, as in PyTorch, it decays before the update, and
-    the bias correction also applies to epsilon.
+    the bias correction also applies to epsilon. The factor is ``1 − rate · decay``, or None if the decay is 0.
     """
     mode, epsilon = int(attributes.get("adam_mode", 0)), float(attributes.get("epsilon", 1e-8))
     decay = float(attributes.get("weight_decay", 1e-2 if mode == 0 else 0.0))

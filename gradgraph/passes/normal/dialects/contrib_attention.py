@@ -246,7 +246,11 @@ def _mask_bias(op: Builder, node: ir.Node, mask: Var, q: Var, k: Var, hidden: fl
 
 
 def _between(op: Builder, node: ir.Node, ends: Var, q: Var, k: Var) -> Var:
-    """Return a boolean mask [batch, 1, 1, keys] from a mask of one axis, whose kind may depend on its length."""
+    """Return a boolean mask [batch, 1, 1, keys] that is true from each sample's first key to its last.
+
+    ``ends`` has one axis: the end of each sample's keys [batch], also followed by their starts [2 · batch], or by
+    cumulative lengths that are not needed [3 · batch + 2]. If its length is unknown, the graph decides.
+    """
     batch, length = q.dim(0), ends.dim(0)
     key = _numbers_below(op, op.dim(k, 2))
     ends = op.cast(ends, _INT64)

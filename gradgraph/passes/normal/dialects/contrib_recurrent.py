@@ -70,7 +70,10 @@ def linear_attention(
 
 
 def _newest_state(op: Builder, node: ir.Node, past: Var | None, window: int) -> Var | None:
-    """Return the newest of ``window`` past states, stacked along axis 0; the past state itself if ``window`` is 0."""
+    """Return the newest of ``window`` past states, which are stacked along axis 0 of ``past``.
+
+    If ``window`` is 0, return ``past``, a single state. None if ``past`` is None.
+    """
     if window and reads_output(node, 1):
         raise refuse(node, "returns a window of states")
     return past if past is None or not window else op.Squeeze(op.Slice(past, [-1], [2**62], [0]), [0])

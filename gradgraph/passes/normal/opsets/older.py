@@ -123,7 +123,7 @@ def _problem_of_writing(node: ir.Node, opset: int) -> str | None:
 
 
 def _misfit(node: ir.Node, old: Signature, opset: int) -> str | None:
-    """Remove new attributes that the older operator implies; return why ``node`` is still invalid, or None."""
+    """Remove attributes of ``node`` that the older opset implies; return why it is still invalid, or None if valid."""
     for name in [n for n in node.attributes if n not in old.attributes]:
         if attributes(node)[name] not in (_DEFAULTS.get(name), *([1] * n for n in range(1, 4))):
             return f"has {name}, which {node.op_type} does not have at opset {opset}"

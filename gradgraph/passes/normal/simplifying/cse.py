@@ -80,7 +80,10 @@ def _merge(node: ir.Node, first: ir.Node) -> bool:
 
 
 def _take_over(old: ir.Value, new: ir.Value) -> None:
-    """Replace ``old`` by ``new``, which gets the name of ``old`` if that is a graph output or ``new`` has no name."""
+    """Replace ``old`` by ``new``.
+
+    ``new`` takes the name of ``old`` if ``old`` is a graph output, or if ``new`` has no name.
+    """
     takes_name, name = old.is_graph_output() or not new.name, old.name
     replace_value(old, new)
     if takes_name:
@@ -149,7 +152,7 @@ def _tensor_key(tensor: ir.TensorProtocol) -> Hashable:
 
 
 def _named_sizes(node: ir.Node) -> shapes.Shape | None:
-    """Return the sizes that a Shape node outputs if all are numbers or names that the model declares, else None."""
+    """Return the sizes that a Shape node outputs, or None unless each is a number or a name that the model declares."""
     dims = shapes.shape_of(node.inputs[0])
     if dims is None:
         return None

@@ -91,7 +91,10 @@ def _cast_like(node: ir.Node) -> bool:
 
 
 def _computed(node: ir.Node, partly: dict[ir.Value, np.ndarray]) -> np.ndarray | None:
-    """Return the value of ``node``: a numeric array, an object array if entries are symbols or unknown, or None."""
+    """Return the value of ``node`` as a numeric array, or None if it cannot be computed.
+
+    If entries are symbols or unknown, it is an object array.
+    """
     if node.op_type in ("Shape", "Size"):
         return _known_sizes(node)
     attrs = attributes(node)

@@ -264,7 +264,10 @@ def _transpose_twice(op: Builder, node: ir.Node) -> Var | None:
 
 
 def _own_product(value: ir.Value, node: ir.Node) -> tuple[ir.Value, ir.Value, dict[str, Any]] | None:
-    """Return factors and attributes of a Gemm without summand that computes ``value`` for ``node`` only, or None."""
+    """Return factors and attributes of the Gemm that computes ``value``.
+
+    None if no Gemm does, if it has a summand, or if nodes other than ``node`` read ``value``.
+    """
     product = made_by(value, "Gemm")
     if product is None or len(product.inputs) != 2 or not read_once(value, node):
         return None

@@ -336,7 +336,7 @@ def _may_have_rank(node: ir.Node, i: int, shape: shapes.Shape) -> bool:
 
 
 def objection(model: ir.Model) -> str | None:
-    """Return the error of ONNX's strict inference on ``model``, or None.
+    """Return the error of ONNX's strict inference on ``model``, or None if it succeeds.
 
     The inference itself has bugs, so an error does not prove that the model is invalid.
     """

@@ -40,7 +40,7 @@ def settle_reshape(node: ir.Node, target: Sequence[Dim], op: Builder) -> bool:
 
 
 def _quotient(dims: Sequence[Dim], others: Sequence[Dim]) -> Dim:
-    """Return the product of ``dims`` divided by the product of ``others`` if it is a number or one symbol, or None."""
+    """Return the product of ``dims`` divided by that of ``others``: a number, one symbol, or None if it is neither."""
     symbols = Counter(d for d in dims if not isinstance(d, int))
     symbols.subtract(d for d in others if not isinstance(d, int))
     left = [d for d, count in symbols.items() for _ in range(count)]
@@ -61,7 +61,7 @@ def _make_constant(node: ir.Node, target: Sequence[Dim], op: Builder) -> bool:
 
 
 def settle_resize(node: ir.Node) -> bool:
-    """Record that an axis that a Resize scales by 1 keeps its size; return True if that was new."""
+    """Record that axes with Resize scale 1 keep their size; return True if a size was unknown."""
     dims, scales = shapes.shape_of(node.inputs[0]), shapes.constant_of(input_at(node, 2))
     if scales is None or dims is None or len(scales) != len(dims) or "axes" in node.attributes:
         return False

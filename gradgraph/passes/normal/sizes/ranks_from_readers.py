@@ -16,7 +16,7 @@ from gradgraph.graph.shapes import POOLS, record_shape, recorded_shape
 
 
 def record_required_ranks(values: Iterable[ir.Value]) -> bool:
-    """Record the ranks that readers imply for ``values``, whose shapes are unknown; return True if there were any."""
+    """Record the rank that a reader requires of each of ``values`` of unknown shape; return True if there were any."""
     changed = False
     for value in values:
         readers = [(node, i) for node, i in value.uses() if value.producer() is not None and node.graph is value.graph]

@@ -55,10 +55,11 @@ def _squeezes_unit_axes(node: ir.Node) -> bool:
 def _rename(
     model: ir.Model, names: set[str], sizes: dict[str, int], first: int = 0, others: dict[str, int] | None = None
 ) -> bool:
-    """Rename dimensions of outputs with a name in ``names`` but a size other than in ``sizes``, from axis ``first``.
+    """Give wrongly named dimensions of the model's outputs new names; return True if there were any.
 
-    An output of another rank with ``others`` gets numbers instead: its declared rank holds for ``sizes`` only. Returns
-    True if anything changed.
+    A dimension, from axis ``first`` on, is wrongly named if its name is in ``names``, but its inferred size differs
+    from ``sizes[name]``. If the rank of the output differs for the input sizes ``others``, it gets the size instead of
+    a name.
     """
     doubtful = [v for v in model.graph.outputs if v.shape is not None and names & set(as_dims(v.shape)[first:])]
     true = _with_numbers(model, sizes) if doubtful else {}

@@ -69,5 +69,5 @@ def _kernel(node: ir.Node) -> list[int] | None:
 
 
 def spatial_rank(node: ir.Node) -> int | None:
-    """Return the number of spatial axes of a convolution or pool, from the rank of its first two inputs, or None."""
+    """Return the number of spatial axes of a convolution or pool; None if the ranks of inputs 0 and 1 are unknown."""
     return next((len(shape) - 2 for v in node.inputs[:2] if (shape := shapes.shape_of(v)) is not None), None)

@@ -137,7 +137,7 @@ def _at(editor: Editor, node: ir.Node, known: Elements) -> Var | None:
 
 
 def _slices(sequence: ir.Value) -> ir.Node | None:
-    """Return the SplitToSequence that splits a tensor into single slices to compute ``sequence``, or None."""
+    """Return the SplitToSequence that computes ``sequence`` as single slices of a tensor, or None if none does."""
     source = made_by(sequence, "SplitToSequence")
     return source if source is not None and input_at(source, 1) is None else None
 

@@ -83,7 +83,7 @@ def _standard_nodes(model: ir.Model) -> Iterator[tuple[ir.Node, int]]:
 
 
 def _type_key(kind: ir.TypeProtocol | None) -> object:
-    """Return a key that is equal for equal types: of tensors the element type, which is faster than text."""
+    """Return a key that is equal for equal types: for tensors the element type, as text is slower to compare."""
     return kind.dtype if isinstance(kind, ir.TensorType) else kind and _text_in_schemas(kind)
 
 

@@ -159,7 +159,10 @@ def _views(weight: ir.Value, array: Array, group: Hashable) -> Iterator[_View]:
 
 
 def _order_key(array: Array) -> Hashable | None:
-    """Return size and order of a few numbers, which monotone functions keep or reverse; None if few are distinct."""
+    """Return a key shared by all monotone functions of a tensor: its size, and the order of a few numbers.
+
+    None if few of these numbers are distinct.
+    """
     places = (array.size * _FRACTIONS).astype(np.int64)
     distinct, ranks = np.unique(array.flat[places], return_inverse=True)
     if len(distinct) < _DISTINCT:

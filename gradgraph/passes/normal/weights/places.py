@@ -34,7 +34,7 @@ def place_of(node: ir.Node, position: int) -> tuple[str, str]:
 
 
 def behind_moves(node: ir.Node, position: int) -> tuple[ir.Node, int]:
-    """Return the node that uses a weight, after nodes that only reshape, transpose or cast it, and the input index."""
+    """Return the node that computes with a weight, behind nodes that reshape or cast it, and the input index."""
     while node.op_type in ("Transpose", "Cast", "Identity", "DequantizeLinear", "Reshape") and position == 0:
         uses = list(node.outputs[0].uses())
         if len(uses) != 1:

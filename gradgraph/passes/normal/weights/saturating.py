@@ -39,7 +39,10 @@ def _of_product(node: ir.Node) -> Iterator[ir.Value]:
 
 
 def _integers(value: ir.Value | None) -> ir.Value | None:
-    """Return the 8-bit integers that a DequantizeLinear, and nodes that move data, turn into ``value``, or None."""
+    """Return the 8-bit integers that ``value`` is dequantised from, or None if no DequantizeLinear computes it.
+
+    Between the DequantizeLinear and ``value``, there may be nodes that only move data.
+    """
     node = None if value is None else value.producer()
     while node is not None and node.op_type in _MOVES:
         node = None if node.inputs[0] is None else node.inputs[0].producer()
