@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast, overload
 
 from gradgraph.autodiff.path import Path, carries
 from gradgraph.autodiff.reverse import backward, check_rules
-from gradgraph.errors import DifferentiationError, ModelError, shown
+from gradgraph.errors import DifferentiationError, ModelError, counted, shown
 from gradgraph.frontend.shaping import expand
 from gradgraph.frontend.trace import TensorLike, Value, current, op, tensor, wrap
 from gradgraph.graph.builder import Var
@@ -114,7 +114,10 @@ def jvp(
     target, sources = _floating(y, "y"), _several(x)
     tangents = [tangent] if isinstance(x, Value) else list(cast("Sequence[TensorLike]", tangent))
     if len(tangents) != len(sources):
-        raise ModelError(f"jvp with respect to {len(sources)} tensors got {len(tangents)} tangents; pass one for each")
+        raise ModelError(
+            f"jvp with respect to {counted(len(sources), 'tensor')} got "
+            f"{counted(len(tangents), 'tangent')}; pass one for each"
+        )
     cotangent = detach(target)  # Jᵀ·c is linear in c, so its derivative with respect to c does not read c
     pulled = _pulled(target, sources, cotangent.traced, allow_unused)
     along = [_fitting(t, wrap(source.traced)) for t, source in zip(tangents, sources, strict=True)]

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from gradgraph.arguments import FUNCTION, NAMES, TEXT, as_names, checked, instance
 from gradgraph.autodiff.path import reads
-from gradgraph.errors import ModelError, listed
+from gradgraph.errors import ModelError, counted, listed
 from gradgraph.frontend.dims import Dim
 from gradgraph.frontend.module import Module
 from gradgraph.frontend.tensor import Tensor
@@ -135,7 +135,8 @@ def _named_outputs(result: Any, names: Sequence[str] | None) -> list[tuple[str, 
         return [(path or "output", value) for path, value in given.items()]
     if len(names) != len(given) or len(set(names)) != len(names):
         raise ModelError(
-            f"forward returned {len(given)} tensors; outputs must be as many different names, not {listed(names)}"
+            f"forward returned {counted(len(given), 'tensor')}; outputs must be as many different names, not "
+            f"{listed(names)}"
         )
     return list(zip(names, given.values(), strict=True))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gradgraph.errors import ModelError
+from gradgraph.errors import ModelError, counted
 from gradgraph.frontend import reductions
 from gradgraph.frontend.dims import Dim, Extent
 from gradgraph.frontend.pointwise import real
@@ -80,7 +80,10 @@ def einsum(equation: str, *operands: TensorLike | Sequence[TensorLike]) -> Tenso
     equation = equation.replace(" ", "")
     terms, arrow, output = equation.partition("->")
     if len(terms.split(",")) != len(xs):
-        raise ModelError(f"einsum '{equation}' has {len(terms.split(','))} operands, but got {len(xs)}")
+        raise ModelError(
+            f"einsum '{equation}' has {counted(len(terms.split(',')), 'operand')}, but got {len(xs)}; "
+            "pass one tensor for each"
+        )
     if len(set(output.replace("...", ""))) != len(output.replace("...", "")):
         raise ModelError(f"einsum '{equation}' repeats a letter in its output; name each output dimension once")
     dims = _einsum_shape(terms, output, xs) if arrow and "..." not in equation else None

@@ -13,7 +13,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.arguments import as_names
-from gradgraph.errors import ModelError, RuntimeUnavailableError
+from gradgraph.errors import ModelError, RuntimeUnavailableError, counted
 from gradgraph.frontend.trace import mark_role
 from gradgraph.graph.prune import prune_graph
 
@@ -81,7 +81,10 @@ def from_torch(
 def _input_names(module: Any, args: tuple[Any, ...], names: Sequence[str] | None) -> list[str]:
     if names is not None:
         if len(names) != len(args):
-            raise ModelError(f"{len(args)} example inputs have {len(names)} input_names; pass one name for each")
+            raise ModelError(
+                f"input_names has {counted(len(names), 'name')}, but there are {len(args)} example "
+                "inputs; pass one for each"
+            )
         return list(names)
     try:
         bound = inspect.signature(module.forward).bind(*args)
@@ -201,7 +204,8 @@ def _name_outputs(graph: ir.Graph, names: Sequence[str]) -> None:
     names = names or (["output"] if len(outputs) == 1 else [f"output_{i}" for i in range(len(outputs))])
     if len(names) != len(outputs):
         raise ModelError(
-            f"the module returns {len(outputs)} tensors, but output_names has {len(names)}; pass one name for each"
+            f"the module returns {counted(len(outputs), 'tensor')}, but output_names has {len(names)}; pass one for "
+            "each"
         )
     taken = {v.name: v for node in graph.all_nodes() for v in node.outputs if v.name in names}
     for name, value in taken.items():

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from gradgraph.autodiff.attention_weights import weights_of_attentions
 from gradgraph.autodiff.path import Path, carries
 from gradgraph.autodiff.select import running_statistics
-from gradgraph.errors import Finding, listed, shown
+from gradgraph.errors import Finding, counted, listed, shown
 from gradgraph.graph.marks import is_marked_constant
 from gradgraph.graph.nodes import is_standard, made_by
 from gradgraph.passes.normal.weights.folded import Copy, find_copies
@@ -154,7 +154,7 @@ def _doubtful(graph: ir.Graph, trained: Collection[str]) -> Iterator[Finding]:
         return
     one = len(names) == 1
     yield Finding(
-        f"the {'number' if one else 'numbers'} {listed(names, _NAMED)}",
+        f"the {'scalar' if one else 'scalars'} {listed(names, _NAMED)}",
         f"{'is' if one else 'are'} not trained",
         f"the file does not say whether {'it was' if one else 'they were'} learned",
         f"if so, name {'it' if one else 'each of them'} in full: train=['*', '{shown(names[0])}'] "
@@ -207,8 +207,8 @@ def _merged_weights(graph: ir.Graph, trained: Collection[str]) -> Iterator[Findi
     yield Finding(
         f"the {'weight' if one else 'weights'} {listed([v.name or '' for v in found], _NAMED)}",
         f"{'trains' if one else 'each train'} as one, though {most if one else f'up to {most}'} modules read "
-        f"{'it' if one else 'them'}",
-        "exporters store equal tensors once, and these weights had equal initial values",
+        f"{'it' if one else 'them'}, since exporters store weights with equal initial values once",
+        "",
         "give each module its own with gg.surgery.untie_weights (gradgraph surgery --untie-merged)",
         "warning",
     )
@@ -242,7 +242,7 @@ def _no_dropout(graph: ir.Graph, trained: Collection[str]) -> Iterator[Finding]:
         count = len(attentions)
         yield Finding(
             "the model",
-            f"has {count} attention{'' if count == 1 else 's'} and no Dropout",
+            f"has {counted(count, 'attention layer')}, but no Dropout",
             "an export in evaluation mode removes Dropout",
             "if the network had Dropout, export it in training mode, or with gradgraph.frontend.from_torch",
             "warning",

@@ -101,7 +101,7 @@ def read(source: Any, columns: Mapping[str, str] | None = None, kinds: Sequence[
     said = dict.fromkeys(name for row in renamed for name, value in row.items() if value is not None)
     unread = [name for name in said if name not in (*KINDS[kind].needs, *KINDS[kind].may)]
     if unread:
-        log.warning("of the columns of %s, these are ignored: %s", where, listed(map(shown, unread), 12))
+        log.warning("columns of %s that are ignored: %s", where, listed(map(shown, unread), 12))
     faults = ((i, fault) for i, row in enumerate(renamed) if (fault := _fault(kind, row)))
     first = next(faults, None)
     if first is not None:

@@ -184,7 +184,7 @@ class ChatTemplate:
         if len(learnt) < len(said):
             if len(marked) != len(said):
                 raise DataError(
-                    f"{self.where} marks {len(marked)} answers of {len(said)}, so it is unclear which of them to "
+                    f"{self.where} marks {len(marked)} of {len(said)} answers, so it is unclear which of them to "
                     f"exclude; mark each answer with {{% generation %}} once"
                 )
             marked = [span for i, span in zip(said, marked, strict=True) if i in learnt]

@@ -456,7 +456,7 @@ def _open_rank(value: ir.Value) -> ModelError:
 
 
 def _too_large(value: Any) -> ModelError:
-    return ModelError(f"sizes of {shown(value)} do not fit into 64 bits; the dimensions of the model are damaged")
+    return ModelError(f"sizes of {shown(value)} do not fit into 64 bits, so the model is damaged; export it again")
 
 
 def _as_array(value: Any, dtype: ir.DataType | None) -> np.ndarray:

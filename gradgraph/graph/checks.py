@@ -48,7 +48,7 @@ def validate(model: ir.Model) -> None:
     """
     check_versions(model.ir_version, model.opset_imports, any(not n.domain for n in model.graph))
     if not model.graph.outputs:
-        remedy = "declare at least one, there is nothing to compute otherwise"
+        remedy = "declare at least one"
         raise refused(Finding("the graph", "has no outputs", "", remedy))
     bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     graphs = (graph for body in bodies for graph in (body, *body.subgraphs()))
@@ -251,13 +251,17 @@ def check_tensor(name: str | None, dtype: int, shape: Iterable[object]) -> int:
         raise failure(f"has the unknown element type {int(dtype)}", "write it with a type that ONNX defines")
     dims = known_sizes(shape)
     if len(dims) > MOST_AXES:
-        raise failure(f"has {len(dims)} axes, more than the {MOST_AXES} that NumPy supports", "its shape is damaged")
+        raise failure(
+            f"has {len(dims)} axes, more than the {MOST_AXES} that NumPy supports", "export or download the model again"
+        )
     if any(d < 0 for d in dims):
-        raise failure(f"has a negative dimension in {shown(dims)}", "a stored tensor needs its true shape")
+        raise failure(f"has a negative dimension in {shown(dims)}", "export or download the model again")
     bits = 0 if kind == ir.DataType.STRING else kind.bitwidth
     rows = math.prod(d for d in dims if d)  # zeros are skipped: NumPy rejects empty arrays with huge other sizes, too
     if rows * max(bits // 8, 1) > SIZE_LIMIT:
-        raise failure(f"of shape {shown(dims)} would take more than 2**63 bytes", "its dimensions are damaged")
+        raise failure(
+            f"has shape {shown(dims)}, which needs more than 2**63 bytes", "export or download the model again"
+        )
     return 0 if 0 in dims else -(-rows * bits // 8)
 
 

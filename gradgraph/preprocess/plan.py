@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from gradgraph.errors import ArgumentError, DataError, UnmatchedError, listed, shown
+from gradgraph.errors import ArgumentError, DataError, UnmatchedError, counted, listed, shown
 from gradgraph.preprocess.column_kind import ColumnKind
 from gradgraph.preprocess.column_kinds import KINDS
 from gradgraph.preprocess.drift import Drift
@@ -95,8 +95,8 @@ class Plan:
         for name, column in others:
             if len(column) != len(values):
                 raise DataError(
-                    f"the column '{shown(name)}' has {len(column)} values, and '{shown(first)}' has {len(values)}; "
-                    "provide one value per row in each"
+                    f"the column '{shown(name)}' has {counted(len(column), 'value')}, but '{shown(first)}' has "
+                    f"{len(values):,}; provide one value per row in each"
                 )
         return feeds
 

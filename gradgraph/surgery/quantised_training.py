@@ -23,7 +23,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.arguments import NAMES, PATH, Kind, as_names, checked
-from gradgraph.errors import BuildError, DataError, UnknownNameError, listed, shown
+from gradgraph.errors import BuildError, DataError, UnknownNameError, counted, listed, shown
 from gradgraph.files.model_metadata import write_quantisation
 from gradgraph.files.models import Source
 from gradgraph.graph.quantisers import INTEGER_RANGES, SEVEN_BITS
@@ -234,7 +234,9 @@ def _batches(work: ir.Model, data: Mapping[str, np.ndarray]) -> list[Feeds]:
     size = fixed[0] if fixed else _ROWS
     rows = min((len(a) for a in arrays.values() if a.ndim), default=1)
     if rows < (size if fixed else 1):
-        raise DataError(f"the data have {rows} samples, but the model has a batch size of {size}; pass at least {size}")
+        raise DataError(
+            f"the data have {counted(rows, 'sample')}, but the model has a batch size of {size}; pass at least {size}"
+        )
     starts = range(0, rows - size + 1, size) if fixed else range(0, rows, size)
     return [{n: a[i : i + size] if a.ndim else a for n, a in arrays.items()} for i in starts]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gradgraph.errors import DataError, shown
+from gradgraph.errors import DataError, counted, shown
 from gradgraph.runtime.data.batch import Array
 from gradgraph.step.manifest import TargetSpec, TensorSpec, numpy_dtype
 
@@ -89,6 +89,6 @@ class TokenInputs:
         if count and (not self.has_choices or (isinstance(wanted, int) and wanted != count)):
             expected = f"{wanted} choices" if self.has_choices else "one text"
             raise DataError(
-                f"there are {count} columns of choices, but '{shown(self.ids.name)}' expects {expected} per sample; "
-                "name as many columns"
+                f"choices names {counted(count, 'column')}, but '{shown(self.ids.name)}' expects {expected} per "
+                "sample; name as many columns"
             )

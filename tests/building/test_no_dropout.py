@@ -47,7 +47,7 @@ def notes(built: Any, **options: Any) -> list[str]:
 @pytest.mark.parametrize("producer", ["pytorch", "tf2onnx", "keras"])
 def test_it_is_said_of_a_transformer_from_elsewhere(producer: str) -> None:
     assert notes(model(producer)) == [
-        "the model has 1 attention and no Dropout, and an export in evaluation mode removes Dropout; "
+        "the model has 1 attention layer, but no Dropout, and an export in evaluation mode removes Dropout; "
         "if the network had Dropout, export it in training mode, or with gradgraph.frontend.from_torch"
     ]
 

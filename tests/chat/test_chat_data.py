@@ -90,7 +90,7 @@ def test_columns_that_say_the_same_again(caplog: pytest.LogCaptureFixture) -> No
     """As UltraFeedback has them: a prompt that both answers begin with, and messages beside preferences."""
     row = {"prompt": "Hi", "chosen": CHAT, "rejected": [USER, {**ANSWER, "content": "No"}], "messages": CHAT, "id": 1}
     assert "prompt" not in read([row])[0] and read([row]).kind == "preference"
-    assert "these are ignored: 'messages', 'id'" in caplog.text
+    assert "that are ignored: 'messages', 'id'" in caplog.text
     assert read([row], kinds=("messages",)).kind == "messages"
     with pytest.raises(DataError, match="use text in it and in 'prompt'"):
         read([{**row, "prompt": "Ho"}])
@@ -98,7 +98,7 @@ def test_columns_that_say_the_same_again(caplog: pytest.LogCaptureFixture) -> No
 
 def test_a_column_of_later_rows_is_named_too(caplog: pytest.LogCaptureFixture) -> None:
     read([{"text": "one", "id": None}, {"text": "two", "images": ["a.png"], "id": None}])
-    assert "these are ignored: 'images'" in caplog.text and "id" not in caplog.text.split("ignored")[1]
+    assert "that are ignored: 'images'" in caplog.text and "id" not in caplog.text.split("ignored")[1]
 
 
 def test_splits_are_named() -> None:

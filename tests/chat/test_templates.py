@@ -83,7 +83,7 @@ def test_some_answers_are_given() -> None:
         assert template(name).with_answers(messages) == found and len(found.answers) == 1
         del messages[1]["weight"]
     once = "{% for m in messages %}{{ m.content }}{% endfor %}{% generation %}x{% endgeneration %}"
-    with pytest.raises(DataError, match="marks 1 answers of 2"):
+    with pytest.raises(DataError, match="marks 1 of 2 answers"):
         ChatTemplate(once).with_answers(messages, given=2)
 
 

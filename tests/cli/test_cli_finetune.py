@@ -60,7 +60,7 @@ def test_show_has_both_answers_of_a_preference(llm: Path, cli: Cli) -> None:
     write_rows(Path("chat.jsonl"), [{"prompt": "a", "chosen": "b", "rejected": "c", "score": 3}])
     ran = cli("finetune", "llm", "--data", "chat.jsonl", "--loss", "dpo", "--show", "2")
     assert ran.out.splitlines() == ["--- 1, chosen", "<s>[u] a ⟦b</s>⟧", "--- 1, rejected", "<s>[u] a ⟦c</s>⟧"]
-    assert "of the columns of 'chat.jsonl', these are ignored: 'score'" in ran.err
+    assert "columns of 'chat.jsonl' that are ignored: 'score'" in ran.err
 
 
 def test_every_option_of_a_recipe_is_one_of_the_shell() -> None:

@@ -463,7 +463,7 @@ CALLS: dict[str, Callable[[Asked], object]] = {
     "no reader": lambda it: it.generate(requires_grad=["lonely"], loss=artifacts.LossType.MSELoss),
 }
 REFUSALS = {
-    "inputs": r"the model expects 2 inputs, 'input', 'labels', but got 1",
+    "inputs": r"the model expects 2 inputs \('input', 'labels'\), but got 1",
     "list": r"the input 'input' is list; pass an array or an OrtValue",
     "type": r"running the model failed",
     "no eval model": r"has no eval model; pass eval_model_uri",

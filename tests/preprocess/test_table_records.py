@@ -162,7 +162,7 @@ def test_rows_of_other_widths_than_the_header_are_refused(text: str, tmp_path: P
 
 
 def test_columns_of_a_dict_have_one_length() -> None:
-    with pytest.raises(DataError, match="'b' has 1 values, and 'a' has 2"):
+    with pytest.raises(DataError, match="'b' has 1 value, but 'a' has 2"):
         fit({"a": [1.0, 2.0], "b": [1.0, 2.0]}).arrays({"a": [1.0, 2.0], "b": [1.0]})
 
 

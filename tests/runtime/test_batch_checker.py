@@ -52,9 +52,9 @@ BAD: dict[str, tuple[Any, str]] = {
     "rank": (batch(x=DATA["x"][:, :, None]), "'x' has shape [10, 4, 1], but the step expects [batch, 4]"),
     "rows": (batch(z=DATA["z"][:7]), "'batch' is 10 in 'x' but 7 in 'z'"),
     "empty": ({n: a[:0] for n, a in DATA.items()}, "'x' is empty"),
-    "float labels": (batch(target=DATA["target"] * 1.0), "'target' is float64, but the step expects int64"),
-    "complex": (batch(x=DATA["x"] * 1j), "'x' is complex64, but the step expects float32"),
-    "text": (batch(x=np.array(["a"] * 10)), "'x' is <U1, but the step expects float32"),
+    "float labels": (batch(target=DATA["target"] * 1.0), "'target' has dtype float64, but the step expects int64"),
+    "complex": (batch(x=DATA["x"] * 1j), "'x' has dtype complex64, but the step expects float32"),
+    "text": (batch(x=np.array(["a"] * 10)), "'x' has dtype <U1, but the step expects float32"),
     "object": (batch(x=object()), "'x' has the type object, which NumPy cannot convert"),
     "label": (
         batch(target=LABELS),

@@ -290,7 +290,7 @@ def tables_of(value: Any, what: str) -> Iterator[Fields]:
     if not isinstance(value, list):
         raise UnreadableError(f"{what} is {_kind(value)}, not a list")
     for i, entry in enumerate(value):
-        yield Fields(entry, f"entry {i} of {what}")
+        yield Fields(entry, f"the entry at index {i} of {what}")
 
 
 def _is_count(value: Any) -> bool:

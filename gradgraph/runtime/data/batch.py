@@ -311,7 +311,8 @@ class BatchChecker:
             )
         if array.dtype.kind not in _CONVERTIBLE["f" if wanted.kind == "V" else wanted.kind]:
             raise DataError(
-                f"'{shown(spec.name)}' is {array.dtype}, but the step expects {spec.dtype}", **for_type(spec, array)
+                f"'{shown(spec.name)}' has dtype {array.dtype}, but the step expects {spec.dtype}",
+                **for_type(spec, array),
             )
         with np.errstate(over="raise", invalid="ignore"):
             try:

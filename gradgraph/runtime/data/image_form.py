@@ -12,7 +12,7 @@ import numpy as np
 from gradgraph.arguments import FINITE, NUMBERS, WHOLE, Kind
 from gradgraph.augment.augmentation import INTERPOLATION, INTERPOLATIONS, Augmentation, Augmentations
 from gradgraph.augment.placing import whole
-from gradgraph.errors import DataError, shown
+from gradgraph.errors import DataError, counted, shown
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.data.image_files import picture_at
 from gradgraph.step.manifest import TensorSpec
@@ -74,7 +74,8 @@ class ImageForm:
         for what, value in (("mean", form.mean), ("std", form.std)):
             if value is not None and len(value) != form.channels:
                 raise DataError(
-                    f"{what} has {len(value)} numbers, but images have {form.channels} channels; pass one per channel"
+                    f"{what} has {counted(len(value), 'number')}, but images have "
+                    f"{counted(form.channels or 0, 'channel')}; pass one per channel"
                 )
         if form.channels not in MODES or (fixed is not None and form.size != fixed):
             raise DataError(

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from gradgraph.arguments import WHOLE, described
-from gradgraph.errors import DataError, listed, shown
+from gradgraph.errors import DataError, counted, listed, shown
 from gradgraph.files.mapped import is_mapped
 from gradgraph.preprocess.frames import Frame, is_table
 from gradgraph.runtime.data.arrays import load_arrays
@@ -432,7 +432,8 @@ def common_length(lengths: Mapping[str, int]) -> int:
     for name, length in others:
         if length != rows:
             raise DataError(
-                f"'{shown(first)}' has {rows} rows but '{shown(name)}' has {length}; give one row per sample in each"
+                f"'{shown(first)}' has {counted(rows, 'row')} but '{shown(name)}' has {length:,}; give one row per "
+                "sample in each"
             )
     return rows
 
@@ -443,7 +444,7 @@ def _count_batches(order: Order, rows: int) -> int:
     count = order.batch_count(rows)
     if count == 0:
         raise DataError(
-            f"the data have {rows} samples, fewer than one batch of {order.batch_size}",
+            f"the data have {counted(rows, 'sample')}, fewer than one batch of {order.batch_size}",
             remedy="lower batch_size, or omit drop_last",
             shell="lower --batch-size, or omit --drop-last",
         )

@@ -318,7 +318,7 @@ def _preprocessed(table: Any, specs: Mapping[str, TensorSpec], known: DataNames)
         if width not in (len(own), None):
             takes = f"expects {width}" if width else "is not a matrix input of the model"
             raise DataError(
-                f"the preprocessing computes {len(own)} features per row ({listed(own)}), but the input "
+                f"the preprocessing computes {counted(len(own), 'feature')} per row ({listed(own)}), but the input "
                 f"'{shown(name)}' {takes}; choose other columns or column kinds, or a model with this number of inputs"
             )
     return plan.computed(_fed(plan, table))

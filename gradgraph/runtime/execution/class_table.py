@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gradgraph.errors import DataError, shown
+from gradgraph.errors import DataError, counted, shown
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.saved.printed import html_table, text_table
 from gradgraph.step.finishes import f1, precision, recall
@@ -38,7 +38,9 @@ class ClassTable:
         """
         given = tuple(str(name) for name in (range(len(matrix)) if names is None else names))
         if len(given) != len(matrix):
-            raise DataError(f"there are {len(given)} class names for {len(matrix)} classes; give one name per class")
+            raise DataError(
+                f"got {counted(len(given), 'class name')} for {len(matrix)} classes; give one name per class"
+            )
         return cls(matrix, given)
 
     @property

@@ -26,6 +26,7 @@ from gradgraph.errors import (
     DataError,
     DivergedError,
     UnmatchedError,
+    counted,
     listed,
     shown,
 )
@@ -201,7 +202,7 @@ class Executor:
             source = self.source(data, order, steps, NO_NAMES)
         if source.rows is not None and source.rows < order.ranks:
             raise DataError(
-                f"the data have {source.rows} samples, fewer than the {order.ranks} ranks; start fewer ranks"
+                f"the data have {counted(source.rows, 'sample')}, fewer than the {order.ranks} ranks; start fewer ranks"
             )
         if order.ranks > 1 and isinstance(source, Columns):
             self._check_all_count({n: a for n, a in source.arrays.items() if isinstance(a, np.ndarray)})

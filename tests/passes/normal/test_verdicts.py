@@ -254,7 +254,7 @@ def test_numbers_that_may_be_learned_are_named(caplog):
     assert gg.build(model, "mse").manifest.trainable == ("w",)
     (record,) = caplog.records
     assert record.getMessage() == (
-        "the numbers 'temperature', 'shift' are not trained, and the file does not say whether they were learned; if "
+        "the scalars 'temperature', 'shift' are not trained, and the file does not say whether they were learned; if "
         "so, name each of them in full: train=['*', 'temperature'] (--train '*' --train temperature)"
     )
     assert gg.build(model, "mse", train=["*", "temperature"]).manifest.trainable == ("w", "temperature")

@@ -19,7 +19,7 @@ from gradgraph.compat.onnxruntime_training.graphs import value_names as names
 from gradgraph.compat.onnxruntime_training.graphs.inference_graph import inference_graph
 from gradgraph.compat.onnxruntime_training.graphs.old_artifacts import is_old, made_anew
 from gradgraph.compat.onnxruntime_training.graphs.training_graph import specialised
-from gradgraph.errors import CompatibilityError, listed, shown
+from gradgraph.errors import CompatibilityError, counted, listed, shown
 from gradgraph.files.models import load_model, save_model, to_proto
 from gradgraph.graph.shapes import known_sizes, shape_of_type
 from gradgraph.runtime.execution.shaped import ShapedSessions, Sizes
@@ -132,7 +132,8 @@ class Module:
     def _feeds(self, model: _Model, given: tuple[Given, ...]) -> dict[str, ort.OrtValue]:
         if len(given) != len(model.user_inputs):
             raise CompatibilityError(
-                f"the model expects {len(model.user_inputs)} inputs, {listed(model.user_inputs)}, but got {len(given)}"
+                f"the model expects {counted(len(model.user_inputs), 'input')} ({listed(model.user_inputs)}), but got "
+                f"{len(given)}; pass one array for each"
             )
         feeds = {n: self._held.filled(h) for n, h in self._held.parameters.items() if n in model.inputs}
         for spec, value in zip(model.specs, given, strict=True):

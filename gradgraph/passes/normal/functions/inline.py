@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import onnx_ir as ir
 
-from gradgraph.errors import ModelError, shown
+from gradgraph.errors import ModelError, counted, shown
 from gradgraph.graph.checks import FunctionId, subgraphs
 from gradgraph.passes.normal.edit import Editor, nodes_of
 
@@ -77,7 +77,7 @@ def instantiate(
     """
     if len(inputs) > len(function.inputs):
         raise ModelError(
-            f"a call of function '{shown(function.name)}' passes {len(inputs)} inputs, but it has "
+            f"a call of function '{shown(function.name)}' passes {counted(len(inputs), 'input')}, but it has "
             f"{len(function.inputs)}; export the model again"
         )
     defaults = {name: a for name, a in function.attributes.items() if not a.is_ref() and a.value is not None}

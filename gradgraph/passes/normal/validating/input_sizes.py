@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.errors import shown
+from gradgraph.errors import counted, shown
 from gradgraph.graph import ranks
 from gradgraph.graph.node_forms import WIDEST
 from gradgraph.graph.schemas import signature
@@ -374,7 +374,7 @@ def _split(
     if parts is None:
         return
     if len(parts) < outputs:
-        yield f"has {outputs} outputs, but {len(parts)} lengths"
+        yield f"has {counted(outputs, 'output')}, but {counted(len(parts), 'length')}"
     if differ(x[axis], sum(parts)):
         yield f"splits axis {axis} of {x} into {parts}, which add up to {sum(parts)}"
 
