@@ -84,6 +84,10 @@ class Signature:
         if key in attrs:
             value = attrs[key]
             return ir.DataType(value.as_int() if isinstance(value, ir.Attr) else value)
+        if self.name == "Constant" and not {"value_int", "value_ints"}.isdisjoint(attrs):
+            return ir.DataType.INT64
+        if self.name == "Constant" and not {"value_string", "value_strings"}.isdisjoint(attrs):
+            return ir.DataType.STRING
         if self.name in ("ConstantOfShape", "Constant"):
             value = attrs.get("value")
             tensor = value.as_tensor() if isinstance(value, ir.Attr) else value

@@ -11,10 +11,13 @@ from gradgraph.errors import GradgraphError, ModelError
 from gradgraph.files.models import Source, load_model
 from gradgraph.graph.checks import describe
 from gradgraph.graph.marks import COMPUTED
+from gradgraph.graph.shapes import OPSET
 from gradgraph.machine.garbage_collection import paused_collection
 from gradgraph.passes.normal.edit import Editor, nodes_of
 from gradgraph.passes.normal.functions.function_bodies import instantiate_body
+from gradgraph.passes.normal.functions.inline import inline_functions
 from gradgraph.passes.normal.opsets.opset import convert_old
+from gradgraph.passes.normal.opsets.upgrade import FULLY_INFERRED
 from gradgraph.passes.normal.order import AT_ONE_OPSET, QUANTIZATION, reading
 from gradgraph.passes.normal.sizes.infer import infer_shapes, objection
 from gradgraph.passes.normal.spelling.names import make_names_unique, write_one_domain
@@ -78,9 +81,15 @@ def _refuse_blocks(model: ir.Model) -> None:
 
 
 def load_runnable(source: Source) -> ir.Model:
-    """Read a model as ``load_model`` does, but convert opsets 1-6, which onnxruntime does not run, to opset 21."""
+    """Read a model as ``load_model`` does, but convert opsets 1-6, which onnxruntime does not run, to opset 21.
+
+    Functions are inlined if one of them, or the model, has such an opset.
+    """
     model = load_model(source)
     write_one_domain(model)
+    imports = [model.opset_imports, *(function.opset_imports for function in model.functions.values())]
+    if any(one.get("", OPSET) < FULLY_INFERRED for one in imports) and inline_functions(model):
+        make_names_unique(model)
     convert_old(model)
     return model
 

@@ -74,6 +74,10 @@ def _batch_norm(x, scale, bias, mean, var):
     return (x - mean) / np.sqrt(var + 1e-5) * scale + bias
 
 
+def _batch_norm_of_rows(x, *four):
+    return _batch_norm(x[:, :, None, None], *four)[:, :, 0, 0]
+
+
 def _instance_norm(x, scale, bias):
     y = (x - x.mean((2, 3), keepdims=True)) / np.sqrt(x.var((2, 3), keepdims=True) + 1e-5)
     return y * scale[:, None, None] + bias[:, None, None]
@@ -190,6 +194,8 @@ def _cases():
         hints = {"consumed_inputs": [0, 0, 0, 1, 1]} if v < 6 else {}
         yield Case("BatchNormalization", v, (X,), _batch_norm, {"is_test": 1, "spatial": 1, **hints}, FOUR)
         yield Case("BatchNormalization", v, (X,), _batch_norm, hints, FOUR)
+        rows = {"is_test": 1, "spatial": 0, **hints}
+        yield Case("BatchNormalization", v, (real(3, 4),), _batch_norm_of_rows, rows, FOUR)
         yield Case("Dropout", v, (M,), lambda x: x, {"is_test": 1, "ratio": 0.3, **(HINT if v < 6 else {})})
         yield Case("Dropout", v, (M,), lambda x: x)
         yield Case("InstanceNormalization", v, (X,), _instance_norm, HINT if v < 6 else {}, FOUR[:2])
@@ -410,6 +416,27 @@ def test_experimental_operators_as_onnxruntime_computes_them(op, attrs):
     assert gg.check_gradients(older).ok
 
 
+FILLED = [  # attributes, sizes or tensor, the shape
+    ({"shape": [3, 5]}, None, (3, 5)),
+    ({"input_as_shape": 1}, np.array([3, 5]), (3, 5)),
+    ({"input_as_shape": 1, "extra_shape": [5]}, np.array([3]), (3, 5)),
+    ({}, real(3, 5), (3, 5)),
+    ({}, None, ()),
+]
+
+
+@pytest.mark.parametrize("opset", [1, 6, 8])
+@pytest.mark.parametrize(("attrs", "given", "shape"), FILLED)
+def test_filled_constants(opset, attrs, given, shape):
+    switch = {"broadcast": 1} if opset < 7 else {}
+    inputs = {} if given is None else {"k": given}
+    nodes = [helper.make_node("ConstantFill", [*inputs], ["c"], value=2.5, **attrs)]
+    nodes += [helper.make_node("Mul", ["x", "c"], ["z"], **switch), helper.make_node("Identity", ["c"], ["d"])]
+    found = run(normal_form(model_at(opset, nodes, {"x": M}, inputs, ("z", "d"))), {"x": M})
+    for a, b in zip(found, (2.5 * M, np.full(shape, 2.5, np.float32)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 # --- whole networks -----------------------------------------------------------------------------------------------
 
 # as Caffe2 wrote it, and at opset 13; the first version's initializers are inputs, too
@@ -508,6 +535,21 @@ def test_weights_that_had_to_be_inputs_are_constants_in_a_newer_file(opset):
     for new in (gg.quantize(old, {"x": M}).result, gg.qat(old, {"x": M}), gg.surgery.name_weights(old)):
         assert new.ir_version < 4 or [v.name for v in new.graph.input] == ["x"]
         np.testing.assert_allclose(run(new, {"x": M})[0], expected, atol=0.1)
+
+
+OLD_BODY = "t = Add<broadcast = 1, axis = 1>(a, b) r = Relu(t)"
+NEW_BODY = "i = Constant<value_ints = [1, 2]>() u = Unsqueeze(b, i) t = Add(a, u) r = Relu(t)"
+
+
+@pytest.mark.parametrize(("opset", "own", "body"), [(3, 3, OLD_BODY), (17, 6, OLD_BODY), (6, 17, NEW_BODY)])
+def test_functions_of_old_opsets_run_wherever_a_model_is_run_or_edited(opset, own, body):
+    imports = f'<ir_version: 8, opset_import: ["": {opset}, "own": 1]>'
+    main = f"{imports} g (float[n, 4, 6, 5] x) => (float[n, 4, 6, 5] y) {{ y = own.F(x, w) }}"
+    function = f'<domain: "own", opset_import: ["": {own}]> F (a, b) => (r) {{ {body} }}'
+    model = onnx.parser.parse_model(f"{main} {function}")
+    model.graph.initializer.append(numpy_helper.from_array(FOUR[0], "w"))
+    for found in (normal_form(model), gg.surgery.name_weights(model), gg.quantize(model, {"x": X}).result):
+        np.testing.assert_allclose(run(found, {"x": X})[0], np.maximum(X + FOUR[0][:, None, None], 0), atol=0.05)
 
 
 def test_artifacts_for_onnxruntime_training_from_a_model_whose_weights_are_inputs(tmp_path):

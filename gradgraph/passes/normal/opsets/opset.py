@@ -43,7 +43,7 @@ def convert_below(model: ir.Model, least: int) -> bool:
 def convert_old(model: ir.Model) -> bool:
     """Convert nodes of opset 1-6, with types inferred one by one at opset 21; return True if there were any."""
     opset = model.opset_imports.get("", OPSET)
-    oldest = min((n.version or opset for n in nodes_of(model) if n.domain == ""), default=OPSET)
+    oldest = min([opset, *(n.version or opset for n in nodes_of(model) if n.domain == "")])
     return oldest < upgrade.FULLY_INFERRED and convert_to_opset(model)
 
 

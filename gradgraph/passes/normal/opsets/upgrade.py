@@ -8,7 +8,7 @@ opset 21. Operators without a converter mean the same at every opset up to 21.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -249,6 +249,24 @@ def affine(op: Builder, node: ir.Node, x: Var, *, alpha: float = 1.0, beta: floa
     return alpha * x + beta
 
 
+@before(ALWAYS, "ConstantFill")
+def constant_fill(
+    op: Builder,
+    node: ir.Node,
+    x: Var | None = None,
+    *,
+    shape: Sequence[int] = (),
+    extra_shape: Sequence[int] = (),
+    input_as_shape: int = 0,
+    dtype: int = 1,
+    value: float = 0.0,
+) -> Any:
+    """Fill ``shape``, the shape of x or, with ``input_as_shape``, the sizes in x; ``extra_shape`` is appended."""
+    sizes = op.const(np.array(shape, np.int64)) if x is None else x if input_as_shape else op.shape(x)
+    number = np.array([value], ir.DataType(dtype).numpy())
+    return op.ConstantOfShape(op.Concat(sizes, np.array(extra_shape, np.int64), axis=0), value=ir.tensor(number))
+
+
 @before(ALWAYS, "Scale")
 def scale(op: Builder, node: ir.Node, x: Var, *, scale: float = 1.0) -> Any:
     return scale * x
@@ -313,11 +331,12 @@ def batch_normalization(
     """Set ``training_mode`` if there are several outputs and ``is_test`` is 0, which implied it in old opsets.
 
     Raises:
-        ModelError: ``spatial`` is 0, or a saved statistic is read.
+        ModelError: ``spatial`` is 0 for more than two axes, or a saved statistic is read.
     """
-    if not spatial:
+    if not spatial and (inputs[0].shape is None or inputs[0].rank != 2):
         raise ModelError(
-            f"{describe(node)} has spatial=0, which no opset after 8 can express; export it with spatial=1"
+            f"{describe(node)} has spatial=0 and more than two axes, or an unknown number, which no opset after 8 can "
+            "express; export it with spatial=1"
         )
     if any(is_wanted(v) for v in node.outputs[3:]):
         raise ModelError(
