@@ -64,7 +64,7 @@ class Recompute:
         Args:
             op: the builder that names new nodes; it must not have pending nodes.
             passes: the backward passes.
-            beside: the bytes that a step needs for everything except these passes.
+            beside: the bytes that a step needs in addition to these passes.
 
         Raises:
             BuildError: the budget is too small, sizes are unknown, or the model has no attention.

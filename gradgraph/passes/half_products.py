@@ -30,7 +30,7 @@ def align_product_ranks(model: ir.Model) -> ir.Model:
 
 
 def _moved_rank(x: ir.Value | None) -> int | None:
-    """Return the rank of ``x`` if it is the float16 output of a Transpose that moves axis 0, else None."""
+    """Return the rank of ``x`` if it is the float16 output of a Transpose that permutes axis 0, else None."""
     while x is not None and (maker := x.producer()) is not None and maker.op_type == "Identity":
         x = maker.inputs[0]
     maker = None if x is None else x.producer()

@@ -57,7 +57,7 @@ class Direction:
         return self.op.like(self.op.Slice(joined, [start], [end], [0]), states)
 
     def mask(self, x: Var, outside: float = 0.0) -> Var:
-        """Return ``x`` with the number ``outside`` at steps beyond the ends of sequences."""
+        """Return ``x`` with the number ``outside`` at the steps after the end of each sequence."""
         return x if self.inside is None else self.op.like(self.op.Where(self.inside, x, outside), x)
 
     def back(self, step: Callable[..., Sequence[Var]], slopes: Sequence[Var], keeps: bool = True) -> Any:

@@ -171,7 +171,7 @@ def stored_names(adapter: Adapter) -> list[str]:
 
 
 def _turned(adapter: Adapter, place: int, array: Array, groups: int, rank: int) -> Array:
-    """Return tensor ``place`` of an adapter in PEFT's layout instead of ours.
+    """Convert tensor ``place`` (an index) of an adapter from our layout to PEFT's.
 
     In PEFT, matrices are transposed, and the first factor of a Conv, with ``rank`` axes, covers the inputs of all
     groups.
@@ -544,7 +544,7 @@ def _fill(work: ir.Model, made: list[Adapter], arrays: Mapping[str, Array], fold
 
 
 def _back(adapter: Adapter, place: int, array: Array, shape: tuple[int, ...], groups: int) -> Array | None:
-    """Return tensor ``place`` of an adapter in our layout instead of PEFT's: the inverse of ``_turned``.
+    """Convert tensor ``place`` (an index) of an adapter from PEFT's layout to ours: the inverse of ``_turned``.
 
     Returns None if the result would not have ``shape``, or does not consist of ``groups`` groups.
     """

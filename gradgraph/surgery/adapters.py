@@ -132,7 +132,7 @@ def _names_of(layers: Sequence[Any]) -> list[str]:
 
 
 def _weighable() -> str:
-    """Return the kinds of adapters that can share a layer, as text for a message."""
+    """Return the adapter types (``kind=``) that can share a layer, as text for a message."""
     return " and ".join(name for name, kind in KINDS.items() if kind.adds)
 
 

@@ -71,10 +71,10 @@ _MOVES = ("Flatten", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Uns
 
 
 def _dequantised(op: Builder, numbers: Var, scale: Var, zero: Var | None, axis: int = 0) -> Var:
-    """Return dequantised integers.
+    """Return integers dequantised by ``scale`` and ``zero``.
 
-    The DequantizeLinear is written before any nodes that only move numbers (``_MOVES``, such as a Reshape), so that
-    these nodes move floats and gradients pass through them.
+    The DequantizeLinear is written before any nodes that only move numbers (``_MOVES``, such as a Reshape). So these
+    nodes move floats, and gradients pass through them.
     """
     count = _count(scale)
     shape = [] if count == 1 else [count]

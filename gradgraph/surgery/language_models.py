@@ -216,7 +216,7 @@ def _seen(op: Builder, mask: ir.Value) -> Var:
 
 
 def _counted(editor: Editor, positions: ir.Value, tokens: ir.Value, mask: ir.Value | None) -> None:
-    """Replace the input ``positions`` by a count from 0; with a mask, of the visible tokens of a row."""
+    """Replace the input ``positions`` by the index of each token in its row; with a mask, among its visible tokens."""
     op = editor.op
     rank = len(shape_of(positions) or ())
     if mask is not None and rank == 2:

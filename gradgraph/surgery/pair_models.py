@@ -109,7 +109,7 @@ def _of_answers(op: Builder, scores: Var, labels: Var) -> tuple[Var, Var]:
 
 
 def _behind(op: Builder, scores: Var) -> Var:
-    """Return the most likely next token after the last position of each row, ``[pairs, 2]``.
+    """Return the most likely token to follow each row, ``[pairs, 2]``.
 
     The argmax is taken at all positions before the last is selected, so that the logits need not be materialised.
     """

@@ -68,7 +68,7 @@ def _is_table(value: ir.Value | None) -> bool:
 
 
 def _is_added(rows: ir.Value, told: Collection[ir.Value]) -> bool:
-    """Whether rows of a table are added, possibly after an adapter, to a value in ``told``, which depends on inputs."""
+    """Whether rows of a table are added, possibly after an adapter, to a value that depends on inputs (in ``told``)."""
     for node in (use.node for use in rows.uses()):
         if node.domain or any(value in told for value in node.inputs):
             if node.op_type == "Add" and not node.domain:

@@ -284,7 +284,7 @@ def _outputs(value: ir.Value) -> int | None:
 
 
 def _kinds(source: str) -> list[str]:
-    """Return the last two parts, and the last part, of a name, without digits: ``c_proj.weight`` and ``weight``.
+    """Return the last two parts of a name, and the last one, without digits: ``c_proj.weight`` and ``weight``.
 
     Matrices with such an ending in common are assumed to have one layout.
     """

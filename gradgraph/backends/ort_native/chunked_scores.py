@@ -54,7 +54,7 @@ def compute_scores_in_chunks(model: ir.Model) -> None:
 
 
 class _NotByRowsError(Exception):
-    """Raised for an unsupported node, or one that combines several rows."""
+    """Raised for an unsupported node, or one that combines several rows of its input."""
 
 
 @dataclass
@@ -214,7 +214,7 @@ def _as_rows(op: Builder, value: ir.Value, region: _Region) -> Var:
 
 
 def _written_for(op: Builder, node: ir.Node, region: _Region, values: dict[ir.Value, Var], rows: int) -> Var:
-    """Copy ``node`` for a chunk of ``rows`` rows, whose inputs are in ``values``; the result has two axes."""
+    """Copy ``node`` for a chunk of ``rows`` rows with the inputs in ``values``; the result has two axes."""
     of_rows = region.by_rows(node)
     inputs: list[Var | None] = [
         values[x] if x is not None and i in of_rows else _for_all(op, node, x) for i, x in enumerate(node.inputs)

@@ -119,7 +119,10 @@ class Gradient:
     scale: float
 
     def place(self, scale: float) -> Destination:
-        """Return the last value that is a moved copy of the gradient times ``scale``, in a supported layout."""
+        """Return the last value in a supported layout that equals the gradient times ``scale``.
+
+        On the way, nodes may transpose, reshape or scale the gradient.
+        """
         return _last(
             d
             for d in destinations(self.value)
@@ -353,7 +356,7 @@ def _write_gradient(editor: Editor, attention: Attention, inputs: Sequence[Var],
 
 
 def _view(place: Destination, whole: Strided | None = None) -> Strided | None:
-    """Return the layout of the tensor moved to ``place``; None unless the numbers of each head are contiguous."""
+    """Return the layout, within ``place``, of the tensor it contains; None unless numbers of a head are contiguous."""
     view = place.view(whole)
     return view if view is not None and view.strides[-1] == 1 else None
 
@@ -364,7 +367,10 @@ def _last(items: Iterator[_T]) -> _T:
 
 
 def _side_by_side(places: Sequence[Destination]) -> tuple[list[ir.Value], list[Strided]] | None:
-    """Return the tensor (in a list) in which the values at ``places`` are concatenated, and their views; else None."""
+    """Return the last tensor (in a list) that concatenates the values at ``places``, and the view of each in it.
+
+    None if no Concat, of these values only, reads them.
+    """
     node = only_reader(places[0].value)
     if node is None or not is_standard(node, "Concat") or any(only_reader(p.value) is not node for p in places):
         return None

@@ -15,7 +15,7 @@ in_blocks = WITH_NATIVE.add
 
 
 def _has_images_that_fit(call: Call) -> bool:
-    """Return whether all inputs and outputs can be blocked, except for filters, [C, 1, ...], and a bias."""
+    """Return whether all inputs and outputs, except filters [C, 1, ...] and a bias, can be in the NCHWc layout."""
     shapes = {v: shape_of(v) or () for v in (*call.node.inputs, *call.node.outputs) if v is not None}
     images = [v for v, dims in shapes.items() if len(dims) == 4 and dims[1] != 1]
     return len(images) > 0 and all(map(fits, images))
@@ -43,7 +43,7 @@ def _has_no_tiles(call: Call) -> bool:
     domain=library.DOMAIN,
 )
 def same_kernel(op: Builder, call: Call) -> Written:
-    """Copy the native node of ``call`` for blocked inputs, with the block size as its attribute ``block``."""
+    """Copy the native node of ``call`` for NCHWc inputs, with the block size as its attribute ``block``."""
     attrs = {**call.attrs, "block": nchwc_block()} if "block" in call.attrs else call.attrs
     written = native_kernel(op, call.node.op_type, call.inputs, [op.wrap(y) for y in call.node.outputs], **attrs)
     assert written is not None

@@ -50,5 +50,5 @@ def is_gradient_of(node: ir.Node, activation: ir.Node) -> bool:
 
 
 def bound(node: ir.Node, kind: dict[str, Any]) -> None:
-    """Make the kernel ``node`` apply the activation that ``kind`` describes."""
+    """Make the kernel ``node`` apply the activation with the attributes ``kind``."""
     node.attributes.update({a.name: a for a in attributes_without_schema(kind)})

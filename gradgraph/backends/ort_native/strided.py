@@ -157,7 +157,7 @@ def source(value: ir.Value | None, behind: bool = False) -> Source | None:
 
 
 def _view_after(base: ir.Value, moves: Iterator[Move]) -> Strided | None:
-    """Return the view of ``base`` after ``moves``; None if it is not strided."""
+    """Return the view of ``base`` after ``moves`` (transpositions, reshapes, slices); None if it is not strided."""
     sizes = sizes_of(base)
     view = None if sizes is None else Strided.whole(sizes)
     for move in moves:
@@ -166,7 +166,7 @@ def _view_after(base: ir.Value, moves: Iterator[Move]) -> Strided | None:
 
 
 def _forward_move(node: ir.Node, output: ir.Value) -> Move | None:
-    """Return the move from the input of ``node`` to ``output``; None if the node does not only move data."""
+    """Return the map from the input layout of ``node`` to the layout of ``output``; None unless it only moves data."""
     sizes, given = sizes_of(output), sizes_of(node.inputs[0]) if node.inputs else None
     if node.domain != "" or sizes is None or given is None:
         return None
@@ -197,7 +197,10 @@ def _permutation(node: ir.Node, rank: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Destination:
-    """A ``value`` to which a tensor is moved, times ``scale``; ``back`` maps the value's layout to the tensor's."""
+    """A ``value`` that is a tensor times ``scale``, transposed or reshaped.
+
+    ``back`` maps the layout of ``value`` to that of the tensor.
+    """
 
     value: ir.Value
     scale: float = 1.0
@@ -213,7 +216,10 @@ class Destination:
 
 
 def destinations(value: ir.Value, ignored: Sequence[ir.Node] = ()) -> Iterator[Destination]:
-    """Yield ``value`` and the values to which it is moved, while each has one reader, not counting ``ignored``."""
+    """Yield ``value``, and each value that is computed from it by scaling, transposing or reshaping, in order.
+
+    Stop at a value with several readers, not counting ``ignored``.
+    """
     at = Destination(value)
     while True:
         yield at
@@ -232,7 +238,7 @@ def destinations(value: ir.Value, ignored: Sequence[ir.Node] = ()) -> Iterator[D
 
 
 def _backward_move(node: ir.Node, given: Sizes) -> Move | None:
-    """Return the map from the output layout of ``node`` to its input layout ``given``, or None if it moves no data."""
+    """Return the map from the output layout of ``node`` to its input layout; None unless it transposes or reshapes."""
     if node.domain == "" and node.op_type == "Transpose":
         perm = _permutation(node, len(given))
         inverse = [perm.index(axis) for axis in range(len(perm))]

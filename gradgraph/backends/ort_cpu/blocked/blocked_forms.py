@@ -48,7 +48,7 @@ Writes = Callable[[Builder, Call], Written]
 
 @dataclass(frozen=True)
 class BlockedForm:
-    """A way to compute an operator in blocks.
+    """A way to compute an operator in onnxruntime's blocked layout, NCHWc.
 
     Attributes:
         write: writes its nodes, and returns the outputs.
@@ -62,7 +62,7 @@ class BlockedForm:
 
 
 class BlockedForms:
-    """A backend's blocked forms; the forms of ``extends`` are used for calls that none of them supports."""
+    """The table of NCHWc forms of a backend; for calls that no form supports, the table ``extends`` is used."""
 
     def __init__(self, extends: BlockedForms | None = None) -> None:
         self._rows: dict[tuple[str, str], list[BlockedForm]] = {}
@@ -100,7 +100,7 @@ def inputs_of(call: Call) -> list[Var]:
 
 
 def fits(value: ir.Value) -> bool:
-    """Return whether ``value`` can be blocked: it is [N, C, H, W] with several pixels, and b divides C."""
+    """Return whether ``value`` can be in NCHWc: [N, C, H, W] with several pixels, and C divisible by the block size."""
     dims, block = shape_of(value), nchwc_block()
     if not block or dims is None or len(dims) != 4 or value.dtype not in (ir.DataType.FLOAT, ir.DataType.BOOL):
         return False
@@ -126,7 +126,7 @@ def elementwise(op: Builder, call: Call) -> Written:
 
 
 def _tensor_and_column(kind: Callable[[Var, Var], bool], call: Call) -> tuple[Var, Var] | None:
-    """Return the operand that can be blocked and the other one, if ``kind(other, blockable)``; else None."""
+    """Return the operand x that fits NCHWc, and the other one, if ``kind(other, x)``; else None."""
     y = call.node.outputs[0]
     first, second = inputs_of(call)
     pairs = [(first, second)] if call.node.op_type == "Sub" else [(first, second), (second, first)]
@@ -314,7 +314,7 @@ def pad(op: Builder, call: Call) -> Written:
 
 
 def _means(op: Builder, x: Var) -> Var:
-    """Return the mean per channel and image, [N, C, 1, 1], which is the same in the blocked and the plain layout."""
+    """Return the mean per channel and image, [N, C, 1, 1], which is the same in NCHWc and NCHW."""
     images, (_, channels, *size) = (x.shape or (None,))[0], _dims(x)
     pieces = _piece_count(size)
     if pieces == 1:
@@ -325,7 +325,7 @@ def _means(op: Builder, x: Var) -> Var:
 
 
 def _piece_count(size: list[int]) -> int:
-    """Return the number of pieces, each a run of rows, whose pixels are summed separately, for images of this size.
+    """Return the number of runs of rows ("pieces") whose pixels are summed separately, for images of this size.
 
     Summing 128 px pixel by pixel has seven times the rounding error of runs of four rows, which take no longer.
     """
@@ -333,7 +333,7 @@ def _piece_count(size: list[int]) -> int:
 
 
 def _by_piece(op: Builder, each: Var, channels: int, pieces: int) -> Var:
-    """Reshape ``each``, one number per piece (run of rows) and channel in blocks, to [N, C/b, pieces, b]."""
+    """Reshape ``each``, one number per run of rows and channel in NCHWc, to [N, C/b, pieces, b]."""
     block = nchwc_block()
     return op.Reshape(each, [-1, channels // block, pieces, block])
 

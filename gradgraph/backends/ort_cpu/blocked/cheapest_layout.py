@@ -31,7 +31,7 @@ _NEVER = 1 << 60  # the cost of an edge that must not be cut: no kernel reorders
 
 
 def write_blocked_forms(model: ir.Model, rows: BlockedForms = STOCK) -> None:
-    """Convert nodes of the main graph to the blocked forms in ``rows``, in place, where that saves reordering."""
+    """Convert nodes of the main graph to the NCHWc forms in ``rows``, in place, where that saves reordering."""
     if not any(_is_reorder(node) for node in model.graph):
         return
     editor = Editor(model)
@@ -59,7 +59,7 @@ def _values(node: ir.Node) -> list[ir.Value]:
 
 
 def _cheapest(forms: Mapping[ir.Node, BlockedForm]) -> set[Hashable]:
-    """Return the nodes that should compute in blocks, by a minimum cut."""
+    """Return the nodes that should compute in NCHWc, by a minimum cut."""
     network = Network()
     for node, form in forms.items():
         network.add(_BLOCKS, node, int(form.saves * max(_elements(v) for v in _values(node) if fits(v))))
@@ -81,7 +81,7 @@ def _add_reorders(network: Network, value: ir.Value, forms: Mapping[ir.Node, Blo
 
 
 def _side_of(node: ir.Node | None, forms: Mapping[ir.Node, BlockedForm]) -> ir.Node | str:
-    """Return the layout in which ``node`` computes, or the node itself if it has a blocked form and may use either."""
+    """Return the layout in which ``node`` computes, or ``node`` itself if it has an NCHWc form and may use either."""
     if node is not None and node in forms:
         return node
     return _BLOCKS if _is_reorder(node) else _PLAIN
@@ -96,7 +96,7 @@ def _elements(value: ir.Value) -> int:
 
 
 def _write_blocked(editor: Editor, node: ir.Node, form: BlockedForm) -> None:
-    """Replace ``node`` by its blocked form, reordering every input and output separately."""
+    """Replace ``node`` by its NCHWc form, reordering every input and output separately."""
     op, call = editor.op, Call.of(editor.op, node)
     op.scope = node.name or ""
     inputs = tuple(reordered(op, x) if x is not None and fits(x.value) else x for x in call.inputs)

@@ -90,7 +90,7 @@ def serves(seen: Windows, size: Sequence[int], count: Sequence[int]) -> bool:
 
 
 def to_first_largest(op: Builder, dy: Var, x: Var, seen: Windows) -> Var:
-    """Move ``dy`` to the first maximum of each window; all tensors are in blocks and of known sizes."""
+    """Move ``dy`` to the first maximum of each window; all tensors are in NCHWc and of known sizes."""
     down, across = _lines(seen, _dims(x)[2:], _dims(dy)[2:])
     x = op.Clip(x, -LARGEST, LARGEST)  # the difference of two infinities is NaN
     r = _largest(op, x, across, across.taps)

@@ -27,10 +27,10 @@ LEAST_PADDING_WRITTEN = 4
 
 
 def fits_blocks(group: int, outputs: int, inputs: int) -> bool:
-    """Return whether a convolution of ``inputs`` to ``outputs`` channels per group can use blocked channels.
+    """Return whether a convolution of ``inputs`` to ``outputs`` channels per group can run in NCHWc.
 
     The block size must divide the channels: of a depthwise layer, or of y and x. If x has fewer channels than a block,
-    only y is blocked.
+    only y is in NCHWc.
     """
     block = nchwc_block()
     if not block:
@@ -58,7 +58,7 @@ def _depthwise(conv: Layer) -> bool:
 
 @conv_form("Conv", serves=_forward, when=_many_windows)
 def blocked(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) -> Var:
-    """Compute y by a convolution in blocks of channels.
+    """Compute y by a convolution in NCHWc.
 
     It takes 0.8 to 1.0 times PyTorch's time for 8 px and more; a plain Conv takes 1.2 to 1.7.
     """
@@ -107,7 +107,7 @@ def blocked_spread_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var 
 def blocked_phases_dx(op: Builder, conv: Layer, dy: Var, w: Var, x: Var) -> Var | None:
     """Compute dx in s² phases of pixels, their remainders modulo the stride s, and interleave the results.
 
-    Each phase is a convolution of dy in blocks with stride 1. For depthwise 3x3 with stride 2 it takes half the time of
+    Each phase is an NCHWc convolution of dy with stride 1. For depthwise 3x3 with stride 2 it takes half the time of
     ConvTranspose.
 
     Along one axis, tap t of window i reads pixel s·q + a if s·i + t = s·q + a + p, with padding p. So phase a has every
@@ -181,7 +181,7 @@ def blocked_dw(op: Builder, conv: Layer, x: Var, dy: Var, w: Var) -> Var | None:
 
 
 def _convolve(op: Builder, x: Var, blocks: Var, b: Var | None, seen: Windows, group: int) -> Var:
-    """Convolve in blocks, with plain inputs and outputs; ``blocks`` are blocked weights."""
+    """Convolve in NCHWc an NCHW tensor to an NCHW result; ``blocks`` are the reordered weights."""
     left, right = seen.begins[1], seen.ends[1]
     if left + right >= LEAST_PADDING_WRITTEN and seen.strides[1] == 1:
         x = op.Pad(x, [0, 0, 0, left, 0, 0, 0, right])
@@ -193,12 +193,12 @@ def _convolve(op: Builder, x: Var, blocks: Var, b: Var | None, seen: Windows, gr
 
 
 def ordered(op: Builder, y: Var) -> Var:
-    """Reorder ``y`` from blocks of channels to the plain layout."""
+    """Reorder ``y`` from NCHWc to NCHW."""
     return kernel(op, "ReorderOutput", BLOCKED, [y], y.shape, channels=(y.shape or (0, 0))[1])
 
 
 def reordered(op: Builder, x: Var) -> Var:
-    """Reorder ``x`` to blocks of channels; the declared shape does not change."""
+    """Reorder ``x`` from NCHW to NCHWc; the declared shape does not change."""
     return kernel(op, "ReorderInput", BLOCKED, [x], x.shape)
 
 
@@ -212,9 +212,9 @@ def convolution(
     total: Var | None = None,
     **activation: Any,
 ) -> Var:
-    """Convolve tensors in blocks, add ``total``, and apply the activation with attributes ``activation``.
+    """Convolve NCHWc tensors, add ``total``, and apply the activation with attributes ``activation``.
 
-    ``blocks`` are blocked weights, declared as [out, in / group, *kernel]; ``b`` is the bias.
+    ``blocks`` are the reordered weights, declared as [out, in / group, *kernel]; ``b`` is the bias.
     """
     shape = (x.dim(0), blocks.dim(0), *seen.count(known_sizes((x.shape or ())[2:])))
     inputs = [x, blocks, b] if total is None else [x, blocks, b, total]
@@ -233,7 +233,7 @@ def blocked_weights(op: Builder, w: Var, conv: Layer) -> Any:
 
 
 def turned_weights(op: Builder, w: Var, conv: Layer, taps: np.ndarray, seen: Windows) -> Any:
-    """Return the blocked weights of the convolution from dy to dx: channels swapped, taps in the order ``taps``."""
+    """Return the weights in NCHWc of the convolution from dy to dx: channels swapped, taps in the order ``taps``."""
     block, inner = nchwc_block(), nchwc_block() if conv.m >= nchwc_block() else 1
     taps_first = op.Transpose(op.Reshape(w, [-1, conv.taps]), perm=[1, 0]) if conv.taps > 1 else w
     if conv.c == conv.m == 1:

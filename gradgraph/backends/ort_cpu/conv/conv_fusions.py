@@ -24,7 +24,7 @@ MOST_NODES_BETWEEN = 256  # ancestors of a convolution that are searched for the
 
 
 def fuse_into_convolutions(graph: ir.Graph) -> None:
-    """Fuse Add, Relu and Clip into blocked convolutions of ``graph``, in place."""
+    """Fuse Add, Relu and Clip into NCHWc convolutions of ``graph``, in place."""
     gone = []  # removed together: each removal scans all outputs of the graph
     for node in [n for n in graph if n.domain == ""]:
         if (node.op_type == "Add" and _fuse_sum(graph, node)) or (

@@ -56,8 +56,8 @@ def _some_windows(conv: Layer) -> bool:
 def images_innermost(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) -> Var:
     """Compute y as one product of the weights and the im2col matrix with images innermost.
 
-    Times relative to PyTorch (blocked in parentheses): 512 channels at 7 px: 1.2 (1.3); 256 at 4 px: 1.1 (1.5); 512 at
-    2 px: 0.7 (2.7).
+    Times relative to PyTorch (NCHWc in parentheses): 512 channels at 7 px: 1.2 (1.3); 256 at 4 px: 1.1 (1.5); 512 at 2
+    px: 0.7 (2.7).
     """
     y = _stack(op, w, conv, conv.m, conv.fan_in) @ _columns(op, x, conv)
     if b is not None:

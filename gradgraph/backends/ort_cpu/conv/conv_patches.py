@@ -109,7 +109,7 @@ def _order(conv: Layer) -> np.ndarray:
 
 
 def _weights(op: Builder, w: Var, conv: Layer) -> Any:
-    """Convert ``w`` [m, c, *kernel] to blocked weights of a 1x1 kernel from m to [taps, c] channels."""
+    """Convert ``w`` [m, c, *kernel] to NCHWc weights of a 1x1 kernel from m to [taps, c] channels."""
     block, inner = nchwc_block(), nchwc_block() if conv.m >= nchwc_block() else 1
     taps_first = op.Reshape(op.Transpose(op.Reshape(w, [-1, conv.taps]), perm=[1, 0]), [-1, block])
     order = order_of_rows((conv.taps, conv.m // inner, inner, conv.c // block), (0, 3, 1, 2))

@@ -56,7 +56,7 @@ MOST_NUMBERS = 3 << 19
 
 
 def serves(conv: Layer) -> bool:
-    """Return whether tiles support the layer: blocked channels on both sides, stride 1, 3 to 5 undilated vertical taps.
+    """Return whether tiles support the layer: x and y fit NCHWc, stride 1, 3 to 5 undilated vertical taps.
 
     With 2 taps, the rounding error would be larger.
     """
@@ -85,7 +85,7 @@ def pays(conv: Layer, backwards: bool = False) -> bool:
 
 @conv_form("Conv", serves=serves, when=pays)
 def blocked_tiles(op: Builder, conv: Layer, x: Var, w: Var, b: Var | None = None) -> Var:
-    """Compute y by a blocked convolution in tiles of rows of y.
+    """Compute y by an NCHWc convolution in tiles of rows of y.
 
     3x3, 128 channels at 32 px: 0.75 of the time of ``blocked``; 256 at 16 px: 0.6; 64 at 64 px: 0.93.
     """
@@ -111,7 +111,7 @@ def _rows(seen: Windows) -> int:
 
 
 def _convolve(op: Builder, x: Var, blocks: Var, b: Var | None, seen: Windows, channels: int) -> Var:
-    """Convolve in tiles, with plain inputs and ``channels`` plain outputs; ``blocks`` are the blocked weights."""
+    """Convolve in tiles an NCHW tensor to ``channels`` NCHW channels; ``blocks`` are the reordered weights."""
     high, wide = seen.count(known_sizes((x.shape or ())[2:]))
     tiles = -(-high // _rows(seen))
     across = Windows((1, seen.kernel[1]), (1, 1), seen.dilations, (0, seen.begins[1]), (0, seen.ends[1]))
@@ -127,7 +127,7 @@ def _convolve(op: Builder, x: Var, blocks: Var, b: Var | None, seen: Windows, ch
 
 
 def _tiles(op: Builder, x: Var, seen: Windows, tiles: int) -> Any:
-    """Yield ``Bᵀ x`` for each point: a tensor in blocks, [images, channels, tiles, wide]."""
+    """Yield ``Bᵀ x`` for each point: an NCHWc tensor [images, channels, tiles, wide]."""
     channels, high, _ = known_sizes((x.shape or ())[1:])
     rows, begin = _rows(seen), seen.begins[0]
     end = rows * (tiles - 1) + SIX - begin - high
@@ -139,7 +139,7 @@ def _tiles(op: Builder, x: Var, seen: Windows, tiles: int) -> Any:
 
 
 def _weights(op: Builder, blocks: Var, seen: Windows, channels: int) -> Any:
-    """Return ``G w`` for each point as blocked weights of one row of taps; ``blocks`` have ``down`` rows."""
+    """Return ``G w`` for each point as NCHWc weights of one row of taps; ``blocks`` have ``down`` rows."""
     taps, width, block = seen.kernel[0] or 1, seen.kernel[1] or 1, nchwc_block()
     inputs = blocks.dim(1)
     assert isinstance(inputs, int)
@@ -152,7 +152,7 @@ def _weights(op: Builder, blocks: Var, seen: Windows, channels: int) -> Any:
 
 
 def _rows_of_y(op: Builder, at_points: Var, seen: Windows, image: tuple[int, int, int]) -> Any:
-    """Return y in blocks: ``Aᵀ`` applied to the results ``at_points``, cropped to the rows of the ``image`` y."""
+    """Return y in NCHWc: ``Aᵀ`` applied to the results ``at_points``, cropped to the rows of the ``image`` y."""
     (channels, high, wide), rows = image, _rows(seen)
     block, tiles = nchwc_block(), -(-high // rows)
     summed = op.const(products(seen.kernel[0] or 1)[0].T.astype(np.float32)) @ at_points
@@ -169,8 +169,8 @@ def products(taps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return A [points, rows], Bᵀ [points, points] and G [points, taps]; the last point is ∞.
 
     A contains powers of the points; G contains them, too, divided by the product of a point's distances from the
-    others. Bᵀ contains the coefficients of the polynomials that are 0 at all points except one, and in its last row
-    (for ∞) of the one that is 0 at all points.
+    others. The rows of Bᵀ are the coefficients of polynomials: each is 0 at all points except one, the last (for ∞) at
+    all points.
     """
     a, g = (np.vstack([np.vander(POINTS, n, increasing=True), np.eye(n)[-1]]) for n in (SIX + 1 - taps, taps))
     finite = [polynomial.polyfromroots([q for q in POINTS if q != p]) for p in POINTS]

@@ -478,7 +478,7 @@ def _is_softmax(value: ir.Value) -> bool:
 
 
 def _behind_moves(value: ir.Value) -> Iterator[Reading]:
-    """Yield the readers of ``value``, as (node, input index), after nodes that only move its numbers."""
+    """Yield the readers of ``value``, as (node, input index), looking through nodes that only move its numbers."""
     for node, i in value.uses():
         if i == 0 and node.op_type in MOVES and not node.domain:
             for moved in node.outputs:

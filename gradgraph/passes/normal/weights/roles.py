@@ -206,7 +206,7 @@ class _Stored:
         return self._single.get(value, False)
 
     def passes(self, node: ir.Node, i: int) -> bool:
-        """Whether input ``i`` has the roles of the output: if it is only moved, or in arithmetic on stored values."""
+        """Whether input ``i`` has the roles of the output, as the node only moves it or combines stored values."""
         value = node.inputs[i]
         if node.domain or value is None or not node.outputs:
             return False

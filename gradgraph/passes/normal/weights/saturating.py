@@ -52,7 +52,7 @@ def _integers(value: ir.Value | None) -> ir.Value | None:
 
 
 def _too_wide(whole: ir.Value) -> ir.Value | None:
-    """Return the stored weight behind ``whole``, integers or rounded floats, if it may exceed 7 bits; else None."""
+    """Return the stored weight of ``whole``, integers or rounded floats, if it may exceed 7 bits; else None."""
     numbers, node = constant_of(whole), whole.producer()
     if numbers is not None:
         return whole if numbers.size and not within(SEVEN_BITS, (numbers.min(), numbers.max())) else None
