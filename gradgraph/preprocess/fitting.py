@@ -26,6 +26,7 @@ from gradgraph.preprocess.frames import (
     are_durations,
     are_numbers,
     as_typed,
+    check_cells,
     column_text,
     durations_in,
     is_gap,
@@ -208,6 +209,7 @@ def _are_days(name: str, values: Array) -> bool:
 
 
 def _target(name: str, values: Array, given: tuple[str, dict[str, Any]] | None) -> Learnt:
+    check_cells(f"the column '{shown(name)}'", values)
     gaps = sum(map(is_gap, values.tolist())) if values.dtype.kind not in "mM" else int(np.isnat(values).sum())
     if gaps:
         raise DataError(f"the target column '{shown(name)}' has {gaps} missing value{'' if gaps == 1 else 's'}; drop "

@@ -9,6 +9,7 @@ import datetime
 import math
 import re
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,11 @@ Array = np.ndarray[Any, Any]
 # cells that pandas.read_csv treats as missing
 GAP_WORDS = ("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A",
              "NA", "NULL", "NaN", "None", "n/a", "nan", "null")  # fmt: skip
+DAYS = np.dtype("datetime64[D]")
 EXACT = 2**53  # above it, float64 skips integers
 _GAPS = ("NAType", "NaTType")  # type names of pandas' missing values other than None and NaN
 _IS_GAP = frozenset(GAP_WORDS)
+_NESTED = (list, tuple, dict, set, np.ndarray)
 # durations as pandas and Python print them: -1 days +23:00:00 is minus one hour
 _DURATION = re.compile(
     r"(?:([+-]?[0-9]{1,6}) days?,? )?([+-]?)([0-9]{1,6}):([0-5][0-9]):([0-5][0-9](?:[.][0-9]+)?)", re.ASCII
@@ -36,6 +39,18 @@ def is_table(data: Any) -> bool:
     if isinstance(data, Frame):
         return True
     return hasattr(data, "columns") and hasattr(data, "to_numpy") and hasattr(data, "__getitem__")
+
+
+def is_column(value: Any) -> bool:
+    """Whether ``value`` is a column of pandas, polars or Arrow, apart from its table."""
+    if is_table(value):
+        return False
+    return hasattr(value, "to_pylist") or (hasattr(value, "to_numpy") and len(getattr(value, "shape", ())) == 1)
+
+
+def array_of(name: str, column: Any) -> Array:
+    """Return a column that was passed apart from its table as an array; numbers have a numeric dtype."""
+    return with_numbers(name, Frame({name: column})[name])
 
 
 class Frame:
@@ -70,7 +85,10 @@ class Frame:
         return iter(self.keys)
 
     def __getitem__(self, name: str) -> Array:
-        """Return a column [rows] as its library converts it; nullable integers and zoned dates have dtype object."""
+        """Return a column [rows] as its library converts it.
+
+        Integers with missing values, Decimals and dates with a time zone have dtype object.
+        """
         values = _values(self._table[self.keys[name]])
         if values.ndim == 2 and values.shape[1] == 1:
             values = values[:, 0]
@@ -78,7 +96,7 @@ class Frame:
             raise DataError(
                 f"the column '{shown(name)}' has shape {list(values.shape)}; provide one value per row of the table"
             )
-        return _decoded(name, values)
+        return _without_decimals(_decoded(name, values))
 
     def with_column(self, name: str, values: Any) -> Frame:
         """Return a table with this column added or replaced."""
@@ -89,13 +107,38 @@ def _values(column: Any) -> Array:
     if isinstance(column, list | tuple):
         plain = np.asarray(column) if all(np.ndim(value) == 0 for value in column) else np.zeros(0, "U")
         return _objects(column) if plain.dtype.kind in "fUS" and not _all_floats(column) else plain
+    column = _of_arrow(column)
     kind = getattr(column, "dtype", getattr(column, "type", None))  # Arrow
     kind = getattr(getattr(kind, "categories", None), "dtype", kind)  # pandas
     whole = not isinstance(kind, np.dtype) and str(kind).lower().startswith(("int", "uint")) and _has_gaps(column)
     as_list = next((how for how in ("to_pylist", "to_list", "tolist") if hasattr(column, how)), None)
-    if as_list is not None and (whole or getattr(kind, "tz", getattr(kind, "time_zone", None)) is not None):
-        return _objects(getattr(column, as_list)())  # NumPy would convert them to floats, or drop the zone
-    return np.asarray(column.to_numpy() if hasattr(column, "to_numpy") else column)
+    zone, parts = getattr(kind, "tz", getattr(kind, "time_zone", None)), getattr(kind, "fields", None)
+    if as_list is not None and (whole or zone is not None or parts):
+        return _objects(getattr(column, as_list)())  # NumPy would convert to floats, drop the zone, or join the parts
+    return np.asarray(column if hasattr(column, "to_pylist") or not hasattr(column, "to_numpy") else column.to_numpy())
+
+
+def _of_arrow(column: Any) -> Any:
+    """Return an Arrow column, also one in a pandas column, without its dictionary; other columns are unchanged.
+
+    Arrow's ``to_numpy`` replaces missing values of a dictionary by other values, and loses time zones.
+    """
+    if hasattr(getattr(column, "dtype", None), "pyarrow_dtype"):
+        column = getattr(column, "array", column).__arrow_array__()
+    kind = getattr(column, "type", None)
+    if hasattr(kind, "index_type"):
+        column = column.cast(kind.value_type)
+    is_of_pandas = str(getattr(getattr(column, "type", None), "extension_name", "")).startswith("pandas.")
+    return column.to_pandas() if is_of_pandas else column  # periods and intervals
+
+
+def _without_decimals(values: Array) -> Array:
+    """Return a column with Decimals as integers if all are whole, otherwise as floats."""
+    if values.dtype.kind != "O" or not any(type(value) is Decimal for value in values.tolist()):
+        return values
+    is_whole = all(type(v) is not Decimal or (v.is_finite() and v == int(v)) for v in values.tolist())
+    convert = int if is_whole else float
+    return _objects([convert(value) if type(value) is Decimal else value for value in values.tolist()])
 
 
 def _decoded(name: str, values: Array) -> Array:
@@ -145,9 +188,10 @@ def text_of(values: Array) -> Array:
     Dates are in ISO format, integers without a decimal point, and missing values "".
     """
     if values.dtype.kind == "M":
-        texts = np.datetime_as_string(values.astype("datetime64[s]")).astype(object)
+        texts = np.datetime_as_string(values, "D" if values.dtype == DAYS else "s", casting="unsafe").astype(object)
         texts[np.isnat(values)] = ""
         return texts
+    values = values.astype("timedelta64[us]") if values.dtype.kind == "m" else values  # as ns, .tolist() has integers
     found = ("" if is_gap(value) else _text(value) for value in values.tolist())
     return np.fromiter(found, object, len(values))
 
@@ -156,8 +200,9 @@ def column_text(name: str, values: Array) -> Array:
     """Return a text column as models read it: as :func:`text_of`, with GAP_WORDS also replaced by "".
 
     Raises:
-        DataError: the column contains floats too large to represent every integer.
+        DataError: the column contains lists or dicts, or floats too large to represent every integer.
     """
+    check_cells(f"the column '{shown(name)}'", values)
     if values.dtype.kind in "fO":
         for row, value in enumerate(values.tolist()):
             if isinstance(value, float) and abs(value) >= EXACT and value - value == 0:
@@ -170,7 +215,20 @@ def column_text(name: str, values: Array) -> Array:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, datetime.datetime):
+        return value.isoformat(timespec="seconds")
     return str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < EXACT else str(value)
+
+
+def check_cells(where: str, values: Array) -> None:
+    """Raise DataError, naming the row, for a value that is a list, a dict or an array."""
+    if values.dtype.kind in "OV":
+        for row, value in enumerate(values.tolist()):
+            if isinstance(value, _NESTED):
+                raise DataError(
+                    f"{where} contains {shown(repr(value))} in row {row}, but each value must be one number, text or "
+                    "date; split it into several columns, or drop it"
+                )
 
 
 def are_numbers(values: Array) -> bool:
@@ -178,12 +236,12 @@ def are_numbers(values: Array) -> bool:
     if values.dtype.kind != "O":
         return values.dtype.kind in "biufm"
     kinds = {type(value) for value in values.tolist() if not is_gap(value)}
-    numbers = all(issubclass(kind, bool | int | float | np.number) or kind.__name__ == "Decimal" for kind in kinds)
+    numbers = all(issubclass(kind, bool | int | float | np.number | Decimal) for kind in kinds)
     return bool(kinds) and (numbers or are_durations(values))
 
 
 def as_typed(values: Array) -> Array:
-    """Convert an object column of only booleans or only integers (also Decimals) to that dtype; keep others."""
+    """Convert an object column of only booleans or only integers to that dtype; keep others."""
     if values.dtype.kind != "O" or not len(values):
         return values
     every = values.tolist()
@@ -202,6 +260,15 @@ def as_typed(values: Array) -> Array:
     return values
 
 
+def with_numbers(name: str, values: Array) -> Array:
+    """Convert an object column of numbers and missing values to a numeric dtype; others are returned unchanged."""
+    values = as_typed(values)
+    is_plain = values.dtype.kind == "O" and are_numbers(values) and not are_durations(values)
+    if is_plain and not any(isinstance(value, bool | np.bool_) for value in values.tolist()):
+        return numbers_of(name, values)
+    return values
+
+
 def are_dates(values: Array) -> bool:
     """Whether a column contains only dates and missing values, by type."""
     if values.dtype.kind != "O":
@@ -211,11 +278,11 @@ def are_dates(values: Array) -> bool:
 
 
 def are_durations(values: Array) -> bool:
-    """Whether a column contains only durations and missing values, by type."""
+    """Whether a column contains only durations or times of the day, and missing values, by type."""
     if values.dtype.kind != "O":
         return bool(values.dtype.kind == "m")
     there = [value for value in values.tolist() if not is_gap(value)]
-    return bool(there) and all(isinstance(value, datetime.timedelta) for value in there)
+    return bool(there) and all(isinstance(value, datetime.timedelta | datetime.time) for value in there)
 
 
 def durations_in(values: Array) -> Array | None:
@@ -240,6 +307,13 @@ def _seconds(value: Any) -> float | None:
     return int(days or 0) * 86400 + (-part if sign == "-" else part)
 
 
+def _seconds_of(value: datetime.timedelta | datetime.time) -> float:
+    """Return the seconds of a duration, or since midnight."""
+    if isinstance(value, datetime.time):
+        return value.hour * 3600 + value.minute * 60 + value.second + value.microsecond / 1e6
+    return value.total_seconds()
+
+
 def check_durations(name: str, values: Array) -> None:
     """Raise DataError, naming the row, for text that is not a duration."""
     if values.dtype.kind in "OUT":
@@ -261,7 +335,7 @@ def numbers_of(name: str, values: Array) -> Array:
         seconds = values.astype("timedelta64[us]").astype(np.float64) / 1e6
         return np.where(np.isnat(values), np.nan, seconds)
     if values.dtype.kind == "O" and are_durations(values):
-        return np.array([np.nan if is_gap(value) else value.total_seconds() for value in values.tolist()])
+        return np.array([np.nan if is_gap(value) else _seconds_of(value) for value in values.tolist()])
     if values.dtype.kind in "biuf":
         found = values.astype(np.float64)
     else:

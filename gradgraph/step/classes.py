@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from gradgraph.errors import DataError, UnmatchedError, listed
-from gradgraph.preprocess.frames import Array, is_gap, text_of
+from gradgraph.preprocess.frames import Array, check_cells, is_gap, text_of
 from gradgraph.step.data_names import DataNames
 from gradgraph.step.manifest import TargetSpec, TensorSpec
 
@@ -376,11 +376,12 @@ def _both_of_truth(names: Sequence[str]) -> list[str]:
 
 
 def check_whole(values: Array, where: str) -> None:
-    """Raise DataError if labels are missing."""
+    """Raise DataError if labels are missing, or are lists or dicts."""
+    check_cells(where, values)
     kind, gaps = values.dtype.kind, 0
     if kind == "O":
         gaps = sum(map(is_gap, values.tolist()))
-    elif kind in "fM":
+    elif kind in "fMm":
         gaps = int((np.isnan if kind == "f" else np.isnat)(values).sum())
     if gaps:
         raise DataError(f"{where} lacks {gaps} of {len(values)} labels; fill in or drop those rows")

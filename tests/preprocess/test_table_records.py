@@ -442,3 +442,51 @@ def test_a_key_twice_in_a_row_of_lines_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text('{"a": 1, "a": 2}\n{"a": 3}\n')
     with pytest.raises(DataError, match="the key 'a' appears 2 times"):
         read_table(tmp_path / "t.jsonl")
+
+
+NOON = datetime.datetime(2024, 5, 31, 12, 30)
+TYPED: dict[str, tuple[str, list[Any], list[Any]]] = {  # the type in Arrow, values, and what models read of them
+    "text": ("string", ["red", None, "ünï"], ["red", "", "ünï"]),
+    "integers": ("int32", [3, None, 7], [3, np.nan, 7]),
+    "floats": ("double", [0.5, None, 7], [0.5, np.nan, 7]),
+    "booleans": ("bool", [True, None, False], [1, np.nan, 0]),
+    "dates": ("date32", [NOON.date(), None, datetime.date(2020, 1, 1)], ["2024-05-31", "", "2020-01-01"]),
+    "instants": ("zoned", [NOON, None, NOON], ["2024-05-31T12:30:00Z", "", "2024-05-31T12:30:00Z"]),
+    "times": ("time64[us]", [NOON.time(), None, datetime.time(0, 0, 1)], [45000, np.nan, 1]),
+    "durations": ("duration[ms]", [datetime.timedelta(seconds=90), None, datetime.timedelta(0)], [90, np.nan, 0]),
+    "decimals": ("decimal", [decimal.Decimal("1.50"), None, decimal.Decimal(2)], [1.5, np.nan, 2]),
+}
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_typed_columns_with_gaps_are_one_column_in_every_library(name: str) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="an extra: onnx-gradgraph[tables]")
+    called, values, expected = TYPED[name]
+    kinds = {"zoned": arrow.timestamp("us", "UTC"), "decimal": arrow.decimal128(9, 2)}
+    column = arrow.array(values, kinds.get(called) or arrow.type_for_alias(called))
+    of_arrow = pd.ArrowDtype(column.type)
+    forms = {
+        "Arrow": arrow.table({"c": column}),
+        "Arrow, apart from a table": {"c": column},
+        "a dictionary": arrow.table({"c": column.dictionary_encode()}),
+        "pandas": arrow.table({"c": column}).to_pandas(),
+        "pandas on Arrow": pd.DataFrame({"c": pd.array(column, dtype=of_arrow)}),
+        "a category on Arrow": pd.DataFrame({"c": pd.Categorical(pd.array(column, dtype=of_arrow))}),
+    }
+    for form, table in forms.items():
+        found = [
+            v.removesuffix("T00:00:00") if isinstance(v, str) else v for v in fit(table).feeds(table)["c"].tolist()
+        ]
+        np.testing.assert_equal(found, expected, err_msg=form)
+
+
+@pytest.mark.parametrize("cell", [[1, 2], (1,), {"a": 1}, np.arange(3)])
+def test_cells_of_several_values_are_refused_with_their_row(cell: Any) -> None:
+    cells = np.array(["", None], object)
+    cells[1] = cell
+    table = {"c": cells, "y": ["a", "b"]}
+    with pytest.raises(DataError, match=r"the column 'c' contains .* in row 1, but each value must be one number"):
+        fit(table)
+    with pytest.raises(DataError, match="in row 1, but each value must be one number"):
+        fit({"a": [1.0, 2.0], **table}, "c")
+    assert fit({"a": [1.0, 2.0], **table}, "y", {"c": "drop"}).columns["c"].name == "drop"

@@ -59,10 +59,23 @@ def test_columns_that_have_no_part_of_their_own_are_the_matrix(made: Callable[[A
     assert fitted(made(COLUMNS)) == fitted({"x": X, "target": TARGET})
 
 
+@pytest.mark.parametrize("library", ["pandas", "polars", "Arrow"])
+@pytest.mark.parametrize("labels", [["b", "a"] * 20, [True, False] * 20, [2, 1] * 20])
+def test_labels_in_a_column_of_their_own_are_those_of_a_list(library: str, labels: list[Any]) -> None:
+    column = {"pandas": pandas_frame, "polars": polars_frame, "Arrow": arrow_table}[library]({"y": labels})["y"]
+    names = []
+    for y in (labels, column):
+        fresh = trainer()
+        fresh.fit(X, y, epochs=1, progress=False)
+        names.append(fresh.names.classes["target"])
+    assert names[0] == names[1]
+
+
 BAD = {
     "a column too many": (COLUMNS | {"id": TARGET}, r"columns 'width', .* rename or choose columns"),
     "no target": ({k: v for k, v in COLUMNS.items() if k != "target"}, r"the step expects .*target int64\[batch\]"),
     "text": (COLUMNS | {"age": np.array(["a"] * 40)}, "the column 'age' contains .*, not numbers; encode it"),
+    "whole numbers with gaps": (COLUMNS | {"age": [None, *range(39)]}, "'age' has 1 missing value; fill or drop"),
     "gaps": (COLUMNS | {"age": np.where(X[:, 2] > 1, np.nan, X[:, 2])}, r"'age' has \d+ missing values; fill or drop"),
 }
 

@@ -12,7 +12,7 @@ import onnxruntime as ort
 
 from gradgraph.errors import DataError, listed, shown, suggestion
 from gradgraph.files.mapped import is_cut
-from gradgraph.preprocess.frames import is_table
+from gradgraph.preprocess.frames import array_of, is_column, is_table
 from gradgraph.runtime.data.remedies import for_label, for_shape, for_type
 from gradgraph.runtime.data.tables import array_labels, columns_in, columns_of, matrix_of
 from gradgraph.step.classes import Classes, takes_labels
@@ -222,6 +222,9 @@ class BatchChecker:
         named, names = self.named(data), NO_NAMES
         for name, value in named.items():
             spec = self.specs[name]
+            if is_column(value):
+                value = array_of(name, value)
+                named = {**named, name: value}
             if not is_table(value):
                 if (labels := array_labels(value, spec, known, raw, whole)) is not None:
                     named, names = {**named, name: labels[0]}, names.updated(labels[1])
@@ -252,6 +255,7 @@ class BatchChecker:
         made = dict(self.named(batch))
         for name, value in made.items():
             if name not in but and not is_table(value):
+                value = array_of(name, value) if is_column(value) else value
                 labels = array_labels(value, self.specs[name], self.known(), whole=False)
                 made[name] = value if labels is None else labels[0]
         return made

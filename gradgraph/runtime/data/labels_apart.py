@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from gradgraph.errors import DataError, listed, shown
-from gradgraph.preprocess.frames import Frame, is_table
+from gradgraph.preprocess.frames import Frame, is_column, is_table
 from gradgraph.step.data_names import DataNames
 from gradgraph.step.manifest import Manifest
 
@@ -25,7 +25,7 @@ def labels_apart(method: Method) -> Method:
     def call(self: Any, *given: Any, **options: Any) -> Any:
         if len(given) > 1 and options.get("y") is None:
             data, y, *others = given
-            if isinstance(y, list | tuple) or len(getattr(y, "shape", ())) > 0:
+            if isinstance(y, list | tuple) or is_column(y) or len(getattr(y, "shape", ())) > 0:
                 return method(self, data, *others, **{**options, "y": y})
         return method(self, *given, **options)
 

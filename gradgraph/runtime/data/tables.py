@@ -19,7 +19,7 @@ from gradgraph.files.untrusted.documents import LARGEST, KeyTwiceError, csv_colu
 from gradgraph.files.untrusted.regular import UnreadableError, open_regular
 from gradgraph.preprocess.computed import Preprocessing
 from gradgraph.preprocess.drift import Drift
-from gradgraph.preprocess.frames import EXACT, Frame, is_gap, text_of
+from gradgraph.preprocess.frames import EXACT, Frame, is_gap, text_of, with_numbers
 from gradgraph.step.classes import Classes, ClassNumbers, kind_of, labelled, takes_labels
 from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.manifest import TargetSpec, TensorSpec, numpy_dtype
@@ -514,7 +514,7 @@ class _Columns(Frame):
         return self[name].dtype.kind in "OUT"
 
     def _numbers(self, name: str, may_have_gaps: bool = False) -> Array:
-        array = self[name]
+        array = with_numbers(name, self[name])
         if array.dtype.kind not in "biuf":
             raise DataError(
                 f"the column '{shown(name)}' contains {array.dtype}, not numbers; encode it as numbers, or drop it"
