@@ -43,10 +43,16 @@ MOST_CLASSES = 20  # the largest number of distinct integers that are classes
 FEWEST_IDS = 20  # from this number of rows on, distinct values may be ids
 DISTINCT = "every row has a different value, as ids do,"
 DAYS = "YYYYMMDD"
-# codes (with leading zeros, or long), numbers with a decimal point, numbers with a comma or thousands separators
+# codes (with leading zeros, or long), numbers with a decimal point, and numbers as people and spreadsheets write them:
+# with a comma, thousands separators, a currency, a percent sign or brackets; also errors such as #DIV/0!
 _CODE = re.compile(r"0[0-9]+|[0-9]{16,}", re.ASCII)
 _POINT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
-_COMMA = re.compile(r"[+-]?(\d+,\d+|\d{1,3}([.,' \u00a0\u2019\u202f]\d{3})+([.,]\d+)?)", re.ASCII)
+_COMMA = re.compile(
+    r"[+\-\u2212\u2013($\u20ac\u00a3\u00a5 \u00a0\u202f]{0,4}"
+    r"(\d+([.,]\d+)?|\d{1,3}([.,' \u00a0\u2019\u202f]\d{3})+([.,]\d+)?)"
+    r"[ \u00a0\u202f]{0,2}(%|\u2030|[$\u20ac\u00a3\u00a5]|EUR|USD|GBP|CHF)?[ \u00a0\u202f)\-]{0,2}|#[A-Z0/]+[!?]?",
+    re.ASCII,
+)
 OVERRIDES = "a dict of columns and kinds, such as {'zip': 'category', 'notes': {'kind': 'text', 'buckets': 256}}"
 
 

@@ -226,8 +226,8 @@ def check_cells(where: str, values: Array) -> None:
         for row, value in enumerate(values.tolist()):
             if isinstance(value, _NESTED):
                 raise DataError(
-                    f"{where} contains {shown(repr(value))} in row {row}, but each value must be one number, text or "
-                    "date; split it into several columns, or drop it"
+                    f"{where} contains {shown(repr(value))} in {row_at(row)}, but each value must be one number, "
+                    "text or date; split it into several columns, or drop it"
                 )
 
 

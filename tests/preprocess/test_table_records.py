@@ -394,6 +394,11 @@ def test_ids_of_pandas_categories_stay_apart() -> None:
         (["1,234", "1,235"], "'1,234'"),
         ([*map(str, range(20)), "ERR"], "because of 1 of 21 values (the first is 'ERR', in row 21 (index 20))"),
         (["1.5", "-2.5e3"], "numbers as text, such as '1.5'"),
+        (["12 %", "7.5%", "0 %"], "because of 3 of 3 values (the first is '12 %'"),
+        (["1.234,50 \u20ac", "\u20ac17", "18 EUR", "-19-"], "because of 4 of 4 values"),
+        (["(3.50)", "\u22124", "5\u00a0", "6"], "because of 3 of 4 values"),
+        (["#NV", "#DIV/0!", "1.5", "2.5"], "because of 2 of 4 values (the first is '#NV'"),
+        (["#a", "12 ABC", "3"], ""),
         (["01", "02"], ""),
         (["1 1", "2"], ""),
         (["yes", "no", "3"], ""),
@@ -419,6 +424,7 @@ def test_floats_in_lines_of_json_are_exact(tmp_path: Path) -> None:
     [
         ("t.csv", "a;b\n1,5;2\n2,5;3\n", "separated by semicolons, but commas are expected"),
         ("t.csv", "a\tb\n1\t2\n", "separated by tabs, but commas"),
+        ("t.csv", "sep=,\na,b\n1,2\n", "begins with the line 'sep=,' of a spreadsheet; delete this line"),
         ("t.tsv", "a,b\n1,2\n", "separated by commas, but tabs"),
         ("t.csv", "a,a,b\n1,2,3\n", "t.csv' have the name 'a'"),
         ("t.csv", "a,b\n1,2\n3\n", "line 3 of .* has 1 cell, but the header has 2"),
@@ -485,8 +491,8 @@ def test_cells_of_several_values_are_refused_with_their_row(cell: Any) -> None:
     cells = np.array(["", None], object)
     cells[1] = cell
     table = {"c": cells, "y": ["a", "b"]}
-    with pytest.raises(DataError, match=r"the column 'c' contains .* in row 1, but each value must be one number"):
+    with pytest.raises(DataError, match=r"the column 'c' contains .* in row 2 .*, but each value must be one number"):
         fit(table)
-    with pytest.raises(DataError, match="in row 1, but each value must be one number"):
+    with pytest.raises(DataError, match="but each value must be one number"):
         fit({"a": [1.0, 2.0], **table}, "c")
     assert fit({"a": [1.0, 2.0], **table}, "y", {"c": "drop"}).columns["c"].name == "drop"

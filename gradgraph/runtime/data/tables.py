@@ -209,6 +209,8 @@ def _check_header(path: Path, separator: str) -> None:
             f"{times} of the {len(names):,} columns of '{shown(path)}' have the name '{shown(twice)}'; give each a "
             "unique name"
         )
+    if names and names[0] == "sep=":
+        raise DataError(f"'{shown(path)}' begins with the line 'sep={separator}' of a spreadsheet; delete this line")
     others = [sign for sign in (";", TAB, ",") if sign != separator and len(names) == 1 and sign in names[0]]
     if others:
         parted, wanted = ({";": "semicolons", TAB: "tabs", ",": "commas"}[sign] for sign in (others[0], separator))
