@@ -125,9 +125,8 @@ def _of_arrow(column: Any) -> Any:
     """
     if hasattr(getattr(column, "dtype", None), "pyarrow_dtype"):
         column = getattr(column, "array", column).__arrow_array__()
-    kind = getattr(column, "type", None)
-    if hasattr(kind, "index_type"):
-        column = column.cast(kind.value_type)
+    if hasattr(getattr(column, "type", None), "index_type"):
+        column = column.cast(column.type.value_type)
     is_of_pandas = str(getattr(getattr(column, "type", None), "extension_name", "")).startswith("pandas.")
     return column.to_pandas() if is_of_pandas else column  # periods and intervals
 
