@@ -1,8 +1,8 @@
 """Which cases of a sweep run, and native kernels for all tests.
 
-A test marked ``sweep(share)`` runs that share of its cases, always the same ones. ``--sweeps 0.3`` runs at least three
-tenths of every sweep, as continuous integration does, and ``--sweeps 1`` all cases. Shares follow from what a case
-costs: no test takes more than some two seconds of a processor by default. A single slow test whose subject others test,
+A test marked ``sweep(share)`` runs that share of its cases, always the same ones. ``--sweeps 0.2`` runs at least a
+fifth of every sweep, as continuous integration does, and ``--sweeps 1`` all cases. Shares follow from what a case
+costs: no test function takes more than about a second by default. A single slow test whose subject others test,
 too, has a share of 0, and runs with any ``--sweeps``.
 
 Trainers use native kernels as they do where a user has installed them with a compiler at hand. Without a compiler the
@@ -60,15 +60,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if any("::" in argument for argument in config.args):
         return
     least = config.getoption("sweeps")
-    left_out = [item for item in items if not _sampled(item, least)]
+    sampled = {item for item in items if _sampled(item, least)}
+    if least:  # at least one case of every sweep
+        whole = {item.nodeid.partition("[")[0] for item in sampled}
+        others = sorted((item for item in items if item not in sampled), key=_place, reverse=True)
+        first = {item.nodeid.partition("[")[0]: item for item in others}
+        sampled |= {item for function, item in first.items() if function not in whole}
+    left_out = [item for item in items if item not in sampled]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if _sampled(item, least)]
+        items[:] = [item for item in items if item in sampled]
 
 
 def _sampled(item: pytest.Item, least: float) -> bool:
-    """Whether this case is in the sample: decided by its name, so that it is the same in every process and run."""
+    """Return whether this case is in the sample of its sweep."""
     mark = item.get_closest_marker("sweep")
     if mark is None or (least and "[" not in item.name):
         return True
-    return zlib.crc32(item.name.encode()) % 1000 < 1000 * max(mark.args[0], least)
+    return _place(item) < 1000 * max(mark.args[0], least)
+
+
+def _place(item: pytest.Item) -> int:
+    """Return the place of a case in its sweep, 0 to 999, by its name, so that it is the same in every run."""
+    return zlib.crc32(item.name.encode()) % 1000

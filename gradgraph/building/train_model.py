@@ -77,35 +77,26 @@ def write_training(draft: Draft, part: Part) -> tuple[StepState, Halves | None]:
     if optimizer.groups and isinstance(optimizer.groups.base, Schedule):
         state.scheduled(optimizer.groups.base)  # the rate is reported even if no weight follows the schedule
 
-    rows = zip(params, new, weights.start, strict=True)
-    state.carry(Slot(value, after, start, "parameter") for value, after, start in rows)
-    state.carry(Slot(v, after, state.init_model.weight(v), "statistic") for v, after in statistics.items())
-    state.carry(state.slots)
-    rng = source.state
-    if source.places:
-        begin = state.start.const(randomness.initial_state(part.seed))
-        state.carry([Slot(rng.value, randomness.advance(state.op, rng), begin, "counter")])
+    _carry(state, weights, new, statistics, source, part.seed)
     if scale is None:  # otherwise LossScale increments the counter, if the step is not skipped
         state.carry(state.next_step(accumulation.due if accumulation else None))
 
     results = [v.name or "" for v in written.results]
     _close(graph, state, [*written.results, *state.reports.values()])
     if recompute := as_recompute(options.recompute):
-        beside = (*graph.inputs, *graph.initializers.values(), *state.inputs)  # memory besides activations
-        recompute.apply(model, state.op, slopes.passes, sum(bytes_of(v, recompute.sizes, 1) for v in beside))
+        held = (*graph.inputs, *graph.initializers.values(), *state.inputs)  # memory besides activations
+        recompute.apply(model, state.op, slopes.passes, sum(bytes_of(v, recompute.sizes, 1) for v in held))
     forget_detached(nodes_of(model))  # the gradients are written
     halves = None
     if marks:
-        moved = {v.name or "" for v in (*statistics, rng.value)}
+        moved = {v.name or "" for v in (*statistics, source.state.value)}
         halves = cut(model, marks.spec, state, results, moved)
     model.metadata_props[WRITTEN_KEY] = str(graph.num_nodes())
     clean_up(model)
     for written_model in (model, *(halves.models.values() if halves else ())):
         write_schedule(written_model, state)
     if part.name:  # a named step keeps only the inputs of the batch and of other steps' state that it uses
-        own = {*state.inputs, *(r.value for r in state.rates.values())}
-        for value in [v for v in graph.inputs if v not in own and not v.uses()]:
-            graph.inputs.remove(value)
+        _drop_unused_inputs(graph, state)
     return state, halves
 
 
@@ -130,6 +121,30 @@ def _forward(
     drop_in_loss(model, state.op, source.keep)
     draw_from(source, model, state.op)  # random numbers drawn by the loss
     return written, statistics, source
+
+
+def _carry(
+    state: StepState,
+    weights: Weights,
+    new: Sequence[Var],
+    statistics: Mapping[ir.Value, Var],
+    source: randomness.RandomSource,
+    seed: int,
+) -> None:
+    """Carry weights, running statistics, the optimizer's slots and the random-number state to the next step."""
+    rows = zip(weights.params, new, weights.start, strict=True)
+    state.carry(Slot(value, after, start, "parameter") for value, after, start in rows)
+    state.carry(Slot(v, after, state.init_model.weight(v), "statistic") for v, after in statistics.items())
+    state.carry(state.slots)
+    if source.places:
+        begin = state.start.const(randomness.initial_state(seed))
+        state.carry([Slot(source.state.value, randomness.advance(state.op, source.state), begin, "counter")])
+
+
+def _drop_unused_inputs(graph: ir.Graph, state: StepState) -> None:
+    own = {*state.inputs, *(r.value for r in state.rates.values())}
+    for value in [v for v in graph.inputs if v not in own and not v.uses()]:
+        graph.inputs.remove(value)
 
 
 def _close(graph: ir.Graph, state: StepState, results: Sequence[ir.Value]) -> None:

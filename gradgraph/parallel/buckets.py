@@ -5,6 +5,7 @@ gradient.onnx writes its outputs there, MPI sums them in place, and apply.onnx r
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from gradgraph.errors import DataError
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.execution.ort_values import to_ortvalue
 from gradgraph.runtime.execution.state import ALIGNMENT, aligned_empty
-from gradgraph.step.manifest import StateSpec, numpy_dtype
+from gradgraph.step.manifest import SeparateSpec, StateSpec, numpy_dtype
 from gradgraph.step.step import Step
 
 NUMBERS = 8  # control numbers in a message: counts, the weight of gradients, requests to stop
@@ -85,63 +86,38 @@ class Buckets:
         has_joint_norms: bool = False,
         far: Callable[[tuple[int, ...], np.dtype[Any]], ort.OrtValue] | None = None,
     ) -> None:
-        spec = step.manifest.separate
+        spec, manifest = step.manifest.separate, step.manifest
         assert spec is not None
         self._spec, self.has_joint_norms = spec, has_joint_norms
         self.adds_up, self.weighs, self._rank = spec.adds_up, bool(spec.weight), rank
         self._counts_samples = self.weighs and _is_shape_alone(step.separate["gradient"].graph, spec.weight)
-        types = {o.name: o.type.tensor_type.elem_type for o in step.separate["gradient"].graph.output}
-        state = {s.name: s for s in step.manifest.state}
+        state = {s.name: s for s in manifest.state}
         written = [state[name] for name in spec.gradient.writes]
-        statistics = [s for s in written if s.kind == "statistic"]
-        m = step.manifest
-        results = [m.loss_output, *m.metrics]
-        sizes = [math.prod(measure.shape) for measure in m.trained_measures]
-        places: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
+        statistics = {s.name: (numpy_dtype(s.dtype), _shape(s)) for s in written if s.kind == "statistic"}
+        self.results = [manifest.loss_output, *manifest.metrics]
+        self.sizes = [math.prod(measure.shape) for measure in manifest.trained_measures]
         owner = {gradient: owners[name] if owners else 0 for name, gradient in spec.gradients.items()}
-        of = {gradient: name for name, gradient in spec.gradients.items()}
-        for gradient in sorted(of, key=owner.__getitem__):
-            dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(types[gradient]))
-            places[gradient] = dtype, _shape(state[of[gradient]])
-        self.far = {name: far(shape, dtype) for name, (dtype, shape) in places.items()} if far else {}
-        places = {} if far else places
-        averaged = {s.name: (numpy_dtype(s.dtype), _shape(s)) for s in statistics}
-        dtypes = sorted({d for d, _ in (*places.values(), *averaged.values())}, key=lambda d: -d.itemsize)
-        tail = NUMBERS + len(results) + sum(sizes)
-        views: dict[str, Array] = {}
+        gradients = _gradients(step, spec, owner)
+        self.far = {name: far(shape, dtype) for name, (dtype, shape) in gradients.items()} if far else {}
+        near = {} if far else gradients
+
+        tail, views = NUMBERS + len(self.results) + sum(self.sizes), dict[str, Array]()
         self.parts: list[Bucket] = []
         self.applied: dict[str, ort.OrtValue] = dict(self.far)
-        for dtype in dtypes or [np.dtype(np.float32)]:
-            own = [{n: shape for n, (d, shape) in group.items() if d == dtype} for group in (places, averaged)]
-            step_of = ALIGNMENT // dtype.itemsize
-            lengths = [sum(_padded(math.prod(s), step_of) for s in group.values()) for group in own]
+        types = {dtype for dtype, _ in (*near.values(), *statistics.values())} or {np.dtype(np.float32)}
+        for dtype in sorted(types, key=lambda d: -d.itemsize):
+            own, means = ({n: shape for n, (d, shape) in group.items() if d == dtype} for group in (near, statistics))
             extra = tail if not self.parts else 0  # the first array, which has the widest type, ends with the numbers
-            array = aligned_empty((sum(lengths) + extra,), dtype)
-            array[...] = 0
-            first = 0
-            for group in own:
-                for name, shape in group.items():
-                    views[name] = array[first : first + math.prod(shape)].reshape(shape)
-                    first += _padded(math.prod(shape), step_of)
-            counts = [0] * ranks
-            for name, shape in own[0].items():
-                counts[owner[name]] += _padded(math.prod(shape), step_of)
-            gradients, averages = array[: lengths[0]], array[lengths[0] : sum(lengths)]
-            begin = sum(counts[:rank])
-            applied = aligned_empty((counts[rank],), dtype) if owners else gradients
-            for name, shape in own[0].items():
-                if not owners or owner[name] == rank:
-                    first = (views[name].ctypes.data - array.ctypes.data) // dtype.itemsize - (begin if owners else 0)
-                    self.applied[name] = to_ortvalue(applied[first : first + math.prod(shape)].reshape(shape))
-            self.parts.append(Bucket(array, gradients, counts, array[lengths[0] :], averages, applied))
+            share = _Share(owner, rank, ranks) if owners else None
+            part, own_views, applied = _bucket(dtype, own, means, extra, share)
+            self.parts.append(part)
+            views |= own_views
+            self.applied |= applied
         first_array = self.parts[0].array
         self._tail = first_array[len(first_array) - tail :]
-        self.results, self.sizes = results, sizes
-        self.views = {name: views[name] for name in places}
-        self.gradients: dict[str, ort.OrtValue] = {
-            name: to_ortvalue(view) for name, view in self.views.items()
-        } | self.far
-        self.moved = {s.name: views[s.name] for s in statistics}
+        self.views = {name: views[name] for name in near}
+        self.gradients = {name: to_ortvalue(view) for name, view in self.views.items()} | self.far
+        self.moved = {name: views[name] for name in statistics}
         draws = [s for s in written if s.kind != "statistic"]
         self.draws = {s.name: (np.zeros(_shape(s), np.int64), np.zeros(_shape(s), np.int64)) for s in draws}
         self.weight, self.counted = np.zeros((), np.float32), np.zeros((), np.float32)
@@ -328,3 +304,61 @@ def _padded(count: int, step: int) -> int:
 
 def _shape(spec: StateSpec) -> tuple[int, ...]:
     return tuple(int(d or 0) for d in spec.shape)
+
+
+# --- the arrays -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Share:
+    """A rank's share of the updates: ``owner`` contains, for each gradient, the rank that updates its weight."""
+
+    owner: Mapping[str, int]
+    rank: int
+    ranks: int
+
+
+def _gradients(step: Step, spec: SeparateSpec, owner: Mapping[str, int]) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
+    """Return the element type and shape of each gradient, sorted by the rank that updates its weight."""
+    types = {o.name: o.type.tensor_type.elem_type for o in step.separate["gradient"].graph.output}
+    shapes = {s.name: _shape(s) for s in step.manifest.state}
+    weights = {gradient: name for name, gradient in spec.gradients.items()}
+    return {
+        gradient: (np.dtype(onnx.helper.tensor_dtype_to_np_dtype(types[gradient])), shapes[weights[gradient]])
+        for gradient in sorted(weights, key=owner.__getitem__)
+    }
+
+
+def _bucket(
+    dtype: np.dtype[Any],
+    gradients: Mapping[str, tuple[int, ...]],
+    statistics: Mapping[str, tuple[int, ...]],
+    extra: int,
+    share: _Share | None,
+) -> tuple[Bucket, dict[str, Array], dict[str, ort.OrtValue]]:
+    """Allocate one array of a message, for gradients and statistics by name and shape, and ``extra`` numbers.
+
+    Returns:
+        The array, its views by name, and the gradients that apply.onnx reads on this rank.
+    """
+    shapes = {**gradients, **statistics}
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    padded = {name: _padded(size, ALIGNMENT // dtype.itemsize) for name, size in sizes.items()}
+    starts = dict(zip(padded, itertools.accumulate(padded.values(), initial=0), strict=False))
+    length, whole = sum(padded[name] for name in gradients), sum(padded.values())
+    array = aligned_empty((whole + extra,), dtype)
+    array[...] = 0
+
+    def view(array: Array, name: str, begin: int = 0) -> Array:
+        start = starts[name] - begin
+        return array[start : start + sizes[name]].reshape(shapes[name])
+
+    applied, counts, begin, mine = array[:length], [length], 0, list(gradients)
+    if share is not None:
+        counts = [sum(padded[name] for name in gradients if share.owner[name] == r) for r in range(share.ranks)]
+        begin = sum(counts[: share.rank])
+        applied = aligned_empty((counts[share.rank],), dtype)
+        mine = [name for name in gradients if share.owner[name] == share.rank]
+    part = Bucket(array, array[:length], counts, array[length:], array[length:whole], applied)
+    views = {name: view(array, name) for name in shapes}
+    return part, views, {name: to_ortvalue(view(applied, name, begin)) for name in mine}

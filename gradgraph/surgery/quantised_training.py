@@ -110,48 +110,69 @@ def qat(
     if write_pairs(work):
         learn_sizes(work)
     refuse_integer_products(work)
-    quantised = is_quantised(work)
+    quantised, learned = is_quantised(work), ranges == "learned"
     convert_below(work, OPSET if weights == "int4" else PER_CHANNEL)
     write_quantisation(work, weights=weights, activations=activations or "")
-    names = names_of_quantised(work)
-    again = go_on(work, target, ranges == "learned") if quantised else []
+    known = names_of_quantised(work)
+    again = go_on(work, target, learned) if quantised else []
     layers = [] if quantised and target is None else _float_layers(work, target or "*")
-    if not layers and not quantised and target is None:
-        raise BuildError("no Conv, Gemm or MatMul of the model has a stored float32 weight, so nothing can be rounded")
-    if not layers and not again and target is None:
-        raise BuildError(
-            "the model already has fake quantisation: no layer has a weight stored as integers",
-            remedy="build it unchanged, or name float layers with target=",
-            shell="build it unchanged",
-        )
-    if not layers and not again:
-        raise UnknownNameError(f"no layer with a stored weight matches {listed(as_names(target or ()))}")
-    if target is not None:
-        names += [name for layer in layers for name in layer.names]
-        check_patterns(target, names, "layer with a stored weight", [one.name for one in _float_layers(work, "*")])
-    read = [] if activations is None else dict.fromkeys(layer.data for layer in layers)
-    new = [x for x in read if not _comes_rounded(x)]
-    if new and data is None:
-        raise BuildError(
-            "the ranges of the layers' inputs must be observed on data, but none are passed",
-            remedy="pass a sample of the training data, or activations=None",
-            shell="pass a sample of the training data with --qat FILE",
-        )
-    if data is not None and not isinstance(data, Mapping):
-        data = {name: np.asarray(array[:_MOST]) for name, array in load_arrays(data).items()}
-    found = _ranges(work, set(new), data) if new and data is not None else {}
+    _check_found(work, target, known, again, layers)
+    found = {} if activations is None else _observed(work, layers, data)
     seen: dict[ir.Value, ir.Value] = {}
     for layer in layers:
-        _round_weight(work, layer, weights, _weight_limits(layer, weights, activations), ranges == "learned")
+        _round_weight(work, layer, weights, _weight_limits(layer, weights, activations), learned)
         if activations is not None and (x := layer.data) in found:
             if x not in seen:
-                seen[x] = _rounded(work, layer, found[x], activations, ranges == "learned")
+                seen[x] = _rounded(work, layer, found[x], activations, learned)
             layer.node.replace_input_with(0, seen[x])
     if again:
         log_matches("training the integers of", again, "tensor")
     if layers:
         log_matches("rounding at", [layer.name for layer in layers])
     return closed(work, model, out)
+
+
+def _check_found(
+    work: ir.Model, target: str | Sequence[str] | None, known: list[str], again: list[str], layers: list[Layer]
+) -> None:
+    """Raise an error unless there is something to quantise, and each name or glob in ``target`` matches.
+
+    ``known`` are names of quantised tensors; ``again``, those whose training goes on.
+    """
+    if target is None:
+        if not layers and not is_quantised(work):
+            raise BuildError(
+                "no Conv, Gemm or MatMul of the model has a stored float32 weight, so nothing can be rounded"
+            )
+        if not layers and not again:
+            raise BuildError(
+                "the model already has fake quantisation: no layer has a weight stored as integers",
+                remedy="build it unchanged, or name float layers with target=",
+                shell="build it unchanged",
+            )
+        return
+    if not layers and not again:
+        raise UnknownNameError(f"no layer with a stored weight matches {listed(as_names(target))}")
+    names = [*known, *(name for layer in layers for name in layer.names)]
+    check_patterns(target, names, "layer with a stored weight", [one.name for one in _float_layers(work, "*")])
+
+
+def _observed(
+    work: ir.Model, layers: Sequence[Layer], data: Mapping[str, np.ndarray] | Path | None
+) -> dict[ir.Value, _Range]:
+    """Return the range of each input of ``layers`` that is not rounded yet, observed on ``data``."""
+    new = {layer.data for layer in layers if not _comes_rounded(layer.data)}
+    if data is None and new:
+        raise BuildError(
+            "the ranges of the layers' inputs must be observed on data, but none are passed",
+            remedy="pass a sample of the training data, or activations=None",
+            shell="pass a sample of the training data with --qat FILE",
+        )
+    if data is None:
+        return {}
+    if not isinstance(data, Mapping):
+        data = {name: np.asarray(array[:_MOST]) for name, array in load_arrays(data).items()}
+    return _ranges(work, new, data) if new else {}
 
 
 def _float_layers(work: ir.Model, target: str | Sequence[str]) -> list[Layer]:
