@@ -74,7 +74,7 @@ def _is_product(node: ir.Node) -> bool:
 
 
 def _fuses_with_product(node: ir.Node) -> bool:
-    """Whether runtimes fuse ``node`` with a product that reads it, so that both must be recomputed to round equally."""
+    """Whether runtimes fuse ``node`` with a product after it; to round equally, both must then be recomputed."""
     factors = [x for x in node.inputs if x is not None and x.is_initializer() and x.shape is not None]
     is_scale = node.op_type in ("Mul", "Div") and any(all_sizes(shape_of(x)) in ([], [1]) for x in factors)
     return node.domain == "" and (node.op_type == "Transpose" or is_scale)

@@ -29,7 +29,7 @@ class BodiesOnPath:
         node: the If, Loop or Scan.
         op: the builder of the graph.
         backward: writes the backward pass along a path; used for the bodies.
-        captured: the outer values that the bodies read and that get a gradient from the bodies.
+        captured: the outer values read by the bodies that get a gradient from the bodies.
     """
 
     path: Path

@@ -52,7 +52,7 @@ class Message:
 
     @property
     def size(self) -> int:
-        """The number of elements of the array that each rank sends, and of the array that it receives."""
+        """The number of elements of the array sent by each rank, and of the array it receives."""
         return 2 * self.channels + (not self.is_gradient)
 
     def given(self, own: Array, unit: float) -> Array:

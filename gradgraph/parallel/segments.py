@@ -49,9 +49,9 @@ class Segment:
 def cut(model: onnx.ModelProto, messages: Iterable[Message], ahead: str = "") -> list[Segment]:
     """Cut a lowered gradient graph at the nodes that exchange ``messages``, into as few segments as possible.
 
-    Outputs of the graph are computed in the first segment that can compute them, all other values in the first segment
-    that reads them, so that activations transformed for the backward pass are not kept since the forward pass. The
-    value ``ahead`` is computed before the first message of the backward pass.
+    Outputs of the graph are computed in the first possible segment, and all other values in the first segment with a
+    reader. So activations transformed for the backward pass are not kept since the forward pass. The value ``ahead`` is
+    computed before the first message of the backward pass.
     """
     by_name, nodes = {m.name: m for m in messages}, model.graph.node
     made = dict[str, int]()  # the first segment that can compute a value

@@ -105,11 +105,12 @@ def moves_statistics(node: ir.Node, frozen: set[ir.Value]) -> bool:
 
 
 def _normalise_by_batch(op: Builder, node: ir.Node, so_far: dict[ir.Value, Var]) -> tuple[Var, dict[ir.Value, Var]]:
-    """Emit a BatchNormalization in training mode with momentum 0, whose outputs are batch statistics for the gradient.
+    """Emit a BatchNormalization in training mode; return its output and the updated running statistics.
 
-    Returns its output and the updated running statistics, from ``so_far``, as updated by earlier nodes: a layer applied
-    several times updates them each time, as in PyTorch. onnxruntime writes statistics into the buffers of inputs 3 and
-    4, even of graph inputs, so each node gets its own scratch tensors there, which also keeps nodes from being merged.
+    Its momentum is 0, so that its other outputs are batch statistics for the gradient. ``so_far`` has the statistics as
+    updated by earlier nodes: a layer that is applied several times updates them each time, as in PyTorch. onnxruntime
+    writes statistics into the buffers of inputs 3 and 4, even of graph inputs. So each node gets its own scratch
+    tensors there, which also keeps nodes from being merged.
     """
     op.scope = node.name or ""
     x, scale, bias, *running = (op.wrap(v) for v in node.inputs if v is not None)

@@ -33,7 +33,7 @@ def _seen(x: Var, y: Var, ceil_mode: int = 0, **attrs: Any) -> tuple[Windows, Va
 
 
 def _refuse_windows_behind_the_end(x: Var, y: Var, seen: Windows) -> None:
-    """Raise ModelError if ONNX shape inference counts a window that starts beyond the end, which runtimes drop."""
+    """Raise ModelError if shape inference counts a window beyond the end of an axis, as runtimes drop such windows."""
     for size, count, stride, begin in zip(seen.spatial(x), seen.spatial(y), seen.strides, seen.begins, strict=True):
         if isinstance(size, int) and isinstance(count, int) and (count - 1) * stride >= size + begin:
             raise ModelError(
@@ -263,9 +263,9 @@ def _norm_slope(op: Builder, x: Var, p: int) -> Any:
 def spread(op: Builder, dy: Var, x: Var, seen: Windows) -> Var:
     """Return ``dx``, the sum over windows i and taps t of ``dx[i·s + t·d - p] += dy[i] / (number of taps)``.
 
-    Here s is the stride, d the dilation and p the begin padding. Adjacent windows repeat each cotangent; with stride 1
-    the result is an average pool of ``dy``; otherwise it is a ConvTranspose with one channel (channels are merged into
-    the batch, because their number may be unknown).
+    Here s is the stride, d the dilation and p the begin padding. For adjacent windows, the result repeats each
+    cotangent; with stride 1, it is an average pool of ``dy``. Otherwise it is a ConvTranspose with one channel:
+    channels are merged into the batch, as their number may be unknown.
     """
     rest = [r for r in seen.rest(x, dy) if r is not None and r >= 0]
     if seen.side_by_side and len(rest) == seen.rank:

@@ -38,7 +38,7 @@ _BLOCKS = (16, 32, 64, 128, 256)  # block sizes that MatMulNBits supports
 
 
 def multiply_packed(model: ir.Model, copied: bool | Literal["auto"] = "auto") -> None:
-    """Rewrite products with low-bit weights in the main graph by MatMulNBits or strips, in place.
+    """Rewrite products with low-bit weights by MatMulNBits, or by products with float32 strips of rows, in place.
 
     ``copied`` is whether sessions may copy the weights; "auto": if they have at most ``MOST_COPIED`` bytes in total.
     """
@@ -116,7 +116,7 @@ def _before_transpose(value: ir.Value | None) -> ir.Value | None:
 
 
 def _stored_weight(value: ir.Value | None) -> StoredWeight | None:
-    """Return the low-bit matrix that ``value`` is dequantized from; None if it is not stored in blocks along rows."""
+    """Return the low-bit matrix that ``value`` is dequantized from; None unless blocks of each row share a scale."""
     node = None if value is None else value.producer()
     if node is None or node.op_type != "DequantizeLinear" or node.domain:
         return None
@@ -201,7 +201,7 @@ class Writer:
         return total
 
     def _strips(self, product: StoredProduct) -> list[Var]:
-        """Return strips of W in float32, computed in place of the whole W.
+        """Return strips, runs of rows, of W in float32, computed in place of the whole W.
 
         Equal nodes would be merged, so that strips of the forward pass would stay in memory for the backward pass. To
         prevent this, the axis of DequantizeLinear is 0 for ``x · Wᵀ`` and −2 for ``x · W``.

@@ -55,7 +55,7 @@ def _serves(conv: Layer) -> bool:
 
 
 def _where(conv: Layer) -> dict[str, Any]:
-    """Return the attributes for the windows, and ``block`` 1 for the plain layout."""
+    """Return the attributes for the windows, and ``block`` 1 for the NCHW layout."""
     return {**where_windows_lie(conv.seen), "block": 1}
 
 

@@ -64,7 +64,7 @@ class Program:
         return self._places[value]
 
     def operands(self, node: ir.Node) -> list[Place]:
-        """Return the places of the inputs of ``node``."""
+        """Return the operand for each input of ``node``; see ``operand``."""
         return [self.operand(x) for x in node.inputs]
 
     def node(self, results: Sequence[ir.Value]) -> ir.Node:

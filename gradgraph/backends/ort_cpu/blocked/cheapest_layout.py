@@ -107,7 +107,7 @@ def _write_blocked(editor: Editor, node: ir.Node, form: BlockedForm) -> None:
 
 
 def _drop_pairs_of_reorders(graph: ir.Graph) -> None:
-    """Bypass pairs of nodes that reorder from blocks to plain and back."""
+    """Bypass pairs of nodes that reorder from NCHWc to NCHW and back."""
     for node in graph:
         plain = node.inputs[0] if _is_reorder(node, "ReorderInput") else None
         before = None if plain is None or not fits(plain) else plain.producer()

@@ -20,7 +20,7 @@ from gradgraph.passes.normal.simplifying.peepholes import is_swap, operand_pairs
 
 
 def _swapped(value: ir.Value) -> ir.Value | None:
-    """Return ``x`` if ``value`` is the swap of ``x``, else None."""
+    """Return ``x`` if ``value`` is ``x`` with the last two axes swapped by a Transpose, else None."""
     node = made_by(value, "Transpose")
     return node.inputs[0] if node is not None and is_swap(node) else None
 

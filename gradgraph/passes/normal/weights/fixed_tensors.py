@@ -97,8 +97,8 @@ class _Stored:
     """The values computed from stored tensors only, and the nodes that combine them with other values.
 
     Attributes:
-        readings: for each stored tensor, the (node, input index) pairs at which a node reads it, or a value computed
-            from it, together with values that are not stored.
+        readings: for each stored tensor, the (node, input index) pairs where it, or a value computed from it, meets
+            values that are not stored.
         outputs: the stored tensors from which outputs of the model are computed directly.
     """
 
@@ -155,7 +155,7 @@ class _Stored:
 
 @dataclass(eq=False)
 class _Group:
-    """Constants that are applied to the same input, or to outputs that are concatenated."""
+    """Constants applied to one input, or to outputs that are concatenated."""
 
     uses: list[_Constant] = field(default_factory=list)
     into: _Group | None = None  # the group that this one has merged into

@@ -190,7 +190,7 @@ def _role(node: ir.Node, i: int, stored: _Stored) -> tuple[Role, str] | None:
 
 
 class _Stored:
-    """Values that are stored, or computed from stored values only; it also records which have a single element."""
+    """Stored values, and values computed only from these, with a record of those that have a single element."""
 
     def __init__(self, model: ir.Model) -> None:
         self._single = {v: is_single(v) for v in model.graph.initializers.values()}
