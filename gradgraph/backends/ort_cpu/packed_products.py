@@ -38,7 +38,7 @@ _BLOCKS = (16, 32, 64, 128, 256)  # block sizes that MatMulNBits supports
 
 
 def multiply_packed(model: ir.Model, copied: bool | Literal["auto"] = "auto") -> None:
-    """Rewrite products with low-bit weights by MatMulNBits, or by products with float32 strips of rows, in place.
+    """Rewrite products of the main graph with low-bit weights by MatMulNBits or by float32 strips, in place.
 
     ``copied`` is whether sessions may copy the weights; "auto": if they have at most ``MOST_COPIED`` bytes in total.
     """

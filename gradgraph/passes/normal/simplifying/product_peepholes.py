@@ -73,6 +73,6 @@ def _swapped_product(op: Builder, node: ir.Node) -> Var | None:
 
 
 def _unswapped(op: Builder, x: ir.Value) -> Var:
-    """Return the swap of ``x``, without a new node if ``x`` is itself a swap: the value that was swapped."""
+    """Return ``x`` with the last two axes swapped, without a new node if ``x`` is itself swapped by a Transpose."""
     inner = _swapped(x)
     return _swap(op, x, _rank(x)) if inner is None else op.wrap(inner)
