@@ -183,8 +183,10 @@ class Builder(OperatorCalls):
     def naming_operators(self, named: bool = True) -> Iterator[None]:
         """Return a context in which named operators stay single nodes or, without ``named``, become standard nodes."""
         before, self.named_operators = self.named_operators, named
-        yield
-        self.named_operators = before
+        try:
+            yield
+        finally:
+            self.named_operators = before
 
     # --- nodes ---
 

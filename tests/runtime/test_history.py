@@ -80,6 +80,13 @@ def test_each_kind_of_figure_has_a_panel() -> None:
     assert panels_of({"epoch": [1, 1, 2], "step": [2, 4, 6], "loss": [3, 2, 1]})[0].x_label == "step"
 
 
+def test_a_loss_of_another_scale_has_its_own_panel() -> None:
+    history = {"epoch": [1, 2], "loss": [2.0, 1.0], "box_loss": [1.5, 0.7], "price_loss": [4e8, 1e8]}
+    history |= {"val_price_loss": [5e8, 2e8]}
+    found = {panel.title: [curve.name for curve in panel.curves] for panel in panels_of(history)}
+    assert found == {"Losses": ["loss", "box_loss"], "price_loss": ["price_loss", "val_price_loss"]}
+
+
 def test_a_drawing_without_matplotlib(tmp_path: Path) -> None:
     text = curves().to_svg(tmp_path / "h.svg")
     assert (tmp_path / "h.svg").read_text() == text

@@ -13,6 +13,7 @@ from gradgraph.runtime.saved.monitor import Monitor
 
 INDEX = ("epoch", "step")  # index columns of a history
 Place = Callable[[float, float], tuple[float, float]]
+_FAR = 50  # times as large as the total: a loss with its own panel
 COLOURS = ("#0b62c4", "#c4470b", "#1a7f37", "#8250df", "#b3261e", "#8a5a00", "#0e7c86", "#59636e")
 
 
@@ -54,7 +55,7 @@ def panels_of(history: Mapping[str, Sequence[float]], kept: int | None = None, o
     for name, column in history.items():
         if name not in INDEX:
             curve = Curve(name, x, column, None if kept is None else x[kept])
-            kinds.setdefault(_kind(name, column), []).append(curve)
+            kinds.setdefault(_kind(name, column, history.get("loss", ())), []).append(curve)
     titles = {"loss": "Losses", "share": "Metrics from 0 to 1", "learning rate": "Learning rates"}
     order = [*titles, *(kind for kind in kinds if kind not in titles)]
     return [Panel(titles.get(k, k), over, k, kinds[k]) for k in order if k in kinds]
@@ -69,18 +70,25 @@ def _is_increasing(values: Sequence[float]) -> bool:
     return all(a < b for a, b in itertools.pairwise(values))
 
 
-def _kind(name: str, column: Sequence[float]) -> str:
+def _kind(name: str, column: Sequence[float], loss: Sequence[float]) -> str:
     """Return the y-axis label of a history column, by which columns are grouped into panels.
 
-    Metrics from 0 to 1 have the label "share"; other columns have "loss" and so on, or their own name.
+    Metrics from 0 to 1 have the label "share". Losses have "loss", except terms that are far larger or smaller than
+    ``loss``, the total. Other columns have their own name.
     """
     last = name.rpartition(".")[2].removeprefix("val_")
-    if last.endswith("loss"):
+    if last == "loss" or (last.endswith("loss") and _is_near(column, loss)):
         return "loss"
     if last == "learning_rate":
         return "learning rate"
     finite = [value for value in column if math.isfinite(value)]
     return "share" if finite and min(finite) >= 0 and max(finite) <= 1 and not _is_error(last) else last
+
+
+def _is_near(column: Sequence[float], total: Sequence[float]) -> bool:
+    """Return whether the largest magnitudes of two columns differ by at most the factor ``_FAR``."""
+    a, b = (max((abs(v) for v in values if math.isfinite(v)), default=0.0) for values in (column, total))
+    return not (a and b) or max(a, b) <= _FAR * min(a, b)
 
 
 def _is_error(name: str) -> bool:
