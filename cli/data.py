@@ -145,10 +145,12 @@ class Reading:
         read = reader_of(path) or next((read for read, is_one in kinds.items() if is_one(path)), None)
         if read is None:
             if self.image:
-                raise DataError(f"--image describes how images are read, but '{shown(path)}' contains no images")
+                raise DataError(
+                    f"--image describes how images are read, but '{shown(path)}' contains no images; omit it"
+                )
             sounds = self._sounds(path, augment)
             if augment and sounds is None:
-                raise DataError(f"--augment applies to images and sounds, but '{shown(path)}' contains none")
+                raise DataError(f"--augment applies to images and sounds, but '{shown(path)}' contains none; omit it")
             return path if sounds is None else sounds
         _check("image", self.image, read, ("path", "augment"))
         return read(path, **self.image, augment=list(augment) or None)

@@ -186,7 +186,7 @@ def _opened(path: Path) -> HeldFile:
         with open_regular(path) as file:
             return HeldFile(path, file, own=False)
     except UnreadableError as error:
-        raise ModelError(f"the external data in '{shown(path)}' cannot be read: {error}") from None
+        raise ModelError(f"the external data in '{shown(path)}' cannot be read ({error}); check the file") from None
 
 
 def attach(model: ir.Model, located: Mapping[str, Path | HeldFile]) -> None:

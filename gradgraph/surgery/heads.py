@@ -202,7 +202,8 @@ def _layer(node: ir.Node, output: ir.Value) -> Layer:
         )
     if layer.groups != 1:
         raise ModelError(
-            f"the output '{shown(output.name)}' comes from {_called(node)} with groups, which cannot be a head"
+            f"the output '{shown(output.name)}' comes from {_called(node)} with groups, which cannot be a head; "
+            "choose another output"
         )
     return layer
 

@@ -360,7 +360,8 @@ def _known(value: ir.Value, axis: int) -> int | None:
 def _instead_of(joined: ir.Value, new: ir.Value) -> None:
     if joined.is_graph_output():  # an output that the user asked for
         raise BuildError(
-            f"the output '{shown(joined.name)}' continues the past, which a model for training does not have"
+            f"the output '{shown(joined.name)}' continues the past, which a model for training does not have; choose "
+            "other outputs"
         )
     joined.replace_all_uses_with(new)
 

@@ -271,7 +271,7 @@ def _packed(layer: Layer, pieces: Sequence[Factors | None]) -> Factors:
     if sizes is None:
         raise DataError(
             f"the layer '{shown(layer.name)}' has {layer.sizes[1]} outputs, which do not match pieces "
-            f"of {sorted(known.values())}"
+            f"of {sorted(known.values())}; use the model that the adapter was trained on"
         )
     try:
         return joined(pieces, sizes)
@@ -287,7 +287,10 @@ def _piece(whole: Factors, key: str, packed: str, layers: Mapping[str, Layer], m
     held = [layers[n].sizes[1] if n in layers else None for n in names]
     sizes = [size for size in held if size is not None]
     if len(sizes) != len(names) or sum(sizes) != len(whole.b):
-        raise DataError(f"'{shown(module)}' has {len(whole.b)} outputs, but the model's layers of it have {sizes}")
+        raise DataError(
+            f"'{shown(module)}' has {len(whole.b)} outputs, but the model's layers of it have {sizes}; use the model "
+            "that the adapter was trained on"
+        )
     return split(whole, sizes)[names.index(key)]
 
 

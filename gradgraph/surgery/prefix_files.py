@@ -64,7 +64,7 @@ def apart(config: Fields, arrays: Mapping[str, Array], layers: Sequence[Attentio
     if stored is None or len(arrays) > 1 or stored.ndim != 2:
         other = next((name for name in arrays if name != TENSOR), None)
         found = f"'{shown(other)}'" if other is not None else "a tensor of another rank"
-        raise DataError(f"a PEFT prefix is a single matrix '{TENSOR}', but the file has {found}")
+        raise DataError(f"a PEFT prefix is a single matrix '{TENSOR}', but the file has {found}; save the prefix again")
     if config.value("num_transformer_submodules") not in (None, 1):
         raise DataError(
             "the prefix is for an encoder-decoder model (num_transformer_submodules is not 1), which is not supported"
@@ -74,10 +74,14 @@ def apart(config: Fields, arrays: Mapping[str, Array], layers: Sequence[Attentio
     held = {"num_layers": len(layers), "num_attention_heads": heads, "token_dim": heads * size}
     for key, own in held.items():
         if config.value(key) != own:
-            raise DataError(f"the prefix has {key} {shown(config.value(key))}, but the model's attentions have {own}")
+            raise DataError(
+                f"the prefix has {key} {shown(config.value(key))}, but the model's attentions have {own}; use the "
+                "model that the prefix was trained on"
+            )
     if len(sizes) > 1 or size != layers[0].value_size or stored.shape[1] != 2 * len(layers) * heads * size:
         raise DataError(
-            f"the prefix of shape {list(stored.shape)} does not fit {len(layers)} attentions of {heads} heads of {size}"
+            f"the prefix of shape {list(stored.shape)} does not fit {len(layers)} attention layers with {heads} heads "
+            f"of size {size}; use the model that the prefix was trained on"
         )
     return len(stored), list(stored.reshape(len(stored), -1, heads, size).transpose(1, 2, 0, 3))
 

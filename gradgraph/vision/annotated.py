@@ -179,7 +179,10 @@ class Annotated(Loadable):
         """Return the image format for a step with these inputs; raise DataError if none of the inputs is an image."""
         spec = next((spec for spec in specs if _part_of(spec) == "image"), None)
         if spec is None:
-            raise DataError(f"the step expects {listed([str(spec) for spec in specs])}, none of which is an image")
+            raise DataError(
+                f"the step expects {listed([str(spec) for spec in specs])}, none of which is an image; use a model "
+                "with an image input of 4 axes"
+            )
         return self._form(spec.name, known).of(spec)
 
     def in_picture(self, i: int, boxes: Array, form: ImageForm) -> Array:

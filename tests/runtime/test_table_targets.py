@@ -148,7 +148,7 @@ BAD: Mapping[str, tuple[Any, str]] = {
     "too many": ({"target": Y[:, 0], "id": X[:, 0]}, "'x' requires 3 columns, but 4 remain for it;"),
     "text": (
         {"target": Y[:, 0], "town": ["Ulm"] * ROWS},
-        "'x' requires 3 columns, but 4 remain for it, of which 'town' contains",
+        r"'x' requires 3 columns, but 4 remain for it \('town' contains",
     ),
     "text to learn": ({"target": list("xyz") * 8}, "the column 'target' contains .*, not numbers; encode it"),
 }

@@ -436,7 +436,7 @@ def _unfitting(
     wide = [spec for spec in missing if len(spec.shape) == 2]
     if len(missing) == 1 and wide:
         width = wide[0].shape[1]
-        holds = f", of which {listed(texts)} contain{'s' if len(texts) == 1 else ''} text" if texts else ""
+        holds = f" ({listed(texts)} contain{'s' if len(texts) == 1 else ''} text)" if texts else ""
         remain = "remains" if len(rest) == 1 else "remain"
         why = f"'{shown(wide[0].name)}' requires {width} columns, but {len(rest)} {remain} for it{holds}"
     else:

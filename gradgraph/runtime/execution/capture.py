@@ -43,16 +43,18 @@ def can_capture(model: onnx.ModelProto, placement: Placement, wanted: bool | Lit
     if not wanted:
         return False
     if placement.memory != "cuda":
-        return _refused("CUDA graphs need the CUDA provider; choose device='cuda'", wanted)
+        return _refused("CUDA graphs need the CUDA provider", "choose device='cuda'", wanted)
     found = obstacles_to_capture(ir.from_proto(model))
     if any(stray.operator == "input" for stray in found):
         return False
-    return not found or _refused(f"this step cannot run as a CUDA graph because of {found[0]}", wanted)
+    if found:
+        return _refused(f"this step cannot run as a CUDA graph because of {found[0]}", "remove that node", wanted)
+    return True
 
 
-def _refused(reason: str, wanted: bool | Literal["auto"]) -> bool:
+def _refused(reason: str, remedy: str, wanted: bool | Literal["auto"]) -> bool:
     if wanted != "auto":
-        raise RuntimeUnavailableError(f"{reason}, or leave cuda_graph off")
+        raise RuntimeUnavailableError(f"{reason}; {remedy}, or leave cuda_graph off")
     log.info("%s; it runs kernel by kernel", reason)
     return False
 

@@ -342,7 +342,10 @@ class Fit:
                     if self._stopped or p.batch == total:
                         break
         if not p.batch:
-            raise DataError("the data are empty: the iterable yields no batch (a generator can be used only once)")
+            raise DataError(
+                "the data are empty: the iterable yields no batch; pass a list, or a function that returns a new "
+                "generator"
+            )
         return not (self._stopped or self._interrupted(received))
 
     def _ends(self, received: Interrupts, limited: bool) -> bool:

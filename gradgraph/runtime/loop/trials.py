@@ -300,7 +300,10 @@ def overfit(trial: Trial, steps: int, rates: Mapping[str, Rate]) -> Overfit:
     with trial.executor.undone():
         batch = next(iter(trial.source.batches(0)), None)
         if batch is None:
-            raise DataError("the data are empty: the iterable yields no batch (a generator can be used only once)")
+            raise DataError(
+                "the data are empty: the iterable yields no batch; pass a list, or a function that returns a new "
+                "generator"
+            )
         moving = MovingRates(rates)
         now = ({name: moving.at(name, i, {}) for name in rates} for i in range(steps))
         return Overfit(tuple(trial.step(batch, fed)[0] for fed in now))
