@@ -83,7 +83,7 @@ def _input_names(module: Any, args: tuple[Any, ...], names: Sequence[str] | None
         if len(names) != len(args):
             raise ModelError(
                 f"input_names has {counted(len(names), 'name')}, but there are {len(args)} example "
-                "inputs; pass one for each"
+                "inputs; pass one name for each"
             )
         return list(names)
     try:
@@ -204,8 +204,8 @@ def _name_outputs(graph: ir.Graph, names: Sequence[str]) -> None:
     names = names or (["output"] if len(outputs) == 1 else [f"output_{i}" for i in range(len(outputs))])
     if len(names) != len(outputs):
         raise ModelError(
-            f"the module returns {counted(len(outputs), 'tensor')}, but output_names has {len(names)}; pass one for "
-            "each"
+            f"the module returns {counted(len(outputs), 'tensor')}, but output_names has {len(names)}; pass one name "
+            "for each"
         )
     taken = {v.name: v for node in graph.all_nodes() for v in node.outputs if v.name in names}
     for name, value in taken.items():

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from gradgraph.errors import escaped, readable_bytes, shown
+from gradgraph.errors import counted, escaped, readable_bytes, shown
 from gradgraph.graph.scoped_names import operator_name
 from gradgraph.step.manifest import Manifest, StateSpec
 from gradgraph.step.modules import Module, modules, tree
@@ -37,10 +37,10 @@ def summary(
     frozen = [t for t in eval_.graph.initializer if t.name in set(m.frozen)]
     state_bytes = sum(s.nbytes for s in m.state)
     rows = [
-        ("trainable", f"{_count(trainable)} in {len(trainable)} tensors"),
-        ("frozen", f"{sum(_elements(t.dims) for t in frozen):,} in {len(m.frozen)} tensors"),
+        ("trainable", f"{_count(trainable)} in {counted(len(trainable), 'tensor')}"),
+        ("frozen", f"{sum(_elements(t.dims) for t in frozen):,} in {counted(len(m.frozen), 'tensor')}"),
         *(("taken" if line is taken[0] else " ", line) for line in taken),
-        *((f"{k} state", f"{_count(v)} in {len(v)} tensors") for k, v in kinds.items() if k != "parameter"),
+        *((f"{k} state", f"{_count(v)} in {counted(len(v), 'tensor')}") for k, v in kinds.items() if k != "parameter"),
         ("state", f"{len(m.state)} tensors, {readable_bytes(state_bytes)}"),
         ("inputs", ", ".join(map(str, m.inputs)) or "none"),
         ("targets", ", ".join(map(str, m.targets)) or "none"),
@@ -49,7 +49,7 @@ def summary(
     ]
     for name, part in m.parts.items():
         if name:
-            rows += [("", ""), ("step", name), ("trains", f"{len(part.trainable)} tensors")]
+            rows += [("", ""), ("step", name), ("trains", f"{counted(len(part.trainable), 'tensor')}")]
             rows.append(("reads", ", ".join(map(shown, part.inputs)) or "none"))
         rows += [
             ("loss", _call(part.loss)),

@@ -151,7 +151,7 @@ BAD = {
     ),
     "names": (lambda: from_torch(torch.nn.ReLU(), torch.ones(2, 3), ["a", "b"]), "one name for each"),
     "arguments": (lambda: from_torch(torch.nn.ReLU(), (torch.ones(2), torch.ones(2))), "do not fit ReLU.forward"),
-    "outputs": (lambda: from_torch(torch.nn.ReLU(), torch.ones(2, 3), None, ["a", "b"]), "returns 1 tensors"),
+    "outputs": (lambda: from_torch(torch.nn.ReLU(), torch.ones(2, 3), None, ["a", "b"]), "returns 1 tensor,"),
     "data-dependent": (lambda: from_torch(Unexportable(), torch.ones(2, 3)), "could not export Unexportable"),
 }
 

@@ -273,7 +273,7 @@ def test_a_broken_image_is_named(photos: Path, kind: str) -> None:
         (lambda p: gg.image_folder(p, order="GBR"), 'it should be "RGB" or "BGR"'),
         (lambda p: gg.image_folder(p, scale=0), "it should be a number above zero"),
         (lambda p: trainer().fit(gg.image_folder(p, size=(8, 8)), progress=False), "do not match"),
-        (lambda p: trainer().fit(gg.image_folder(p, mean=(0.5,)), progress=False), "mean has 1 numbers"),
+        (lambda p: trainer().fit(gg.image_folder(p, mean=(0.5,)), progress=False), "mean has 1 number,"),
         (lambda p: trainer(classifier("height")).fit(p, progress=False), "resize all images, as image_folder"),
         (lambda p: trainer(classifier(classes=2)).fit(p, progress=False), "labels range from 0 to 1"),
         (lambda p: trainer().fit(p / "dog", progress=False), "has no subfolders of classes"),

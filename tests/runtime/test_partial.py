@@ -48,7 +48,7 @@ def test_a_head_trained_alone_and_then_everything() -> None:
     assert report.loaded == ("head.weight",)
     assert report.missing == ("body.weight",)
     assert "step" in report.unexpected
-    assert "loaded 1 tensors; missing: 'body.weight'; not used:" in str(report)
+    assert "loaded 1 tensor; missing: 'body.weight'; not used:" in str(report)
     assert second.evaluate(DATA)["loss"] == pytest.approx(first.evaluate(DATA)["loss"], rel=1e-6)
 
 

@@ -159,7 +159,7 @@ def test_large_frozen_weights_are_stored_once(tmp_path: Path) -> None:
     assert np.array_equal(onnx.numpy_helper.to_array(weight), np.arange(300_000, dtype=np.float32))
     loaded.save(tmp_path / "again")
     assert (tmp_path / "again" / "frozen.bin").read_bytes() == (tmp_path / "s" / "frozen.bin").read_bytes()
-    assert "300,000 in 1 tensors" in loaded.summary()
+    assert "300,000 in 1 tensor" in loaded.summary()
     tiny().save(tmp_path / "s", force=True)
     assert not (tmp_path / "s" / "frozen.bin").exists()
 
@@ -233,7 +233,7 @@ def test_no_folder(tmp_path: Path) -> None:
 
 def test_summary_names_everything() -> None:
     text = tiny().summary()
-    for part in ("2 in 1 tensors", "x float32[N, 2]", "t float32[N]", "mse()", "sgd(lr=0.5", "learning_rate=0.5"):
+    for part in ("2 in 1 tensor", "x float32[N, 2]", "t float32[N]", "mse()", "sgd(lr=0.5", "learning_rate=0.5"):
         assert part in text
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from gradgraph.errors import CheckpointError, listed, shown
+from gradgraph.errors import CheckpointError, counted, listed, shown
 from gradgraph.files.path_kinds import Kind as Place
 from gradgraph.files.path_kinds import weights_of, wrong_kind
 from gradgraph.files.untrusted.array_files import safetensors_in
@@ -67,7 +67,7 @@ class Loaded:
     frozen: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        parts = [f"loaded {len(self.loaded)} tensors"]
+        parts = [f"loaded {counted(len(self.loaded), 'tensor')}"]
         if self.missing:
             parts.append(f"missing: {listed(self.missing)}")
         if self.mismatched:
