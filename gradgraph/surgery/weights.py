@@ -354,6 +354,6 @@ def _give(work: ir.Model, value: ir.Value, data: np.ndarray, source: str) -> Non
     if not np.can_cast(data.dtype, tensor.dtype.numpy(), "same_kind"):
         raise DataError(
             f"'{shown(source)}' has dtype {data.dtype} in the file, but the model's weight has dtype "
-            f"{tensor.dtype.name.lower()}; convert it in the file"
+            f"{tensor.dtype.numpy()}; convert it in the file"
         )
     set_numbers(work, value, np.array(data, tensor.dtype.numpy(), order="C"))
