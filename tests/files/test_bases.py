@@ -180,7 +180,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
         "is missing; restore it, or build the step again",
     ),
     "moved alone": (lambda p: (p / "sub").mkdir() or (p / "base.onnx.data").rename(p / "sub" / "x"), "is missing"),
-    "cut": (lambda p: os.truncate(p / "base.onnx.data", 1 << 21), "bytes; expected"),
+    "cut": (lambda p: os.truncate(p / "base.onnx.data", 1 << 21), "bytes instead of"),
     "changed": (_spoil, "has changed since it was saved; restore it"),
     "fifo": (lambda p: ((p / "base.onnx.data").unlink(), os.mkfifo(p / "base.onnx.data")), "is not a regular file"),
     "absolute": (_named("/etc/passwd"), "its base_files are invalid"),
