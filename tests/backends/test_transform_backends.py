@@ -111,7 +111,7 @@ def test_a_file_for_one_machine_says_so() -> None:
 
 def test_an_unknown_backend_is_refused() -> None:
     for transform in TRANSFORMS.values():
-        with pytest.raises(BuildError, match=r"there is no backend 'ort-cp'; did you mean .*ort-cpu-native"):
+        with pytest.raises(BuildError, match=r"there is no backend 'ort-cp'; did you mean 'ort-cpu'"):
             transform(exported("mlp", "n"), backend="ort-cp")
     with pytest.raises(BuildError, match="there is no backend 'ort-cpu-native'"):
         gg.build(exported("mlp", "n"), backend="ort-cpu-native")

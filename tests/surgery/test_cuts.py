@@ -280,7 +280,7 @@ def test_names_that_do_not_fit_are_told(given: dict[str, np.ndarray], says: str)
 def test_a_wrong_shape_or_type_or_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"'body_bias' has shape \[4\] in the file"):
         surgery.load_weights(network(), {"body_bias": np.zeros(4)}, strict=False)
-    with pytest.raises(DataError, match="has dtype complex128 .* has dtype float32"):
+    with pytest.raises(DataError, match=r"has dtype complex128 .* has dtype float32"):
         surgery.load_weights(network(), {"body_bias": np.zeros(5, complex)}, strict=False)
     with pytest.raises(DataError, match="cannot read the weights"):
         surgery.load_weights(network(), tmp_path / "none.safetensors")

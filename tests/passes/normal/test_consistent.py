@@ -82,7 +82,7 @@ ILL_TYPED = {
     ),
     "a result": (
         model([node("Neg", "x")], [x(2)], [DOUBLE]),
-        r"outputs 'y', declared as float64, and 'x' has type float32, .* correct the declared type",
+        r"outputs 'y', declared as float64, but 'x' has type float32; correct the declared type",
     ),
     "a truth": (
         model([node("Greater", "x x")], [x(2)]),
