@@ -222,12 +222,9 @@ def _read(column: str, values: Array, form: DateForm, zone: bool) -> Array:
     if values.dtype.kind == "M" and form.name == ISO and not zone:
         texts = np.datetime_as_string(values.astype("datetime64[s]")).astype(object)
         texts[np.isnat(values)] = ""
-    elif values.dtype.kind == "M":
-        texts = _written(values.astype("datetime64[us]").astype(object), form, zone)
-    elif values.dtype.kind == "O":
-        texts = column_text(column, _written(values, form, zone))
     else:
-        texts = column_text(column, values)
+        values = values.astype("datetime64[us]").astype(object) if values.dtype.kind == "M" else values
+        texts = column_text(column, _written(values, form, zone) if values.dtype.kind == "O" else values)
     if any(form.read(text, zone) is None for text in set(texts.tolist()) - {""}):
         raise _no_date(column, texts, form, zone)
     return texts

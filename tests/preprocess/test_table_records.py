@@ -124,8 +124,8 @@ def test_one_instant_in_several_zones_is_one_row() -> None:
 @pytest.mark.parametrize("form", ["D.M.YYYY", "YYYYMMDD", "M/D/YY"])
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
 def test_columns_of_the_type_of_dates_are_read_whatever_training_wrote(form: str, unit: str) -> None:
-    days = pd.Series(pd.to_datetime(["2024-05-31", "2021-01-13"])).astype(f"datetime64[{unit}]")
-    texts = [FORMS[form].written(day.date(), False) for day in days]
+    days = pd.Series(pd.to_datetime(["2024-05-31", "2021-01-13", None])).astype(f"datetime64[{unit}]")
+    texts = [*(FORMS[form].written(day.date(), False) for day in days[:2]), None]
     plan = fit({"d": texts}, kinds={"d": "date"})
     np.testing.assert_array_equal(plan.arrays({"d": days})["x"], plan.arrays({"d": texts})["x"])
 
