@@ -70,7 +70,7 @@ def test_train_reduces_the_rate_on_a_plateau(cli: Cli, folder: Path) -> None:
         ("cosine(0.1)", "the schedule cosine requires total_steps; add it, as in --schedule 'cosine(total_steps=…)'"),
         ("cosine(0.1, 10, 0.0, 7)", "takes 3 arguments, not 4"),
         ("0.1", "is not a schedule"),
-        ("cosine(0.1, 1 / 0)", "has no value"),
+        ("cosine(0.1, 1 / 0)", "divides by zero"),
         ("cosine(0.1, __import__('os'))", "there is no schedule '__import__'"),
         ("cosine(0.1, x.y)", "arguments of a schedule are numbers, lists or schedules"),
         ("cosine('a', 10)", "lr is 'a'; it should be a finite number"),
