@@ -424,7 +424,7 @@ def test_floats_in_lines_of_json_are_exact(tmp_path: Path) -> None:
     [
         ("t.csv", "a;b\n1,5;2\n2,5;3\n", "separated by semicolons, but commas are expected"),
         ("t.csv", "a\tb\n1\t2\n", "separated by tabs, but commas"),
-        ("t.csv", "sep=,\na,b\n1,2\n", "begins with the line 'sep=,' of a spreadsheet; delete this line"),
+        ("t.csv", "sep=,\na,b\n1,2\n", "only names the separator, for spreadsheets; delete it"),
         ("t.tsv", "a,b\n1,2\n", "separated by commas, but tabs"),
         ("t.csv", "a,a,b\n1,2,3\n", "t.csv' have the name 'a'"),
         ("t.csv", "a,b\n1,2\n3\n", "line 3 of .* has 1 cell, but the header has 2"),

@@ -210,7 +210,7 @@ def _check_header(path: Path, separator: str) -> None:
             "unique name"
         )
     if names and names[0] == "sep=":
-        raise DataError(f"'{shown(path)}' begins with the line 'sep={separator}' of a spreadsheet; delete this line")
+        raise DataError(f"the first line of '{shown(path)}' only names the separator, for spreadsheets; delete it")
     others = [sign for sign in (";", TAB, ",") if sign != separator and len(names) == 1 and sign in names[0]]
     if others:
         parted, wanted = ({";": "semicolons", TAB: "tabs", ",": "commas"}[sign] for sign in (others[0], separator))
