@@ -117,7 +117,7 @@ def test_conversions(have: str, want: str, ok: bool) -> None:
     if ok:
         assert check({"x": value})["x"].tolist() == [0, 1]
         return
-    with pytest.raises(DataError, match=rf"is {have}, but the step expects {want}"):
+    with pytest.raises(DataError, match=rf"has dtype {have}, but the step expects {want}"):
         check({"x": value})
 
 
@@ -170,7 +170,7 @@ def test_a_batch_that_looks_like_the_last_is_still_checked(ignore_index: int | N
         ("t", ignored, "label -100 at index 0" if ignore_index is None else "every label of 't' is the ignored"),
         ("x", np.zeros((4, 3), np.float32), "has shape [4, 3]"),
         ("x", np.zeros((3, 2), np.float32), "'n' is 3 in 'x' but 4 in 't'"),
-        ("x", np.zeros((4, 2), complex), "is complex128"),
+        ("x", np.zeros((4, 2), complex), "has dtype complex128"),
     ]:
         for _ in range(2):
             assert check(dict(good)).keys() == good.keys()
