@@ -111,7 +111,7 @@ def suggestion(name: object, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(bare(name), alike, n=1)
     if close:
         return f"; did you mean '{shown(alike[close[0]])}'?"
-    return f"; choose from {', '.join(shown(n) for n in names[:8])}{' …' if len(names) > 8 else ''}" if names else ""
+    return f"; there is {', '.join(shown(n) for n in names[:8])}{' …' if len(names) > 8 else ''}" if names else ""
 
 
 def listed(names: Iterable[object], most: int = 8) -> str:

@@ -103,7 +103,7 @@ def test_backends_are_listed_without_their_forms() -> None:
 
 
 def test_names_are_checked_and_offered() -> None:
-    with pytest.raises(BuildError, match=f"there is no backend 'toy'; choose from {', '.join(sorted(BACKENDS)[:8])}"):
+    with pytest.raises(BuildError, match=f"there is no backend 'toy'; there is {', '.join(sorted(BACKENDS)[:8])}"):
         named("toy")
     assert of_provider("CUDAExecutionProvider").name == "ort-cuda"
     assert of_provider("XnnpackExecutionProvider").name == "portable"

@@ -286,7 +286,7 @@ def test_only_what_the_model_computes_is_offered(more: dict[str, Any]) -> None:
         with pytest.raises(UnknownNameError) as raised:
             gg.build(model, "cross_entropy", recompute=wrong, metrics=["accuracy"], **more)
         said = str(raised.value)
-        offered = re.findall(r"'([^']*)'\?$", said) or said.partition("; choose from ")[2].split(", ")
+        offered = re.findall(r"'([^']*)'\?$", said) or said.partition("; there is ")[2].split(", ")
         assert offered and set(offered) <= set(values)
 
 

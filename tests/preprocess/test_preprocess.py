@@ -308,7 +308,7 @@ def test_what_later_tables_lack_is_named() -> None:
 
 def test_what_cannot_be_learnt_is_said() -> None:
     _, frame = _plan()
-    with pytest.raises(DataError, match="the table has no column 'prize'; choose from age, town, y"):
+    with pytest.raises(DataError, match="the table has no column 'prize'; there is age, town, y"):
         fit(frame, "prize")
     with pytest.raises(ArgumentError, match=r"table is 'train.csv'; it should be a DataFrame .*read_csv"):
         fit("train.csv", "y")

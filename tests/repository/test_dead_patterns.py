@@ -170,7 +170,7 @@ def test_a_file_is_not_written_for_a_dead_pattern(tmp_path: Any) -> None:
          "'lsat' matches no layer that can have an adapter; did you mean 'last'?"),
         (lambda: gg.lora(MODEL, "*", kind="lora", feedforward="last"), "feedforward applies to adapters of kind ia3"),
         (lambda: gg.lora(MODEL, "first", kind="ia3", feedforward=["first", "last"]),
-         "'last' matches no layer that gets an adapter; choose from first"),
+         "'last' matches no layer that gets an adapter; there is first"),
         (lambda: gg.qat(MODEL, target=["first", "lsat"], activations=None),
          "'lsat' matches no layer with a stored weight; did you mean 'last'?"),
         (lambda: surgery.untie_weights(TIED, ["both", "lonely"]),

@@ -46,7 +46,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "missing": (without("z"), "'z' is missing; the step expects 'x', 'z', 'target'"),
     "misspelt": ({**without("target"), "targets": DATA["target"]}, "has no input 'targets'; did you mean 'target'?"),
     "several are missing": ({}, "'x', 'z', 'target' are missing; the step expects 'x', 'z', 'target'"),
-    "extra": (batch(weights=1), "has no input 'weights'; choose from x, z, target"),
+    "extra": (batch(weights=1), "has no input 'weights'; there is x, z, target"),
     "too few": ((DATA["x"],), "the batch has 1 entry, but the step expects 3 (x, z, target)"),
     "columns": (batch(x=DATA["x"][:, :3]), "'x' has shape [10, 3], but the step expects [batch, 4]"),
     "rank": (batch(x=DATA["x"][:, :, None]), "'x' has shape [10, 4, 1], but the step expects [batch, 4]"),
