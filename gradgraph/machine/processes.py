@@ -25,6 +25,7 @@ _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 Process: TypeAlias = subprocess.Popen[str]
 
 # sets the search path for modules to the one that the command passes
+_ROOT = Path(__file__).absolute().parents[2]
 _PATHS = "import os, sys\nsys.path[:] = sys.argv.pop(1).split(os.pathsep)\n"
 
 
@@ -66,8 +67,12 @@ def run_python(code: str, *arguments: str, **options: Any) -> subprocess.Complet
 
 
 def python_command(code: str, *arguments: str) -> list[str]:
-    """Return a command that runs Python ``code`` with the modules of this process, but none from the working folder."""
-    paths = [p for p in sys.path if os.path.isabs(p) and not _is_here(p)]  # noqa: PTH117
+    """Return a command that runs Python ``code`` with the modules of this process, but none from the working folder.
+
+    The folder that contains this package stays, since an editable installation may be used from its own clone.
+    """
+    known = [p for p in sys.path if os.path.isabs(p)]  # noqa: PTH117
+    paths = [p for p in known if Path(p) == _ROOT or not _is_here(p)]
     return [sys.executable, "-I", "-c", _PATHS + code, os.pathsep.join(paths), *arguments]
 
 

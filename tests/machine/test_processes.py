@@ -52,6 +52,12 @@ def test_python_finds_our_modules_and_none_of_the_working_folder(trap: Path, mon
     assert Path(folder) != trap and not Path(folder).exists()
 
 
+def test_a_clone_that_is_installed_by_its_path_is_used_from_its_own_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT.parent)
+    monkeypatch.setattr(sys, "path", [str(ROOT.parent), *(path for path in sys.path if path)])
+    assert str(ROOT.parent) in processes.python_command("")[-1].split(os.pathsep)
+
+
 def test_kernels_are_built_by_nothing_in_the_working_folder(
     trap: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
