@@ -144,8 +144,8 @@ def _floating(x: Value, role: str) -> Tensor:
     found = wrap(x.traced)
     if not carries(found.traced.value):
         raise DifferentiationError(
-            f"{role} '{shown(found.traced.value.name)}' is {found.dtype.name.lower()}; only floating tensors have "
-            "gradients"
+            f"{role} '{shown(found.traced.value.name)}' is {found.dtype.name.lower()}; only floating-point tensors "
+            "have gradients"
         )
     return found
 

@@ -87,7 +87,7 @@ __all__ = [
 
 
 def real(x: TensorLike) -> Tensor:
-    """Return ``x`` as a floating tensor (integers and booleans become float32)."""
+    """Return ``x`` as a floating-point tensor (integers and booleans become float32)."""
     x = tensor(x)
     return x if x.is_floating_point() else cast(x, ir.DataType.FLOAT)
 

@@ -389,7 +389,7 @@ def operator(
     Args:
         op_type: the name of the operator.
         domain: the domain of the operator, not "".
-        inputs: the type of each input: a variable over floating types, such as ``"T"``, or an ONNX type, such as
+        inputs: the type of each input: a variable over floating-point types, such as ``"T"``, or an ONNX type, such as
             ``"tensor(int64)"``. A ``?`` after it makes the input optional; a ``*`` after the last one means any number
             of inputs.
         outputs: the type of each output, written as for inputs.

@@ -123,10 +123,10 @@ def value_and_grad(
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
-        output: name of the floating output (or any inner tensor) to differentiate, with exactly one element; by default
-            the first output that depends on an input.
+        output: name of the floating-point output (or any inner tensor) to differentiate, with exactly one element; by
+            default the first output that depends on an input.
         wrt: names and globs (``"head.*"``) of inputs and initializers; by default every trainable initializer: a
-            floating one that ``output`` depends on, except running statistics and buffers.
+            floating-point one that ``output`` depends on, except running statistics and buffers.
         allow_unused: return zeros for names that ``output`` does not depend on, instead of raising an error.
         backend: the runtime of the result. ``"portable"`` writes standard nodes, which run anywhere and can be
             transformed again. ``"ort-cpu"`` and ``"ort-cuda"`` write the fastest forms for onnxruntime on a processor
@@ -176,10 +176,10 @@ def vjp(
 
     Args:
         model, backend, opset, recompute, out: as for ``value_and_grad``.
-        outputs: names and globs of floating outputs; all of them by default. For each, the result has a new input
+        outputs: names and globs of floating-point outputs; all of them by default. For each, the result has a new input
             ``"<output>.cotangent"`` with the output's shape and type.
-        wrt: names and globs of inputs and initializers; by default the trainable initializers, or every floating input
-            if the model has none.
+        wrt: names and globs of inputs and initializers; by default the trainable initializers, or every floating-point
+            input if the model has none.
         allow_unused: return zeros for names that no output depends on, instead of raising an error.
 
     Returns:
@@ -209,10 +209,10 @@ def jvp(
 
     Args:
         model, backend, opset, out: as for ``value_and_grad``.
-        outputs: names and globs of floating outputs; all of them by default.
-        wrt: names and globs of inputs and initializers; by default the trainable initializers, or every floating input
-            if the model has none. For each, the result has a new input ``"<name>.tangent"`` with the tensor's shape and
-            type.
+        outputs: names and globs of floating-point outputs; all of them by default.
+        wrt: names and globs of inputs and initializers; by default the trainable initializers, or every floating-point
+            input if the model has none. For each, the result has a new input ``"<name>.tangent"`` with the tensor's
+            shape and type.
         allow_unused: accept names that no output depends on; their tangents are ignored.
 
     Returns:
@@ -243,8 +243,8 @@ def hvp(
 
     Args:
         model, backend, opset, out: as for ``value_and_grad``.
-        output: the floating output (or any inner value) to differentiate twice, with exactly one element; by default
-            the first output that depends on an input.
+        output: the floating-point output (or any inner value) to differentiate twice, with exactly one element; by
+            default the first output that depends on an input.
         wrt: names and globs of inputs and initializers, as for ``value_and_grad``. For each, the result has a new input
             ``"<name>.tangent"`` with the tensor's shape and type.
         allow_unused: return zeros for names that ``output`` does not depend on, instead of raising an error.
@@ -282,10 +282,10 @@ def jacobian(
 
     Args:
         model, backend, opset, out: as for ``value_and_grad``.
-        output: the floating output (or any inner value) to differentiate, of any shape; by default the first output
-            that depends on an input.
-        wrt: names and globs of inputs and initializers; by default the trainable initializers, or every floating input
-            if the model has none.
+        output: the floating-point output (or any inner value) to differentiate, of any shape; by default the first
+            output that depends on an input.
+        wrt: names and globs of inputs and initializers; by default the trainable initializers, or every floating-point
+            input if the model has none.
         mode: ``"reverse"`` (a backward pass for each element of ``output``), ``"forward"`` (a tangent for each element
             of ``wrt``), or ``"auto"``: forward mode if ``wrt`` is known to have fewer elements.
         per_sample: differentiate each sample of ``output`` with respect to the same sample of inputs only, for all
@@ -326,8 +326,8 @@ def hessian(
 
     Args:
         model, backend, opset, out: as for ``value_and_grad``.
-        output: the floating output (or any inner value) to differentiate twice, with exactly one element; by default
-            the first output that depends on an input.
+        output: the floating-point output (or any inner value) to differentiate twice, with exactly one element; by
+            default the first output that depends on an input.
         wrt: names and globs of inputs and initializers, as for ``value_and_grad``.
         allow_unused: return zeros for names that ``output`` does not depend on, instead of raising an error.
 
@@ -367,7 +367,7 @@ def per_sample_gradients(
 
     Args:
         model, backend, opset, out: as for ``value_and_grad``.
-        output: the floating output (or any inner value) to differentiate: one element, or one for each sample; by
+        output: the floating-point output (or any inner value) to differentiate: one element, or one for each sample; by
             default the first output that depends on an input.
         wrt: names and globs of inputs and initializers, as for ``value_and_grad``.
         inputs: names and globs of the inputs whose first axis is the batch, with a symbolic size; by default all inputs

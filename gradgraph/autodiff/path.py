@@ -21,7 +21,7 @@ Edge = tuple[ir.Value | None, ir.Value]
 
 
 def carries(value: ir.Value | None) -> bool:
-    """Whether ``value`` carries gradients: floating tensors do, and sequences and optionals of them."""
+    """Whether ``value`` carries gradients: floating-point tensors do, and sequences and optionals of them."""
     return value is not None and value.dtype is not None and value.dtype.is_floating_point()
 
 
@@ -31,7 +31,7 @@ def is_tensor(value: ir.Value) -> bool:
 
 
 def _may_carry(value: ir.Value | None) -> bool:
-    """Whether ``value`` is floating or has no type; outputs of unknown operators, reported later, have none."""
+    """Whether ``value`` is floating-point or has no type, like outputs of unknown operators, reported later."""
     return value is not None and (carries(value) or value.type is None)
 
 
@@ -173,8 +173,8 @@ class Path:
             if value not in set(reads_smoothly(node)):
                 return f"{describe(node)} reads it as a setting, which has no gradient"
             if not any(map(carries, node.outputs)):
-                return f"its path ends at {describe(node)}, whose output is not floating"
-        return "no path of floating tensors leads from it to the output"
+                return f"its path ends at {describe(node)}, whose output is not floating-point"
+        return "no path of floating-point tensors leads from it to the output"
 
 
 def _with_bodies(nodes: Iterable[ir.Node]) -> Iterator[ir.Node]:

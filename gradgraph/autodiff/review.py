@@ -79,7 +79,7 @@ def log_findings(findings: Sequence[Finding]) -> None:
 
 
 def reasons(graph: ir.Graph, targets: Sequence[ir.Value]) -> dict[str, str]:
-    """Return, for each floating tensor in the file by name, the reason why it is or is not trained by default."""
+    """Return, for each floating-point tensor in the file by name, the reason why it is or is not trained by default."""
     found = {name: verdict.reason for name, verdict in verdicts(graph).items()}
     statistics = running_statistics(graph)
     weights = [v for v in graph.initializers.values() if carries(v) and not is_marked_constant(v)]

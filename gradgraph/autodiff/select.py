@@ -27,7 +27,7 @@ UNUSED: Remedies = {
 def select(graph: ir.Graph, wrt: Names, targets: Sequence[ir.Value]) -> list[ir.Value]:
     """Return the inputs and initializers that match ``wrt``, in the order of its patterns.
 
-    If ``wrt`` is None, these are the trainable initializers, or all floating inputs if there are none.
+    If ``wrt`` is None, these are the trainable initializers, or all floating-point inputs if there are none.
     """
     if wrt is None:
         found = trainable(graph, targets)
@@ -35,7 +35,7 @@ def select(graph: ir.Graph, wrt: Names, targets: Sequence[ir.Value]) -> list[ir.
             found = [x for x in graph.inputs if carries(x)]
         if not found:
             raise DifferentiationError(
-                "the model has no floating initializer or input to differentiate by",
+                "the model has no floating-point initializer or input to differentiate by",
                 remedy="name some in `wrt`",
                 shell="name some with --wrt",
             )
@@ -56,7 +56,7 @@ def select(graph: ir.Graph, wrt: Names, targets: Sequence[ir.Value]) -> list[ir.
                 chosen[value] = None
     if not chosen:
         some = ", ".join(shown(name) for name in list(known)[:12])
-        raise UnknownNameError(f"no floating input or initializer matches {wrt!r}; choose from {some}")
+        raise UnknownNameError(f"no floating-point input or initializer matches {wrt!r}; choose from {some}")
     return list(chosen)
 
 
@@ -69,7 +69,7 @@ def _matching(pattern: str, known: Iterable[str]) -> list[str]:
 
 
 def trainable(graph: ir.Graph, targets: Sequence[ir.Value]) -> list[ir.Value]:
-    """Return the trainable initializers: the floating ones that affect the targets.
+    """Return the trainable initializers: the floating-point ones that affect the targets.
 
     Running statistics are excluded, and constants of formulas (see ``gradgraph.passes.normal.weights.verdicts``).
     """
@@ -127,7 +127,7 @@ def float_outputs(graph: ir.Graph, names: Names) -> list[ir.Value]:
     if names is None:
         found = [y for y in graph.outputs if carries(y)]
         if not found:
-            raise DifferentiationError("the model has no floating output to differentiate")
+            raise DifferentiationError("the model has no floating-point output to differentiate")
         return list(dict.fromkeys(found))
     known = {y.name: y for y in graph.outputs if y.name}
     chosen = [known[n] for p in as_names(names) for n in _matching(p, known)]
@@ -148,7 +148,7 @@ def content_of(value: ir.Value) -> str:
 
 
 def check_scalar(target: ir.Value) -> None:
-    """Raise an error unless ``target`` is a floating tensor of one element; unknown sizes are accepted."""
+    """Raise an error unless ``target`` is a floating-point tensor of one element; unknown sizes are accepted."""
     if not carries(target) or not is_tensor(target):
         raise DifferentiationError(
             f"output '{shown(target.name)}' {content_of(target)}, but a gradient needs a floating-point scalar; choose "

@@ -39,13 +39,15 @@ def output_name(graph: ir.Graph, output: str | None) -> str:
     if output is None:
         if not floating:
             raise BuildError(
-                "the model has no floating output that a loss could read; pass output with the name of an inner value"
+                "the model has no floating-point output that a loss could read; set output to an inner value's name"
             )
         return default_outputs(graph)[0]
     if output not in floating:
         inner = next((v for n in graph for v in n.outputs if v.name == output and carries(v) and is_tensor(v)), None)
         if inner is None:
-            raise UnknownNameError(f"the model has no floating output '{shown(output)}'{suggestion(output, floating)}")
+            raise UnknownNameError(
+                f"the model has no floating-point output '{shown(output)}'{suggestion(output, floating)}"
+            )
         graph.outputs.append(inner)
     return output
 

@@ -70,7 +70,7 @@ def parameters_of(
     if not selected:
         others = left_out(graph, read, ()) if is_default(train, (*as_names(freeze), *below)) else ""
         raise BuildError(
-            "no parameters to train: no floating initializer on the way to the loss is selected and not frozen"
+            "no parameters to train: no floating-point initializer on the way to the loss is selected and not frozen"
             + (f"; excluded: {others}" if others else ""),
             **(_hint_at_constants(graph) or _hint_at_integers(graph)),
         )

@@ -127,7 +127,7 @@ class StepOptions:
     )  # fmt: skip
     output: str | Sequence[str] | None = option(
         "what the loss reads: an output of the model, or an inner value such as the logits behind a Softmax; the first "
-        "floating output that depends on an input by default. A loss that reads several takes a list.",
+        "floating-point output that depends on an input by default. A loss that reads several takes a list.",
         NAMES.or_none(),
         Shell("model", "The model output that the loss reads; repeatable. The first by default.",
               "list", key="outputs", metavar="NAME"),

@@ -81,7 +81,7 @@ class Var:
 
     @property
     def is_float(self) -> bool:
-        """Whether the element type is floating."""
+        """Whether the element type is floating-point."""
         return self.value.dtype is not None and self.value.dtype.is_floating_point()
 
     def __repr__(self) -> str:

@@ -1,6 +1,6 @@
-"""Checks that a node is a well-formed call of its operator, by its schema and the assumptions of ONNX's inference.
+"""Checks that a node is a well-formed call of its operator, by its schema and the assumptions of ONNX shape inference.
 
-ONNX's inference, in C++, crashes or never returns on some malformed nodes. So nodes are checked before any library
+ONNX shape inference, in C++, crashes or never returns on some malformed nodes. So nodes are checked before any library
 reads them, in files (``call_in_file``) and in memory (``call_in_memory``). Operators of custom domains have no schema
 and are not checked.
 """
@@ -169,7 +169,7 @@ def _attribute(kind: ir.AttributeType) -> str:
     return f"a list of {name}" if name.endswith("s") else f"{'an' if name == 'int' else 'a'} {name}"
 
 
-# --- attribute values that ONNX's inference and our passes rely on --------------------------------------
+# --- attribute values that ONNX shape inference and our passes rely on --------------------------------------
 
 _Judge = Callable[[Call, Mapping[str, Any]], Iterable[_Fault]]
 _HEADS = ("num_heads", "q_num_heads", "kv_num_heads")
@@ -207,7 +207,7 @@ _CHOSEN = frozenset(key.rpartition(".")[2] for key in CHOICES)
 _WATCHED = frozenset(
     {"axis", "perm", "sampling_ratio", "to", "softmax_precision", *_CHOSEN, *_COUNTS, *_HEADS, *_WINDOWS}
 )
-_MOST_AXES = 1024  # far beyond any runtime's limit; ONNX's inference counts some in 32 bits
+_MOST_AXES = 1024  # far beyond any runtime's limit; ONNX shape inference counts some in 32 bits
 WIDEST = 2**22  # elements of an axis covered by one window; gradients of pools number them
 
 
@@ -240,7 +240,7 @@ def _decoded(text: str | bytes) -> str:
 
 
 def _split(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
-    """Yield a fault if num_outputs is not the number of outputs: ONNX's inference would write out of bounds."""
+    """Yield a fault if num_outputs is not the number of outputs: ONNX shape inference would write out of bounds."""
     parts = values.get("num_outputs")
     if parts is not None and parts != call.outputs:
         yield _Fault(f"has {counted(call.outputs, 'output')}", f"its attribute num_outputs is {parts}")
@@ -258,7 +258,7 @@ def _einsum(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
 
 
 def _gather_nd(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
-    """Yield a fault if batch_dims is negative: ONNX's inference would read out of bounds."""
+    """Yield a fault if batch_dims is negative: ONNX shape inference would read out of bounds."""
     if (axes := values.get("batch_dims", 0)) < 0:
         yield _Fault(f"is {axes}", "must be 0 or more", attribute="batch_dims")
 

@@ -246,7 +246,7 @@ def beyond_onnx(node: ir.Node, given: Sequence[Shape | None]) -> Shape | None:
 
 
 def lost_sizes(node: ir.Node) -> Shape | None:
-    """Return the first output's sizes that ONNX's inference misses, for a Slice or a sequence; None on other axes."""
+    """Return the first output's sizes that ONNX shape inference misses (Slice, sequences); None for unknown axes."""
     if node.domain or not node.inputs:
         return None
     given = [recorded_shape(v) for v in node.inputs]
@@ -286,7 +286,7 @@ def _infer_outputs(
     return [(k.tensor_type.elem_type, shape_of_type(k) if k.HasField("tensor_type") else None) for k in kinds]
 
 
-FAILURES = (  # raised by ONNX's inference if it cannot infer a shape, or rejects the node
+FAILURES = (  # raised by ONNX shape inference if it cannot infer a shape, or rejects the node
     onnx.shape_inference.InferenceError,
     onnx.checker.ValidationError,
     RuntimeError,

@@ -76,7 +76,7 @@ def is_number(value: ir.Value | None, expected: float) -> bool:
 
 
 def epsilon(dtype: ir.DataType) -> float:
-    """Return the distance from 1 to the next larger number of a floating type."""
+    """Return the distance from 1 to the next larger number of a floating-point type."""
     return {ir.DataType.DOUBLE: 2.0**-52, ir.DataType.FLOAT: 2.0**-23, ir.DataType.FLOAT16: 2.0**-10}.get(
         dtype, 2.0**-7
     )

@@ -92,7 +92,7 @@ class Case:
     inputs: tuple[Any, ...]
     attrs: dict[str, Any]
     outputs: int = 1
-    read: tuple[int, ...] | None = None  # the outputs that get a cotangent; all floating ones by default
+    read: tuple[int, ...] | None = None  # the outputs that get a cotangent; all floating-point ones by default
     first_order_only: str = ""  # the reason to skip second order, if any
     constant_literals: str = ""  # the reason why literals cannot be run-time inputs, if any
     known_shapes: str = ""  # the reason why shapes must be known, if any
@@ -114,7 +114,7 @@ def case(
     """Return a case for the rule kit: ``case(real(2, 3), [1], keepdims=0)``; keyword arguments are ONNX attributes.
 
     An operator with subgraphs, or one that needs other nodes, is tested in a graph, written in ONNX's text form with
-    ``real`` for the floating type: ``case(real(3), graph="s = SequenceConstruct(x0, x0) y0 = SequenceAt(s, x1)")``.
+    ``real`` for the tested type: ``case(real(3), graph="s = SequenceConstruct(x0, x0) y0 = SequenceAt(s, x1)")``.
 
     The kit compares gradients with central differences in float64: with all shapes known, with unknown shapes, with
     alternate axes known, and with the literals as run-time inputs. Then it checks the second-order gradient, and the
@@ -189,7 +189,7 @@ class Rule:
     cases: tuple[Case, ...]
     points: tuple[Point, ...]
     family: str
-    settings: frozenset[int] = frozenset()  # floating inputs that select a behaviour and have no gradient
+    settings: frozenset[int] = frozenset()  # floating-point inputs that select a behaviour and have no gradient
     captures: bool = False  # the rule accepts ``bodies``, and also returns the gradients of captured values
 
     def __call__(
@@ -224,8 +224,8 @@ def vjp(
         op_type, domain: the name and domain of the operator.
         trials: cases and points of the rule kit.
         broadcasts: whether gradients may have the shape of the output.
-        settings: indices of floating inputs that select a behaviour (Dropout's ratio, Resize's scales) and therefore
-            never have a gradient.
+        settings: indices of floating-point inputs that select a behaviour (Dropout's ratio, Resize's scales) and
+            therefore never have a gradient.
         captures: whether the operator has subgraphs. Then the rule accepts ``bodies`` (see ``Bodies``) by keyword, and
             returns one gradient for each of ``bodies.captured`` after those of the inputs.
     """

@@ -500,7 +500,7 @@ class Trainer(Exports):
             values: arrays by name, or the path of a file: safetensors (such as a checkpoint), ``.npz``, or an ``.onnx``
                 with its weights. A checkpoint or a model also provides the names of columns and classes.
             strict: require exactly the tensors of the state. Otherwise, weights and running statistics whose name and
-                shape match are loaded (floating types are converted), and the optimizer's copies of them, such
+                shape match are loaded (floating-point types are converted), and the optimizer's copies of them, such
                 as averages and master weights, are reset to the loaded values; everything else is unchanged.
 
         Returns:

@@ -158,7 +158,7 @@ def _own_biases(model: ir.Model) -> None:
 
 
 def _large(value: ir.Value) -> ir.TensorProtocol | None:
-    """Return the tensor of a large floating initializer with several axes; None for any other value."""
+    """Return the tensor of a large floating-point initializer with several axes; None for any other value."""
     tensor = value.const_value
     is_large = tensor is not None and tensor.dtype in _FLOATS and len(tensor.shape) > 1 and tensor.nbytes >= LEAST_BYTES
     return tensor if is_large else None

@@ -78,8 +78,8 @@ def _feed(work: ir.Model, value: ir.Value) -> None:
 def below(model: Source, value: str) -> list[str]:
     """Return the names of all weights that ``value`` is computed from, in the model's order.
 
-    ``gg.build(model, freeze_below="features")`` trains all other weights. Weights are floating initializers with more
-    than one element, unlike the target shape of a Reshape.
+    ``gg.build(model, freeze_below="features")`` trains all other weights. Weights are floating-point initializers with
+    more than one element, unlike the target shape of a Reshape.
 
     Raises:
         UnknownNameError: the model has no such value.

@@ -32,7 +32,7 @@ def untie_weights(model: Source, weights: str | Sequence[str] | None = None, *, 
         A model of the same type as ``model``.
 
     Raises:
-        UnknownNameError: a name matches no floating weight, or no weight that several modules read.
+        UnknownNameError: a name matches no floating-point weight, or no weight that several modules read.
         ModelError: none of the weights is read by several modules.
         OutputError: ``out`` cannot be written.
     """

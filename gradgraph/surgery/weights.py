@@ -24,7 +24,7 @@ Arrays: TypeAlias = Mapping[str, np.ndarray[Any, Any]]
 
 
 def weights_named(work: ir.Model, names: str | Sequence[str]) -> list[ir.Value]:
-    """Return the floating initializers that ``names`` (names and globs) match, in the model's order.
+    """Return the floating-point initializers that ``names`` (names and globs) match, in the model's order.
 
     Raises:
         UnknownNameError: a name or glob matches nothing.
@@ -34,7 +34,7 @@ def weights_named(work: ir.Model, names: str | Sequence[str]) -> list[ir.Value]:
     for pattern in as_names(names):
         found = matching(pattern, list(known))
         if not found:
-            raise UnknownNameError(f"no floating weight matches '{shown(pattern)}'{suggestion(pattern, known)}")
+            raise UnknownNameError(f"no floating-point weight matches '{shown(pattern)}'{suggestion(pattern, known)}")
         chosen.update(found)
     return [v for n, v in known.items() if n in chosen]
 
@@ -59,7 +59,7 @@ def reset_weights(model: Source, weights: str | Sequence[str], *, seed: int = 0,
         A model of the same type as ``model``.
 
     Raises:
-        UnknownNameError: a name matches no floating weight.
+        UnknownNameError: a name matches no floating-point weight.
         ModelError: the role of a weight is unknown.
         OutputError: ``out`` cannot be written.
     """

@@ -69,7 +69,7 @@ def trial(
         unknown: make all axes of the inputs symbolic, or only those whose index plus the index of the input is
             ``"even"`` or ``"odd"``. Ranks are known.
         fed: make literals run-time inputs instead of initializers.
-        dtype: the element type of every floating tensor.
+        dtype: the element type of every floating-point tensor.
         seed: the seed of the random numbers.
     """
     rng = np.random.default_rng([seed, zlib.crc32(rule.op_type.encode())])
@@ -116,7 +116,7 @@ def _type_of(rule: Rule, i: int) -> str:
 
 
 def _parsed(text: str, dtype: type[np.floating[Any]]) -> Sequence[onnx.NodeProto]:
-    """Return the nodes of a case in ONNX's text form, with the floating type ``dtype`` for ``real``."""
+    """Return the nodes of a case in ONNX's text form, with the floating-point type ``dtype`` for ``real``."""
     name = {np.float64: "double", np.float32: "float", np.float16: "float16"}[dtype]
     if dtype is np.float16:  # the text form writes float16 numbers as bits
         text = re.sub(r"real(\[1\])? \{([^}]+)\}", lambda m: f"real{m[1] or ''} {{{_bits(float(m[2]))}}}", text)

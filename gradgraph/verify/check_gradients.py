@@ -186,8 +186,9 @@ def check_gradients(
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
         feeds: an array for each input; random by default (see ``gradgraph.verify.feeds``).
-        output: the floating output to differentiate, of any shape; by default all floating outputs.
-        wrt: names and globs of inputs and initializers; by default every trainable initializer and floating input.
+        output: the floating-point output to differentiate, of any shape; by default all floating-point outputs.
+        wrt: names and globs of inputs and initializers; by default every trainable initializer and floating-point
+            input.
         sizes: values of symbolic sizes, such as ``{"batch": 2}``; or, by the name of an input, all its sizes. By
             default small sizes are tried first, and larger ones if the model does not run with these.
         seed: the seed of inputs, weights and directions.
@@ -256,10 +257,12 @@ def _outputs(graph: ir.Graph, output: str | None) -> list[str]:
     floating = [v.name for v in graph.outputs if carries(v) and is_tensor(v) and v.name]
     if output is None:
         if not floating:
-            raise DifferentiationError("the model has no floating output to differentiate")
+            raise DifferentiationError("the model has no floating-point output to differentiate")
         return list(dict.fromkeys(floating))
     if output not in floating:
-        raise UnknownNameError(f"the model has no floating output '{shown(output)}'{suggestion(output, floating)}")
+        raise UnknownNameError(
+            f"the model has no floating-point output '{shown(output)}'{suggestion(output, floating)}"
+        )
     return [output]
 
 
@@ -271,7 +274,7 @@ def _names(graph: ir.Graph, wrt: str | Sequence[str] | None, outputs: Sequence[s
     active = Path(graph, targets, inputs).active
     chosen = [*(v for v in inputs if v in active), *trainable(graph, targets)]
     if not chosen:
-        raise DifferentiationError("the outputs depend on no floating input and no trainable initializer")
+        raise DifferentiationError("the outputs depend on no floating-point input and no trainable initializer")
     return [v.name for v in chosen if v.name]
 
 

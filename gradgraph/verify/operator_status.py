@@ -25,7 +25,7 @@ STATUSES = {
     "none": "it is not supported: an error if it is on a path from a weight to the loss",
 }
 
-# floating inputs by index of which only the element type or the length is used, so they have no gradient
+# floating-point inputs by index of which only the element type or the length is used, so they have no gradient
 _SETTINGS = {"CastLike": {1}}
 
 
@@ -90,7 +90,7 @@ def _remark(key: Key, schema: Schema | None) -> str:
     if reason := _reason(key):
         return reason
     assert schema is not None
-    return "it has no floating output" if not _any_floating(schema.outputs) else "it has no floating input"
+    return "it has no floating-point output" if not _any_floating(schema.outputs) else "it has no floating-point input"
 
 
 def _any_floating(parameters: Any) -> bool:
@@ -103,7 +103,7 @@ def _floating(parameter: onnx.defs.OpSchema.FormalParameter) -> bool:
 
 
 def _reads(schema: Schema) -> bool:
-    """Whether an operator can read floating values, as inputs or captured by its subgraphs."""
+    """Whether an operator can read floating-point values, as inputs or captured by its subgraphs."""
     graphs = any(a.type == onnx.defs.OpSchema.AttrType.GRAPH for a in schema.attributes.values())
     return graphs or _any_floating(schema.inputs)
 
@@ -112,7 +112,7 @@ def _reads(schema: Schema) -> bool:
 
 
 def _inputs(rule: Rule | None, schema: Schema) -> Iterator[str]:
-    """Yield the names of the inputs that have gradients: the floating inputs that test cases differentiate."""
+    """Yield the names of the inputs that have gradients: the floating-point inputs that test cases differentiate."""
     settings = rule.settings if rule is not None else _SETTINGS.get(schema.name, set())
     tried = _tried(rule) if rule is not None else set()
     last = len(schema.inputs) - 1

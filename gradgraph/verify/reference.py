@@ -169,7 +169,7 @@ def in_float32(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def in_precision(model: onnx.ModelProto, precision: int) -> onnx.ModelProto:
-    """Return a copy in which all floating tensors of more than 8 bits have the element type ``precision``."""
+    """Return a copy in which all floating-point tensors of more than 8 bits have the element type ``precision``."""
     converted = onnx.ModelProto()
     converted.CopyFrom(model)
     _convert_graph(converted.graph, precision)
@@ -187,7 +187,7 @@ def _convert_graph(graph: onnx.GraphProto, precision: int) -> None:
 
 
 def _convert_type(kind: onnx.TypeProto, precision: int) -> None:
-    """Change the floating type of a tensor, sequence or optional to ``precision``, in place."""
+    """Change the floating-point type of a tensor, sequence or optional to ``precision``, in place."""
     while (held := kind.WhichOneof("value")) in ("sequence_type", "optional_type"):
         kind = getattr(kind, held).elem_type
     if held == "tensor_type" and kind.tensor_type.elem_type in _FLOATS:

@@ -223,7 +223,7 @@ def test_float16_models_have_sums_in_float32() -> None:
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no loss": ({"loss": {}}, "loss is an empty dict; pass a loss"),
-    "an unknown output": ({"loss": {"boxs": "l1"}}, "no floating output 'boxs'; did you mean 'boxes'"),
+    "an unknown output": ({"loss": {"boxs": "l1"}}, "no floating-point output 'boxs'; did you mean 'boxes'"),
     "an unknown loss": ({"loss": {"boxes": "l2"}}, "there is no loss 'l2'"),
     "a weight that is none": ({"loss": {"boxes": ("l1", "much")}}, "weight of the loss on 'boxes' is 'much'"),
     "a function among them": ({"loss": {"boxes": lambda x, t: x}}, "the loss is the function"),

@@ -166,7 +166,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "own output is no scalar": ({"loss": None}, "itself must be a scalar output"),
     "unknown metric": ({"loss": "mse", "metrics": ["acuracy"]}, "did you mean 'accuracy'"),
     "metric without labels": ({"loss": "mse", "metrics": ["accuracy"]}, "a loss whose targets are class indices"),
-    "unknown output": ({"output": "z"}, "no floating output 'z'"),
+    "unknown output": ({"output": "z"}, "no floating-point output 'z'"),
     "train glob": ({"train": "conv*"}, "'conv\\*' in train matches no weight"),
     "freeze glob": ({"freeze": "conv*"}, "'conv\\*' in freeze matches no weight"),
     "nothing left": ({"freeze": "*"}, "no parameters to train"),

@@ -54,8 +54,8 @@ def test_shapes_are_those_of_what_is_differentiated_by() -> None:
 
 BAD: dict[str, tuple[Any, str]] = {
     "several elements": (lambda x: frontend.grad(x * 2, x), r"shape \(batch, 3\); grad requires a scalar: reduce it"),
-    "whole numbers": (lambda x: frontend.grad(x.argmax(1).sum(), x), "y '.*' is int64; only floating"),
-    "by whole numbers": (lambda x: frontend.grad(x.sum(), x.argmax(1)), "x '.*' is int64; only floating"),
+    "whole numbers": (lambda x: frontend.grad(x.argmax(1).sum(), x), "y '.*' is int64; only floating-point"),
+    "by whole numbers": (lambda x: frontend.grad(x.sum(), x.argmax(1)), "x '.*' is int64; only floating-point"),
     "by a number": (lambda x: frontend.grad(x.sum(), 3.0), "x is float; gradients require traced tensors"),
     "of a number": (lambda x: frontend.grad(3.0, x), "y is float"),
     "by nothing": (lambda x: frontend.grad(x.sum(), []), "x is an empty list"),

@@ -184,7 +184,7 @@ def test_weights_begin_as_their_layers_do() -> None:
 def test_only_what_is_named_is_reset() -> None:
     after, before = weights(surgery.reset_weights(network(), "val_92")), weights(network())
     assert {n for n in before if (before[n] != after[n]).any()} == {"val_92"}
-    with pytest.raises(UnknownNameError, match="no floating weight matches 'tail"):
+    with pytest.raises(UnknownNameError, match="no floating-point weight matches 'tail"):
         surgery.reset_weights(network(), "tail.*")
 
 

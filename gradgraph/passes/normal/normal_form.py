@@ -96,11 +96,11 @@ def load_runnable(source: Source) -> ir.Model:
 
 @contextlib.contextmanager
 def blaming(model: Source) -> Iterator[None]:
-    """Return a context that replaces unexpected errors by the error that ONNX's inference reports for ``model``.
+    """Return a context that replaces unexpected errors by the error that ONNX shape inference reports for ``model``.
 
     Raises:
-        ModelError: the code in the context raised an error other than a GradgraphError, and ONNX's inference rejects
-            the model.
+        ModelError: the code in the context raised an error other than a GradgraphError, and ONNX shape inference
+            rejects the model.
     """
     try:
         yield

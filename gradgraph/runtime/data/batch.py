@@ -63,7 +63,7 @@ class BatchChecker:
 
     Args:
         specs: the tensors of a batch, in the order of positional batches.
-        finite: whether to check floating inputs for NaN and Inf, too (one pass over every batch).
+        finite: whether to check floating-point inputs for NaN and Inf, too (one pass over every batch).
         known: returns column and class names of the training data, which must match.
     """
 

@@ -31,7 +31,7 @@ class Ports:
     """The inputs and outputs of a session other than its batch.
 
     Attributes:
-        results: reported name → floating output of one element, read back after every run.
+        results: reported name → floating-point output of one element, read back after every run.
         next_of: state tensor → output with its next value; empty except for training.
         constants: other inputs, such as hyperparameters → permanently bound memory that their owner writes into.
         measures: columns of the history computed from output sums, which are read back, too.

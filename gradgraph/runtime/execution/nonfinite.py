@@ -93,7 +93,7 @@ class NonFiniteSearch:
 
     def __call__(self, results: Sequence[str]) -> NonFinite | None:
         """Return the origin of NaN or infinity in the first of ``results`` that is not finite; None if all are."""
-        # count the NaN and the infinite elements of each floating tensor
+        # count the NaN and the infinite elements of each floating-point tensor
         model = onnx.ModelProto()
         model.CopyFrom(self._model)
         names = [name for name, kind in self._types.items() if kind in FLOATS]

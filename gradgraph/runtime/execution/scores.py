@@ -82,7 +82,7 @@ def scores_in(names: DataNames, outputs: Mapping[str, Array], probable: Collecti
 
 
 def scores_of(names: DataNames, shapes: Mapping[str, Sequence[object]], probable: Collection[str]) -> list[Scores]:
-    """Return the scores for each target with class names, from the ``shapes`` of the floating outputs by name."""
+    """Return the scores for each target with class names, from the ``shapes`` of the floating-point outputs by name."""
     found = []
     for target, classes in names.classes.items():
         whole = [name for name, shape in shapes.items() if tuple(shape[1:]) == (len(classes),)]

@@ -42,7 +42,7 @@ def fold_constants(model: ir.Model) -> bool:
     3. Floats are computed if they depend only on marked constants, never on a parameter (an initializer without the
        mark).
     4. CastLike becomes Cast if its type is known.
-    5. Sizes that ONNX's inference loses in Reshape, Resize, Slice and sequences are recorded (``known_sizes``).
+    5. Sizes that ONNX shape inference loses in Reshape, Resize, Slice and sequences are recorded (``known_sizes``).
     """
     partly: dict[ir.Value, np.ndarray] = {}
     editor = Editor(model)
@@ -171,8 +171,8 @@ def remove_unused(model: ir.Model) -> None:
     """Remove nodes and initializers that nothing reads.
 
     1. Nodes are removed if none of their outputs is read.
-    2. Unread initializers are removed if they are integers, booleans or marked constants. An unread floating one stays,
-       because the caller may select it by name.
+    2. Unread initializers are removed if they are integers, booleans or marked constants. An unread floating-point one
+       stays, because the caller may select it by name.
     """
     prune_graph(model.graph, shorten=False)
     for name, value in list(model.graph.initializers.items()):

@@ -1,1 +1,1 @@
-"""Infer types and shapes with ONNX's inference, complete sizes that it loses, and correct its mistakes."""
+"""Infer types and shapes with ONNX shape inference, complete sizes that it loses, and correct its mistakes."""

@@ -53,7 +53,7 @@ class _Axis(NamedTuple):
 
     @property
     def drops(self) -> bool:
-        """Whether ONNX's inference counts a window that starts beyond the end."""
+        """Whether ONNX shape inference counts a window that starts beyond the end."""
         return 1 - (self.reach - self.size - self.begin - self.end) // self.stride > window_count(*self)
 
 

@@ -1,7 +1,7 @@
-"""Shape inference node by node, for a graph with known input sizes; faster than ONNX's inference of a whole graph.
+"""Shape inference node by node, for a graph with known input sizes; faster than ONNX shape inference of a whole graph.
 
-ONNX's inference needs the graph as a protobuf message. In a step with a fixed batch size nearly all sizes are recorded,
-and the others follow from the inputs of their node.
+ONNX shape inference needs the graph as a protobuf message. In a step with a fixed batch size nearly all sizes are
+recorded, and the others follow from the inputs of their node.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pass: recover known sizes that ONNX's inference loses."""
+"""Pass: recover known sizes that ONNX shape inference loses."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def record_better(value: ir.Value, dims: Sequence[Dim]) -> bool:
 
 
 def is_generated(dim: Dim) -> bool:
-    """Whether ONNX's inference generated this name of a dimension."""
+    """Whether ONNX shape inference generated this name of a dimension."""
     return isinstance(dim, str) and dim.startswith(GENERATED)
 
 

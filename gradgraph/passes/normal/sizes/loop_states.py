@@ -1,8 +1,9 @@
 """Pass: infer the shapes of the states of a Loop.
 
-ONNX's inference leaves these shapes unknown because iterations may change them. Here a shape is proved by induction:
-the states are assumed to enter the body with their initial shapes (an unknown size gets a fresh name), and the body
-must return the same shapes. A size that an iteration changes becomes unknown, and the other sizes are tried again.
+ONNX shape inference leaves these shapes unknown because iterations may change them. Here a shape is proved by
+induction: the states are assumed to enter the body with their initial shapes (an unknown size gets a fresh name), and
+the body must return the same shapes. A size that an iteration changes becomes unknown, and the other sizes are tried
+again.
 """
 
 from __future__ import annotations

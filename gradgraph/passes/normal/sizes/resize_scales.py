@@ -86,7 +86,7 @@ def settle_scales(model: ir.Model) -> bool:
 def _all_sizes(op: Builder, x: Var, known: Mapping[int, int]) -> Var:
     """Return the sizes of all axes: the sizes in ``known``, by axis, and the sizes of ``x`` on all other axes.
 
-    A Where selects them, as ONNX's inference would reject partly known sizes as too few if it evaluated them. The
+    A Where selects them, as ONNX shape inference would reject partly known sizes as too few if it evaluated them. The
     attribute ``axes`` is no alternative: onnxruntime ignores it when it moves a Transpose past the Resize.
     """
     sizes = [known.get(a, d) for a, d in enumerate(x.shape or ())]

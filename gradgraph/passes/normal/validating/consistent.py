@@ -208,7 +208,7 @@ def _size_findings(model: ir.Model) -> Iterator[Finding]:
     """Yield findings about sizes that are wrong even without the declared sizes of intermediate values.
 
     Exporters and tools may declare wrong sizes of these values, and onnxruntime only warns about them. A finding in a
-    branch of an If is reported only if ONNX's own inference also rejects the node, because then no runtime loads the
+    branch of an If is reported only if ONNX shape inference also rejects the node, because then no runtime loads the
     model; otherwise such sizes may never reach the branch.
     """
     opset = model.opset_imports.get("", OPSET)

@@ -54,7 +54,7 @@ _FROZEN = "frozen"  # a role: a parameter that its module does not train
 
 
 def judge_weights(model: ir.Model, asked_for: Collection[str] = ()) -> None:
-    """Record a verdict for every floating initializer, and mark those that are not weights as constants.
+    """Record a verdict for every floating-point initializer, and mark those that are not weights as constants.
 
     1. Weights are the tensors in ``asked_for``, in every case, and the numbers that learned ranges are
        computed from.
