@@ -1,1 +1,1 @@
-"""The checkpoint file of onnxruntime-training: a flatbuffer, read and written without its library."""
+"""The checkpoint file of onnxruntime-training: a flatbuffer."""

@@ -1,9 +1,4 @@
-"""A reader and a writer of flatbuffers: bytes to dicts and dicts to bytes, by a schema.
-
-A table begins with the distance back to its vtable, which contains the offset of each field in the table, or 0 for an
-absent field. Strings, vectors and nested tables are stored elsewhere; their field contains the distance forward to
-them. All numbers are little-endian. Offsets are checked against the bounds of the file.
-"""
+"""Flatbuffers as dicts: bytes to dicts and dicts to bytes, by a schema. Bounds are checked, and sizes limited."""
 
 from __future__ import annotations
 
@@ -11,12 +6,21 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from flatbuffers import Builder
+from flatbuffers import number_types as types
+from flatbuffers.table import Table
+
 Fields = Sequence[tuple[str, str]]
 Schema = Mapping[str, Fields]  # fields of each table, in order: a name, and a scalar, "string", "[kind]" or a table
 
-_SCALARS = {"bool": "<?", "u8": "<B", "i32": "<i", "i64": "<q", "f32": "<f"}
+_SCALARS = {
+    "bool": types.BoolFlags,
+    "u8": types.Uint8Flags,
+    "i32": types.Int32Flags,
+    "i64": types.Int64Flags,
+    "f32": types.Float32Flags,
+}
 _DATA_ALIGNMENT = 16  # alignment of byte vectors, which contain the data of tensors
-_MAGIC = 4  # size in bytes of the root's offset at the start, and of the identifier after it
 
 
 class DamagedError(ValueError):
@@ -29,61 +33,41 @@ def read(content: bytes | memoryview, schema: Schema, root: str, identifier: byt
     Raises:
         DamagedError: if ``content`` has another identifier, is truncated, or has offsets out of bounds.
     """
-    buffer = memoryview(content)
-    if bytes(buffer[_MAGIC : 2 * _MAGIC]) != identifier:
+    if bytes(content[4:8]) != identifier:
         raise DamagedError(f"it does not start with the identifier '{identifier.decode()}'")
     try:
-        return _Reader(buffer, schema).table(_follow(buffer, 0), root)
-    except (struct.error, UnicodeDecodeError) as error:
+        values: dict[str, Any] = _Reader(memoryview(content), schema).value(0, root)
+    except (struct.error, TypeError, UnicodeDecodeError) as error:  # TypeError: a negative offset
         raise DamagedError("it is truncated, or has offsets out of bounds") from error
-
-
-def _follow(buffer: memoryview, at: int) -> int:
-    distance: int = struct.unpack_from("<I", buffer, at)[0]
-    return at + distance
+    return values
 
 
 class _Reader:
-    def __init__(self, buffer: memoryview, schema: Schema) -> None:
-        self._buffer, self._schema = buffer, schema
-        self._left = len(buffer)  # tables and elements that may still be read: at most as many as there are bytes
+    def __init__(self, content: memoryview, schema: Schema) -> None:
+        self._content, self._schema = content, schema
+        self._left = len(content)  # tables and elements that may still be read: at most as many as there are bytes
 
-    def table(self, at: int, name: str) -> dict[str, Any]:
-        vtable = at - struct.unpack_from("<i", self._buffer, at)[0]
-        if not 0 <= vtable < len(self._buffer):
-            raise DamagedError("it has offsets out of bounds")
-        count = (struct.unpack_from("<H", self._buffer, vtable)[0] - 4) // 2
-        found: dict[str, Any] = {}
-        for i, (field, kind) in enumerate(self._schema[name]):
-            self._spend(1)
-            distance = struct.unpack_from("<H", self._buffer, vtable + 4 + 2 * i)[0] if i < count else 0
-            if distance:
-                found[field] = self._value(at + distance, kind)
-        return found
-
-    def _value(self, at: int, kind: str) -> Any:
+    def value(self, at: int, kind: str) -> Any:
+        """Return the scalar at ``at``, or what the offset there refers to."""
+        here = Table(self._content, at)
         if kind in _SCALARS:
-            return struct.unpack_from(_SCALARS[kind], self._buffer, at)[0]
-        there = _follow(self._buffer, at)
-        if kind == "string":
-            return bytes(self._bytes(there)).decode()
-        if kind == "[u8]":
-            return self._bytes(there)
-        if not kind.startswith("["):
-            return self.table(there, kind)
-        inner = kind[1:-1]
-        count = struct.unpack_from("<I", self._buffer, there)[0]
-        size = struct.calcsize(_SCALARS.get(inner, "<I"))
-        if there + 4 + count * size > len(self._buffer):
+            return here.Get(_SCALARS[kind], at)
+        if kind in self._schema:
+            return self._table(Table(self._content, here.Indirect(at)), self._schema[kind])
+        inner = "u8" if kind == "string" else kind[1:-1]
+        start, count, width = here.Vector(0), here.VectorLen(0), _flags(inner).bytewidth
+        if start + count * width > len(self._content):
             raise DamagedError("it has offsets out of bounds")
+        if inner == "u8":
+            data = self._content[start : start + count]
+            return str(data, "utf-8") if kind == "string" else data
         self._spend(count)
-        return [self._value(there + 4 + size * i, inner) for i in range(count)]
+        return [self.value(start + width * i, inner) for i in range(count)]
 
-    def _bytes(self, at: int) -> memoryview:
-        count = struct.unpack_from("<I", self._buffer, at)[0]
-        if at + 4 + count > len(self._buffer):
-            raise DamagedError("it has offsets out of bounds")
-        return self._buffer[at + 4 : at + 4 + count]
+    def _table(self, table: Any, fields: Fields) -> dict[str, Any]:
+        self._spend(len(fields))
+        places = [table.Offset(4 + 2 * i) for i in range(len(fields))]  # 0 for an absent field
+        return {name: self.value(table.Pos + p, kind) for p, (name, kind) in zip(places, fields, strict=True) if p}
 
     def _spend(self, count: int) -> None:
         """Count ``count`` more tables or elements as read; raise DamagedError if there are more than bytes in the file.
@@ -95,73 +79,45 @@ class _Reader:
             raise DamagedError("it has more elements than bytes")
 
 
-def write(values: Mapping[str, Any], schema: Schema, root: str, identifier: bytes) -> bytearray:
+def write(values: Mapping[str, Any], schema: Schema, root: str, identifier: bytes) -> memoryview:
     """Return the bytes of a root table; absent fields and None are omitted."""
-    buffer = bytearray(2 * _MAGIC)
-    buffer[_MAGIC:] = identifier
-    _Writer(buffer, schema).refer(0, root, values)
-    return buffer
+    builder = Builder()
+    builder.Finish(_written(builder, schema, root, values), identifier)
+    return memoryview(builder.Bytes)[builder.Head() :]
 
 
-class _Writer:
-    def __init__(self, buffer: bytearray, schema: Schema) -> None:
-        self._buffer, self._schema = buffer, schema
-
-    def refer(self, at: int, kind: str, value: Any) -> None:
-        """Append ``value``, and write the distance from ``at`` to its position at ``at``."""
-        there = self._write(kind, value)
-        struct.pack_into("<I", self._buffer, at, there - at)
-
-    def _write(self, kind: str, value: Any) -> int:
-        if kind == "string":
-            return self._vector(value.encode() + b"\0", len(value.encode()), 1)
-        if kind == "[u8]":
-            return self._vector(value, len(value), _DATA_ALIGNMENT)
-        if not kind.startswith("["):
-            return self._table(kind, value)
-        inner = kind[1:-1]
-        if inner in _SCALARS:
-            packed = b"".join(struct.pack(_SCALARS[inner], x) for x in value)
-            return self._vector(packed, len(value), struct.calcsize(_SCALARS[inner]))
-        there = self._vector(bytes(4 * len(value)), len(value), 4)
-        for i, x in enumerate(value):
-            self.refer(there + 4 + 4 * i, inner, x)
-        return there
-
-    def _vector(self, content: bytes | memoryview, count: int, alignment: int) -> int:
-        """Append the number of elements, then the elements at a multiple of ``alignment``; return the position."""
-        self._pad(max(alignment, 4), 4)
-        there = len(self._buffer)
-        self._buffer += struct.pack("<I", count)
-        self._buffer += content
-        return there
-
-    def _table(self, name: str, values: Mapping[str, Any]) -> int:
-        present = [(i, f, kind) for i, (f, kind) in enumerate(self._schema[name]) if values.get(f) is not None]
-        # widest first, as each field is aligned to its size
-        present.sort(key=lambda row: -_size(row[2]))
-        distances, end = [0] * len(self._schema[name]), 8 if present and _size(present[0][2]) == 8 else 4
-        for i, _, kind in present:
-            distances[i] = end
-            end += _size(kind)
-        self._pad(2)
-        vtable = len(self._buffer)
-        self._buffer += struct.pack(f"<{2 + len(distances)}H", 4 + 2 * len(distances), end, *distances)
-        self._pad(8)
-        there = len(self._buffer)
-        self._buffer += struct.pack("<i", there - vtable) + bytes(end - 4)
-        for i, field, kind in present:
-            if kind in _SCALARS:
-                struct.pack_into(_SCALARS[kind], self._buffer, there + distances[i], values[field])
-        for i, field, kind in present:
-            if kind not in _SCALARS:
-                self.refer(there + distances[i], kind, values[field])
-        return there
-
-    def _pad(self, alignment: int, ahead: int = 0) -> None:
-        """Append zeros until the position ``ahead`` bytes later is a multiple of ``alignment``."""
-        self._buffer += bytes(-(len(self._buffer) + ahead) % alignment)
+def _written(builder: Any, schema: Schema, kind: str, value: Any) -> int:
+    """Write a string, a vector or a table after its own parts; return its offset."""
+    if kind == "string":
+        return int(builder.CreateString(value))
+    if kind == "[u8]":
+        builder.StartVector(1, len(value), _DATA_ALIGNMENT)
+        builder.head -= len(value)
+        builder.Bytes[builder.head : builder.head + len(value)] = value
+        return int(builder.EndVector())
+    if kind not in schema:
+        inner, width = kind[1:-1], _flags(kind[1:-1]).bytewidth
+        items = value if inner in _SCALARS else [_written(builder, schema, inner, x) for x in value]
+        builder.StartVector(width, len(items), width)
+        for x in reversed(items):
+            _prepend(builder, inner, x)
+        return int(builder.EndVector())
+    rows = [(i, k, value[name]) for i, (name, k) in enumerate(schema[kind]) if value.get(name) is not None]
+    parts = [(i, k, x if k in _SCALARS else _written(builder, schema, k, x)) for i, k, x in rows]
+    builder.StartObject(len(schema[kind]))
+    for i, k, x in sorted(parts, key=lambda part: -_flags(part[1]).bytewidth):  # widest first: unpadded
+        _prepend(builder, k, x)
+        builder.Slot(i)
+    return int(builder.EndObject())
 
 
-def _size(kind: str) -> int:
-    return struct.calcsize(_SCALARS.get(kind, "<I"))
+def _prepend(builder: Any, kind: str, x: Any) -> None:
+    """Write a scalar, or the distance to what is at offset ``x``."""
+    if kind in _SCALARS:
+        builder.Prepend(_SCALARS[kind], x)
+    else:
+        builder.PrependUOffsetTRelative(x)
+
+
+def _flags(kind: str) -> Any:
+    return _SCALARS.get(kind, types.UOffsetTFlags)
