@@ -11,10 +11,10 @@ import click
 from gradgraph.cli import output
 from gradgraph.cli.choices import PATH
 from gradgraph.cli.options import FORCE, SHARE_WEIGHTS, STORE, build_options
-from gradgraph.cli.recipe import Recipe
 from gradgraph.cli.recipe_command import RecipeCommand
 from gradgraph.cli.sections import placed
 from gradgraph.errors import BuildError
+from gradgraph.runs.spelled_build import SpelledBuild
 
 
 @click.command("build", cls=RecipeCommand)
@@ -40,14 +40,15 @@ def command(model: Path, out: Path, share_weights: bool, force: bool, store: str
     """
     from gradgraph import optim
 
-    chosen = Recipe(typed)
+    chosen = SpelledBuild(typed)
     rate = chosen.rate()
     if isinstance(rate, optim.Plateau):
         raise BuildError(
             "the schedule reduce_on_plateau cannot be part of a step, as it depends on validation results; pass it to "
             "`gradgraph train`"
         )
-    step = chosen.build(model, rate=rate)
+    with output.printed_log("gradgraph.runs"):
+        step = chosen.build(model, rate=rate)
     if store == "float16":
         from gradgraph.export import float16_storage
 

@@ -12,10 +12,11 @@ import click
 from gradgraph.cli import output
 from gradgraph.cli.choices import BACKENDS, PATH, Named
 from gradgraph.cli.command import Command
-from gradgraph.cli.files_written import written
-from gradgraph.cli.options import build_option, one_or_all
-from gradgraph.cli.output_paths import check_output
+from gradgraph.cli.options import build_option
 from gradgraph.errors import shown
+from gradgraph.files.files_written import written
+from gradgraph.runs.spelled_build import one_or_all
+from gradgraph.step.output_paths import check_output
 
 
 @click.command("grad", cls=Command)

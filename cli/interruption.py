@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradgraph.cli import output
-from gradgraph.cli.run_folder import RunFolder
 from gradgraph.errors import DivergedError, GradgraphError
+from gradgraph.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from gradgraph.runtime.trainer import Trainer

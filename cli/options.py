@@ -8,11 +8,10 @@ from typing import Any, TypeVar
 
 import click
 
-from gradgraph.building.option import spellings
-from gradgraph.building.step_options import BuildOptions
 from gradgraph.cli.choices import PATH, Briefly, Suggested
 from gradgraph.cli.key_values import arguments, groups, sizes
 from gradgraph.cli.sections import placed
+from gradgraph.runs.spelled_build import SPELLINGS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -27,9 +26,6 @@ _TAKES: dict[str, dict[str, Any]] = {
     "groups": {"multiple": True, "metavar": "GLOB:KEY=VALUE,…", "callback": groups},
     "sizes": {"multiple": True, "metavar": "NAME=NUMBER", "callback": sizes},
 }
-SPELLINGS = spellings(BuildOptions)
-BUILDING = tuple(name for name, shell in SPELLINGS.items() if not shell.in_runs)
-"The options of a build that do not apply when a finished step is trained."
 
 
 def build_option(name: str, help: str = "") -> Callable[[F], F]:
@@ -96,11 +92,6 @@ SHARE_WEIGHTS = placed("output", "--share-weights", is_flag=True,
                        help="Refer to the model's external data by relative path and digest instead of copying large "
                             "weights.")  # fmt: skip
 FORCE = placed("output", "--force", is_flag=True, help="Overwrite the output of an earlier run.")
-
-
-def one_or_all(given: Sequence[str]) -> str | Sequence[str] | None:
-    """Return a single value of a repeatable option as itself, several values unchanged, and no value as None."""
-    return given[0] if len(given) == 1 else given or None
 
 
 def typed_by_user(ctx: click.Context, names: Sequence[str]) -> list[str]:

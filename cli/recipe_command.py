@@ -15,15 +15,17 @@ from typing import Any
 
 import click
 
-from gradgraph.cli import output, toml
+from gradgraph.cli import output
 from gradgraph.cli.choices import BatchSize
 from gradgraph.cli.command import Command
-from gradgraph.cli.options import BUILDING, typed_by_user
+from gradgraph.cli.options import typed_by_user
 from gradgraph.cli.sections import by_section, key_of, of_table, section_of
 from gradgraph.errors import BuildError, shown, suggestion
 from gradgraph.files.path_kinds import MODEL, RECIPE, Kind, kind_of
 from gradgraph.files.untrusted.documents import toml_of
 from gradgraph.files.untrusted.regular import UnreadableError, regular_bytes
+from gradgraph.runs import toml
+from gradgraph.runs.spelled_build import BUILDING
 
 COMMANDS = ("build", "train")
 STDIN = "-"

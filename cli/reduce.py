@@ -10,9 +10,9 @@ import click
 from gradgraph.cli import output
 from gradgraph.cli.choices import PATH, Listed
 from gradgraph.cli.command import Command
-from gradgraph.cli.files_written import written
-from gradgraph.cli.output_paths import check_output
 from gradgraph.errors import listed
+from gradgraph.files.files_written import written
+from gradgraph.step.output_paths import check_output
 
 
 @click.command("reduce", cls=Command)

@@ -9,7 +9,7 @@ import click
 from gradgraph.cli import output
 from gradgraph.cli.choices import PATH
 from gradgraph.cli.command import Command
-from gradgraph.cli.output_paths import check_output
+from gradgraph.step.output_paths import check_output
 
 
 @click.command("runs", cls=Command)

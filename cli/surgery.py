@@ -12,11 +12,11 @@ import click
 from gradgraph.cli import output, surgery_options
 from gradgraph.cli.choices import PATH
 from gradgraph.cli.command import Command
-from gradgraph.cli.files_written import written
 from gradgraph.cli.options import typed_by_user
-from gradgraph.cli.output_paths import check_output
 from gradgraph.cli.surgery_options import CHANGES, OPTIONS, Change
 from gradgraph.errors import shown
+from gradgraph.files.files_written import written
+from gradgraph.step.output_paths import check_output
 
 
 @click.command("surgery", cls=Command)

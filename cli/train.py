@@ -263,6 +263,7 @@ def command(ctx: click.Context, /, as_json: bool, **given: Any) -> None:
         ctx.exit(launch(ranks, output.talk.arguments))
     from gradgraph.cli.training import Training
 
+    ctx.with_resource(output.printed_log("gradgraph.runs"))
     timeout = given.pop("rank_timeout")
     shared = parallel(timeout, **{way: given.pop(way) for way in ("shard_state", "sync_batch_norm", "compress")})
     training = Training.of_command(ctx, given, shared)

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from gradgraph.cli import output
-from gradgraph.cli.data import Reading, check_longest, keep_tokenizer
-from gradgraph.cli.files_written import data_beside
 from gradgraph.cli.interruption import drawn_if_stopped, how_to_resume, where_it_diverged
-from gradgraph.cli.options import BUILDING, typed_by_user
-from gradgraph.cli.output_paths import check_output
-from gradgraph.cli.recipe import Recipe
+from gradgraph.cli.options import typed_by_user
 from gradgraph.cli.recipe_command import resolved
-from gradgraph.cli.run_folder import RunFolder
-from gradgraph.cli.stdin import from_stdin
-from gradgraph.cli.table_options import check_same_data, preprocess, starting_model
 from gradgraph.errors import CheckpointError, OutputError, counted, readable_bytes, shown
+from gradgraph.files.files_written import data_beside
+from gradgraph.files.stdin import from_stdin
+from gradgraph.runs.columns import check_same_data, preprocess, starting_model
+from gradgraph.runs.reading import Reading, check_longest, keep_tokenizer
+from gradgraph.runs.run_folder import RunFolder
+from gradgraph.runs.spelled_build import BUILDING, SpelledBuild
 from gradgraph.runtime.execution.team import ALONE
+from gradgraph.step.output_paths import check_output
 
 if TYPE_CHECKING:
     from gradgraph.optim import Plateau, Schedule
@@ -185,7 +185,7 @@ class Training:
         shared: how several processes share the run; None for a single process.
     """
 
-    def __init__(self, run: Run, recipe: Recipe, folder: RunFolder | None, shared: DataParallel | None) -> None:
+    def __init__(self, run: Run, recipe: SpelledBuild, folder: RunFolder | None, shared: DataParallel | None) -> None:
         self.run, self.folder = run, folder
         self.team = ALONE if shared is None else shared.team()
         self.rate: Schedule | Plateau | float | None = None
@@ -200,7 +200,7 @@ class Training:
             OutputError: if the folder cannot be created, or contains other files.
         """
         options = {name: value for name, value in given.items() if name not in BUILDING}
-        recipe = Recipe({**given, "accumulate": given["accumulate"] is not None})
+        recipe = SpelledBuild({**given, "accumulate": given["accumulate"] is not None})
         team = ALONE if shared is None else shared.team()
         folder = _run_folder(ctx, options)
         if folder is not None:
@@ -237,6 +237,10 @@ class Training:
     def _step(self, ctx: click.Context, begun: Path | None) -> Step:
         run = self.run
         if run.model is None:
+            if not run.target:
+                raise click.UsageError(
+                    f"--model {run.start} predicts a column of the table; name it with --target COLUMN"
+                )
             model = starting_model(run.start or "", run.data, run.target, run.column, begun)
             step = self._recipe.build(*model, rate=self.rate)
         else:
@@ -406,7 +410,7 @@ def _run_folder(ctx: click.Context, given: dict[str, Any]) -> RunFolder | None:
         raise click.UsageError("--run saves the results of a run, but a trial has none; give one of them", ctx)
     read = {role: given[role] for role in ("model", "data", "validation", "weights")}
     return RunFolder(path, resolved(ctx), {what: file for what, file in read.items() if file is not None},
-                     given["resume"])  # fmt: skip
+                     shlex.join(["gradgraph", *output.talk.arguments]), given["resume"])  # fmt: skip
 
 
 def _load_step(ctx: click.Context, folder: Path) -> Step:

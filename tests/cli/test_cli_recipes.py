@@ -14,10 +14,11 @@ import pytest
 
 from gradgraph.building.option import option_of
 from gradgraph.building.step_options import BuildOptions
-from gradgraph.cli import recipe_command, toml
-from gradgraph.cli.options import SPELLINGS
+from gradgraph.cli import recipe_command
 from gradgraph.cli.sections import SECTIONS, Option, by_section, key_of, section_of
 from gradgraph.files.untrusted.documents import tomllib
+from gradgraph.runs import toml
+from gradgraph.runs.spelled_build import SPELLINGS
 from tests.kit.command_line import Cli
 from tests.pages.marked import ROOT
 

@@ -16,7 +16,6 @@ from gradgraph.arguments import NUMBER
 from gradgraph.backends import BACKENDS
 from gradgraph.building.option import Shell, called_with, option, options, spellings
 from gradgraph.building.step_options import BuildOptions
-from gradgraph.cli.options import SPELLINGS
 from gradgraph.errors import ArgumentError, BuildError
 from gradgraph.frontend import functional, nn
 from gradgraph.losses import LOSSES, Loss
@@ -25,6 +24,7 @@ from gradgraph.optim import Optimizer
 from gradgraph.optim.recipes import RECIPES
 from gradgraph.optim.schedules import SCHEDULES
 from gradgraph.parallel.data_parallel import COMPRESSIONS
+from gradgraph.runs.spelled_build import SPELLINGS
 from gradgraph.surgery.adapter_kinds.adapter_table import KINDS
 from tests.kit.command_line import Cli, mlp
 from tests.pages import names_page
@@ -195,7 +195,7 @@ def test_a_part_stands_in_as_many_files_as_contributing_says(what: str) -> None:
 def test_a_build_option_is_one_field() -> None:
     """Nobody declares it again: not the commands, and not the signature of ``gg.build``."""
     assert number_of_files("build option") == 1
-    text = "".join((ROOT / "cli" / f"{name}.py").read_text("utf-8") for name in ("build", "train", "options", "recipe"))
+    text = "".join((ROOT / "cli" / f"{name}.py").read_text("utf-8") for name in ("build", "train", "options"))
     option_of = r'(?:option|placed)\([^()]*"--{}"'
     declared = {name for name in SPELLINGS if re.search(option_of.format(name.replace("_", "-")), text)}
     assert declared == {"accumulate"}  # of `gradgraph train` it is a number

@@ -43,7 +43,7 @@ ELSEWHERE = {
     ("cli/inspect.py", "json.loads"): "the manifest that it has just written",
     ("cli/app.py", "os.open"): "the null device, in place of a closed stream",
     ("cli/predictions.py", _FOR_READING): "a file that it has just written",
-    ("cli/run_folder.py", _FOR_READING): "a regular file that the run has read",
+    ("runs/run_folder.py", _FOR_READING): "a regular file that the run has read",
     ("reduction/submodels.py", "json.loads"): "what a process of ours answers",
     ("reduction/observer.py", "json.loads"): "what a process of ours answers",
     ("reduction/observer.py", "onnx.load"): "a model that this process's parent has just written",

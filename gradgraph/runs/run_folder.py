@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradgraph.cli import output, toml
 from gradgraph.errors import DataError, OutputError, escaped, shown
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.path_kinds import BEST, LAST, RECIPE, STEP
 from gradgraph.files.untrusted.regular import MissingFileError, UnreadableError, regular_bytes
+from gradgraph.runs import toml
 
 if TYPE_CHECKING:
     from gradgraph.runtime.saved.history import History
@@ -58,12 +58,14 @@ class RunFolder:
         path: the path of the folder.
         recipe: all options of the run, as tables of a recipe.
         read: the input files by role, such as "data".
+        command: the command that starts or resumes the run.
         resume: whether the run is resumed.
     """
 
     path: Path
     recipe: Mapping[str, Mapping[str, Any]]
     read: Mapping[str, Path]
+    command: str
     resume: bool = False
     _first: str = ""  # the command that started the run
 
@@ -122,11 +124,10 @@ class RunFolder:
                 (self.path / name).unlink(missing_ok=True)
         if not (self.resume and (self.path / RECIPE).exists()):
             write_atomically(self.path / RECIPE, toml.written(self.recipe).encode() + b"\n")
-        command = shlex.join(["gradgraph", *output.talk.arguments])
         before = self._commands()
-        self._first = before[0] if before else command
+        self._first = before[0] if before else self.command
         with (self.path / COMMANDS).open("a", encoding="utf-8") as file:
-            file.write(f"# {_now()}, after {trainer.progress.steps:,} steps\n{escaped(command)}\n")
+            file.write(f"# {_now()}, after {trainer.progress.steps:,} steps\n{escaped(self.command)}\n")
         self._write(trainer, ["Not finished: still running, or stopped."])
 
     def show_mistakes(self, trainer: Trainer, held_out: Any) -> None:

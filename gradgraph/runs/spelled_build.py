@@ -1,16 +1,15 @@
-"""``Recipe``: the build options of a command line, turned into arguments of ``gradgraph.build``."""
+"""Build options as texts and numbers, as in a command line or a recipe, and the step that they describe."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from gradgraph.building.option import option_of
+from gradgraph.building.option import option_of, spellings
 from gradgraph.building.step_options import BuildOptions
-from gradgraph.cli import output
-from gradgraph.cli.options import SPELLINGS, one_or_all
 from gradgraph.errors import BuildError, shown
 
 if TYPE_CHECKING:
@@ -18,8 +17,14 @@ if TYPE_CHECKING:
     from gradgraph.optim import Optimizer, Plateau, Schedule
     from gradgraph.step.step import Step
 
+log = logging.getLogger("gradgraph.runs")
 
-class Recipe:
+SPELLINGS = spellings(BuildOptions)
+BUILDING = tuple(name for name, shell in SPELLINGS.items() if not shell.in_runs)
+"The options of a build that do not apply when a finished step is trained."
+
+
+class SpelledBuild:
     """The build options of a command line.
 
     Args:
@@ -83,7 +88,7 @@ class Recipe:
             loss: the default loss of the model, used unless the command line sets a loss.
             rate: the learning rate, as returned by :meth:`rate`.
         """
-        from gradgraph import build
+        from gradgraph.building.pipeline import build
         from gradgraph.runtime.loop.reporter import told_if_slow
 
         made = {
@@ -101,7 +106,7 @@ class Recipe:
                 (spelling,) = one.shell
                 if (value := self._typed.get(spelling.name or f.name)) not in (None, (), {}):
                     given[f.name] = one_or_all(value) if isinstance(value, tuple) else value
-        with told_if_slow("building the step …", output.say):
+        with told_if_slow("building the step …", log.info):
             return build(model, **given)
 
     def _optimizer(self, rate: Schedule | Plateau | float | None) -> Optimizer:
@@ -222,6 +227,11 @@ class Recipe:
                 f"--metric '{shown(by_output[''][0])}' names no output, but other metrics do; write OUTPUT=NAME"
             )
         return by_output.get("") or by_output
+
+
+def one_or_all(given: Sequence[str]) -> str | Sequence[str] | None:
+    """Return a single value of a repeatable option as itself, several values unchanged, and no value as None."""
+    return given[0] if len(given) == 1 else given or None
 
 
 def _number(text: str) -> float | str:

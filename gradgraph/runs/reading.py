@@ -1,0 +1,187 @@
+"""Data files of a run: how they are read, and the tokenizers of texts."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gradgraph.errors import DataError, ModelError, shown, suggestion
+
+if TYPE_CHECKING:
+    from gradgraph.runtime.trainer import Trainer
+    from gradgraph.step.data_names import DataNames
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The options that describe how data files are read.
+
+    Args:
+        image, text, sound: the arguments of --image, --text and --sound.
+        tokenizer: the path of the tokenizer.
+        model: the path of the model, step folder or run folder, next to which a tokenizer may be stored.
+    """
+
+    image: Mapping[str, Any] = field(default_factory=dict)
+    tokenizer: Path | None = None
+    text: Mapping[str, Any] = field(default_factory=dict)
+    sound: Mapping[str, Any] = field(default_factory=dict)
+    model: Path | None = None
+
+    def data(
+        self, path: Path, names: DataNames | None = None, augment: Sequence[str] = (), one_length: bool = False
+    ) -> Any:
+        """Return the dataset at ``path`` if it contains texts, sounds, shards or images; otherwise ``path`` itself.
+
+        Args:
+            path: the path of the data.
+            names: the ``DataNames`` of the model, if any. If it was trained on texts, the data are read as texts.
+            augment: augmentations of images or sounds.
+            one_length: whether to pad all texts to the length of the longest.
+
+        Raises:
+            DataError: if an option does not apply to the data, or is invalid.
+        """
+        from gradgraph.runtime.data.image_tables import image_table, is_image_table
+        from gradgraph.runtime.data.images import image_folder, is_image_folder
+        from gradgraph.runtime.data.shards import is_shards, shards
+        from gradgraph.vision.reading import reader_of
+
+        if self.tokenizer is not None or self.text or (names is not None and names.texts and self._is_text(path)):
+            return self._texts(path, names, one_length)
+        kinds: dict[Callable[..., Any], Callable[[Path], bool]] = {
+            shards: is_shards,
+            image_folder: is_image_folder,
+            image_table: is_image_table,
+        }
+        read = reader_of(path) or next((read for read, is_one in kinds.items() if is_one(path)), None)
+        if read is None:
+            if self.image:
+                raise DataError(
+                    f"--image describes how images are read, but '{shown(path)}' contains no images; omit it"
+                )
+            sounds = self._sounds(path, augment)
+            if augment and sounds is None:
+                raise DataError(f"--augment applies to images and sounds, but '{shown(path)}' contains none; omit it")
+            return path if sounds is None else sounds
+        _check("image", self.image, read, ("path", "augment"))
+        return read(path, **self.image, augment=list(augment) or None)
+
+    def rows(self, path: Path) -> int:
+        """Return the number of samples at ``path``."""
+        from gradgraph.runtime.data.sources import rows_in
+        from gradgraph.vision.reading import reader_of
+
+        if (read := reader_of(path)) is not None:
+            return len(read(path, **self.image))
+        if self.tokenizer is not None or self.text:
+            from gradgraph.text.frame_columns import FrameColumns
+
+            return FrameColumns(path).rows
+        sounds = self._sounds(path)
+        return rows_in(path) if sounds is None else len(sounds)
+
+    def _sounds(self, path: Path, augment: Sequence[str] = ()) -> Any:
+        """Return the dataset of the WAV files in a folder or listed in a table; None if there are none."""
+        from gradgraph.sound import folder, table
+        from gradgraph.sound.sounds import is_sound_folder, is_sound_table
+
+        read: Any = folder if is_sound_folder(path) else table if is_sound_table(path) else None
+        if read is None:
+            if self.sound:
+                raise DataError(f"--sound was passed, but '{shown(path)}' contains no WAV files; remove --sound, or "
+                                "pass another path")  # fmt: skip
+            return None
+        _check("sound", self.sound, folder, ("path", "augment", "threads"))
+        return read(path, **self.sound, augment=list(augment) or None)
+
+    def _is_text(self, path: Path) -> bool:
+        from gradgraph.text.frame_columns import is_text_file
+
+        return is_text_file(path)
+
+    def _texts(self, path: Path, names: DataNames | None, one_length: bool) -> Any:
+        from gradgraph.text import table, tokenizer_beside
+
+        _check("text", self.text, table, ("frame", "tokenizer", "label", "one_length"))
+        tokenizer: Any = self.tokenizer
+        if tokenizer is None:
+            tokenizer = None if self.model is None or names is None else tokenizer_beside(self.model, names)
+        if tokenizer is None:
+            raise DataError("--text describes how texts are read, but no tokenizer is given; add --tokenizer with "
+                            "the model's tokenizer.json")  # fmt: skip
+        return table(path, tokenizer, one_length=one_length, **self.text)
+
+
+def _check(option: str, given: Mapping[str, Any], function: Callable[..., Any], others: Iterable[str]) -> None:
+    """Raise DataError for a name in ``given`` that is not an argument of ``function``, or that is in ``others``."""
+    known = [name for name in inspect.signature(function).parameters if name not in others]
+    for name in given:
+        if name not in known:
+            raise DataError(f"--{option} has no argument '{shown(name)}'{suggestion(name, known)}")
+
+
+def check_longest(trainer: Trainer, data: Any) -> None:
+    """Run the model on the longest text in ``data``; raise DataError if that fails, as with too few positions."""
+    from gradgraph.runtime.data.batch import fixed_rows
+    from gradgraph.step.classes import as_class_numbers
+    from gradgraph.text import TextTable
+
+    if not isinstance(data, TextTable):
+        return
+    specs = {spec.name: spec for spec in (*trainer.manifest.inputs, *trainer.manifest.targets)}
+    longest, tokens = data.longest
+    rows = [longest] * (fixed_rows(specs.values()) or 1)
+    try:
+        batch = next(data.load(iter([rows]), specs, (), trainer.names))
+        trainer.evaluate([as_class_numbers(batch, [target.name for target in trainer.manifest.targets])])
+    except ModelError as error:
+        raise DataError(
+            f"the model fails on the longest text, of {tokens:,} tokens ({error.problem}); if it has fewer positions, "
+            "truncate texts, for example with --text length=64"
+        ) from None
+
+
+# --- copies of the tokenizer next to written models -----------------------------------------------------------------
+
+
+def keep_tokenizer(data: Any, written: Iterable[Path | None], run: Path | None = None) -> None:
+    """Copy the tokenizer of ``data`` next to each written model and step folder; into a run folder, only once.
+
+    Args:
+        data: the training data; nothing is copied unless they are texts.
+        written: the paths of the written models and step folders.
+        run: the run folder, if any.
+    """
+    from gradgraph.text import TextTable
+    from gradgraph.text.tokenizer import NAME, place_beside
+
+    if not isinstance(data, TextTable):
+        return
+    paths = [path.absolute() for path in written if path is not None]
+    for place in dict.fromkeys(p.parent / NAME if _lies_in(p, run) else place_beside(p) for p in paths):
+        data.tokenizer.save(place)
+
+
+def carry_tokenizer(model: Path, out: Path) -> Path | None:
+    """Copy the tokenizer that is stored next to the step folder ``model`` next to the exported model ``out``.
+
+    Return the path of the copy, or None if there is no tokenizer.
+    """
+    from gradgraph.step.step import Step
+    from gradgraph.text import tokenizer_beside
+    from gradgraph.text.tokenizer import place_beside
+
+    with contextlib.suppress(DataError):
+        tokenizer = tokenizer_beside(model, Step.load(model).manifest.data)
+        if tokenizer is not None:
+            return tokenizer.save(place_beside(out))
+    return None
+
+
+def _lies_in(path: Path, folder: Path | None) -> bool:
+    return folder is not None and path.parent == folder.absolute()
