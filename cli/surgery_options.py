@@ -171,7 +171,7 @@ CHANGES: Sequence[Change] = (
     }),
     Change("new_head", "a new last layer of {new_head} classes, {head_name}.weight: train it with --train "
            "'{head_name}.*'", {
-        "classes": _option("--new-head", "Replace the last linear layer by a new, untrained one with this many "
+        "classes": _option("--new-head", "Replace the last linear layer with a new, untrained one with this many "
                                          "outputs.", type=click.IntRange(min=1),
                            metavar="CLASSES"),
         "output": _option("--head-output", "With --new-head: the output to compute. Default: the first one.",

@@ -24,7 +24,7 @@ def tags_words(samples: Any, names: DataNames) -> bool:
 
 
 def with_tags(batches: Batches, samples: Any, predictor: Predictor) -> Batches:
-    """Replace the class scores per token in ``batches`` by two text arrays, "words" and "tags", joined by spaces."""
+    """Replace the class scores per token in ``batches`` with two text arrays, "words" and "tags", joined by spaces."""
     classes = next(iter(predictor.names.classes.values()))
     form = next(read for read in predictor.names.texts.values() if "words" in read)
     words = samples.columns.lists(samples.form.words or form["words"])

@@ -4,7 +4,7 @@ Nodes that recompute the forward pass must run late, and must not be merged with
 returns ``x`` unchanged. But ``turn``, a zero that no runtime can fold, is computed from other tensors (``turn_after``),
 so readers of the result run only after these tensors exist.
 
-Once the graph is final, ``write_orders`` replaces ``After`` by a Reshape to a shape of zeros (0 copies a dimension),
+Once the graph is final, ``write_orders`` replaces ``After`` with a Reshape to a shape of zeros (0 copies a dimension),
 which moves no data. It stays a named operator until then, because simplification would remove such a Reshape.
 """
 
@@ -62,7 +62,7 @@ def is_order(node: ir.Node) -> bool:
 
 
 def write_orders(model: ir.Model) -> ir.Model:
-    """Replace each ``After`` by standard nodes, in place; ``model`` must not be simplified afterwards."""
+    """Replace each ``After`` with standard nodes, in place; ``model`` must not be simplified afterwards."""
     editor = Editor(model)
     for node in [n for n in nodes_of(model) if is_order(n)]:
         editor.op.scope = node.name or ""

@@ -106,7 +106,7 @@ class _Forward:
             model.graph.sort()
 
     def release(self, model: ir.Model, results: Sequence[ir.Value]) -> None:
-        """Replace each placeholder of a cotangent by the value whose shape it has.
+        """Replace each placeholder of a cotangent with the value whose shape it has.
 
         The remaining nodes read only the shapes of placeholders. ``model`` must not have been pruned yet: the shape of
         a replaced value may still be needed.
@@ -125,7 +125,7 @@ class _Forward:
             cotangent.replace_all_uses_with(self._moved.get(y, y))
 
     def _read_shapes_elsewhere(self, graph: ir.Graph, results: Sequence[ir.Value]) -> None:
-        """Replace inputs of Shape nodes that depend on placeholders by needed tensors of equal shape."""
+        """Replace inputs of Shape nodes that depend on placeholders with needed tensors of equal shape."""
         before_bodies = itertools.takewhile(lambda node: node.op_type not in HAVE_BODIES, self.path.nodes)
         _, kept = needed(graph, results, lambda node: node.outputs, reads)
         ours = [x for x in (*self.path.wrt, *(y for node in before_bodies for y in node.outputs)) if x in kept]

@@ -165,7 +165,7 @@ def _zeros_elsewhere(op: Builder, node: ir.Node, ts: Tangents) -> list[Var]:
 
 @pushes("Abs")
 def _abs(op: Builder, node: ir.Node, ts: Tangents) -> list[Var] | None:
-    """Return the tangent times Sign(x), which lowering replaces by faster nodes; None if x has no tangent."""
+    """Return the tangent times Sign(x), which lowering replaces with faster nodes; None if x has no tangent."""
     x, t = node.inputs[0], ts[0]
     if x is None or t is None:
         return None

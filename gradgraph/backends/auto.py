@@ -6,6 +6,6 @@ from gradgraph.backends.backend import Backend
 
 AUTO = Backend(
     name="auto",
-    about="runs in every onnxruntime; a Trainer replaces functions by the fastest forms for its machine",
+    about="runs in every onnxruntime; a Trainer replaces functions with the fastest forms for its machine",
     keeps_functions=True,
 )

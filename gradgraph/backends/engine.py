@@ -198,7 +198,7 @@ def opened(model: onnx.ModelProto, dims: Mapping[str, int]) -> ir.Model:
 
 
 def bind(model: ir.Model, dims: Mapping[str, int]) -> None:
-    """Replace the symbolic dimensions in ``dims`` by numbers, in place, and fold constants that follow from them."""
+    """Replace the symbolic dimensions in ``dims`` with numbers, in place, and fold constants that follow from them."""
     if not dims:
         return
     values = [*model.graph.inputs, *model.graph.initializers.values(), *(v for n in nodes_of(model) for v in n.outputs)]
@@ -236,7 +236,7 @@ def lower(model: ir.Model, backend: Backend, choose: Choose | None = None) -> ir
 
 
 def _replace(model: ir.Model, backend: Backend, choose: Choose | None, nodes: Iterable[ir.Node]) -> None:
-    """Replace ``nodes`` by their first applicable form, or the portable one; repeat for the nodes that this creates."""
+    """Replace ``nodes`` with their first applicable form, or the portable one; repeat for the nodes this creates."""
     editor = Editor(model)
     op = editor.op
     waiting = deque(nodes)  # in graph order, as shapes become known in that order

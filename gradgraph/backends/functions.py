@@ -65,7 +65,7 @@ def forget_functions(model: ir.Model) -> None:
 
 
 def write_inline(model: ir.Model) -> ir.Model:
-    """Replace every named operator by its portable form, in place; return ``model``."""
+    """Replace every named operator with its portable form, in place; return ``model``."""
     forget_functions(model)
     editor = Editor(model)
     for node in list(nodes_of(model)):

@@ -69,7 +69,7 @@ FLOAT64: dict[str, Callable[..., Var | None]] = {
 
 
 def write_missing_kernels(model: ir.Model) -> ir.Model:
-    """Replace float64 nodes without a kernel in onnxruntime by equivalent nodes, in place; return ``model``."""
+    """Replace float64 nodes that onnxruntime has no kernel for with equivalent nodes, in place; return ``model``."""
     editor = Editor(model)
     for op_type, write in FLOAT64.items():
         for node in calls_of(model, op_type):

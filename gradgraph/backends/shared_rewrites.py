@@ -43,7 +43,7 @@ def make_scans_forward(model: ir.Model) -> None:
 
 
 def _write_forward(editor: Editor, node: ir.Node, states: int, back_in: Sequence[int], back_out: Sequence[int]) -> None:
-    """Replace the Scan ``node`` by a forward one; 1 in ``back_in`` or ``back_out`` marks tensors read in reverse."""
+    """Replace the Scan ``node`` with a forward one; 1 in ``back_in`` or ``back_out`` marks tensors read in reverse."""
     op = editor.op
     op.scope = node.name or ""
     fed = [*[0] * states, *back_in]
@@ -161,7 +161,7 @@ def narrow_numbers(model: ir.Model) -> None:
 
 
 def _without_cancellation(editor: Editor, node: ir.Node) -> None:
-    """Replace ``node`` by ``2h/(1+h)`` if it is ``1 − βᵗ`` with a constant β in (0, 1); see :func:`narrow_numbers`."""
+    """Replace ``node`` with ``2h/(1+h)`` if it is ``1 − βᵗ`` for a constant β in (0, 1); see :func:`narrow_numbers`."""
     one, power = node.inputs
     source = None if power is None else power.producer()
     if one is None or source is None or source.op_type != "Pow":

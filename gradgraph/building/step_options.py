@@ -244,7 +244,7 @@ class BuildOptions(StepOptions, _Model):
     )
     backend: str = option(
         'the runtime to build for: ``"auto"`` (named operators are functions, which every onnxruntime runs and a '
-        'Trainer replaces by the best form for its machine), ``"portable"`` (standard nodes only), or another one of '
+        'Trainer replaces with the best form for its machine), ``"portable"`` (standard nodes only), or another one of '
         '``gradgraph.backends.step_backends()``.',
         TEXT,
         Shell("model", "The runtime to build for; auto runs wherever ONNX functions do, portable everywhere.",

@@ -228,7 +228,7 @@ def bytes_of(weights: Iterable[ir.Value]) -> int:
 
 
 def store_inside(weights: Iterable[ir.Value]) -> None:
-    """Replace the external tensors of ``weights`` by mapped tensors, which protobuf writes inside the model."""
+    """Replace the external tensors of ``weights`` with mapped tensors, which protobuf writes inside the model."""
     for value in weights:
         if isinstance(value.const_value, ir.ExternalTensor):
             value.const_value = _held(value.const_value)

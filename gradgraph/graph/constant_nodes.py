@@ -56,7 +56,9 @@ def tensor_in(node: ir.Node) -> ir.TensorProtocol | None:
 
 
 def become_initializer(node: ir.Node, tensor: ir.TensorProtocol, home: ir.Graph) -> ir.Value | None:
-    """Replace ``node``, with one output, by an initializer of ``home`` and return it; None if the node must stay."""
+    """Replace ``node``, which has one output, with an initializer of ``home`` and return it; None if the node must
+    stay.
+    """
     old, graph = node.outputs[0], node.graph
     assert graph is not None
     if old.is_graph_output() and graph is not home:

@@ -58,7 +58,7 @@ class Compression:
         self.after: dict[str, Array] = {}
 
     def add_up(self, part: str, flat: Array, tensors: Mapping[str, Array], team: Messages) -> None:
-        """Replace the gradients of this rank, in ``flat``, by the sum over all ranks.
+        """Replace the gradients of this rank, in ``flat``, with the sum over all ranks.
 
         ``part`` names the array ``flat``, which has all gradients of one type; ``tensors`` are views of it, by weight.
         """

@@ -51,7 +51,7 @@ class LocalSteps(Compression):
         self.memory |= {f"start/{name}": array.copy() for name, array in weights.items()}
 
     def meet(self, weights: Mapping[str, Array], averages: Mapping[str, Array], team: Messages) -> None:
-        """End a round: overwrite the weights by the combined weights, and ``averages`` of weights by their mean.
+        """End a round: overwrite the weights with the combined weights, and ``averages`` of weights with their mean.
 
         The outer gradient is the difference between the weights θ₀ at the start of the round and the mean over ranks, Δ
         = θ₀ − mean θ. The velocity is v ← μv + Δ, and the new weights are θ₀ − lr·(Δ + μv), Nesterov's momentum.

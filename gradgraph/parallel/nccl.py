@@ -49,7 +49,7 @@ class Nccl:
             ) from None
 
     def add_up(self, values: Collection[ort.OrtValue], factor: float) -> Begun:
-        """Start replacing ``values`` by the sums over all ranks of values times ``factor``; return the running sum.
+        """Start replacing ``values`` with the sums over all ranks of values times ``factor``; return the running sum.
 
         Values are float32 or float64 tensors on this rank's GPU, with equal shapes in equal order on all ranks.
         """

@@ -6,8 +6,8 @@ the graph (``passes/randomness.py``); in a Loop, also of the iteration number, s
 iteration draws the same numbers. The attribute ``seed``, also of Dropout, is ignored: the step's own seed is used,
 and each place has its own stream.
 
-eval.onnx and exports contain the random operators themselves. A Trainer replaces them in evaluation by the same numbers
-every time (``fixed``), so losses of different weights are comparable and a resumed run repeats them.
+eval.onnx and exports contain the random operators themselves. A Trainer replaces them in evaluation with the same
+numbers every time (``fixed``), so losses of different weights are comparable and a resumed run repeats them.
 """
 
 from __future__ import annotations

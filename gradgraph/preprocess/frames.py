@@ -121,7 +121,7 @@ def _values(column: Any) -> Array:
 def _of_arrow(column: Any) -> Any:
     """Return an Arrow column, also one in a pandas column, without its dictionary; other columns are unchanged.
 
-    Arrow's ``to_numpy`` replaces missing values of a dictionary by other values, and loses time zones.
+    Arrow's ``to_numpy`` replaces missing values of a dictionary with other values, and loses time zones.
     """
     if hasattr(getattr(column, "dtype", None), "pyarrow_dtype"):
         column = getattr(column, "array", column).__arrow_array__()

@@ -8,7 +8,7 @@ A rule calls a named operator like a function of the builder::
 The decorated function is its *portable form*: standard ONNX nodes that run in every runtime. Transforms (``gg.vjp``, …)
 write that form directly. A training step (``Builder(named_operators=True)``) keeps a single node
 ``gradgraph.ConvGradWeight``. ``backends.functions`` turns it into a call of a model-local function with the portable
-form as its body, and ``backends`` replaces it by the fastest form for a machine. So rules define the mathematics, and
+form as its body, and ``backends`` replaces it with the fastest form for a machine. So rules define the mathematics, and
 backends the performance.
 """
 

@@ -153,7 +153,7 @@ class _Nodes:
 
 
 def _with_results(parts: _Parts, model: onnx.ModelProto, columns: Collection[str]) -> onnx.ModelProto:
-    """Replace the output of ``model``, in place, by the results of ``predict`` and ``predict_proba``; return ``model``.
+    """Make ``model``, in place, return the results of ``predict`` and ``predict_proba``; return ``model``.
 
     The input is renamed to ``X``. ``columns`` are the names of inputs added later.
     """
@@ -321,7 +321,7 @@ def _before(parts: _Parts, kinds: _Kinds) -> onnx.ModelProto:
         raise ModelError(f"skl2onnx cannot convert the steps before the estimator ({shown(_first_line(error))}); "
                          "export the estimator only, or choose other steps") from None  # fmt: skip
     model = cast("onnx.ModelProto", written)  # its annotation allows five other types
-    if [i.name for i in model.graph.input] != list(kinds):  # skl2onnx replaces special characters by _
+    if [i.name for i in model.graph.input] != list(kinds):  # skl2onnx replaces special characters with _
         renamed(model.graph, dict(zip([i.name for i in model.graph.input], kinds, strict=True)))
     read = {name for node in model.graph.node for name in node.input}
     for unread in [i for i in model.graph.input if i.name not in read]:

@@ -26,7 +26,7 @@ _VALUES = Kind(
 
 @checked(values=_VALUES, out=PATH.or_none())
 def fix_inputs(model: Source, values: Mapping[str, float], *, out: Path | None = None) -> Result:
-    """Replace inputs by constants; an If whose condition becomes constant is replaced by the branch that it takes.
+    """Replace inputs with constants; an If whose condition becomes constant is replaced by the branch that it takes.
 
     Inputs that only removed branches read are removed, too. In optimum's ``decoder_model_merged.onnx``, for example,
     False for ``use_cache_branch`` selects the decoder without a past.
@@ -55,7 +55,7 @@ def fix_inputs(model: Source, values: Mapping[str, float], *, out: Path | None =
 
 
 def fix_input(work: ir.Model, name: str, number: float) -> None:
-    """Replace an input by a constant, in place, and resolve If nodes; raises as :func:`fix_inputs`."""
+    """Replace an input with a constant, in place, and resolve If nodes; raises as :func:`fix_inputs`."""
     inputs = {v.name or "": v for v in work.graph.inputs if not v.is_initializer()}
     if name not in inputs:
         raise UnknownNameError(f"the model has no input '{shown(name)}'{suggestion(name, inputs)}")

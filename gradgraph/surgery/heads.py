@@ -56,7 +56,7 @@ def new_head(
     seed: int = 0,
     out: Path | None = None,
 ) -> Result:
-    """Replace the last linear layer by a new one for ``classes`` classes.
+    """Replace the last linear layer with a new one for ``classes`` classes.
 
     The layer (Gemm, MatMul or Conv, also with quantised weights) is found by searching backwards from the output,
     through activations, pools and reshapes, which are kept. The new weights are float, named ``<name>.weight`` and
@@ -209,7 +209,7 @@ def _layer(node: ir.Node, output: ir.Value) -> Layer:
 
 
 def _replace(work: ir.Model, head: _Head, classes: int, rng: np.random.Generator) -> list[ir.Value]:
-    """Replace the old layer by a new one; return its weight, and its bias if there was one."""
+    """Replace the old layer with a new one; return its weight, and its bias if there was one."""
     layer, node = head.layer, head.layer.node
     old, before = (head.sum or node).outputs[0], layer.shape[layer.axis]
     kind, sizes = old.dtype or ir.DataType.FLOAT, list(layer.shape)
@@ -266,7 +266,7 @@ def _settled(behind: list[ir.Node]) -> Iterator[ir.Node]:
 
 
 def _fit_target(work: ir.Model, node: ir.Node, before: int, now: int) -> None:
-    """Replace the number of classes ``before`` by ``now`` in the target shape of a Reshape."""
+    """Replace the number of classes ``before`` with ``now`` in the target shape of a Reshape."""
     held = [(v, t.numpy()) for v in parts_of(node.inputs[1]) if v is not None and (t := numbers_of(v)) is not None]
     parts = [(v, sizes) for v, sizes in held if before in sizes]
     if not parts:

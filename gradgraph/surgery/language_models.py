@@ -194,7 +194,7 @@ def _check(past: Sequence[ir.Value]) -> None:
 
 
 def _replace(editor: Editor, old: ir.Value, new: Var) -> None:
-    """Replace all uses of ``old`` by ``new``, whose nodes are inserted at the start of the graph."""
+    """Replace all uses of ``old`` with ``new``, whose nodes are inserted at the start of the graph."""
     editor.place(editor.root[0])
     old.replace_all_uses_with(new.value)
 
@@ -216,7 +216,7 @@ def _seen(op: Builder, mask: ir.Value) -> Var:
 
 
 def _counted(editor: Editor, positions: ir.Value, tokens: ir.Value, mask: ir.Value | None) -> None:
-    """Replace the input ``positions`` by the index of each token in its row; with a mask, among its visible tokens."""
+    """Replace the input ``positions`` with the index of each token in its row or, with a mask, among visible tokens."""
     op = editor.op
     rank = len(shape_of(positions) or ())
     if mask is not None and rank == 2:
@@ -291,7 +291,7 @@ _COUNTED = {MASK: _ones, POSITIONS: _counted, "cache_position": _counted}
 
 
 def _empty(editor: Editor, past: ir.Value, tokens: ir.Value, usual: int | None) -> None:
-    """Remove the input ``past`` from the nodes that read it, or replace it by an empty tensor or zeros.
+    """Remove the input ``past`` from the nodes that read it, or replace it with an empty tensor or zeros.
 
     ``past`` may also be another state. ``usual`` is the head size that all attentions declare, used if it is unknown.
     """

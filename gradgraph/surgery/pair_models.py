@@ -79,7 +79,7 @@ def pair_model(model: Source, *, next_token: bool = False, out: Path | None = No
 
 
 def _by_pairs(op: Builder, graph: ir.Graph, rows: ir.Value, sizes: tuple[Any, ...]) -> Var:
-    """Replace the input ``rows`` ``[batch, length]`` by an input ``[pairs, 2, length]``; return it reshaped to rows."""
+    """Replace the input ``rows`` ``[batch, length]`` with one of ``[pairs, 2, length]``; return it reshaped to rows."""
     pairs = ir.Value(name=rows.name, type=rows.type, shape=ir.Shape(["pairs", 2, sizes[1]]))
     x = op.wrap(pairs)
     made = op.Reshape(x, op.Concat([-1], op.Slice(op.shape(x), [2], [3], [0]), axis=0))

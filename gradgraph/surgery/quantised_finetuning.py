@@ -130,7 +130,7 @@ def _float_weight(work: ir.Model, node: ir.Node, integers: ir.Value, numbers: np
 
 
 def _take_place(work: ir.Model, integers: ir.Value, rounded: ir.Value) -> None:
-    """Replace the stored ``integers`` by ``rounded``, which gets their name."""
+    """Replace the stored ``integers`` with ``rounded``, which gets their name."""
     name = integers.name
     integers.replace_all_uses_with(rounded)
     if integers.is_initializer():
@@ -168,7 +168,7 @@ def _learn(work: ir.Model, weights: Sequence[ir.Node], everywhere: bool) -> None
 
 
 def _follow(work: ir.Model, first: ir.Node, bias: ir.Node) -> None:
-    """Replace the stored scale of a bias by data scale times weight scale of its layer, if both are known."""
+    """Compute the scale of a bias as input scale times weight scale of its layer, if the graph contains both."""
     layer = next((use.node for use in bias.outputs[0].uses() if use.idx == 2), None)
     dequantised = [v.producer() if v is not None else None for v in (layer.inputs[:2] if layer is not None else ())]
     found = [n.inputs[1] for n in dequantised if n is not None and _is(n, "DequantizeLinear")]

@@ -200,7 +200,9 @@ def _weight_limits(layer: Layer, weights: str, activations: str | None) -> tuple
 
 
 def _round_weight(work: ir.Model, layer: Layer, kind: str, limits: tuple[int, int], learned: bool) -> None:
-    """Replace a weight W by round(W/s)·s with s = max |W| / largest integer per output; s is trained if ``learned``."""
+    """Replace a weight W with round(W/s)·s, where s = max |W| / largest integer per output; s is trained if
+    ``learned``.
+    """
     weight, axis = layer.weight, layer.axis
     _, largest = limits
     others = [a for a in range(len(layer.shape)) if a != axis]

@@ -64,7 +64,7 @@ def _order(transpose: ir.Node, rank: int) -> list[int]:
 
 
 def write_floats(work: ir.Model, layer: Layer, weight: Array) -> None:
-    """Replace the weight of a layer by ``weight`` (outputs first), stored as floats."""
+    """Replace the weight of a layer with ``weight`` (outputs first), stored as floats."""
     if layer.kind == "MatMulNBits":
         _as_product(work, layer.node, weight.T)
         return
@@ -77,7 +77,7 @@ def write_floats(work: ir.Model, layer: Layer, weight: Array) -> None:
 
 
 def _as_product(work: ir.Model, node: ir.Node, weight: Array) -> None:
-    """Replace MatMulNBits by MatMul with a float weight (K, N), and Add if it has a bias."""
+    """Replace MatMulNBits with a MatMul by a float weight (K, N), and an Add if it has a bias."""
     name = f"{(node.inputs[1].name if node.inputs[1] else None) or 'weight'}.merged"
     stored = add_weight(work, name, weight.astype(quantiser_of(node).scales.dtype))
     new = [ir.Node("", "MatMul", [node.inputs[0], stored], name=node.name)]
@@ -238,7 +238,7 @@ def _is_its_own(value: ir.Value) -> bool:
 
 
 def _store(work: ir.Model, node: ir.Node, place: int, numbers: Array) -> None:
-    """Replace the stored input ``place`` of ``node`` by ``numbers``; other readers keep the old ones."""
+    """Replace the stored input ``place`` of ``node`` with ``numbers``; other readers keep the old ones."""
     value = node.inputs[place]
     assert value is not None
     if not _is_its_own(value):

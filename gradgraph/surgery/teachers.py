@@ -127,7 +127,7 @@ def _hand_over(old: ir.Value, new: ir.Value) -> None:
 
 
 def _fix_statistics(model: ir.Model, node: ir.Node) -> None:
-    """Replace BatchNormalization with running statistics by a product and a sum, which are not trained."""
+    """Replace BatchNormalization (with running statistics) by a product and a sum, which are not trained."""
     scale, bias, mean, variance = (numbers_of(v) for v in node.inputs[1:5])
     rank = len(shape_of(node.inputs[0]) or ()) if node.inputs[0] is not None else 0
     if scale is None or bias is None or mean is None or variance is None or rank < 2:

@@ -96,7 +96,7 @@ def _begun(value: ir.Value, sizes: tuple[int, ...], rng: np.random.Generator) ->
 
 @checked(weight=TEXT, to=TEXT, out=PATH.or_none())
 def tie_weights(model: Source, weight: str, to: str, *, out: Path | None = None) -> Result:
-    """Replace ``weight`` by ``to`` everywhere, transposed if the shapes require it.
+    """Replace ``weight`` with ``to`` everywhere, transposed if the shapes require it.
 
     A square matrix is transposed if the layers that read the two weights have their outputs on different axes; the rows
     of an embedding are the outputs of a head.

@@ -56,7 +56,7 @@ class _Rounding:
                 self._insert_rounding(node, computed)
 
     def _insert_rounding(self, node: ir.Node, computed: ir.Value) -> None:
-        """Replace ``computed``, which becomes float32, by a float16 Cast of it for all readers."""
+        """Make all readers of ``computed``, which becomes float32, read a float16 Cast of it."""
         rounded = ir.Value(name=computed.name, type=ir.TensorType(NARROW), shape=computed.shape)
         replace_value(computed, rounded)
         computed.name, computed.type = self.op.fresh(f"{computed.name}.exact"), ir.TensorType(WIDE)

@@ -146,7 +146,7 @@ class Writer:
         self.replace(product, self._by_strips(product) if written is None else written)
 
     def replace(self, product: StoredProduct, written: Var) -> None:
-        """Replace the product by ``written``, plus the summand of a Gemm."""
+        """Replace the product with ``written``, plus the summand of a Gemm."""
         summand = self.editor.op.wrap((*product.node.inputs, None)[2])
         self.editor.replace(product.node, written if summand is None else written + summand)
 

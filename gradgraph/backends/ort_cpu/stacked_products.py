@@ -62,7 +62,7 @@ def _stacking_key(node: ir.Node) -> object:
 
 
 def _stack(editor: Editor, group: Sequence[ir.Node]) -> None:
-    """Replace the products ``xᵢ·W`` in ``group`` by parts of ``[x₁; x₂; …]·W``, plus ``β·C`` in case of a Gemm."""
+    """Replace the products ``xᵢ·W`` in ``group`` with parts of ``[x₁; x₂; …]·W``, plus ``β·C`` in case of a Gemm."""
     op, last = editor.op, group[-1]
     op.scope = last.name or ""
     rows = op.Concat(*(editor.op.wrap(node.inputs[0]) for node in group), axis=0)

@@ -57,7 +57,7 @@ _T = TypeVar("_T")
 
 
 def fold_attentions(model: ir.Model) -> None:
-    """Replace every trained attention of the main graph by native kernels where they are faster, in place."""
+    """Replace every trained attention of the main graph with native kernels where they are faster, in place."""
     editor = Editor(model)
     written = False
     for node in [n for n in model.graph if n.domain == DOMAIN and n.op_type == "AttentionGrad"]:
@@ -79,7 +79,7 @@ def fold_attentions(model: ir.Model) -> None:
 
 @dataclass(frozen=True)
 class Mask:
-    """A mask that is added to scores, or a condition that replaces scores by a number.
+    """A mask that is added to scores, or a condition that replaces scores with a number.
 
     Attributes:
         value: the mask or condition, which broadcasts to the scores.
@@ -252,7 +252,7 @@ def _weights(p: ir.Value, readers: Collection[ir.Node]) -> Weights:
 
 
 def _unguarded(p: ir.Value) -> ir.Value:
-    """Return ``p`` before the IsNaN and Where that replace NaN of masked rows by 0 (PyTorch), or ``p`` itself."""
+    """Return ``p`` before the IsNaN and Where that replace NaN of masked rows with 0 (PyTorch), or ``p`` itself."""
     guard = p.producer()
     if guard is None or not is_standard(guard, "Where"):
         return p

@@ -173,7 +173,7 @@ def _same_cotangent(node: ir.Node) -> Iterator[ir.Node]:
 
 
 def _merge(editor: Editor, by_weight: ir.Node, by_input: ir.Node) -> None:
-    """Replace both gradients by one ``DepthwiseConvGrad``."""
+    """Replace both gradients with one ``DepthwiseConvGrad``."""
     op, x = editor.op, by_weight.inputs[0]
     op.scope = by_input.name or ""
     inputs = [editor.op.wrap(v) for v in (*by_input.inputs[:2], x)]

@@ -19,7 +19,7 @@ UNIT = 16  # the kernel requires a multiple of this many numbers per scale (``kU
 
 
 def multiply_stored(model: ir.Model) -> None:
-    """Replace supported products of the main graph by the kernel's nodes, in place."""
+    """Replace supported products of the main graph with the kernel's nodes, in place."""
     if not library.here().has_fast_vectors:  # with tiles, other forms multiply floats of a few rows at a time
         return
     products = [p for p in stored_products(model) if _fits(p)]

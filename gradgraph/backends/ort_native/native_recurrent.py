@@ -2,7 +2,7 @@
 
 The input's contribution to the gates of all steps is one product before the loop; the gradients of weights and inputs
 are products after it. The tables have forms for these products. The kernels (``kernels/lstm.cc``) multiply a state by
-the recurrent weight with tiles. They overwrite the input's contribution by the gates, and the gates by cotangents.
+the recurrent weight with tiles. They overwrite the input's contribution with the gates, and the gates with cotangents.
 
 Sizes: T steps, N sequences, I features, H units.
 """

@@ -17,7 +17,7 @@ from gradgraph.graph.prune import is_wanted as is_wanted
 
 
 class Editor:
-    """An editor that replaces nodes of a model by new nodes, written with the builder ``op``.
+    """An editor that replaces nodes of a model with new nodes, written with the builder ``op``.
 
     New constants become initializers of the main graph, also for nodes in bodies. All names are new and unique in the
     whole model, except that outputs of a replaced node keep their names.
@@ -46,7 +46,7 @@ class Editor:
             graph.remove(nodes, safe=True)
 
     def replace(self, node: ir.Node, *outputs: Var | None) -> list[ir.Node]:
-        """Replace the outputs of ``node`` by ``outputs``; return the new nodes.
+        """Replace the outputs of ``node`` with ``outputs``; return the new nodes.
 
         New values get the name, type and shape of the old ones, and new nodes the metadata of ``node``. An old output
         may be omitted (``None``, or at the end) only if nothing reads it.
@@ -74,7 +74,7 @@ class Editor:
         return placed
 
     def write_form(self, node: ir.Node, form: Callable[..., Any], misfit: str) -> list[ir.Node]:
-        """Replace ``node`` by ``form(op, node, *inputs, **attributes)``; return the new nodes.
+        """Replace ``node`` with ``form(op, node, *inputs, **attributes)``; return the new nodes.
 
         A form returns a Var or a tuple of them, or None to keep the node.
 
@@ -136,7 +136,7 @@ def discard(node: ir.Node) -> None:
 
 
 def replace_value(old: ir.Value, new: ir.Value) -> None:
-    """Replace ``old`` by ``new``, also among the outputs of its graph. This is faster than onnx-ir's function."""
+    """Replace ``old`` with ``new``, also among the outputs of its graph. This is faster than onnx-ir's function."""
     if old.is_graph_output():
         assert old.graph is not None
         outputs = old.graph.outputs

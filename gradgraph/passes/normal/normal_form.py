@@ -96,7 +96,7 @@ def load_runnable(source: Source) -> ir.Model:
 
 @contextlib.contextmanager
 def blaming(model: Source) -> Iterator[None]:
-    """Return a context that replaces unexpected errors by the error that ONNX shape inference reports for ``model``.
+    """Return a context that replaces unexpected errors with the error that ONNX shape inference reports for ``model``.
 
     Raises:
         ModelError: the code in the context raised an error other than a GradgraphError, and ONNX shape inference
@@ -118,7 +118,7 @@ def pass_quantization(model: ir.Model) -> None:
 
 
 def expand(model: ir.Model, nodes: Iterable[ir.Node]) -> bool:
-    """Replace ``nodes`` in place by their function bodies, in normal form; return True if all of them had one."""
+    """Replace ``nodes`` in place with their function bodies, in normal form; return True if all of them had one."""
     editor = Editor(model)
     done = []
     for node in nodes:

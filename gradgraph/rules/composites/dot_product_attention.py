@@ -19,7 +19,7 @@ MOST_STEPS = 8  # nodes between the product and its last mask
 
 
 def find_weighed(walk: Walk) -> Found:
-    """Find P·V with P = Softmax(S), where a Where may replace NaN in P by zeros. The inputs are S and V."""
+    """Find P·V with P = Softmax(S), where a Where may replace NaN in P with zeros. The inputs are S and V."""
     p, v = walk.last.inputs
     softmax = walk.to(_unguarded(walk, some(p)), "Softmax")
     rank = len(some(shape_of(some(p))))
@@ -28,7 +28,7 @@ def find_weighed(walk: Walk) -> Found:
 
 
 def _unguarded(walk: Walk, p: ir.Value) -> ir.Value:
-    """Return ``p`` before the Where, if any, that replaces NaN (0/0, in fully masked rows) by zeros."""
+    """Return ``p`` before the Where, if any, that replaces NaN (0/0, in fully masked rows) with zeros."""
     node = p.producer()
     if node is None or not is_standard(node, "Where"):
         return p
@@ -54,7 +54,7 @@ def find_attention(walk: Walk) -> Found:
 
 
 def _split_where(walk: Walk, scores: ir.Value) -> tuple[ir.Value | None, int, ir.Value]:
-    """Return the inputs of a Where that replaces some scores by a constant: condition, ``kept``, scores.
+    """Return the inputs of a Where that replaces some scores with a constant: condition, ``kept``, scores.
 
     ``kept`` is 1 if scores are kept where the condition is true, else 0. The condition is None without a Where.
     """

@@ -144,7 +144,7 @@ def _read_by_library(path: Path, more: Mapping[str, Mapping[str, Any]]) -> Any:
 
 
 def _with_exact_ids(table: Any, read: Callable[..., Any], path: str) -> Any:
-    """Replace float columns of a pandas table that have missing values and values above 2**53 by exact integers.
+    """Replace float columns of a pandas table that have missing values and values above 2**53 with exact integers.
 
     Pandas stores integer columns with missing values as floats, which rounds such values.
     """

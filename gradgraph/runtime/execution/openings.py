@@ -175,7 +175,7 @@ def lies_beside(
 
 
 def _take_out_constants(model: onnx.ModelProto, source: onnx.ModelProto) -> None:
-    """Replace large constants of ``model`` by references to constants of ``source`` with the same bytes, in place."""
+    """Replace large constants of ``model`` with references to constants of ``source`` with the same bytes, in place."""
     names = {raw: name for name, raw in _large_constants(source)}
     for tensor in model.graph.initializer if names else ():
         raw = tensor.raw_data

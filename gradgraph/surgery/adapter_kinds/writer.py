@@ -33,7 +33,7 @@ class Writer(NodeWriter):
         return super().constant(numbers, dtype or self.dtype)
 
     def instead(self, old: ir.Value, write: Callable[[ir.Value], ir.Value]) -> str:
-        """Replace all uses of ``old`` by ``write(old)``, whose nodes are inserted after it; return the new name."""
+        """Replace all uses of ``old`` with ``write(old)``, whose nodes are inserted after it; return the new name."""
         readers = list(old.uses())
         new = write(old)
         new.type, new.shape = old.type, old.shape

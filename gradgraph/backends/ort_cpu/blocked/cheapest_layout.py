@@ -96,7 +96,7 @@ def _elements(value: ir.Value) -> int:
 
 
 def _write_blocked(editor: Editor, node: ir.Node, form: BlockedForm) -> None:
-    """Replace ``node`` by its NCHWc form, reordering every input and output separately."""
+    """Replace ``node`` with its NCHWc form, reordering every input and output separately."""
     op, call = editor.op, Call.of(editor.op, node)
     op.scope = node.name or ""
     inputs = tuple(reordered(op, x) if x is not None and fits(x.value) else x for x in call.inputs)

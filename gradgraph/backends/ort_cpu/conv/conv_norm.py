@@ -160,7 +160,7 @@ def _sums_over(op: Builder, node: ir.Node, axes: list[int]) -> bool:
 def _replace_gradients(
     editor: Editor, found: _Normalized, dscale: Var, db: Var, below: dict[str, Callable[[], Var]]
 ) -> None:
-    """Replace norm gradients by ``dscale`` and ``db``, convolution gradients by results of ``below``, per operator."""
+    """Replace norm gradients with ``dscale`` and ``db``, and convolution gradients with results of ``below``."""
     editor.place(found.gradient)
     for node in found.below:
         editor.op.scope = node.name or ""

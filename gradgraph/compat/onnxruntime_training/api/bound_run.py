@@ -52,7 +52,7 @@ class BoundRun:
         placement: the device of the session.
         options: the options of the session.
         sizes: the known sizes of symbolic dimensions.
-        lower: replace operators by the forms that are fastest on this machine.
+        lower: replace operators with the forms that are fastest on this machine.
     """
 
     def __init__(

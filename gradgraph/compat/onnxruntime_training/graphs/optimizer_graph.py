@@ -131,7 +131,7 @@ def optimizer_graph(model: onnx.ModelProto, parameters: Sequence[ParameterSpec])
 
     The inputs are the learning rate, the number of the update, and for each parameter its value, gradient and moments.
     The outputs are a flag that there was an update, and the next values of parameters, moments and, with clipping,
-    gradients, because onnxruntime-training overwrites gradients by clipped ones.
+    gradients, because onnxruntime-training overwrites gradients with clipped ones.
 
     Raises:
         CompatibilityError: if ``model`` is not an optimizer model of onnxruntime-training, or has other nodes.

@@ -34,7 +34,7 @@ def save_checkpoint(
 
 
 def load_checkpoint_to_model(path_to_checkpoint: str | os.PathLike[str], model: onnx.ModelProto) -> None:
-    """Replace initializers of ``model``, in place, by the parameters of a checkpoint with the same names.
+    """Replace initializers of ``model``, in place, with the parameters of a checkpoint with the same names.
 
     Raises:
         CheckpointError: if the file does not exist, or is damaged.

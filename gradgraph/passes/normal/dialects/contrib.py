@@ -43,7 +43,7 @@ def forms() -> frozenset[tuple[str, str]]:
 
 
 def decompose(model: ir.Model) -> bool:
-    """Replace the operators in the table by standard operators; return True if there were any.
+    """Replace the operators in the table with standard operators; return True if there were any.
 
     Types and shapes of the nodes in between are inferred on the way, because forms depend on them. Imports of unused
     domains are removed: onnxruntime imports every domain that it supports.

@@ -34,7 +34,7 @@ class Masks:
     empty_rows: bool = False  # whether a query may see no key; its output is then zero
 
     def apply(self, op: Builder, scores: Var, hidden: float) -> Var:
-        """Add the bias to ``scores``, and replace the scores of masked keys by ``hidden`` (or less)."""
+        """Add the bias to ``scores``, and replace the scores of masked keys with ``hidden`` (or less)."""
         if self.bias is not None:
             bias = op.cast(self.bias, scores.dtype)
             scores = scores + (bias if math.isinf(hidden) else op.Max(bias, hidden))

@@ -99,7 +99,7 @@ def _is_newer(node: ir.Node, opset: int) -> bool:
 
 
 def _expanded(editor: Editor, nodes: list[ir.Node]) -> bool:
-    """Replace ``nodes`` by their function bodies, in place; return False if no node has a function body."""
+    """Replace ``nodes`` with their function bodies, in place; return False if no node has a function body."""
     done = False
     for node in nodes:
         outputs = None if node.op_type in _NOT_BY_BODY else instantiate_body(editor.op, node)
@@ -145,7 +145,7 @@ _DEFAULTS = {"saturate": 1, "keep_aspect_ratio_policy": "stretch", "antialias": 
 
 
 def _constants_inside(graph: ir.Graph) -> None:
-    """Replace the initializers of a function's graph by Constant nodes, because functions have no initializers."""
+    """Replace the initializers of a function's graph with Constant nodes, because functions have no initializers."""
     for name, value in list(graph.initializers.items()):
         assert value.const_value is not None
         node = ir.Node("", "Constant", [], [ir.AttrTensor("value", value.const_value)])
@@ -177,7 +177,7 @@ def reduction(node: ir.Node) -> str | None:
 
 @until(18, "Split")
 def split(node: ir.Node) -> str | None:
-    """Replace num_outputs by the sizes of the parts; return why if the axis has unknown size, else None."""
+    """Replace num_outputs with the sizes of the parts; return why if the axis has unknown size, else None."""
     count = attributes(node).get("num_outputs")
     node.attributes.pop("num_outputs", None)
     if count is None or input_at(node, 1) is not None:

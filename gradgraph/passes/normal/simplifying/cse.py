@@ -80,7 +80,7 @@ def _merge(node: ir.Node, first: ir.Node) -> bool:
 
 
 def _take_over(old: ir.Value, new: ir.Value) -> None:
-    """Replace ``old`` by ``new``.
+    """Replace ``old`` with ``new``.
 
     ``new`` takes the name of ``old`` if ``old`` is a graph output, or if ``new`` has no name.
     """

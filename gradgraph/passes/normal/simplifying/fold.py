@@ -34,7 +34,7 @@ _FLOATS: dict[str, Callable[..., Any]] = {
 
 
 def fold_constants(model: ir.Model) -> bool:
-    """Replace small nodes with constant inputs by their results; return True if anything changed.
+    """Replace small nodes whose inputs are constant with their results; return True if anything changed.
 
     1. Integers and booleans are computed from initializers (``gradgraph.graph.shapes.fold``).
     2. Shape and Size are computed where dimensions are known, and so are operators that move their entries (Gather,

@@ -19,7 +19,7 @@ FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
 
 
 def write_groups(model: ir.Model) -> None:
-    """Replace every GroupNormalization of known rank and element type by InstanceNormalization, in place."""
+    """Replace every GroupNormalization of known rank and element type with InstanceNormalization, in place."""
     editor = Editor(model)
     for node in calls_of(model, "GroupNormalization"):
         x, scale, bias = (Var(editor.op, v) for v in node.inputs if v is not None)

@@ -28,7 +28,7 @@ GIVEN = SIZES.or_none()
 
 
 def fix_sizes(model: ir.Model, sizes: Sizes) -> dict[str, int]:
-    """Replace symbolic dimensions by ``sizes`` everywhere, in place.
+    """Replace symbolic dimensions with ``sizes`` everywhere, in place.
 
     Args:
         sizes: the number of each dimension by its name, or all sizes of an input by its name (for unnamed dimensions).

@@ -67,7 +67,7 @@ def corrected(
 
 
 def settle_scales(model: ir.Model) -> bool:
-    """Replace scales by inferred sizes in each Resize that ONNX miscounts, in place; return True if any."""
+    """Replace scales with inferred sizes in each Resize that ONNX miscounts, in place; return True if any."""
     if model.opset_imports.get("", shapes.OPSET) != shapes.OPSET:
         return False
     resizes = [n for n in model.graph if is_standard(n, "Resize")]

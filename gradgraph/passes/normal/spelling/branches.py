@@ -1,4 +1,4 @@
-"""Pass: replace an If with a constant condition by the branch taken."""
+"""Pass: replace an If whose condition is constant with the branch taken."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradgraph.passes.normal.sizes.known_sizes import better
 
 
 def take_known_branches(model: ir.Model) -> bool:
-    """Replace each If whose condition is constant by the branch taken; return True if there was one.
+    """Replace each If whose condition is constant with the branch taken; return True if there was one.
 
     1. The nodes of the branch move before the If, in their order; their names are already unique in the model.
     2. An If within the branch is handled in turn. The other branch is removed.

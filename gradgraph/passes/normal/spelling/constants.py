@@ -52,7 +52,7 @@ def _register(node: ir.Node, main: ir.Graph) -> None:
 
 
 def become_constant(node: ir.Node, tensor: ir.TensorProtocol, main: ir.Graph) -> bool:
-    """Replace the output of ``node`` by a marked initializer of the same name; return False if the node must stay."""
+    """Replace the output of ``node`` with a marked initializer of the same name; return False if the node must stay."""
     if (new := become_initializer(node, tensor, main)) is None:
         return False
     mark_constant(new)

@@ -1,4 +1,4 @@
-"""Pass: replace SequenceMap by an equivalent Loop."""
+"""Pass: replace SequenceMap with an equivalent Loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SCALARS = {"place": ir.DataType.INT64, "go": ir.DataType.BOOL}
 
 
 def write_maps(model: ir.Model) -> bool:
-    """Replace every SequenceMap by a Loop; return True if there was one.
+    """Replace every SequenceMap with a Loop; return True if there was one.
 
     The states of the Loop are the result sequences so far. Iteration ``place`` reads element ``place`` of each input
     sequence; other inputs are read from outside. ONNX's own function body is not used, because it does not support

@@ -1,4 +1,4 @@
-"""Pass: replace sequences and optionals with known elements by plain tensors."""
+"""Pass: replace sequences and optionals whose elements are known with plain tensors."""
 
 from __future__ import annotations
 
