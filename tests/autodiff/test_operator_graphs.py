@@ -25,6 +25,7 @@ def test_gradients_of_random_operators(first: int) -> None:
     assert sum(verdict == "right" for *_, verdict, _ in found) > CHUNK // 2  # most are judged
 
 
+@pytest.mark.sweep(0)
 def test_a_wrong_rule_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Off by a thousandth by one input of one operator."""
     right = RULES["", "Mul"]

@@ -6,10 +6,10 @@ import pytest
 
 from tests.mutation.campaign import campaign
 
-CHUNKS, EACH = 4, 510
+CHUNKS, EACH = 16, 128
 
 
-@pytest.mark.sweep(0.39)
+@pytest.mark.sweep(0.01)
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_mutants_are_read_or_refused(chunk: int) -> None:
     report = campaign(seed=0, numbers=range(chunk * EACH, (chunk + 1) * EACH))

@@ -68,7 +68,7 @@ def rules_put_back() -> Iterator[None]:
         table.update(content)
 
 
-@pytest.mark.sweep(0.19)
+@pytest.mark.sweep(0.185)
 @pytest.mark.usefixtures("rules_put_back")
 @pytest.mark.parametrize(
     "page", [p for p in PAGES if blocks(p) and p not in [README, *COMING_FROM, *WITH_COMMANDS]], ids=lambda p: p.name

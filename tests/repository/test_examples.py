@@ -133,7 +133,7 @@ def test_a_gpt_writes_letters_of_its_text(said: Said) -> None:
     assert len(text) == len("A step ") + 30
 
 
-@pytest.mark.sweep(0.62)
+@pytest.mark.sweep(0)
 @pytest.mark.parametrize("kind", ["int4", "fp16"])
 def test_a_merged_language_model_repeats_its_text(said: Said, kind: str) -> None:
     model = Path(__file__).parents[2] / "examples" / f"tiny_llama_{kind}.onnx"

@@ -52,7 +52,7 @@ def grown(folder: Path, name: str, rows: int, native_kernels: bool) -> float:
     return float(ran.stdout) * MIB
 
 
-@pytest.mark.sweep(0.34)
+@pytest.mark.sweep(0)
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not say what a process takes")
 @pytest.mark.parametrize(
     ("name", "rows", "recompute"),

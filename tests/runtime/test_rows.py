@@ -171,7 +171,7 @@ def test_a_finished_fit_lets_go_of_the_data() -> None:
     assert t.progress.steps == 12
 
 
-@pytest.mark.sweep(0.05)
+@pytest.mark.sweep(0)
 @pytest.mark.parametrize("what", ["evaluate", "predict", "fit"])
 def test_nothing_keeps_data_alive(what: str) -> None:
     t, data = trainer(), handmade.points(64)

@@ -82,7 +82,7 @@ def cases():
         return collect_testcases(None)
 
 
-@pytest.mark.sweep(0.04)
+@pytest.mark.sweep(0)
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 @pytest.mark.filterwarnings("ignore")
