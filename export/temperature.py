@@ -96,7 +96,7 @@ def calibrate(
 
     Raises:
         DataError: if the data do not match the step, or all labels are ignored.
-        ModelError: if the loss has another kind of target, or the logits of an output of probabilities are unknown.
+        ModelError: if the loss has a different kind of target, or the logits of an output of probabilities are unknown.
         UnknownNameError: if the model has no output of that name.
     """
     found, served = temperature_of(trainer, data, batch_size, output=output, averaged=averaged)
@@ -119,7 +119,7 @@ def temperature_of(
     if len(m.parts) > 1 or not m.targets or not _fits(m.targets[0], m.loss.get("name", "")):
         raise ModelError(
             "calibration requires a step with a single loss on class indices or on binary targets, such as "
-            "cross_entropy or bce_with_logits, but this step has another loss"
+            "cross_entropy or bce_with_logits, but this step has a different loss"
         )
     name = output or m.outputs[0]
     if name not in m.outputs:

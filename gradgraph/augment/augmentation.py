@@ -78,8 +78,8 @@ class Augmentations:
     """A sequence of augmentations.
 
     An image is resized to the model's size by ``random_resized_crop``, or else before the first augmentation that
-    requires that size. Erasing follows normalisation, and mixing is last, whatever their place in the list. If several
-    augmentations mix batches, one of them is drawn per batch.
+    requires that size. Erasing follows normalisation, and mixing is last, regardless of their position in the list. If
+    several augmentations mix batches, one of them is drawn per batch.
 
     Args:
         given: augmentations, their names or calls, and user functions from bytes [height, width, channels] and a
@@ -87,7 +87,7 @@ class Augmentations:
 
     Raises:
         BuildError: a name is unknown.
-        ArgumentError: an element is of another type.
+        ArgumentError: an element has an invalid type.
     """
 
     def __init__(self, given: Any) -> None:
@@ -150,7 +150,7 @@ class SoundAugmentations:
 
     Raises:
         BuildError: a name is unknown.
-        ArgumentError: an element is of another type, or changes images.
+        ArgumentError: an element has an invalid type, or changes images.
     """
 
     def __init__(self, given: Any) -> None:
@@ -187,7 +187,7 @@ def _made(given: Any) -> Augmentation | Own:
 
 
 def _by_own(function: Own, image: Any, rng: Generator) -> Any:
-    """Apply a user function, from and to bytes [height, width, channels], to an image."""
+    """Apply a user function to an image, as bytes (uint8) of shape [height, width, channels]."""
     from PIL import Image
 
     array = np.asarray(image)

@@ -152,7 +152,7 @@ _MODES = {"reverse": _by_rows, "forward": _by_columns}
 
 
 def _block(op: Builder, numbers: Var, target: ir.Value, x: ir.Value, start: int) -> ir.Value:
-    numbers = op.cast(numbers, op.wrap(x).dtype)  # the target may have another type
+    numbers = op.cast(numbers, op.wrap(x).dtype)  # the target may have a different type
     return reshaped(op, numbers, sizes_of(op, target), sizes_of(op, x, start), name=f"{x.name}.jacobian")
 
 

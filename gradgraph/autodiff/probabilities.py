@@ -22,7 +22,7 @@ class Probabilities:
     Attributes:
         kind: ``Softmax`` or ``Sigmoid``.
         axis: the axis of a Softmax, counted from the front if the rank is known; None if moves rearranged its elements.
-        source: the logits; None if they have another type, or if moves rearranged the elements.
+        source: the logits; None if they have a different type, or if moves rearranged the elements.
         negated: whether the value is computed from the negative of ``source``, such as 1/(1 + exp(source)).
         moves: the nodes that moved a Sigmoid, in order; applied to ``source``, they move the logits in the same way.
     """

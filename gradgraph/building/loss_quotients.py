@@ -3,7 +3,7 @@
 Most losses are a quotient of two sums over the batch, or a sum of such quotients: a mean divides by its number of
 elements, a class-weighted mean by the sum of the labels' weights, a masked mean by the number of unmasked elements; a
 sum has no divisor. Numerators and divisors add up from batch to batch, so the loss of all samples does not depend on
-the batch size. A loss of another form, such as the root of a mean or the product of two means, has no quotients.
+the batch size. A loss of a different form, such as the root of a mean or the product of two means, has no quotients.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ class _Reading:
     # --- divisors --------------------------------------------------------------------------------------------
 
     def _divisor(self, value: ir.Value) -> tuple[Var, list[ir.Value], bool] | None:
-        """Return a divisor as batch sum, constant factors, and whether it is a mean; None if it has another form."""
+        """Return a divisor as batch sum, constant factors, and whether it is a mean; None for other forms."""
         factors: list[ir.Value] = []
         while True:
             node = value.producer()

@@ -370,7 +370,7 @@ def _fault_of_content(i: int, message: Row) -> str | None:
     if isinstance(content, list):
         texts = [part.get("text") for part in content if isinstance(part, Mapping) and part.get("type") == "text"]
         if len(texts) < len(content) or not all(isinstance(text, str) for text in texts):
-            return f"message {i} contains other parts than text; drop the row"
+            return f"message {i} contains parts other than text; drop the row"
         content = "".join(map(str, texts))
     if not isinstance(content, str):
         return f"message {i} has the content {described(content)}, but should have text"

@@ -252,7 +252,7 @@ def packed_where_apart(recipe: Recipe, decoder: ir.Model) -> Recipe:
 
 
 class _Models:
-    """The models built from a decoder for a recipe; rebuilt only if a recipe with another rank is passed."""
+    """The models built from a decoder for a recipe; rebuilt only if a recipe with a different rank is passed."""
 
     def __init__(self, decoder: ir.Model, base: ModelFolder) -> None:
         self._decoder, self._base = decoder, base

@@ -124,7 +124,7 @@ class _Search(Generic[D]):
 
     def first(self, recipe: Recipe, data: D) -> Plan | None:
         """Return the plan of the first variant of a recipe (batch size, recomputation) that fits, else None."""
-        self._steps.clear()  # they belong to other data or another rank
+        self._steps.clear()  # they belong to other data or a different rank
         return next((plan for one in _ways(recipe, data.longest) if (plan := self.fits(one, data))), None)
 
     def fits(self, recipe: Recipe, data: D) -> Plan | None:

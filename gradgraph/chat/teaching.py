@@ -29,14 +29,14 @@ def taught(student: ir.Model, base: ModelFolder, recipe: Recipe) -> ir.Model:
         recipe: a recipe with a teacher.
 
     Raises:
-        DataError: the teacher has another tokenizer.
+        DataError: the teacher has a different tokenizer.
         ModelError, BuildError: the teacher cannot be read, or is not a language model.
     """
     assert recipe.teacher is not None
     other = ModelFolder.of(recipe.teacher)
     if Encoder(other.path).tokenizer.words != Encoder(base.path).tokenizer.words:
         raise DataError(
-            f"the teacher '{shown(other.path)}' has another tokenizer than '{shown(base.path)}', but distillation "
+            f"the teacher '{shown(other.path)}' has a different tokenizer from '{shown(base.path)}', but distillation "
             "compares the scores of each token; use a teacher of the same family"
         )
     try:

@@ -104,7 +104,7 @@ class HeldTensor(ir.ExternalTensor):
         self.file = file
 
     def seen_as(self, dtype: ir.DataType, shape: ir.Shape, begin: int) -> HeldTensor:
-        """Return a tensor of another type and shape that shares this tensor's data, starting at byte ``begin``."""
+        """Return a tensor of a different type and shape that shares this tensor's data, starting at byte ``begin``."""
         return HeldTensor(self.file, (self.offset or 0) + begin, dtype, shape=shape, name=self.name or "")
 
     def pieces(self) -> Iterator[memoryview]:

@@ -247,7 +247,7 @@ def _split(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
 
 
 def _einsum(call: Call, values: Mapping[str, Any]) -> Iterator[_Fault]:
-    """Yield a fault for a malformed equation, or one with another number of terms than inputs."""
+    """Yield a fault for a malformed equation, or one whose number of terms differs from the number of inputs."""
     text = _decoded(values["equation"])
     terms = text.partition("->")[0]
     if not re.fullmatch(r"[A-Za-z.,\s]*(->[A-Za-z.\s]*)?", text):

@@ -116,7 +116,7 @@ def is_ranked(op_type: str) -> bool:
 
 
 def misses(op_type: str, i: int, shape: Sequence[object] | None) -> Axes | None:
-    """Return the ranks allowed for input ``i`` of an operator if ``shape`` has another rank; otherwise None."""
+    """Return the ranks allowed for input ``i`` of an operator if ``shape`` has a different rank; otherwise None."""
     axes = axes_of(op_type)[0]
     return axes[i] if shape is not None and i < len(axes) and shape not in axes[i] else None
 

@@ -71,7 +71,7 @@ class MpiTeam(Team):
     Attributes:
         joint_norms: the gradient graph and its messages, if norms use the samples of all ranks.
         usual: the expected number of loss terms of a batch on all ranks. Gradients are divided by it before they are
-            summed, and rescaled afterwards only if the batch has another number of terms.
+            summed, and rescaled afterwards only if the batch has a different number of terms.
         sent: the number of bytes that each rank has sent in steps, assuming ring algorithms.
         keeps_gradients: whether gradients of batches without an update stay on their rank until the update.
     """
@@ -452,7 +452,7 @@ class MpiTeam(Team):
             return values, beside
         first = f"{self.rank}/{STATE}"
         for own in [name for name in beside if name.startswith(first)]:
-            # the mean, from which a run with another number of ranks resumes
+            # the mean, from which a run with a different number of ranks resumes
             name = own.removeprefix(first)
             values[name] = mean_of([beside[f"{rank}/{STATE}{name}"] for rank in range(self.ranks)])
         return values, beside

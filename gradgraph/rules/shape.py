@@ -36,7 +36,7 @@ def total(op: Builder, x: Var) -> Var:
     return op.ReduceProd(op.shape(x), keepdims=0)
 
 
-# --- the same elements in another shape --------------------------------------------------------------
+# --- the same elements in a different shape --------------------------------------------------------------
 
 
 @vjp(

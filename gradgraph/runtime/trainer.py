@@ -507,8 +507,8 @@ class Trainer(Exports):
             The names of tensors that were loaded, missing, unexpected or mismatched; print it.
 
         Raises:
-            CheckpointError: if a tensor is missing, unknown, or of another shape or dtype; with ``strict=False``, if
-                no tensor matches. The state is unchanged.
+            CheckpointError: if a tensor is missing, unknown, or of a different shape or dtype; with ``strict=False``,
+                if no tensor matches. The state is unchanged.
             BusyError: if ``fit`` is running in another thread.
         """
         stored = Stored(values) if isinstance(values, Mapping) else read_values(values)

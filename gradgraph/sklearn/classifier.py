@@ -126,7 +126,7 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
                 np.arange(y.shape[1]) if is_multilabel else np.unique(labels if classes is None else classes)
             )
         if is_multilabel != self._is_multilabel or (is_multilabel and labels.shape[1] != len(self.classes_)):
-            raise ValueError("y has another form than in the first call (multilabel or not, or the number of labels); "
+            raise ValueError("y differs in form from the first call (multilabel or not, or the number of labels); "
                              "pass y in the same form")  # fmt: skip
         if not is_multilabel and len(unknown := np.setdiff1d(labels, self.classes_)):
             raise ValueError(f"y has labels that are not among the classes: {list(unknown[:9])}")

@@ -147,7 +147,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         """Return the column names of X and the class names, for the exported model.
 
         Raises:
-            ValueError: if the user's model was trained on these columns in another order.
+            ValueError: if the user's model was trained on these columns in a different order.
         """
         x, target = step.manifest.inputs[0].name, step.manifest.targets[0]
         columns = tuple(map(str, getattr(self, "feature_names_in_", ())))

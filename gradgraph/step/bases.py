@@ -103,8 +103,8 @@ def path_from(folder: Path, base: Path) -> str:
         return Path(os.path.relpath(os.path.realpath(base), os.path.realpath(folder))).as_posix()
     except ValueError:
         raise OutputError(
-            f"'{shown(folder)}' is on another drive than '{shown(base)}', so there is no relative path between them; "
-            "write the step to the model's drive, or remove share_weights"
+            f"'{shown(folder)}' is on a different drive from '{shown(base)}', so there is no relative path between "
+            "them; write the step to the model's drive, or remove share_weights"
         ) from None
 
 
@@ -117,7 +117,7 @@ def bases_in(manifest: str, path: Path) -> dict[str, Base]:
     """Return the base files named in ``manifest``, the text of manifest.json at ``path``.
 
     Raises:
-        ModelError: if an entry is damaged, or a file is missing or has another size than recorded.
+        ModelError: if an entry is damaged, or a file is missing or its size differs from the recorded one.
     """
     found = json_of(manifest).get(BASES, {})
     if not isinstance(found, dict) or not all(_is_description(*item) for item in found.items()):

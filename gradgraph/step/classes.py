@@ -82,7 +82,7 @@ class Classes:
 
     @cached_property
     def may_be_named_by_numbers(self) -> bool:
-        """Whether a whole number in the data may be the name of a class with another index."""
+        """Whether a whole number in the data may be the name of a class with a different index."""
         are_their_numbers = all(name == str(i) for i, name in enumerate(self.names))
         return not self.numbered and self.look_like_numbers and not are_their_numbers
 

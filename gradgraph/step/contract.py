@@ -117,6 +117,6 @@ def _check_values(
         shape = shape_of_type(found[name].type)
         if shape is not None and (len(shape) != len(spec.shape) or clash(shape, spec.shape)):
             raise ModelError(
-                f"the {what} '{shown(name)}' of {file} has another shape than the manifest's {list(spec.shape)}; "
+                f"the {what} '{shown(name)}' of {file} has a different shape from the manifest's {list(spec.shape)}; "
                 "build the step again"
             )

@@ -210,7 +210,7 @@ def load_checked(
     ``digests`` are the expected digests by file name, ``bases`` the base files listed in manifest.json by location.
 
     Raises:
-        ModelError: if the file is damaged, changed, or refers to other files than those of the step.
+        ModelError: if the file is damaged, changed, or refers to files outside the step.
     """
     content = file_bytes(path)
     try:

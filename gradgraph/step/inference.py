@@ -35,8 +35,8 @@ def inference_model(
         outputs: the model's outputs to keep; by default all (see ``own_outputs``).
 
     Raises:
-        ModelError: if there are no outputs, an output needs a target, or a state tensor is missing or has another type
-            or shape.
+        ModelError: if there are no outputs, an output needs a target, or a state tensor is missing or has a different
+            type or shape.
         UnknownNameError: if the model has no output of a requested name.
     """
     model = without_loss(eval_model, manifest, outputs)

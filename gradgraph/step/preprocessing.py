@@ -204,7 +204,7 @@ def _filter(given: Any) -> str:
 def _fitting(found: dict[str, Any], value: ir.Value) -> dict[str, Any]:
     """Return the arguments that apply to an input: without mean, std and scale if it reads bytes.
 
-    Raises UnreadableError if the model reads images of another size.
+    Raises UnreadableError if the model reads images of a different size.
     """
     assert value.shape is not None
     dims = [dim if isinstance(dim, int) else None for dim in value.shape]

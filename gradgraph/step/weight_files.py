@@ -20,13 +20,13 @@ class MappedFile:
     Args:
         path: the file.
         digest: the expected digest, if known; checking it reads the file once.
-        refusal: a function that returns the error for a file with another digest.
+        refusal: a function that returns the error for a file with a different digest.
 
     Attributes:
         content: the bytes of the file.
 
     Raises:
-        ModelError: if the file cannot be read, or has another digest.
+        ModelError: if the file cannot be read, or has a different digest.
     """
 
     def __init__(self, path: Path, digest: str | None, refusal: Callable[[Path], ModelError] | None = None) -> None:
@@ -77,6 +77,6 @@ class MappedFile:
 
 def not_as_saved(path: Path) -> ModelError:
     return ModelError(
-        f"'{shown(path)}' has another digest than in the manifest.json of its folder, so it was damaged or edited; "
-        f'build the step again (or remove its entry under "{DIGESTS}" in manifest.json if you edited the file)'
+        f"'{shown(path)}' has a different digest from the one in the manifest.json of its folder, so it was damaged "
+        f'or edited; build the step again (or remove its entry under "{DIGESTS}" in manifest.json if you edited the file)'
     )

@@ -82,7 +82,7 @@ def language_model(
 
     Raises:
         BuildError: the model has no past, mask or positions to remove; its past is not a floating-point tensor of known
-            sizes; or with ``packed`` it has other attention than GroupQueryAttention.
+            sizes; or with ``packed`` it has attention other than GroupQueryAttention.
         UnknownNameError: the model has no input or output of one of the names.
         OutputError: ``out`` cannot be written.
     """

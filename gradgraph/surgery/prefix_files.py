@@ -63,7 +63,7 @@ def apart(config: Fields, arrays: Mapping[str, Array], layers: Sequence[Attentio
     stored = arrays.get(TENSOR)
     if stored is None or len(arrays) > 1 or stored.ndim != 2:
         other = next((name for name in arrays if name != TENSOR), None)
-        found = f"'{shown(other)}'" if other is not None else "a tensor of another rank"
+        found = f"'{shown(other)}'" if other is not None else "a tensor of a different rank"
         raise DataError(f"a PEFT prefix is a single matrix '{TENSOR}', but the file has {found}; save the prefix again")
     if config.value("num_transformer_submodules") not in (None, 1):
         raise DataError(

@@ -72,7 +72,7 @@ class FrameColumns:
         return self._held[name]
 
     def texts(self, name: str) -> list[str]:
-        """Return a column of texts; raise DataError for a missing value or another type."""
+        """Return a column of texts; raise DataError if a value is missing or not a text."""
         values = self.whole(name)
         if odd := next((value for value in values if not isinstance(value, str)), None):
             raise DataError(f"the column '{shown(name)}' contains {described(odd)} instead of a text; use text only")

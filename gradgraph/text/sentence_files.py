@@ -15,8 +15,8 @@ WORDS, TAGS = "words", "tags"
 def read_sentences(path: str | os.PathLike[str]) -> dict[str, list[list[str]]]:
     """Return the words and tags of each sentence: the first and last field of each line, split at tabs or else spaces.
 
-    ``-DOCSTART-`` lines are skipped, and comments: lines that begin with ``#`` and have another number of fields than
-    the first word. Without a second field, there are no tags.
+    ``-DOCSTART-`` lines are skipped, and comments: lines that begin with ``#`` and differ in their number of fields
+    from the line of the first word. Without a second field, there are no tags.
 
     Raises:
         DataError: the file cannot be read, its lines differ in their number of fields, or it has no words.

@@ -94,7 +94,8 @@ class TextTable(Loadable):
         """Encode all texts, and return the names of classes and columns; names in ``known`` take precedence.
 
         Raises:
-            UnmatchedError: the model lacks a class of the data, or was trained with other columns or another tokenizer.
+            UnmatchedError: the model lacks a class of the data, or was trained with different columns or a different
+                tokenizer.
             DataError: the step requires other inputs, or a column has the wrong type.
         """
         inputs = TokenInputs.of(specs)

@@ -90,7 +90,7 @@ class BackendReport:
 def check_backend(model: Source | Step, backend: str) -> BackendReport:
     """Find nodes of a model or a step that the runtime of ``backend`` would reject, run elsewhere, or compute wrongly.
 
-    Nothing is run: each node is looked up in the table of that runtime. A model of another opset than 21 is converted
+    Nothing is run: each node is looked up in the table of that runtime. A model of an opset other than 21 is converted
     to 21 first, and functions are inlined.
 
     Args:

@@ -102,7 +102,7 @@ class TensorCheck:
         analytic: the directional derivative from the gradient.
         numeric: the directional derivative from central differences.
         error: the difference of both derivatives, relative to the absolute terms of ``analytic``; infinite if one of
-            the derivatives is not finite, or the gradient has another shape than the tensor.
+            the derivatives is not finite, or the gradient's shape differs from the tensor's.
         resolved: whether the derivative is larger than the rounding errors of the difference.
         ok: whether ``error`` is within the tolerance, or the gradient is between the slopes of a kink.
         kink: whether the one-sided slopes at the point differ, so that the gradient was checked near the point; if
@@ -429,7 +429,7 @@ class _Slope:
 
     Attributes:
         shape: the shape of the gradient.
-        direction: the direction; None if the gradient has another shape than the tensor.
+        direction: the direction; None if the gradient's shape differs from the tensor's.
         analytic: the derivative: the sum of the products of direction and gradient.
         size: the sum of the absolute values of these products.
         noise: a bound of the rounding errors of ``analytic``.

@@ -25,7 +25,7 @@ _PASS_ON = frozenset(
     ["Cast", "Concat", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"]
 )
 _INDEXED = {"Gather": "axis", "GatherElements": "axis", "ScatterElements": "axis"}
-# ranks of inputs by position: onnxruntime crashes if a value of unknown shape has another rank
+# ranks of inputs by position: onnxruntime crashes if a value of unknown shape has a different rank
 _RANKS = {"RoiAlign": {0: 4, 1: 2, 2: 1}, "MaxRoiPool": {0: 4, 1: 2}}
 MOST_DRAWN = 1 << 28  # elements of an input
 _LABELLED = frozenset({"NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"})

@@ -197,7 +197,7 @@ def detect(
         score, overlap, most: as for :func:`gradgraph.vision.detections`.
 
     Raises:
-        DataError: the step has another loss, or an output does not exist or does not fit the loss.
+        DataError: the step has a different loss, or an output does not exist or does not fit the loss.
     """
     loss = trainer.manifest.loss
     if loss.get("name") not in DECODERS:

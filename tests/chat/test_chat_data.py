@@ -127,7 +127,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("unknown role", [{"messages": [said("usr")]}], "the role 'usr'; did you mean 'user'?"),
     ("no role", [{"messages": [{"content": "x"}]}], "message 1 has no role"),
     ("no list", [{"messages": "x"}], "the messages are 'x'"),
-    ("pictures", [{"messages": [said("user", [{"type": "image"}]), ANSWER]}], "other parts than text"),
+    ("pictures", [{"messages": [said("user", [{"type": "image"}]), ANSWER]}], "parts other than text"),
     ("no message", [{"messages": []}], "the list of messages is empty"),
     ("no content", [{"messages": [said("user", None), ANSWER]}], "message 1 has the content None"),
     ("empty completion", [{"prompt": "a", "completion": ""}], "'completion' is empty"),

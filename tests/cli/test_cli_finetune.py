@@ -161,7 +161,7 @@ WRONG: dict[str, tuple[Callable[[Path], Any], list[str], str]] = {
     "no UTF-8": (lambda llm: Path("chat.jsonl").write_bytes(b'{"text": "\xe9"}\n'), [], "it is not UTF-8"),
     "no samples": (lambda llm: Path("ask.txt").write_text("\n"), ["--sample-file", "ask.txt"], "has no prompts"),
     "no teacher": (lambda llm: None, ["--teacher", "large"], "there is no folder 'large'"),
-    "other teacher": (other_teacher, ["--teacher", "large"], "has another tokenizer"),
+    "other teacher": (other_teacher, ["--teacher", "large"], "has a different tokenizer"),
     "temperature": (lambda llm: None, ["--temperature", "2"], "temperature requires a teacher"),
     "no memory": (lambda llm: None, ["--memory", "100MB"], "the smallest plan ("),
     "memory": (lambda llm: None, ["--memory", "much"], "memory is 'much'; it should be a size in bytes"),

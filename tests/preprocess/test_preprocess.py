@@ -399,7 +399,7 @@ def test_a_run_that_begins_keeps_its_preprocessing() -> None:
     with pytest.raises(DataError, match="the table lacks the column 'town'"):
         trainers[0].fit(frame.rename(columns={"town": "city"}), progress=False)
     trainers[1].names = gg.DataNames(preprocess=fit(frame[:10], "y"))
-    with pytest.raises(DataError, match="prepared with another preprocessing"):
+    with pytest.raises(DataError, match="not prepared with the model's preprocessing"):
         trainers[0].fit(trainers[1].prepare(frame), progress=False)
 
 

@@ -371,7 +371,7 @@ def test_large_weights_are_checked_when_they_are_used(
     step = gg.Step.load(folder)
     assert "trainable" in step.summary()
     for _ in range(2):
-        with pytest.raises(ModelError, match=r"frozen\.bin' has another digest than in the manifest\.json"):
+        with pytest.raises(ModelError, match=r"frozen\.bin' has a different digest from the one in the manifest\.json"):
             use(step)
 
 

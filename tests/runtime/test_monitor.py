@@ -75,7 +75,7 @@ def test_a_resumed_run_that_monitors_something_else_begins_to_look_anew(
         caplog.clear()
         again = Trainer.resume(handmade.classifier(), path, device="cpu", options=QUIET)
         fit(again, epochs=4, patience=5, monitor=monitor, checkpoint=tmp_path / "run.ckpt")
-        assert ("another column than 'val_accuracy'" in caplog.text) is warned
+        assert ("a column other than 'val_accuracy'" in caplog.text) is warned
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_manifest_refuses_text(text: str) -> None:
     [
         ({"inputs": (TensorSpec("y", "float32", ("N", 2)),)}, "train.onnx has no input 'y'"),
         ({"inputs": (TensorSpec("x", "float64", ("N", 2)),)}, "the input 'x' of train.onnx is float32"),
-        ({"inputs": (TensorSpec("x", "float32", ("N", 3)),)}, "another shape"),
+        ({"inputs": (TensorSpec("x", "float32", ("N", 3)),)}, "a different shape"),
         ({"hyperparameters": {}}, "train.onnx has the input 'learning_rate', which the manifest does not list"),
         ({"metrics": ("accuracy",)}, "train.onnx has no output 'accuracy'"),
         ({"outputs": ("logits",)}, "eval.onnx has no output 'logits'"),

@@ -67,7 +67,7 @@ def _is_own_product(x: Var) -> bool:
 
 
 def _scaled(op: Builder, x: Var, factor: float) -> Var:
-    """Return ``factor·x``; if x is a Gemm with a single reader, by a Gemm with another alpha."""
+    """Return ``factor·x``: a Mul or, if x is a Gemm with a single reader, a Gemm with a scaled alpha."""
     node = x.value.producer()
     if node is None or not _is_own_product(x):
         return x * factor

@@ -109,7 +109,7 @@ def _why_there_is_none() -> str:
 def _available_libraries() -> str:
     came = sorted({path.stem.partition("-")[0] for path in kernels.BUILT.glob(library_name("*"))})
     if not set(came).isdisjoint(kernels.levels_here()):
-        return "the packaged kernels were compiled from other sources than the installed ones"
+        return "the packaged kernels were compiled from sources other than the installed ones"
     if came:
         return f"the packaged kernels are for processors with {' or '.join(map(shown, came))}"
     if _others(cache_folder()):

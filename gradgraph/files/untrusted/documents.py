@@ -195,7 +195,8 @@ class Fields:
         what: the description of the table in error messages.
 
     Raises:
-        UnreadableError: if ``value`` is not a table. Each method raises it if the field is missing or has another type.
+        UnreadableError: if ``value`` is not a table. Each method raises it if the field is missing or has a different
+            type.
     """
 
     def __init__(self, value: Any, what: str) -> None:

@@ -79,7 +79,7 @@ def wav_file(path: str | os.PathLike[str]) -> WavFile:
     """Read the header of a WAV file.
 
     Raises:
-        UnreadableError: if ``path`` is not a regular file or not WAV, is damaged, or has samples in another format than
+        UnreadableError: if ``path`` is not a regular file or not WAV, is damaged, or has samples in a format other than
             PCM of 8, 16, 24 or 32 bits, or float of 32 or 64.
     """
     with open_regular(path) as file:

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, softmax(mask(c·Q·Kᵀ))·V, or softmax(S)·V for scores S of another form."""
+"""Scaled dot-product attention, softmax(mask(c·Q·Kᵀ))·V, or softmax(S)·V for scores S of a different form."""
 
 from __future__ import annotations
 

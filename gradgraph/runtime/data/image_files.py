@@ -42,8 +42,8 @@ def opened(content: Any, name: str, stated: tuple[int, int] | None = None) -> An
         stated: width and height according to its annotations, if any.
 
     Raises:
-        DataError: if the image cannot be read, is too large, has several pages, has another size than ``stated``, or
-            has levels of an unknown range; or if Pillow is not installed.
+        DataError: if the image cannot be read, is too large, has several pages, has a size other than ``stated``,
+            or has levels of an unknown range; or if Pillow is not installed.
     """
     image = _decoded(content, name, stated)
     return image if image.mode in BYTES else _in_bytes(image, name)

@@ -75,7 +75,7 @@ class Labels:
 
         Raises:
             UnmatchedError: if a class is not known from training.
-            DataError: if the step expects targets of another form.
+            DataError: if the step expects targets of a different form.
         """
         numbers, classes = self.matched(spec, known)
         return as_targets(numbers, spec, len(classes.names) or None, self.where)
@@ -88,7 +88,7 @@ def as_targets(numbers: Array, spec: TensorSpec, classes: int | None, where: str
     of classes, if known; ``where`` describes the source for messages.
 
     Raises:
-        DataError: if the target has another form.
+        DataError: if the target has a different form.
     """
     if takes_labels(spec) or len(spec.shape) not in (1, 2) or spec.dtype.startswith(("int", "uint", "bool")):
         return numbers

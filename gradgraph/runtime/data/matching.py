@@ -27,7 +27,7 @@ def check_same(names: DataNames, known: DataNames) -> None:
     may have additional classes at the end. Preprocessing must be equal if both have one.
     """
     if names.preprocess != known.preprocess and names.preprocess and known.preprocess:
-        raise UnmatchedError("the data were prepared with another preprocessing than the model's; prepare them again")
+        raise UnmatchedError("the data were not prepared with the model's preprocessing; prepare them again")
     for name in names.columns.keys() & known.columns.keys():
         if names.columns[name] != known.columns[name]:
             raise _prepared_otherwise(name, "columns", names.columns[name], known.columns[name])

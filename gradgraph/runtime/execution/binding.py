@@ -121,7 +121,7 @@ class BoundSession:
         if self._state.lost:
             self._state.check()
         binding = self.feed(feeds)
-        for measure in self._ranked:  # bound again, as the last batch may have had another number of rows
+        for measure in self._ranked:  # bound again, as the last batch may have had a different number of rows
             binding.bind_output(measure.sums, "cpu")
         if self._keeping is not None:
             options = self._keeping.begin(options)

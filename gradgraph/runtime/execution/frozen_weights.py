@@ -64,7 +64,7 @@ class FrozenWeights:
     def _value(self, tensor: onnx.TensorProto, raw: Array | None = None) -> ort.OrtValue:
         """Return an OrtValue over the bytes of an initializer, which are ``raw`` or else mapped.
 
-        OrtValues are cached by location, type and shape, since lowered models may use bytes in another shape.
+        OrtValues are cached by location, type and shape, since lowered models may use bytes in a different shape.
         """
         entry = external_entry(tensor)
         key = (*entry, tensor.data_type, *tensor.dims)

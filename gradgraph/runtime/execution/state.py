@@ -233,7 +233,7 @@ class State:
         """Replace every current value.
 
         Raises:
-            CheckpointError: if a tensor is missing, unknown, or has another shape or dtype. The state is unchanged.
+            CheckpointError: if a tensor is missing, unknown, or has a different shape or dtype. The state is unchanged.
             DataError: if NumPy cannot convert a value, or a mask hides elements of it. The state is unchanged.
         """
         check_values(self.specs, values)

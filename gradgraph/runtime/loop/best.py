@@ -96,7 +96,7 @@ class Best:
         row = {"epoch": 0.0, "step": -1.0, **(p.history.row(best) if best >= 0 else {})}
         monitored = self._monitor.of(row)
         if best >= 0 and not _same(row.get(monitored), p.best):
-            log.warning("the best epoch so far was determined by another column than '%s'; the search starts anew",
+            log.warning("the best epoch so far was determined by a column other than '%s'; the search starts anew",
                         shown(monitored))  # fmt: skip
             p.best, p.stale = None, 0
             return

@@ -504,7 +504,7 @@ class Fit:
                 self._next_epoch()
             else:
                 self._forget_row()
-            self._rates_now = None  # a Plateau may now return another rate
+            self._rates_now = None  # a Plateau may now return a different rate
         report.row(row, p.batch, ends_epoch)
         self._logs.row(row, "epoch" if self.options.eval_every is None else "eval")
         if self._best.is_out_of_patience(row):
@@ -527,7 +527,8 @@ class Fit:
 
 
 def _check_same_order(before: Mapping[str, Any], now: Mapping[str, Any], batch: int) -> None:
-    """Raise DataError if a run that stopped within an epoch, after ``batch`` batches, is resumed with another order.
+    """Raise DataError if a run that stopped within an epoch, after ``batch`` batches, is resumed with a different
+    order.
 
     ``before`` and ``now`` are the order settings of the stopped run and of this fit.
     """
@@ -548,7 +549,7 @@ def _check_same_order(before: Mapping[str, Any], now: Mapping[str, Any], batch: 
 
 
 def _tell_of_other_order(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Warn if a run resumed at the end of an epoch continues with another data order."""
+    """Warn if a run resumed at the end of an epoch continues with a different data order."""
     if other := [f"{shown(name)} {value} (was {before[name]})" for name, value in now.items()
                  if name in before and before[name] != value]:  # fmt: skip
         log.warning("the resumed run continues with %s, so its results differ from an uninterrupted run",

@@ -56,7 +56,7 @@ class Loaded:
         loaded: tensors with new values.
         missing: weights without a new value; unchanged.
         unexpected: values without a weight in the step, including optimizer state.
-        mismatched: weights whose new value has another shape or type, with the reason; unchanged.
+        mismatched: weights whose new value has a different shape or type, with the reason; unchanged.
         frozen: frozen weights that differ from the new value; unchanged.
     """
 

@@ -125,7 +125,7 @@ REASONS = {
     another_user_s: "other users may ",
     another_processor: "the kernels built here are for another processor, version of onnxruntime ",
     another_level: "the packaged kernels are for processors with avx1024; ",
-    other_sources: "the packaged kernels were compiled from other sources",
+    other_sources: "the packaged kernels were compiled from sources other than",
     no_avx2: "they are for processors with AVX2; ",
     no_compiler: r"none were built; install a C\+\+ compiler .*, then run `gradgraph native build`",
 }

@@ -69,7 +69,7 @@ def _cheapest(forms: Mapping[ir.Node, BlockedForm]) -> set[Hashable]:
 
 
 def _add_reorders(network: Network, value: ir.Value, forms: Mapping[ir.Node, BlockedForm]) -> None:
-    """Add the cost of reordering ``value`` to ``network``, due if any node reads it in another layout."""
+    """Add the cost of reordering ``value`` to ``network``, incurred if any node reads it in the other layout."""
     writer = _side_of(value.producer(), forms)
     readers = {_side_of(node, forms) for node, _ in value.uses()} | ({_PLAIN} if value.is_graph_output() else set())
     price = _elements(value) if value.dtype == ir.DataType.FLOAT else _NEVER

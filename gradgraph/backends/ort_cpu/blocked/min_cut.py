@@ -15,7 +15,7 @@ class Network:
         self._room: dict[Hashable, dict[Hashable, int]] = defaultdict(dict)
 
     def add(self, a: Hashable, b: Hashable, cost: int) -> None:
-        """Add an edge whose ``cost`` is due if ``a`` is on the side of the source and ``b`` is not."""
+        """Add an edge whose ``cost`` is incurred if ``a`` is on the side of the source and ``b`` is not."""
         self._room[a][b] = self._room[a].get(b, 0) + cost
         self._room[b].setdefault(a, 0)
 

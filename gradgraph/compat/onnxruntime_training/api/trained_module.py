@@ -209,7 +209,7 @@ class Module:
         With ``trainable_only=False``, this completes the state of a nominal checkpoint.
 
         Raises:
-            CompatibilityError: if the vector has another length or element type.
+            CompatibilityError: if the vector has a different length or element type.
         """
         if self._held.nominal and trainable_only:
             raise CompatibilityError(

@@ -128,7 +128,7 @@ class TrainingState:
         """Set a parameter.
 
         Raises:
-            CompatibilityError: if the state is nominal, if ``array`` has another shape or element type than the
+            CompatibilityError: if the state is nominal, if ``array`` has a different shape or element type from the
                 parameter, or if the parameter is a constant of the training model.
         """
         self.filled(held)

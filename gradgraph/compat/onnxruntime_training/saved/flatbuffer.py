@@ -31,7 +31,7 @@ def read(content: bytes | memoryview, schema: Schema, root: str, identifier: byt
     """Return the root table as a dict of dicts and lists; byte vectors are views of ``content``.
 
     Raises:
-        DamagedError: if ``content`` has another identifier, is truncated, or has offsets out of bounds.
+        DamagedError: if ``content`` has a different identifier, is truncated, or has offsets out of bounds.
     """
     if bytes(content[4:8]) != identifier:
         raise DamagedError(f"it does not start with the identifier '{identifier.decode()}'")

@@ -144,7 +144,8 @@ def decoder_masked_multi_head_attention(
     past_present_share_buffer: int = 0,
     output_qk: int = 0,
 ) -> Any:
-    """Convert DecoderMaskedMultiHeadAttention: MultiHeadAttention for one new token, with its inputs in another order.
+    """Convert DecoderMaskedMultiHeadAttention: MultiHeadAttention for one new token, with its inputs in a different
+    order.
 
     ``beam_width`` is ignored; the beam width is read from the shape of ``beams``.
     """

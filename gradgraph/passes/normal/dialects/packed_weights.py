@@ -38,7 +38,7 @@ def as_stored(
     held = scales.value.const_value if scales.value.is_initializer() else None
     if held is None:
         blocks = op.Reshape(scales, list(sizes_of_scales.numpy()))
-    else:  # the same bytes with another shape
+    else:  # the same bytes with a different shape
         blocks = _under_its_name(op, scales.value, seen_as(held, held.dtype, sizes_of_scales))
     numbers = _under_its_name(op, packed.value, seen_as(tensor, _TYPES[bits], ir.Shape(sizes)))
     return op.DequantizeLinear(numbers, blocks, points, axis=1, block_size=block_size)
@@ -59,7 +59,7 @@ def _points(zero_points: Var | None, rows: int, blocks: int, bits: int) -> np.nd
 
 
 def seen_as(tensor: ir.TensorProtocol, dtype: ir.DataType, shape: ir.Shape, begin: int = 0) -> ir.TensorProtocol:
-    """Return a view of the bytes of ``tensor``, starting at ``begin``, with another type and shape."""
+    """Return a view of the bytes of ``tensor``, starting at ``begin``, with a different type and shape."""
     sizes = shape.numpy()
     length = math.ceil(math.prod(sizes) * dtype.bitwidth / 8)
     if isinstance(tensor, HeldTensor):

@@ -12,7 +12,7 @@ from gradgraph.passes.normal.opsets import downgrade, upgrade
 
 
 def convert_to_opset(model: ir.Model) -> bool:
-    """Rewrite nodes whose meaning or form differs at opset 21; return True if the model had another opset.
+    """Rewrite nodes whose meaning or form differs at opset 21; return True if the model had a different opset.
 
     1. Of opsets 1 to 20, nodes whose form changed are rewritten (``upgrade``); all others mean the same at opset 21.
     2. Of opsets 22 to 28, operators and attributes that opset 21 does not have are rewritten (``downgrade``); others

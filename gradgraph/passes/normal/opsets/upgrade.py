@@ -237,7 +237,7 @@ def pad_by_paddings(op: Builder, node: ir.Node, x: Var, *, paddings: list[int], 
 def lp_pool(op: Builder, node: ir.Node, x: Var, *, p: float = 2.0, **attrs: Any) -> Any:
     """Convert ``p`` to an integer; reject fractions."""
     if not float(p).is_integer():
-        raise ModelError(f"{describe(node)} has p={p}, and only whole numbers are possible; export it with another p")
+        raise ModelError(f"{describe(node)} has p={p}, but p must be a whole number; export it with a different p")
     return op.emit(node.op_type, x, p=int(p), **attrs)
 
 
@@ -410,7 +410,7 @@ def resize_11(
     if attrs.get("mode", "nearest") != "nearest" or nearest_mode != "floor":
         raise ModelError(
             f"{describe(node)} uses tf_half_pixel_for_nn without mode=nearest and nearest_mode=floor, which opset "
-            f"{OPSET} cannot express; export it with another coordinate_transformation_mode"
+            f"{OPSET} cannot express; export it with a different coordinate_transformation_mode"
         )
     return op.Resize(
         x,
