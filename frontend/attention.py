@@ -72,7 +72,7 @@ def masked_softmax(scores: Tensor, allowed: Tensor) -> Tensor:
 
 
 def lowest(x: Tensor) -> float:
-    """Return the lowest finite number of the type of ``x``, which scores a masked position before Softmax."""
+    """Return the lowest finite value of the dtype of ``x``, the score of masked positions before Softmax."""
     return -3e38 if x.dtype == ir.DataType.BFLOAT16 else float(np.finfo(x.dtype.numpy()).min)
 
 

@@ -67,7 +67,7 @@ def dice_loss(
     reduction: str = "mean",
 ) -> Tensor:
     """``mean 1 − (2·Σ p·t + s)/(Σ p + Σ t + s)`` over samples and classes, where ``p`` is ``σ(x)``, ``softmax(x)`` or
-    ``x``, as ``activation`` says, and ``s`` is ``smooth``.
+    ``x``, depending on ``activation``, and ``s`` is ``smooth``.
 
     The sums are over all axes after the first two; for inputs of two axes, over the second. If prediction and target
     are both empty and ``s = 0``, the loss is 0.

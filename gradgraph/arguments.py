@@ -94,7 +94,7 @@ def bound(
 
 
 def meant(word: str, known: Sequence[str]) -> str:
-    """Return the end of a message that ``word`` is not among ``known``: a similar name, or its equivalent elsewhere."""
+    """Return a suffix for the message that ``word`` is unknown: a similar name, or gradgraph's equivalent of it."""
     near, elsewhere = suggestion(word, known), advice(word, known)
     if elsewhere is None:
         return near
@@ -216,7 +216,7 @@ class Table(dict[str, E]):
         raise BuildError(f"there is no {self.what} '{shown(name)}'{self.hint(name)}")
 
     def hint(self, name: str) -> str:
-        """Return the end of a message about ``name``, which is not an entry: a similar entry, or advice."""
+        """Return a suffix for the message that ``name`` is unknown: a similar entry, or advice."""
         known = self.known_as(name)
         if known is None:
             return suggestion(name, self)

@@ -76,14 +76,14 @@ class Course:
         return {cuts: self.peak(cuts) for cuts in found}
 
     def _shorter(self, cuts: Sequence[int], bytes_: int) -> list[int]:
-        """Return ``cuts`` without its last entries, as many as the peak limit ``bytes_`` allows to drop."""
+        """Drop cuts from the end as long as the peak stays within ``bytes_``; return the remaining cuts."""
         cuts = list(cuts)
         while cuts and self.peak(cuts[:-1]) <= bytes_:
             del cuts[-1]
         return cuts
 
     def within(self, limit: int) -> list[int]:
-        """Return the cuts that the fewest bytes cross, if each segment saves at most ``limit`` bytes.
+        """Return the cuts with the fewest bytes alive across them, where each segment saves at most ``limit`` bytes.
 
         A segment exceeds the limit only if a single node does.
         """

@@ -259,7 +259,7 @@ def _shape(x: ir.Value) -> Shape | None:
 
 
 def _have_fewer_elements(tensors: Sequence[ir.Value], than: ir.Value) -> bool:
-    """Whether ``tensors`` have fewer elements in total than ``than``, whatever the symbolic sizes are."""
+    """Whether ``tensors`` have fewer elements in total than ``than`` for any values of the symbolic sizes."""
     shapes, bound = [_shape(x) for x in tensors], _shape(than)
     if bound is None or any(s is None for s in shapes):
         return False

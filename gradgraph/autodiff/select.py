@@ -141,7 +141,7 @@ def float_outputs(graph: ir.Graph, names: Names) -> list[ir.Value]:
 
 
 def content_of(value: ir.Value) -> str:
-    """Return what a value contains, as words that follow its name in a message: ``has dtype int64``."""
+    """Return a phrase on the type of a value, to follow its name in a message: ``has dtype int64``."""
     if not is_tensor(value):
         return "is a sequence or an optional"
     return f"has dtype {'unknown' if value.dtype is None else value.dtype.name.lower()}"

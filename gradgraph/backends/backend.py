@@ -128,7 +128,9 @@ class Backend:
         return everywhere() if self.for_all else table_of(self.name)
 
     def takes(self, nodes: Iterable[ir.Node]) -> bool:
-        """Return whether the runtime supports all ``nodes``, by its table. "portable" supports all standard nodes."""
+        """Return whether the runtime supports all ``nodes``, according to its table; "portable" supports standard
+        nodes.
+        """
         table = None if self.for_all else self.table
         return table is None or all(table.verdict(node).kind not in ("refused", "wrong") for node in nodes)
 

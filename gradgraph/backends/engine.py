@@ -60,7 +60,8 @@ def for_machine(
 
 
 def write_for(model: ir.Model, backend: Backend, file: str = "", spare: bool = False) -> ir.Model:
-    """Write the named operators of ``model`` for ``backend``, in place, check the result by its table, and return it.
+    """Write the named operators of ``model`` for ``backend``, in place, check it against the backend's table, and
+    return it.
 
     Args:
         file: the name of the file in the step folder, for messages.
@@ -79,7 +80,7 @@ def write_for(model: ir.Model, backend: Backend, file: str = "", spare: bool = F
 
 
 def write_init_for(model: ir.Model, backend: Backend) -> ir.Model:
-    """Rewrite init.onnx, without named operators, for ``backend``, in place, check it by its table, and return it.
+    """Rewrite init.onnx, without named operators, for ``backend``, in place, check it against its table, and return it.
 
     Raises:
         BuildError: if, by the table, the runtime would reject a node or compute it incorrectly.
@@ -154,7 +155,7 @@ def _refuse(fatal: Sequence[tuple[ir.Node, Verdict]], cannot: str, file: str, sp
 
 
 def verdicts(model: ir.Model, backend: Backend) -> Iterator[tuple[ir.Node, Verdict]]:
-    """Yield the nodes of ``model`` whose support is not certain by the table of ``backend``, with their verdicts."""
+    """Yield the nodes of ``model`` that the table of ``backend`` does not list as supported, with their verdicts."""
     known = backend.table
     if known is None:
         return

@@ -40,7 +40,7 @@ def write_functions(model: ir.Model) -> ir.Model:
 
 
 def _body_key(node: ir.Node) -> Hashable:
-    """Return a key of a node; function bodies of equal keys are equal, but would be slower to compare."""
+    """Return a key for a node: equal keys imply equal function bodies, which would be slower to compare."""
     inputs = tuple(None if v is None else (v.dtype, str(v.shape)) for v in node.inputs)
     attributes = tuple(sorted((a.name, repr(a.value)) for a in node.attributes.values()))
     return node.op_type, inputs, attributes, len(node.outputs)
@@ -56,7 +56,7 @@ def _name_of_shared_body(model: ir.Model, function: ir.Function, known: dict[byt
 
 
 def forget_functions(model: ir.Model) -> None:
-    """Turn calls of named operators' functions into plain nodes again, in place, in steps of any version."""
+    """Turn calls of model-local functions back into named operators, in place, also in steps of older versions."""
     for identifier in [i for i in model.functions if i[0] == DOMAIN]:
         del model.functions[identifier]
     for node in nodes_of(model):

@@ -87,7 +87,7 @@ def close_scans(model: ir.Model) -> None:
 
 
 def _home(value: ir.Value) -> ir.Graph | ir.Function | None:
-    """Return the graph that computes ``value``, or has it as an input or initializer; None without one."""
+    """Return the graph that computes ``value``, or has it as an input or initializer; None if there is none."""
     producer = value.producer()
     return value.graph if producer is None else producer.graph
 

@@ -52,7 +52,7 @@ def added_up(
     counts_labels: bool,
     counts_samples: bool,
 ) -> Written:
-    """Return ``written`` with the weight of a batch, whether losses add up, and how accumulation changes results.
+    """Complete ``written``: the weight of a batch, whether losses add up, and the effect of accumulation on results.
 
     A column "loss" computed from sums is added if the caller cannot weight the losses of batches itself.
 

@@ -167,7 +167,7 @@ def is_merged(model: ir.Model) -> bool:
 
 
 def _positions_in(model: ir.Model) -> int | None:
-    """Return the number of positions in the smallest rotary table that attention nodes read, or None without any."""
+    """Return the number of positions in the smallest rotary table that attention nodes read; None if there is none."""
     read = [(node, _ROTATIONS[node.op_type]) for node in nodes_of(model) if node.op_type in _ROTATIONS]
     values = [node.inputs[place] for node, place in read if place < len(node.inputs)]
     shapes = [shape_of(value) for value in values if value is not None and value.is_initializer()]

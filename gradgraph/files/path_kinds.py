@@ -98,7 +98,7 @@ def model_of(path: str | os.PathLike[str]) -> Path:
 
 
 def last_checkpoint_of(path: str | os.PathLike[str]) -> Path | None:
-    """Return the last checkpoint, to resume from, of a run folder or the step folder in it; None without one."""
+    """Return the last checkpoint to resume from in a run folder, or in the step folder in it; None if there is none."""
     run = _run_of(Path(path))
     if run is None:
         return None
@@ -107,7 +107,7 @@ def last_checkpoint_of(path: str | os.PathLike[str]) -> Path | None:
 
 
 def checkpoint_of(path: str | os.PathLike[str]) -> Path | None:
-    """Return the checkpoint of a run's best epoch, or without one the last checkpoint; None if the run has none."""
+    """Return the checkpoint of a run's best epoch or, by default, its last one; None if the run has no checkpoint."""
     last = last_checkpoint_of(path)
     if last is None:
         return None

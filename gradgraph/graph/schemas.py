@@ -23,7 +23,7 @@ class Formal:
     Attributes:
         name: the name in ONNX's specification.
         required: whether it must be present.
-        variable: the type variable that it shares with other inputs and outputs, such as ``T``; None without one.
+        variable: the type variable that it shares with other inputs and outputs, such as ``T``; None if there is none.
         allowed: the names of the allowed types, such as ``tensor(float)``.
     """
 

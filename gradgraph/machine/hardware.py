@@ -31,7 +31,7 @@ probe (float[1, 64, 1, 2] x) => (float[1, 64, 1, 2] y) { y = com.microsoft.nchwc
 
 @functools.cache
 def nchwc_block() -> int:
-    """Return the channel block size of onnxruntime's NCHWc layout here, such as 16 with AVX512; 0 without one."""
+    """Return the channel block size of onnxruntime's NCHWc layout here, such as 16 with AVX512; 0 if it has none."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -61,7 +61,7 @@ def instructions() -> str:
 
 
 def levels() -> list[str]:
-    """Return the names in LEVELS that this processor supports, by the system's report; the highest is last."""
+    """Return the names in LEVELS that this processor supports, as the system reports them; the highest is last."""
     listed, found = set(instructions().split()), []
     for name, features in LEVELS.items():
         if not features <= listed:

@@ -117,7 +117,7 @@ _HINTS = {"lr": ", or add --lr", "total_steps": ", or, for `gradgraph train`, ad
 
 
 def _within(name: str, values: Mapping[str, Any], known: Mapping[str, float]) -> Mapping[str, float]:
-    """Return ``known``, the defaults for calls inside a call of ``name``; a warm-up's steps reduce ``total_steps``."""
+    """Return the defaults for nested calls: ``known``, with the steps of a warm-up subtracted from ``total_steps``."""
     if name == "warmup" and isinstance(values.get("steps"), int) and "total_steps" in known:
         return {**known, "total_steps": max(known["total_steps"] - values["steps"], 1)}
     return known

@@ -458,7 +458,7 @@ class MpiTeam(Team):
         return values, beside
 
     def _beside(self) -> dict[str, Array]:
-        """Return the state that differs between ranks, of all ranks, as ``rank/name``."""
+        """Return the rank-specific state of all ranks, with the names ``rank/name``."""
         if self._compress is None:
             return {}
         memory = dict(self._compress.memory)

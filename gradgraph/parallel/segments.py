@@ -50,8 +50,8 @@ def cut(model: onnx.ModelProto, messages: Iterable[Message], ahead: str = "") ->
     """Cut a lowered gradient graph at the nodes that exchange ``messages``, into as few segments as possible.
 
     Outputs of the graph are computed in the first possible segment, and all other values in the first segment with a
-    reader. So activations transformed for the backward pass are not kept since the forward pass. The value ``ahead`` is
-    computed before the first message of the backward pass.
+    reader. So activations that are only transformed for the backward pass are not stored during the forward pass. The
+    value ``ahead`` is computed before the first message of the backward pass.
     """
     by_name, nodes = {m.name: m for m in messages}, model.graph.node
     made = dict[str, int]()  # the first segment that can compute a value

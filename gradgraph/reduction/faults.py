@@ -51,7 +51,9 @@ def of_run(model: onnx.ModelProto) -> str | None:
 
 
 def of_gradient_run(model: onnx.ModelProto) -> str | None:
-    """Return a symptom like :func:`of_run` for the model that ``gradgraph grad --vjp`` writes; None without one."""
+    """Return a symptom like :func:`of_run` for the model that ``gradgraph grad --vjp`` writes; None if there is no
+    fault.
+    """
     try:
         gradient = vjp(model)
     except Exception:  # this is the fault "build", not this one

@@ -91,7 +91,7 @@ def _as_given(op: Builder, dx: Var, x: Var) -> Var:
 
 
 def _size(op: Builder, x: Var, axes: Sequence[int]) -> Var:
-    """Return the number of elements of ``x`` along ``axes``, as a floating scalar."""
+    """Return the number of elements of ``x`` along ``axes``, as a floating-point scalar."""
     dims = op.Concat(*(op.dim(x, axis) for axis in axes), axis=0)
     count = op.ReduceProd(dims, keepdims=0)
     return op.cast(count, x.dtype) if count.const is None else op.const(count.const, x.dtype)

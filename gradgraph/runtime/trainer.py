@@ -473,7 +473,7 @@ class Trainer(Exports):
     @property
     @synchronized
     def state(self) -> State:
-        """The state tensors, in the memory of the device."""
+        """The state tensors, in device memory."""
         return self._executor.state
 
     @property

@@ -171,7 +171,7 @@ class DataNames:
         )
 
     def _keeps_in(self, other: DataNames) -> Callable[[str], bool]:
-        """Return a predicate of a target: whether its classes stay unchanged after an update with ``other``."""
+        """Return a predicate for target names: whether ``other`` leaves the classes of the target unchanged."""
         return lambda target: other.classes.get(target, self.classes.get(target)) == self.classes.get(target)
 
     def fitting(self, columns: Mapping[str, Any], classes: Mapping[str, Any]) -> DataNames:

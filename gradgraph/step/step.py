@@ -113,7 +113,7 @@ class Step:
             del self.train
 
     def __repr__(self) -> str:
-        """Return a description in one line; ``summary()`` returns a longer one."""
+        """Return a one-line description; ``summary()`` returns a longer one."""
         m = self.manifest
         each = (
             f"{name + ': ' if name else ''}loss {part.loss['name']}, optimizer {part.optimizer['name']}; "
@@ -402,7 +402,7 @@ class Step:
         return counts
 
     def summary(self, **sizes: int) -> str:
-        """Return a description in several lines: weights, size of the state, inputs and outputs, and MACs by module.
+        """Return a multi-line summary: weights, state size, inputs and outputs, and MACs by module.
 
         Args:
             sizes: the sizes of symbolic dimensions, such as ``batch=32``; 1 by default.

@@ -77,6 +77,7 @@ class MappedFile:
 
 def not_as_saved(path: Path) -> ModelError:
     return ModelError(
-        f"'{shown(path)}' has a different digest from the one in the manifest.json of its folder, so it was "
-        f'damaged or edited; build the step again (or remove its entry under "{DIGESTS}" in manifest.json if you edited the file)'
+        f"'{shown(path)}' has a different digest from the one in the manifest.json of its folder, so it was damaged "
+        "or edited; build the step again (or remove its entry under "
+        f'"{DIGESTS}" in manifest.json if you edited the file)'
     )

@@ -498,13 +498,13 @@ def _slope(gradient: Array, x: Array, rng: np.random.Generator) -> _Slope:
 
 
 def _gradient_names(gradient: ir.Model, names: Sequence[str]) -> dict[str, str]:
-    """Return the tensor's name by gradient output; ``vjp`` appends gradients in the order of ``names``."""
+    """Map gradient outputs to the names of their tensors; ``vjp`` appends gradients in the order of ``names``."""
     outputs = gradient.graph.outputs[-len(names) :]
     return {output.name or "": name for output, name in zip(outputs, names, strict=True)}
 
 
 def _weighings(model: ir.Model, gradient: ir.Model, weights: Feeds, rng: np.random.Generator) -> tuple[Feeds, Feeds]:
-    """Return the weights of the outputs by the cotangent inputs that ``vjp`` added, and a perturbed copy."""
+    """Return the cotangents ``weights`` by the names of the inputs that ``vjp`` added, and a perturbed copy."""
     before = {i.name for i in model.graph.inputs}
     added = [i.name or "" for i in gradient.graph.inputs if i.name not in before]
     moved = [w * (1 + NUDGE * rounding(w.dtype) * rng.choice([-1, 1], w.shape)) for w in weights.values()]

@@ -58,7 +58,7 @@ LOWERING = Lowering(
 
 
 def packing(backend: Backend, copied: bool | Literal["auto"]) -> Backend:
-    """Return ``backend`` for sessions that may copy low-bit weights only if ``copied``; "auto" leaves it unchanged."""
+    """Return ``backend`` for sessions that may (``copied``) or must not copy low-bit weights; unchanged for "auto"."""
     lowering = backend.lowering
     if copied == "auto" or PACKED not in lowering.before:
         return backend

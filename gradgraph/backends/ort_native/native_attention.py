@@ -356,7 +356,7 @@ def _write_gradient(editor: Editor, attention: Attention, inputs: Sequence[Var],
 
 
 def _view(place: Destination, whole: Strided | None = None) -> Strided | None:
-    """Return the layout, within ``place``, of the tensor it contains; None unless numbers of a head are contiguous."""
+    """Return the layout of the tensor that ``place`` contains; None unless the elements of each head are contiguous."""
     view = place.view(whole)
     return view if view is not None and view.strides[-1] == 1 else None
 

@@ -192,13 +192,13 @@ def _norm_gradient(
 
 @form("BatchNormalizationGrad", *NORMS, when=_norms_pay)
 def batch_norm_backwards(op: Builder, *inputs: Var, epsilon: float) -> Written | None:
-    """Compute BatchNormalizationGrad in two passes instead of 5; None as for ``_norm_gradient``."""
+    """Compute BatchNormalizationGrad in two passes instead of 5; returns None if ``_norm_gradient`` does."""
     return _norm_gradient(op, "BatchNormalizationGrad", *inputs, epsilon=epsilon, vectors=2)
 
 
 @form("UnscaledBatchNormalizationGrad", *NORMS, when=_norms_pay)
 def unscaled_batch_norm_backwards(op: Builder, *inputs: Var, epsilon: float) -> Written | None:
-    """Compute u, a, dscale and db in two passes, where ``dx = a·u``; None as for ``_norm_gradient``."""
+    """Compute u, a, dscale and db in two passes, where ``dx = a·u``; returns None if ``_norm_gradient`` does."""
     return _norm_gradient(op, "UnscaledBatchNormalizationGrad", *inputs, epsilon=epsilon, vectors=3)
 
 

@@ -33,7 +33,7 @@ LEAST_SIDE, LEAST_TURNED = 512, 1 << 29  # minimum sizes and multiplications for
 
 
 def _has_few_rows(call: Call) -> bool:
-    """Return whether few rows are multiplied, by AMX tiles, by a large variable weight without transposition."""
+    """Return whether AMX tiles would multiply few rows by a large, non-constant, untransposed weight."""
     a, b = all_sizes(call.shape(0)), all_sizes(call.shape(1))
     weight = call.inputs[1]
     if a is None or b is None or weight is None or len(a) < 2 or len(b) != 2:

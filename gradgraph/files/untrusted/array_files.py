@@ -126,7 +126,7 @@ def _checked_members(archive: zipfile.ZipFile, path: Path, most: int) -> dict[st
 
 
 def _unpacked_size(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> int:
-    """Return an array's size in bytes by its header; raise DataError if the zip directory differs, or for pickles."""
+    """Return the size in bytes from an array's header; raise DataError if the zip directory differs, or for pickles."""
     with archive.open(info) as file:
         shape, _, dtype = npy_header(file)
         start = file.tell()

@@ -59,7 +59,7 @@ def for_shape(spec: TensorSpec, shape: Sequence[int]) -> Remedies:
 def for_batch(way: str, size: int) -> Remedies:
     """Return the remedies for a batch size that differs from ``size``, the model's fixed batch size over all ranks.
 
-    ``way`` says how to use the fixed batch size in Python.
+    ``way`` describes how to use the fixed batch size in Python.
     """
     return {
         "remedy": f"{way}, or build the step from a model with a dynamic batch: gradgraph.surgery.open_axes(model, "

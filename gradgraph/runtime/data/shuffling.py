@@ -1,4 +1,4 @@
-"""Shuffled sample orders that depend only on seed and epoch, whatever the version of NumPy.
+"""Shuffled sample orders that depend only on seed and epoch, not on the version of NumPy.
 
 A run can therefore resume in the middle of an epoch without repeating its beginning.
 """

@@ -274,8 +274,8 @@ def columns_of(
     """Return the inputs and targets of a step from a table, and the names of the columns that they were made from.
 
     An input with one number per sample is read from the column with its name. An input with column names in ``known``
-    is read from these columns, whatever their order in the table. Another matrix input is made from all other columns
-    except ``unread``, in order.
+    is read from these columns, regardless of their order in the table. Another matrix input is made from all other
+    columns except ``unread``, in order.
 
     Args:
         known: column and class names of the training data.

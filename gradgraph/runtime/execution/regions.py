@@ -54,7 +54,7 @@ def region_for(state: int, alive: int) -> int:
 
 
 def most_left(region: int) -> int:
-    """Return the unused bytes from which an arena splits a piece; ``region`` is the size of its first region."""
+    """Return the minimum of unused bytes for which an arena splits a piece, given the size of its first ``region``."""
     return MOST_LEFT if region == USUAL else DIVIDED
 
 

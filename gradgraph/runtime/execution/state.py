@@ -27,7 +27,7 @@ ALIGNMENT = 64  # bytes: one cache line, one AVX512 register
 
 
 class Tensor:
-    """A state tensor in the memory of the device."""
+    """A state tensor in device memory."""
 
     def __init__(self, spec: StateSpec, placement: Placement) -> None:
         shape = tuple(int(d or 0) for d in spec.shape)

@@ -34,7 +34,7 @@ class Reporter:
         """Print a sentence."""
 
     def close(self) -> None:
-        """End the output."""
+        """Finish the progress output, such as an unfinished progress bar."""
 
 
 @contextlib.contextmanager

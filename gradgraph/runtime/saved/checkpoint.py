@@ -125,7 +125,7 @@ def _damaged(path: Path, reason: object) -> DamagedError:
 
 
 def _digest(body: str, tensors: Mapping[str, np.ndarray[Any, Any]]) -> str:
-    """Return a digest of the progress record ``body`` and the tensors, whatever their order in the file."""
+    """Return a digest of the progress record ``body`` and the tensors, regardless of their order in the file."""
     digest = Digest()
     digest.update_text(body)
     for name in sorted(tensors):

@@ -136,7 +136,7 @@ def count_positions(work: ir.Model, layers: Sequence[Attention], made: list[Adap
 
 
 def _counts_inside(node: ir.Node) -> bool:
-    """Whether a GroupQueryAttention applies rotary positions that it counts itself, from the length of its past."""
+    """Whether a GroupQueryAttention computes rotary positions itself, starting at the length of its KV cache."""
     rotates = node.op_type == "GroupQueryAttention" and node.attributes.get_int("do_rotary", 0) == 1
     return rotates and input_at(node, 9) is None
 

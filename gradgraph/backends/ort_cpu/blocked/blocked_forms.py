@@ -242,7 +242,7 @@ def _repeats_pixels(call: Call) -> bool:
 
 
 def _scales(x: ir.Value, y: ir.Value) -> list[float]:
-    """Return the ratios of the sizes of images y to x, for height and width; an axis of unknown size is left out."""
+    """Return the ratios of the sizes of images y to x, for height and width; an axis of unknown size is omitted."""
     rows = zip((shape_of(x) or ())[2:], (shape_of(y) or ())[2:], strict=True)
     return [m / n for n, m in rows if isinstance(n, int) and isinstance(m, int)]
 

@@ -12,12 +12,12 @@ _NEXT = ".next"
 
 
 def buffer(parameter: str) -> str:
-    """Return the name of the input with the gradients accumulated so far."""
+    """Return the name of the input for the parameter's gradient accumulated over previous batches."""
     return parameter + _BUFFER
 
 
 def accumulated(parameter: str) -> str:
-    """Return the name of the output with the gradients accumulated so far, including this batch: the next buffer."""
+    """Return the name of the output for the accumulated gradient including this batch, the next value of the buffer."""
     return parameter + _OUT
 
 

@@ -27,7 +27,7 @@ _INF = float("inf")
 
 @dataclass(frozen=True)
 class Masks:
-    """Masks that say which keys a query sees; their shapes broadcast against [batch, heads, queries, keys]."""
+    """Masks of the keys that a query may attend to; they broadcast against [batch, heads, queries, keys]."""
 
     bias: Var | None = None  # added to the scores; −∞ hides a key
     allowed: Var | None = None  # boolean

@@ -156,7 +156,7 @@ def _power(number: float, times: float) -> float:
 
 
 def _single(at: int) -> _Rule:
-    """Return a rule for operators whose output may have as many elements or axes as the scalar input ``at`` says."""
+    """Return a rule for operators whose number of output elements or axes may be the value of scalar input ``at``."""
     return lambda given: _at(given, at).number if _at(given, at).length <= 1 else 0.0
 
 

@@ -123,7 +123,7 @@ def is_buffer(value: ir.Value) -> bool:
 
 
 def _word_of_exporter(value: ir.Value) -> str:
-    """Return the exporter's word for an initializer: ``parameter``, ``frozen`` or ``buffer``; empty without one."""
+    """Return the exporter's word for an initializer: ``parameter``, ``frozen`` or ``buffer``; empty if unknown."""
     role = "" if value.const_value is None else str(value.const_value.metadata_props.get(_ROLE, ""))
     kind = value.metadata_props.get(_KIND, "")
     return role or {"PARAMETER": "parameter", "BUFFER": "buffer", "CONSTANT_TENSOR": "buffer"}.get(kind, "")
