@@ -39,7 +39,7 @@ def main() -> None:
         return
     words = ("--job", "--epochs", str(given.epochs), *given.names)
     found: dict[str, dict[str, float]] = told_by_ranks(given.ranks, "benchmarks.compression", *words)
-    rows = ["| compression | bytes a step a rank | loss | accuracy, held out |", "|---|---|---|---|"]
+    rows = ["| compression | bytes per step and rank | loss | accuracy, held out |", "|---|---|---|---|"]
     rows += [f"| `{name}` | {row['bytes']:,.0f} | {row['loss']:.4f} | {row['accuracy']:.4f} |"
              for name, row in found.items()]  # fmt: skip
     table = "\n".join(rows)

@@ -20,11 +20,12 @@ CLOCKS = {"wall": "", "processor": ", one thread, processor time"}
 
 TEXT = """## What the processor could do
 
-A step's floor is the least time it needs, measured in turns with the step: each of its products and convolutions alone,
-warm, in onnxruntime's best form, plus one pass over the memory of the update and of each group of operators between two
-products. Bars show step time over the floor, by operator class (`python -m benchmarks.floors --save`; figures in
-[floors.json](floors.json)). Native kernels can be below the floor, since their products are not onnxruntime's. Rows of
-one thread are processor time, which other processes affect less (`--threads 1 --processor-time`).
+A step's floor is the least time it needs: each of its matrix products and convolutions, run alone after a warm-up in
+onnxruntime's fastest form, plus one pass over the memory of the update and of each group of operators between two
+products. Floor and step are measured alternately. Bars show step time divided by the floor, by operator class
+(`python -m benchmarks.floors --save`; figures in [floors.json](floors.json)). Native kernels can be below the floor,
+since they compute products differently. Rows of one thread are processor time, which other processes affect less
+(`--threads 1 --processor-time`).
 
 ![Time of a training step over its floor](floors.svg)
 """
