@@ -11,7 +11,10 @@ from gradgraph.frontend.module import Module
 
 
 class FunctionLayer(Module):
-    """Base class of layers that apply a function: options are passed to the constructor, tensors to the call."""
+    """Base class of layers that apply a function: options are passed to the constructor, tensors to the call.
+
+    Options are attributes under their names, as in ``torch.nn``.
+    """
 
     _computes: Callable[..., Any]
 
@@ -19,13 +22,17 @@ class FunctionLayer(Module):
         super().__init__()
         given = bound(type(self), inspect.signature(type(self)), arguments, options)
         given.apply_defaults()
-        self.options = dict(given.arguments)
+        for name, value in given.arguments.items():
+            setattr(self, name, value)
 
     def forward(self, *tensors: Any) -> Any:
-        return type(self)._computes(*tensors, **self.options)
+        return type(self)._computes(*tensors, **self._options())
+
+    def _options(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     def extra_repr(self) -> str:
-        shown = {name: value for name, value in self.options.items() if value is not None and name != "inplace"}
+        shown = {name: value for name, value in self._options().items() if value is not None and name != "inplace"}
         return ", ".join(f"{name}={value!r}" for name, value in shown.items())
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from gradgraph.errors import ModelError
 from gradgraph.frontend import attention, init, normalization, products, shaping
+from gradgraph.frontend.function_layers import layer_of
 from gradgraph.frontend.module import Module, Parameter
 from gradgraph.frontend.trace import TensorLike, tensor
 
@@ -237,15 +238,7 @@ class InstanceNorm3d(_InstanceNorm):
     """Normalisation of each channel of each sample of ``[N, C, D, H, W]``."""
 
 
-class LocalResponseNorm(Module):
-    """Division by ``(k + alpha · m) ** beta``, where m is the mean square of ``size`` neighbouring channels."""
-
-    def __init__(self, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> None:
-        super().__init__()
-        self.options = (size, alpha, beta, k)
-
-    def forward(self, x: TensorLike) -> Any:
-        return normalization.local_response_norm(x, *self.options)
+LocalResponseNorm = layer_of(__name__, "LocalResponseNorm", normalization.local_response_norm, "size alpha beta k")
 
 
 # --- the rest ------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ Arguments, their order, their defaults and the names and layouts of parameters a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from gradgraph.errors import ModelError
 from gradgraph.frontend import convolution, pooling, resampling
 from gradgraph.frontend.convolution import Spatial, per_axis
+from gradgraph.frontend.function_layers import layer_of
 from gradgraph.frontend.layers import empty, fan_in_uniform
 from gradgraph.frontend.module import Module
 from gradgraph.frontend.trace import TensorLike
@@ -46,22 +47,17 @@ __all__ = [
 ]
 
 
-class _Ranked(Module):
-    """Base class of layers over ``rank`` spatial axes."""
+# --- convolutions --------------------------------------------------------------------------------
 
+
+class _Conv(Module):
     rank: ClassVar[int]
+    transposed: ClassVar[bool] = False
 
     def __init_subclass__(cls, rank: int | None = None) -> None:
         super().__init_subclass__()
         if rank is not None:
             cls.rank = rank
-
-
-# --- convolutions --------------------------------------------------------------------------------
-
-
-class _Conv(_Ranked):
-    transposed: ClassVar[bool] = False
 
     def _create(self, in_channels: int, out_channels: int, kernel_size: Spatial, groups: int, bias: bool) -> None:
         if in_channels % groups or out_channels % groups:
@@ -165,151 +161,30 @@ class ConvTranspose3d(_ConvTransposeNd, rank=3):
 # --- pools ---------------------------------------------------------------------------------------
 
 
-class _MaxPool(_Ranked):
-    def __init__(
-        self,
-        kernel_size: Spatial,
-        stride: Spatial | None = None,
-        padding: Spatial = 0,
-        dilation: Spatial = 1,
-        return_indices: bool = False,
-        ceil_mode: bool = False,
-    ) -> None:
-        super().__init__()
-        if return_indices:
-            raise ModelError(
-                "max pooling does not support return_indices=True, as the indices of ONNX differ from PyTorch's; leave "
-                "it False"
-            )
-        self.options = (kernel_size, stride, padding, dilation, ceil_mode)
+layer = functools.partial(layer_of, __name__)
 
-    def forward(self, x: TensorLike) -> Any:
-        return pooling.max_pool(x, self.rank, *self.options)
-
-
-class _AvgPool(_Ranked):
-    def __init__(
-        self,
-        kernel_size: Spatial,
-        stride: Spatial | None = None,
-        padding: Spatial = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-    ) -> None:
-        super().__init__()
-        self.options = (kernel_size, stride, padding, ceil_mode, count_include_pad)
-
-    def forward(self, x: TensorLike) -> Any:
-        return pooling.avg_pool(x, self.rank, *self.options)
-
-
-class _Adaptive(_Ranked):
-    function: ClassVar[Callable[..., Any]]
-
-    def __init__(self, output_size: int | Sequence[int | None] | None) -> None:
-        super().__init__()
-        self.output_size = output_size
-
-    def forward(self, x: TensorLike) -> Any:
-        return type(self).function(x, self.rank, self.output_size)
-
-
-class _AdaptiveAvg(_Adaptive):
-    function = staticmethod(pooling.adaptive_avg_pool)
-
-
-class _AdaptiveMax(_Adaptive):
-    function = staticmethod(pooling.adaptive_max_pool)
-
-
-class MaxPool1d(_MaxPool, rank=1):
-    """Maximum of windows of ``[N, C, L]``."""
-
-
-class MaxPool2d(_MaxPool, rank=2):
-    """Maximum of windows of ``[N, C, H, W]``."""
-
-
-class MaxPool3d(_MaxPool, rank=3):
-    """Maximum of windows of ``[N, C, D, H, W]``."""
-
-
-class AvgPool1d(_AvgPool, rank=1):
-    """Mean of windows of ``[N, C, L]``."""
-
-
-class AvgPool2d(_AvgPool, rank=2):
-    """Mean of windows of ``[N, C, H, W]``."""
-
-
-class AvgPool3d(_AvgPool, rank=3):
-    """Mean of windows of ``[N, C, D, H, W]``."""
-
-
-class AdaptiveAvgPool1d(_AdaptiveAvg, rank=1):
-    """Means of ``[N, C, L]`` over ``output_size`` windows per axis; 1 is global pooling."""
-
-
-class AdaptiveAvgPool2d(_AdaptiveAvg, rank=2):
-    """Means of ``[N, C, H, W]`` over ``output_size`` windows per axis; 1 is global pooling."""
-
-
-class AdaptiveAvgPool3d(_AdaptiveAvg, rank=3):
-    """Means of ``[N, C, D, H, W]`` over ``output_size`` windows per axis; 1 is global pooling."""
-
-
-class AdaptiveMaxPool1d(_AdaptiveMax, rank=1):
-    """Maxima of ``[N, C, L]`` over ``output_size`` windows per axis; 1 is global pooling."""
-
-
-class AdaptiveMaxPool2d(_AdaptiveMax, rank=2):
-    """Maxima of ``[N, C, H, W]`` over ``output_size`` windows per axis; 1 is global pooling."""
-
-
-class AdaptiveMaxPool3d(_AdaptiveMax, rank=3):
-    """Maxima of ``[N, C, D, H, W]`` over ``output_size`` windows per axis; 1 is global pooling."""
+MaxPool1d, MaxPool2d, MaxPool3d = (
+    layer(f"MaxPool{rank}d", pool, "kernel_size stride padding dilation return_indices ceil_mode")
+    for rank, pool in enumerate((pooling.max_pool1d, pooling.max_pool2d, pooling.max_pool3d), start=1)
+)
+AvgPool1d, AvgPool2d, AvgPool3d = (
+    layer(f"AvgPool{rank}d", pool, "kernel_size stride padding ceil_mode count_include_pad")
+    for rank, pool in enumerate((pooling.avg_pool1d, pooling.avg_pool2d, pooling.avg_pool3d), start=1)
+)
+AdaptiveAvgPool1d = layer("AdaptiveAvgPool1d", pooling.adaptive_avg_pool1d, "output_size")
+AdaptiveAvgPool2d = layer("AdaptiveAvgPool2d", pooling.adaptive_avg_pool2d, "output_size")
+AdaptiveAvgPool3d = layer("AdaptiveAvgPool3d", pooling.adaptive_avg_pool3d, "output_size")
+AdaptiveMaxPool1d = layer("AdaptiveMaxPool1d", pooling.adaptive_max_pool1d, "output_size")
+AdaptiveMaxPool2d = layer("AdaptiveMaxPool2d", pooling.adaptive_max_pool2d, "output_size")
+AdaptiveMaxPool3d = layer("AdaptiveMaxPool3d", pooling.adaptive_max_pool3d, "output_size")
 
 
 # --- resizing and padding ------------------------------------------------------------------------
 
 
-class Upsample(Module):
-    """``[N, C, *spatial]`` resized to ``size`` or by ``scale_factor``."""
-
-    def __init__(
-        self,
-        size: Spatial | None = None,
-        scale_factor: float | Sequence[float] | None = None,
-        mode: str = "nearest",
-        align_corners: bool | None = None,
-    ) -> None:
-        super().__init__()
-        self.options = (size, scale_factor, mode, align_corners)
-
-    def forward(self, x: TensorLike) -> Any:
-        return resampling.interpolate(x, *self.options)
-
-
-class PixelShuffle(Module):
-    """Channels to space: ``[N, C·r², H, W]`` to ``[N, C, H·r, W·r]``."""
-
-    def __init__(self, upscale_factor: int) -> None:
-        super().__init__()
-        self.upscale_factor = upscale_factor
-
-    def forward(self, x: TensorLike) -> Any:
-        return resampling.pixel_shuffle(x, self.upscale_factor)
-
-
-class PixelUnshuffle(Module):
-    """Space to channels: the inverse of PixelShuffle."""
-
-    def __init__(self, downscale_factor: int) -> None:
-        super().__init__()
-        self.downscale_factor = downscale_factor
-
-    def forward(self, x: TensorLike) -> Any:
-        return resampling.pixel_unshuffle(x, self.downscale_factor)
+Upsample = layer("Upsample", resampling.interpolate, "size scale_factor mode align_corners")
+PixelShuffle = layer("PixelShuffle", resampling.pixel_shuffle, "upscale_factor")
+PixelUnshuffle = layer("PixelUnshuffle", resampling.pixel_unshuffle, "downscale_factor")
 
 
 class _Pad(Module):

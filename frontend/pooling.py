@@ -47,8 +47,14 @@ def max_pool(
     padding: Spatial = 0,
     dilation: Spatial = 1,
     ceil_mode: bool = False,
+    return_indices: bool = False,
 ) -> Tensor:
     """The maximum of each window of ``x`` ``[N, C, *spatial]``, with ``rank`` spatial axes."""
+    if return_indices:
+        raise ModelError(
+            "max pooling does not support return_indices=True, as the indices of ONNX differ from PyTorch's; leave "
+            "it False"
+        )
     x = _checked(tensor(x), rank, "MaxPool")
     dilations = per_axis(dilation, rank, "dilation")
     kernel, strides, pads = _windows(rank, kernel_size, stride, padding)
@@ -220,13 +226,13 @@ def _of_rank(
 
 
 RANKS = (1, 2, 3)
-max_pool1d, max_pool2d, max_pool3d = (
-    _of_rank(max_pool, rank, "The largest element of each window of") for rank in RANKS
-)
+max_pool1d, max_pool2d, max_pool3d = (_of_rank(max_pool, rank, "The maximum of each window of") for rank in RANKS)
 avg_pool1d, avg_pool2d, avg_pool3d = (_of_rank(avg_pool, rank, "The mean of each window of") for rank in RANKS)
 adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d = (
-    _of_rank(adaptive_avg_pool, rank, "Means of ``output_size`` windows that cover") for rank in RANKS
+    _of_rank(adaptive_avg_pool, rank, "Means of ``output_size`` windows per axis (1: global pooling) that cover")
+    for rank in RANKS
 )
 adaptive_max_pool1d, adaptive_max_pool2d, adaptive_max_pool3d = (
-    _of_rank(adaptive_max_pool, rank, "Largest elements of ``output_size`` windows that cover") for rank in RANKS
+    _of_rank(adaptive_max_pool, rank, "Maxima of ``output_size`` windows per axis (1: global pooling) that cover")
+    for rank in RANKS
 )

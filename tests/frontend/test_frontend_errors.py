@@ -47,6 +47,7 @@ CASES = {
     "truth of a size": (lambda v: v if v.shape[0] else -v, X, "cannot be tested"),
     "split of a size": (lambda v: v.split(2, 0)[0], X, "use chunk, list the sizes"),
     "adaptive pool": (nn.AdaptiveAvgPool2d(3), IMAGE, "to size 3 requires a fixed input size"),
+    "pool indices": (nn.MaxPool2d(2, return_indices=True), IMAGE, "leave it False"),
     "ceil mode": (nn.MaxPool2d(2, ceil_mode=True), IMAGE, "ceil_mode requires fixed sizes"),
     # a traced tensor is no number
     "branch on a tensor": (lambda v: v if v.sum() > 0 else -v, X, "choose between tensors with where"),
@@ -129,7 +130,6 @@ CONSTRUCTORS = {
     "activation": (lambda: nn.TransformerEncoderLayer(8, 2, activation="swish"), "no activation 'swish'"),
     "batch norm momentum": (lambda: nn.BatchNorm1d(3, momentum=None), "no cumulative average"),
     "instance norm statistics": (lambda: nn.InstanceNorm1d(3, track_running_stats=True), "use False"),
-    "pool indices": (lambda: nn.MaxPool2d(2, return_indices=True), "leave it False"),
     "projection": (lambda: nn.LSTM(2, 3, proj_size=1), "apply a Linear to the output"),
     "nonlinearity": (lambda: nn.RNN(2, 3, nonlinearity="selu"), "use 'tanh' or 'relu'"),
     "padding index": (lambda: nn.Embedding(3, 2, padding_idx=3), "must be one of the 3 rows"),
@@ -169,3 +169,10 @@ def test_missing_torch_is_one_sentence(monkeypatch):
         RuntimeUnavailableError, match="from_torch requires onnxscript, which is not installed; pip install"
     ):
         from_torch(None, None)
+
+
+def test_options_of_a_layer_are_attributes():
+    pool = nn.MaxPool2d(2, padding=1)
+    pool.ceil_mode = True
+    assert (pool.kernel_size, pool.padding, nn.LeakyReLU(0.2).negative_slope) == (2, 1, 0.2)
+    assert "kernel_size=2" in repr(pool) and "ceil_mode=True" in repr(pool)
