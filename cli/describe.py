@@ -16,6 +16,8 @@ from gradgraph.autodiff.review import as_data, reasons, review
 from gradgraph.autodiff.select import running_statistics, trainable
 from gradgraph.building.outputs import output_name, output_of
 from gradgraph.building.selection import frozen_below, parameters_of
+from gradgraph.data.record.data_names import DataNames
+from gradgraph.data.record.specs import dtype_name
 from gradgraph.errors import BuildError
 from gradgraph.files.model_metadata import adapter_weights
 from gradgraph.graph.marks import TEACHER, TEACHERS, is_marked_constant
@@ -23,8 +25,6 @@ from gradgraph.graph.shapes import recorded_shape
 from gradgraph.machine.garbage_collection import paused_collection
 from gradgraph.passes.normal import has_body, normalise
 from gradgraph.rules import registry
-from gradgraph.step.data_names import DataNames
-from gradgraph.step.step import dtype_name
 from gradgraph.verify.operator_status import qualified, status
 
 

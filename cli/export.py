@@ -192,8 +192,8 @@ def _model(export: _Export, trainer: Trainer) -> tuple[ir.Model, dict[str, Any]]
 
 def _samples(export: _Export, model: ir.Model) -> Any:
     """Return the samples of ``--calibration``, read with the preprocessing of the model; None without the option."""
+    from gradgraph.data.record.data_names import DataNames
     from gradgraph.runs.reading import Reading
-    from gradgraph.step.data_names import DataNames
 
     if export.calibration is None:
         return None

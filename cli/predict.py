@@ -139,11 +139,11 @@ def _model_and_targets(
     path: Path, checkpoint: Path | None, outputs: tuple[str, ...], averaged: bool
 ) -> tuple[ir.Model, Collection[str]]:
     """Return the model to run, and the names of its targets: arrays in the data to ignore."""
+    from gradgraph.data.record.data_names import DataNames
+    from gradgraph.data.record.image_preprocessing import learn_preprocessing
+    from gradgraph.data.record.label_names import names_beside
     from gradgraph.passes.normal import load_runnable
     from gradgraph.preprocess.column_nodes import cut_off
-    from gradgraph.step.data_names import DataNames
-    from gradgraph.step.label_names import names_beside
-    from gradgraph.step.preprocessing import learn_preprocessing
 
     if path.is_dir():
         from gradgraph.export.artifacts import opened_trainer

@@ -47,8 +47,8 @@ def command(ctx: click.Context, /, model: Path, out: Path, as_json: bool, **aske
       gradgraph surgery lora.onnx --save-adapter fr.onnx_adapter --trained trained.onnx
       gradgraph surgery small.onnx --teacher large.onnx --temperature 4 -o pupil.onnx
     """
+    from gradgraph.data.record.image_preprocessing import learn_preprocessing
     from gradgraph.files.models import load_model, save_model
-    from gradgraph.step.preprocessing import learn_preprocessing
 
     changes = [each for change in CHANGES for each in _asked(ctx, change, asked)]
     asking = [change for change in CHANGES if _is_asked(change, asked)]

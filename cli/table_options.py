@@ -15,8 +15,8 @@ from gradgraph.cli.sections import placed
 from gradgraph.errors import DataError, shown
 
 if TYPE_CHECKING:
+    from gradgraph.data.record.data_names import DataNames
     from gradgraph.preprocess.drift import Drift
-    from gradgraph.step.data_names import DataNames
 
 
 def _kinds(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:

@@ -10,9 +10,9 @@ import numpy as np
 from gradgraph.cli.predictions import Array, Batches
 
 if TYPE_CHECKING:
+    from gradgraph.data.record.data_names import DataNames
     from gradgraph.runtime.execution.predictor import Predictor
     from gradgraph.runtime.trainer import Trainer
-    from gradgraph.step.data_names import DataNames
 
 LOST = "?"  # the tag of a word that was truncated
 

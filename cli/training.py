@@ -259,8 +259,8 @@ class Training:
 
     def _name_columns(self, trainer: Trainer) -> None:
         """Set the preprocessing and the target columns of a table in ``trainer.names``."""
+        from gradgraph.data.record.column_assignment import compared
         from gradgraph.runtime.data.tables import target_columns
-        from gradgraph.step.column_assignment import compared
 
         run = self.run
         if run.preprocess is not None:  # its targets are the target columns

@@ -62,7 +62,7 @@ def _sizes(manifest: Any, batch_size: int | None, given: tuple[str, ...]) -> dic
         if not size.isdigit() or int(size) < 1:
             raise click.UsageError(f"'{shown(text)}' should be NAME=SIZE, such as batch=64")
         sizes[name] = int(size)
-    specs = (*manifest.inputs, *manifest.targets)
+    specs = manifest.batch
     names = list(dict.fromkeys(d for s in specs for d in s.shape if isinstance(d, str)))
     for name in sizes:
         if name not in names:

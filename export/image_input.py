@@ -9,6 +9,9 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.augment.placing import GREY
+from gradgraph.data.record.data_names import DataNames
+from gradgraph.data.record.image_preprocessing import learn_preprocessing
+from gradgraph.data.record.specs import TensorSpec, dtype_name
 from gradgraph.errors import ModelError, shown
 from gradgraph.files.models import Source, to_proto
 from gradgraph.graph.builder import Builder, Var
@@ -17,9 +20,6 @@ from gradgraph.graph.shapes import as_dims
 from gradgraph.passes.normal import load_runnable
 from gradgraph.passes.normal.edit import names_of
 from gradgraph.runtime.data.image_form import REVERSED, ImageForm
-from gradgraph.step.data_names import DataNames
-from gradgraph.step.manifest import TensorSpec, dtype_name
-from gradgraph.step.preprocessing import learn_preprocessing
 
 LEAST_OPSET = 13
 FLOAT, INT64 = ir.DataType.FLOAT, ir.DataType.INT64

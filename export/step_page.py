@@ -15,6 +15,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from gradgraph.data.record.specs import TensorSpec, dtype_name
 from gradgraph.export.pages import as_script_data, text_of, whole_page
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.models import read_message
@@ -24,9 +25,8 @@ from gradgraph.graph.scoped_names import operator_name
 from gradgraph.graph.shapes import shape_of_type
 from gradgraph.runtime.execution.memory import Moment, all_sizes_of, moments
 from gradgraph.runtime.execution.profiler import Profile
-from gradgraph.step.manifest import TensorSpec
 from gradgraph.step.origins import ROLES, Origins, kept_of
-from gradgraph.step.step import Step, dtype_name
+from gradgraph.step.step import Step
 
 
 def save_page(

@@ -17,6 +17,8 @@ import onnx_ir as ir
 
 from gradgraph.autodiff.probabilities import probabilities
 from gradgraph.building.outputs import output_of
+from gradgraph.data.record.column_assignment import MASK, SAMPLE_WEIGHT
+from gradgraph.data.record.specs import TargetSpec
 from gradgraph.errors import DataError, ModelError, UnknownNameError, shown, suggestion
 from gradgraph.files.models import save_model, to_proto
 from gradgraph.files.suffixes import check_suffix
@@ -26,9 +28,7 @@ from gradgraph.passes.normal import load_runnable
 from gradgraph.runtime.data.batch import Array, on_host
 from gradgraph.runtime.execution.exported import plain
 from gradgraph.runtime.trainer import Trainer
-from gradgraph.step.column_assignment import MASK, SAMPLE_WEIGHT
 from gradgraph.step.finishes import calibration
-from gradgraph.step.manifest import TargetSpec
 
 BINS = 15  # bins of the expected calibration error, as in the metric ece
 LEAST, MOST = 0.01, 100.0  # range of temperatures that is searched

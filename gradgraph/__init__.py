@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from gradgraph.building.pipeline import build
     from gradgraph.building.step_options import StepOptions
     from gradgraph.chat.finetuning import finetune
+    from gradgraph.data.record.data_names import DataNames
     from gradgraph.errors import GradgraphError
     from gradgraph.export.temperature import calibrate
     from gradgraph.parallel.data_parallel import DataParallel
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
     from gradgraph.runtime.execution.session import RuntimeOptions
     from gradgraph.runtime.saved.checkpoint import CheckpointKeeper
     from gradgraph.runtime.trainer import Trainer
-    from gradgraph.step.data_names import DataNames
     from gradgraph.step.step import Step
     from gradgraph.surgery.adapters import lora
     from gradgraph.surgery.heads import new_head
@@ -84,7 +84,7 @@ _logging.getLogger("onnx_ir").addHandler(_logging.NullHandler())
 
 _HOMES = {
     "CheckpointKeeper": "runtime.saved.checkpoint",
-    "DataNames": "step.data_names",
+    "DataNames": "data.record.data_names",
     "DataParallel": "parallel.data_parallel",
     "GradgraphError": "errors",
     "Padded": "runtime.data.padded",

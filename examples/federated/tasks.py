@@ -100,7 +100,7 @@ def language(clients: int, alpha: float, norm: str = "", seed: int = 0) -> Task:
         gg.surgery.language_model(adapted), gg.losses.cross_entropy(axis=-1), gg.optim.adam(5e-3), backend="web"
     )
     rows = gg.surgery.next_tokens([[1, *(ord(c) - ord(" ") + 3 for c in text), 2] for text in TEXTS])
-    arrays = {spec.name: np.asarray(rows[spec.name]) for spec in (*step.manifest.inputs, *step.manifest.targets)}
+    arrays = {spec.name: np.asarray(rows[spec.name]) for spec in step.manifest.batch}
     kept = [{name: values[i % len(TEXTS)][None] for name, values in arrays.items()} for i in range(clients)]
     return Task(step, kept, arrays)
 

@@ -1,4 +1,4 @@
-// Converts labels to class indices by the manifest's record of the training data, as gradgraph/step/classes.py does.
+// Converts labels to class indices by the manifest's record of the training data, as gradgraph/data/record/classes.py does.
 import { GradgraphError } from "./errors.js";
 
 const TRUE = ["true", "yes", "y", "t", "on", "1"];

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from gradgraph.building.outputs import floating_outputs, output_of
 from gradgraph.building.terms import Term, aligned
+from gradgraph.data.record.specs import TargetSpec
 from gradgraph.errors import BuildError, listed, shown
 from gradgraph.files.model_metadata import Imitation
 from gradgraph.frontend import reductions
@@ -22,7 +23,6 @@ from gradgraph.frontend.reductions import mean
 from gradgraph.frontend.tensor import Tensor
 from gradgraph.frontend.trace import op, tensor, wrap
 from gradgraph.graph.builder import Builder
-from gradgraph.step.manifest import TargetSpec
 
 
 def imitated(

@@ -15,11 +15,11 @@ from gradgraph.building.objective import Objective
 from gradgraph.building.separate import Halves
 from gradgraph.building.step_options import BuildOptions, StepOptions
 from gradgraph.building.step_state import StepState
+from gradgraph.data.record.data_names import DataNames
 from gradgraph.errors import Finding
 from gradgraph.optim import Optimizer
 from gradgraph.passes.autocast import Precision
 from gradgraph.step.bases import Base
-from gradgraph.step.data_names import DataNames
 from gradgraph.step.manifest import Manifest
 
 

@@ -11,10 +11,11 @@ from gradgraph.building.draft import Draft
 from gradgraph.building.objective import own_results
 from gradgraph.building.outputs import output_name
 from gradgraph.building.selection import as_input, frozen_values
+from gradgraph.data.record.specs import spec_of
 from gradgraph.errors import BuildError, shown
 from gradgraph.passes.modes import evaluation_mode, moves_statistics
 from gradgraph.passes.normal.simplifying.clean import clean_up
-from gradgraph.step.manifest import column, spec_of
+from gradgraph.step.manifest import column
 
 
 def eval_graph(draft: Draft) -> Draft:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from gradgraph.step.manifest import Dim, Manifest, numpy_dtype
+from gradgraph.data.record.specs import Dim, numpy_dtype
+from gradgraph.step.manifest import Manifest
 
 
 def write_interface(model: ir.Model, manifest: Manifest) -> ir.Model:

@@ -14,6 +14,7 @@ from gradgraph.autodiff.append import builder_for
 from gradgraph.autodiff.path import Path, carries, is_tensor, reads
 from gradgraph.building.objective_results import Written
 from gradgraph.building.outputs import make_outputs
+from gradgraph.data.record.specs import TargetSpec, spec_of
 from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
 from gradgraph.frontend.lowering import Spec, input_of
 from gradgraph.frontend.tensor import Tensor
@@ -23,7 +24,6 @@ from gradgraph.graph.checks import DRAWING
 from gradgraph.graph.prune import needed
 from gradgraph.graph.shapes import shape_of
 from gradgraph.passes.normal.edit import names_of
-from gradgraph.step.manifest import TargetSpec, spec_of
 
 LossFunction: TypeAlias = "Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Tensor | Mapping[str, Tensor]]"
 

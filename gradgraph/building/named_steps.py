@@ -10,9 +10,10 @@ from gradgraph.autodiff.path import reads
 from gradgraph.autodiff.select import trainable
 from gradgraph.building.draft import Part
 from gradgraph.building.step_options import BuildOptions
+from gradgraph.data.record.specs import TargetSpec
 from gradgraph.errors import BuildError, Finding, listed, shown
 from gradgraph.graph.prune import needed
-from gradgraph.step.manifest import PartSpec, StateSpec, TargetSpec
+from gradgraph.step.manifest import PartSpec, StateSpec
 
 _APART = 1_000_003  # distance between the seeds of two steps
 _NAMED = 5  # weights listed in a note

@@ -28,6 +28,8 @@ from gradgraph.building.terms import (
     terms_of,
     weighed,
 )
+from gradgraph.data.record.column_assignment import MASK, SAMPLE_WEIGHT
+from gradgraph.data.record.specs import TargetSpec
 from gradgraph.errors import BuildError, Finding, shown
 from gradgraph.files.model_metadata import Imitation, imitation_in
 from gradgraph.frontend.pointwise import cast
@@ -37,8 +39,7 @@ from gradgraph.graph.shapes import shape_of
 from gradgraph.losses import LOSSES, Loss
 from gradgraph.metrics import Metric
 from gradgraph.rivals.objects import library_of
-from gradgraph.step.column_assignment import MASK, SAMPLE_WEIGHT
-from gradgraph.step.manifest import TargetSpec, column
+from gradgraph.step.manifest import column
 
 
 @dataclass(frozen=True)

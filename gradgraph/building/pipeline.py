@@ -40,6 +40,11 @@ from gradgraph.building.selection import frozen_below, is_default, parameters_of
 from gradgraph.building.selection_report import matches_of_globs
 from gradgraph.building.step_options import BuildOptions, check_names
 from gradgraph.building.train_model import write_training
+from gradgraph.data.record.column_assignment import fitting
+from gradgraph.data.record.data_names import NAMES_KEY, DataNames
+from gradgraph.data.record.image_preprocessing import learn_preprocessing
+from gradgraph.data.record.label_names import names_beside
+from gradgraph.data.record.specs import spec_of
 from gradgraph.errors import BuildError, Finding
 from gradgraph.files.models import load_model, to_proto
 from gradgraph.graph.marks import is_marked_constant
@@ -56,11 +61,7 @@ from gradgraph.passes.normal.simplifying.peepholes import simplify
 from gradgraph.passes.normal.sizes.fixed import fix_sizes
 from gradgraph.preprocess.column_nodes import cut_off
 from gradgraph.step.bases import bases_of, to_proto_beside
-from gradgraph.step.column_assignment import fitting
-from gradgraph.step.data_names import NAMES_KEY, DataNames
-from gradgraph.step.label_names import names_beside
-from gradgraph.step.manifest import Manifest, alone_in, spec_of, train_file
-from gradgraph.step.preprocessing import learn_preprocessing
+from gradgraph.step.manifest import Manifest, alone_in, train_file
 from gradgraph.step.step import Step
 
 log = logging.getLogger("gradgraph")

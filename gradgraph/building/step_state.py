@@ -9,11 +9,12 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.building.init_model import InitModel, owned
+from gradgraph.data.record.specs import spec_of
 from gradgraph.errors import BuildError
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.optim.schedules import Schedule
 from gradgraph.optim.transform import Vars
-from gradgraph.step.manifest import StateKind, StateSpec, column, spec_of
+from gradgraph.step.manifest import StateKind, StateSpec, column
 
 
 class Slot(NamedTuple):

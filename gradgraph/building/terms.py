@@ -11,6 +11,8 @@ import onnx_ir as ir
 from gradgraph.arguments import NUMBER, as_names, described
 from gradgraph.building.outputs import default_outputs, output_name, output_of, value_names
 from gradgraph.building.same_sizes import same_sizes
+from gradgraph.data.record.column_assignment import MASK, SAMPLE_WEIGHT
+from gradgraph.data.record.specs import TargetSpec, dtype_name, numpy_dtype
 from gradgraph.errors import BuildError, UnknownNameError, shown, suggestion
 from gradgraph.frontend import reductions
 from gradgraph.frontend.loss import Loss, Spec
@@ -20,8 +22,6 @@ from gradgraph.frontend.trace import op, tensor, wrap
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.shapes import shape_of
 from gradgraph.losses import LOSSES
-from gradgraph.step.column_assignment import MASK, SAMPLE_WEIGHT
-from gradgraph.step.manifest import TargetSpec, dtype_name, numpy_dtype
 
 OWN_LOSS = "none"  # the name, in manifests and on the command line, of loss=None: the model computes its own loss
 OWN = Loss(OWN_LOSS, lambda output: output, targets=(), reads=("loss",))

@@ -15,11 +15,12 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
+from gradgraph.data.record.specs import numpy_dtype
 from gradgraph.errors import DataError
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.execution.ort_values import to_ortvalue
 from gradgraph.runtime.execution.state import ALIGNMENT, aligned_empty
-from gradgraph.step.manifest import SeparateSpec, StateSpec, numpy_dtype
+from gradgraph.step.manifest import SeparateSpec, StateSpec
 from gradgraph.step.step import Step
 
 NUMBERS = 8  # control numbers in a message: counts, the weight of gradients, requests to stop

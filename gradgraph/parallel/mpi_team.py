@@ -20,6 +20,7 @@ import onnx
 import onnxruntime as ort
 from mpi4py import MPI
 
+from gradgraph.data.record.specs import numpy_dtype
 from gradgraph.errors import BuildError, GradgraphError, ParallelError, RuntimeUnavailableError, listed, shown
 from gradgraph.parallel.accumulated import SUM, WEIGHT, adds_up_here, always_due
 from gradgraph.parallel.buckets import Buckets
@@ -39,7 +40,7 @@ from gradgraph.runtime.execution.ort_values import fill, on_device
 from gradgraph.runtime.execution.team import Team
 from gradgraph.runtime.saved.checkpoint import BESIDE
 from gradgraph.runtime.saved.record import Progress
-from gradgraph.step.manifest import UPDATE, Manifest, numpy_dtype, package_version
+from gradgraph.step.manifest import UPDATE, Manifest, package_version
 
 if TYPE_CHECKING:
     from gradgraph.runtime.execution.executor import Executor

@@ -92,8 +92,8 @@ def starting_model(
 
 def preprocess(trainer: Trainer, data: Path, target: Sequence[str], kinds: Mapping[str, Any]) -> None:
     """Learn preprocessing from the table in a file, and set it in ``trainer.names``, unless it is already set."""
-    from gradgraph.step.column_assignment import compared
-    from gradgraph.step.data_names import DataNames
+    from gradgraph.data.record.column_assignment import compared
+    from gradgraph.data.record.data_names import DataNames
 
     if trainer.names.preprocess is not None:  # the run is resumed
         return

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from gradgraph.errors import DataError, ModelError, shown, suggestion
 
 if TYPE_CHECKING:
+    from gradgraph.data.record.data_names import DataNames
     from gradgraph.runtime.trainer import Trainer
-    from gradgraph.step.data_names import DataNames
 
 
 @dataclass(frozen=True)
@@ -127,13 +127,13 @@ def _check(option: str, given: Mapping[str, Any], function: Callable[..., Any], 
 
 def check_longest(trainer: Trainer, data: Any) -> None:
     """Run the model on the longest text in ``data``; raise DataError if that fails, as with too few positions."""
+    from gradgraph.data.record.classes import as_class_numbers
     from gradgraph.runtime.data.batch import fixed_rows
-    from gradgraph.step.classes import as_class_numbers
     from gradgraph.text import TextTable
 
     if not isinstance(data, TextTable):
         return
-    specs = {spec.name: spec for spec in (*trainer.manifest.inputs, *trainer.manifest.targets)}
+    specs = {spec.name: spec for spec in trainer.manifest.batch}
     longest, tokens = data.longest
     rows = [longest] * (fixed_rows(specs.values()) or 1)
     try:

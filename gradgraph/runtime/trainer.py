@@ -21,6 +21,8 @@ from gradgraph.arguments import (
     instance,
 )
 from gradgraph.backends.ort_native.native_precision import HIGHEST
+from gradgraph.data.record.column_assignment import fitting, placed
+from gradgraph.data.record.data_names import DataNames
 from gradgraph.errors import ArgumentError, CheckpointError, DataError
 from gradgraph.files.path_kinds import Kind as Place
 from gradgraph.files.path_kinds import checkpoint_of, kind_of, last_checkpoint_of, weights_of
@@ -51,8 +53,6 @@ from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.saved.monitor import MODE, Monitor
 from gradgraph.runtime.saved.partial import Loaded, OfModel, Stored, read_values
 from gradgraph.runtime.saved.record import Progress
-from gradgraph.step.column_assignment import fitting, placed
-from gradgraph.step.data_names import DataNames
 from gradgraph.step.manifest import Manifest
 from gradgraph.step.step import Step
 
@@ -332,7 +332,7 @@ class Trainer(Exports):
         )
         executor = self._executor
         check_accumulates(accumulate, executor.parts.values())
-        data = paired(data, y, self.manifest, self.names)
+        data = paired(data, y, self.manifest.inputs, self.manifest.targets, self.names)
         batch_size, team = self._samples(data, batch_size, drop_last), executor.team
         order = executor.order(batch_size, shuffle, drop_last, team)
         with self.turns.of_fit():
@@ -433,7 +433,7 @@ class Trainer(Exports):
         Raises:
             DataError: if the data do not match the step.
         """
-        data = paired(data, y, self.manifest, self.names)
+        data = paired(data, y, self.manifest.inputs, self.manifest.targets, self.names)
         self._warn_if_untrained()
         return self._evaluator.evaluate(self._executor.held_out(data, batch_size), limit, stop, averaged)
 

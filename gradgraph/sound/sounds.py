@@ -13,6 +13,9 @@ import numpy as np
 
 from gradgraph.arguments import FINITE, PATH, TEXT, WHOLE, Kind, checked
 from gradgraph.augment.augmentation import Augmentation, SoundAugmentations
+from gradgraph.data.record.classes import Classes
+from gradgraph.data.record.data_names import NO_NAMES, DataNames
+from gradgraph.data.record.specs import TargetSpec, TensorSpec, numpy_dtype
 from gradgraph.errors import DataError, listed, row_at, shown, suggestion
 from gradgraph.files.untrusted.regular import UnreadableError
 from gradgraph.files.untrusted.wav_files import WavFile, wav_file
@@ -22,9 +25,6 @@ from gradgraph.runtime.data.image_labels import Labels, number_of
 from gradgraph.runtime.data.loadable import Loadable
 from gradgraph.runtime.data.prefetch import prefetched_samples
 from gradgraph.runtime.data.tables import column_of, columns_in, first_row, is_table_file, read_table, written_in
-from gradgraph.step.classes import Classes
-from gradgraph.step.data_names import NO_NAMES, DataNames
-from gradgraph.step.manifest import TargetSpec, TensorSpec, numpy_dtype
 
 SUFFIXES = (".wav", ".wave")
 MOST_SAMPLES = 1 << 28  # largest number of samples of a file that is resampled, and of a sound in a batch

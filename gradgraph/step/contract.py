@@ -7,9 +7,10 @@ from typing import Any
 
 import onnx
 
+from gradgraph.data.record.specs import TensorSpec, dtype_name
 from gradgraph.errors import ModelError, shown
 from gradgraph.graph.shapes import clash, shape_of_type
-from gradgraph.step.manifest import Manifest, StateSpec, TensorSpec, dtype_name, train_file
+from gradgraph.step.manifest import Manifest, StateSpec, train_file
 
 
 def check_against_graphs(
@@ -24,7 +25,7 @@ def check_against_graphs(
         ModelError: if a graph lacks an input or output that the manifest declares, has undeclared ones, or differs in
             an element type or shape.
     """
-    batch: dict[str, TensorSpec] = {s.name: s for s in (*manifest.inputs, *manifest.targets)}
+    batch: dict[str, TensorSpec] = {s.name: s for s in manifest.batch}
     state = {s.name: s for s in manifest.state}
     results: dict[str, TensorSpec | None] = {}
     if trains.keys() != manifest.parts.keys():
@@ -69,7 +70,7 @@ def check_halves(manifest: Manifest, halves: Mapping[str, onnx.ModelProto]) -> N
         )
     gradients: dict[str, TensorSpec | None] = dict.fromkeys(spec.gradients.values())
     weight = _scalars([spec.weight] if spec.weight else [])
-    batch = {s.name: s for s in (*manifest.inputs, *manifest.targets)}
+    batch = {s.name: s for s in manifest.batch}
     results = dict.fromkeys([manifest.loss_output, *manifest.metrics, *(m.sums for m in manifest.trained_measures)])
     for name, half, fed, given in (
         ("gradient", spec.gradient, batch, {**results, **gradients, **weight}),

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import onnx
 
+from gradgraph.data.record.data_names import NAMES_KEY
+from gradgraph.data.record.specs import numpy_dtype
 from gradgraph.errors import ModelError, UnknownNameError, shown, suggestion
 from gradgraph.files.protos import node_graphs, reads
 from gradgraph.graph.marks import TEACHER
 from gradgraph.graph.prune import needed
-from gradgraph.step.data_names import NAMES_KEY
-from gradgraph.step.manifest import Manifest, numpy_dtype
+from gradgraph.step.manifest import Manifest
 
 
 def inference_model(

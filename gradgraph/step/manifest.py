@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import numpy as np
-import onnx
-import onnx_ir as ir
 
+from gradgraph.data.record.data_names import NO_NAMES, DataNames
+from gradgraph.data.record.specs import TargetSpec, TensorSpec, numpy_dtype
 from gradgraph.errors import ModelError, UnknownNameError, escaped_json, shown, suggestion
 from gradgraph.files.untrusted.documents import json_of
 from gradgraph.files.untrusted.regular import UnreadableError
-from gradgraph.graph.shapes import shape_of, size_factors
-from gradgraph.step.data_names import NO_NAMES, DataNames
+from gradgraph.graph.shapes import size_factors
 
 VERSION = 1
 LEARNING_RATE = "learning_rate"  # the hyperparameter, or the report of a schedule in the graph
@@ -27,20 +26,7 @@ LOSS_SCALE, SKIPPED_STEPS = "loss_scale", "skipped_steps"  # state of steps in m
 DIGESTS = "digests"  # key in manifest.json: the digest of each file in the folder
 BASES = "base_files"  # key in manifest.json: the external files with weights of the step
 
-Dim = int | str | None
 StateKind = Literal["parameter", "statistic", "optimizer", "counter"]
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """A tensor: its name, element type (``"float32"``, ``"int64"``, …) and shape (int, symbol, or None if unknown)."""
-
-    name: str
-    dtype: str
-    shape: tuple[Dim, ...]
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.dtype}[{', '.join('?' if d is None else str(d) for d in self.shape)}]"
 
 
 @dataclass(frozen=True)
@@ -54,25 +40,6 @@ class StateSpec(TensorSpec):
     def nbytes(self) -> int:
         """Size in bytes."""
         return math.prod(int(d or 0) for d in self.shape) * numpy_dtype(self.dtype).itemsize
-
-
-@dataclass(frozen=True)
-class TargetSpec(TensorSpec):
-    """An input of the loss: labels, values, weights or a mask.
-
-    Attributes:
-        classes: the number of classes, for labels: each is in [0, classes), or equals ``ignore_index``.
-        ignore_index: the label that the loss ignores; None if the target does not contain labels.
-        most: the largest allowed number (the smallest is 0), or the name of a dimension with this size in the batch.
-        counted_by: the name of the target with the number of valid entries in each row; further entries are ignored.
-        padded: whether rows with fewer objects are padded with ``ignore_index``; a batch may then have no object.
-    """
-
-    classes: int | None = None
-    ignore_index: int | None = None
-    most: Dim = None
-    counted_by: str | None = None
-    padded: bool = False
 
 
 @dataclass(frozen=True)
@@ -297,14 +264,19 @@ class Manifest(StepSpec):
         except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
             raise ModelError(f"{source} is damaged ({shown(error)}); build the step again") from None
 
+    @property
+    def batch(self) -> tuple[TensorSpec, ...]:
+        """The entries of a batch: inputs, then targets."""
+        return (*self.inputs, *self.targets)
+
     def spec(self, name: str) -> TensorSpec | None:
         """Return the input or target of that name, or None if there is no such input or target."""
-        return next((s for s in (*self.inputs, *self.targets) if s.name == name), None)
+        return next((s for s in self.batch if s.name == name), None)
 
     @property
     def open_dimensions(self) -> tuple[str, ...]:
         """The symbolic sizes of inputs and targets."""
-        return tuple(dict.fromkeys(d for s in (*self.inputs, *self.targets) for d in s.shape if isinstance(d, str)))
+        return tuple(dict.fromkeys(d for s in self.batch for d in s.shape if isinstance(d, str)))
 
     def check_sizes(self, sizes: Iterable[str]) -> None:
         """Raise UnknownNameError unless each of ``sizes`` is an open dimension, or a factor of one (``11*batch``)."""
@@ -320,7 +292,7 @@ class Manifest(StepSpec):
             return self.steps
         state = tuple(s.name for s in self.state)
         same: dict[str, Any] = {name: getattr(self, name) for name in (*_OF_A_STEP, "trainable")}
-        batch = tuple(s.name for s in (*self.inputs, *self.targets))
+        batch = tuple(s.name for s in self.batch)
         return {"": PartSpec(inputs=batch, reads=state, writes=state, **same)}
 
     @functools.cached_property
@@ -337,7 +309,7 @@ class Manifest(StepSpec):
     def specs_of(self, step: str) -> list[TensorSpec]:
         """Return the inputs, then the targets, of a batch for one of the ``parts``."""
         names = set(self.parts[step].inputs)
-        return [s for s in (*self.inputs, *self.targets) if s.name in names]
+        return [s for s in self.batch if s.name in names]
 
     def named(self, step: str) -> PartSpec:
         """Return the step of this name.
@@ -379,34 +351,6 @@ def package_version() -> str:
         return metadata.version("onnx-gradgraph")
     except metadata.PackageNotFoundError:
         return "0"
-
-
-def spec_of(value: ir.Value) -> TensorSpec:
-    """Return the name, element type and shape of a value of a graph."""
-    assert value.dtype is not None
-    return TensorSpec(value.name or "", dtype_name(int(value.dtype)), shape_of(value) or ())
-
-
-def dtype_name(elem_type: int) -> str:
-    """Return the name of an ONNX element type: ``"float32"`` for ``TensorProto.FLOAT``, ``"undefined"`` if unknown."""
-    try:
-        return (
-            str(onnx.helper.tensor_dtype_to_np_dtype(elem_type).name) if elem_type != onnx.TensorProto.STRING else "str"
-        )
-    except (KeyError, ValueError):
-        return "undefined"
-
-
-@functools.cache
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return the NumPy dtype for the element type of a spec; bfloat16 and the like come from ml_dtypes."""
-    if name == "str":
-        return np.dtype(object)
-    for elem_type in onnx.TensorProto.DataType.values():
-        if elem_type and dtype_name(elem_type) == name:
-            found: np.dtype[Any] = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(elem_type))
-            return found
-    raise ModelError(f"'{shown(name)}' is not an ONNX element type; use names such as float32 or int64")
 
 
 def alone_in(part: PartSpec) -> dict[str, Any]:
@@ -542,7 +486,7 @@ def _check_part(manifest: Manifest, name: str, part: PartSpec) -> None:
         raise ModelError(
             f"the manifest has a step called '{shown(name)}', which is not a valid name; build the step again"
         )
-    batch = {s.name for s in (*manifest.inputs, *manifest.targets)}
+    batch = {s.name for s in manifest.batch}
     state = {s.name for s in manifest.state}
     for names, known in ((part.inputs, batch), (part.reads, state), (part.writes, {*part.reads}),
                          (part.trainable, {*part.writes})):  # fmt: skip
@@ -555,7 +499,7 @@ def _check_part(manifest: Manifest, name: str, part: PartSpec) -> None:
 
 
 def _check_names(manifest: Manifest) -> None:
-    fed = [s.name for s in (*manifest.inputs, *manifest.targets, *manifest.state)]
+    fed = [s.name for s in (*manifest.batch, *manifest.state)]
     following = [s.next for s in manifest.state]
     for part in manifest.parts.values():
         sums = (m.sums for m in part.measures)

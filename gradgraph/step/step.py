@@ -31,6 +31,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.arguments import FLAG, PATH, Kind, checked
+from gradgraph.data.record.data_names import DataNames
 from gradgraph.errors import BuildError, Finding, ModelError, escaped, listed, shown
 from gradgraph.files.atomic import write_folder_atomically
 from gradgraph.files.digest import digest_of
@@ -43,7 +44,6 @@ from gradgraph.files.protos import proto_tensors
 from gradgraph.files.suffixes import FOLDER, check_suffix
 from gradgraph.step.bases import Base, bases_in, changed, nothing_to_share, path_from
 from gradgraph.step.contract import check_against_graphs, check_halves
-from gradgraph.step.data_names import DataNames
 from gradgraph.step.folder import (
     HALVES,
     INIT_FILE,
@@ -57,11 +57,11 @@ from gradgraph.step.folder import (
     model_names,
     stamp,
 )
-from gradgraph.step.manifest import Manifest, StateSpec, TargetSpec, TensorSpec, dtype_name
+from gradgraph.step.manifest import Manifest, StateSpec
 from gradgraph.step.summary import summary
 from gradgraph.step.weight_files import MappedFile
 
-__all__ = ["Manifest", "StateSpec", "Step", "TargetSpec", "TensorSpec", "dtype_name"]
+__all__ = ["Manifest", "StateSpec", "Step"]
 
 WRITTEN_KEY = "gradgraph.nodes_written"  # nodes of train.onnx before clean-up
 

@@ -9,11 +9,11 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.arguments import PATH, TEXT, WHOLE, Kind, checked
+from gradgraph.data.record.data_names import NAMES_KEY, DataNames
 from gradgraph.errors import ModelError, shown
 from gradgraph.files.models import Source
 from gradgraph.graph.shapes import is_static, shape_of
 from gradgraph.passes.normal.edit import discard, replace_value
-from gradgraph.step.data_names import NAMES_KEY, DataNames
 from gradgraph.surgery.integer_products import write_pairs
 from gradgraph.surgery.linear_layers import DOMAINS, Layer, drawn, layer_at, stored
 from gradgraph.surgery.operation import (

@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from gradgraph.arguments import WHOLE, Kind, checked, described
+from gradgraph.data.record.data_names import DataNames
 from gradgraph.errors import DataError, OutputError, listed, shown
 from gradgraph.export import Compared, compared, drawn
 from gradgraph.files import large_weights
@@ -37,7 +38,6 @@ from gradgraph.runtime.data.tables import columns_of
 from gradgraph.runtime.execution.joining import filled
 from gradgraph.runtime.execution.predictor import Predictor
 from gradgraph.runtime.execution.served import serve
-from gradgraph.step.data_names import DataNames
 from gradgraph.surgery.calibrated_model import calibrated, turn_weights
 from gradgraph.surgery.integer_products import PER_CHANNEL
 from gradgraph.surgery.operation import Result, learn_sizes

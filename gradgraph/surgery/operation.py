@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from gradgraph.arguments import as_names, matching
+from gradgraph.data.record.image_preprocessing import learn_preprocessing
 from gradgraph.errors import UnknownNameError, listed, shown, suggestion
 from gradgraph.files.atomic import check_writable
 from gradgraph.files.models import Source, save_model, to_proto
@@ -25,7 +26,6 @@ from gradgraph.passes.normal import load_plain
 from gradgraph.passes.normal.edit import names_of, next_free
 from gradgraph.passes.normal.edit import value_named as value_named
 from gradgraph.passes.normal.sizes.infer import infer_shapes
-from gradgraph.step.preprocessing import learn_preprocessing
 
 Result: TypeAlias = onnx.ModelProto | ir.Model
 Path: TypeAlias = str | os.PathLike[str]

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from gradgraph.arguments import PATH, described
+from gradgraph.data.record.matching import declared_classes
 from gradgraph.errors import DataError, listed, shown, suggestion
 from gradgraph.preprocess.frames import GAP_WORDS
-from gradgraph.runtime.data.matching import declared_classes
 from gradgraph.runtime.data.tables import SEPARATORS, is_table_file, read_table
 from gradgraph.text.sentence_files import SUFFIXES, read_sentences
 

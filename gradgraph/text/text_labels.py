@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from gradgraph.data.record.classes import Classes, labelled, takes_labels
+from gradgraph.data.record.specs import TargetSpec, numpy_dtype
 from gradgraph.errors import DataError, shown
 from gradgraph.runtime.data.batch import Array
-from gradgraph.step.classes import Classes, labelled, takes_labels
-from gradgraph.step.manifest import TargetSpec, numpy_dtype
 from gradgraph.text.frame_columns import number_of
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from gradgraph.arguments import FLAG, TEXT, WHOLE, Kind, checked, instance
+from gradgraph.data.record.classes import Classes, takes_labels
+from gradgraph.data.record.data_names import NO_NAMES, DataNames
+from gradgraph.data.record.specs import TargetSpec, TensorSpec
 from gradgraph.errors import DataError, UnmatchedError, counted, listed, row_at, shown
 from gradgraph.runtime.data.batch import LABELS, Array
 from gradgraph.runtime.data.loadable import Loadable
 from gradgraph.runtime.data.shuffling import by_length, permutation
-from gradgraph.step.classes import Classes, takes_labels
-from gradgraph.step.data_names import NO_NAMES, DataNames
-from gradgraph.step.manifest import TargetSpec, TensorSpec
 from gradgraph.text.frame_columns import FrameColumns
 from gradgraph.text.text_labels import labels_of
 from gradgraph.text.token_inputs import TokenInputs

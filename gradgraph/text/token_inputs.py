@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gradgraph.data.record.specs import TargetSpec, TensorSpec, numpy_dtype
 from gradgraph.errors import DataError, counted, shown
 from gradgraph.runtime.data.batch import Array
-from gradgraph.step.manifest import TargetSpec, TensorSpec, numpy_dtype
 
 _ROLES = {"mask": "mask", "type": "types", "segment": "types", "position": "positions", "length": "lengths"}
 

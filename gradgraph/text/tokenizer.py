@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from gradgraph.data.record.data_names import DataNames
 from gradgraph.errors import DataError, shown
 from gradgraph.files.atomic import write_atomically
 from gradgraph.files.untrusted.contained_paths import path_inside
 from gradgraph.files.untrusted.documents import json_of
 from gradgraph.files.untrusted.regular import UnreadableError, reason_of, regular_bytes
 from gradgraph.runtime.data.batch import Array
-from gradgraph.step.data_names import DataNames
 
 NAME = "tokenizer.json"
 LARGEST = 256 << 20  # bytes of a file

@@ -14,15 +14,15 @@ import numpy as np
 from gradgraph.arguments import FLAG
 from gradgraph.augment.augmentation import AUGMENTATIONS, INTERPOLATIONS, Augmentation, Augmentations
 from gradgraph.augment.placing import NEAREST, Placing, at_random, whole
+from gradgraph.data.record.classes import Classes, classes_for, warn_of_missing
+from gradgraph.data.record.data_names import NO_NAMES, DataNames
+from gradgraph.data.record.specs import TargetSpec, TensorSpec, numpy_dtype
 from gradgraph.errors import DataError, listed, shown
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.data.image_files import picture_at
 from gradgraph.runtime.data.image_form import KINDS, MODES, ImageForm, stacked
 from gradgraph.runtime.data.loadable import Loadable
 from gradgraph.runtime.data.prefetch import prefetched_samples
-from gradgraph.step.classes import Classes, classes_for, warn_of_missing
-from gradgraph.step.data_names import NO_NAMES, DataNames
-from gradgraph.step.manifest import TargetSpec, TensorSpec, numpy_dtype
 from gradgraph.vision.outlines import Polygons, Runs, drawn
 
 log = logging.getLogger("gradgraph")

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from gradgraph.data.record.classes import Classes
 from gradgraph.errors import DataError
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.trainer import Trainer
-from gradgraph.step.classes import Classes
 from gradgraph.vision.annotated import Annotated, Truth
 from gradgraph.vision.decoding import Detections, detect, iou
 

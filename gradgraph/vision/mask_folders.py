@@ -11,6 +11,9 @@ import numpy as np
 
 from gradgraph.arguments import PATH, WHOLE, checked, instance
 from gradgraph.augment.placing import NEAREST
+from gradgraph.data.record.classes import Classes, classes_for
+from gradgraph.data.record.data_names import NO_NAMES, DataNames
+from gradgraph.data.record.specs import TargetSpec, TensorSpec, numpy_dtype
 from gradgraph.errors import DataError, listed, shown
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.data.image_files import numbers_at, picture_at
@@ -18,9 +21,6 @@ from gradgraph.runtime.data.image_form import MODES, Augment, ImageForm, Layout,
 from gradgraph.runtime.data.images import SUFFIXES
 from gradgraph.runtime.data.loadable import Loadable
 from gradgraph.runtime.data.prefetch import prefetched_samples
-from gradgraph.step.classes import Classes, classes_for
-from gradgraph.step.data_names import NO_NAMES, DataNames
-from gradgraph.step.manifest import TargetSpec, TensorSpec, numpy_dtype
 from gradgraph.vision.annotated import IGNORED, OPTIONS, Options, ignored_by, is_there, laid, recoloured
 from gradgraph.vision.yolo_files import names_in
 

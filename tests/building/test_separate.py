@@ -17,7 +17,6 @@ from gradgraph import optim
 from gradgraph.errors import BuildError, ModelError
 from gradgraph.frontend import functional as F
 from gradgraph.frontend import nn
-from gradgraph.runtime.data.batch import batch_specs
 from tests.backends.test_other_runtimes import small_cnn
 from tests.kit.command_line import mlp
 from tests.kit.optim_cases import OPTIMIZERS, X, Y, network
@@ -210,7 +209,7 @@ def test_an_update_that_adds_up_gradients_is_fed_what_they_are_means_over(loss: 
     whole, apart = Loop(step), Apart(step)
     rates = {n: np.array(v, np.float32) for n, v in step.manifest.hyperparameters.items()}
     for number, rows in enumerate((6, 2, 4, 5)):
-        batch = {s.name: ROWS["x" if s.name == "x" else "target"][:rows] for s in batch_specs(step.manifest)}
+        batch = {s.name: ROWS["x" if s.name == "x" else "target"][:rows] for s in step.manifest.batch}
         fed = {"update": np.array(number % 2, np.float32)}
         if not step.manifest.separate.weight:
             fed["batch_weight"] = np.array(rows, np.float32)

@@ -171,7 +171,7 @@ def test_a_text_sees_no_other_of_its_row() -> None:
 def test_batches_hold_rows_of_similar_lengths_and_their_labels() -> None:
     samples = texts(200)
     data, step = ChatBatches(samples, 64), trainer(packed=False)
-    specs = {spec.name: spec for spec in (*step.manifest.inputs, *step.manifest.targets)}
+    specs = {spec.name: spec for spec in step.manifest.batch}
     order = data.order(0, 0, 8)
     assert sorted(order) == list(range(200)) and list(order) != list(data.order(0, 1, 8))
     widths = []

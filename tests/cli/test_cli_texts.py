@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from gradgraph.step.data_names import DataNames
+from gradgraph.data.record.data_names import DataNames
 from tests.kit import tiny_bert
 from tests.kit.command_line import Cli
 

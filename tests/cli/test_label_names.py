@@ -13,8 +13,8 @@ import onnx
 import pytest
 
 import gradgraph as gg
+from gradgraph.data.record.label_names import names_beside
 from gradgraph.frontend import export, nn
-from gradgraph.step.label_names import names_beside
 from tests.kit.command_line import Cli
 
 

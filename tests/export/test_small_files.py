@@ -30,7 +30,7 @@ BATCH: dict[str, Any] = {
 
 def test_a_step_of_fixed_sizes_is_the_same_step() -> None:
     fixed, opened = gg.build(small_cnn(), sizes={"batch": 8}), gg.build(small_cnn())
-    assert [s.shape for s in (*fixed.manifest.inputs, *fixed.manifest.targets)] == [(8, 1, 4, 4), (8,)]
+    assert [s.shape for s in fixed.manifest.batch] == [(8, 1, 4, 4), (8,)]
     one, other = Loop(fixed), Loop(opened)
     for _ in range(3):
         np.testing.assert_allclose(one(BATCH)["loss"], other(BATCH)["loss"], rtol=1e-6)

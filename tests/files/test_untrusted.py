@@ -28,6 +28,7 @@ import gradgraph as gg
 from gradgraph.cli.app import run
 from gradgraph.cli.describe import Selection, describe
 from gradgraph.compat.onnxruntime_training.saved.checkpoint_file import read_checkpoint
+from gradgraph.data.record.specs import TargetSpec, TensorSpec
 from gradgraph.errors import LONGEST_MESSAGE, GradgraphError
 from gradgraph.export.flat import FlatWeights, flat_weights
 from gradgraph.files.models import load_model
@@ -36,7 +37,6 @@ from gradgraph.runtime.data.in_order import in_order
 from gradgraph.runtime.saved.checkpoint import load_checkpoint
 from gradgraph.runtime.saved.partial import read_values
 from gradgraph.runtime.trainer import Trainer
-from gradgraph.step.manifest import TargetSpec, TensorSpec
 from gradgraph.step.step import Step
 from tests.kit.command_line import arrays, mlp
 from tests.kit.hostile import CONTENTS, PLACES, VALUES, fields_of, replaced
@@ -100,7 +100,7 @@ def opened_step(folder: Path, name: str, file: Path) -> Step:
 
 def given(folder: Path) -> dict[str, Any]:
     step = Step.load(folder / "step")
-    return {spec.name: spec for spec in (*step.manifest.inputs, *step.manifest.targets)}
+    return {spec.name: spec for spec in step.manifest.batch}
 
 
 def beside(folder: Path, file: Path, name: str) -> Path:

@@ -12,9 +12,10 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from gradgraph.data.record.specs import TargetSpec, TensorSpec
 from gradgraph.graph.builder import Builder, Var
 from gradgraph.graph.shapes import IR_VERSION, OPSET
-from gradgraph.step.step import Manifest, StateSpec, Step, TargetSpec, TensorSpec
+from gradgraph.step.step import Manifest, StateSpec, Step
 
 HIDDEN, CLASSES, FEATURES = 8, 3, 4
 

@@ -26,6 +26,7 @@ from gradgraph import (
     text,
     vision,
 )
+from gradgraph.data.record.specs import TargetSpec, TensorSpec
 from gradgraph.frontend import functional, init, nn
 from gradgraph.frontend.module import Module
 from gradgraph.frontend.tensor import Tensor, TensorMethods
@@ -36,7 +37,7 @@ from gradgraph.runtime.loop.sizing import BatchSize
 from gradgraph.runtime.loop.trials import Overfit, RateCurve
 from gradgraph.runtime.saved.history import History
 from gradgraph.runtime.saved.partial import Loaded
-from gradgraph.step.manifest import Manifest, MeasureSpec, PartSpec, StateSpec, StepSpec, TargetSpec, TensorSpec
+from gradgraph.step.manifest import Manifest, MeasureSpec, PartSpec, StateSpec, StepSpec
 
 FOLDER = "docs/reference"
 # classes that have a page of their own, and what methods and functions give

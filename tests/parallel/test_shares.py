@@ -14,7 +14,7 @@ from gradgraph.errors import DataError, RuntimeUnavailableError
 from gradgraph.parallel.mpi import library, started_ranks, world
 from gradgraph.parallel.update_parts import too_large
 from gradgraph.parallel.wide_gradients import widened
-from gradgraph.runtime.data.batch import BatchChecker, batch_specs
+from gradgraph.runtime.data.batch import BatchChecker
 from gradgraph.runtime.data.data_fingerprint import seen
 from gradgraph.runtime.data.shares import Spare, shares
 from gradgraph.runtime.data.sources import Columns, Order, as_source
@@ -25,7 +25,7 @@ STEP = gg.build(mlp())
 
 
 def checker() -> BatchChecker:
-    return BatchChecker(batch_specs(STEP.manifest))
+    return BatchChecker(STEP.manifest.batch)
 
 
 @pytest.mark.parametrize(("ranks", "expected"), [(1, None), (2, None), (3, "first.weight"), (8, "first.weight")])
@@ -81,7 +81,7 @@ def test_a_batch_that_is_fixed_is_that_of_each_rank() -> None:
     model = mlp()
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_value = 4
-    fixed = BatchChecker(batch_specs(gg.build(model).manifest))
+    fixed = BatchChecker(gg.build(model).manifest.batch)
     Columns(arrays(16), fixed, Order(8, rank=1, ranks=2))
     with pytest.raises(DataError, match="on each of 2 ranks") as said:
         Columns(arrays(16), fixed, Order(4, rank=1, ranks=2))

@@ -16,7 +16,7 @@ TRAIN = """
 import gradgraph as gg, numpy as np
 step = gg.build("model.onnx")
 gg.Trainer(step).step({i.name: np.zeros([d if isinstance(d, int) else 2 for d in i.shape], i.dtype)
-                       for i in (*step.manifest.inputs, *step.manifest.targets)})
+                       for i in step.manifest.batch})
 """
 
 

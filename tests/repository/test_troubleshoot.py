@@ -37,7 +37,7 @@ EXCEPTIONS = {
     "gradgraph/runtime/execution/locking.py: ": "threads are in Python only",
     "gradgraph/runtime/data/batch.py: '<spec>' is text": "a Trainer is what `gradgraph train` uses, too",
     "gradgraph/files/external.py: tensor '": "commands give paths",
-    "gradgraph/step/data_names.py: the metadata '": "keys of metadata have such names",
+    "gradgraph/data/record/data_names.py: the metadata '": "keys of metadata have such names",
     "gradgraph/chat/chat_batches.py: chat data provide tokens": "finetune builds the step itself",
     "gradgraph/building/metric_columns.py: the metric '<column>' returned": "functions are in Python only",
 }

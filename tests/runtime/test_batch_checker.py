@@ -9,12 +9,12 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
+from gradgraph.data.record.specs import TargetSpec, TensorSpec
 from gradgraph.errors import DataError
-from gradgraph.runtime.data.batch import BatchChecker, batch_specs
-from gradgraph.step.step import TargetSpec, TensorSpec
+from gradgraph.runtime.data.batch import BatchChecker
 from tests.kit import handmade
 
-SPECS = batch_specs(handmade.classifier().manifest)
+SPECS = handmade.classifier().manifest.batch
 DATA = handmade.points(10)
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gradgraph.data.record.specs import TensorSpec
 from gradgraph.runtime.data import sources
 from gradgraph.runtime.data.batch import BatchChecker
 from gradgraph.runtime.data.sources import Order, as_source
-from gradgraph.step.manifest import TensorSpec
 
 ROWS, SIZE, WIDTH = 64, 4, 50_000
 BATCH = SIZE * WIDTH * 4  # bytes

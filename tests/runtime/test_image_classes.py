@@ -15,10 +15,10 @@ import pytest
 
 import gradgraph as gg
 from gradgraph.cli.app import run
+from gradgraph.data.record.data_names import DataNames
 from gradgraph.errors import DataError
 from gradgraph.frontend import nn
 from gradgraph.runtime.data.images import ImageFolder
-from gradgraph.step.data_names import DataNames
 
 pytestmark = pytest.mark.any_kernels
 

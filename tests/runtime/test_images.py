@@ -14,11 +14,11 @@ import pytest
 
 import gradgraph as gg
 from gradgraph.cli.app import run
+from gradgraph.data.record.specs import TensorSpec
 from gradgraph.errors import DataError
 from gradgraph.frontend import nn
 from gradgraph.runtime.data import image_files, image_form, images
 from gradgraph.runtime.data.prefetch import PREFETCHED, prefetched_samples
-from gradgraph.step.manifest import TensorSpec
 from tests.kit.command_line import Cli, Ran
 
 pytestmark = pytest.mark.any_kernels

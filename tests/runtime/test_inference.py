@@ -9,9 +9,10 @@ import onnx
 import onnx.parser
 import pytest
 
+from gradgraph.data.record.specs import TargetSpec, TensorSpec
 from gradgraph.errors import ModelError
 from gradgraph.step.inference import inference_model, without_loss
-from gradgraph.step.step import Manifest, StateSpec, TargetSpec, TensorSpec
+from gradgraph.step.step import Manifest, StateSpec
 from tests.kit import handmade
 from tests.kit.running import run
 

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gradgraph.data.record.specs import TargetSpec, TensorSpec
 from gradgraph.runtime.data import arrays as arrays_module
 from gradgraph.runtime.data.batch import BatchChecker
 from gradgraph.runtime.data.in_order import in_order
 from gradgraph.runtime.data.shards import shards
 from gradgraph.runtime.data.sources import Order, as_source
 from gradgraph.runtime.trainer import Trainer
-from gradgraph.step.manifest import TargetSpec, TensorSpec
 from tests.kit import handmade
 
 pytestmark = pytest.mark.any_kernels

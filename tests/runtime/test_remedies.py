@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gradgraph.data.record.specs import TargetSpec, TensorSpec
 from gradgraph.errors import DataError
 from gradgraph.runtime.data.arrays import load_arrays
 from gradgraph.runtime.data.batch import BatchChecker
-from gradgraph.step.manifest import TargetSpec, TensorSpec
 
 LABELS = TargetSpec("target", "int64", ("N",), 3, -100)
 PIXELS = TargetSpec("target", "int64", ("N", "H", "W"), 3, -100)

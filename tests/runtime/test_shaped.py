@@ -8,11 +8,11 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
+from gradgraph.data.record.specs import TensorSpec
 from gradgraph.runtime.execution.binding import STAGED_BYTES, BoundSession
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.execution.shaped import ShapedSessions
 from gradgraph.runtime.trainer import Trainer
-from gradgraph.step.manifest import TensorSpec
 from tests.kit import handmade
 
 QUIET = RuntimeOptions(threads=1)

@@ -16,11 +16,11 @@ import pytest
 
 import gradgraph as gg
 from gradgraph.cli.app import run
+from gradgraph.data.record.specs import TargetSpec, TensorSpec
 from gradgraph.errors import DataError
 from gradgraph.frontend import nn
 from gradgraph.runtime.data.shuffling import displaced
 from gradgraph.runtime.data.tar_members import BLOCK, members
-from gradgraph.step.manifest import TargetSpec, TensorSpec
 from tests.kit.command_line import arrays
 
 gg.frontend.manual_seed(0)

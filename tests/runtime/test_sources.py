@@ -16,21 +16,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gradgraph.data.record.specs import TensorSpec
 from gradgraph.errors import DataError
 from gradgraph.runtime.data import arrays as arrays_module
 from gradgraph.runtime.data import sources as data
 from gradgraph.runtime.data.arrays import load_arrays
-from gradgraph.runtime.data.batch import BatchChecker, Known, batch_specs
+from gradgraph.runtime.data.batch import BatchChecker, Known
 from gradgraph.runtime.data.prefetch import prefetched
 from gradgraph.runtime.data.shuffling import permutation
 from gradgraph.runtime.data.sources import Order, as_source
 from gradgraph.runtime.data.stored import StoredArray
 from gradgraph.runtime.execution.session import RuntimeOptions
 from gradgraph.runtime.trainer import Trainer
-from gradgraph.step.step import TensorSpec
 from tests.kit import handmade
 
-SPECS = batch_specs(handmade.classifier().manifest)
+SPECS = handmade.classifier().manifest.batch
 DATA = handmade.points(10)
 
 

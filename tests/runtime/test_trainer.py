@@ -570,7 +570,7 @@ def test_a_process_that_only_loads_a_step_can_train_it(tmp_path: Path) -> None:
     code = """import sys, numpy as np, gradgraph as gg
 trainer = gg.Trainer(sys.argv[1], device="cpu")
 batch = {s.name: np.zeros([s.shape[0] if isinstance(s.shape[0], int) else 2, *s.shape[1:]], s.dtype)
-         for s in (*trainer.manifest.inputs, *trainer.manifest.targets)}
+         for s in trainer.manifest.batch}
 print(sorted(trainer.step(batch)))"""
     ran = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "step")], capture_output=True, text=True, timeout=120

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import gradgraph as gg
+from gradgraph.data.record.classes import Classes
+from gradgraph.data.record.data_names import DataNames
+from gradgraph.data.record.specs import TargetSpec
 from gradgraph.frontend import nn
 from gradgraph.runtime.data.tables import read_table
-from gradgraph.step.classes import Classes
-from gradgraph.step.data_names import DataNames
-from gradgraph.step.manifest import TargetSpec
 
 pytestmark = pytest.mark.any_kernels
 

@@ -11,9 +11,9 @@ import pytest
 from onnx import TensorProto
 
 import gradgraph as gg
+from gradgraph.data.record.specs import TensorSpec
 from gradgraph.errors import DataError, UnmatchedError
 from gradgraph.frontend import Input, export, functional, manual_seed, nn
-from gradgraph.step.manifest import TensorSpec
 from tests.kit import wav_writing
 
 KINDS = ["chirp", "noise", "tone"]
@@ -41,7 +41,7 @@ def step() -> gg.Step:
 
 
 def specs_of(step: gg.Step) -> dict[str, Any]:
-    return {spec.name: spec for spec in (*step.manifest.inputs, *step.manifest.targets)}
+    return {spec.name: spec for spec in step.manifest.batch}
 
 
 def samples_of(data: gg.sound.Sounds, seed: tuple[int, ...] = (), rate: int = 8000, length: int = 6) -> np.ndarray:

@@ -15,10 +15,11 @@ import onnx.parser
 import pytest
 
 import gradgraph as gg
+from gradgraph.data.record.specs import TargetSpec, TensorSpec
 from gradgraph.errors import GradgraphError, ModelError, OutputError
 from gradgraph.frontend import nn
 from gradgraph.step.origins import Origins, write_origins
-from gradgraph.step.step import WRITTEN_KEY, Manifest, StateSpec, Step, TargetSpec, TensorSpec
+from gradgraph.step.step import WRITTEN_KEY, Manifest, StateSpec, Step
 
 HEADER = '<ir_version: 10, opset_import: ["" : 21]>'
 TRAIN = """train (float[N, 2] x, float[N] t, float learning_rate, float[2] w) => (float loss, float[2] next) {

@@ -148,5 +148,5 @@ def test_a_squeeze_that_declares_its_traced_batch_is_told_with_the_way_out() -> 
             call()
         assert "--open INPUT:0=batch" in caught.value.in_shell()
     opened = gg.build(surgery.open_axes(squeezed(), {"x": {0: "batch"}}))
-    assert [spec.shape[0] for spec in (*opened.manifest.inputs, *opened.manifest.targets)] == ["batch"] * 2
+    assert [spec.shape[0] for spec in opened.manifest.batch] == ["batch"] * 2
     assert np.isfinite(gg.Trainer(opened, device="cpu").step(batch)["loss"])

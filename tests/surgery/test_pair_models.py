@@ -128,7 +128,7 @@ def test_gradients_are_differences_of_losses(name: str) -> None:
     """From the loss through the model to its weights, each operator in float64."""
     step = gg.build(surgery.pair_model(in_float64()), LOSSES[name], gg.optim.sgd(1.0), backend="portable")
     feeds: dict[str, Any] = {**PAIRS, "target": RNG.normal(-20, 3, (5, 2)), "desirable": np.array([1.0, 0, 1, 1, 0])}
-    feeds = {n: a for n, a in feeds.items() if n in {t.name for t in (*step.manifest.inputs, *step.manifest.targets)}}
+    feeds = {n: a for n, a in feeds.items() if n in {t.name for t in step.manifest.batch}}
     state = {n: a.astype(np.float64) for n, a in gg.Trainer(step, device="cpu").parameters.items()}
     assert set(state) == {"E", "W"}
     found = Oracle(step.train)({**feeds, **state, "learning_rate": np.array(1.0, np.float32)})

@@ -16,9 +16,9 @@ pytest.importorskip("PIL", reason="pictures are read by Pillow")
 from PIL import Image
 
 import gradgraph as gg
+from gradgraph.data.record.data_names import NO_NAMES, DataNames
+from gradgraph.data.record.specs import TargetSpec, TensorSpec
 from gradgraph.errors import DataError, UnmatchedError
-from gradgraph.step.data_names import NO_NAMES, DataNames
-from gradgraph.step.manifest import TargetSpec, TensorSpec
 from gradgraph.vision import Annotated
 
 IMAGE = TensorSpec("image", "float32", ("batch", 3, 48, 48))

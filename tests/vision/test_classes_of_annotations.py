@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import gradgraph as gg
+from gradgraph.data.record.data_names import DataNames
+from gradgraph.data.record.specs import TargetSpec, TensorSpec
 from gradgraph.errors import UnmatchedError
 from gradgraph.frontend import export, nn
 from gradgraph.frontend import functional as F
-from gradgraph.step.data_names import DataNames
-from gradgraph.step.manifest import TargetSpec, TensorSpec
 from gradgraph.vision import Annotated
 from gradgraph.vision.average_precision import mean_average_precision
 from gradgraph.vision.decoding import Detections

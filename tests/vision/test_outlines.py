@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import gradgraph as gg
+from gradgraph.data.record.specs import TargetSpec, TensorSpec
 from gradgraph.errors import DataError
-from gradgraph.step.manifest import TargetSpec, TensorSpec
 from gradgraph.vision.outlines import drawn
 
 pytest.importorskip("PIL", reason="pictures are read by Pillow")

@@ -99,7 +99,7 @@ def test_detections_lie_in_pixels_of_the_picture(tmp_path: Path) -> None:
         data = gg.vision.coco(shapes, letterbox=letterbox)
         form = data.form_for(trainer.manifest.inputs, trainer.names)
         assert (form.size, bool(form.letterbox)) == ((48, 48), letterbox)
-        specs = {s.name: s for s in (*trainer.manifest.inputs, *trainer.manifest.targets)}
+        specs = {s.name: s for s in trainer.manifest.batch}
         (batch,) = data.load(iter([range(4)]), specs, ())
         for i, (labels, boxes) in enumerate(zip(batch["target"], batch["target_boxes"], strict=True)):
             seen = boxes[labels >= 0]

@@ -1,4 +1,4 @@
-"""gradgraph.js decides which class a label stands for as Python does: all cases of tests/step/test_classes.py."""
+"""gradgraph.js finds the class of a label as Python does: all cases of tests/data/record/test_classes.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.step.test_classes import ANIMALS, MATCHED, REFUSED, STARS
+from tests.data.record.test_classes import ANIMALS, MATCHED, REFUSED, STARS
 
 pytestmark = [pytest.mark.node, pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")]
 

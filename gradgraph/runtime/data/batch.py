@@ -10,14 +10,14 @@ from typing import Any, TypeAlias, TypeGuard
 import numpy as np
 import onnxruntime as ort
 
+from gradgraph.data.record.classes import Classes, takes_labels
+from gradgraph.data.record.data_names import NO_NAMES, DataNames
+from gradgraph.data.record.specs import TargetSpec, TensorSpec, numpy_dtype
 from gradgraph.errors import DataError, listed, shown, suggestion
 from gradgraph.files.mapped import is_cut
 from gradgraph.preprocess.frames import array_of, is_column, is_table
 from gradgraph.runtime.data.remedies import for_label, for_shape, for_type
 from gradgraph.runtime.data.tables import array_labels, columns_in, columns_of, matrix_of
-from gradgraph.step.classes import Classes, takes_labels
-from gradgraph.step.data_names import NO_NAMES, DataNames
-from gradgraph.step.manifest import Manifest, TargetSpec, TensorSpec, numpy_dtype
 
 log = logging.getLogger("gradgraph")
 
@@ -402,11 +402,6 @@ _NO_ARRAY = object()
 _NO_LABELS = np.zeros(0, np.uint8)
 # dtype kind → kinds that may be converted to it: integers and booleans may become floats, but floats never integers
 _CONVERTIBLE = {"f": "fiub", "i": "iub", "u": "iub", "b": "b"}
-
-
-def batch_specs(manifest: Manifest, targets: bool = True) -> list[TensorSpec]:
-    """Return the tensors of a batch: the inputs, then the targets."""
-    return [*manifest.inputs, *(manifest.targets if targets else ())]
 
 
 def fixed_rows(specs: Iterable[TensorSpec]) -> int | None:

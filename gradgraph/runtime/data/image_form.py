@@ -12,10 +12,10 @@ import numpy as np
 from gradgraph.arguments import FINITE, NUMBERS, WHOLE, Kind
 from gradgraph.augment.augmentation import INTERPOLATION, INTERPOLATIONS, Augmentation, Augmentations
 from gradgraph.augment.placing import whole
+from gradgraph.data.record.specs import TensorSpec
 from gradgraph.errors import DataError, counted, shown
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.data.image_files import picture_at
-from gradgraph.step.manifest import TensorSpec
 
 # the options for converting an image to an array
 ARGUMENTS = ("size", "mean", "std", "layout", "shorter", "resample", "order", "scale", "letterbox", "crop")

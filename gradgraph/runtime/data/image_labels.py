@@ -7,13 +7,21 @@ from collections.abc import Sequence
 import numpy as np
 
 from gradgraph.augment.augmentation import Augmentations
+from gradgraph.data.record.classes import (
+    Classes,
+    check_whole,
+    classes_for,
+    kind_of,
+    labelled,
+    takes_labels,
+    warn_of_missing,
+)
+from gradgraph.data.record.data_names import is_text
+from gradgraph.data.record.specs import TensorSpec, numpy_dtype
 from gradgraph.errors import DataError, listed, shown
 from gradgraph.preprocess.frames import text_of
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.data.image_form import ImageForm
-from gradgraph.step.classes import Classes, check_whole, classes_for, kind_of, labelled, takes_labels, warn_of_missing
-from gradgraph.step.data_names import is_text
-from gradgraph.step.manifest import TensorSpec, numpy_dtype
 
 OF_BATCH = 1  # last number of the seed of a batch; not zero, since NumPy ignores trailing zeros of a seed
 

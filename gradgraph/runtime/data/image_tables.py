@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gradgraph.arguments import PATH, TEXT, checked
+from gradgraph.data.record.data_names import DataNames
 from gradgraph.errors import DataError, listed, row_at, shown, suggestion
 from gradgraph.preprocess.frames import is_table
 from gradgraph.runtime.data.batch import LABELS
@@ -15,7 +16,6 @@ from gradgraph.runtime.data.image_form import KINDS, Augment, ImageForm, Layout,
 from gradgraph.runtime.data.image_labels import Labels
 from gradgraph.runtime.data.images import SUFFIXES, Images
 from gradgraph.runtime.data.tables import column_of, columns_in, first_row, is_table_file, read_table, written_in
-from gradgraph.step.data_names import DataNames
 
 _THE_TABLE = "the table"  # how messages call a table that is not a file
 

@@ -11,6 +11,9 @@ import numpy as np
 
 from gradgraph.arguments import PATH, checked
 from gradgraph.augment.augmentation import Augmentations
+from gradgraph.data.record.classes import Classes
+from gradgraph.data.record.data_names import NO_NAMES, DataNames
+from gradgraph.data.record.specs import TensorSpec
 from gradgraph.errors import DataError, listed, shown
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.data.image_files import picture_at
@@ -18,9 +21,6 @@ from gradgraph.runtime.data.image_form import KINDS, Augment, ImageForm, Layout,
 from gradgraph.runtime.data.image_labels import Labels, check_mixing, mixed, number_of
 from gradgraph.runtime.data.loadable import Loadable
 from gradgraph.runtime.data.prefetch import prefetched_samples
-from gradgraph.step.classes import Classes
-from gradgraph.step.data_names import NO_NAMES, DataNames
-from gradgraph.step.manifest import TensorSpec
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 

@@ -14,6 +14,8 @@ from zipfile import ZipFile, ZipInfo
 
 import numpy as np
 
+from gradgraph.data.record.data_names import NO_NAMES, DataNames
+from gradgraph.data.record.specs import TensorSpec
 from gradgraph.errors import DataError, listed, shown
 from gradgraph.files.untrusted.array_files import array_in, npy_header, opened_npz
 from gradgraph.runtime.data.arrays import explained, load_arrays
@@ -21,8 +23,6 @@ from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.data.loadable import Loadable
 from gradgraph.runtime.data.sources import common_length, row_count
 from gradgraph.runtime.data.tables import columns_in, columns_of, is_table_file, read_table
-from gradgraph.step.data_names import NO_NAMES, DataNames
-from gradgraph.step.manifest import TensorSpec
 
 Opened = tuple[
     tuple[int, ...], Callable[[int], Array]

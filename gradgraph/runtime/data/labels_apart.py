@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from gradgraph.data.record.data_names import DataNames
+from gradgraph.data.record.specs import TargetSpec, TensorSpec
 from gradgraph.errors import DataError, listed, shown
 from gradgraph.preprocess.frames import Frame, is_column, is_table
-from gradgraph.step.data_names import DataNames
-from gradgraph.step.manifest import Manifest
 
 R = TypeVar("R")
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -32,7 +32,7 @@ def labels_apart(method: Method) -> Method:
     return call  # type: ignore[return-value]
 
 
-def paired(x: Any, y: Any, manifest: Manifest, known: DataNames) -> Any:
+def paired(x: Any, y: Any, inputs: Sequence[TensorSpec], targets: Sequence[TargetSpec], known: DataNames) -> Any:
     """Combine inputs and labels to a dict under the input and target names of the step.
 
     If ``x`` is a table, and ``known``, the names of the training data, contain a preprocessing, ``y`` is added as a
@@ -43,21 +43,20 @@ def paired(x: Any, y: Any, manifest: Manifest, known: DataNames) -> Any:
     """
     if y is None:
         return x
-    inputs = {s.name: s for s in manifest.inputs}
-    targets = [t.name for t in manifest.targets]
+    read, learnt = [s.name for s in inputs], [t.name for t in targets]
     is_named, plan = isinstance(x, Mapping) and not is_table(x), known.preprocess
-    if plan is not None and len(targets) == 1 and (is_table(x) or (is_named and plan.holds_columns(x))):
-        column, *others = known.columns.get(targets[0], targets)
+    if plan is not None and len(learnt) == 1 and (is_table(x) or (is_named and plan.holds_columns(x))):
+        column, *others = known.columns.get(learnt[0], learnt)
         if not others:
             return Frame(x).with_column(column, y)
-    if len(targets) != 1 or not (is_named or len(inputs) == 1):
-        have = f"the inputs {listed(inputs)}" if len(inputs) > 1 else f"the input {listed(inputs)}"
-        have += f" and the targets {listed(targets)}" if targets else " and no target"
-        names = ", ".join(f"'{shown(name)}': …" for name in (*inputs, *targets))
+    if len(learnt) != 1 or not (is_named or len(read) == 1):
+        have = f"the inputs {listed(read)}" if len(read) > 1 else f"the input {listed(read)}"
+        have += f" and the targets {listed(learnt)}" if learnt else " and no target"
+        names = ", ".join(f"'{shown(name)}': …" for name in (*read, *learnt))
         raise DataError(
             f"the step has {have}, so x and y are ambiguous",
             remedy=f"give a dict with these names: {{{names}}}",
         )
     if is_named:
-        return {**x, targets[0]: y}
-    return {**dict.fromkeys(inputs, x), targets[0]: y}
+        return {**x, learnt[0]: y}
+    return {**dict.fromkeys(read, x), learnt[0]: y}

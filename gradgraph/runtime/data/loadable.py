@@ -9,10 +9,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from gradgraph.data.record.data_names import NO_NAMES, DataNames
+from gradgraph.data.record.specs import TensorSpec
 from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.data.shuffling import permutation
-from gradgraph.step.data_names import NO_NAMES, DataNames
-from gradgraph.step.manifest import TensorSpec
 
 
 class Loadable(ABC):

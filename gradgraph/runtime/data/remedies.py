@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from gradgraph.arguments import WHOLE, described
+from gradgraph.data.record.classes import takes_labels
+from gradgraph.data.record.specs import TargetSpec, TensorSpec
 from gradgraph.errors import DataError, Remedies, shown
-from gradgraph.step.classes import takes_labels
-from gradgraph.step.manifest import TargetSpec, TensorSpec
 
 
 def for_type(spec: TensorSpec, array: np.ndarray[Any, Any]) -> Remedies:

@@ -19,6 +19,9 @@ import numpy as np
 
 from gradgraph.arguments import PATH, checked, described, instance
 from gradgraph.augment.augmentation import Augmentations
+from gradgraph.data.record.classes import Classes, takes_labels
+from gradgraph.data.record.data_names import NO_NAMES, DataNames
+from gradgraph.data.record.specs import TargetSpec, TensorSpec
 from gradgraph.errors import DataError, listed, shown, suggestion
 from gradgraph.files.untrusted.array_files import npy_header
 from gradgraph.files.untrusted.documents import json_of
@@ -32,9 +35,6 @@ from gradgraph.runtime.data.loadable import Loadable
 from gradgraph.runtime.data.prefetch import prefetched_samples
 from gradgraph.runtime.data.shuffling import displaced, permutation
 from gradgraph.runtime.data.tar_members import members, name_at
-from gradgraph.step.classes import Classes, takes_labels
-from gradgraph.step.data_names import NO_NAMES, DataNames
-from gradgraph.step.manifest import TargetSpec, TensorSpec
 
 IMAGES = tuple(suffix[1:] for suffix in SUFFIXES)
 READ = ("npy", "cls", "json", *IMAGES)

@@ -13,6 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from gradgraph.arguments import WHOLE, described
+from gradgraph.data.record.data_names import NO_NAMES, DataNames
+from gradgraph.data.record.matching import Declared, check_same
+from gradgraph.data.record.specs import TargetSpec, TensorSpec
 from gradgraph.errors import DataError, counted, listed, shown
 from gradgraph.files.mapped import is_mapped
 from gradgraph.preprocess.frames import Frame, is_table
@@ -30,7 +33,6 @@ from gradgraph.runtime.data.batch import (
 from gradgraph.runtime.data.image_tables import column_of_images, image_table, is_image_table
 from gradgraph.runtime.data.images import image_folder, is_image_folder
 from gradgraph.runtime.data.loadable import Loadable
-from gradgraph.runtime.data.matching import Declared, check_same
 from gradgraph.runtime.data.padded import Padded
 from gradgraph.runtime.data.prefetch import prefetched
 from gradgraph.runtime.data.remedies import check_counts, for_batch
@@ -39,8 +41,6 @@ from gradgraph.runtime.data.shards import is_shards, shards
 from gradgraph.runtime.data.shuffling import permutation
 from gradgraph.runtime.data.stored import StoredArray
 from gradgraph.runtime.data.tables import is_table_file, read_table
-from gradgraph.step.data_names import NO_NAMES, DataNames
-from gradgraph.step.manifest import TargetSpec, TensorSpec
 
 log = logging.getLogger("gradgraph")
 

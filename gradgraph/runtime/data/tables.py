@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from gradgraph.data.record.classes import Classes, ClassNumbers, kind_of, labelled, takes_labels
+from gradgraph.data.record.data_names import NO_NAMES, DataNames
+from gradgraph.data.record.specs import TargetSpec, TensorSpec, numpy_dtype
 from gradgraph.errors import DataError, UnmatchedError, counted, listed, shown, suggestion
 from gradgraph.files.untrusted.documents import LARGEST, KeyTwiceError, csv_columns, csv_head, json_of, odd_csv_row
 from gradgraph.files.untrusted.regular import UnreadableError, open_regular
 from gradgraph.preprocess.computed import Preprocessing
 from gradgraph.preprocess.drift import Drift
 from gradgraph.preprocess.frames import EXACT, Frame, is_gap, text_of, with_numbers
-from gradgraph.step.classes import Classes, ClassNumbers, kind_of, labelled, takes_labels
-from gradgraph.step.data_names import NO_NAMES, DataNames
-from gradgraph.step.manifest import TargetSpec, TensorSpec, numpy_dtype
 
 log = logging.getLogger("gradgraph")
 

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gradgraph.data.record.data_names import DataNames
 from gradgraph.errors import DataError, shown
 from gradgraph.runtime.data.batch import Array, on_host
 from gradgraph.runtime.data.image_form import pictured
-from gradgraph.runtime.data.matching import is_yes_or_no, with_activations
 from gradgraph.runtime.data.sources import Samples, Source, rows_at
 from gradgraph.runtime.execution.binding import released
 from gradgraph.runtime.execution.class_table import ClassTable
 from gradgraph.runtime.execution.scores import Scores, scores_in
+from gradgraph.runtime.execution.target_losses import is_yes_or_no, with_activations
 from gradgraph.runtime.saved.printed import Markup, html_table, image_markup
-from gradgraph.step.data_names import DataNames
 
 if TYPE_CHECKING:
     from gradgraph.runtime.execution.executor import Executor

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from gradgraph.data.record.matching import check_same
 from gradgraph.errors import DataError, listed, shown, suggestion
 from gradgraph.preprocess.frames import is_table
 from gradgraph.runtime.data.batch import Array, Batch, BatchChecker, Feed, on_host, rows_of
 from gradgraph.runtime.data.image_form import pictured
-from gradgraph.runtime.data.matching import check_same
 from gradgraph.runtime.data.shares import Spare, shares
 from gradgraph.runtime.data.sources import Columns, Order, Samples, Source, Stream, as_source, read_data
 from gradgraph.runtime.data.tables import columns_of

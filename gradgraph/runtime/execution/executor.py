@@ -20,6 +20,8 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from gradgraph.arguments import described
+from gradgraph.data.record.classes import as_class_numbers, takes_labels
+from gradgraph.data.record.data_names import NO_NAMES, DataNames
 from gradgraph.errors import (
     ArgumentError,
     BuildError,
@@ -38,11 +40,9 @@ from gradgraph.runtime.data.batch import (
     BatchChecker,
     Feed,
     FromTables,
-    batch_specs,
     fixed_rows,
     on_host,
 )
-from gradgraph.runtime.data.matching import check_numbers_mean, with_activations
 from gradgraph.runtime.data.remedies import check_counts
 from gradgraph.runtime.data.rows import Rows
 from gradgraph.runtime.data.sources import Columns, Order, Samples, Source, as_source
@@ -57,12 +57,11 @@ from gradgraph.runtime.execution.predictor import is_probable
 from gradgraph.runtime.execution.profiler import WARM_UP, Profile, profile_of
 from gradgraph.runtime.execution.session import STOCK
 from gradgraph.runtime.execution.state import State
+from gradgraph.runtime.execution.target_losses import check_numbers_mean, with_activations
 from gradgraph.runtime.execution.team import ALONE, Team
 from gradgraph.runtime.saved.checkpoint import checkpoint_pieces
 from gradgraph.runtime.saved.partial import Loaded, fitting
 from gradgraph.runtime.saved.record import Progress
-from gradgraph.step.classes import as_class_numbers, takes_labels
-from gradgraph.step.data_names import NO_NAMES, DataNames
 from gradgraph.step.fed_rate import with_fed_rate
 from gradgraph.step.manifest import LEARNING_RATE, column
 
@@ -83,7 +82,7 @@ class Executor:
     def __init__(self, opened: OpenedStep, progress: Progress, check_loss: bool, check_inputs: bool) -> None:
         self.opened, self.progress = opened, progress
         self.definition, self.manifest, self.team = opened.definition, opened.manifest, opened.team
-        self.checker = BatchChecker(batch_specs(self.manifest), check_inputs, lambda: self.known)
+        self.checker = BatchChecker(self.manifest.batch, check_inputs, lambda: self.known)
         self.checker.some_count = self._some_count(*self.manifest.parts)
         self.turns = Turns()
         self._check_loss, self._check_inputs = check_loss, check_inputs

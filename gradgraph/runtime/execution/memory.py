@@ -18,11 +18,11 @@ import onnx_ir as ir
 
 from gradgraph.autodiff.path import reads
 from gradgraph.backends.executed_order import as_executed
+from gradgraph.data.record.specs import numpy_dtype
 from gradgraph.errors import readable_bytes, shown
 from gradgraph.graph.checks import subgraphs
 from gradgraph.graph.shapes import all_sizes, is_elementwise, shape_of, size_of_name
 from gradgraph.passes.normal.sizes.infer import infer_shapes
-from gradgraph.runtime.data.batch import batch_specs
 from gradgraph.runtime.execution.arena import Arena, Piece
 from gradgraph.runtime.execution.liveness import VIEWS, most_alive
 from gradgraph.runtime.execution.opened import OpenedStep
@@ -31,7 +31,7 @@ from gradgraph.runtime.execution.part import Part
 from gradgraph.runtime.execution.regions import USUAL, most_left, region_for
 from gradgraph.runtime.execution.session import CPU, Placement, RuntimeOptions
 from gradgraph.runtime.saved.printed import html_table, text_table
-from gradgraph.step.manifest import Manifest, numpy_dtype
+from gradgraph.step.manifest import Manifest
 from gradgraph.step.step import Step
 
 OF_A_NODE = 32 << 10  # bytes per node, for its graph and kernel; measured: 17 to 35 KiB, in steps of 1,300 to 8,000
@@ -154,7 +154,7 @@ def estimate(opened: OpenedStep, sizes: Mapping[str, int]) -> Memory:
     walks = [walked(model, whole) for model, _ in runs]
     most = max(walks, key=lambda walk: walk.taken)
     batch = 0
-    for spec in batch_specs(m):
+    for spec in m.batch:
         dims = (sizes.get(d, 1) if isinstance(d, str) else d or 1 for d in spec.shape)
         batch += math.prod(dims) * int(numpy_dtype(spec.dtype).itemsize)
     return Memory(

@@ -19,12 +19,13 @@ from gradgraph.backends import BACKENDS
 from gradgraph.backends.backend import Backend
 from gradgraph.backends.engine import for_machine
 from gradgraph.backends.machine_requirements import check_runs_here
+from gradgraph.data.record.specs import numpy_dtype
 from gradgraph.errors import GradgraphError
 from gradgraph.files.external import is_external, is_packed
 from gradgraph.files.float16_weights import widened
 from gradgraph.graph.prune import needed
 from gradgraph.passes.draws import fixed
-from gradgraph.runtime.data.batch import Array, batch_specs
+from gradgraph.runtime.data.batch import Array
 from gradgraph.runtime.execution import openings
 from gradgraph.runtime.execution.binding import BoundSession, Ports
 from gradgraph.runtime.execution.capture import CapturedSession, can_capture, capturing
@@ -55,7 +56,7 @@ from gradgraph.runtime.execution.state import State
 from gradgraph.runtime.execution.team import ALONE, Team
 from gradgraph.runtime.execution.tuner import Tuner, default_cache
 from gradgraph.step.inference import without_loss
-from gradgraph.step.manifest import Manifest, numpy_dtype
+from gradgraph.step.manifest import Manifest
 from gradgraph.step.step import Step
 
 log = logging.getLogger("gradgraph")
@@ -419,7 +420,7 @@ class OpenedStep:
         return create_session(model, self.placement, options, self.weights, packs=packs, memory=self._memory(model))
 
     def _key(self, model: onnx.ModelProto, backend: Backend, *further: object) -> str | None:
-        names = [spec.name for spec in batch_specs(self.manifest)], [s.next for s in self.manifest.state]
+        names = [spec.name for spec in self.manifest.batch], [s.next for s in self.manifest.state]
         return openings.key_of(model, backend, self.placement, self.options, names, *further)
 
     def _training_key(self, model: onnx.ModelProto, sizes: Sizes, next_of: Mapping[str, str]) -> str | None:
@@ -438,7 +439,7 @@ class OpenedStep:
 
     def _in_order(self, model: onnx.ModelProto) -> onnx.ModelProto:
         m = self.manifest
-        return in_good_order(model, [spec.name for spec in batch_specs(m)], [s.next for s in m.state])
+        return in_good_order(model, [spec.name for spec in m.batch], [s.next for s in m.state])
 
     def _session(
         self, model: onnx.ModelProto, optimized: Path | None = None, packs: bool = True, runs: bool = True

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import onnx_ir as ir
 
 from gradgraph.autodiff.probabilities import probabilities
+from gradgraph.data.record.data_names import DataNames
+from gradgraph.data.record.specs import TensorSpec, dtype_name
 from gradgraph.errors import DataError, ModelError, UnknownNameError, shown, suggestion
 from gradgraph.files.float16_weights import STORED
 from gradgraph.graph.shapes import as_dims, shape_of
@@ -24,8 +26,6 @@ from gradgraph.runtime.execution.session import (
     results,
     weights_pass_through,
 )
-from gradgraph.step.data_names import DataNames
-from gradgraph.step.manifest import TensorSpec, dtype_name
 
 
 class Predictor:

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from gradgraph.data.record.data_names import NO_NAMES, DataNames
+from gradgraph.data.record.specs import numpy_dtype
 from gradgraph.errors import CheckpointError, counted, listed, shown
 from gradgraph.files.path_kinds import Kind as Place
 from gradgraph.files.path_kinds import weights_of, wrong_kind
@@ -22,8 +24,7 @@ from gradgraph.runtime.data.arrays import load_arrays
 from gradgraph.runtime.data.batch import Array, to_array
 from gradgraph.runtime.saved.checkpoint import METADATA_KEY
 from gradgraph.runtime.saved.record import from_text
-from gradgraph.step.data_names import NO_NAMES, DataNames
-from gradgraph.step.manifest import Manifest, StateSpec, numpy_dtype
+from gradgraph.step.manifest import Manifest, StateSpec
 
 WEIGHTS = ("parameter", "statistic")
 AS_IN_MODEL = "gradgraph.weights"  # metadata key of safetensors files whose arrays have the layout of the model's nodes

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from gradgraph.data.record.data_names import NO_NAMES, DataNames
 from gradgraph.errors import shown
 from gradgraph.files.untrusted.documents import json_of
 from gradgraph.runtime.saved.history import History, as_history
-from gradgraph.step.data_names import NO_NAMES, DataNames
 
 Checked = TypeVar("Checked")
 

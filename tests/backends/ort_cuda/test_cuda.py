@@ -121,7 +121,7 @@ def test_the_lowered_step_gives_the_same_numbers(make: Callable[[], gg.Step]) ->
     step = make()
     rng = np.random.default_rng(0)
     feeds = {s.name: rng.integers(0, 3, s.shape) if "int" in s.dtype else rng.normal(size=s.shape).astype(np.float32)
-             for s in (*step.manifest.inputs, *step.manifest.targets)}  # fmt: skip
+             for s in step.manifest.batch}  # fmt: skip
     feeds |= {name: np.array(value, np.float32) for name, value in step.manifest.hyperparameters.items()}
     feeds |= run(step.init, {})
     expected, found = run(step.train, feeds), run(for_machine(step.train, ORT_CUDA), feeds)

@@ -19,11 +19,11 @@ from gradgraph.compat.onnxruntime_training.graphs import value_names as names
 from gradgraph.compat.onnxruntime_training.graphs.inference_graph import inference_graph
 from gradgraph.compat.onnxruntime_training.graphs.old_artifacts import is_old, made_anew
 from gradgraph.compat.onnxruntime_training.graphs.training_graph import specialised
+from gradgraph.data.record.specs import TensorSpec
 from gradgraph.errors import CompatibilityError, counted, listed, shown
 from gradgraph.files.models import load_model, save_model, to_proto
 from gradgraph.graph.shapes import known_sizes, shape_of_type
 from gradgraph.runtime.execution.shaped import ShapedSessions, Sizes
-from gradgraph.step.manifest import TensorSpec
 
 Given: TypeAlias = Any  # an array or an OrtValue
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from gradgraph.data.record.data_names import DataNames
+from gradgraph.data.record.specs import TargetSpec, TensorSpec
 from gradgraph.errors import DataError, listed, shown
-from gradgraph.step.data_names import DataNames
-from gradgraph.step.manifest import TargetSpec, TensorSpec
 
 SAMPLE_WEIGHT, MASK = "sample_weight", "mask"
 

@@ -13,8 +13,8 @@ import pytest
 
 import gradgraph as gg
 from gradgraph.cli.app import run
+from gradgraph.data.record.data_names import DataNames
 from gradgraph.frontend import nn
-from gradgraph.step.data_names import DataNames
 
 Image: Any = pytest.importorskip("PIL.Image", reason="an extra: onnx-gradgraph[images]")
 

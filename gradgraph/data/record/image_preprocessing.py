@@ -17,11 +17,11 @@ from typing import Any
 import onnx_ir as ir
 
 from gradgraph.augment.augmentation import INTERPOLATIONS
+from gradgraph.data.record.data_names import DataNames
 from gradgraph.errors import ArgumentError, shown
 from gradgraph.files.untrusted.contained_paths import bytes_inside
 from gradgraph.files.untrusted.documents import Fields, json_of
 from gradgraph.files.untrusted.regular import UnreadableError
-from gradgraph.step.data_names import DataNames
 
 log = logging.getLogger("gradgraph")
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import gradgraph
+from gradgraph.data.record.classes import Classes, labelled
+from gradgraph.data.record.data_names import DataNames
+from gradgraph.data.record.specs import TargetSpec
 from gradgraph.errors import DataError, UnmatchedError
 from gradgraph.runtime.data.tables import array_labels
-from gradgraph.step.classes import Classes, labelled
-from gradgraph.step.data_names import DataNames
-from gradgraph.step.manifest import TargetSpec
 
 pytestmark = pytest.mark.any_kernels
 

@@ -8,11 +8,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+from gradgraph.data.record.data_names import NO_NAMES, DataNames
 from gradgraph.errors import ArgumentError, shown
 from gradgraph.files.untrusted.contained_paths import bytes_inside
 from gradgraph.files.untrusted.documents import json_of
 from gradgraph.files.untrusted.regular import UnreadableError
-from gradgraph.step.data_names import NO_NAMES, DataNames
 
 log = logging.getLogger("gradgraph")
 

@@ -20,13 +20,14 @@ import onnx
 import pytest
 
 import gradgraph as gg
+from gradgraph.data.record.data_names import NAMES_KEY, NO_NAMES, DataNames
+from gradgraph.data.record.specs import TensorSpec
 from gradgraph.errors import DataError, ModelError
 from gradgraph.export.artifacts import save_inference
 from gradgraph.frontend import nn
 from gradgraph.runtime.data.in_order import in_order
 from gradgraph.runtime.saved.record import Progress, body_of, from_text, to_text
-from gradgraph.step.data_names import NAMES_KEY, NO_NAMES, DataNames
-from gradgraph.step.manifest import Manifest, TensorSpec
+from gradgraph.step.manifest import Manifest
 
 pytestmark = pytest.mark.any_kernels
 
