@@ -253,8 +253,8 @@ CHANGES: Sequence[Change] = (
         "activations": _option("--activations", "With --qat: type of quantised activations.",
                                type=click.Choice(["uint8", "int8", "uint16"]), default="uint8"),
         "target": _several("--qat-target", "GLOB", "With --qat or --qat-quantised: restrict it to these layers."),
-        "ranges": _option("--ranges", "With --qat or --qat-quantised: compute scales from data and weights, or train "
-                                      "them.", type=click.Choice(["observed", "learned"]), default="observed"),
+        "ranges": _option("--ranges", "With --qat or --qat-quantised: compute scales from activations and weights, or "
+                                      "train them.", type=click.Choice(["observed", "learned"]), default="observed"),
     }, asks=2),
     Change("distill", "added {teacher} as a frozen teacher, which exports omit", {
         "teacher": _option("--teacher", "Add a frozen teacher model for distillation.", type=PATH,

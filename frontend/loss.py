@@ -308,7 +308,7 @@ def element_weights(name: str, weight: TensorLike, x: Tensor, signed: bool = Fal
 
 
 def _known_weights(name: str, weight: TensorLike, signed: bool = False) -> np.ndarray[Any, Any] | None:
-    """Return valid weights as an array, or None for a traced tensor, whose numbers are unknown; raises BuildError."""
+    """Return valid weights as an array, or None for a traced tensor, whose values are unknown; raises BuildError."""
     if isinstance(weight, Value):
         return None
     array = np.asarray(weight, np.float64)

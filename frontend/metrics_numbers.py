@@ -42,7 +42,7 @@ def rmse(x: Tensor, target: Tensor, mask: Tensor | None = None) -> Sums:
 
 
 def _differences(x: Tensor, target: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return ``x − t`` and the weights of its numbers, in float32 and of equal shapes."""
+    """Return ``x − t`` and the weights of its elements, in float32 and of equal shapes."""
     a, b = pair(x, target)
     differences = cast(a - b, ir.DataType.FLOAT)
     return differences, counts_of(mask, differences)
@@ -76,7 +76,7 @@ def explained_variance(x: Tensor, target: Tensor, mask: Tensor | None = None) ->
 
 
 def _moments(t: Tensor, counted: Tensor, width: int) -> list[Tensor]:
-    """Return ``[n, Σ p, Σ d, Σ p², Σ 2·p·d, Σ d²]``, float64 vectors ``[width]``, of the counted numbers ``t = p + d``.
+    """Return ``[n, Σ p, Σ d, Σ p², Σ 2·p·d, Σ d²]``, float64 vectors ``[width]``, of the counted values ``t = p + d``.
 
     The pivot ``p`` is the mean of this batch, rounded to 9 bits. The sums of ``p`` and ``p²`` are therefore exact, and
     ``d`` is small, so rounding errors do not matter when the variance is computed from these sums.

@@ -23,7 +23,7 @@ class Stored(TensorMethods):
     """An array of a module, which can be used as a traced tensor inside ``forward``.
 
     Args:
-        data: the numbers: a PyTorch tensor, or any argument of ``numpy.asarray``.
+        data: the values: a PyTorch tensor, or any argument of ``numpy.asarray``.
         dtype: the element type; by default that of ``data``, or float32 for float64.
     """
 
@@ -46,7 +46,7 @@ class Stored(TensorMethods):
         return Size(self.data.shape)
 
     def numpy(self) -> np.ndarray:
-        """Return the numbers, without copying."""
+        """Return the array, without copying."""
         return self.data
 
     def __repr__(self) -> str:

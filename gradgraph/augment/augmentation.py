@@ -168,8 +168,8 @@ class SoundAugmentations:
             changed = np.asarray(changed)
             if changed.shape != samples.shape or changed.dtype.kind != "f":
                 raise DataError(
-                    f"augment returned {changed.dtype} of shape {list(changed.shape)}; return floating samples of "
-                    f"shape {list(samples.shape)}"
+                    f"augment returned {changed.dtype} of shape {list(changed.shape)}; return floating-point samples "
+                    f"of shape {list(samples.shape)}"
                 )
             samples = changed.astype(np.float32)
         return samples

@@ -35,7 +35,7 @@ def select(graph: ir.Graph, wrt: Names, targets: Sequence[ir.Value]) -> list[ir.
             found = [x for x in graph.inputs if carries(x)]
         if not found:
             raise DifferentiationError(
-                "the model has no floating-point initializer or input to differentiate by",
+                "the model has no floating-point initializer or input to differentiate with respect to",
                 remedy="name some in `wrt`",
                 shell="name some with --wrt",
             )

@@ -361,7 +361,7 @@ def check_vocabulary(encoder: Encoder, base: ModelFolder) -> int | None:
     size = encoder.tokenizer.size
     if known is not None and not ALIKE * known <= size <= known / ALIKE:
         raise DataError(
-            f"the tokenizer of '{shown(base.path)}' has {size:,} tokens, but the model {known:,}; use the "
+            f"the tokenizer of '{shown(base.path)}' has {size:,} tokens, but the model has {known:,}; use the "
             "tokenizer.json that belongs to the model"
         )
     return known

@@ -74,7 +74,7 @@ def _keep_first(teacher: ir.Model, count: int | str | None) -> None:
     if not isinstance(count, int) or not isinstance(own, int) or own == count:
         return
     if own < count:
-        raise BuildError(f"it scores {own:,} tokens, but the student {count:,}; choose another teacher")
+        raise BuildError(f"it scores {own:,} tokens, but the student scores {count:,}; choose another teacher")
     graph = teacher.graph
     op, old = Builder(taken=names_of(teacher)), graph.outputs[0]
     new = op.Slice(op.wrap(old), [0], [count], [2])

@@ -141,7 +141,7 @@ def _message(path: Path, held: bool) -> tuple[onnx.ModelProto, HeldFile | None]:
 def written_message(path: Path) -> onnx.ModelProto:
     """Return the model in a ``.onnx`` file written by gradgraph; external data are not read.
 
-    Large weights inside the file are read one after the other, so that each is in memory only once.
+    Large weights inside the file are read one at a time, so that each is in memory only once.
 
     Raises:
         ModelError: if the file is overwritten while it is read.

@@ -123,11 +123,11 @@ class Quantiser:
         )
 
     def _errors(self, floats: Array) -> Array:
-        """Return the largest absolute rounding error of each group of numbers that share a scale."""
+        """Return the largest absolute rounding error of each group of values that share a scale."""
         return np.asarray(np.abs(self._groups(self.dequantised(self.quantised(floats)) - floats)).max(-1))
 
     def _spread(self, v: Array, shape: Sequence[int]) -> Array:
-        """Return scales or zero points in a shape that broadcasts against numbers of shape ``shape``."""
+        """Return scales or zero points in a shape that broadcasts against values of shape ``shape``."""
         if v.ndim == 0:
             return v
         axis = self.axis % len(shape)
@@ -136,7 +136,7 @@ class Quantiser:
         return v.reshape([-1 if a == axis else 1 for a in range(len(shape))])
 
     def _groups(self, floats: Array) -> Array:
-        """Return ``floats`` with the numbers that share a scale along the last axis; the last block is zero-padded."""
+        """Return ``floats`` with the values that share a scale along the last axis; the last block is zero-padded."""
         if not self.block:
             return floats.reshape(1, -1) if self.scales.size == 1 else _flat(np.moveaxis(floats, self.axis, 0))
         moved, count = np.moveaxis(floats, self.axis, -1), self.scales.shape[self.axis]

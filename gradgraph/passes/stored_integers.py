@@ -140,7 +140,7 @@ def _stored_for(
 def _integers(
     node: onnx.NodeProto, kind: ir.DataType, values: _Values, clip: onnx.NodeProto | None
 ) -> onnx.TensorProto:
-    """Return the result of a QuantizeLinear of stored numbers, or of ``clip``, the Clip after it."""
+    """Return the result of a QuantizeLinear of stored values, or of ``clip``, the Clip after it."""
     source, scale, *point = node.input
     axis, block = _int_attribute(node, "axis", 1), _int_attribute(node, "block_size", 0)
     limits, name = INTEGER_RANGES[kind], (clip or node).output[0]
@@ -172,7 +172,7 @@ def _keep(graph: onnx.GraphProto, nodes: list[onnx.NodeProto], names: set[str]) 
 
 
 def _computable(graph: onnx.GraphProto, stored: set[str]) -> set[str]:
-    """Return the names of all values that depend on stored numbers only."""
+    """Return the names of all values that depend on stored values only."""
     known = set(stored)
     for node in graph.node:
         plain = not any(a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for a in node.attribute)

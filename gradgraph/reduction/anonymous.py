@@ -67,7 +67,7 @@ def without_names(model: onnx.ModelProto, learn: Learn) -> Tries:
 def without_weights(model: onnx.ModelProto, learn: Learn) -> Tries:
     """Yield models with weights replaced by random numbers of similar magnitude.
 
-    All weights are replaced at once or, if the fault then disappears, one after the other.
+    All weights are replaced at once or, if the fault then disappears, one at a time.
     """
     places = [i for i, t in enumerate(model.graph.initializer) if _tells(t)]
     redrawn = _redrawn(model, places)
@@ -80,7 +80,7 @@ def without_weights(model: onnx.ModelProto, learn: Learn) -> Tries:
 
 
 def kept_weights(model: onnx.ModelProto, original: onnx.ModelProto) -> list[str]:
-    """Return the names of weights of ``model`` that still have the original's numbers."""
+    """Return the names of weights of ``model`` that still have the original's values."""
     before = {t.raw_data for t in original.graph.initializer if t.raw_data}
     return [t.name for t in model.graph.initializer if _tells(t) and t.raw_data in before]
 

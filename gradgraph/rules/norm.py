@@ -44,7 +44,7 @@ def _standardized_vjp(
 ) -> Var:
     """Return the cotangent of x from ``g``, the cotangent of ``x̂``.
 
-    With ``epsilon``, rounding errors are removed if few numbers share a mean (see ``_are_few``).
+    With ``epsilon``, rounding errors are removed if few elements share a mean (see ``_are_few``).
     """
     k = op.ReduceMean(g * xhat, axes, keepdims=1)
     u = g - op.ReduceMean(g, axes, keepdims=1) - xhat * k
@@ -55,9 +55,9 @@ def _standardized_vjp(
 
 
 def _are_few(sizes: Sequence[int | str | None]) -> bool:
-    """Whether so few numbers share a mean and deviation that nearly all of their cotangent cancels.
+    """Whether so few elements share a mean and deviation that nearly all of their cotangent cancels.
 
-    For two numbers, only the fraction ε/(var + ε) remains, which may be as small as the rounding error (1e-5).
+    For two elements, only the fraction ε/(var + ε) remains, which may be as small as the rounding error (1e-5).
     """
     return 1 < math.prod(d if isinstance(d, int) else math.inf for d in sizes) <= MOST_NUMBERS_PROJECTED_OUT
 
@@ -237,7 +237,7 @@ def _unscaled(
 
 
 def has_few(x: Var) -> bool:
-    """Whether few numbers are known to share a channel of ``x`` (see ``_are_few``)."""
+    """Whether few elements are known to share a channel of ``x`` (see ``_are_few``)."""
     return x.shape is not None and _are_few([*x.shape[:1], *x.shape[2:]])
 
 

@@ -43,7 +43,7 @@ Key = tuple[str, str]  # domain, op_type
 
 @dataclass(frozen=True)
 class Draw:
-    """A random input of a case: its distribution and shape. Floating draws are differentiated."""
+    """A random input of a case: its distribution and shape. Floating-point draws are differentiated."""
 
     kind: str
     shape: tuple[int, ...]

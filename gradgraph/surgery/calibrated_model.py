@@ -1,4 +1,4 @@
-"""Quantisation of data and weights by onnxruntime's quantiser, without holding all weights in memory.
+"""Quantisation of activations and weights by onnxruntime's quantiser, without holding all weights in memory.
 
 The quantiser needs only the range of each weight, or of each of its channels, before it rounds the weight. So it is
 called with small weights of the same ranges, and the large ones are rounded one at a time when they are written:
@@ -165,7 +165,7 @@ def _large(value: ir.Value) -> ir.TensorProtocol | None:
 
 
 def _ranges(proto: onnx.ModelProto, weights: FrozenWeights | None, batches: Iterable[Batch]) -> Ranges:
-    """Return the smallest and the largest number of each floating activation of quantised operators, by name.
+    """Return the range of each floating-point activation of quantised operators, by name: smallest and largest value.
 
     Nodes that compute the ranges are appended in reverse order, so that onnxruntime runs each as early as possible.
     """

@@ -154,7 +154,7 @@ def _rounded(model: ir.Model) -> ir.Model:
 
 
 def _calibrated(model: ir.Model, batches: list[Batch], folder: Folder) -> ir.Model:
-    """Return ``model`` with integer weights and data; ranges are observed on ``batches``."""
+    """Return ``model`` with integer weights and activations; ranges are observed on ``batches``."""
     result = calibrated(model, batches, folder.path)
     for key, value in model.metadata_props.items():
         result.metadata_props.setdefault(key, value)

@@ -73,7 +73,7 @@ _MOVES = ("Flatten", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Uns
 def _dequantised(op: Builder, numbers: Var, scale: Var, zero: Var | None, axis: int = 0) -> Var:
     """Return integers dequantised by ``scale`` and ``zero``.
 
-    The DequantizeLinear is written before any nodes that only move numbers (``_MOVES``, such as a Reshape). So these
+    The DequantizeLinear is written before any nodes that only move elements (``_MOVES``, such as a Reshape). So these
     nodes move floats, and gradients pass through them.
     """
     count = _count(scale)
@@ -110,7 +110,7 @@ def _shaped(op: Builder, x: Var, shape: list[int]) -> Var:
 
 
 def _stored(op: Builder, graph: ir.Graph, name: str, numbers: Any) -> Var:
-    """Return an initializer with these numbers: an existing equal one, or a new one called ``name``."""
+    """Return an initializer with these values: an existing equal one, or a new one called ``name``."""
     while (held := graph.initializers.get(name)) is not None:
         tensor = numbers_of(held)
         if tensor is not None and tensor.shape.numpy() == numbers.shape and np.array_equal(tensor.numpy(), numbers):
@@ -228,7 +228,7 @@ def _integer_product(editor: Editor, node: ir.Node) -> None:
 
 
 def _scales(node: ir.Node) -> tuple[ir.Node, ir.Node, ir.Value, ir.Value]:
-    """Return the Cast and Mul that convert an integer product's sums to floats, and the scales of data and weight."""
+    """Return the Cast and Mul that convert an integer product's sums to floats, and the scales of input and weight."""
     cast = _only_reader(node.outputs[0], "Cast")
     scaled = None if cast is None else _only_reader(cast.outputs[0], "Mul")
     factor = None if scaled is None or cast is None else next(v for v in scaled.inputs if v is not cast.outputs[0])
@@ -245,8 +245,8 @@ def _scales(node: ir.Node) -> tuple[ir.Node, ir.Node, ir.Value, ir.Value]:
     weight = next((v for v in stored if v is not None and v not in computed), None)
     if len(computed) != 1 or weight is None:
         raise BuildError(
-            f"the scale of '{shown(node.name or node.op_type)}' is not the product of a data scale and a stored weight "
-            "scale; quantise the float model again in the QDQ format"
+            f"the scale of '{shown(node.name or node.op_type)}' is not the product of an input scale and a stored "
+            "weight scale; quantise the float model again in the QDQ format"
         )
     return cast, scaled, computed[0], weight
 

@@ -35,7 +35,7 @@ class NodeWriter:
         return made.outputs[0]
 
     def constant(self, numbers: Any, dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Value:
-        """Write a Constant, for numbers that are not weights, and return its output."""
+        """Write a Constant, for values that are not weights, and return its output."""
         tensor = ir.tensor(np.array(numbers, dtype.numpy()))
         value = self.node("Constant", value=ir.AttrTensor("value", tensor))
         value.type, value.shape = ir.TensorType(dtype), ir.Shape(tensor.shape.numpy())

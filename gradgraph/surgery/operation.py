@@ -174,14 +174,14 @@ def parts_of(target: ir.Value | None) -> list[ir.Value | None]:
 
 
 def array_named(work: ir.Model, name: str) -> np.ndarray:
-    """Return the numbers of the weight of this name."""
+    """Return the array of the weight of this name."""
     tensor = numbers_of(value_named(work, name))
     assert tensor is not None
     return tensor.numpy()
 
 
 def set_numbers(work: ir.Model, value: ir.Value, data: np.ndarray) -> None:
-    """Replace the numbers, and the shape, of an initializer or of the output of a Constant node."""
+    """Replace the data, and the shape, of an initializer or of the output of a Constant node."""
     tensor = ir.tensor(data, name=value.name)
     node = value.producer()
     if node is not None:

@@ -89,7 +89,7 @@ def _origin(numbers: ir.Value | None) -> ir.Value | None:
 
 
 def _all_alike(value: ir.Value | None) -> bool:
-    """Whether all numbers of a stored value are equal, as for token types but not for positions."""
+    """Whether all elements of a stored value are equal, as for token types but not for positions."""
     node = None if value is None else value.producer()
     known = numbers_of(value)
     return (node is not None and node.op_type == "ConstantOfShape") or (

@@ -6,7 +6,7 @@ their scale in the same way. An exported model thus has its original Q/DQ pairs,
 (``gradgraph.graph.quantisers.SEVEN_BITS``) stay within 7 bits. Q/DQ pairs on activations are unchanged. Integer
 products are converted to Q/DQ pairs first (``gradgraph.surgery.integer_products``).
 
-With learned ranges, each scale is trained from its current value. The scale of a bias is the product of the data scale
+With learned ranges, each scale is trained from its current value. The scale of a bias is the product of the input scale
 and the weight scale of its layer, as integer kernels assume.
 """
 

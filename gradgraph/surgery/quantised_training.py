@@ -73,7 +73,7 @@ def qat(
     ranges: str = "observed",
     out: Path | None = None,
 ) -> Result:
-    """Add fake quantisation of weights and data, for quantisation-aware training.
+    """Add fake quantisation of weights and activations, for quantisation-aware training.
 
     A model that is already quantised becomes trainable: integers read by DequantizeLinear become float weights that are
     rounded in each step, its pairs stay, and an exported model has them as before. Integer products (QLinearConv,
@@ -90,9 +90,9 @@ def qat(
             21. Layers that are already quantised keep their type. With activations of 8 bits, int8 weights range from
             -64 to 64, as onnxruntime saturates larger ones on x86 processors without VNNI.
         activations: ``"uint8"``, ``"int8"`` or ``"uint16"`` for the inputs of the layers; None keeps them float.
-        ranges: ``"observed"``: the scale of a weight is computed from its largest number, and the scale of data is
-            observed on the sample; a quantised model keeps the scales in the file. ``"learned"``: these scales are
-            initial values, and are trained (LSQ).
+        ranges: ``"observed"``: the scale of a weight is computed from its largest magnitude, and the scale of an
+            activation is observed on the sample; a quantised model keeps the scales in the file. ``"learned"``: these
+            scales are initial values, and are trained (LSQ).
         out: write the result to this path.
 
     Returns:

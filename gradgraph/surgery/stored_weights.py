@@ -34,7 +34,7 @@ def as_laid_out(layer: Layer, weight: Array) -> Array:
 
 
 def as_read(value: ir.Value) -> Array:
-    """Return the numbers of a stored weight as its reader gets them: transposed, cast, dequantised.
+    """Return a stored weight as its reader gets it: transposed, cast, dequantised.
 
     Raises:
         BuildError: the value is not a stored weight.

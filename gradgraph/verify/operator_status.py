@@ -98,7 +98,7 @@ def _any_floating(parameters: Any) -> bool:
 
 
 def _floating(parameter: onnx.defs.OpSchema.FormalParameter) -> bool:
-    """Whether a parameter can be floating: a tensor, or a sequence or an optional of tensors."""
+    """Whether a parameter can be floating-point: a tensor, or a sequence or an optional of tensors."""
     return any(f"({t}" in kind for kind in parameter.types for t in ("float", "double", "bfloat16"))
 
 

@@ -143,7 +143,7 @@ WRONG: dict[str, tuple[Callable[[Path], Any], list[str], str]] = {
     "preferences": (rows({"chosen": "a", "rejected": "b"}), [], "contains preferences"),
     "messages as they stand": (lambda llm: None, ["--template", "none"], "omit --template none"),
     "too long": (lambda llm: None, ["--length", "20"], "--long drop to drop them"),
-    "fewer words": (other_words, [], "has 70 tokens, but the model 98"),
+    "fewer words": (other_words, [], "has 70 tokens, but the model has 98"),
     "more words": (more_words, [], "line 2 of 'chat.jsonl' has the token id 98, but the model's vocabulary has 98"),
     "int4 without scales": (without_scales, [], "scales"),
     "no language model": (no_language_model, [], "no inputs for a past, a mask or positions"),

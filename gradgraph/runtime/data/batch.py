@@ -310,8 +310,8 @@ class BatchChecker:
             return array
         if wanted.kind == "O":
             raise DataError(
-                f"'{shown(spec.name)}' is text, which a Trainer does not support; replace the input by the "
-                "numbers that the text is encoded as (train.onnx itself runs on text)"
+                f"'{shown(spec.name)}' is text, which a Trainer does not support; replace the input with "
+                "numbers that encode the text (train.onnx itself runs on text)"
             )
         if array.dtype.kind not in _CONVERTIBLE["f" if wanted.kind == "V" else wanted.kind]:
             raise DataError(

@@ -32,8 +32,9 @@ def opened(content: Any, name: str, stated: tuple[int, int] | None = None) -> An
 
     1. The image is rotated and mirrored according to its EXIF orientation, unless its annotations state its unrotated
        size.
-    2. 16-bit levels are scaled from 0–65535 to 0–255, and floating grey levels from 0–1. Levels of an unknown range
-       are rejected, including 12-bit levels in a 16-bit file, and a TIFF with more than 8 bits in which 0 is white.
+    2. 16-bit levels are scaled from 0–65535 to 0–255, and floating-point grey levels from 0–1. Levels of an unknown
+       range are rejected, including 12-bit levels in a 16-bit file, and a TIFF with more than 8 bits in which 0 is
+       white.
     3. A file with several pages or frames is rejected.
 
     Args:

@@ -124,8 +124,8 @@ def _in_few_bits(model: ir.Model) -> bool:
     """Return whether a model stores weights as float16, or as integers that it dequantizes.
 
     An optimizing session makes larger copies of such weights: it folds Casts, and fuses DequantizeLinear and a matrix
-    product to MatMulNBits. Integer weights of models that also quantize their data do not count, since integer products
-    read weights in their stored form.
+    product to MatMulNBits. Integer weights of models that also quantize activations do not count, since integer
+    products read weights in their stored form.
     """
     operators = {node.op_type for node in model.graph}
     few = any(name.endswith(STORED) for name in model.graph.initializers)

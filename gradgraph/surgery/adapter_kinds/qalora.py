@@ -81,7 +81,7 @@ def _repeated(writer: Writer, a: ir.Value, packing: Packing) -> ir.Value:
 
 
 def offsets(adapter: Adapter, factors: list[Array]) -> Array:
-    """Return ``s·A·B``, the numbers added to the weights of each block: (outputs, blocks)."""
+    """Return ``s·A·B``, the offset of all weights in each block: (outputs, blocks)."""
     return low_rank.delta(adapter, factors)
 
 

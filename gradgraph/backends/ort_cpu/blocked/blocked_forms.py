@@ -192,7 +192,7 @@ def spread_column(op: Builder, call: Call) -> Written:
 
 
 def _affine(op: Builder, x: Var, a: Var | None, b: Var | None) -> Var:
-    """Return ``a·x + b`` with numbers per channel, in one pass; by default a is 1, and b is 0."""
+    """Return ``a·x + b`` with per-channel a and b, in one pass; by default a is 1, and b is 0."""
     channels = _dims(x)[1]
     taps = op.const(np.ones([channels, 1, 1, 1], np.float32)) if a is None else op.Reshape(a, [channels, 1, 1, 1])
     return convolution(op, x, taps, b, POINT, channels)

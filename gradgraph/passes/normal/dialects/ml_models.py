@@ -1,4 +1,4 @@
-"""Rewrite floating operators of ai.onnx.ml with standard ones: linear models, support vector machines, preprocessing.
+"""Rewrite floating-point operators of ai.onnx.ml with standard ones: linear models, SVMs, preprocessing.
 
 The coefficients and intercepts of linear models, which are attributes, become trainable weights,
 ``<node>.coefficients`` and ``<node>.intercepts``; other attributes become constants. Standard operators compute the

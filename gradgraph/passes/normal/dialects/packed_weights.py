@@ -1,6 +1,6 @@
 """Read weights of 4 or 8 bits, packed for onnxruntime's MatMulNBits, by a DequantizeLinear from the same bytes.
 
-MatMulNBits stores the blocks of a row one after the other, low bits first, like a uint4 tensor of ONNX. So only the
+MatMulNBits stores the blocks of a row consecutively, low bits first, like a uint4 tensor of ONNX. So only the
 declared type and shape change, and nothing is unpacked or copied: a frozen base stays as small as its file, on disk and
 in memory.
 """

@@ -21,9 +21,7 @@ INT64 = ir.DataType.INT64
 
 @dataclass(frozen=True)
 class Format:
-    """A floating-point type: the numbers of its bits and of its fraction bits, and the ``wide`` type for the
-    arithmetic.
-    """
+    """A floating-point type: its bits, its fraction bits, and the ``wide`` type for the arithmetic."""
 
     bits: int
     fraction: int

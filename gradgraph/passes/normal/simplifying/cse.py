@@ -140,7 +140,7 @@ def _attribute_key(attribute: ir.Attr) -> Hashable:
 
 
 def _operand_key(value: ir.Value | None) -> Hashable:
-    """Return the key of an input: the numbers of a small constant; for any other value, the value itself."""
+    """Return the key of an input: the elements of a small constant; for any other value, the value itself."""
     tensor = None if value is None else value.const_value
     return value if value is None or tensor is None or not is_marked_constant(value) else _tensor_key(tensor)
 

@@ -67,7 +67,7 @@ def fix_sizes(model: ir.Model, sizes: Sizes) -> dict[str, int]:
 
 
 def _fix_input(value: ir.Value, sizes: Sequence[int], dims: dict[str, int]) -> None:
-    """Set the shape of an input to ``sizes``, and record the numbers of its named dimensions in ``dims``."""
+    """Set the shape of an input to ``sizes``, and record the sizes of its named dimensions in ``dims``."""
     assert value.shape is not None
     known = list(value.shape)
     if len(known) != len(sizes) or any(isinstance(d, int) and d != n for d, n in zip(known, sizes, strict=True)):

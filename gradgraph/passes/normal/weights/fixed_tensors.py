@@ -126,7 +126,7 @@ class _Stored:
         return frozenset() if value is None else self._sources.get(value, frozenset())
 
     def array(self, value: ir.Value) -> Array | None:
-        """Return the numbers of a stored value; None if it is large or expensive to compute."""
+        """Return the array of a stored value; None if it is large or expensive to compute."""
         if value not in self._arrays:
             self._arrays[value] = self._computed(value)
         return self._arrays[value]
@@ -200,7 +200,7 @@ class _Constant:
 
 
 def _constant(node: ir.Node, stored: _Stored) -> _Constant | None:
-    """Return the only stored operand of ``node``, a binary operator; None for a dividend, or unknown numbers."""
+    """Return the only stored operand of ``node``, a binary operator; None for a dividend, or unknown values."""
     at = [i for i, v in enumerate(node.inputs) if v in stored]
     if len(node.inputs) != 2 or len(at) != 1 or (node.op_type == "Div" and at == [0]):
         return None
@@ -478,7 +478,7 @@ def _is_softmax(value: ir.Value) -> bool:
 
 
 def _behind_moves(value: ir.Value) -> Iterator[Reading]:
-    """Yield the readers of ``value``, as (node, input index), looking through nodes that only move its numbers."""
+    """Yield the readers of ``value``, as (node, input index), looking through nodes that only move its elements."""
     for node, i in value.uses():
         if i == 0 and node.op_type in MOVES and not node.domain:
             for moved in node.outputs:

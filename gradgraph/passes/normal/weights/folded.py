@@ -77,7 +77,7 @@ def find_copies(
 def _arrays(
     weights: Sequence[ir.Value], tensors: Sequence[ir.Value], group: Callable[[ir.Value], Hashable]
 ) -> dict[ir.Value, Array]:
-    """Return the numbers of each tensor and each weight whose shape allows one to be computed from the other."""
+    """Return the arrays of all tensors and weights whose shapes allow one to be computed from the other."""
     dims = {v: stored_sizes(v) for v in {*weights, *tensors}}
     read: dict[ir.Value, None] = {}
     for one, others, sign in ((tensors, weights, 1), (weights, tensors, -1)):
@@ -159,9 +159,9 @@ def _views(weight: ir.Value, array: Array, group: Hashable) -> Iterator[_View]:
 
 
 def _order_key(array: Array) -> Hashable | None:
-    """Return a key shared by all monotone functions of a tensor: its size, and the order of a few numbers.
+    """Return a key shared by all monotone functions of a tensor: its size, and the order of a few elements.
 
-    None if few of these numbers are distinct.
+    None if few of these elements are distinct.
     """
     places = (array.size * _FRACTIONS).astype(np.int64)
     distinct, ranks = np.unique(array.flat[places], return_inverse=True)
@@ -244,7 +244,7 @@ def _row_length(dims: Sequence[int]) -> int:
 
 
 def _hashes(array: Array) -> Array:
-    """Return a hash of the first few numbers of each row."""
+    """Return a hash of the first few elements of each row."""
     heads = sliding_window_view(array, _PROBE) if array.ndim == 1 else array.reshape(len(array), -1)[:, :_PROBE]
     bits = np.ascontiguousarray(heads, np.float32).view(np.uint32).astype(np.uint64)
     factors = np.array([1, 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)[: bits.shape[1]]
