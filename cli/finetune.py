@@ -116,7 +116,7 @@ def command(
 def _print(examples: Sequence[Sequence[tuple[str, bool]]], names: Sequence[str]) -> None:
     """Print each example with the trained tokens in green; without colours, between ⟦ and ⟧.
 
-    ``names`` ("chosen", "rejected") are the answers of a row if each answer is an example; otherwise empty.
+    For preference data, ``names`` are the labels of a row's examples ("chosen", "rejected"); otherwise empty.
     """
     from rich.text import Text
 

@@ -16,7 +16,7 @@ _MOVES = frozenset({"Reshape", "Squeeze", "Unsqueeze"})  # reshaping operators t
 
 
 def weights_of_attentions(forward: Sequence[ir.Node]) -> tuple[list[int], set[ir.Node]]:
-    """Return the index after each product of attention probabilities and values, and the nodes of the probabilities.
+    """Return the indices after the products of attention probabilities and values, and the nodes of the probabilities.
 
     Indices are ascending and refer to ``forward``, the nodes of the graph in order.
     """

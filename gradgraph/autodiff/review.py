@@ -47,8 +47,8 @@ def review(
 
     1. only vectors and scalars are trained, although there are matrices;
     2. scalars that may have been learned are not trained;
-    3. tensors are not trained because their readers or values suggest that they are constants, which no mark in the
-       file confirms;
+    3. tensors are not trained because their readers or values suggest that they are constants, although no mark in the
+       file confirms this;
     4. a tensor was computed from a weight when the file was written (``gradgraph.passes.normal.weights.folded``);
     5. weights of several modules were merged (``gradgraph.passes.normal.weights.stored_once``);
     6. a likely norm with fixed statistics is trained (``gradgraph.passes.normal.weights.frozen_norms``);

@@ -17,7 +17,7 @@ from gradgraph.losses import class_axis
 
 
 def logits_behind(graph: ir.Graph, terms: Sequence[Term], named: bool) -> tuple[dict[str, str], list[Finding]]:
-    """Return the names of logits that losses read instead of probabilities, by replaced output, and findings.
+    """Map outputs of probabilities to the names of the logits that losses read instead; also return findings.
 
     There is a finding for each output of probabilities. Outputs that the user ``named`` are not replaced.
     """

@@ -31,10 +31,10 @@ _SHAREGPT = {"human": "user", "gpt": "assistant", "function_response": "tool", "
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of rows.
+    """A format of chat data, identified by its columns.
 
     Attributes:
-        needs: the required columns, which identify the kind.
+        needs: the required columns.
         may: optional columns.
     """
 

@@ -229,7 +229,7 @@ def _adapter_of(file: str | os.PathLike[str], known: Collection[str]) -> ort.Lor
 
 
 def _of_one_length(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return the indices of prompts in groups of equal length."""
+    """Group prompts by length; return the indices of each group."""
     groups: dict[int, list[int]] = {}
     for i, prompt in enumerate(prompts):
         groups.setdefault(len(prompt), []).append(i)

@@ -67,7 +67,7 @@ class Prepared:
     Attributes:
         train, held_out: batches; ``held_out`` is None without validation data.
         longest: the number of tokens of the longest row of a batch, with padding.
-        figures: numbers of rows and tokens, for the model card.
+        figures: the numbers of rows and tokens, for the model card.
         digest: SHA-256 of all tokens.
     """
 

@@ -300,10 +300,10 @@ def rates_end(optimizer: Mapping[str, Any]) -> float | None:
 
 
 def _ends_in(described: Any, of_optimizer: bool = False) -> Iterator[float | None]:
-    """Yield the end of every learning rate in ``described``, a part of the manifest; None for rates without end.
+    """Yield, for each rate in ``described`` (a part of the manifest), the step from which on it is 0; None if never.
 
-    A number ``lr`` is a learning rate (without end) in the arguments of an optimizer (``of_optimizer``), and a factor
-    in the arguments of a group.
+    In the arguments of an optimizer (``of_optimizer``), a number ``lr`` is a constant learning rate, which never
+    becomes 0; in the arguments of a group, it is a factor.
     """
     if isinstance(described, Mapping) and "schedule" in described:
         try:

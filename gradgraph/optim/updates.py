@@ -36,7 +36,7 @@ def adam_update(
     *,
     takes: Sequence[float],
 ) -> tuple[Var, Var, Var]:
-    """Return ``keep·p + rate·m / (√v + floor)``, m and v, with the new m and v of ``moments``; floor is a scalar."""
+    """Return the new p, m and v: ``p ← keep·p + rate·m / (√v + floor)`` with the new ``moments``; floor is scalar."""
     m, v = moments(g, m, v, takes)
     return kept(p, keep) + m / (op.Sqrt(v) + floor) * rate, m, v
 

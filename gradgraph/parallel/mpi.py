@@ -111,7 +111,7 @@ Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
 
 def _hook(before: Hook) -> Hook:
-    """Return an exception hook with which one rank prints the error (by ``before``) and all ranks end."""
+    """Return an exception hook: one rank prints the error with the hook ``before``, then all ranks end."""
 
     def failed(kind: type[BaseException], error: BaseException, at: TracebackType | None) -> None:
         together = end_together()

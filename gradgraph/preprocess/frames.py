@@ -42,14 +42,14 @@ def is_table(data: Any) -> bool:
 
 
 def is_column(value: Any) -> bool:
-    """Whether ``value`` is a column of pandas, polars or Arrow, apart from its table."""
+    """Whether ``value`` is a single column of pandas, polars or Arrow."""
     if is_table(value):
         return False
     return hasattr(value, "to_pylist") or (hasattr(value, "to_numpy") and len(getattr(value, "shape", ())) == 1)
 
 
 def array_of(name: str, column: Any) -> Array:
-    """Return a column that was passed apart from its table as an array; numbers have a numeric dtype."""
+    """Convert a column that was passed separately from its table to an array; numbers have a numeric dtype."""
     return with_numbers(name, Frame({name: column})[name])
 
 

@@ -55,7 +55,7 @@ def fix_inputs(model: Source, values: Mapping[str, float], *, out: Path | None =
 
 
 def fix_input(work: ir.Model, name: str, number: float) -> None:
-    """Replace an input with a constant, in place, and resolve If nodes; raises as :func:`fix_inputs`."""
+    """Replace an input with a constant, in place, and resolve If nodes; raises the errors of :func:`fix_inputs`."""
     inputs = {v.name or "": v for v in work.graph.inputs if not v.is_initializer()}
     if name not in inputs:
         raise UnknownNameError(f"the model has no input '{shown(name)}'{suggestion(name, inputs)}")

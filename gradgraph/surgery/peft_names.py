@@ -198,8 +198,9 @@ def split(whole: Factors, sizes: Sequence[int]) -> list[Factors | None]:
 def _sizes_of_pieces(total: int, known: Mapping[int, int], count: int) -> list[int] | None:
     """Return the number of outputs of each of ``count`` pieces; None if it is unknown or contradicts ``known``.
 
-    Gate and up projections (``count`` 2) are equally large, and so are keys and values (of 3 with queries). ``total``
-    is the packed layer's number of outputs, and ``known`` maps indices of pieces to their outputs.
+    If ``count`` is 2, the pieces are the gate and up projections, which have equal sizes. If it is 3, they are queries,
+    keys and values, and keys and values have equal sizes. ``total`` is the packed layer's number of outputs, and
+    ``known`` maps the index of a piece to its number of outputs.
     """
     if count == 2:
         return [total // 2] * 2

@@ -168,7 +168,7 @@ class RoiAlign(Kernel):
 
 
 def _weights(size: int, start: float, end: float, bins: int, ratio: int, half: bool) -> np.ndarray:
-    """Return the weights of pixels for each sample of each bin along one axis, of shape [bins, samples, size]."""
+    """Return interpolation weights along one axis, [bins, samples, size]: one per bin, sample and pixel."""
     length = end - start if half else max(end - start, 1.0)
     samples = ratio or max(math.ceil(length / bins), 0)
     inner = (np.arange(samples) + 0.5) / max(samples, 1)

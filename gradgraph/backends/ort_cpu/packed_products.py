@@ -40,7 +40,7 @@ _BLOCKS = (16, 32, 64, 128, 256)  # block sizes that MatMulNBits supports
 def multiply_packed(model: ir.Model, copied: bool | Literal["auto"] = "auto") -> None:
     """Rewrite products of the main graph with low-bit weights by MatMulNBits or by float32 strips, in place.
 
-    ``copied`` is whether sessions may copy the weights; "auto": if they have at most ``MOST_COPIED`` bytes in total.
+    ``copied`` is whether sessions may copy the weights; "auto" allows at most ``MOST_COPIED`` bytes in total.
     """
     products = list(stored_products(model))
     if copied == "auto":

@@ -92,7 +92,7 @@ class Classes:
         return bool(self.names) and (self.may_be_named_by_numbers or most is None or len(self.names) < most)
 
     def called(self, numbers: Sequence[int]) -> list[str]:
-        """Return the names of class indices, or the digits of an index without a name."""
+        """Return the names of class indices; an index without a name is returned as digits."""
         return [self.names[n] if 0 <= n < len(self.names) else str(n) for n in numbers]
 
     # --- class indices of labels ------------------------------------------------------------------------------

@@ -130,10 +130,10 @@ class Source(Protocol):
 class Columns:
     """A source of arrays with one row per sample.
 
-    A batch in order is a view of the arrays. A shuffled batch is gathered into a buffer that the next batch reuses (the
-    next but one, if a thread gathers large batches in advance). If all arrays are in memory and were checked as a
-    whole, batches are ``Known``, or ``Rows``, which a session may gather itself. Concurrent iterations (in threads, or
-    in a callback that evaluates the training data) have separate buffers.
+    A batch in order is a view of the arrays. A shuffled batch is gathered into a buffer that the next batch reuses. (If
+    a thread prefetches large batches, there are two buffers.) If all arrays are in memory and were checked as a whole,
+    batches are ``Known``, or ``Rows``, which a session may gather itself. Concurrent iterations (in threads, or in a
+    callback that evaluates the training data) have separate buffers.
     """
 
     def __init__(

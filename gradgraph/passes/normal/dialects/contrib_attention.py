@@ -449,7 +449,7 @@ def group_query_attention(
 
 
 def _turning_places(op: Builder, positions: Var, first: Var, steps: Var) -> Var:
-    """Return the rotary positions: ``positions``, or in a first prompt, ``steps`` counted from ``positions[0]``."""
+    """Return the rotary positions: ``steps + positions[0]`` for a first prompt, otherwise ``positions``."""
     start = op.Slice(op.Reshape(positions, [-1]), [0], [1], [0])
     return op.Where(first, steps + start, positions)
 

@@ -207,9 +207,9 @@ def _resolve_transposed(node: ir.Node, mode: str) -> None:
 def _transposed_totals(
     node: ir.Node, reach: list[int], strides: list[int], extra: list[int], output_shape: list[int] | None
 ) -> list[int]:
-    """Return the total padding of each axis of a ConvTranspose whose windows extend over ``reach``.
+    """Return the total padding of each axis of a ConvTranspose whose windows span ``reach`` elements.
 
-    It is stride · (size - 1) + output_padding + reach - output size; for SAME, the output size is size · stride.
+    The total is stride · (size - 1) + output_padding + reach - output size, with output size = size · stride for SAME.
     """
     if output_shape is None:
         return [e + r - s for e, r, s in zip(extra, reach, strides, strict=True)]
