@@ -108,7 +108,7 @@ class Augmentations:
             raise ArgumentError("an image is cropped and resized only once; keep one random_resized_crop")
 
     def of_image(self, image: Any, rng: Generator, size: Size | None, resize: Callable[[Any], Any]) -> Any:
-        """Return the augmented image at the model's ``size`` (height, width), which is None if it accepts any size.
+        """Return the augmented image at ``size`` (height, width); ``size`` is None if the model accepts any size.
 
         ``resize`` resizes an image to that size; used unless an augmentation resizes it.
         """

@@ -68,7 +68,7 @@ def write_for(model: ir.Model, backend: Backend, file: str = "", spare: bool = F
         spare: whether training works without this file, so that unsupported nodes in it only cause a warning.
 
     Raises:
-        BuildError: if, by the table, the runtime would reject a node or compute it incorrectly.
+        BuildError: if, according to the table, the runtime would reject a node or compute it incorrectly.
     """
     if backend.keeps_functions:
         run(backend.lowering.before, model)
@@ -83,7 +83,7 @@ def write_init_for(model: ir.Model, backend: Backend) -> ir.Model:
     """Rewrite init.onnx, without named operators, for ``backend``, in place, check it against its table, and return it.
 
     Raises:
-        BuildError: if, by the table, the runtime would reject a node or compute it incorrectly.
+        BuildError: if, according to the table, the runtime would reject a node or compute it incorrectly.
     """
     if not backend.keeps_functions:
         run(backend.lowering.last, model)

@@ -1,9 +1,9 @@
 """Write calls of named operators as calls of model-local functions whose bodies are the portable forms.
 
 1. Every node of the domain ``gradgraph`` gets a function: its portable form, written for the node's shapes.
-2. Calls with equal bodies share a function, whatever their shapes. The first body of an operator has the operator's
-   name, further ones are numbered (``ConvGradWeight_2``): the name alone identifies a function, as some runtimes ignore
-   ``overload``.
+2. Calls with equal bodies share a function, regardless of their shapes. The first body of an operator has the
+   operator's name, further ones are numbered (``ConvGradWeight_2``): the name alone identifies a function, as some
+   runtimes ignore ``overload``.
 3. ``write_inline`` writes the bodies in place instead, for runtimes without functions.
 
 So a saved step shows ``ConvGradWeight`` as one node and still consists of standard ONNX: onnxruntime, its JavaScript

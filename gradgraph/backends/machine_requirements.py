@@ -11,7 +11,7 @@ BACKEND_KEY = "gradgraph.backend"  # metadata key of a transformed model that do
 
 
 def mark(model: ir.Model, backend: Backend) -> None:
-    """Record in the metadata of ``model`` which backend and hardware it requires; nothing if it runs anywhere."""
+    """Record in the metadata of ``model`` which backend and hardware it requires, if any."""
     model.metadata_props.pop(BACKEND_KEY, None)
     if backend.only_there:
         said = (backend.name, backend.machine(), backend.needs)

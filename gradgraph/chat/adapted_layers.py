@@ -21,7 +21,7 @@ def adapted_layers(decoder: ir.Model, recipe: Recipe) -> list[str]:
     """Return the names or globs of the layers that get adapters: the recipe's target, or every linear layer by default.
 
     The default excludes the head (it computes next-token scores), the routers of mixtures of experts,
-    embeddings and convolutions. It includes attention, MLP, and the mixers of hybrid models, whatever their names.
+    embeddings and convolutions. It includes attention, MLP, and the mixers of hybrid models, regardless of their names.
     """
     return list(recipe.target) or [layer.name for layer in _by_default(decoder)]
 

@@ -26,7 +26,7 @@ INTEGER_RANGES = {  # minimum and maximum of the integer types of QuantizeLinear
 }
 
 # x86 processors without VNNI multiply 8-bit data by int8 weights in pairs and saturate each sum at 16 bits. Weights
-# within these bounds are exact on any processor, whatever the data: 2 · 255 · 64 = 32,640 is less than 2¹⁵.
+# within these bounds are exact on any processor, regardless of the data: 2 · 255 · 64 = 32,640 is less than 2¹⁵.
 SEVEN_BITS = (-64, 64)
 
 

@@ -460,7 +460,7 @@ def stored_sizes(value: ir.Value) -> tuple[int, ...]:
 
 
 def is_single(value: ir.Value) -> bool:
-    """Whether ``value`` is an initializer with one element, whatever its rank."""
+    """Whether ``value`` is an initializer with one element, regardless of its rank."""
     return value.const_value is not None and value.const_value.size == 1
 
 

@@ -1,7 +1,7 @@
 """A memory limit for calls of libraries that would allocate as much as a file asks for.
 
-ONNX's shape inference creates vectors element by element, whatever their length, and a vector of 2**40 elements takes
-one line in a file. A limit on memory also limits the time.
+ONNX's shape inference creates vectors element by element, regardless of their length, and a vector of 2**40 elements
+takes one line in a file. A limit on memory also limits the time.
 """
 
 from __future__ import annotations

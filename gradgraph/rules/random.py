@@ -36,7 +36,7 @@ def dropout(
 ) -> Gradients:
     dy = dys[0]
     if dy is None or training is None or (training.const is not None and not training.const.any()):
-        return (dy,)  # evaluation: the identity, whatever the ratio
+        return (dy,)  # evaluation: the identity, regardless of the ratio
     rate = op.const(0.5, dy.dtype) if ratio is None else op.cast(ratio, dy.dtype)
     factor = op.Reciprocal(1.0 - rate)
     if training.const is None:

@@ -55,7 +55,7 @@ def log_mel(
 
     The transform is a convolution with windowed cosines and sines, for which every runtime has a fast kernel: in
     onnxruntime it takes a fifth of the time of STFT for 512 samples per frame, and a thirtieth for 400. It is
-    constant, never trained, and float32, whatever the precision of the model.
+    constant, never trained, and float32, regardless of the precision of the model.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
