@@ -23,7 +23,7 @@ class Sampling:
         1.0, "Repetition penalty: divide positive scores of tokens already present by it, and multiply negative ones.",
         number(0, above=True),
     )  # fmt: skip
-    seed: int = option(0, "Random seed; the n-th prompt gets the same draws for any other prompts.", whole(0))
+    seed: int = option(0, "Random seed; the draws of the n-th prompt do not depend on the other prompts.", whole(0))
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -120,7 +120,7 @@ class Plan:
         return {name: kind.draw(rng, rows) for name, kind in self.read.items()}
 
     def stands_before(self, ranks: Mapping[str, int]) -> bool:
-        """Whether a model contains this preprocessing, so its inputs, with ``ranks`` by name, are columns.
+        """Whether a model contains this preprocessing, i.e. its inputs (``ranks`` by name) are table columns.
 
         Columns have rank 1. Names are not sufficient, since a preprocessed array may have a column's name.
         """

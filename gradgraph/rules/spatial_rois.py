@@ -196,8 +196,8 @@ def _mean(
 ) -> tuple[Var, Move, Move]:
     """Return the gradients of the image and of sample coordinates along both axes, if bins are means.
 
-    All images form one matrix [N·H, C·W]. It is multiplied by the matrix [R·bins, N·H] that has A[r] in the columns of
-    the region's image.
+    All images form one matrix [N·H, C·W]. It is multiplied by a matrix [R·bins, N·H] whose
+    columns for the image of region r contain A[r].
     """
     (a, a_slope), (b, b_slope) = (_hats(op, s, size) for s, size in ((rows, sizes[0]), (columns, sizes[1])))
     n, c, h, w = (op.dim(x, axis) for axis in range(4))

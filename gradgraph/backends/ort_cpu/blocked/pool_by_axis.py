@@ -123,7 +123,7 @@ def _largest(op: Builder, x: Var, line: _Line, taps: int) -> Var:
 
 
 def _first_is_largest(op: Builder, x: Var, largest: Var, line: _Line) -> Var:
-    """Return P[1]: whether the first number of each window equals its maximum ``largest``.
+    """Return P[1]: whether the first element of each window equals its maximum ``largest``.
 
     A convolution of x with one tap adds −largest and applies the ramp. In padding, read as 0, −∞ is added.
     """

@@ -38,7 +38,7 @@ def true_sizes(op_type: str, dims: Sequence[Any], scales: np.ndarray | None, att
 
 
 def place_of_scales(op_type: str, inputs: Sequence[Any], opset: int) -> Any:
-    """Return the one of ``inputs`` with the scales of a Resize or Upsample at ``opset``, or None if it has none."""
+    """Return the one of ``inputs`` holding the scales of a Resize or Upsample at ``opset``; None if absent."""
     i = 2 if op_type == "Resize" and opset >= 11 else 1
     return inputs[i] if i < len(inputs) else None
 

@@ -1,8 +1,8 @@
 """Find stored tensors that an exporter computed from a weight, and that would not change with the weight in training.
 
 An exporter that folds ``1 - w`` or the transpose of ``w`` stores the result separately from the weight, without a link
-between the two, so it must be recognised by its numbers. Candidates are found by fingerprints: the order of a few
-numbers, which monotone functions preserve or reverse, and the first numbers of rows, which survive a Concat. Only
+between the two, so it must be recognised by its elements. Candidates are found by fingerprints: the order of a few
+elements, which monotone functions preserve or reverse, and the first elements of rows, which survive a Concat. Only
 candidates are compared in full, so the search is linear in the number of tensors and rows.
 """
 
