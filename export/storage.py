@@ -33,7 +33,7 @@ class Float16Storage:
         result: the model, or the step with the converted init.onnx.
         tensors: the number of weights stored as float16.
         bytes_before, bytes_after: the size of all initializers before and after the conversion.
-        largest_error: the largest absolute rounding error of a number.
+        largest_error: the largest absolute rounding error of an element.
         relative_error: the largest relative error of a tensor: the norm of the difference over the norm of the tensor.
         kept: the names of weights that float16 cannot represent (beyond 65504, or not finite), which stay float32.
     """

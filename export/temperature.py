@@ -230,7 +230,7 @@ def with_temperature(model: onnx.ModelProto, temperature: float, output: str | N
 
     Args:
         model: an inference model.
-        temperature: the divisor, above zero.
+        temperature: the divisor, positive.
         output: the name of the output with the logits, or with their Softmax, LogSoftmax or Sigmoid; by default the
             first output.
 

@@ -291,7 +291,7 @@ def element_weights(name: str, weight: TensorLike, x: Tensor, signed: bool = Fal
         name: the name of the option, for messages.
         weight: the weights.
         x: the prediction.
-        signed: whether weights below zero are valid.
+        signed: whether negative weights are valid.
 
     Raises:
         BuildError: if ``weight`` is an array or a list, and its numbers are invalid, or it does not broadcast to ``x``.

@@ -313,7 +313,7 @@ def fcos_loss(
     Args:
         logits: ``[B, P, C]``, a logit (of a sigmoid) for each class.
         distances: ``[B, P, 4]``, in strides, from the point to the left, top, right and bottom side of its box. They
-            must not be below zero, so the model should end in Relu, Exp or Softplus.
+            must not be negative, so the model should end in Relu, Exp or Softplus.
         centerness: ``[B, P, 1]``, the logit of ``√(min(l, r)/max(l, r) · min(t, b)/max(t, b))`` with the distances l,
             t, r and b.
         labels, target_boxes: class indices ``[B, N]``, padded with −1, and boxes ``[B, N, 4]``.

@@ -80,8 +80,8 @@ def multinomial(weights: TensorLike, num_samples: int, replacement: bool = False
     """Class indices, drawn with probabilities proportional to ``weights``.
 
     Args:
-        weights: numbers not below zero, ``[classes]`` or ``[rows, classes]``. Without replacement, at least
-            ``num_samples`` of each row must be above zero.
+        weights: non-negative, ``[classes]`` or ``[rows, classes]``. Without replacement, at least ``num_samples`` of
+            each row must be positive.
         num_samples: the number of samples per row.
         replacement: whether a class may be drawn more than once.
 

@@ -26,8 +26,8 @@ class Written(NamedTuple):
         weight: a function that writes the divisor of the loss, a float32 scalar (the number of samples or labels); None
             if only the caller knows it.
         adds_up: whether the loss is a sum over the batch.
-        differs: the reason, as a predicate of the loss, why gradients accumulated with ``weight`` differ from the
-            gradients of one large batch; empty if they are equal.
+        differs: the reason (a verb phrase with the loss as subject) why gradients accumulated with ``weight`` differ
+            from the gradients of one large batch; empty if they are equal.
         every_label: whether these gradients differ only if labels are ignored.
     """
 

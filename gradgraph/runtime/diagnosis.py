@@ -137,7 +137,7 @@ class Diagnosis:
 
         Args:
             data: samples, as for :meth:`fit`.
-            memory: limit for this process, such as ``"4GB"``; by default 0.8 of the free memory.
+            memory: limit for this process, such as ``"4GB"``; by default 80 % of the free memory.
             drop_last: as for :meth:`fit`.
 
         Returns:

@@ -297,7 +297,8 @@ class Trainer(Exports):
             every: steps that train only on every N-th batch: ``{"generator": 5}``.
             y: labels, if ``data`` only contains the inputs: an array for the only target, a table, or a dict by name.
                 It may be the second positional argument; pass all others by keyword then.
-            hyperparameters: other scalar inputs, like ``learning_rate``; with several steps, a dict by step.
+            hyperparameters: other scalar inputs, each in a form accepted for ``learning_rate``; with several steps, a
+                dict by step.
 
         Returns:
             The history, with one row per epoch (or per ``eval_every`` steps). An incomplete last epoch has a row, too,

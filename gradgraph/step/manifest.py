@@ -151,8 +151,8 @@ class SeparateSpec:
             labels that are not ignored). A mean over the gradients of several batches is weighted by it. Empty if only
             the caller knows the divisor.
         adds_up: whether the loss is a sum, so that gradients of several batches are added without weights.
-        differs: the reason, as a predicate of the loss, why the weighted mean over several batches differs from the
-            gradient of one large batch; empty if they are equal.
+        differs: the reason (a verb phrase with the loss as subject) why the weighted mean over several batches differs
+            from the gradient of one large batch; empty if they are equal.
         every_label: whether the reason in ``differs`` applies only if labels are ignored: several losses then have
             different divisors.
     """

@@ -83,9 +83,10 @@ def save_adapter(
             that ends in ``.onnx_adapter`` is written as one file in onnxruntime's adapter format (:func:`switchable`).
         weights: the trained weights, as for :func:`merge_adapters`.
         name: name of the set of adapters to save, if the model has several sets.
-        family: write the layer names of Hugging Face's models, for use with PEFT in PyTorch: ``"llama"`` for all with
-            projections q_proj, k_proj, v_proj and o_proj; ``"phi3"``, which packs them; ``"phi"``. Adapters of packed
-            layers are split into adapters of their pieces, and vice versa. By default layers keep the model's names.
+        family: write the layer names of Hugging Face's models, for use with PEFT in PyTorch: ``"llama"`` for all models
+            with projections q_proj, k_proj, v_proj and o_proj; ``"phi3"``, which packs them; ``"phi"``. Adapters of
+            packed layers are split into adapters of their pieces, and vice versa. By default layers keep the model's
+            names.
         names: layer names in the folder, by layer of the model, if they are neither the model's nor the family's:
             ``{"model.layers.*.attn.o_proj": "transformer.h.*.attn.out"}``; ``*`` stands for the same text in both.
 

@@ -37,7 +37,7 @@ from gradgraph.surgery.stored_weights import quantiser_of
 
 Array = np.ndarray[Any, Any]
 Batch = Mapping[str, Array]
-Ranges = Mapping[str, list[Array]]  # by tensor name: its smallest and its largest number, of shape [1]
+Ranges = Mapping[str, list[Array]]  # by tensor name: its smallest and its largest element, of shape [1]
 Large = Mapping[str, ir.TensorProtocol]  # by weight name
 
 _FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)

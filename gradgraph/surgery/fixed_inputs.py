@@ -29,7 +29,7 @@ def fix_inputs(model: Source, values: Mapping[str, float], *, out: Path | None =
     """Replace inputs with constants; an If whose condition becomes constant is replaced by the branch that it takes.
 
     Inputs that only removed branches read are removed, too. In optimum's ``decoder_model_merged.onnx``, for example,
-    False for ``use_cache_branch`` selects the decoder without a past.
+    False for ``use_cache_branch`` selects the decoder without a cache.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.

@@ -1,17 +1,17 @@
 """Conversion of a language model for generation to a model for training: tokens in, next-token logits out.
 
-Models written by onnxruntime-genai's model builder and optimum have inputs for token-by-token generation: the keys and
-values of the past, a mask, positions. In training a whole text is fed at once, without a past. So:
+Models written by onnxruntime-genai's model builder and optimum have inputs for token-by-token generation: cached keys
+and values, a mask, positions. In training a whole text is fed at once, without a cache. So:
 
-0. If a file has two decoders, the one without a past is used (:func:`fix_inputs`).
-1. Inputs for the past are removed: an attention or a Concat that reads past keys or values is rewritten without them.
+0. If a file has two decoders, the one without a cache is used (:func:`fix_inputs`).
+1. Inputs of the cache are removed: an attention or a Concat that reads cached keys or values is rewritten without them.
    Other states, of a convolution or a recurrence, become zeros, the initial state of every text.
 2. The mask becomes ones, and positions are counted from 0. Rows are padded at their ends: causal attention hides the
    padding from other tokens, and the loss ignores it (:func:`next_tokens`).
 3. A mask that is kept as an input hides tokens at any position: it becomes an attention bias of GroupQueryAttention,
    which by itself reads only the number of tokens from a mask, and positions count the visible tokens. Several texts
    in one row are separated by such a bias, too.
-4. Outputs that continue the past are removed, and hidden states if there are logits.
+4. Outputs of the updated cache are removed, and hidden states if there are logits.
 5. float16 and bfloat16 are computed as float32 (:func:`in_float32`).
 """
 
@@ -35,7 +35,7 @@ from gradgraph.surgery.position_tables import count_seen
 
 IGNORED = -100  # the label that losses ignore
 MASK, POSITIONS, SEGMENTS = "attention_mask", "position_ids", "segments"
-USE_CACHE = "use_cache_branch"  # of optimum's merged decoders: with a past, or without
+USE_CACHE = "use_cache_branch"  # of optimum's merged decoders: with a cache, or without
 _PAST, _PRESENT = ("*past*", "*cache_k*", "*cache_v*"), ("*present*", "*past*", "*cache_k*", "*cache_v*")
 _PLACES = {
     ("com.microsoft", "GroupQueryAttention"): (3, 4),
@@ -43,7 +43,7 @@ _PLACES = {
     ("", "Attention"): (4, 5),
     **{(domain, "CausalConvWithState"): (3,) for domain in ("", "com.microsoft")},
     **{(domain, "LinearAttention"): (3,) for domain in ("", "com.microsoft")},
-}  # inputs with the past, by operator; they are optional
+}  # inputs with the cache, by operator; they are optional
 _FILLS = frozenset({"Concat", "ScatterElements", "ScatterND", "Slice", "TensorScatter", "Where"})
 _LAST_PLACES, _BIAS = 5, 10  # inputs of GroupQueryAttention
 # parts of a model that an attention bias of GroupQueryAttention does not separate: other attentions, convolutions and
@@ -76,13 +76,13 @@ def language_model(
         packed: allow several texts per row: a new input ``segments``, int64 [batch, length], contains the number of
             each token's text, and no token attends to another text. ``position_ids``, if the model has them, stay an
             input, since they restart with each text.
-        outputs: outputs of the result; by default all except those that continue the past, and except hidden states if
+        outputs: outputs of the result; by default all except those of the updated cache, and except hidden states if
             there are logits.
         out: write the result to this path.
 
     Raises:
-        BuildError: the model has no past, mask or positions to remove; its past is not a floating-point tensor of known
-            sizes; or with ``packed`` it has attention other than GroupQueryAttention.
+        BuildError: the model has no cache, mask or positions to remove; its cache is not a floating-point tensor of
+            known sizes; or with ``packed`` it has attention other than GroupQueryAttention.
         UnknownNameError: the model has no input or output of one of the names.
         OutputError: ``out`` cannot be written.
     """
@@ -104,7 +104,7 @@ def language_model(
     counted = [v for name, v in given.items() if name in _COUNTED and v is not tokens]
     if tokens is None or not (past or counted or kept or len(graph.outputs) < len(every)):
         raise BuildError(
-            "the model has no inputs for a past, a mask or positions; it can be trained as it is",
+            "the model has no inputs for a cache, a mask or positions; it can be trained as it is",
             remedy="gg.surgery.cut(model, outputs=...) selects its outputs",
             shell="gradgraph surgery MODEL --output NAME selects its outputs",
         )
@@ -148,7 +148,7 @@ def _like(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
 
 
 def score_outputs(graph: ir.Graph) -> list[ir.Value]:
-    """Return the outputs that are neither a continued past nor, if there are logits, hidden states."""
+    """Return the outputs that are neither an updated cache nor, if there are logits, hidden states."""
     names = [v.name for v in graph.outputs if v.name]
     going_on = set(_like(_PRESENT, names))
     chosen = [n for n in names if n not in going_on] or names
@@ -180,13 +180,13 @@ def _check(past: Sequence[ir.Value]) -> None:
     for value in past:
         if "encoder" in (value.name or "") and value.uses():
             raise BuildError(
-                f"the past '{shown(value.name)}' is computed from the encoder's states; use the decoder without a "
-                "past (decoder_model.onnx), or the merged one"
+                f"the cache '{shown(value.name)}' is computed from the encoder's states; use the decoder without a "
+                "cache (decoder_model.onnx), or the merged one"
             )
         if not (value.dtype and value.dtype.is_floating_point()):
             raise BuildError(
                 f"the input '{shown(value.name)}' is a state of {value.dtype or 'unknown type'}, but only "
-                "floating-point states are known to start at zero; use the model without a past"
+                "floating-point states are known to start at zero; use the model without a cache"
             )
 
 
@@ -337,8 +337,8 @@ def _state(past: ir.Value, tokens: ir.Value) -> list[int | None]:
     """
     if len(shape_of(past) or ()) == 4 and {node.op_type for node, _ in past.uses()} & _FILLS:
         raise BuildError(
-            f"the input '{shown(past.name)}' is a key-value buffer of fixed length; use the model without a past, or "
-            "one whose past grows"
+            f"the input '{shown(past.name)}' is a key-value buffer of fixed length; use the model without a cache, or "
+            "one whose cache grows"
         )
     at = _batch_axis(past, tokens)
     return [0 if i == at else _known(past, i) for i in range(len(shape_of(past) or ()))]
@@ -360,7 +360,7 @@ def _known(value: ir.Value, axis: int) -> int | None:
 def _instead_of(joined: ir.Value, new: ir.Value) -> None:
     if joined.is_graph_output():  # an output that the user asked for
         raise BuildError(
-            f"the output '{shown(joined.name)}' continues the past, which a model for training does not have; choose "
+            f"the output '{shown(joined.name)}' continues the cache, which a model for training does not have; choose "
             "other outputs"
         )
     joined.replace_all_uses_with(new)

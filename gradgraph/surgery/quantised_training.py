@@ -231,7 +231,7 @@ class _Range:
 
 
 def _ranges(work: ir.Model, values: set[ir.Value], data: Mapping[str, np.ndarray]) -> dict[ir.Value, _Range]:
-    """Return the smallest and the largest number of each value when the model runs on ``data``; ranges include 0."""
+    """Return the smallest and the largest element of each value when the model runs on ``data``; ranges include 0."""
     names = [v.name or "" for v in values]
     probe = work.clone()
     inner = {v.name: v for node in probe.graph for v in node.outputs}

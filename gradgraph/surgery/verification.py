@@ -16,7 +16,7 @@ from gradgraph.runtime.execution.session import RuntimeOptions, explanation, res
 from gradgraph.verify.feeds import Feeds, candidates
 
 MORE = 1  # rows added for the test: a divisor is unlikely to divide it by chance
-TOLERANCE = 1e-4  # relative to the largest number of an output: the order of sums may depend on sizes
+TOLERANCE = 1e-4  # relative to the largest element of an output: the order of sums may depend on sizes
 
 
 def check_opened(

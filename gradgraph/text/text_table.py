@@ -162,7 +162,7 @@ class TextTable(Loadable):
         """Return the predicted tag of each word of the samples ``rows``; None for a truncated word.
 
         Args:
-            numbers: predicted classes of their tokens: [samples, tokens].
+            numbers: the class predicted for each token: [samples, tokens].
             names: column and class names of the training data.
         """
         inputs = TokenInputs.of(specs)
@@ -417,7 +417,8 @@ def table(
         words: the column of word lists, for one label per word; by default the only column of lists.
         label: the column of labels: class names, class numbers, or regression values; for ``words``, lists of them. By
             default the one named like the step's target, or ``label``.
-        length: maximum number of tokens; longer texts are truncated. By default from the model or tokenizer, or 512.
+        length: maximum number of tokens; longer texts are truncated. By default the limit of the model or tokenizer, or
+            else 512.
         classes: the class names for integer labels in this table: the first for 0, and so on.
         multiple: pad batches to a multiple of this number of tokens, since memory is planned anew for each shape.
         one_length: pad all batches to one width, so that ``predict`` can join per-token outputs.

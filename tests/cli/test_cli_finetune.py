@@ -146,7 +146,7 @@ WRONG: dict[str, tuple[Callable[[Path], Any], list[str], str]] = {
     "fewer words": (other_words, [], "has 70 tokens, but the model has 98"),
     "more words": (more_words, [], "line 2 of 'chat.jsonl' has the token id 98, but the model's vocabulary has 98"),
     "int4 without scales": (without_scales, [], "scales"),
-    "no language model": (no_language_model, [], "no inputs for a past, a mask or positions"),
+    "no language model": (no_language_model, [], "no inputs for a cache, a mask or positions"),
     "full folder": (full, [], "'tuned' is not an empty folder; pass another one, or --resume"),
     "nothing to go on": (lambda llm: None, ["--resume"], "'tuned' has no run to resume"),
     "no such layer": (lambda llm: None, ["--target", "*nothing*"], "*nothing*"),

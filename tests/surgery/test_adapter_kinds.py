@@ -183,7 +183,7 @@ def test_which_attentions_have_no_prefix() -> None:
     flat = attention_model([node("Softmax", ["q"], ["y"], name="attn/Softmax")], {"q": ["b", "t", 8]})
     with pytest.raises(UnknownNameError, match="no part that can have an adapter matches"):
         gg.lora(flat, "*", kind="prefix")
-    with pytest.raises(UnknownNameError, match="already has a past; feed the prefix as its first past"):
+    with pytest.raises(UnknownNameError, match="already has a cache; feed the prefix as an initial cache"):
         gg.lora(EXAMPLES / "tiny_llama_int4.onnx", "*", kind="prefix")
     batched = attention_model(
         [node("Transpose", ["k"], ["kt"], perm=[0, 2, 1]), node("MatMul", ["q", "kt"], ["s"]), *MIX],

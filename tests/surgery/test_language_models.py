@@ -240,7 +240,7 @@ IN = {"input_ids": (TensorProto.INT64, ["b", "s"])}
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
-        (lambda: surgery.language_model(tiny(IN)), BuildError, "no inputs for a past, a mask or positions"),
+        (lambda: surgery.language_model(tiny(IN)), BuildError, "no inputs for a cache, a mask or positions"),
         (
             lambda: surgery.language_model(tiny({**IN, "past_conv.0": (TensorProto.INT64, ["b", 4, 3])})),
             BuildError,

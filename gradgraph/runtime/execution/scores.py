@@ -23,7 +23,7 @@ class Scores:
         classes: class names.
         computed: the function from scores to probabilities: "Softmax", "Sigmoid", or "Identity" if the output already
             contains probabilities; empty if scores do not determine probabilities.
-        single: whether the output has only a score for the second of two classes.
+        single: whether the output has a single score, that of the second of two classes.
     """
 
     target: str

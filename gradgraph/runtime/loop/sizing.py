@@ -84,7 +84,7 @@ def find_batch_size(executor: Executor, source: Source, limit: int | None, drop_
     """Return the largest power of two as batch size that fits in memory; state and progress are unchanged.
 
     Args:
-        limit: total memory of this process in bytes; by default its current memory and 0.8 of the free memory.
+        limit: total memory of this process in bytes; by default its current memory plus 80 % of the free memory.
         drop_last: as for ``fit``; a smaller last batch needs a separate session with its own memory.
 
     Raises:

@@ -40,7 +40,7 @@ class Kind:
         finish: a function of model, layers and adapters that is called once after all adapters have been added, and
             returns the adapters.
         adds: whether the adapter is added to a layer's output, so that several, each with a scale, can share a layer.
-        of_embeddings: the names of an embedding's tensors in a file; empty if they are ``parts``.
+        of_embeddings: the names of an embedding's tensors in a file; empty if they are the same as ``parts``.
         peft: the kind's ``peft_type`` in PEFT's files; None if PEFT does not support the kind.
         spread: a function of the rank that returns the divisor of ``alpha``.
     """

@@ -8,7 +8,7 @@ Each layer has its own prefix. Attention is recognised in three forms:
    where f scales and masks. The scores of the prefix come before the others, and no mask hides them. Key heads that
    several query heads share, and that are repeated before the products, have one prefix.
 
-A generative model, whose attention has a past, needs no surgery: the prefix can be fed as its first past.
+A generative model, whose attention has a key-value cache, needs no surgery: the prefix can be fed as its initial cache.
 
 If all attentions of a model get a prefix, positions of the text start after it, as in PEFT: fed positions and rotary
 positions inside a GroupQueryAttention are offset by its length.
@@ -153,7 +153,7 @@ def _fused(
 ) -> Callable[[ir.Node], Sizes | str]:
     def read(node: ir.Node) -> Sizes | str:
         if any(input_at(node, i) is not None for i in places):
-            return "already has a past; feed the prefix as its first past, or train gg.surgery.language_model(model)"
+            return "already has a cache; feed the prefix as an initial cache or train gg.surgery.language_model(model)"
         query, value = input_at(node, 0), input_at(node, 2)
         count = node.attributes.get_int(heads, 0)
         of_keys = node.attributes.get_int(kv_heads, count)
