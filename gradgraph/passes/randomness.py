@@ -54,7 +54,7 @@ def tables() -> dict[str, np.ndarray]:
 
 
 class RandomSource:
-    """A source of random numbers from an int64 state; each call is a new place in the graph with its own stream."""
+    """A source of random numbers, computed from an int64 state; each call has a stream of its own."""
 
     def __init__(self, state: Var) -> None:
         self.state = state

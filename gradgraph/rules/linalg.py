@@ -202,7 +202,7 @@ def _without_repeats(op: Builder, x: Var, term: str, taken: str) -> tuple[str, l
 
 
 def _lone_labels(term: str, x: Var, covered: str, others: list[tuple[str, Var]]) -> str:
-    """Return the labels of ``x`` that are not in ``covered`` and have no known full size in another operand."""
+    """Return the labels of ``x`` that are not in ``covered``, nor known to have the same size in another operand."""
     dims = dict(zip(term, x.shape or (), strict=True))
     for labels, v in others:
         covered += "".join(c for c, d in zip(labels, v.shape or (), strict=True) if d is not None and d == dims.get(c))

@@ -388,13 +388,13 @@ def check_whole(values: Array, where: str) -> None:
 
 
 def _whole(text: str) -> int | None:
-    """Return the whole number that ``text`` is, such as "7" or "7.0" (no leading zeros), or None if it is none."""
+    """Parse a whole number, such as "7" or "7.0"; None for other text, also with leading zeros."""
     found = _WHOLE.fullmatch(text)
     return int(found[1]) if found and len(text) < 20 else None
 
 
 def _number(name: str) -> float | None:
-    """Return the finite number that ``name`` is, or None if it is none."""
+    """Parse a finite number; return None for other text."""
     try:
         number = float(name)
     except ValueError:

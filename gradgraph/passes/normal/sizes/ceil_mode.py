@@ -48,7 +48,7 @@ class _Axis(NamedTuple):
 
     @property
     def exact_end(self) -> int:
-        """The end padding with which the last window ends at the axis end; negative to cut off elements."""
+        """The end padding for which the last window ends with the axis; negative if elements are cut off."""
         return (window_count(*self) - 1) * self.stride + self.reach - self.size - self.begin
 
     @property
