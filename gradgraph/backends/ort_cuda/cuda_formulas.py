@@ -254,8 +254,7 @@ def _crossed(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     case(real(1, 2, 3), [1, 1, 1, 3], align_corners=1),
 )
 def moved_places(op: Builder, theta: Var, size: Var, *, align_corners: int = 0) -> Var | None:
-    """Compute AffineGrid by Mul and ReduceSum of theta and pixel positions, since matrix products on CUDA round
-    factors.
+    """Compute AffineGrid by Mul and ReduceSum of theta and pixel positions, since CUDA products round their factors.
 
     None if ``size`` is not constant, or the shape of theta unknown.
     """
