@@ -363,8 +363,8 @@ REFUSED = {
     "no target of Reshape": (one_node(1, "Reshape"), "'shape'"),
     "no axis of Split": (one_node(1, "Split", outputs=("y", "z")), "'axis'"),
     "an unknown type": (one_node(1, "Cast", to="REAL"), "casts to 'REAL', which is not an element type"),
-    "a fraction": (one_node(1, "GlobalLpPool", p=2.5), "has p=2.5, and only whole numbers"),
-    "an infinite power": (one_node(1, "GlobalLpPool", p=float("inf")), "has p=inf, and only whole numbers"),
+    "a fraction": (one_node(1, "GlobalLpPool", p=2.5), "has p=2.5, but p must be a whole number"),
+    "an infinite power": (one_node(1, "GlobalLpPool", p=float("inf")), "has p=inf, but p must be a whole number"),
     "three borders": (one_node(1, "Crop", border=[1, 1, 1]), "must have four borders"),
     "statistics of a test": (
         one_node(6, "BatchNormalization", dict(zip("abcd", FOUR, strict=True)), outputs=("y", "mean"), is_test=1),
